@@ -4,6 +4,7 @@
 //! for all calls of a store at a time, which ends with the last of them.
 
 use std::{
+    cell::Cell,
     fmt,
     future::Future,
     mem,
@@ -34,6 +35,15 @@ pub(crate) struct Owed {
     holders: Mutex<Vec<Weak<dyn Holder>>>,
     /// For the thread; `None` if there is no such thread.
     on_thread: Mutex<Option<Vec<Call>>>,
+}
+
+thread_local! {
+    static IS_BRIEF: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether the current runtime is that of the thread, which ends with the last call.
+pub(crate) fn is_brief() -> bool {
+    IS_BRIEF.get()
 }
 
 type Call = Pin<Box<dyn Future<Output = ()> + Send>>;
@@ -89,9 +99,12 @@ impl Owed {
         *on_thread = Some(vec![Box::pin(call)]);
         drop(on_thread);
         let owed = Arc::clone(self);
-        let run = move || match Builder::new_current_thread().enable_all().build() {
-            Ok(runtime) => runtime.block_on(owed.complete_all()),
-            Err(_) => owed.drop_calls(),
+        let run = move || {
+            IS_BRIEF.set(true);
+            match Builder::new_current_thread().enable_all().build() {
+                Ok(runtime) => runtime.block_on(owed.complete_all()),
+                Err(_) => owed.drop_calls(),
+            }
         };
         if thread::Builder::new().spawn(run).is_err() {
             self.drop_calls();

@@ -62,7 +62,7 @@ struct Shared {
 impl Shared {
     /// Sends a job from the current runtime.
     async fn ask(&self, job: Box<Job>) -> Answer {
-        let dispatcher = self.config.dispatcher(job.settlement().is_some())?;
+        let dispatcher = self.config.dispatcher()?;
         if dispatcher.is_by_slot() { ask_slots(dispatcher, job).await } else { dispatcher.ask(job).await }
     }
 }
@@ -108,8 +108,8 @@ impl RedisStore {
     ///
     /// The store takes a connection out of the pool, clones it, and gives it back at once. So it shares up to
     /// [`connections`](RedisStoreBuilder::connections) of them with the application, and the pool has as many as before. It asks for
-    /// others when these fail. A pool that has none to spare is waited for, at most for the
-    /// [connect timeout](RedisStoreBuilder::connect_timeout), and only while no connection of the store works.
+    /// others when these fail. If the pool hands out none that works within a third of the
+    /// [connect timeout](RedisStoreBuilder::connect_timeout), the store opens one that the pool does not count.
     pub fn from_pool<M>(pool: bb8::Pool<M>) -> RedisStoreBuilder
     where
         M: bb8::ManageConnection<Error = redis::RedisError>,
@@ -144,7 +144,7 @@ impl RedisStore {
         F: Future<Output = redis::RedisResult<C>> + Send + 'static,
         C: redis::aio::ConnectionLike + Clone + Send + Sync + 'static,
     {
-        RedisStoreBuilder::new(Topology::Given(Source::new(open)), Ok(Vec::new()))
+        RedisStoreBuilder::new(Topology::Given(Source::new(move |_| open())), Ok(Vec::new()))
     }
 
     /// A store on the primary that sentinels know by this name. The sentinels are at URLs such as `redis://10.0.0.1:26379`.
@@ -207,7 +207,7 @@ impl RedisStoreBuilder {
     pub async fn connect(self) -> Result<RedisStore, StoreError> {
         let store =
             self.build().map_err(|error| StoreError::new("setting up the store", StoreErrorKind::Config, error))?;
-        let tried = async { store.shared.config.dispatcher(false)?.try_out().await };
+        let tried = async { store.shared.config.dispatcher()?.try_out().await };
         tried.await.map_err(|error| error.when("connecting to Redis"))?;
         Ok(store)
     }
@@ -241,7 +241,7 @@ impl Store for RedisStore {
             if limit.is_concurrent() {
                 return Ok(());
             }
-            let reset = async { shared.config.dispatcher(false)?.reset(limit, &key).await };
+            let reset = async { shared.config.dispatcher()?.reset(limit, &key).await };
             reset.await.map_err(|error| error.when("resetting a key"))
         })
     }

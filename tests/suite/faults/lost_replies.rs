@@ -2,15 +2,16 @@
 
 use std::time::Duration;
 
-use tokio::task::JoinHandle;
+use tokio::{task::JoinHandle, time::sleep};
 use tower_sliding_window::{Charge, Check, Decision, Error, Limit, Limiter, limiter::Breaker, settlement::Settlement};
 
 use super::reached;
 use crate::support::{
     TEST_TIMEOUT,
     outage::row,
-    proxy::Proxy,
+    proxy::{Cut, Proxy},
     redis_server::{RedisServer, store_at},
+    until,
 };
 
 const CALLS: Limit = Limit::per_hour("calls", 1_000_000);
@@ -204,6 +205,29 @@ async fn resent_checks_can_be_refunded() {
         assert!(proxy.has_lost_them());
         assert_eq!(limiter.peek(&CALLS, "ada").await.unwrap().used(), 0, "{copies} copies of {cost}");
     }
+}
+
+/// A batch has a check whose caller has stopped waiting, and which has taken a place, and another. It is sent again without the first.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_shutdown_waits_for_a_place_whose_reply_is_lost() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(&server).await;
+    let patient = limiter(&proxy);
+    let hasty = patient.clone().deadline(Duration::from_millis(100));
+    let places = Limit::concurrent("streams", 100).freed_after(Duration::from_secs(3_600));
+    assert!(patient.check(&CALLS, "ada", 1).await.unwrap().is_allowed());
+    proxy.delay_replies(Duration::from_millis(400));
+    let together = tokio::spawn({
+        let (hasty, patient) = (hasty.check(&places, "ada", 1), patient.check(&CALLS, "bob", 1));
+        async move { tokio::join!(hasty, patient) }
+    });
+    until("the place is taken", || server.keys().iter().any(|key| key.contains("streams"))).await;
+    sleep(Duration::from_millis(150)).await;
+    proxy.cut(Cut::Close);
+    patient.shutdown(TEST_TIMEOUT).await.unwrap();
+    assert!(!server.keys().iter().any(|key| key.contains("streams")), "it is held");
+    let (place, call) = together.await.unwrap();
+    assert!(place.is_err() && call.unwrap().is_allowed());
 }
 
 /// A connection that was cut may have left a request in the server's buffer, which the server reads after the second try.

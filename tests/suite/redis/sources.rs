@@ -2,20 +2,25 @@
 
 use std::{
     future::pending,
+    io,
     pin::Pin,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     thread,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
-use bb8_redis::{RedisConnectionManager, bb8::Pool};
+use bb8_redis::{
+    RedisConnectionManager,
+    bb8::{ManageConnection, Pool},
+};
 use futures_util::{Stream, future::join_all, stream};
 use redis::{
-    AsyncTypedCommands, BasicAuth, Client, ErrorKind, RedisError, RedisResult, StreamingCredentialsProvider, Value,
-    aio::{ConnectionManager, MultiplexedConnection},
+    AsyncConnectionConfig, AsyncTypedCommands, BasicAuth, Client, Cmd, ErrorKind, Pipeline, RedisError, RedisFuture,
+    RedisResult, StreamingCredentialsProvider, Value,
+    aio::{ConnectionLike, ConnectionManager, MultiplexedConnection},
 };
 use tokio::{
     runtime::Handle,
@@ -30,7 +35,9 @@ use tower_sliding_window::{
 use super::sentinel::Sentinel;
 #[cfg(feature = "cluster")]
 use crate::support::redis_cluster::RedisCluster;
-use crate::support::{TEST_TIMEOUT, ms, proxy::Proxy, redis_server::RedisServer, seconds, two_threads, with_causes};
+use crate::support::{
+    TEST_TIMEOUT, ms, one_thread, proxy::Proxy, redis_server::RedisServer, seconds, two_threads, until, with_causes,
+};
 
 const CALLS: Limit = Limit::per_hour("calls", 1_000_000);
 
@@ -65,7 +72,7 @@ fn opened_by(server: &RedisServer, opened: Arc<AtomicUsize>) -> RedisStoreBuilde
 async fn a_pool_of_the_application_is_shared() {
     let server = RedisServer::start();
     let pool = pool(&server, true).await;
-    let store = RedisStore::from_pool(pool.clone()).connect().await.unwrap();
+    let store = RedisStore::from_pool(pool.clone()).connect_timeout(TEST_TIMEOUT).connect().await.unwrap();
     let limiter = Limiter::new(store).deadline(TEST_TIMEOUT);
     for _ in 0..10 {
         let (sessions, decided) = tokio::join!(
@@ -121,12 +128,20 @@ async fn a_server_that_restarts_costs_a_pool_no_decision_afterwards() {
     }
 }
 
-/// A pool waits longer and longer between its tries to reach a server that is down.
+/// A pool waits longer and longer between its tries to reach a server that is down, also if the application keeps one of its connections,
+/// and if the store has little time to connect.
 #[tokio::test]
 async fn a_store_decides_as_soon_as_the_server_of_its_pool_is_back() {
+    tokio::join!(comes_back(false, seconds(1)), comes_back(true, seconds(1)), comes_back(false, ms(350)));
+}
+
+async fn comes_back(is_one_kept: bool, connect_timeout: Duration) {
     let mut server = RedisServer::start();
-    let limiter = limiter(RedisStore::from_pool(pool(&server, true).await));
+    let manager = RedisConnectionManager::new(server.url()).unwrap();
+    let pool = Pool::builder().max_size(8).min_idle(4).build(manager).await.unwrap();
+    let limiter = limiter(RedisStore::from_pool(pool.clone()).connect_timeout(connect_timeout));
     assert_eq!(decided(&limiter, 10).await, 10);
+    let _kept = if is_one_kept { Some(pool.get().await.unwrap()) } else { None };
     server.kill();
     let begun = Instant::now();
     let mut texts = Vec::new();
@@ -142,21 +157,67 @@ async fn a_store_decides_as_soon_as_the_server_of_its_pool_is_back() {
     }
 }
 
-/// The pool does not test its connections, and the server or the network in between is silent on them.
+/// Opens connections that wait for replies as long as it takes, as slow commands need it.
+struct Patient(Client);
+
+impl ManageConnection for Patient {
+    type Connection = MultiplexedConnection;
+    type Error = RedisError;
+
+    async fn connect(&self) -> RedisResult<MultiplexedConnection> {
+        let config = AsyncConnectionConfig::new().set_response_timeout(None);
+        self.0.get_multiplexed_async_connection_with_config(&config).await
+    }
+
+    async fn is_valid(&self, connection: &mut MultiplexedConnection) -> RedisResult<()> {
+        connection.ping().await.map(drop)
+    }
+
+    fn has_broken(&self, _: &mut MultiplexedConnection) -> bool {
+        false
+    }
+}
+
+/// The server or the network in between is silent on the connections of a pool, which tests them for half a second, for ever, or not at all.
 #[tokio::test]
 async fn silent_connections_of_a_pool_are_given_up() {
     let server = RedisServer::start();
-    let proxy = Proxy::start(&server).await;
-    let manager = RedisConnectionManager::new(proxy.url()).unwrap();
-    let pool = Pool::builder().max_size(4).min_idle(4).test_on_check_out(false).build(manager).await.unwrap();
-    let limiter = limiter(RedisStore::from_pool(pool));
-    assert_eq!(decided(&limiter, 10).await, 10);
-    proxy.silence_open_connections();
-    let begun = Instant::now();
-    while decided(&limiter, 1).await == 0 {
-        assert!(begun.elapsed() < TEST_TIMEOUT);
+    for (tests_connections, connect_timeout, is_patient) in
+        [(false, seconds(1), false), (false, ms(350), false), (true, seconds(1), false), (true, seconds(1), true)]
+    {
+        let proxy = Proxy::start(&server).await;
+        // Many are silent, one after the other.
+        let pool = |of| Pool::builder().max_size(of).min_idle(of).test_on_check_out(tests_connections);
+        let builder = if is_patient {
+            let manager = Patient(Client::open(proxy.url()).unwrap());
+            RedisStore::from_pool(Pool::builder().max_size(4).min_idle(4).build(manager).await.unwrap())
+        } else {
+            let manager = RedisConnectionManager::new(proxy.url()).unwrap();
+            RedisStore::from_pool(pool(48).build(manager).await.unwrap())
+        };
+        let limiter = limiter(builder.connect_timeout(connect_timeout));
+        assert_eq!(decided(&limiter, 10).await, 10);
+        proxy.silence_open_connections();
+        let begun = Instant::now();
+        while decided(&limiter, 1).await == 0 {
+            assert!(begun.elapsed() < seconds(10), "tests them: {tests_connections}, patient: {is_patient}");
+        }
+        assert_eq!(decided(&limiter, 100).await, 100);
     }
+}
+
+/// Replies that take long are not taken for silence, if the store has the time.
+#[tokio::test]
+async fn a_pool_far_away_is_shared() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(&server).await;
+    proxy.delay_replies(ms(450));
+    let manager = Patient(Client::open(proxy.url()).unwrap());
+    let pool = Pool::builder().max_size(4).min_idle(4).build(manager).await.unwrap();
+    let store = RedisStore::from_pool(pool.clone()).connect_timeout(TEST_TIMEOUT).reply_timeout(TEST_TIMEOUT);
+    let limiter = Limiter::new(store.connect().await.unwrap()).deadline(TEST_TIMEOUT);
     assert_eq!(decided(&limiter, 100).await, 100);
+    assert_eq!((server.connections(), pool.state().connections), (4, 4));
 }
 
 /// Connections that a runtime opens break when it ends, and a `ConnectionManager` that reconnects there panics from then on. So places are
@@ -173,13 +234,13 @@ async fn places_are_given_back_in_the_runtime_of_the_applications_connections() 
     });
     let limiter = limiter(builder.reply_timeout(ms(300)));
     let places = Limit::concurrent("streams", 100).freed_after(seconds(3_600));
-    let held = limiter.check(&places, "ada", 1).await.unwrap();
+    let place = limiter.check(&places, "ada", 1).await.unwrap();
     server.pause();
     assert!(limiter.check(&places, "ada", 1).await.is_err());
     server.resume();
-    thread::spawn(move || drop(held)).join().unwrap();
+    thread::spawn(move || drop(place)).join().unwrap();
     let begun = Instant::now();
-    while server.keys().iter().any(|key| server.run::<u64>(&format!("ZCARD {key}")) > 0) {
+    while held(&server) > 0 {
         assert!(begun.elapsed() < TEST_TIMEOUT, "places are left");
         sleep(ms(20)).await;
     }
@@ -187,23 +248,120 @@ async fn places_are_given_back_in_the_runtime_of_the_applications_connections() 
 }
 
 #[tokio::test]
-async fn a_pool_that_the_application_keeps_empty_is_waited_for_and_named() {
+async fn a_pool_that_the_application_keeps_empty_costs_no_decision() {
     let server = RedisServer::start();
-    // Sooner than the store's own timeout, and later.
+    // Sooner than the store, and later.
     for pool_waits in [ms(100), seconds(30)] {
         let manager = RedisConnectionManager::new(server.url()).unwrap();
         let pool = Pool::builder().max_size(1).connection_timeout(pool_waits).build(manager).await.unwrap();
-        let limiter = limiter(RedisStore::from_pool(pool.clone()).connect_timeout(ms(600)));
-        let held = pool.get().await.unwrap();
-        let error = limiter.check(&CALLS, "ada", 1).await.unwrap_err();
-        let text = with_causes(&error);
-        assert!(text.contains("Are all connections of its pool in use"), "{text}");
-        drop(held);
-        assert_eq!(decided(&limiter, 100).await, 100);
-        // It has a clone.
         let _held = pool.get().await.unwrap();
+        let limiter = limiter(RedisStore::from_pool(pool.clone()));
         assert_eq!(decided(&limiter, 100).await, 100);
     }
+}
+
+/// A runtime of one thread is driven only while something blocks on it.
+#[test]
+fn a_runtime_that_is_not_driven_delays_no_other() {
+    let (server, idle, other) = (RedisServer::start(), one_thread(), two_threads());
+    let limiter = limiter(opened_by(&server, Arc::default()));
+    let places = Limit::concurrent("streams", 100).freed_after(seconds(3_600));
+    let _place = idle.block_on(limiter.check(&places, "ada", 1)).unwrap();
+    let reserved = idle.block_on(limiter.reserve(&CALLS, "ada", 5, seconds(60))).unwrap().expect("admitted");
+    assert!(other.block_on(reserved.settle(1)).unwrap().was_applied);
+    other.block_on(limiter.shutdown(TEST_TIMEOUT)).unwrap();
+    assert_eq!(held(&server), 0);
+}
+
+/// Something of the application that takes a moment to end, such as a file that is closed.
+struct Slow;
+
+impl Drop for Slow {
+    fn drop(&mut self) {
+        thread::sleep(ms(10));
+    }
+}
+
+/// A runtime ends with checks whose replies are out, beside other tasks.
+#[test]
+fn a_runtime_that_ends_leaves_no_place() {
+    let (server, runtime) = (RedisServer::start(), two_threads());
+    let limiter = limiter(opened_by(&server, Arc::default()));
+    assert_eq!(runtime.block_on(decided(&limiter, 30)), 30);
+    server.pause();
+    for key in 0..40 {
+        let limiter = limiter.clone();
+        let places = Limit::concurrent("streams", 100).freed_after(seconds(3_600));
+        runtime.spawn(async move { limiter.check(&places, key.to_string(), 1).await.map(drop) });
+        runtime.spawn(async {
+            let _slow = Slow;
+            pending::<()>().await;
+        });
+    }
+    thread::sleep(ms(200));
+    drop(runtime);
+    server.resume();
+    // Until it has run what was sent, and then until that is given back.
+    thread::sleep(ms(300));
+    let begun = Instant::now();
+    while held(&server) > 0 {
+        assert!(begun.elapsed() < TEST_TIMEOUT, "{} places are held", held(&server));
+        thread::sleep(ms(20));
+    }
+}
+
+/// A connection that breaks by this error after a reply.
+#[derive(Clone)]
+struct Tunnel(MultiplexedConnection, Arc<AtomicBool>, io::ErrorKind);
+
+impl ConnectionLike for Tunnel {
+    fn req_packed_command<'a>(&'a mut self, command: &'a Cmd) -> RedisFuture<'a, Value> {
+        Box::pin(async move {
+            let reply = self.0.req_packed_command(command).await;
+            if self.1.swap(false, Ordering::SeqCst) { Err(io::Error::from(self.2).into()) } else { reply }
+        })
+    }
+
+    fn req_packed_commands<'a>(
+        &'a mut self,
+        commands: &'a Pipeline,
+        offset: usize,
+        count: usize,
+    ) -> RedisFuture<'a, Vec<Value>> {
+        self.0.req_packed_commands(commands, offset, count)
+    }
+
+    fn get_db(&self) -> i64 {
+        self.0.get_db()
+    }
+}
+
+/// `InvalidData` is a damaged record of TLS.
+#[tokio::test]
+async fn a_connection_that_breaks_by_any_error_leaves_no_place() {
+    use io::ErrorKind::{ConnectionReset, HostUnreachable, InvalidData, TimedOut};
+
+    let server = RedisServer::start();
+    for kind in [ConnectionReset, TimedOut, HostUnreachable, InvalidData] {
+        let (breaks, url) = (Arc::<AtomicBool>::default(), server.url());
+        let breaking = Arc::clone(&breaks);
+        let limiter = limiter(RedisStore::from_connections(move || {
+            let (breaks, url) = (Arc::clone(&breaking), url.clone());
+            async move { Ok(Tunnel(Client::open(url)?.get_multiplexed_async_connection().await?, breaks, kind)) }
+        }));
+        assert_eq!(decided(&limiter, 1).await, 1);
+        sleep(ms(100)).await;
+        breaks.store(true, Ordering::SeqCst);
+        let places = Limit::concurrent("streams", 100).freed_after(seconds(3_600));
+        drop(limiter.check(&places, "ada", 1).await);
+        until("nobody holds the place", || held(&server) == 0).await;
+    }
+}
+
+/// All entries of all keys of places.
+fn held(server: &RedisServer) -> u64 {
+    let keys = server.keys().into_iter().filter(|key| key.contains("streams"));
+    keys.map(|key| server.run::<u64>(&format!("ZCARD {key}"))).sum()
 }
 
 /// The application's connections lead to a replica, belong to a runtime that has ended, or do not open.

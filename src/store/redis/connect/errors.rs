@@ -43,17 +43,16 @@ pub(super) fn no_connection(server: &Server, cause: &RedisError) -> StoreError {
         StoreErrorKind::Other | StoreErrorKind::TimedOut => StoreErrorKind::Unreachable,
         kind => kind,
     };
-    let silence = if server.is_given() {
-        "the application gave none that works. Are all connections of its pool in use, or does it fail to open them?"
-    } else {
-        "it hangs up or is silent. Is only one side set to TLS, a proxy in between, or `maxclients` reached?"
-    };
     let is_silent =
         cause.is_connection_dropped() || cause.is_timeout() || cause.to_string().contains("corrupt message");
     // In the client's text of an error, these are the server's words.
     let is_clear = cause.is_connection_refusal() || cause.to_string().contains("Server(");
     let cause = explained(cause.clone());
-    let hint = if is_silent && !is_clear { format!(": {silence}") } else { String::new() };
+    let hint = if is_silent && !is_clear {
+        ": it hangs up or is silent. Is only one side set to TLS, a proxy in between, or `maxclients` reached?"
+    } else {
+        ""
+    };
     StoreError::new(ASKING, kind, format!("no connection to Redis at {server} could be opened: {cause}{hint}"))
 }
 
@@ -123,7 +122,9 @@ pub(crate) fn needs_new_connection(error: &RedisError) -> bool {
     // Before Redis 7.0, READONLY for a command of a script is in the text of the script's error.
     let is_read_only = error.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly)
         || error.detail().is_some_and(|text| text.contains("-READONLY "));
-    error.is_unrecoverable_error() || is_read_only
+    // Not each of these is unrecoverable to the client, for example a damaged record of TLS.
+    let is_broken = error.kind() == ErrorKind::Io && !error.is_timeout();
+    is_broken || error.is_unrecoverable_error() || is_read_only
 }
 
 /// Whether the error says that a node has not run the command, and that another may.

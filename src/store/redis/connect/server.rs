@@ -152,7 +152,7 @@ impl Server {
     pub(super) async fn connect(&self) -> RedisResult<ServerConnection> {
         let mut connection: ServerConnection = match &self.topology {
             Topology::Given(source) => {
-                let mut connection = source.open().await?;
+                let mut connection = source.open(self.settings.connect_timeout / 3).await?;
                 connection.set_reply_timeout(self.settings.reply_timeout);
                 connection
             }

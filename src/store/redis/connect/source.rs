@@ -8,13 +8,12 @@
 use std::{
     any::Any,
     future::Future,
-    io,
     pin::Pin,
     sync::{Arc, OnceLock},
     time::Duration,
 };
 
-use bb8::{ManageConnection, Pool, RunError};
+use bb8::{ManageConnection, Pool};
 use redis::{
     RedisError, RedisResult,
     aio::{ConnectionLike, MultiplexedConnection},
@@ -22,12 +21,9 @@ use redis::{
 };
 use tokio::{runtime::Handle, time::timeout};
 
-/// How long a pool may take to hand out a connection, and that to reply.
-const PATIENCE: Duration = Duration::from_millis(400);
-
 /// Opens connections, and clones them.
 #[derive(Clone)]
-pub(crate) struct Source(Arc<dyn Fn() -> Opening + Send + Sync>);
+pub(crate) struct Source(Arc<dyn Fn(Duration) -> Opening + Send + Sync>);
 
 type Opening = Pin<Box<dyn Future<Output = RedisResult<ServerConnection>> + Send>>;
 
@@ -60,32 +56,33 @@ impl Clone for ServerConnection {
 }
 
 impl Source {
-    pub(crate) fn new<F, C>(open: impl Fn() -> F + Send + Sync + 'static) -> Self
+    /// `open` gets the time after which it should try another way.
+    pub(crate) fn new<F, C>(open: impl Fn(Duration) -> F + Send + Sync + 'static) -> Self
     where
         F: Future<Output = RedisResult<C>> + Send + 'static,
         C: ConnectionLike + Clone + Send + Sync + 'static,
     {
-        Self(Arc::new(move || {
-            let opening = open();
+        Self(Arc::new(move |patience| {
+            let opening = open(patience);
             Box::pin(async move { Ok(Box::new(opening.await?) as _) })
         }))
     }
 
     /// A pool opens a connection in the runtime that asks, and it works as long as that runtime does. So only the current runtime asks the
-    /// pool, or else the first. Others get connections that the pool does not count. So does a pool that has none and opens none, since it
-    /// waits ever longer between its tries, and one that hands out a connection that is dead, silent or leads to a replica.
+    /// pool, or else the first. Others get connections that the pool does not count. So does a store whose pool hands out none in time that
+    /// works: the application may use all, and while Redis is away, a pool waits ever longer between its tries.
     pub(crate) fn of_pool<M>(pool: Pool<M>) -> Self
     where
         M: ManageConnection<Error = RedisError>,
         M::Connection: ConnectionLike + Clone + Sync,
     {
         let home = Arc::new(Handle::try_current().map_or_else(|_| OnceLock::new(), |home| home.id().into()));
-        Self::new(move || {
+        Self::new(move |patience| {
             let (pool, home) = (pool.clone(), Arc::clone(&home));
             async move {
                 let runtime = Handle::current().id();
                 if *home.get_or_init(|| runtime) == runtime
-                    && let Some(connection) = handed_out(&pool).await?
+                    && let Some(connection) = handed_out(&pool, patience).await
                 {
                     return Ok(connection);
                 }
@@ -94,36 +91,24 @@ impl Source {
         })
     }
 
-    pub(super) async fn open(&self) -> RedisResult<ServerConnection> {
-        (self.0)().await
+    pub(super) async fn open(&self, patience: Duration) -> RedisResult<ServerConnection> {
+        (self.0)(patience).await
     }
 }
 
 /// A connection of the pool that works and leads to no replica.
-async fn handed_out<M>(pool: &Pool<M>) -> RedisResult<Option<M::Connection>>
+async fn handed_out<M>(pool: &Pool<M>, patience: Duration) -> Option<M::Connection>
 where
     M: ManageConnection<Error = RedisError>,
     M::Connection: ConnectionLike + Clone,
 {
-    let pooled = match timeout(PATIENCE, pool.get()).await {
-        Ok(pooled) => pooled,
-        Err(_) if pool.state().connections == 0 => return Ok(None),
-        Err(_) => pool.get().await,
+    let pooled = timeout(patience, pool.get()).await.ok()?.ok()?;
+    let mut connection = M::Connection::clone(&pooled);
+    drop(pooled);
+    let info = timeout(patience, connection.req_packed_command(cmd("INFO").arg("REPLICATION"))).await.ok()?;
+    let is_of_use = match info.and_then(|info| Ok(from_redis_value::<String>(info)?)) {
+        Ok(info) => !info.contains("role:slave"),
+        Err(error) => !error.is_unrecoverable_error() && !error.is_timeout(),
     };
-    let mut connection = match pooled {
-        Ok(pooled) => M::Connection::clone(&pooled),
-        Err(RunError::User(_)) => return Ok(None),
-        Err(RunError::TimedOut) => return Err(none_to_spare()),
-    };
-    let info = timeout(PATIENCE, connection.req_packed_command(cmd("INFO").arg("REPLICATION"))).await;
-    let is_of_use = match info.map(|info| info.and_then(|info| Ok(from_redis_value::<String>(info)?))) {
-        Ok(Ok(info)) => !info.contains("role:slave"),
-        Ok(Err(error)) => !error.is_unrecoverable_error() && !error.is_timeout(),
-        Err(_) => false,
-    };
-    Ok(is_of_use.then_some(connection))
-}
-
-fn none_to_spare() -> RedisError {
-    io::Error::new(io::ErrorKind::TimedOut, "the pool has no connection to spare").into()
+    is_of_use.then_some(connection)
 }

@@ -23,6 +23,7 @@ use crate::{
     clock::{Clock, micros_since_epoch, system_time},
     decision::{Decision, LimitStatus, Settlement},
     error::{StoreError, StoreErrorKind},
+    local::Underway,
     metrics,
     store::redis::{
         connect::{ASKING, Connection, kind_of_reply, needs_new_connection, was_not_run},
@@ -44,6 +45,8 @@ pub(super) struct Batch {
     is_in_flight: bool,
     /// The settlements that free the places which each job may have taken, although no reply tells: by the ids of the jobs.
     lost: HashMap<AdmissionId, Vec<Settlement>>,
+    /// Kept from the first loss on.
+    owed: Option<Underway>,
 }
 
 impl Batch {
@@ -52,7 +55,7 @@ impl Batch {
         jobs.iter_mut().for_each(|job| job.set_id());
         let now = config.clock.as_ref().map(Clock::now);
         let (config, lost) = (Arc::clone(config), HashMap::new());
-        Self { config, jobs, slot, now, is_sent: false, is_in_flight: false, lost }
+        Self { config, jobs, slot, now, is_sent: false, is_in_flight: false, lost, owed: None }
     }
 
     /// Keeps the jobs that are to be sent again, and fails the others. Returns whether any are left.
@@ -128,6 +131,7 @@ impl Batch {
     fn note_lost(&mut self) {
         let taken = self.jobs.iter().map(|job| (job.id, job.releases()));
         self.lost.extend(taken.filter(|(_, releases)| !releases.is_empty()));
+        self.owed = (!self.lost.is_empty()).then(|| self.config.local_state.owed.begin());
     }
 
     /// The commands that free the places of a batch of releases.

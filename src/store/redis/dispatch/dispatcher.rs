@@ -32,7 +32,7 @@ use crate::{
     error::{StoreError, StoreErrorKind},
     key::Key,
     limit::Limit,
-    local::LocalState,
+    local::{LocalState, is_brief},
     lock::lock,
     metrics,
     store::redis::{
@@ -65,16 +65,16 @@ pub(crate) struct Config {
 }
 
 impl Config {
-    /// The dispatcher of the current runtime. If that has none, a settlement over the application's connections goes to the dispatcher of
-    /// another runtime: no connection of the application may be opened in a runtime that soon ends.
-    pub(crate) fn dispatcher(self: &Arc<Self>, is_settlement: bool) -> Result<Arc<Dispatcher>, StoreError> {
+    /// The dispatcher of the current runtime. In a runtime that soon ends, no connection of the application may be opened, so a job over those
+    /// goes to the dispatcher of another runtime, if there is one.
+    pub(crate) fn dispatcher(self: &Arc<Self>) -> Result<Arc<Dispatcher>, StoreError> {
         let runtime = Handle::try_current().map_err(without_runtime)?;
         let mut all = lock(&self.dispatchers);
         let mut own = all.iter().filter(|(id, _)| *id == runtime.id());
         if let Some(known) = own.find_map(|(_, dispatcher)| dispatcher.upgrade()) {
             return Ok(known);
         }
-        if is_settlement
+        if is_brief()
             && self.server.is_given()
             && let Some(other) = all.iter().find_map(|(_, dispatcher)| dispatcher.upgrade())
         {

@@ -53,13 +53,15 @@ impl Drop for Lost {
 }
 
 async fn free(config: &Arc<Config>, taken: &[Settlement]) {
-    let Ok(dispatcher) = config.dispatcher(true) else { return };
     let release = async || {
         // Together, so that they travel in one batch.
         let give_back = |taken: &Settlement| {
-            let dispatcher = Arc::clone(&dispatcher);
-            let settle =
-                move |taken| ask_slots(Arc::clone(&dispatcher), Job::settle(taken, &dispatcher.config.local_state));
+            let config = Arc::clone(config);
+            // Each try finds a dispatcher, since that of a runtime that ends is of no use.
+            let settle = move |taken| {
+                let (dispatcher, job) = (config.dispatcher(), Job::settle(taken, &config.local_state));
+                async move { ask_slots(dispatcher?, job).await }
+            };
             give_back(vec![taken.clone()], settle)
         };
         taken.iter().map(give_back).collect::<JoinSet<_>>().join_all().await;
