@@ -6,7 +6,7 @@ use http::request::Parts;
 
 use super::{
     super::rejection::{Rejection, ShadowRefusals},
-    keyed_limit::DraftCharge,
+    keyed_limit::{Draft, KeyedLimit},
 };
 use crate::{
     check::{Charge, Check, charged_twice},
@@ -48,17 +48,22 @@ pub(crate) struct BanCharge {
 }
 
 impl CheckDetails {
-    /// Makes one check of the charges of all limits, in order.
-    pub(super) fn of(drafts: impl Iterator<Item = Result<DraftCharge, Rejection>>) -> Result<Self, Rejection> {
-        let drafts = drafts.collect::<Result<Vec<_>, _>>()?;
+    /// Makes one check of the charges of all limits, in order. A limit in the shadow that cannot charge the request is left out. Any other
+    /// rejects the request.
+    pub(super) fn of(limits: &[KeyedLimit], draft: impl Fn(&KeyedLimit) -> Draft) -> Result<Self, Rejection> {
+        let draft = |limit: &KeyedLimit| match draft(limit) {
+            Err((_, rejection)) if !limit.is_shadow => Err(rejection),
+            draft => Ok(draft),
+        };
+        let drafts = limits.iter().map(draft).collect::<Result<Vec<_>, _>>()?;
         let mut details = Self::default();
         for (limit_index, draft) in drafts.into_iter().enumerate() {
             match draft {
-                DraftCharge::Charge(charge, ban) => {
+                Ok((charge, ban)) => {
                     charge.map(|charge| details.add_charge(limit_index, charge)).transpose()?;
                     ban.into_iter().for_each(|ban| details.add_ban(limit_index, *ban));
                 }
-                DraftCharge::LeftOut(limit, rejection) => details.left_out.push((limit, rejection)),
+                Err(left_out) => details.left_out.push(left_out),
             }
         }
         Ok(details)

@@ -64,13 +64,9 @@ pub struct KeyedLimit {
     pub(super) ban_status: Option<StatusCode>,
 }
 
-/// The charge of a request under one limit, or the reason why there is none.
-pub(super) enum DraftCharge {
-    /// With the one that begins its ban. `None` if no limit was chosen for this request.
-    Charge(Option<Charge>, Option<Box<Charge>>),
-    /// The limit is in the shadow, and cannot charge the request for this reason.
-    LeftOut(Option<Limit>, Rejection),
-}
+/// The charge of a request under one limit, and the one that begins its ban. `None` if no limit was chosen for this request.
+/// Otherwise the limit, as far as it is known, and the reason why it cannot charge the request.
+pub(super) type Draft = Result<(Option<Charge>, Option<Box<Charge>>), (Option<Limit>, Rejection)>;
 
 impl Limit {
     /// Counts requests by the key that `extractor` finds in them.
@@ -285,7 +281,7 @@ impl KeyedLimit {
             && self.ban.is_none()
     }
 
-    /// The charge of a limit without options: made without the detour over a [`DraftCharge`]. `None` without a limit.
+    /// The charge of a limit without options: made without the detour over a [`Draft`]. `None` without a limit.
     #[inline]
     pub(super) fn plain_charge(&self, parts: &Parts, cost: u64) -> Result<Option<Charge>, Rejection> {
         let Ok(limit) = &self.limit else { return Ok(None) };
@@ -297,25 +293,23 @@ impl KeyedLimit {
     }
 
     /// The charge of a request of this cost.
-    pub(super) fn draft(&self, parts: &Parts, cost: u64) -> Result<DraftCharge, Rejection> {
+    pub(super) fn draft(&self, parts: &Parts, cost: u64) -> Draft {
         let cost = self.cost.as_ref().map_or(cost, |own| own(parts));
-        let key = match self.extractor.extract(parts) {
-            Ok(key) => key,
-            Err(error) => return self.left_out(self.limit().cloned(), Rejection::NoKey(error)),
-        };
+        let no_key = |error| (self.limit().cloned(), Rejection::NoKey(error));
+        let key = self.extractor.extract(parts).map_err(no_key)?;
         let limit = match &self.limit {
             Ok(limit) => Some(limit.clone()),
             Err(choose) => {
                 let limit = choose(parts);
                 if let Err(error) = self.has_effect_on(limit.as_ref()) {
-                    return self.left_out(limit, Rejection::NotSetUp(error));
+                    return Err((limit, Rejection::NotSetUp(error)));
                 }
                 limit
             }
         };
         let ban = self.begins_ban(&key);
         // Without a limit, a key may still be banned.
-        let Some(limit) = limit else { return Ok(DraftCharge::Charge(None, ban)) };
+        let Some(limit) = limit else { return Ok((None, ban)) };
         let (limit, key) = match self.parts {
             Some(parts) => {
                 let split = Split::of_at_most(limit, parts);
@@ -330,23 +324,14 @@ impl KeyedLimit {
         let cost = if settled_within.is_some() || limit.is_concurrent() { cost.max(1) } else { cost };
         let charge =
             if self.counts_afterwards { Ok(Charge::any_left(limit, key)) } else { Charge::new(limit, key, cost) };
-        match charge {
-            Ok(charge) => {
-                // Reserved until the response, and counted as of its time.
-                let heeding = (self.heeds_upstream && charge.units() > 0).then(|| charge.limit().window());
-                let charge = settled_within.or(heeding).into_iter().fold(charge, Charge::reserve);
-                Ok(DraftCharge::Charge(Some(self.flagged(charge)), ban))
-            }
-            Err(error) => {
-                let error = NeverFits { is_hidden: self.is_hidden, ..error };
-                self.left_out(Some(error.limit.clone()), Rejection::NeverFits(error))
-            }
-        }
-    }
-
-    /// A limit in the shadow that cannot charge a request is left out. Any other rejects the request.
-    fn left_out(&self, limit: Option<Limit>, rejection: Rejection) -> Result<DraftCharge, Rejection> {
-        if self.is_shadow { Ok(DraftCharge::LeftOut(limit, rejection)) } else { Err(rejection) }
+        let charge = charge.map_err(|error| {
+            let error = NeverFits { is_hidden: self.is_hidden, ..error };
+            (Some(error.limit.clone()), Rejection::NeverFits(error))
+        })?;
+        // Reserved until the response, and counted as of its time.
+        let heeding = (self.heeds_upstream && charge.units() > 0).then(|| charge.limit().window());
+        let charge = settled_within.or(heeding).into_iter().fold(charge, Charge::reserve);
+        Ok((Some(self.flagged(charge)), ban))
     }
 
     fn begins_ban(&self, key: &Key) -> Option<Box<Charge>> {
