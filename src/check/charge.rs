@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::{
     algorithm::Kind,
     clock::micros,
-    key::Key,
+    key::{Digester, Key},
     limit::{Limit, prefetch::Prefetch, rules::NeverFits},
 };
 
@@ -201,6 +201,12 @@ impl Charge {
     /// The key.
     pub fn key(&self) -> &Key {
         &self.key
+    }
+
+    /// The digest of its limit and key.
+    #[inline]
+    pub(crate) fn digest(&self, digester: &Digester) -> u64 {
+        self.limit.digest(digester, &self.key)
     }
 
     /// The same charge under a smaller limit, if it fits. A charge in the shadow and a ban keep their limit.

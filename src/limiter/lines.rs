@@ -18,7 +18,7 @@ use super::{
     turns::{First, Turns, Wakers, later},
 };
 use crate::{
-    check::{Charge, Check},
+    check::Check,
     clock::micros,
     decision::Decision,
     error::Error,
@@ -29,7 +29,7 @@ use crate::{
 /// The lines of a limiter, which its clones share.
 #[derive(Default)]
 pub(super) struct Lines {
-    digester: Digester,
+    pub(super) digester: Digester,
     table: Mutex<Table>,
 }
 
@@ -59,7 +59,7 @@ impl Lines {
     pub(super) fn arrive(self: &Arc<Self>, check: &Check, deadline: Option<Duration>) -> (Place, bool) {
         let (now, mut line, mut table) = (Instant::now(), deadline.map_or(u64::MAX, micros), lock(&self.table));
         let wanted = check.charges().map(|charge| {
-            let digest = self.digest(charge);
+            let digest = charge.digest(&self.digester);
             // The same for the same limits and keys in any order, and for callers that these can refuse.
             line = line.wrapping_add(if charge.can_refuse() { digest } else { 0 });
             let pair = table.pairs.entry(digest).or_default();
@@ -76,10 +76,6 @@ impl Lines {
             table.note_asked(&mut place);
         }
         (place, is_in_line)
-    }
-
-    pub(super) fn digest(&self, charge: &Charge) -> u64 {
-        charge.limit().digest(&self.digester, charge.key())
     }
 
     /// Units were freed: the callers that fit ask after a delay.

@@ -241,7 +241,8 @@ impl Limiter {
     /// So many units of the limits and keys of a check are on their way back. How many will be used then is not known yet.
     fn returning(&self, check: &Check, units: impl IntoIterator<Item = u64>) -> Returning<'_> {
         let lines = &self.core.lines;
-        let freed = |(charge, units): (&Charge, _)| Freed { digest: lines.digest(charge), units, used: u64::MAX };
+        let freed =
+            |(charge, units): (&Charge, _)| Freed { digest: charge.digest(&lines.digester), units, used: u64::MAX };
         let freed = check.charges().zip(units).map(freed).collect();
         Returning { lines, freed, delay: self.core.deadline().min(LONGEST_RETURN) }
     }

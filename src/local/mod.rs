@@ -175,7 +175,7 @@ impl LocalState {
     /// Forgets the refusals of a limit and key. A store calls it twice: before it sends something that gives units
     /// back, and when that is done, so that no refusal from in between is repeated.
     pub fn forget_refusals(&self, limit: &Limit, key: &Key) {
-        self.generations.advance(self.generations.digest(limit, key));
+        self.generations.advance(limit.digest(&self.generations.digester, key));
     }
 
     /// Forgets the refusals of these limits and keys, and gives back some prefetches. It does so now, and again
@@ -186,7 +186,7 @@ impl LocalState {
         keys: impl IntoIterator<Item = (&'a Limit, &'a Key)>,
         prefetches: Option<(Limit, Key)>,
     ) -> Outdated {
-        let refusals = keys.into_iter().map(|(limit, key)| self.generations.digest(limit, key)).collect();
+        let refusals = keys.into_iter().map(|(limit, key)| limit.digest(&self.generations.digester, key)).collect();
         let prefetches = self.prefetches.clone().zip(prefetches).map(|(all, (limit, key))| (all, limit, key));
         let outdated = Outdated { generations: Arc::clone(&self.generations), refusals, prefetches };
         outdated.forget();

@@ -17,7 +17,7 @@ use crate::{
     check::{AdmissionId, Charge, Check},
     clock::{Clock, micros},
     decision::{Decision, LimitStatus},
-    key::{Digester, Key, Prehashed},
+    key::{Digester, Prehashed},
     limit::Limit,
 };
 
@@ -37,7 +37,7 @@ const LONGEST_ANSWER: Duration = Duration::from_millis(100);
 /// Tells which refusals are outdated: by time, or because units were given back.
 pub(super) struct Generations {
     pub(super) clock: Clock,
-    digester: Digester,
+    pub(super) digester: Digester,
     /// How often units were given back.
     last: AtomicU64,
     /// The last of these times, by limit and key.
@@ -112,10 +112,6 @@ impl Generations {
         Self { clock, digester: Digester::default(), last: AtomicU64::new(0), of_keys }
     }
 
-    pub(super) fn digest(&self, limit: &Limit, key: &Key) -> u64 {
-        limit.digest(&self.digester, key)
-    }
-
     /// Makes all refusals of a limit and key outdated that the store was asked for before.
     pub(super) fn advance(&self, digest: u64) {
         let generation = self.last.fetch_add(1, Ordering::SeqCst) + 1;
@@ -143,8 +139,9 @@ impl Refusals {
         if check.id().is_some() || !check.can_be_refused() {
             return None;
         }
-        let digest = |charge: &Charge| self.generations.digest(charge.limit(), charge.key());
-        let (first, others) = check.map_charges(|charge| Account { digest: digest(charge), cost: charge.cost() });
+        let digester = &self.generations.digester;
+        let account = |charge: &Charge| Account { digest: charge.digest(digester), cost: charge.cost() };
+        let (first, others) = check.map_charges(account);
         let generation = self.generations.last.load(Ordering::SeqCst);
         Some(Lookup {
             asked_at: self.generations.clock.now(),

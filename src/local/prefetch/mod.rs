@@ -162,7 +162,7 @@ impl Prefetches {
     /// table yet.
     fn find_or_make(&self, charge: &Charge, status: &LimitStatus, at: SystemTime, now: u64) -> Option<Arc<Holding>> {
         let _ = charge.limit().prefetches?;
-        let digest = self.digest(charge.limit(), charge.key());
+        let digest = charge.digest(&self.digester);
         let is_usable = |holding: &Arc<Holding>| holding.is_of(charge) && !holding.is_abandoned(now);
         self.holding(digest).filter(is_usable).or_else(|| {
             let (most, pace) = (charge.prefetched()?.most(), self.pace(charge.limit()));
@@ -202,7 +202,7 @@ impl Prefetches {
 
     /// Gives back the prefetches of a limit and key at once, and drops those that are being asked for.
     pub(crate) fn drop_prefetches_of(&self, limit: &Limit, key: &Key) {
-        if let Some(holding) = self.holding(self.digest(limit, key)) {
+        if let Some(holding) = self.holding(limit.digest(&self.digester, key)) {
             holding.drop_prefetches(self.clock.now());
         }
     }
@@ -222,7 +222,7 @@ impl Prefetches {
     }
 
     fn find(&self, charge: &Charge) -> Option<Arc<Holding>> {
-        self.holding(self.digest(charge.limit(), charge.key())).filter(|holding| holding.is_of(charge))
+        self.holding(charge.digest(&self.digester)).filter(|holding| holding.is_of(charge))
     }
 
     fn holding(&self, digest: u64) -> Option<Arc<Holding>> {
@@ -234,10 +234,6 @@ impl Prefetches {
         let [longest, trip, mostly] =
             [Prefetch::MAX_LIFE.min(limit.window()), self.round_trip.smoothed(), self.round_trip.mostly()].map(micros);
         Pace::new(set, longest, trip, mostly)
-    }
-
-    fn digest(&self, limit: &Limit, key: &Key) -> u64 {
-        limit.digest(&self.digester, key)
     }
 }
 

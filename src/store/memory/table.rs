@@ -86,7 +86,7 @@ impl Table {
     /// Decides a charge that is alone in its check, as most are: one lock, one look-up, and no list.
     #[inline]
     fn decide_one(&self, charge: &Charge, context: CheckContext) -> (Figures, Verdict) {
-        let digest = self.digest(charge);
+        let digest = charge.digest(&self.digester);
         let mut shard = self.lock(shard_of(digest));
         let mut place = shard.place(digest, charge, context.now, &self.capacity);
         let look = place.look(charge, context);
@@ -115,7 +115,7 @@ impl Table {
         let (mut was_applied, mut figures) = (false, Vec::new());
         for (charge, cost) in settlement.accounts() {
             let of_charge = ChargeSettlement { charge, cost, id, at };
-            let digest = self.digest(charge);
+            let digest = charge.digest(&self.digester);
             let mut shard = self.lock(shard_of(digest));
             let (settled, is_known) = shard.place(digest, charge, now, &self.capacity).settle(now, of_charge);
             was_applied |= is_known;
@@ -128,17 +128,12 @@ impl Table {
 
     /// Forgets the key of a charge under its limit.
     pub(super) fn reset(&self, charge: &Charge) {
-        let digest = self.digest(charge);
+        let digest = charge.digest(&self.digester);
         self.lock(shard_of(digest)).remove(digest, charge, &self.capacity);
     }
 
     pub(super) fn keys(&self) -> usize {
         (0..SHARDS).map(|index| self.lock(index).keys()).sum()
-    }
-
-    #[inline]
-    fn digest(&self, charge: &Charge) -> u64 {
-        charge.limit().digest(&self.digester, charge.key())
     }
 
     #[inline]
@@ -207,7 +202,7 @@ struct LockedShards<'a> {
 
 impl<'a> LockedShards<'a> {
     fn of(table: &'a Table, check: &Check) -> Self {
-        let digests: Vec<u64> = check.charges().map(|charge| table.digest(charge)).collect();
+        let digests: Vec<u64> = check.charges().map(|charge| charge.digest(&table.digester)).collect();
         let mut indexes: Vec<usize> = digests.iter().map(|digest| shard_of(*digest)).collect();
         indexes.sort_unstable();
         indexes.dedup();

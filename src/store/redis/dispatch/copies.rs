@@ -23,7 +23,7 @@ pub(super) fn join(jobs: Vec<Box<Job>>) -> Vec<Box<Job>> {
         let mut place = joined.len().checked_sub(1).filter(has_copies).filter(is_equal);
         if place.is_none() {
             touched.clear();
-            touched.extend(job.check().charges().map(|charge| charge.limit().digest(&digester, charge.key())));
+            touched.extend(job.check().charges().map(|charge| charge.digest(&digester)));
             let mut touches = touched.iter().map(|hash| last_touch.get(hash).copied());
             place = touches.next().flatten().filter(|last| touches.all(|other| other == Some(*last)));
             place = place.filter(is_equal);

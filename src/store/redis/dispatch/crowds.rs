@@ -26,7 +26,7 @@ impl Crowds {
         }
         let digest = check.charges().fold(0_u64, |digest, charge| {
             let cost = 2 * charge.cost() + 1;
-            digest.rotate_left(1).wrapping_add(charge.limit().digest(digester, charge.key()).wrapping_mul(cost))
+            digest.rotate_left(1).wrapping_add(charge.digest(digester).wrapping_mul(cost))
         });
         Some(self.0.entry(digest).or_default().clone())
     }

@@ -174,7 +174,7 @@ impl Queue {
 impl State {
     /// The digest of the first limit and key of a job that comes behind many.
     fn turn_of(&self, job: &Job, digester: &Digester) -> Option<u64> {
-        let digest = || job.check().charges().next().map_or(0, |first| first.limit().digest(digester, first.key()));
+        let digest = || job.check().charges().next().map_or(0, |first| first.digest(digester));
         (!self.many.is_empty() || self.few.len() >= FEW).then(digest)
     }
 
