@@ -144,19 +144,16 @@ impl LocalState {
     pub(crate) fn on(clock: Clock, first_deadline: Duration) -> Self {
         let generations = Arc::new(Generations::new(clock));
         let refusals = Arc::new(Refusals::new(DEFAULT_MAX_AGE, Arc::clone(&generations)));
-        let breaker = Arc::new(BreakerState::new(Breaker::default()));
-        let (made, last_answered, owed) = (Instant::now(), Arc::default(), Arc::default());
-        let (last_answered_by, round_trip) = (Arc::default(), Arc::new(RoundTrip::new(first_deadline)));
         Self {
             generations,
-            breaker,
+            breaker: Arc::new(BreakerState::new(Breaker::default())),
             refusals,
             prefetches: None,
-            owed,
-            made,
-            last_answered,
-            last_answered_by,
-            round_trip,
+            owed: Arc::default(),
+            made: Instant::now(),
+            last_answered: Arc::default(),
+            last_answered_by: Arc::default(),
+            round_trip: Arc::new(RoundTrip::new(first_deadline)),
         }
     }
 
