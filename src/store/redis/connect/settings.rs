@@ -7,11 +7,11 @@ use std::time::Duration;
 #[cfg(all(feature = "cluster", feature = "credentials"))]
 use redis::cluster::ClusterClientBuilder;
 use redis::{
-    AsyncConnectionConfig, ConnectionAddr, ConnectionInfo, IntoConnectionInfo,
+    AsyncConnectionConfig, ConnectionInfo, IntoConnectionInfo,
     io::tcp::{TcpSettings, socket2::TcpKeepalive},
 };
 #[cfg(feature = "tls")]
-use redis::{Client, TlsCertificates};
+use redis::{Client, ConnectionAddr, TlsCertificates};
 #[cfg(feature = "tls")]
 use rustls::crypto::CryptoProvider;
 
@@ -79,19 +79,13 @@ impl ConnectionSettings {
     /// Sets TCP and TLS up.
     pub(super) fn transport(&self, node: ConnectionInfo) -> Result<ConnectionInfo, ConfigError> {
         let node = node.set_tcp_settings(tcp_settings());
+        // Without the feature, by the TLS that the application has chosen for the Redis client.
+        #[cfg(feature = "tls")]
         if matches!(node.addr(), ConnectionAddr::TcpTls { .. }) {
             return self.tls(node);
-        }
-        #[cfg(feature = "tls")]
-        if self.has_certificates() {
+        } else if self.has_certificates() {
             return Err(errors::setting("certificates are for TLS: begin the URL with rediss://"));
         }
-        Ok(node)
-    }
-
-    /// By the TLS that the application has chosen for the Redis client.
-    #[cfg(not(feature = "tls"))]
-    fn tls(&self, node: ConnectionInfo) -> Result<ConnectionInfo, ConfigError> {
         Ok(node)
     }
 
