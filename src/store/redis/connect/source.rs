@@ -8,14 +8,13 @@
 use std::{
     any::Any,
     future::Future,
-    pin::Pin,
     sync::{Arc, OnceLock},
     time::Duration,
 };
 
 use bb8::{ManageConnection, Pool};
 use redis::{
-    RedisError, RedisResult,
+    RedisError, RedisFuture, RedisResult,
     aio::{ConnectionLike, MultiplexedConnection},
     cmd, from_redis_value,
 };
@@ -23,9 +22,7 @@ use tokio::{runtime::Handle, time::timeout};
 
 /// Opens connections, and clones them.
 #[derive(Clone)]
-pub(crate) struct Source(Arc<dyn Fn(Duration) -> Opening + Send + Sync>);
-
-type Opening = Pin<Box<dyn Future<Output = RedisResult<ServerConnection>> + Send>>;
+pub(crate) struct Source(Arc<dyn Fn(Duration) -> RedisFuture<'static, ServerConnection> + Send + Sync>);
 
 /// A connection to one server, of the store or of the application. Clones share it.
 pub(crate) type ServerConnection = Box<dyn Shared>;
