@@ -36,7 +36,7 @@ use tokio::{
 };
 
 #[cfg(feature = "cluster")]
-use super::cluster::ClusterConnections;
+use super::cluster::{self, ClusterConnections};
 use super::{
     errors::{self, needs_new_connection},
     server::{Server, without_arguments},
@@ -218,7 +218,8 @@ impl Connection {
     async fn open(server: &Server, generation: &Arc<AtomicU64>) -> RedisResult<Self> {
         #[cfg(feature = "cluster")]
         if server.is_cluster() {
-            return Ok(Self::Cluster(Arc::new(server.connect_to_cluster().await?), Arc::new(LastReplies::new())));
+            let connections = cluster::connect(&server.nodes, &server.settings).await?;
+            return Ok(Self::Cluster(Arc::new(connections), Arc::new(LastReplies::new())));
         }
         let health = ConnectionHealth::new(generation, server.settings.reply_timeout);
         let connect = async {

@@ -48,8 +48,8 @@ pub(crate) enum Topology {
 
 pub(crate) struct Server {
     topology: Topology,
-    nodes: Vec<ConnectionInfo>,
-    pub(super) settings: ConnectionSettings,
+    pub(super) nodes: Vec<ConnectionInfo>,
+    pub(crate) settings: ConnectionSettings,
     unsuitable_line: Throttle,
     /// The node of a cluster that has the slots from each of these on. A node that has lost a slot since then is still named until it says so.
     nodes_of_slots: RwLock<BTreeMap<u16, Arc<str>>>,
@@ -135,17 +135,6 @@ impl Server {
         };
         let nodes = ranges.into_iter().filter_map(node).collect();
         *self.nodes_of_slots.write().unwrap_or_else(PoisonError::into_inner) = nodes;
-    }
-
-    /// The most connections that a runtime opens.
-    pub(crate) fn connections(&self) -> u32 {
-        self.settings.connections
-    }
-
-    /// Connections to all nodes of the cluster.
-    #[cfg(feature = "cluster")]
-    pub(super) async fn connect_to_cluster(&self) -> RedisResult<ClusterConnections> {
-        cluster::connect(&self.nodes, &self.settings).await
     }
 
     /// A connection to the node or the primary.

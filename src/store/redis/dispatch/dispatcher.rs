@@ -112,7 +112,7 @@ impl Dispatcher {
     fn new(config: Arc<Config>, runtime: Handle) -> Self {
         let server = &config.server;
         let count = if server.is_cluster() { CLUSTER_QUEUES } else { 1 };
-        let queue = || Queue::new(server.connections() as usize, CAPACITY / count);
+        let queue = || Queue::new(server.settings.connections as usize, CAPACITY / count);
         let queues = iter::repeat_with(|| [queue(), queue()]).take(count).collect();
         let pool = Pool::new(server, Arc::clone(&config.local_state.round_trip.distance));
         Self { config, runtime, pool, queues }
