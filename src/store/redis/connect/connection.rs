@@ -239,8 +239,7 @@ impl Connection {
     pub(crate) async fn send(&mut self, command: &Cmd, again: bool, since: Instant) -> RedisResult<Value> {
         match self {
             Self::Server(connection, health) => {
-                let wait = ReplyWait { health, since };
-                wait.end(health.in_time(connection.req_packed_command(command)).await.and_then(Value::extract_error))
+                health.hear(since, connection.req_packed_command(command), Value::extract_error).await
             }
             // It replaces broken connections by itself.
             #[cfg(feature = "cluster")]
@@ -253,9 +252,7 @@ impl Connection {
     pub(crate) async fn send_all(&mut self, removals: &Pipeline, again: bool, since: Instant) -> RedisResult<Value> {
         match self {
             Self::Server(connection, health) => {
-                let wait = ReplyWait { health, since };
-                let replies = connection.req_packed_commands(removals, 0, removals.len());
-                wait.end(health.in_time(replies).await.and_then(numbers))
+                health.hear(since, connection.req_packed_commands(removals, 0, removals.len()), numbers).await
             }
             #[cfg(feature = "cluster")]
             Self::Cluster(connections, _) => connections.send_all(removals, again).await.and_then(numbers),
@@ -332,9 +329,23 @@ impl ConnectionHealth {
         Self { generation, current, unanswered, last_replies: LastReplies::new(), reply_timeout }
     }
 
-    async fn in_time<T>(&self, reply: RedisFuture<'_, T>) -> RedisResult<T> {
-        let wait = self.reply_timeout;
-        timeout(wait, reply).await.unwrap_or_else(|_| Err(late(wait)))
+    /// Waits for the reply to what is sent `since` this time, and learns from it whether the connection works.
+    async fn hear<T>(
+        &self,
+        since: Instant,
+        reply: RedisFuture<'_, T>,
+        read: impl FnOnce(T) -> RedisResult<Value>,
+    ) -> RedisResult<Value> {
+        let (wait, most) = (ReplyWait { health: self, since }, self.reply_timeout);
+        let result = timeout(most, reply).await.unwrap_or_else(|_| Err(late(most))).and_then(read);
+        if !result.as_ref().is_err_and(RedisError::is_timeout) {
+            mem::forget(wait);
+            match &result {
+                Err(error) if needs_new_connection(error) => self.end_generation(),
+                _ => self.unanswered.store(0, Ordering::Relaxed),
+            }
+        }
+        result
     }
 
     fn is_broken(&self) -> bool {
@@ -354,22 +365,6 @@ impl ConnectionHealth {
 struct ReplyWait<'a> {
     health: &'a ConnectionHealth,
     since: Instant,
-}
-
-impl ReplyWait<'_> {
-    /// Learns from the reply whether the connection works.
-    fn end(self, result: RedisResult<Value>) -> RedisResult<Value> {
-        if result.as_ref().is_err_and(RedisError::is_timeout) {
-            return result;
-        }
-        let health = self.health;
-        mem::forget(self);
-        match &result {
-            Err(error) if needs_new_connection(error) => health.end_generation(),
-            _ => health.unanswered.store(0, Ordering::Relaxed),
-        }
-        result
-    }
 }
 
 impl Drop for ReplyWait<'_> {
