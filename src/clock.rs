@@ -72,7 +72,7 @@ impl Default for ManualClock {
 }
 
 /// The clock of a store in this process.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) enum Clock {
     /// The system's time at the start, and monotonic from there on, since the system clock may step. It is tokio's clock,
     /// which needs no runtime, so that tests can pause it.
@@ -94,7 +94,6 @@ const STEP: u64 = 1_000_000;
 /// Both clocks are read one after the other. If more time passes in between, the thread has stood still, and nothing is learnt.
 const PRECISION: Duration = Duration::from_millis(100);
 
-#[derive(Debug)]
 pub(crate) struct Following {
     started: Instant,
     /// The same moment by a clock that no test pauses.

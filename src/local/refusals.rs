@@ -87,7 +87,6 @@ struct Known {
 }
 
 /// A check as the cache looks it up.
-#[derive(Debug)]
 pub(crate) struct Lookup {
     asked_at: u64,
     generation: u64,
@@ -100,7 +99,6 @@ pub(crate) struct Lookup {
 }
 
 /// A charge: the digest of its limit and key.
-#[derive(Debug)]
 struct Account {
     digest: u64,
     cost: u64,

@@ -16,7 +16,6 @@ use crate::check::AdmissionId;
 const PULLED_BACK: usize = if cfg!(test) { 8 } else { 1_000 };
 
 /// The entries in the window. They take 16 bytes each as long as all of them are single units, as in most logs, and 24 otherwise.
-#[derive(Debug)]
 pub(super) struct Log {
     entries: VecDeque<(u64, AdmissionId)>,
     /// None as long as all entries are single units.
@@ -27,7 +26,6 @@ pub(super) struct Log {
 }
 
 /// The packed units of each entry, and their sum.
-#[derive(Debug)]
 struct Units {
     packed: VecDeque<u64>,
     sum: Sum,

@@ -23,7 +23,7 @@ use crate::{
 };
 
 /// The units that one limit remembers for one key.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct Window {
     /// Under the counter, only admissions that get an entry of their own.
     log: Log,

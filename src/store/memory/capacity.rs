@@ -24,7 +24,6 @@ use crate::{
 /// The cells of all limits for each admission of the capacity: 32 bytes.
 const CELLS: usize = 2;
 
-#[derive(Debug)]
 pub(super) struct Capacity {
     pub(super) admissions: usize,
     taken: Counter,
@@ -36,7 +35,6 @@ pub(super) struct Capacity {
 }
 
 /// The admissions under one limit.
-#[derive(Debug)]
 pub(super) struct LimitUsage {
     pub(super) identity: Identity<'static>,
     has_cells: AtomicBool,
@@ -45,7 +43,7 @@ pub(super) struct LimitUsage {
 }
 
 // On cache lines of its own: threads write it, and read what stands beside it for every check.
-#[derive(Debug, Default)]
+#[derive(Default)]
 #[repr(align(128))]
 struct Counter(AtomicUsize);
 

@@ -17,7 +17,6 @@ const PLACES: usize = 3;
 /// A part, modulo 2^32, and the units of that part and of the two before it.
 type Cell = (u32, [u32; 3]);
 
-#[derive(Debug)]
 pub(super) struct Cells {
     window: u64,
     /// The number of the newest part since the Unix epoch. Each part is half of a window.

@@ -12,11 +12,10 @@ use crate::{
 };
 
 /// The records of keys that have units counted: those of other keys are removed before the lock is free.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct Shard(HashTable<Record>);
 
 /// One limit and key: two cache lines that processors load together. It is found by the digest of both.
-#[derive(Debug)]
 #[repr(align(128))]
 struct Record {
     digest: u64,
@@ -35,7 +34,6 @@ pub(super) struct Place<'a> {
 }
 
 /// How the limit of a charge stands before its check is counted or refused.
-#[derive(Debug)]
 pub(super) struct Look<'a> {
     pub(super) charge: &'a Charge,
     /// When this very check was counted, if it was.

@@ -283,7 +283,6 @@ impl Connection {
 }
 
 /// The times of the last replies, of each of equal parts of the slots. One server has the first part only.
-#[derive(Debug)]
 pub(crate) struct LastReplies {
     opened: Instant,
     /// By the local state of the store.
@@ -310,7 +309,6 @@ impl LastReplies {
 }
 
 /// The health of a connection to one server, shared by all that send over it.
-#[derive(Debug)]
 pub(crate) struct ConnectionHealth {
     /// The generation of the connection, and the current one of its pool.
     generation: u64,
