@@ -87,9 +87,10 @@ impl Capacity {
         let mut limits = self.limits.write().unwrap_or_else(PoisonError::into_inner);
         limits.retain(|_, usage| {
             let mut cells = lock(&usage.cells);
-            if let Some(over) = cells.take_if(|cells| cells.are_over(now)) {
+            if let Some(over) = cells.take_if(|cells| cells.over_at <= now) {
                 usage.has_cells.store(false, Ordering::Relaxed);
-                self.cells.fetch_add(over.further(), Ordering::Relaxed);
+                // All but the one that each limit has on top.
+                self.cells.fetch_add(over.cells.len() - 1, Ordering::Relaxed);
             }
             cells.is_some() || Arc::strong_count(usage) > 1
         });

@@ -22,19 +22,14 @@ pub(super) struct Cells {
     /// The number of the newest part since the Unix epoch. Each part is half of a window.
     newest: u64,
     /// When all units have left.
-    over_at: u64,
-    cells: Box<[Cell]>,
+    pub(super) over_at: u64,
+    pub(super) cells: Box<[Cell]>,
 }
 
 impl Cells {
     /// One more than so many cells, so that there is one.
     pub(super) fn new(window: u64, further: usize) -> Self {
         Self { window, newest: 0, over_at: 0, cells: vec![Cell::default(); further + 1].into() }
-    }
-
-    /// How many cells it was made with.
-    pub(super) fn further(&self) -> usize {
-        self.cells.len() - 1
     }
 
     /// The most units that a key may have in each part, the oldest first, and until when they may have come.
@@ -55,11 +50,6 @@ impl Cells {
             *newest = raised.max(*newest);
         }
         self.over_at = self.over_at.max(self.end_of(self.newest).saturating_add(self.window));
-    }
-
-    /// Whether all units have left.
-    pub(super) fn are_over(&self, now: u64) -> bool {
-        self.over_at <= now
     }
 
     fn part(&self) -> u64 {
