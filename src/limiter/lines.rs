@@ -156,7 +156,7 @@ impl Table {
         }
         let (line, now) = (self.lines.get_mut(&place.line)?, Instant::now());
         if line.asks_at > now {
-            line.sleep(waker, wakers);
+            wakers.unused.extend(line.sleeper.replace(waker.clone()));
             return Some(line.asks_at);
         }
         line.ask(now, deadline(), wakers);

@@ -44,8 +44,8 @@ pub(super) struct Wakers {
 pub(super) struct Turns {
     /// `None` until one of those is polled that were woken in the place of a first caller that was late.
     pub(super) first: Option<u64>,
-    /// Of the first, until it asks.
-    sleeper: Option<Waker>,
+    /// Of the first, until it asks: units may be freed before.
+    pub(super) sleeper: Option<Waker>,
     /// The callers behind the first that are polled, as far as the line knows.
     waiting: BTreeMap<u64, Waiting>,
     /// When the first asks.
@@ -138,11 +138,6 @@ impl Turns {
             wakers.unused.extend(self.waiting.remove(&number).map(|waiting| waiting.waker));
         }
         asks
-    }
-
-    /// Keeps the waker of the first, for units that are freed before it asks.
-    pub(super) fn sleep(&mut self, waker: &Waker, wakers: &mut Wakers) {
-        wakers.unused.extend(self.sleeper.replace(waker.clone()));
     }
 
     /// The first asks at this time, which takes at most so long.
