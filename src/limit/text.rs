@@ -95,13 +95,11 @@ fn window_text(window_micros: u64) -> String {
 }
 
 fn prefetches_text(prefetches: Prefetch) -> String {
-    let (default, life) = (Prefetch::new(), window_text(prefetches.life_micros()));
-    match (prefetches.most() == default.most(), prefetches.life_micros() == default.life_micros()) {
-        (true, true) => "prefetch".to_owned(),
-        (true, false) => format!("prefetch({life})"),
-        (false, true) => format!("prefetch({})", prefetches.most()),
-        (false, false) => format!("prefetch({},{life})", prefetches.most()),
-    }
+    let (most, life, default) = (prefetches.most(), prefetches.life_micros(), Prefetch::new());
+    let most = (most != default.most()).then(|| most.to_string());
+    let life = (life != default.life_micros()).then(|| window_text(life));
+    let settings: Vec<String> = most.into_iter().chain(life).collect();
+    if settings.is_empty() { "prefetch".to_owned() } else { format!("prefetch({})", settings.join(",")) }
 }
 
 /// The limit, or the reason why there is none.
