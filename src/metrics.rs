@@ -88,16 +88,7 @@
 #![cfg_attr(not(feature = "metrics"), allow(unused_variables, reason = "without the feature nothing is recorded"))]
 
 use std::borrow::Cow;
-#[cfg(feature = "redis")]
-use std::time::Instant;
-#[cfg(feature = "metrics")]
-use std::{
-    ptr,
-    sync::atomic::{AtomicUsize, Ordering},
-};
 
-#[cfg(all(feature = "metrics", feature = "redis"))]
-use ::metrics::histogram;
 #[cfg(feature = "metrics")]
 use ::metrics::{Recorder, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, with_recorder};
 
@@ -118,6 +109,11 @@ macro_rules! record {
 /// one for each thread.
 #[cfg(feature = "metrics")]
 fn describe() {
+    use std::{
+        ptr,
+        sync::atomic::{AtomicUsize, Ordering},
+    };
+
     /// The address of the last recorder.
     static DESCRIBED: AtomicUsize = AtomicUsize::new(0);
 
@@ -218,8 +214,8 @@ pub(crate) fn breaker_closed() {
 #[inline]
 pub(crate) fn batch(length: usize, waiting: impl FnOnce() -> usize) {
     record! {
-        histogram!("rate_limit_batch_checks").record(length as f64);
-        histogram!("rate_limit_queue_checks").record(waiting() as f64);
+        ::metrics::histogram!("rate_limit_batch_checks").record(length as f64);
+        ::metrics::histogram!("rate_limit_queue_checks").record(waiting() as f64);
     }
 }
 
@@ -232,6 +228,6 @@ pub(crate) fn queue_full() {
 /// The reply or the error of a batch arrives. `sent` is when the dispatcher began to send it.
 #[cfg(feature = "redis")]
 #[inline]
-pub(crate) fn script(sent: Instant) {
-    record! { histogram!("rate_limit_script_seconds").record(sent.elapsed()) }
+pub(crate) fn script(sent: std::time::Instant) {
+    record! { ::metrics::histogram!("rate_limit_script_seconds").record(sent.elapsed()) }
 }
