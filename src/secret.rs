@@ -5,7 +5,7 @@
 //!
 //! One secret may serve both: each use has a domain of its own, so hashes of one reveal nothing about the other.
 
-use std::fmt;
+use std::{array, fmt};
 
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
@@ -97,9 +97,7 @@ impl Domain {
         let mut mac = self.mac.clone();
         parts.iter().for_each(|part| mac.update(part));
         let full = mac.finalize().into_bytes();
-        let mut hash = [0; HASH_BYTES];
-        hash.copy_from_slice(&full[..HASH_BYTES]);
-        hash
+        array::from_fn(|place| full[place])
     }
 }
 

@@ -141,14 +141,8 @@ impl Refusals {
         let account = |charge: &Charge| Account { digest: charge.digest(digester), cost: charge.cost() };
         let (first, others) = check.map_charges(account);
         let generation = self.generations.last.load(Ordering::SeqCst);
-        Some(Lookup {
-            asked_at: self.generations.clock.now(),
-            generation,
-            asks: false,
-            has_turn: false,
-            first,
-            others: others.into(),
-        })
+        let asked_at = self.generations.clock.now();
+        Some(Lookup { asked_at, generation, asks: false, has_turn: false, first, others: others.into() })
     }
 
     /// The refusal of a check of which the cache knows that one of its limits refuses. Statuses with reserved units are used for at
