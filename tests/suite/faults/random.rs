@@ -50,7 +50,9 @@ async fn random_faults() {
     }
     load.recover().await;
     let healed = Instant::now();
-    while server.connections() > 2 * POOL {
+    // A pool of the application may have opened others meanwhile, which it keeps.
+    let sources = if env::var("SOURCE").is_ok_and(|source| source == "pool") { 2 } else { 1 };
+    while server.connections() > 2 * POOL * sources {
         assert!(healed.elapsed() < TEST_TIMEOUT, "connections have leaked");
         sleep(Duration::from_millis(10)).await;
     }
