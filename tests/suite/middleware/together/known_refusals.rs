@@ -7,6 +7,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
+    time::Instant,
 };
 
 use axum::body::Body;
@@ -62,7 +63,14 @@ async fn a_known_ban_stands_in_every_failure_mode_while_redis_does_not_answer() 
     }
     server.resume();
     clock.advance(seconds(600));
-    assert_eq!(ask(&layer, "ada").await, 401, "the ban is over");
+    // As long as checks from before are not answered, five of them may take all units.
+    let begun = Instant::now();
+    let mut status = ask(&layer, "ada").await;
+    while status == 429 && begun.elapsed() < TEST_TIMEOUT {
+        sleep(ms(5)).await;
+        status = ask(&layer, "ada").await;
+    }
+    assert_eq!(status, 401, "the ban is over");
 }
 
 /// One key for all clients, and three layers of which the middle one refuses.
