@@ -25,7 +25,7 @@ pub(crate) use self::round_trip::LONGEST_DEADLINE;
 use self::{breaker::BreakerState, refusals::Generations, round_trip::RoundTrip};
 pub(crate) use self::{
     breaker::SharedBreaker,
-    owed::{Detachable, Holder, Owed, Underway, is_brief},
+    owed::{Detachable, Holder, Owed, Underway},
     prefetch::{KeptHolding, Prefetches, Step},
     refusals::{Lookup, Refusals},
     round_trip::SHORTEST_DEADLINE,

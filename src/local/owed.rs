@@ -41,11 +41,6 @@ thread_local! {
     static IS_BRIEF: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether the current runtime is that of the thread, which ends with the last call.
-pub(crate) fn is_brief() -> bool {
-    IS_BRIEF.get()
-}
-
 type Call = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// A call is on its way as long as this is kept.
@@ -109,6 +104,12 @@ impl Owed {
         if thread::Builder::new().spawn(run).is_err() {
             self.drop_calls();
         }
+    }
+
+    /// Whether the current runtime is that of the thread.
+    #[cfg(feature = "redis")]
+    pub(crate) fn is_in_brief_runtime() -> bool {
+        IS_BRIEF.get()
     }
 
     async fn complete_all(&self) {

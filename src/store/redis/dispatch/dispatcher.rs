@@ -32,7 +32,7 @@ use crate::{
     error::{StoreError, StoreErrorKind},
     key::Key,
     limit::Limit,
-    local::{LocalState, is_brief},
+    local::{LocalState, Owed},
     lock::lock,
     metrics,
     store::redis::{
@@ -74,7 +74,7 @@ impl Config {
         if let Some(known) = own.find_map(|(_, dispatcher)| dispatcher.upgrade()) {
             return Ok(known);
         }
-        if is_brief()
+        if Owed::is_in_brief_runtime()
             && self.server.is_given()
             && let Some(other) = all.iter().find_map(|(_, dispatcher)| dispatcher.upgrade())
         {
