@@ -19,7 +19,7 @@ use crate::support::{
     TEST_TIMEOUT,
     outage::{millis, row},
     proxy::{Cut, Proxy},
-    redis_server::RedisServer,
+    redis_server::{RedisServer, is_on_a_pool},
 };
 
 const SECONDS: u64 = 15;
@@ -51,8 +51,7 @@ async fn random_faults() {
     load.recover().await;
     let healed = Instant::now();
     // A pool of the application may have opened others meanwhile, which it keeps.
-    let sources = if env::var("SOURCE").is_ok_and(|source| source == "pool") { 2 } else { 1 };
-    while server.connections() > 2 * POOL * sources {
+    while server.connections() > 2 * POOL * if is_on_a_pool() { 2 } else { 1 } {
         assert!(healed.elapsed() < TEST_TIMEOUT, "connections have leaked");
         sleep(Duration::from_millis(10)).await;
     }
@@ -67,8 +66,9 @@ async fn random_faults() {
     let ended = Instant::now();
     while tasks() > tasks_before || server.connections() > 0 {
         // A task of a pool looks each 30 s whether the pool is gone.
+        let most = TEST_TIMEOUT * if is_on_a_pool() { 2 } else { 1 };
         let (left, connections) = (tasks().saturating_sub(tasks_before), server.connections());
-        assert!(ended.elapsed() < 2 * TEST_TIMEOUT, "leaked: {left} tasks, {connections} connections");
+        assert!(ended.elapsed() < most, "leaked: {left} tasks, {connections} connections");
         sleep(Duration::from_millis(10)).await;
     }
     let grown = memory.map_or(0, |(now, before)| now.saturating_sub(before) / 1024);

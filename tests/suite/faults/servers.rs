@@ -1,6 +1,6 @@
 //! A server that hangs, dies, forgets the script, has no memory, or is busy.
 
-use std::{env, time::Duration};
+use std::time::Duration;
 
 use tokio::time::sleep;
 
@@ -8,7 +8,11 @@ use super::{
     CLIENTS, keep_busy,
     load::{History, Load},
 };
-use crate::support::{TEST_TIMEOUT, outage::row, redis_server::RedisServer};
+use crate::support::{
+    TEST_TIMEOUT,
+    outage::row,
+    redis_server::{RedisServer, is_on_a_pool},
+};
 
 const DEADLINE: Duration = Duration::from_millis(100);
 
@@ -43,7 +47,7 @@ async fn a_server_that_is_killed() {
     }
     let outcome = load.end().await.keeps_the_rules("kill -9 and restart", History::Forgotten(LIVES - 1));
     // A pool of the application tries for longer than these checks wait.
-    let reason = if env::var("SOURCE").is_ok_and(|source| source == "pool") { "answer within" } else { "refused" };
+    let reason = if is_on_a_pool() { "answer within" } else { "refused" };
     assert!(outcome.failed_with(reason) > 0, "{outcome}");
 }
 

@@ -190,6 +190,11 @@ pub(crate) fn store_at(url: &str) -> RedisStoreBuilder {
     }
 }
 
+/// Whether [`store_at`] makes stores on a pool of the application.
+pub(crate) fn is_on_a_pool() -> bool {
+    env::var("SOURCE").is_ok_and(|source| source == "pool")
+}
+
 /// A port that no other call of this process returns, also after a server of it was killed. It is below those that systems give
 /// to clients, and so is the port of a cluster's nodes, 10,000 above.
 pub(crate) fn free_port() -> u16 {

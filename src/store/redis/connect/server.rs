@@ -141,6 +141,7 @@ impl Server {
     pub(super) async fn connect(&self) -> RedisResult<ServerConnection> {
         let mut connection: ServerConnection = match &self.topology {
             Topology::Given(source) => {
+                // A third to be given one, a third for its first reply, and a third for another way.
                 let mut connection = source.open(self.settings.connect_timeout / 3).await?;
                 connection.set_reply_timeout(self.settings.reply_timeout);
                 connection
