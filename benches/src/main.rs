@@ -22,14 +22,20 @@ mod report;
 mod scenarios;
 mod server;
 
-use std::process::ExitCode;
+use std::{env, process::ExitCode};
 
 use crate::{
     arguments::Arguments,
     report::{Finding, Report},
+    scenarios::{CLIENT, run_client},
 };
 
 fn main() -> ExitCode {
+    let client: Vec<String> = env::args().skip(1).skip_while(|argument| argument != CLIENT).skip(1).collect();
+    if !client.is_empty() {
+        run_client(&client);
+        return ExitCode::SUCCESS;
+    }
     let arguments = match Arguments::read() {
         Ok(arguments) => arguments,
         Err(problem) => {
@@ -39,7 +45,7 @@ fn main() -> ExitCode {
     };
     let mut report = Report::default();
     let mut is_complete = true;
-    println!("{}", report::HEADING);
+    println!("{}{}", report::machine(), report::HEADING);
     for scenario in &arguments.scenarios {
         match (scenario.run)(arguments.effort) {
             Ok(comparisons) => {

@@ -10,10 +10,13 @@ use std::{
 use tempfile::TempDir;
 
 pub(crate) struct Server {
-    process: Child,
     port: u16,
-    _dir: TempDir,
+    /// The process that this one has started, and its folder.
+    _own: Option<(Own, TempDir)>,
 }
+
+/// Ends when it is dropped.
+struct Own(Child);
 
 impl Server {
     pub(crate) fn start() -> Self {
@@ -26,7 +29,7 @@ impl Server {
             .stdout(Stdio::null())
             .spawn()
             .expect("redis-server is not installed: run `bash tests/run.sh`, which installs it");
-        let server = Self { process, port, _dir: dir };
+        let server = Self { port, _own: Some((Own(process), dir)) };
         for _ in 0..500 {
             if redis::Client::open(server.url()).and_then(|client| client.get_connection()).is_ok() {
                 return server;
@@ -34,6 +37,15 @@ impl Server {
             sleep(Duration::from_millis(10));
         }
         panic!("redis-server does not start");
+    }
+
+    /// The one that another process has started on this port.
+    pub(crate) fn at(port: u16) -> Self {
+        Self { port, _own: None }
+    }
+
+    pub(crate) fn port(&self) -> u16 {
+        self.port
     }
 
     pub(crate) fn address(&self) -> String {
@@ -89,8 +101,13 @@ impl Server {
 
     /// Commands since the last `CONFIG RESETSTAT`, and those that scripts have run.
     pub(crate) fn commands(&self) -> f64 {
-        let stats: String = self.run("INFO stats");
-        let line = stats.lines().find_map(|line| line.strip_prefix("total_commands_processed:"));
+        self.stat("total_commands_processed")
+    }
+
+    /// A figure of `INFO everything`.
+    pub(crate) fn stat(&self, name: &str) -> f64 {
+        let stats: String = self.run("INFO everything");
+        let line = stats.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
         line.expect("a figure of Redis").trim().parse().expect("a number")
     }
 
@@ -108,9 +125,9 @@ impl Server {
     }
 }
 
-impl Drop for Server {
+impl Drop for Own {
     fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }

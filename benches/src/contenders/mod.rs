@@ -5,6 +5,7 @@ mod bare_log;
 mod floor;
 mod log_by_time;
 mod naive;
+mod nothing;
 mod ours;
 mod tower_governor;
 mod tower_rate_limit_redis;
@@ -30,6 +31,7 @@ pub(crate) use self::{
     floor::Floor,
     log_by_time::{LOG_BY_TIME, fill_log_by_time},
     naive::Naive,
+    nothing::nothing,
     ours::{
         OURS, OURS_WITH_LONG_PREFETCH, OURS_WITH_PREFETCH, long_prefetches, our_layer, our_layer_on, ours,
         ours_in_process, ours_routed, ours_thrice, ours_with_prefetch, spent, wide, wide_in,

@@ -7,7 +7,7 @@ mod table;
 
 use std::{fs, io, path::Path};
 
-pub(crate) use self::table::HEADING;
+pub(crate) use self::{machine::describe as machine, table::HEADING};
 use crate::measure::Comparison;
 
 /// A comparison, and the scenario that made it.

@@ -7,6 +7,7 @@ mod distance;
 mod early_refusals;
 mod entries;
 mod exhaustion;
+mod fleet;
 mod flood;
 mod heed;
 mod http;
@@ -22,6 +23,7 @@ mod server_time;
 mod throughput;
 mod zipf;
 
+pub(crate) use self::fleet::{CLIENT, run_client};
 use crate::measure::{Comparison, Effort};
 
 /// The comparisons, or one line that says why there are none.
@@ -59,6 +61,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
 pub(crate) const BY_NAME: &[Scenario] = &[
     Scenario { name: "heed-long", run: heed::run_long },
     Scenario { name: "early-refusals", run: early_refusals::run },
+    Scenario { name: "fleet", run: fleet::run },
     Scenario { name: "distance", run: distance::run },
     Scenario { name: "regions", run: regions::run },
 ];

@@ -1,0 +1,7 @@
+//! No limiter.
+
+use super::{Contender, Inner, Layered};
+
+pub(crate) fn nothing() -> impl Contender {
+    Layered(Inner)
+}

@@ -1,0 +1,144 @@
+//! One process of a fleet: a thread of tokio that asks at times of its own, whether or not there are replies.
+
+use std::{
+    fs,
+    io::{self, BufRead, Read, Write},
+    process::{Child, ChildStdin, ChildStdout, Command, Stdio},
+    time::Duration,
+};
+
+use http::StatusCode;
+use tokio::{
+    runtime::Builder,
+    task::JoinSet,
+    time::{Instant, sleep_until},
+};
+
+use super::Side;
+use crate::{
+    contenders::{Contender, Floor, nothing, ours, tower_rate_limit_redis, wide},
+    dice::Dice,
+    load::KEYS,
+    server::Server,
+};
+
+/// The first argument of a process that is a client.
+pub(crate) const CLIENT: &str = "fleet-client";
+
+/// Before the load, to open connections and to load the script.
+const WARM_UP: usize = 50;
+
+/// A process of the fleet, which waits for its start.
+pub(super) struct Client {
+    process: Child,
+    input: ChildStdin,
+    output: ChildStdout,
+}
+
+/// What one process has measured.
+pub(super) struct Outcome {
+    /// Microseconds from the time at which a request was due to its answer.
+    pub(super) times: Vec<u32>,
+    pub(super) errors: u32,
+    /// Processor time of the client, in microseconds.
+    pub(super) processor: u32,
+}
+
+impl Client {
+    /// Returns once it is ready.
+    pub(super) fn start(server: &Server, side: Side, rate: f64, lasting: Duration, seed: u64) -> Self {
+        let mut process = Command::new(std::env::current_exe().expect("this program"))
+            .args([CLIENT, side.name(), &server.port().to_string(), &rate.to_string()])
+            .args([lasting.as_secs_f64().to_string(), seed.to_string()])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("this program runs");
+        let input = process.stdin.take().expect("a pipe");
+        let output = process.stdout.take().expect("a pipe");
+        Self { process, input, output }
+    }
+
+    pub(super) fn wait_until_ready(&mut self) {
+        self.output.read_exact(&mut [0]).expect("a client is ready");
+    }
+
+    pub(super) fn begin(&mut self) {
+        self.input.write_all(b"\n").expect("a client is ready");
+    }
+
+    pub(super) fn outcome(mut self) -> Outcome {
+        let mut bytes = Vec::new();
+        self.output.read_to_end(&mut bytes).expect("a client ends in order");
+        self.process.wait().expect("a client ends in order");
+        let (numbers, _) = bytes.as_chunks::<4>();
+        let mut numbers = numbers.iter().map(|number| u32::from_le_bytes(*number));
+        let errors = numbers.next().expect("a client ends in order");
+        let processor = numbers.next().expect("a client ends in order");
+        Outcome { times: numbers.collect(), errors, processor }
+    }
+}
+
+/// Runs as a client with the arguments that follow [`CLIENT`].
+pub(crate) fn run(arguments: &[String]) {
+    let number = |place: usize| arguments[place].parse::<f64>().expect("a number");
+    let (server, rate, lasting) = (Server::at(number(1) as u16), number(2), Duration::from_secs_f64(number(3)));
+    let seed = number(4) as u64;
+    let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(async {
+        match Side::named(&arguments[0]) {
+            Side::Ours => load(ours(&server, wide()).await, rate, lasting, seed).await,
+            Side::Rival => load(tower_rate_limit_redis(&server).await, rate, lasting, seed).await,
+            Side::Floor => load(Floor::new(&server).await, rate, lasting, seed).await,
+            Side::Nothing => load(nothing(), rate, lasting, seed).await,
+        }
+    });
+}
+
+async fn load(mut contender: impl Contender, rate: f64, lasting: Duration, seed: u64) {
+    let mut dice = Dice::new(seed);
+    for _ in 0..WARM_UP {
+        contender.decide(dice.below(KEYS)).await;
+    }
+    let mut out = io::stdout().lock();
+    out.write_all(b"r").and_then(|()| out.flush()).expect("somebody reads");
+    io::stdin().lock().read_line(&mut String::new()).expect("somebody writes");
+    let (began, before) = (Instant::now(), processor_micros());
+    let (mut due, mut requests) = (began, JoinSet::new());
+    let (mut times, mut errors) = (Vec::new(), 0_u32);
+    let mut note = |answer: (u32, Result<bool, StatusCode>)| {
+        times.push(answer.0);
+        errors += u32::from(answer.1.is_err());
+    };
+    loop {
+        // Exponential, as between independent clients.
+        due += Duration::from_secs_f64(-(1.0 - dice.fraction()).ln() / rate);
+        if due >= began + lasting {
+            break;
+        }
+        if due > Instant::now() {
+            sleep_until(due).await;
+        }
+        let (mut contender, key) = (contender.clone(), dice.below(KEYS));
+        requests.spawn(async move {
+            let answer = contender.try_decide(key).await;
+            (due.elapsed().as_micros() as u32, answer)
+        });
+        while let Some(answer) = requests.try_join_next() {
+            note(answer.expect("a request ends"));
+        }
+    }
+    while let Some(answer) = requests.join_next().await {
+        note(answer.expect("a request ends"));
+    }
+    let processor = (processor_micros() - before) as u32;
+    for number in [errors, processor].into_iter().chain(times) {
+        out.write_all(&number.to_le_bytes()).expect("somebody reads");
+    }
+}
+
+/// The processor time of the thread that asks, which is the main thread.
+fn processor_micros() -> u64 {
+    let times = fs::read_to_string("/proc/self/schedstat").expect("Linux tells the time of a process");
+    times.split(' ').next().and_then(|nanos| nanos.parse::<u64>().ok()).expect("a number") / 1_000
+}
