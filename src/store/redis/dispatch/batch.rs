@@ -1,6 +1,6 @@
 //! A batch: checks and settlements that travel in one script call.
 //!
-//! `copies.rs` joins equal checks. A check that is alone has a short form, which `lone.lua` describes. Places are freed without the
+//! `copies.rs` joins equal checks. Single checks of one shape have a short form, which `head.lua` describes. Places are freed without the
 //! script, in batches of their own: in the script, Redis would run 60 % more instructions for each.
 
 use std::{
@@ -17,6 +17,7 @@ use super::{
     dispatcher::Config,
     job::{Answer, Job, have_one_shape, single, write_shape},
     lost::Lost,
+    queue::MAX_BATCH,
 };
 use crate::{
     check::{AdmissionId, Check},
@@ -154,11 +155,7 @@ impl Batch {
         for charge in charges() {
             command.arg(keys.of(charge.limit(), charge.key()));
         }
-        if let [job] = &*self.jobs
-            && self.now.is_none()
-            && !again
-            && write_alone(job, command)
-        {
+        if self.now.is_none() && !again && write_short(&self.jobs, command) {
             return;
         }
         // The script knows the clock of a test by its sign.
@@ -236,21 +233,27 @@ fn is_unknown(reply: &RedisResult<Value>) -> bool {
     reply.as_ref().is_err_and(|error| error.kind() == ErrorKind::Server(ServerErrorKind::NoScript))
 }
 
-/// Appends the argument of the short form, if the job has one.
-fn write_alone(job: &Job, command: &mut Cmd) -> bool {
-    let Some(figures) = single(job) else { return false };
-    let (mut parts, mut count) = ([job.id.0.to_be_bytes(); 6], 1);
-    for (part, figure) in parts[1..].iter_mut().zip(figures) {
-        (*part, count) = ((figure as f64).to_le_bytes(), count + 1);
+/// Appends the argument of the short form, if the jobs have one: all are single checks of one shape, and one with a place is alone.
+fn write_short(jobs: &[Box<Job>], command: &mut Cmd) -> bool {
+    let Some((first, others)) = jobs.split_first() else { return false };
+    let Some(figures) = single(first) else { return false };
+    if !others.iter().all(|job| !first.check().takes_place() && have_one_shape(first, job)) {
+        return false;
+    }
+    let (mut parts, mut count) = ([[0; 8]; MAX_BATCH + 5], 0);
+    let ids = jobs.iter().map(|job| job.id.0.to_be_bytes());
+    for (part, bytes) in parts.iter_mut().zip(ids.chain(figures.map(|figure| (figure as f64).to_le_bytes()))) {
+        (*part, count) = (bytes, count + 1);
     }
     command.arg(parts[..count].as_flattened());
     true
 }
 
-/// The fields of the short reply: the time, then for each charge the units used, and the microseconds until fewer are.
-fn read_alone(numbers: &[u8]) -> Option<Vec<Value>> {
-    let (numbers, rest) = numbers.as_chunks::<8>();
-    let is_whole = matches!(numbers.len(), 3 | 5) && rest.is_empty();
+/// The figures of the reply to the short form. `None` if they are not as many as a reply to it has.
+fn read_short(reply: &[u8], jobs: &[Box<Job>]) -> Option<Vec<Value>> {
+    let (numbers, rest) = reply.as_chunks::<8>();
+    let count = 1 + 2 * jobs.iter().map(|job| job.check().charges().count()).sum::<usize>();
+    let is_whole = numbers.len() == count && rest.is_empty();
     is_whole.then(|| numbers.iter().map(|number| Value::Int(f64::from_le_bytes(*number) as i64)).collect())
 }
 
@@ -272,7 +275,7 @@ type Figures = [u64; 5];
 fn read(reply: Value, jobs: &[Box<Job>], time: impl Fn() -> u64, answers: &mut Vec<Answer>) -> Option<()> {
     let mut fields = match reply {
         Value::Array(fields) => fields,
-        Value::BulkString(numbers) => read_alone(&numbers)?,
+        Value::BulkString(numbers) => read_short(&numbers, jobs)?,
         _ => return None,
     }
     .into_iter();

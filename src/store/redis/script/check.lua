@@ -34,7 +34,7 @@ local function pull_back(log)
       sum, is_any = sum + units, true
       call('ZREM', log.key, member)
     elseif from < time then
-      if pcall('ZADD', log.key, score_of(from), member) ~= 0 then return end
+      if try('ZADD', log.key, score_of(from), member) ~= 0 then return end
       is_any = true
     end
   end
@@ -189,6 +189,6 @@ end
 
 -- Decides a check. Returns its record, or the text of an error.
 local function decide(logs, k, id, copies, is_again)
-  local is_done, record = attempt(decide_all, logs, k, id, copies, is_again)
+  local is_done, record = pcall(decide_all, logs, k, id, copies, is_again)
   return is_done and record or failure_of(logs.place, record)
 end

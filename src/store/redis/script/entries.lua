@@ -9,7 +9,7 @@
 --           the clock.
 -- Expiry    An exact log of one entry of one unit expires a window + SLACK after it. Any other exact log expires two
 --           windows + SLACK after its oldest entry. That is late enough for every entry of the window after that one, so
---           single.lua and fast.lua mostly leave it as it is, and read from it when the oldest entry leaves. Only that figure
+--           run.lua and fast.lua mostly leave it as it is, and read from it when the oldest entry leaves. Only that figure
 --           depends on it, no decision. Other logs, and all by another clock than the server's, expire a window + SLACK after
 --           their newest entry.
 

@@ -1,6 +1,6 @@
 -- The fast way: a check of exact logs that have capacity for all of its copies, whose units are not reserved, under ids that are
 -- new. It decides what check.lua decides, before the functions of the general way are made. It reads the server's expiries, as
--- single.lua does.
+-- run.lua does.
 
 local MANY = 100                  -- more entries that have left are dropped in steps, by the general way
 local present = ceil(now / 1000)  -- now in milliseconds
@@ -12,7 +12,7 @@ local function look(charge, key, copies, expires, size)
   local counted, window, window_ms = charge.cost * copies, charge.window, charge.window_ms
   if counted > charge.units then return end
   -- The entries that have left, and the total.
-  local beyond, used, total, gone = pcall('ZCOUNT', key, charge.cutoff, '+inf'), nil, nil, 0
+  local beyond, used, total, gone = try('ZCOUNT', key, charge.cutoff, '+inf'), nil, nil, 0
   if beyond == 0 then
     expires = expires or call('PEXPIRETIME', key)
     if expires == -2 then return 0, window, present + (counted > 1 and 2 or 1) * window_ms + SLACK, nil, 0 end
@@ -61,11 +61,11 @@ local function add(charge, key, id, copies)
   -- The first write of a check is the only one that a server without memory refuses.
   if has_total then
     local member = copies > 1 and shared(id, copies, cost) or cost > 1 and id .. string.format('%.0f', cost) or id
-    written = pcall('ZADD', key, charge.used + cost * copies, 'used', score, member)
+    written = try('ZADD', key, charge.used + cost * copies, 'used', score, member)
     -- A first try that the server reads after the second finds the entry of that.
     if charge.total and written == 0 then call('ZADD', key, charge.used, 'used') end
   else
-    written = pcall('ZADD', key, entries_of(id, copies))
+    written = try('ZADD', key, entries_of(id, copies))
   end
   if type(written) == 'table' then return false end
   if gone > 0 then

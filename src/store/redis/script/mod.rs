@@ -5,11 +5,10 @@ use std::sync::LazyLock;
 /// `head.lua` describes its arguments and its reply.
 pub(super) const DECIDE: &str = concat!(
     include_str!("head.lua"),
-    include_str!("single.lua"),
-    include_str!("places.lua"),
-    include_str!("lone.lua"),
-    // In functions, because most calls never need what these files define.
-    "local function other_ways()\n",
+    // In functions, because most calls never need what these files define. They take what they share of the head as arguments, and name
+    // the rest anew: a function that refers to locals of another costs more to make.
+    "local function other_ways(now, score, score_of, SLACK, is_server_time, is_expiry_telling)\n",
+    "local call, try, ceil = redis.call, redis.pcall, math.ceil\n",
     include_str!("members.lua"),
     include_str!("fast.lua"),
     "local function general_way()\n",

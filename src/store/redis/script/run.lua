@@ -1,71 +1,124 @@
--- The loop over the checks and settlements of a batch, in order. Lua makes functions anew in each call, so those that single.lua
--- does not need are made when a check needs them.
+-- The loop over the checks and settlements of a batch, in order, and the shortest way: a single unit that is the first of its log, or of a
+-- log that has capacity and of which no entry has left, and a place. It needs no function and no table. It reads the server's expiries,
+-- so it needs Redis 7.0 and the server's clock.
+--
+-- A place is an entry of one unit in an exact log, which its process renews as long as it is held: so the window of the log, the life of
+-- a place, is the time after which the places of a dead process are free. To free one, its process removes the entry, without this
+-- script. An entry whose time is over may be renewed as long as it is still there: an admission that does not count it drops it, or at
+-- least one other. So there never are more than the limit, but for places that were lost and are taken again. Each write lets the key
+-- live for two lives.
 
-local reply, r, a, k = { now }, 1, 2, 0
+local reply, r, a, k = { now, nil, nil }, 1, 2, 0  -- with room, since a table that grows is slow
 local do_next, read_charges, charge_of
-while a <= #ARGV do
-  local kind, copies, step, charges = ARGV[a], 1, 1, nil
-  local keys, units, window, due, cutoff = 1, nil, nil, nil, nil
-  local places, life, since, expiry, p, renewed  -- p: which of the keys is that of the place
-  if kind == 'single' or kind == 'place' then
+while k < #KEYS do
+  local kind, copies, keys, step, checks, charges = ARGV[a], 1, 1, 1, nil, nil
+  local units, window, places, life, p  -- p: which of the keys is that of the place
+  if short then
+    kind, checks = 'single', #KEYS
+    if #short ~= 8 * checks + 16 then kind, checks = 'place', 1 end
+    units, window, places, life, p = struct.unpack(kind == 'single' and '<dd' or '<ddddd', short, 8 * checks + 1)
+  elseif kind == 'single' or kind == 'place' then
     units, window, a = ARGV[a + 1] + 0, ARGV[a + 2] + 0, a + 3
-    if is_expiry_telling and now >= window and not run then
-      due, cutoff = (2 * ceil(window / 1000) + SLACK) * 1000 - window + now, score_of(now - window)
-    end
-    if kind == 'place' then
-      places, life, p, a = ARGV[a] + 0, ARGV[a + 1] + 0, ARGV[a + 2] + 0, a + 3
-      keys, since, cutoff = units > 0 and 2 or 1, score_of(now - life), now >= life and cutoff
-    end
+    if kind == 'place' then places, life, p, a = ARGV[a] + 0, ARGV[a + 1] + 0, ARGV[a + 2] + 0, a + 3 end
   elseif kind == 'renew' then
     life, a = ARGV[a + 1] + 0, a + 2
   else
-    if not do_next then do_next, read_charges, charge_of = other_ways() end
+    if not do_next then do_next, read_charges, charge_of = other_ways(now, score, score_of, SLACK, is_server_time, is_expiry_telling) end
     if kind == 'settle' or kind == 'settle again' then step = 2 end
     copies, keys = ARGV[a + 1] + 0, ARGV[a + 2] + 0
     charges, a = read_charges(a + 3, keys, kind == 'plain')
   end
+  -- What all checks of the run share.
+  local window_ms, due, cutoff, since, expiry_of_place, renewed
+  local is_short_way = units and is_expiry_telling and now >= window and not (life and now < life)
+  if is_short_way then
+    window_ms = ceil(window / 1000)
+    -- The expiry, in microseconds, of a log whose oldest entry is just leaving.
+    due, cutoff = (2 * window_ms + SLACK) * 1000 - window + now, score_of(now - window)
+  end
   -- As a text, since Redis would format the number in each call.
-  if life then expiry = string.format('%.0f', 2 * ceil(life / 1000) + SLACK) end
-  local last = a + ARGV[a] * step
-  for place = a + 1, last, step do
-    local used, reset, held, size
-    if cutoff and not p then
-      used, reset, size = count_one(KEYS[k + 1], ARGV[place], units, window, due, cutoff)
-    elseif cutoff and take_place then
-      local key = keys == 2 and KEYS[k + 3 - p]
-      used, reset, held, size = take_place(key, ARGV[place], units, window, due, cutoff, KEYS[k + p], places, life,
-        expiry, since)
-      if held and p == 2 then reply[r + 1], reply[r + 2], r = used, reset, r + 2 end
-      if held and keys > p then reply[r + 1], reply[r + 2], r = held, 0, r + 2 end
-      if held and keys == p then used, reset = held, 0 end
+  if life then expiry_of_place = string.format('%.0f', 2 * ceil(life / 1000) + SLACK) end
+  if p and units > 0 then keys = 2 end
+  checks = checks or ARGV[a] + 0
+  for i = 1, checks do
+    local at = a + 1 + (i - 1) * step
+    local id = short and string.sub(short, 8 * i - 7, 8 * i) or ARGV[at]
+    local key, place = KEYS[k + 1], p and KEYS[k + p]
+    if p then key = keys == 2 and KEYS[k + 3 - p] end
+    local used, reset, held, expires, size
+    if is_short_way then
+      if place then
+        held = try('ZCARD', place)
+        if held ~= 0 then
+          since = since or score_of(now - life)
+          if type(held) == 'table' or held >= places or try('ZCOUNT', place, since, '+inf') ~= 0 then held = nil end
+        end
+      end
+      if key and not (place and not held) then
+        expires = call('PEXPIRETIME', key)
+        if expires == -2 then
+          -- A server without memory refuses this write.
+          if try('ZADD', key, score, id) == 1 then
+            call('PEXPIREAT', key, ceil(now / 1000) + window_ms + SLACK)
+            used, reset = 1, window
+          end
+        else
+          size = try('ZCARD', key)
+          local left, expiry = expires * 1000 - due, nil
+          -- One entry of one unit expires a window earlier, and the second moves the expiry.
+          if size == 1 then left, expiry = left + window_ms * 1000, expires + window_ms end
+          -- Less than a millisecond may come from rounding.
+          if left >= 1000 and not (expiry and left > window + 1000) and try('ZCOUNT', key, cutoff, '+inf') == 0
+            and size < units and try('ZADD', key, score, id) == 1 then
+            if expiry then call('PEXPIREAT', key, expiry) end
+            used, reset = size + 1, left < window and left or window
+          end
+        end
+      end
+      if held and key and not used then held = nil end
+      if held then
+        if try('ZADD', place, score, id) == 1 then
+          call('PEXPIRE', place, expiry_of_place)
+          held = held + 1
+        else
+          held, expires, size = nil, nil, nil  -- the unit may be counted, so that these are of before
+        end
+      end
     end
-    if used then
-      reply[r + 1], reply[r + 2], r = used, reset, r + 2
+    if held or used and not place then
+      -- A check that is alone needs no table.
+      if short and keys == #KEYS then
+        if keys == 1 then return struct.pack('<ddd', now, held or used, held and 0 or reset) end
+        if p == 1 then return struct.pack('<ddddd', now, held, 0, used, reset) end
+        return struct.pack('<ddddd', now, used, reset, held, 0)
+      end
+      if p == 1 then reply[r + 1], reply[r + 2], r = held, 0, r + 2 end
+      if key then reply[r + 1], reply[r + 2], r = used, reset, r + 2 end
+      if p == 2 then reply[r + 1], reply[r + 2], r = held, 0, r + 2 end
     elseif kind == 'renew' then
-      local key, id = KEYS[k + 1], ARGV[place]
-      held = pcall('ZADD', key, 'XX', 'CH', score, id) == 1
-      local removed = not held and pcall('ZREM', key, id)
-      if held and key ~= renewed or removed == 1 then
+      local is_held = try('ZADD', key, 'XX', 'CH', score, id) == 1
+      local removed = not is_held and try('ZREM', key, id)
+      if is_held and key ~= renewed or removed == 1 then
         -- A server without memory accepts the ZADD after a ZREM.
-        if not held then call('ZADD', key, score, id) end
-        call('PEXPIRE', key, expiry)
-        held, renewed = true, key
+        if not is_held then call('ZADD', key, score, id) end
+        call('PEXPIRE', key, expiry_of_place)
+        is_held, renewed = true, key
       elseif removed and removed ~= 0 and not string.find(removed.err, 'WRONGTYPE', 1, true) then
         call('ZREM', key, id)  -- fails, since the error is one of the server
       end
-      reply[r + 1], r = held and 1 or 0, r + 1
+      reply[r + 1], r = is_held and 1 or 0, r + 1
     else
-      if not do_next then do_next, read_charges, charge_of = other_ways() end
+      if not do_next then do_next, read_charges, charge_of = other_ways(now, score, score_of, SLACK, is_server_time, is_expiry_telling) end
       if not charges then
         charges = { charge_of(p and places or units, 1, life or window) }
         if keys == 2 then table.insert(charges, 3 - p, charge_of(units, 1, window)) end
       end
-      -- Of a check that is alone, lone.lua knows them.
-      if not reset then reset, size = expires, entries end
-      r = do_next(kind, copies, charges, place, k, reply, r, p ~= 1 and reset, p ~= 1 and size)
+      r = do_next(kind, copies, charges, id, ARGV[at + 1], k, reply, r, p ~= 1 and expires, p ~= 1 and size)
     end
     k = k + keys
   end
-  a = last + 1
+  a = a + 1 + checks * step
 end
+-- All are figures.
+if short and r == 1 + 2 * #KEYS then return struct.pack('<' .. string.rep('d', r), unpack(reply)) end
 return reply

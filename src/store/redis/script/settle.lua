@@ -103,7 +103,7 @@ end
 local function settle(logs, k, id, time, is_again)
   local record, failure = { is_again and 1 or 0, -1, 0, 0, 0, 0, 0 }, nil
   for i, log in ipairs(logs) do
-    local is_done, problem = attempt(function()
+    local is_done, problem = pcall(function()
       read(log, KEYS[k + i])
       if log.settled and settle_charge(log, id, time, log.settled) then record[1] = 1 end
       write_status(record, i, log, 0, 0)

@@ -41,14 +41,14 @@ end
 
 local decide, settle
 
--- Decides the check, or settles the admission, of this argument, whose keys begin behind `k`. Appends its outcome to the reply
--- of length `r`, and returns the new length. The expiry of the first key and the number of its entries may be known.
-local function do_next(kind, copies, charges, place, k, reply, r, expires, size)
-  local id, is_fast = ARGV[place], is_expiry_telling and (kind == 'single' or kind == 'place' or kind == 'plain')
+-- Decides the check, or settles the admission, of this id, whose keys begin behind `k`. Appends its outcome to the reply of length
+-- `r`, and returns the new length. The expiry of the first key and the number of its entries may be known.
+local function do_next(kind, copies, charges, id, at, k, reply, r, expires, size)
+  local is_fast = is_expiry_telling and (kind == 'single' or kind == 'place' or kind == 'plain')
   if is_fast and decide_fast(charges, k, id, copies, reply, r, expires, size) then return r + 2 * #charges end
   if not decide then decide, settle = general_way() end
   if kind == 'settle' or kind == 'settle again' then
-    reply[r + 1] = settle(charges, k, id, ARGV[place + 1] + 0, kind == 'settle again')
+    reply[r + 1] = settle(charges, k, id, at + 0, kind == 'settle again')
   else
     reply[r + 1] = decide(charges, k, id, copies, kind == 'again')
   end
