@@ -8,6 +8,8 @@
 //! 4. A task that has a permit serves the queue until it is empty.
 //! 5. A check that finds nothing in flight skips the queue: its caller sends it, without a task. If that caller stops
 //!    polling, other checks queue instead. A settlement never skips the queue, since it must happen even if its caller leaves.
+//!    Where checks have come together of late, the first of them does not skip the queue. A task sends what is ready in one turn of the
+//!    runtime as one batch: each script call costs Redis, and each reply wakes this process.
 //! 6. Prefetches are taken and given back before they are needed, so they wait for others for a small part of their life. They leave earlier
 //!    with the next batch of checks.
 //! 7. Callers hold the queue weakly. So it ends with its runtime, and all that wait in it get an error.
@@ -43,7 +45,7 @@ use crate::{
 
 /// The most checks of a batch. More than some dozens cost Redis more a check, not less: its data for them no longer fits
 /// into the processor's nearest cache.
-const MAX_BATCH: usize = 64;
+pub(super) const MAX_BATCH: usize = 64;
 
 /// The most checks of a batch that begins with [`MAX_BATCH`] copies of one. To Redis they are one check.
 const MAX_COPIES: usize = 128;
@@ -59,6 +61,9 @@ const BETWEEN_WALKS: Duration = Duration::from_millis(10);
 
 /// While no more wait, they leave in the order of their arrival, which costs no look at their keys.
 const FEW: usize = 4 * MAX_BATCH;
+
+/// After this many batches of one check in a row, a check counts as alone again.
+const ALONE: u8 = 8;
 
 /// Few servers decide a check in less. The first batches are compared with it.
 const SHORT_TIME: Duration = Duration::from_micros(10);
@@ -93,6 +98,8 @@ struct State {
     first_end: Option<Instant>,
     in_flight: usize,
     is_lone_check_in_flight: bool,
+    /// How many batches of one check have to leave before a check counts as alone. Zero at first.
+    until_alone: u8,
     /// The time from one batch to the next for each check of the first, smoothed. Zero until it is known, and once the queue has
     /// been empty: no check is refused for what was before.
     time_per_check: Duration,
@@ -110,7 +117,8 @@ impl Queue {
     /// gives none: the check would be a second one.
     pub(super) fn lone_permit(self: &Arc<Self>) -> Option<Permit> {
         let mut state = self.lock();
-        if self.max_in_flight == 1 || state.in_flight > 0 || state.is_lone_check_in_flight {
+        let is_busy = state.in_flight > 0 || state.is_lone_check_in_flight;
+        if self.max_in_flight == 1 || is_busy || state.until_alone > 0 {
             return None;
         }
         state.is_lone_check_in_flight = true;
@@ -120,6 +128,9 @@ impl Queue {
     /// Queues a job, or returns its answer, in a box since that is rare. A task has to [serve](Self::batch_permit) the queue from then on.
     pub(super) fn push(self: &Arc<Self>, mut job: Box<Job>) -> Result<(Receiver<Answer>, Caller), Box<Answer>> {
         let mut state = self.lock();
+        if state.is_lone_check_in_flight {
+            state.until_alone = ALONE;
+        }
         let turn = state.turn_of(&job, &self.digester);
         // So that prefetches of thousands of keys never delay or fail the checks of callers.
         if job.is_check() && job.is_of_prefetch() && state.waiting > self.capacity / PART_OF_PREFETCHES {
@@ -283,6 +294,7 @@ impl Permit {
             return None;
         }
         state.measure(Instant::now(), jobs.len());
+        state.until_alone = if jobs.len() > 1 { ALONE } else { state.until_alone.saturating_sub(1) };
         drop(state);
         metrics::batch(jobs.len(), || waiting);
         Some(jobs)
@@ -586,6 +598,32 @@ mod tests {
             let (_, caller) = logins.remove(0);
             caller.leave();
             assert!(push(9_999, 1).is_ok());
+        });
+    }
+
+    /// Until some batches of one check have left, since the next ones may have company, too.
+    #[test]
+    fn a_check_that_follows_checks_in_company_does_not_skip_the_queue() {
+        on_one_thread(|| {
+            let queue = Queue::new(4, 10);
+            let serve = |keys: &[u64]| {
+                let callers: Vec<_> = keys.iter().map(|key| push(&queue, *key, 50)).collect();
+                let mut permit = queue.batch_permit(|| 0).unwrap();
+                let sent: Vec<_> = from_fn(|| permit.next_batch()).map(|jobs| jobs.len()).collect();
+                drop(callers);
+                sent
+            };
+            let alone = queue.lone_permit().expect("nothing has come before");
+            assert_eq!(serve(&[1]), [1]);
+            drop(alone);
+            for round in 0..2 {
+                for batch in 1..=ALONE {
+                    assert!(queue.lone_permit().is_none(), "round {round}, batch {batch}");
+                    assert_eq!(serve(&[batch.into()]), [1]);
+                }
+                assert!(queue.lone_permit().is_some(), "round {round}");
+                assert_eq!(serve(&[1, 2]), [2]);
+            }
         });
     }
 
