@@ -27,7 +27,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use bb8::{ManageConnection, PooledConnection};
+use bb8::{ManageConnection, PooledConnection, QueueStrategy};
 use redis::{Cmd, Pipeline, RedisError, RedisFuture, RedisResult, Value, cmd};
 use tokio::{
     sync::{oneshot, watch},
@@ -76,6 +76,8 @@ impl Pool {
     pub(crate) fn new(server: &Arc<Server>, distance: Arc<AtomicU64>) -> Self {
         let places = bb8::Pool::builder()
             .max_size(server.settings.connections)
+            // One batch after the other goes over one connection, whose memory is in the caches of both sides.
+            .queue_strategy(QueueStrategy::Lifo)
             // The wait for a place is a part of the wait for a connection.
             .connection_timeout(Duration::MAX)
             .idle_timeout(None)
