@@ -187,6 +187,52 @@ async fn checks_in_different_ways_get_their_own_decisions() {
     assert_eq!(server.script_calls(), 1);
 }
 
+/// By the server's clock, single checks of one limit travel in a short form.
+#[tokio::test]
+async fn single_checks_of_one_limit_get_their_own_decisions() {
+    const TWO: Limit = Limit::per_hour("two", 2);
+    let server = RedisServer::start();
+    let limiter = Limiter::new(patient(&server.url()).connections(1).build().unwrap()).deadline(TEST_TIMEOUT);
+    let check = |key: &'static str| tokio::spawn(limiter.check(&TWO, key, 1));
+    assert_eq!(used(vec![check("unreadable")]).await, [1]);
+    server.run::<()>(&format!("SET {} text", server.only_key()));
+    assert_eq!(used(vec![check("full"), check("one")]).await, [1, 1]);
+    assert_eq!(used(vec![check("full")]).await, [2]);
+    for (keys, expected) in [
+        (["one", "new", "other"], [Ok(2), Ok(1), Ok(1)]),
+        (["full", "new", "other"], [Err(Some(2)), Ok(2), Ok(2)]),
+        (["fresh", "unreadable", "last"], [Ok(1), Err(None), Ok(1)]),
+        (["fresh", "last", "full"], [Ok(2), Ok(2), Err(Some(2))]),
+        (["unreadable", "full", "one"], [Err(None), Err(Some(2)), Err(Some(2))]),
+    ] {
+        // So that the refusal is not known.
+        let limiter = limiter.clone().refusal_cache(Duration::ZERO);
+        server.run::<()>("CONFIG RESETSTAT");
+        let answers = keys.map(|key| tokio::spawn(limiter.check(&TWO, key, 1)));
+        for (answer, expected) in answers.into_iter().zip(expected) {
+            let outcome = answer.await.unwrap().map_err(|_| None).and_then(|decision| {
+                if decision.is_allowed() { Ok(decision.used()) } else { Err(Some(decision.used())) }
+            });
+            assert_eq!(outcome, expected, "{keys:?}");
+        }
+        assert_eq!(server.script_calls(), 1, "{keys:?}");
+    }
+}
+
+/// The first of them leaves alone, and what comes with it in a batch. From then on they are one batch.
+#[tokio::test]
+async fn checks_that_come_together_again_and_again_are_one_batch() {
+    let server = RedisServer::start();
+    let limiter = Limiter::new(patient(&server.url()).connect().await.unwrap()).deadline(TEST_TIMEOUT);
+    let mut calls = Vec::new();
+    for _ in 0..4 {
+        server.run::<()>("CONFIG RESETSTAT");
+        used(ask(&limiter, ["ada", "bob", "eve"])).await;
+        calls.push(server.script_calls());
+    }
+    assert_eq!(calls, [2, 1, 1, 1]);
+}
+
 /// A check that is refused, and one of a larger limit on the same key.
 #[tokio::test]
 async fn checks_of_one_key_are_decided_in_order() {
