@@ -8,8 +8,8 @@
 //! 4. A task that has a permit serves the queue until it is empty.
 //! 5. A check that finds nothing in flight skips the queue: its caller sends it, without a task. If that caller stops
 //!    polling, other checks queue instead. A settlement never skips the queue, since it must happen even if its caller leaves.
-//!    Where checks have come together of late, the first of them does not skip the queue. A task sends what is ready in one turn of the
-//!    runtime as one batch: each script call costs Redis, and each reply wakes this process.
+//!    Where checks have come together of late, the first of them does not skip the queue. A task sends all that have come by the time it
+//!    runs as one batch: each script call costs Redis, and each reply wakes this process.
 //! 6. Prefetches are taken and given back before they are needed, so they wait for others for a small part of their life. They leave earlier
 //!    with the next batch of checks.
 //! 7. Callers hold the queue weakly. So it ends with its runtime, and all that wait in it get an error.

@@ -37,7 +37,7 @@
 --            at     only of an admission that is settled: when it was decided
 --        or the short form of checks of one run of 'single', or of one of 'place', by the server's clock. It is one argument: the ids, and
 --        then the figures as doubles, little-endian: units and window, and those of a place. Redis needs 23 % fewer instructions for
---        a check that is alone, and for two to eight of a run it needs a tenth less time
+--        a check that is alone, and for two to eight of a run it needs a twentieth less time
 -- reply  a list: now, then for each check two figures a charge, if run.lua or fast.lua has counted it,
 --            used   units in the window after the decision
 --            reset  microseconds until fewer are, 0 if there are none. Read from an expiry it may be too late, by up to 1
