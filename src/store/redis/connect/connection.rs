@@ -5,7 +5,8 @@
 //! 2. Taking a connection sends nothing: the replies that pass through a connection tell whether it works.
 //! 3. Only tasks take a connection or wait for one. A future that is not polled would keep the connection, or its turn in
 //!    the pool, from all others. A check that is sent without a task shares the connection that a task took last.
-//! 4. Batches share the connections to a cluster, which lead to all of its nodes.
+//! 4. Batches share the connections to a cluster, which lead to all of its nodes. They take turns: a client of a cluster
+//!    stands still while it connects to a node that hangs.
 //! 5. A connection that failed takes its whole generation with it: a server that restarts or is demoted has mostly cut
 //!    all connections. Handing out the others one by one would fail one check each.
 //! 6. A connection that left several requests in a row without a reply, or one for a second, is given up too, with its generation.
@@ -74,10 +75,11 @@ pub(crate) type Place = PooledConnection<'static, Places>;
 impl Pool {
     /// Connects nowhere yet.
     pub(crate) fn new(server: &Arc<Server>, distance: Arc<AtomicU64>) -> Self {
+        // One batch after the other goes over one connection, whose memory is in the caches of both sides.
+        let turns = if server.is_cluster() { QueueStrategy::Fifo } else { QueueStrategy::Lifo };
         let places = bb8::Pool::builder()
             .max_size(server.settings.connections)
-            // One batch after the other goes over one connection, whose memory is in the caches of both sides.
-            .queue_strategy(QueueStrategy::Lifo)
+            .queue_strategy(turns)
             // The wait for a place is a part of the wait for a connection.
             .connection_timeout(Duration::MAX)
             .idle_timeout(None)
