@@ -62,6 +62,7 @@ pub(crate) const BY_NAME: &[Scenario] = &[
     Scenario { name: "heed-long", run: heed::run_long },
     Scenario { name: "early-refusals", run: early_refusals::run },
     Scenario { name: "fleet", run: fleet::run },
+    Scenario { name: "tails", run: fleet::tails },
     Scenario { name: "distance", run: distance::run },
     Scenario { name: "regions", run: regions::run },
 ];

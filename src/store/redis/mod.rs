@@ -5,8 +5,8 @@
 //!
 //! 1. Each limit and key has one sorted set: the head of the script explains its entries.
 //! 2. The script reads the server's time once, so all processes decide by one clock.
-//! 3. One script decides many checks, in the order of their arrival. A lone check waits neither for others nor for a task:
-//!    its own caller sends it. Until the first reply a task does, and learns the round trip from it, even if it is late.
+//! 3. One script decides many checks, in the order of their arrival. While few are in flight, a check waits neither for
+//!    others nor for a task: its own caller sends it. Until the first reply a task does, and learns the round trip from it, even if it is late.
 //! 4. EVALSHA sends the script, and EVAL once if the server does not know it.
 //! 5. A batch is sent once more, over a new connection, if its connection broke or the server has become a replica. It
 //!    carries its ids, so it counts once even if the first try has run. Checks that the server could not know again by

@@ -1,22 +1,25 @@
-//! One process of a fleet: a thread of tokio that asks at times of its own, whether or not there are replies.
+//! One process of a fleet: a thread of tokio that gets requests at random times, whether or not there are replies.
+//!
+//! A second thread sends them. It wakes the first one for each, as a socket does. The timers of tokio tell milliseconds, so requests
+//! that are due within one would begin together.
 
 use std::{
     fs,
     io::{self, BufRead, Read, Write},
     process::{Child, ChildStdin, ChildStdout, Command, Stdio},
-    time::Duration,
+    thread,
+    time::{Duration, Instant},
 };
 
 use http::StatusCode;
-use tokio::{
-    runtime::Builder,
-    task::JoinSet,
-    time::{Instant, sleep_until},
-};
+use tokio::{runtime::Builder, sync::mpsc, task::JoinSet};
 
 use super::Side;
 use crate::{
-    contenders::{Contender, Floor, nothing, ours, tower_rate_limit_redis, wide},
+    contenders::{
+        Contender, Floor, Quota, nothing, ours, ours_in_process, ours_with_prefetch, tower_governor,
+        tower_rate_limit_redis, wide,
+    },
     dice::Dice,
     load::KEYS,
     server::Server,
@@ -27,6 +30,9 @@ pub(crate) const CLIENT: &str = "fleet-client";
 
 /// Before the load, to open connections and to load the script.
 const WARM_UP: usize = 50;
+
+/// A limit in process that is never reached.
+const WIDE: Quota = Quota { units: 1_000_000, window: Duration::from_secs(1) };
 
 /// A process of the fleet, which waits for its start.
 pub(super) struct Client {
@@ -91,6 +97,9 @@ pub(crate) fn run(arguments: &[String]) {
             Side::Rival => load(tower_rate_limit_redis(&server).await, rate, lasting, seed).await,
             Side::Floor => load(Floor::new(&server).await, rate, lasting, seed).await,
             Side::Nothing => load(nothing(), rate, lasting, seed).await,
+            Side::Prefetch => load(ours_with_prefetch(&server, wide()).await, rate, lasting, seed).await,
+            Side::InProcess => load(ours_in_process(WIDE, 10_000_000), rate, lasting, seed).await,
+            Side::Governor => load(tower_governor(WIDE), rate, lasting, seed).await,
         }
     });
 }
@@ -103,22 +112,14 @@ async fn load(mut contender: impl Contender, rate: f64, lasting: Duration, seed:
     let mut out = io::stdout().lock();
     out.write_all(b"r").and_then(|()| out.flush()).expect("somebody reads");
     io::stdin().lock().read_line(&mut String::new()).expect("somebody writes");
-    let (began, before) = (Instant::now(), processor_micros());
-    let (mut due, mut requests) = (began, JoinSet::new());
+    let before = processor_micros();
+    let (mut arrivals, mut requests) = (arrivals(rate, lasting, seed), JoinSet::new());
     let (mut times, mut errors) = (Vec::new(), 0_u32);
     let mut note = |answer: (u32, Result<bool, StatusCode>)| {
         times.push(answer.0);
         errors += u32::from(answer.1.is_err());
     };
-    loop {
-        // Exponential, as between independent clients.
-        due += Duration::from_secs_f64(-(1.0 - dice.fraction()).ln() / rate);
-        if due >= began + lasting {
-            break;
-        }
-        if due > Instant::now() {
-            sleep_until(due).await;
-        }
+    while let Some(due) = arrivals.recv().await {
         let (mut contender, key) = (contender.clone(), dice.below(KEYS));
         requests.spawn(async move {
             let answer = contender.try_decide(key).await;
@@ -135,6 +136,21 @@ async fn load(mut contender: impl Contender, rate: f64, lasting: Duration, seed:
     for number in [errors, processor].into_iter().chain(times) {
         out.write_all(&number.to_le_bytes()).expect("somebody reads");
     }
+}
+
+/// The times at which requests are due. The times between them are exponential, as between independent clients.
+fn arrivals(rate: f64, lasting: Duration, seed: u64) -> mpsc::UnboundedReceiver<Instant> {
+    let (mut dice, (arrive, arrivals)) = (Dice::new(!seed), mpsc::unbounded_channel());
+    thread::spawn(move || {
+        let began = Instant::now();
+        let mut due = began;
+        while due < began + lasting {
+            due += Duration::from_secs_f64(-(1.0 - dice.fraction()).ln() / rate);
+            thread::sleep(due.saturating_duration_since(Instant::now()));
+            arrive.send(due).expect("the load goes on");
+        }
+    });
+    arrivals
 }
 
 /// The processor time of the thread that asks, which is the main thread.

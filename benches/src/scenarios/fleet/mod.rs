@@ -11,7 +11,7 @@ use self::client::Client;
 pub(crate) use self::client::{CLIENT, run as run_client};
 use super::Outcome;
 use crate::{
-    contenders::{Floor, OURS, TOWER_RATE_LIMIT_REDIS},
+    contenders::{Floor, OURS, OURS_WITH_PREFETCH, TOWER_GOVERNOR, TOWER_RATE_LIMIT_REDIS},
     measure::{Comparison, Effort, Sides, Spread, Unit},
     server::Server,
 };
@@ -25,6 +25,13 @@ const ASKED_FOR_MORE: usize = 8;
 const STEP: f64 = 5_000.0;
 const MOST: f64 = 10_000.0;
 
+/// The processes whose longest times are measured, at these parts of the most that both they and the rival's answer in time.
+const WITH_TAILS: [usize; 2] = [1, 8];
+const LOADS: [f64; 3] = [0.2, 0.5, 0.8];
+
+/// Of 10,000 requests.
+const PARTS: [usize; 4] = [5_000, 9_900, 9_990, 9_999];
+
 /// The limiter of all processes.
 #[derive(Clone, Copy)]
 enum Side {
@@ -32,10 +39,16 @@ enum Side {
     Rival,
     Floor,
     Nothing,
+    Prefetch,
+    InProcess,
+    Governor,
 }
 
 impl Side {
-    const ALL: [Self; 4] = [Self::Ours, Self::Rival, Self::Floor, Self::Nothing];
+    const ALL: [Self; 7] =
+        [Self::Ours, Self::Rival, Self::Floor, Self::Nothing, Self::Prefetch, Self::InProcess, Self::Governor];
+    /// Those that ask Redis for each decision, and no limiter.
+    const OF_A_FLEET: [Self; 4] = [Self::Ours, Self::Rival, Self::Floor, Self::Nothing];
 
     fn name(self) -> &'static str {
         match self {
@@ -43,6 +56,9 @@ impl Side {
             Self::Rival => TOWER_RATE_LIMIT_REDIS,
             Self::Floor => Floor::LABEL,
             Self::Nothing => "no limiter",
+            Self::Prefetch => OURS_WITH_PREFETCH,
+            Self::InProcess => "tower-sliding-window, in process",
+            Self::Governor => TOWER_GOVERNOR,
         }
     }
 
@@ -88,20 +104,61 @@ pub(crate) fn run(effort: Effort) -> Outcome {
     let mut comparisons = Vec::new();
     for (processes, rate) in FLEETS {
         let name = format!("{processes}, {rate}");
-        let measured = measure_all(effort.rounds, |side, server| measure(server, side, processes, rate, effort.round));
+        let measured = measure_all(&Side::OF_A_FLEET, effort.rounds, |side, server| {
+            measure(server, side, processes, rate, effort.round)
+        });
         measured.iter().for_each(|(side, rounds)| print_row(&name, side, rounds));
         let redis_time = Comparison::of(format!("Redis time, {name}"), Unit::Micros, &measured[..2], Round::redis);
         let p99 = Comparison::of(format!("p99, {name}"), Unit::Micros, &measured[..2], |round| round.part(9_900));
         comparisons.extend([redis_time, p99]);
     }
-    let most = measure_all(effort.rounds.div_ceil(3), |side, server| most_in_time(server, side, effort.round));
+    let most = measure_all(&Side::OF_A_FLEET, effort.rounds.div_ceil(3), |side, server| {
+        most_in_time(server, side, ASKED_FOR_MORE, effort.round)
+    });
     comparisons.push(Comparison::of("most at a p99 of 10 ms", Unit::PerSecond, &most[..2], |most| *most));
     Ok(comparisons)
 }
 
-/// Measures all sides in turn, each on its own server.
-fn measure_all<T>(rounds: usize, measure: impl Fn(Side, &Server) -> T) -> Vec<(String, Vec<T>)> {
-    let (servers, mut sides) = (Side::ALL.map(|side| (side, Server::start())), Sides::new());
+/// What a limiter adds to the times of requests, at a part of the most that are answered in time.
+pub(crate) fn tails(effort: Effort) -> Outcome {
+    println!(
+        "\nThe times that so many percent of the requests took at most, in milliseconds, above those without a limiter"
+    );
+    println!("| processes, requests a second | side | 50 % | 99 % | 99.9 % | 99.99 % |");
+    println!("|---|---|---|---|---|---|");
+    let mut comparisons = Vec::new();
+    for processes in WITH_TAILS {
+        let most = measure_all(&Side::OF_A_FLEET[..2], effort.rounds.div_ceil(3), |side, server| {
+            most_in_time(server, side, processes, effort.round)
+        });
+        let most = most.iter().map(|(_, most)| Spread::of(most.iter().copied()).median).fold(f64::INFINITY, f64::min);
+        for load in LOADS {
+            let (rate, name) =
+                (load * most, format!("{processes}, {:.0}, {:.0} % of the most", load * most, load * 100.0));
+            let mut measured = measure_all(&Side::ALL, effort.rounds, |side, server| {
+                measure(server, side, processes, rate, effort.round)
+            });
+            let (_, without) = measured.remove(Side::Nothing as usize);
+            let added = |rounds: &[Round], part| {
+                let added = rounds.iter().zip(&without).map(|(round, without)| round.part(part) - without.part(part));
+                added.collect::<Vec<_>>()
+            };
+            for (side, rounds) in &measured {
+                let cells =
+                    PARTS.map(|part| format!("{:.2}", Spread::of(added(rounds, part).into_iter()).median / 1e3));
+                println!("| {name} | {side} | {} |", cells.join(" | "));
+            }
+            let of_both: Vec<_> =
+                measured[..2].iter().map(|(side, rounds)| (side.clone(), added(rounds, 9_990))).collect();
+            comparisons.push(Comparison::of(format!("p99.9 added, {name}"), Unit::Micros, &of_both, |added| *added));
+        }
+    }
+    Ok(comparisons)
+}
+
+/// Measures sides in turn, each on its own server.
+fn measure_all<T>(all: &[Side], rounds: usize, measure: impl Fn(Side, &Server) -> T) -> Vec<(String, Vec<T>)> {
+    let (servers, mut sides) = (all.iter().map(|side| (*side, Server::start())).collect::<Vec<_>>(), Sides::new());
     for (side, server) in &servers {
         sides = sides.side(side.name(), || measure(*side, server));
     }
@@ -113,7 +170,7 @@ fn print_row(name: &str, side: &str, rounds: &[Round]) {
     let errors = median(&|round| round.errors);
     let note = if errors > 0.0 { format!(" ({errors} without a decision)") } else { String::new() };
     println!(
-        "| {name} | {side}{note} | {:.1} = {:.1} + {:.1} | {:.2} | {:.2} | {:.2} | {:.0} | {:.1} | {:.2} | {:.2} | {:.2} | {:.2} |",
+        "| {name} | {side}{note} | {:.1} = {:.1} + {:.1} | {:.2} | {:.2} | {:.2} | {:.0} | {:.1} | {} |",
         median(&Round::redis),
         median(&|round| round.user),
         median(&|round| round.system),
@@ -122,18 +179,15 @@ fn print_row(name: &str, side: &str, rounds: &[Round]) {
         median(&|round| round.writes),
         median(&|round| round.bytes),
         median(&|round| round.client),
-        median(&|round| round.part(5_000) / 1e3),
-        median(&|round| round.part(9_900) / 1e3),
-        median(&|round| round.part(9_990) / 1e3),
-        median(&|round| round.part(9_999) / 1e3),
+        PARTS.map(|part| format!("{:.2}", median(&|round| round.part(part) / 1e3))).join(" | "),
     );
 }
 
 /// The most requests a second, in steps, of which 99 % have their answer in time.
-fn most_in_time(server: &Server, side: Side, lasting: Duration) -> f64 {
+fn most_in_time(server: &Server, side: Side, processes: usize, lasting: Duration) -> f64 {
     let rates = (1..).map(|steps| f64::from(steps) * STEP);
     let is_in_time = |rate: &f64| {
-        let round = measure(server, side, ASKED_FOR_MORE, *rate, lasting);
+        let round = measure(server, side, processes, *rate, lasting);
         round.errors == 0.0 && round.part(9_900) < MOST
     };
     rates.take_while(is_in_time).last().unwrap_or(0.0)

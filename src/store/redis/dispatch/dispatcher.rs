@@ -126,7 +126,7 @@ impl Dispatcher {
     /// Sends a job, or lets a task do it. While it waits for the answer, it holds nothing of the dispatcher, which so ends with its
     /// runtime, even if nobody polls the future.
     ///
-    /// If nothing is in flight and a connection works, the caller of a check sends it.
+    /// If few checks are in flight and a connection works, the caller of a check sends it.
     pub(crate) async fn ask(self: Arc<Self>, job: Box<Job>) -> Answer {
         let slot = self.is_by_slot().then(|| hash_slot(job.check(), &self.config.keys));
         let (queue, wait) = (self.queue(slot.unwrap_or(0), job.is_release()), job.may_wait());

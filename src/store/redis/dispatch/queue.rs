@@ -1,15 +1,16 @@
 //! Checks and settlements that wait for the next batch.
 //!
-//! 1. A lone check leaves at once. While the allowed number of batches is in flight, checks queue. When a batch returns, the
-//!    queue leaves as the next one. No timer delays a check.
+//! 1. While few checks are in flight, a check leaves at once. While the allowed number of batches is in flight, checks
+//!    queue. When a batch returns, the queue leaves as the next one. No timer delays a check.
 //! 2. A check that would not have its answer within its caller's deadline is an error at once. The batches that have left tell how
 //!    long the wait is. The batches, their number in flight, and the number of checks that wait are bounded, too.
 //! 3. A check whose caller has stopped waiting is not sent, and takes no place in the queue from other checks.
 //! 4. A task that has a permit serves the queue until it is empty.
-//! 5. A check that finds nothing in flight skips the queue: its caller sends it, without a task. If that caller stops
-//!    polling, other checks queue instead. A settlement never skips the queue, since it must happen even if its caller leaves.
-//!    Where checks have come together of late, the first of them does not skip the queue. A task sends all that have come by the time it
-//!    runs as one batch: each script call costs Redis, and each reply wakes this process.
+//! 5. A check that finds no batch and few other checks in flight skips the queue: its caller sends it, without a task. If
+//!    those callers stop polling, other checks queue instead. A settlement never skips the queue, since it must happen even
+//!    if its caller leaves.
+//!    Where more checks have come together of late, the first of them does not skip the queue. A task sends all that have come by the
+//!    time it runs as one batch: each script call costs Redis, and each reply wakes this process.
 //! 6. Prefetches are taken and given back before they are needed, so they wait for others for a small part of their life. They leave earlier
 //!    with the next batch of checks.
 //! 7. Callers hold the queue weakly. So it ends with its runtime, and all that wait in it get an error.
@@ -62,6 +63,9 @@ const BETWEEN_WALKS: Duration = Duration::from_millis(10);
 /// While no more wait, they leave in the order of their arrival, which costs no look at their keys.
 const FEW: usize = 4 * MAX_BATCH;
 
+/// While no more checks are in flight, each skips the queue: a task and a batch for each would cost this process more than they save.
+const MOST_ALONE: usize = if cfg!(test) { 1 } else { 4 };
+
 /// After this many batches of one check in a row, a check counts as alone again.
 const ALONE: u8 = 8;
 
@@ -97,7 +101,8 @@ struct State {
     /// When the first of the checks that take places may be cancelled, which nobody counts.
     first_end: Option<Instant>,
     in_flight: usize,
-    is_lone_check_in_flight: bool,
+    /// The checks in flight that skipped the queue.
+    alone: usize,
     /// How many batches of one check have to leave before a check counts as alone. Zero at first.
     until_alone: u8,
     /// The time from one batch to the next for each check of the first, smoothed. Zero until it is known, and once the queue has
@@ -113,22 +118,22 @@ impl Queue {
         Arc::new(Self { capacity, max_in_flight, digester, is_gathering, state })
     }
 
-    /// The permit to send a check without a batch, if nothing is in flight. A queue that may have only one batch in flight
+    /// The permit to send a check without a batch, if few are in flight. A queue that may have only one batch in flight
     /// gives none: the check would be a second one.
     pub(super) fn lone_permit(self: &Arc<Self>) -> Option<Permit> {
         let mut state = self.lock();
-        let is_busy = state.in_flight > 0 || state.is_lone_check_in_flight;
+        let is_busy = state.in_flight > 0 || state.alone >= MOST_ALONE;
         if self.max_in_flight == 1 || is_busy || state.until_alone > 0 {
             return None;
         }
-        state.is_lone_check_in_flight = true;
+        state.alone += 1;
         Some(Permit { queue: Arc::downgrade(self), is_lone: true })
     }
 
     /// Queues a job, or returns its answer, in a box since that is rare. A task has to [serve](Self::batch_permit) the queue from then on.
     pub(super) fn push(self: &Arc<Self>, mut job: Box<Job>) -> Result<(Receiver<Answer>, Caller), Box<Answer>> {
         let mut state = self.lock();
-        if state.is_lone_check_in_flight {
+        if state.alone >= MOST_ALONE {
             state.until_alone = ALONE;
         }
         let turn = state.turn_of(&job, &self.digester);
@@ -305,7 +310,7 @@ impl Drop for Permit {
     fn drop(&mut self) {
         if let Some(queue) = self.queue.upgrade() {
             let mut state = queue.lock();
-            state.is_lone_check_in_flight &= !self.is_lone;
+            state.alone -= usize::from(self.is_lone);
             state.in_flight -= usize::from(!self.is_lone);
         }
     }
@@ -695,7 +700,7 @@ mod models {
     fn assert_idle(queue: &Queue) {
         let state = queue.lock();
         assert_eq!(state.waiting, 0, "a job is left");
-        assert_eq!((state.in_flight, state.is_lone_check_in_flight), (0, false), "a permit is lost");
+        assert_eq!((state.in_flight, state.alone), (0, 0), "a permit is lost");
     }
 
     /// However many batches may be in flight.
