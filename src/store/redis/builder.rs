@@ -13,7 +13,7 @@ use tokio::sync::watch;
 
 use super::{
     connect::{ConnectionSettings, Server, Topology, errors, node},
-    dispatch::Config,
+    dispatch::Common,
     keys::{DEFAULT_PREFIX, Keys},
 };
 use crate::{
@@ -203,7 +203,7 @@ impl RedisStoreBuilder {
     }
 
     /// The parts of the store: `mod.rs` has `build` and `connect`.
-    pub(super) fn config(self, store: watch::Receiver<()>) -> Result<Config, ConfigError> {
+    pub(super) fn common(self, store: watch::Receiver<()>) -> Result<Common, ConfigError> {
         if !is_fixed_alphabet(&self.prefix) {
             let rule = "the key prefix must be 1 to 64 characters of A-Z a-z 0-9 _ . -, not";
             return Err(errors::setting(format!("{rule} {:?}", self.prefix)));
@@ -221,7 +221,7 @@ impl RedisStoreBuilder {
             Some(clock) => clock.clone(),
         };
         let server = Server::new(self.topology, self.nodes?, self.connection)?;
-        Ok(Config {
+        Ok(Common {
             is_by_slot: server.is_cluster().into(),
             server: Arc::new(server),
             keys: Keys::new(self.prefix, self.secret.as_ref()),

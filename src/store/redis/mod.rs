@@ -28,7 +28,7 @@ use tokio::sync::watch;
 pub use self::builder::RedisStoreBuilder;
 use self::{
     connect::{Source, Topology},
-    dispatch::{Answer, Config, Job, ask_slots},
+    dispatch::{Answer, Common, Job, ask_slots},
 };
 use super::{Store, StoreFuture};
 use crate::{
@@ -55,14 +55,14 @@ pub struct RedisStore {
 
 /// The dispatchers end with it.
 struct Shared {
-    config: Arc<Config>,
+    common: Arc<Common>,
     _alive: watch::Sender<()>,
 }
 
 impl Shared {
     /// Sends a job from the current runtime.
     async fn ask(&self, job: Box<Job>) -> Answer {
-        let dispatcher = self.config.dispatcher()?;
+        let dispatcher = self.common.dispatcher()?;
         if dispatcher.is_by_slot() { ask_slots(dispatcher, job).await } else { dispatcher.ask(job).await }
     }
 }
@@ -190,8 +190,8 @@ impl RedisStoreBuilder {
     /// is zero.
     pub fn build(self) -> Result<RedisStore, ConfigError> {
         let alive = watch::Sender::new(());
-        let config = Arc::new(self.config(alive.subscribe())?);
-        Ok(RedisStore { shared: Arc::new(Shared { config, _alive: alive }) })
+        let common = Arc::new(self.common(alive.subscribe())?);
+        Ok(RedisStore { shared: Arc::new(Shared { common, _alive: alive }) })
     }
 
     /// The store, after it has reached the server, run the script, and each command on a key that does not exist, and opened all
@@ -207,7 +207,7 @@ impl RedisStoreBuilder {
     pub async fn connect(self) -> Result<RedisStore, StoreError> {
         let store =
             self.build().map_err(|error| StoreError::new("setting up the store", StoreErrorKind::Config, error))?;
-        let tried = async { store.shared.config.dispatcher()?.try_out().await };
+        let tried = async { store.shared.common.dispatcher()?.try_out().await };
         tried.await.map_err(|error| error.when("connecting to Redis"))?;
         Ok(store)
     }
@@ -229,7 +229,7 @@ impl Store for RedisStore {
     fn settle(&self, settlement: Settlement) -> StoreFuture<Settled> {
         let shared = Arc::clone(&self.shared);
         Box::pin(async move {
-            let job = Job::settle(settlement, &shared.config.local_state);
+            let job = Job::settle(settlement, &shared.common.local_state);
             let settled = shared.ask(job).await.map(|(decision, was_applied)| Settled::new(decision, was_applied));
             settled.map_err(|error| error.when("settling an admission"))
         })
@@ -241,13 +241,13 @@ impl Store for RedisStore {
             if limit.is_concurrent() {
                 return Ok(());
             }
-            let reset = async { shared.config.dispatcher()?.reset(limit, &key).await };
+            let reset = async { shared.common.dispatcher()?.reset(limit, &key).await };
             reset.await.map_err(|error| error.when("resetting a key"))
         })
     }
 
     fn part_of(&self, check: &Check) -> Option<Arc<str>> {
-        let Config { server, keys, .. } = &*self.shared.config;
+        let Common { server, keys, .. } = &*self.shared.common;
         if !server.is_cluster() {
             return None;
         }
@@ -260,13 +260,13 @@ impl Store for RedisStore {
     }
 
     fn local_state(&self) -> Option<&LocalState> {
-        Some(&self.shared.config.local_state)
+        Some(&self.shared.common.local_state)
     }
 }
 
 impl fmt::Debug for RedisStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let prefix = &self.shared.config.keys.prefix;
+        let prefix = &self.shared.common.keys.prefix;
         f.debug_struct("RedisStore").field("prefix", prefix).finish_non_exhaustive()
     }
 }

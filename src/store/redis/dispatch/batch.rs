@@ -14,7 +14,7 @@ use redis::{Cmd, ErrorKind, Pipeline, RedisResult, ServerErrorKind, Value, cmd};
 
 use super::{
     copies,
-    dispatcher::Config,
+    dispatcher::Common,
     job::{Answer, Job, have_one_shape, single, write_shape},
     lost::Lost,
     queue::MAX_BATCH,
@@ -34,7 +34,7 @@ use crate::{
 };
 
 pub(super) struct Batch {
-    config: Arc<Config>,
+    common: Arc<Common>,
     pub(super) jobs: Vec<Box<Job>>,
     /// If batches are formed a slot at a time.
     pub(super) slot: Option<u16>,
@@ -51,12 +51,12 @@ pub(super) struct Batch {
 }
 
 impl Batch {
-    pub(super) fn new(jobs: Vec<Box<Job>>, slot: Option<u16>, config: &Arc<Config>) -> Self {
+    pub(super) fn new(jobs: Vec<Box<Job>>, slot: Option<u16>, common: &Arc<Common>) -> Self {
         let mut jobs = if jobs.len() > 1 { copies::join(jobs) } else { jobs };
         jobs.iter_mut().for_each(|job| job.set_id());
-        let now = config.clock.as_ref().map(Clock::now);
-        let (config, lost) = (Arc::clone(config), HashMap::new());
-        Self { config, jobs, slot, now, is_sent: false, is_in_flight: false, lost, owed: None }
+        let now = common.clock.as_ref().map(Clock::now);
+        let (common, lost) = (Arc::clone(common), HashMap::new());
+        Self { common, jobs, slot, now, is_sent: false, is_in_flight: false, lost, owed: None }
     }
 
     /// Keeps the jobs that are to be sent again, and fails the others. Returns whether any are left.
@@ -77,9 +77,9 @@ impl Batch {
         let slot = self.slot.unwrap_or_default();
         if !again && let Some(unrepeatable) = self.jobs.iter().find(|job| !job.is_repeatable()) {
             let now = Instant::now();
-            if connection.last_replies().are_old(slot, now, self.config.local_state.micros_at(now)) {
+            if connection.last_replies().are_old(slot, now, self.common.local_state.micros_at(now)) {
                 // In a box, since only few futures need it.
-                Box::pin(prove(unrepeatable, connection, &self.config.keys, now)).await?;
+                Box::pin(prove(unrepeatable, connection, &self.common.keys, now)).await?;
             }
         }
         self.is_sent = true;
@@ -96,7 +96,7 @@ impl Batch {
         self.write(evalsha.arg("EVALSHA").arg(&*SHA1), again);
         let reply = self.timed(async |sent| connection.send(&evalsha, again, sent).await).await;
         if reply.is_ok() && !again {
-            connection.last_replies().note(slot, self.config.local_state.last_answered.load(Ordering::Relaxed));
+            connection.last_replies().note(slot, self.common.local_state.last_answered.load(Ordering::Relaxed));
         }
         if !is_unknown(&reply) {
             return reply;
@@ -118,10 +118,10 @@ impl Batch {
             _ => {}
         }
         if reply.is_ok() {
-            let part = self.slot.and_then(|slot| self.config.server.node_of(slot));
+            let part = self.slot.and_then(|slot| self.common.server.node_of(slot));
             // By the clock of a test, a reply takes no time, whatever the machine does meanwhile.
             let took = if self.is_by_test_clock() { Duration::ZERO } else { sent.elapsed() };
-            self.config.local_state.answered(part, sent, took);
+            self.common.local_state.answered(part, sent, took);
         }
         if !is_unknown(&reply) {
             metrics::script(sent);
@@ -132,12 +132,12 @@ impl Batch {
     fn note_lost(&mut self) {
         let taken = self.jobs.iter().map(|job| (job.id, job.releases()));
         self.lost.extend(taken.filter(|(_, releases)| !releases.is_empty()));
-        self.owed = (!self.lost.is_empty()).then(|| self.config.local_state.owed.begin());
+        self.owed = (!self.lost.is_empty()).then(|| self.common.local_state.owed.begin());
     }
 
     /// The commands that free the places of a batch of releases.
     fn removals(&self) -> Pipeline {
-        let keys = &self.config.keys;
+        let keys = &self.common.keys;
         let mut removals = Pipeline::with_capacity(self.jobs.len());
         for job in &self.jobs {
             for charge in job.check().charges() {
@@ -149,7 +149,7 @@ impl Batch {
 
     /// Appends the number of keys, the keys, and the arguments: `head.lua` describes them.
     fn write(&self, command: &mut Cmd, again: bool) {
-        let keys = &self.config.keys;
+        let keys = &self.common.keys;
         let charges = || self.jobs.iter().flat_map(|job| job.check().charges());
         command.arg(charges().count());
         for charge in charges() {
@@ -181,7 +181,7 @@ impl Batch {
     }
 
     fn is_by_test_clock(&self) -> bool {
-        matches!(self.config.clock, Some(Clock::Manual(_)))
+        matches!(self.common.clock, Some(Clock::Manual(_)))
     }
 
     /// Gives every caller its answer from the script's reply, or the error.
@@ -214,7 +214,7 @@ impl Drop for Batch {
             self.note_lost();
         }
         if !self.lost.is_empty() {
-            drop(Lost::new(&self.config, self.lost.drain().flat_map(|(_, releases)| releases).collect()));
+            drop(Lost::new(&self.common, self.lost.drain().flat_map(|(_, releases)| releases).collect()));
         }
     }
 }

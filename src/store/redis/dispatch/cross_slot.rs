@@ -97,7 +97,7 @@ impl CrossSlot {
         id: AdmissionId,
         at: SystemTime,
     ) -> Option<(Self, Arc<Caller>)> {
-        let keys = &dispatcher.config.keys;
+        let keys = &dispatcher.common.keys;
         let slots = by_slot(keys, check, id)?;
         let caller = Arc::new(Caller::of(dispatcher.queue(hash_slot(&slots.first()?.0, keys), false)));
         let statuses = check.charges().map(|charge| LimitStatus::new(charge, 0, Duration::ZERO, None)).collect();
@@ -109,7 +109,7 @@ impl CrossSlot {
     async fn decide(self, left: Duration) -> Answer {
         let places = places(&self.check).filter(|_| self.check.id().is_none());
         let taken = places.map(|places| Settlement::refund_by_id(places, self.id));
-        let lost = Lost::new(&self.dispatcher.config, taken.into_iter().collect());
+        let lost = Lost::new(&self.dispatcher.common, taken.into_iter().collect());
         let answer = self.decide_in_turn(left).await;
         lost.forget();
         answer
@@ -182,13 +182,13 @@ impl CrossSlot {
     }
 
     async fn settle_in_slot(&self, settlement: Settlement) -> Answer {
-        self.ask(Job::settle(settlement, &self.dispatcher.config.local_state)).await
+        self.ask(Job::settle(settlement, &self.dispatcher.common.local_state)).await
     }
 
     /// Each slot for itself: a node that stays away delays none of the others.
     fn give_back_later(&self, taken: usize) {
         let refund = Settlement::refund_by_id(self.slots[taken].0.clone(), self.id);
-        drop(Lost::new(&self.dispatcher.config, vec![refund]));
+        drop(Lost::new(&self.dispatcher.common, vec![refund]));
     }
 
     fn set(&mut self, slot: usize, decision: &Decision) {

@@ -49,8 +49,8 @@ const CLUSTER_QUEUES: usize = 16;
 const BATCH_INTERVAL: Duration = Duration::from_millis(1);
 const MOST_IN_FLIGHT: u128 = 64;
 
-/// The parts of a store that the dispatchers of all runtimes share.
-pub(crate) struct Config {
+/// What the dispatchers of all runtimes of a store have in common.
+pub(crate) struct Common {
     pub(crate) server: Arc<Server>,
     pub(crate) keys: Keys,
     /// The clock of the store, instead of the server's, which the script reads.
@@ -64,7 +64,7 @@ pub(crate) struct Config {
     pub(crate) is_by_slot: AtomicBool,
 }
 
-impl Config {
+impl Common {
     /// The dispatcher of the current runtime. In a runtime that soon ends, no connection of the application may be opened, so a job over those
     /// goes to the dispatcher of another runtime, if there is one.
     pub(crate) fn dispatcher(self: &Arc<Self>) -> Result<Arc<Dispatcher>, StoreError> {
@@ -100,7 +100,7 @@ impl Config {
 /// 2. A task of the runtime owns its dispatcher, so the dispatcher ends with its runtime.
 /// 3. All dispatchers end with the store.
 pub(crate) struct Dispatcher {
-    pub(super) config: Arc<Config>,
+    pub(super) common: Arc<Common>,
     pub(crate) runtime: Handle,
     pool: Pool,
     /// One, and one of releases. In a cluster, one of each for each of equal parts of the slots, so that a slow node delays only its
@@ -109,18 +109,18 @@ pub(crate) struct Dispatcher {
 }
 
 impl Dispatcher {
-    fn new(config: Arc<Config>, runtime: Handle) -> Self {
-        let server = &config.server;
+    fn new(common: Arc<Common>, runtime: Handle) -> Self {
+        let server = &common.server;
         let count = if server.is_cluster() { CLUSTER_QUEUES } else { 1 };
         let queue = || Queue::new(server.settings.connections as usize, CAPACITY / count);
         let queues = iter::repeat_with(|| [queue(), queue()]).take(count).collect();
-        let pool = Pool::new(server, Arc::clone(&config.local_state.round_trip.distance));
-        Self { config, runtime, pool, queues }
+        let pool = Pool::new(server, Arc::clone(&common.local_state.round_trip.distance));
+        Self { common, runtime, pool, queues }
     }
 
     /// Whether batches are formed a slot at a time.
     pub(crate) fn is_by_slot(&self) -> bool {
-        self.config.is_by_slot.load(Ordering::Relaxed)
+        self.common.is_by_slot.load(Ordering::Relaxed)
     }
 
     /// Sends a job, or lets a task do it. While it waits for the answer, it holds nothing of the dispatcher, which so ends with its
@@ -128,19 +128,19 @@ impl Dispatcher {
     ///
     /// If few checks are in flight and a connection works, the caller of a check sends it.
     pub(crate) async fn ask(self: Arc<Self>, job: Box<Job>) -> Answer {
-        let slot = self.is_by_slot().then(|| hash_slot(job.check(), &self.config.keys));
+        let slot = self.is_by_slot().then(|| hash_slot(job.check(), &self.common.keys));
         let (queue, wait) = (self.queue(slot.unwrap_or(0), job.is_release()), job.may_wait());
         // Until the first reply, a task sends it, and hears the reply even if it comes too late for the caller.
         if job.is_check()
             && wait.is_none()
             && let Some(permit) = queue.lone_permit()
-            && self.config.local_state.round_trip.known().is_some()
+            && self.common.local_state.round_trip.known().is_some()
             && let Some(connection) = self.pool.share()
         {
-            let (dispatcher, config) = (Arc::downgrade(&self), Arc::clone(&self.config));
+            let (dispatcher, common) = (Arc::downgrade(&self), Arc::clone(&self.common));
             drop(self);
             // In a box, since only few futures send their check themselves.
-            return Box::pin(send_alone(job, slot, connection, permit, dispatcher, config)).await;
+            return Box::pin(send_alone(job, slot, connection, permit, dispatcher, common)).await;
         }
         // Dropped after it, so that the job of a caller that stops waiting is cancelled before it is counted.
         let (answer, caller) = match queue.push(job) {
@@ -172,7 +172,7 @@ impl Dispatcher {
     /// far away, gets no more of them: they would wait there, where keys take no turns.
     fn batch_permit(&self, queue: &Arc<Queue>) -> Option<Permit> {
         queue.batch_permit(|| {
-            let round_trip = &self.config.local_state.round_trip;
+            let round_trip = &self.common.local_state.round_trip;
             let round_trip = round_trip.smoothed().min(round_trip.distance());
             (round_trip.as_micros() / BATCH_INTERVAL.as_micros()).min(MOST_IN_FLIGHT) as usize
         })
@@ -206,7 +206,7 @@ impl Dispatcher {
         // A check of several slots has come before the server refused one.
         let mut slots = BTreeMap::<Option<u16>, Vec<_>>::new();
         for job in jobs {
-            slots.entry(only_slot(job.check(), &self.config.keys)).or_default().push(job);
+            slots.entry(only_slot(job.check(), &self.common.keys)).or_default().push(job);
         }
         let send = |(slot, jobs)| {
             let dispatcher = Arc::clone(self);
@@ -223,7 +223,7 @@ impl Dispatcher {
         if jobs.is_empty() {
             return;
         }
-        let mut batch = Batch::new(jobs, slot, &self.config);
+        let mut batch = Batch::new(jobs, slot, &self.common);
         let mut reply = try_send(&mut connection, &mut batch, false).await;
         drop(connection);
         if !matches!(reply, Ok(Ok(_))) {
@@ -244,7 +244,7 @@ impl Dispatcher {
     fn take_refused(&self, batch: &mut Batch, reply: &Result<RedisResult<Value>, StoreError>) -> Vec<Box<Job>> {
         match reply {
             Ok(Err(error)) if error.kind() == ErrorKind::Server(CrossSlot) && batch.slot.is_none() => {
-                self.config.is_by_slot.store(true, Ordering::Relaxed);
+                self.common.is_by_slot.store(true, Ordering::Relaxed);
                 mem::take(&mut batch.jobs)
             }
             _ => Vec::new(),
@@ -260,13 +260,13 @@ impl Dispatcher {
     ) -> Result<RedisResult<Value>, StoreError> {
         let Ok(Err(error)) = &reply else { return reply };
         if self.is_worth_another_try(error) {
-            self.config.server.note_moved(error);
+            self.common.server.note_moved(error);
             let has_not_run = !batch.is_sent || self.has_certainly_not_run(error);
             let failed = failure(error.clone());
             if batch.keep(|job| has_not_run || job.is_repeatable(), &failed) {
                 let mut connection = self.pool.take().await;
                 if batch.keep(|job| !job.is_cancelled(), &failed) {
-                    let again = batch.is_sent || self.config.server.is_cluster();
+                    let again = batch.is_sent || self.common.server.is_cluster();
                     reply = try_send(&mut connection, batch, again).await;
                 }
             }
@@ -286,10 +286,10 @@ impl Dispatcher {
     /// all that will be needed, at our keys. If it refuses keys of several slots, that is known from then on.
     pub(crate) async fn try_out(self: Arc<Self>) -> Result<(), StoreError> {
         self.in_task(|dispatcher| async move {
-            let time = if dispatcher.config.clock.is_none() { "" } else { "given" };
-            let key = format!("{}:", dispatcher.config.keys.prefix);
+            let time = if dispatcher.common.clock.is_none() { "" } else { "given" };
+            let key = format!("{}:", dispatcher.common.keys.prefix);
             dispatcher.send(cmd("EVAL").arg(TRY_OUT).arg(1).arg(key).arg(time)).await?;
-            if dispatcher.config.server.is_cluster() {
+            if dispatcher.common.server.is_cluster() {
                 // The client sends it to a node to which a slot moves.
                 dispatcher.send(&cmd("ASKING")).await?;
             }
@@ -297,7 +297,7 @@ impl Dispatcher {
             let tries: &[&[&str]] = if dispatcher.is_by_slot() { &[&[]] } else { &[&[], &["1", "2"]] };
             for keys in tries {
                 let jobs = keys.iter().map(|key| Job::decide(peek(*key), Duration::MAX)).collect();
-                let mut batch = Batch::new(jobs, None, &dispatcher.config);
+                let mut batch = Batch::new(jobs, None, &dispatcher.common);
                 let reply = try_send(&mut dispatcher.pool.take().await, &mut batch, false).await;
                 if dispatcher.take_refused(&mut batch, &reply).is_empty() {
                     batch.answers(reply?.map_err(failure)?)?;
@@ -311,8 +311,8 @@ impl Dispatcher {
 
     /// Forgets the counted units of a limit and a key.
     pub(crate) async fn reset(self: Arc<Self>, limit: Limit, key: &Key) -> Result<(), StoreError> {
-        let _outdated = self.config.local_state.outdate([(&limit, key)], None);
-        let key = self.config.keys.of(&limit, key);
+        let _outdated = self.common.local_state.outdate([(&limit, key)], None);
+        let key = self.common.keys.of(&limit, key);
         self.in_task(|dispatcher| async move { dispatcher.send(cmd("UNLINK").arg(key)).await }).await
     }
 
@@ -361,10 +361,10 @@ async fn send_alone(
     mut connection: Connection,
     permit: Permit,
     dispatcher: Weak<Dispatcher>,
-    config: Arc<Config>,
+    common: Arc<Common>,
 ) -> Answer {
     metrics::batch(1, || 0);
-    let mut batch = Batch::new(vec![job], slot, &config);
+    let mut batch = Batch::new(vec![job], slot, &common);
     let reply = batch.send(&mut connection, false).await;
     drop(permit);
     let error = match reply {

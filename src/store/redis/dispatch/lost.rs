@@ -5,7 +5,7 @@ use std::{mem, sync::Arc, time::Duration};
 
 use tokio::{runtime::Handle, task::JoinSet, time::sleep};
 
-use super::{cross_slot::ask_slots, dispatcher::Config, job::Job};
+use super::{cross_slot::ask_slots, dispatcher::Common, job::Job};
 use crate::{decision::Settlement, local::Underway, store::give_back};
 
 /// A server that has stood still may run a lost batch a moment after what came over another connection.
@@ -13,15 +13,15 @@ const BEFORE_SECOND_RELEASE: Duration = Duration::from_millis(500);
 
 /// A task of the current runtime gives them back once this is dropped, or a thread if there is no runtime, or if that ends.
 pub(super) struct Lost {
-    config: Arc<Config>,
+    common: Arc<Common>,
     taken: Vec<Settlement>,
     underway: Underway,
     is_in_task: bool,
 }
 
 impl Lost {
-    pub(super) fn new(config: &Arc<Config>, taken: Vec<Settlement>) -> Self {
-        Self { config: Arc::clone(config), taken, underway: config.local_state.owed.begin(), is_in_task: false }
+    pub(super) fn new(common: &Arc<Common>, taken: Vec<Settlement>) -> Self {
+        Self { common: Arc::clone(common), taken, underway: common.local_state.owed.begin(), is_in_task: false }
     }
 
     /// Nothing is lost.
@@ -35,31 +35,31 @@ impl Drop for Lost {
         if self.taken.is_empty() {
             return;
         }
-        let (config, taken, underway) = (Arc::clone(&self.config), mem::take(&mut self.taken), self.underway.clone());
+        let (common, taken, underway) = (Arc::clone(&self.common), mem::take(&mut self.taken), self.underway.clone());
         match Handle::try_current() {
             Ok(runtime) if !self.is_in_task => {
-                let lost = Self { config, taken, underway, is_in_task: true };
+                let lost = Self { common, taken, underway, is_in_task: true };
                 runtime.spawn(async move {
-                    free(&lost.config, &lost.taken).await;
+                    free(&lost.common, &lost.taken).await;
                     lost.forget();
                 });
             }
-            _ => self.config.local_state.owed.on_thread(async move {
-                free(&config, &taken).await;
+            _ => self.common.local_state.owed.on_thread(async move {
+                free(&common, &taken).await;
                 drop(underway);
             }),
         }
     }
 }
 
-async fn free(config: &Arc<Config>, taken: &[Settlement]) {
+async fn free(common: &Arc<Common>, taken: &[Settlement]) {
     let release = async || {
         // Together, so that they travel in one batch.
         let give_back = |taken: &Settlement| {
-            let config = Arc::clone(config);
+            let common = Arc::clone(common);
             // Each try finds a dispatcher, since that of a runtime that ends is of no use.
             let settle = move |taken| {
-                let (dispatcher, job) = (config.dispatcher(), Job::settle(taken, &config.local_state));
+                let (dispatcher, job) = (common.dispatcher(), Job::settle(taken, &common.local_state));
                 async move { ask_slots(dispatcher?, job).await }
             };
             give_back(vec![taken.clone()], settle)

@@ -18,6 +18,6 @@ mod queue;
 
 pub(super) use self::{
     cross_slot::ask_slots,
-    dispatcher::Config,
+    dispatcher::Common,
     job::{Answer, Job},
 };
