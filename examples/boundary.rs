@@ -1,4 +1,5 @@
-//! Across a minute's boundary, a fixed window of 50 a minute admits 100 calls within two seconds, the sliding log 50.
+//! Across a minute's boundary, a fixed window of 50 a minute admits 100 calls within two seconds,
+//! the sliding log 50.
 //!
 //! ```sh
 //! cargo run --example boundary

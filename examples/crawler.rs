@@ -132,7 +132,8 @@ impl Crawler {
     }
 }
 
-/// The limiter cannot tell how many calls are left. A crawler that went on would risk its token, so it stops.
+/// The limiter cannot tell how many calls are left. A crawler that went on would risk its token, so
+/// it stops.
 #[derive(Debug)]
 struct Unavailable(LimiterError);
 

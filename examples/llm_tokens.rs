@@ -1,5 +1,6 @@
-//! Requests and tokens a minute, and streams at once, for each API key, as services of language models count them. Each request
-//! reserves an estimate, and pays for the tokens that the response used, whether it comes whole or word by word.
+//! Requests and tokens a minute, and streams at once, for each API key, as services of language
+//! models count them. Each request reserves an estimate, and pays for the tokens that the response
+//! used, whether it comes whole or word by word.
 //!
 //! ```sh
 //! cargo run --example llm_tokens
@@ -46,7 +47,8 @@ const LONGEST: Duration = Duration::from_secs(15);
 /// If the server crashes, reserved tokens come back after this time.
 const LEASE: Duration = Duration::from_secs(20);
 
-/// Longer than the default next to Redis: it is short beside the time of a response, and a settlement should not fail for lack of time.
+/// Longer than the default next to Redis: it is short beside the time of a response, and a
+/// settlement should not fail for lack of time.
 const DEADLINE: Duration = Duration::from_secs(1);
 
 /// The time that a model takes for each streamed word.
@@ -72,7 +74,8 @@ fn app(store: impl Store) -> Result<Router, Box<dyn Error>> {
         .with_state(Tokens { limiter, api_key }))
 }
 
-/// The most tokens that a request can use: its prompt, at about four bytes a token, and the longest response.
+/// The most tokens that a request can use: its prompt, at about four bytes a token, and the longest
+/// response.
 fn estimate(request: &Parts) -> u64 {
     number(&request.headers, CONTENT_LENGTH.as_str()).unwrap_or_default().div_ceil(4) + longest_answer(&request.headers)
 }
@@ -90,8 +93,9 @@ async fn complete(headers: HeaderMap, prompt: String) -> Response {
     ([("x-tokens-used", used.to_string())], answer.join(" ") + "\n").into_response()
 }
 
-/// The same, word by word. Response headers cannot report the cost of a streamed body. So the handler reserves, and the task
-/// that writes the body settles, even if the client leaves before its end.
+/// The same, word by word. Response headers cannot report the cost of a streamed body. So the
+/// handler reserves, and the task that writes the body settles, even if the client leaves before
+/// its end.
 async fn stream(
     State(Tokens { limiter, api_key }): State<Tokens>,
     request: Parts,
@@ -139,6 +143,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     println!("try: curl -i -H 'x-api-key: ada' -H 'x-max-tokens: 50' -d 'tell me a story' {url}/complete");
     println!("and word by word: curl -iN -H 'x-api-key: ada' -d 'tell me a long story' {url}/stream");
     axum::serve(listener, app).with_graceful_shutdown(async { drop(ctrl_c().await) }).await?;
-    // Completes the settlements that are on their way. In a container, wait for SIGTERM as well, as `server/serve.rs` does.
+    // Completes the settlements that are on their way. In a container, wait for SIGTERM as well, as
+    // `server/serve.rs` does.
     Ok(Limiter::new(store).shutdown(Duration::from_secs(5)).await?)
 }

@@ -1,4 +1,5 @@
-//! Only failed logins count: five a minute from one address, and ten an hour for one account from any address.
+//! Only failed logins count: five a minute from one address, and ten an hour for one account from
+//! any address.
 //!
 //! ```sh
 //! cargo run --example login
@@ -17,7 +18,8 @@ const BY_ADDRESS: Limit = Limit::per_minute("failed-logins-address", 5);
 const BY_ACCOUNT: Limit = Limit::per_hour("failed-logins-account", 10);
 
 fn app(store: impl Store) -> Router {
-    // Each attempt reserves one unit of both limits, so that guesses that arrive together cannot exceed them.
+    // Each attempt reserves one unit of both limits, so that guesses that arrive together cannot
+    // exceed them.
     let failures = |exchange: &Exchange<'_>| u64::from(exchange.response.status == StatusCode::UNAUTHORIZED);
     let limits = RateLimitLayer::new(store)
         // A guess whose client hangs up counts as failed: it stays reserved for the whole window.
@@ -47,6 +49,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     println!("and: curl -i -H 'x-account: ada' -d 'correct horse' {url}/login");
     let served = axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>());
     served.with_graceful_shutdown(async { drop(ctrl_c().await) }).await?;
-    // Completes the settlements that are on their way. In a container, wait for SIGTERM as well, as `server/serve.rs` does.
+    // Completes the settlements that are on their way. In a container, wait for SIGTERM as well, as
+    // `server/serve.rs` does.
     Ok(Limiter::new(store).shutdown(Duration::from_secs(5)).await?)
 }

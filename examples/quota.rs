@@ -4,9 +4,9 @@
 //! cargo run --example quota
 //! ```
 //!
-//! Our limit is 9,500, below the real quota. A `list` costs 1 unit. A `search` costs 100, and has a daily limit of its own;
-//! both limits are decided together, all or nothing. While the limiter is unavailable, regions make lists (fail-open) but no
-//! searches (fail-closed).
+//! Our limit is 9,500, below the real quota. A `list` costs 1 unit. A `search` costs 100, and has a
+//! daily limit of its own; both limits are decided together, all or nothing. While the limiter is
+//! unavailable, regions make lists (fail-open) but no searches (fail-closed).
 //!
 //! | variable | meaning | default |
 //! |---|---|---|
@@ -138,7 +138,8 @@ enum CallOutcome {
 }
 
 impl Region {
-    /// Makes its calls, with the searches spread among the lists, until all are made or the quota is spent.
+    /// Makes its calls, with the searches spread among the lists, until all are made or the quota
+    /// is spent.
     async fn work(self, lists: u64, searches: u64) -> Result<(&'static str, Tally), Failure> {
         let mut tally = Tally::default();
         let every = (lists / searches.max(1)).max(1);

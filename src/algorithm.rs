@@ -18,18 +18,21 @@
 //! | [`sliding_window_counter`](Algorithm::sliding_window_counter) | less than `2 L` | by less than `W` | if an estimate is enough |
 //! | [`fixed_window`](Algorithm::fixed_window) | up to `2 L` | never within its window | if a contract defines the window, such as a day in UTC |
 //!
-//! A log has one entry an admission, so large costs need few entries. [`running_redis`](crate::guide::running_redis#memory) has
-//! the bytes of a key, and [`MemoryStore::capacity`](crate::MemoryStore::capacity) those of an entry in process.
+//! A log has one entry an admission, so large costs need few entries.
+//! [`running_redis`](crate::guide::running_redis#memory) has the bytes of a key, and
+//! [`MemoryStore::capacity`](crate::MemoryStore::capacity) those of an entry in process.
 //!
 //! Limits of different algorithms can be decided in one check. For all of them:
 //!
-//! 1. `retry_after` is exact: the first moment at which the algorithm admits the check if nothing else arrives. A
-//!    [`decision`](crate::decision) lists the exceptions.
-//! 2. An admission with an id from its caller, and a [reservation](crate::Limiter::reserve), is an entry of its own
-//!    until it is settled or expires. Other admissions can be told apart only under `log`: under other algorithms a
-//!    repeated check counts twice, and nothing can be refunded.
-//! 3. Under other algorithms than `log` a key has at most 10,000 such entries. Admissions beyond them count for their whole
-//!    window: a settlement before the lease ends changes nothing, and one after it counts in addition.
+//! 1. `retry_after` is exact: the first moment at which the algorithm admits the check if nothing
+//!    else arrives. A [`decision`](crate::decision) lists the exceptions.
+//! 2. An admission with an id from its caller, and a [reservation](crate::Limiter::reserve), is an
+//!    entry of its own until it is settled or expires. Other admissions can be told apart only
+//!    under `log`: under other algorithms a repeated check counts twice, and nothing can be
+//!    refunded.
+//! 3. Under other algorithms than `log` a key has at most 10,000 such entries. Admissions beyond
+//!    them count for their whole window: a settlement before the lease ends changes nothing, and
+//!    one after it counts in addition.
 //! 4. A limit whose algorithm is changed starts anew. The old entries expire.
 
 use std::borrow::Cow;
@@ -37,7 +40,8 @@ use std::borrow::Cow;
 #[cfg(feature = "calendar")]
 use crate::limit::calendar::Calendar;
 
-/// The most entries with an id under any algorithm but the log. It bounds the memory of a key and the work of a check.
+/// The most entries with an id under any algorithm but the log. It bounds the memory of a key and
+/// the work of a check.
 pub(crate) const MOST_NAMED: usize = 10_000;
 
 /// How a limit counts. See the [module docs](self).
@@ -60,7 +64,8 @@ pub(crate) enum Kind {
     Calendar(Calendar),
 }
 
-/// The time of a place in this process: it is held until it is freed, so it never leaves the window.
+/// The time of a place in this process: it is held until it is freed, so it never leaves the
+/// window.
 const UNTIL_FREED: u64 = 1 << 62;
 
 impl Algorithm {
@@ -74,15 +79,17 @@ impl Algorithm {
         Self(Kind::Log)
     }
 
-    /// A log of at most `entries` entries, whatever the limit. It never admits more than the limit, and refuses too
-    /// early by less than a sub-window, which is the window divided by `entries − 2`.
+    /// A log of at most `entries` entries, whatever the limit. It never admits more than the limit,
+    /// and refuses too early by less than a sub-window, which is the window divided by
+    /// `entries − 2`.
     ///
-    /// Units that are admitted within one sub-window count as admitted at its end. Up to 128 entries Redis uses its compact encoding.
+    /// Units that are admitted within one sub-window count as admitted at its end. Up to 128
+    /// entries Redis uses its compact encoding.
     ///
     /// # Panics
     ///
-    /// If `entries` is less than [`MIN_ENTRIES`](Self::MIN_ENTRIES) or more than [`MAX_ENTRIES`](Self::MAX_ENTRIES); in
-    /// a `const` that does not compile.
+    /// If `entries` is less than [`MIN_ENTRIES`](Self::MIN_ENTRIES) or more than
+    /// [`MAX_ENTRIES`](Self::MAX_ENTRIES); in a `const` that does not compile.
     #[track_caller]
     pub const fn compact_log(entries: u16) -> Self {
         assert!(
@@ -92,20 +99,23 @@ impl Algorithm {
         Self(Kind::Compact { entries })
     }
 
-    /// Two counters: the units of the clock's current window, and those of the previous one in proportion to its overlap
-    /// with the sliding window. The clock's windows begin at multiples of the window since the Unix epoch.
+    /// Two counters: the units of the clock's current window, and those of the previous one in
+    /// proportion to its overlap with the sliding window. The clock's windows begin at multiples of
+    /// the window since the Unix epoch.
     ///
-    /// The estimate assumes that the units of the previous window are spread evenly, and is rounded up. If they came late in
-    /// it, the estimate is too low, and up to `2 L − 1` units can be in a sliding window. If they came early, it is too high:
-    /// at worst, the whole limit still counts as used for less than a window.
+    /// The estimate assumes that the units of the previous window are spread evenly, and is rounded
+    /// up. If they came late in it, the estimate is too low, and up to `2 L − 1` units can be in
+    /// a sliding window. If they came early, it is too high: at worst, the whole limit still counts
+    /// as used for less than a window.
     pub const fn sliding_window_counter() -> Self {
         Self(Kind::Counter)
     }
 
-    /// A fixed window: all units come back at once when the clock's window ends, at a multiple of the window since the Unix
-    /// epoch. For a day that is midnight UTC.
+    /// A fixed window: all units come back at once when the clock's window ends, at a multiple of
+    /// the window since the Unix epoch. For a day that is midnight UTC.
     ///
-    /// A client can spend the limit just before that boundary and again just after it: twice the limit within moments.
+    /// A client can spend the limit just before that boundary and again just after it: twice the
+    /// limit within moments.
     pub const fn fixed_window() -> Self {
         Self(Kind::Fixed)
     }
@@ -167,7 +177,8 @@ impl Algorithm {
 }
 
 impl Kind {
-    /// The time of the entry for an admission of `now`. The admission counts until a window after it.
+    /// The time of the entry for an admission of `now`. The admission counts until a window after
+    /// it.
     pub(crate) fn recorded_at(self, now: u64, window: u64) -> u64 {
         match self {
             // A counter finds its window of the clock by itself.

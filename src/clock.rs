@@ -13,8 +13,8 @@ use tokio::time::Instant;
 
 /// A clock that moves only when a test moves it.
 ///
-/// A test on a `MemoryStore` that [pauses tokio's time](crate::MemoryStore#in-tests) needs none. This clock also works on
-/// several threads, and with a `RedisStore`.
+/// A test on a `MemoryStore` that [pauses tokio's time](crate::MemoryStore#in-tests) needs none.
+/// This clock also works on several threads, and with a `RedisStore`.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -74,24 +74,27 @@ impl Default for ManualClock {
 /// The clock of a store in this process.
 #[derive(Clone)]
 pub(crate) enum Clock {
-    /// The system's time at the start, and monotonic from there on, since the system clock may step. It is tokio's clock,
-    /// which needs no runtime, so that tests can pause it.
+    /// The system's time at the start, and monotonic from there on, since the system clock may
+    /// step. It is tokio's clock, which needs no runtime, so that tests can pause it.
     Monotonic {
         started: Instant,
         epoch: u64,
     },
     /// The same, but it follows the steps of the system clock, as of a machine that was suspended.
     Following(Arc<Following>),
-    /// The system's time, which may step. It does not drift away from the clocks of other processes.
+    /// The system's time, which may step. It does not drift away from the clocks of other
+    /// processes.
     #[cfg(feature = "redis")]
     System,
     Manual(ManualClock),
 }
 
-/// The system clock is compared with the one of the process after this time at the earliest, and a larger difference is a step.
+/// The system clock is compared with the one of the process after this time at the earliest, and a
+/// larger difference is a step.
 const STEP: u64 = 1_000_000;
 
-/// Both clocks are read one after the other. If more time passes in between, the thread has stood still, and nothing is learnt.
+/// Both clocks are read one after the other. If more time passes in between, the thread has stood
+/// still, and nothing is learnt.
 const PRECISION: Duration = Duration::from_millis(100);
 
 pub(crate) struct Following {
@@ -170,7 +173,8 @@ pub(crate) fn micros_since_epoch(time: SystemTime) -> u64 {
     micros(time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default())
 }
 
-/// The microseconds of each unit of a window, and its names. A window is written with the first name.
+/// The microseconds of each unit of a window, and its names. A window is written with the first
+/// name.
 pub(crate) const WINDOW_UNITS: [(u64, &[&str]); 6] = [
     (86_400_000_000, &["d", "day", "days"]),
     (3_600_000_000, &["h", "hour", "hours"]),

@@ -24,15 +24,18 @@ pub struct ConfigError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ConfigErrorKind {
-    /// The name, the units, the window, the text or the [prefetch](crate::limit::prefetch) of a [`Limit`](crate::Limit).
+    /// The name, the units, the window, the text or the [prefetch](crate::limit::prefetch) of a
+    /// [`Limit`](crate::Limit).
     Limit,
     /// The number of parts of a [split](crate::split) limit.
     Split,
     /// A layer has no limit, so nothing would be limited.
     NoLimits,
-    /// Two limits of a layer have the same name, by which clients and metrics know them. Or a check charges one limit twice for a key.
+    /// Two limits of a layer have the same name, by which clients and metrics know them. Or a check
+    /// charges one limit twice for a key.
     SameLimit,
-    /// An option that would have no effect on its limit, or a call that a limit of its kind does not know.
+    /// An option that would have no effect on its limit, or a call that a limit of its kind does
+    /// not know.
     NoEffect,
     /// The URL or a setting of a [store](crate::store).
     Store,

@@ -1,11 +1,13 @@
 //! Errors: why there is no decision. A refusal is a decision, not an error.
 //!
 //! 1. [`Error::NeverFits`] is a mistake of the caller: waiting does not help.
-//! 2. [`Error::TimedOut`], [`Error::Unavailable`] and [`Error::BreakerOpen`] are failures of the store. The caller or the
-//!    route's [failure mode](crate::limiter::FailureMode) chooses whether the work goes on without a decision.
-//! 3. A [`StoreError`] has a [kind](StoreError::kind), and its cause as [`source`](std::error::Error::source). Neither contains a
-//!    key or a password.
-//! 4. A [`ConfigError`] says which setting is wrong. It comes while an application is set up, and never later.
+//! 2. [`Error::TimedOut`], [`Error::Unavailable`] and [`Error::BreakerOpen`] are failures of the
+//!    store. The caller or the route's [failure mode](crate::limiter::FailureMode) chooses whether
+//!    the work goes on without a decision.
+//! 3. A [`StoreError`] has a [kind](StoreError::kind), and its cause as
+//!    [`source`](std::error::Error::source). Neither contains a key or a password.
+//! 4. A [`ConfigError`] says which setting is wrong. It comes while an application is set up, and
+//!    never later.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() {
@@ -43,7 +45,8 @@ pub enum Error {
     },
     /// The store answered with an error, or could not be reached.
     Unavailable(StoreError),
-    /// The store was not asked, since it has failed repeatedly. This is its last failure. See [`Breaker`](crate::limiter::Breaker).
+    /// The store was not asked, since it has failed repeatedly. This is its last failure. See
+    /// [`Breaker`](crate::limiter::Breaker).
     BreakerOpen(Arc<Self>),
 }
 
@@ -157,9 +160,11 @@ pub enum StoreErrorKind {
     Denied,
     /// There is no connection to the server, or it broke.
     Unreachable,
-    /// The server did not answer in time. Or the check was not sent, since too many others wait to answer this one in time.
+    /// The server did not answer in time. Or the check was not sent, since too many others wait to
+    /// answer this one in time.
     TimedOut,
-    /// The server is a replica, or may not write for another reason: it has too few replicas, or could not save its data.
+    /// The server is a replica, or may not write for another reason: it has too few replicas, or
+    /// could not save its data.
     ReadOnly,
     /// The server loads its data after a start, or runs a script for long.
     Busy,

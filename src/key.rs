@@ -1,10 +1,12 @@
 //! Keys: a limit counts the units of each key apart.
 //!
-//! 1. A key is a namespace and a value. Equal values in different namespaces are different keys, so an address never
-//!    collides with an API key or a user name that looks like it.
-//! 2. A value can be personal, so [`Debug`](std::fmt::Debug) shows only the namespace, and `RedisStore` sends only a digest.
-//!    Readers of Redis can still find guessable values by trying them, unless the store has a [`Secret`](crate::Secret).
-//! 3. Do not use a secret as a value: hash it with [`ApiKey`](crate::ApiKey) or [`Secret::key`](crate::Secret::key).
+//! 1. A key is a namespace and a value. Equal values in different namespaces are different keys, so
+//!    an address never collides with an API key or a user name that looks like it.
+//! 2. A value can be personal, so [`Debug`](std::fmt::Debug) shows only the namespace, and
+//!    `RedisStore` sends only a digest. Readers of Redis can still find guessable values by trying
+//!    them, unless the store has a [`Secret`](crate::Secret).
+//! 3. Do not use a secret as a value: hash it with [`ApiKey`](crate::ApiKey) or
+//!    [`Secret::key`](crate::Secret::key).
 //!
 //! ```
 //! use tower_sliding_window::Key;
@@ -19,7 +21,8 @@
 //!
 //! # The key of a layer
 //!
-//! A string becomes a key without a namespace. The extractor of a layer makes keys in a namespace of its own, so these two differ:
+//! A string becomes a key without a namespace. The extractor of a layer makes keys in a namespace
+//! of its own, so these two differ:
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), tower_sliding_window::Error> {
@@ -51,8 +54,8 @@ pub struct Key {
     value: Value,
 }
 
-/// The bytes of a key. Short ones, such as addresses, hashes and most names, are stored in place, so that making, cloning
-/// and comparing a key neither allocates nor follows a pointer.
+/// The bytes of a key. Short ones, such as addresses, hashes and most names, are stored in place,
+/// so that making, cloning and comparing a key neither allocates nor follows a pointer.
 #[derive(Clone, PartialEq, Eq, Hash)]
 enum Value {
     /// Behind the value, all bytes are zero.
@@ -108,7 +111,8 @@ impl Value {
     }
 }
 
-/// Without a namespace, as all texts, numbers and addresses: see [the key of a layer](self#the-key-of-a-layer).
+/// Without a namespace, as all texts, numbers and addresses: see [the key of a
+/// layer](self#the-key-of-a-layer).
 impl From<&str> for Key {
     fn from(value: &str) -> Self {
         Self::new("", value)
@@ -128,8 +132,8 @@ impl From<u64> for Key {
     }
 }
 
-/// The key of the address as a text. An IPv4 address that is mapped into IPv6 is the IPv4 address. The keys of
-/// [`PeerIp`](crate::PeerIp) are others: see its method `key`.
+/// The key of the address as a text. An IPv4 address that is mapped into IPv6 is the IPv4 address.
+/// The keys of [`PeerIp`](crate::PeerIp) are others: see its method `key`.
 impl From<IpAddr> for Key {
     fn from(address: IpAddr) -> Self {
         Self::from(address.to_canonical().to_string())
@@ -142,8 +146,8 @@ impl From<&Self> for Key {
     }
 }
 
-/// The pair of two keys, which [`KeyExtractor::and`](crate::KeyExtractor::and) makes of a request. Two pairs are equal only if both
-/// of their keys are.
+/// The pair of two keys, which [`KeyExtractor::and`](crate::KeyExtractor::and) makes of a request.
+/// Two pairs are equal only if both of their keys are.
 impl From<(&Self, &Self)> for Key {
     fn from((first, second): (&Self, &Self)) -> Self {
         // Each part is preceded by its length, so no two different pairs give the same bytes.
@@ -166,8 +170,8 @@ impl fmt::Debug for Key {
     }
 }
 
-/// Makes digests of limits and keys, by which tables find their entries. Keys come from clients, so a digest is keyed by
-/// randomness of the process: no client can make two of them collide.
+/// Makes digests of limits and keys, by which tables find their entries. Keys come from clients, so
+/// a digest is keyed by randomness of the process: no client can make two of them collide.
 #[derive(Debug, Default)]
 pub(crate) struct Digester(RandomState);
 
@@ -175,10 +179,12 @@ impl Digester {
     /// Longer texts are written part by part.
     const JOINED: usize = 128;
 
-    /// The digest of a limit's name, a number for the rest of its identity, and a key. [`Limit::digest`](crate::Limit) gives the limit's own.
+    /// The digest of a limit's name, a number for the rest of its identity, and a key.
+    /// [`Limit::digest`](crate::Limit) gives the limit's own.
     pub(crate) fn of(&self, name: &str, rest: u64, key: &Key) -> u64 {
         let mut hasher = self.0.build_hasher();
-        // No UTF-8 text contains 0xff, and all that follows the value is of one length, so no two of them give the same bytes.
+        // No UTF-8 text contains 0xff, and all that follows the value is of one length, so no two
+        // of them give the same bytes.
         let rest = rest.to_le_bytes();
         let parts = [name.as_bytes(), &[0xff], key.namespace().as_bytes(), &[0xff], key.value(), &rest];
         // One write of all takes half the time of one for each.

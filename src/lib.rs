@@ -1,8 +1,9 @@
-//! Exact, distributed rate limiting for [tower](https://docs.rs/tower) and [axum](https://docs.rs/axum), on Redis or in one process.
+//! Exact, distributed rate limiting for [tower](https://docs.rs/tower) and
+//! [axum](https://docs.rs/axum), on Redis or in one process.
 //!
-//! A [`RateLimitLayer`] finds the keys of each request, decides all its limits in one atomic step, and forwards the
-//! request or answers 429. The window slides: no span of the window's length ever admits more than the limit, however
-//! many processes share it. See the [guarantees](#guarantees).
+//! A [`RateLimitLayer`] finds the keys of each request, decides all its limits in one atomic step,
+//! and forwards the request or answers 429. The window slides: no span of the window's length ever
+//! admits more than the limit, however many processes share it. See the [guarantees](#guarantees).
 //!
 //! ```no_run
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -84,25 +85,31 @@
 //!
 //! # Stores
 //!
-//! [`MemoryStore`] counts within one process, without a runtime or a task. `RedisStore` shares limits between processes: on one
-//! server, behind sentinels, or on a cluster. Each decision is one script on Redis 6.2 or newer, by the server's clock. Checks
-//! that arrive while a script is on its way share the next one. Clones of a store share its connections, its
-//! [breaker](limiter::Breaker), and the refusals that it [remembers](Limiter::refusal_cache). [`store::from_url`] chooses one of them at run time.
+//! [`MemoryStore`] counts within one process, without a runtime or a task. `RedisStore` shares
+//! limits between processes: on one server, behind sentinels, or on a cluster. Each decision is one
+//! script on Redis 6.2 or newer, by the server's clock. Checks that arrive while a script is on its
+//! way share the next one. Clones of a store share its connections, its
+//! [breaker](limiter::Breaker), and the refusals that it [remembers](Limiter::refusal_cache).
+//! [`store::from_url`] chooses one of them at run time.
 //!
 //! # Guarantees
 //!
-//! * With Redis up, no window of a limit ever admits more than the limit. Limits that choose another [`algorithm`] than the
-//!   exact log, or that [count afterwards](KeyedLimit::count_afterwards), promise less.
-//! * A refusal takes nothing from any limit. On a cluster, a check of several keys is decided slot by slot: a refusal
-//!   gives back what it has taken.
-//! * Its retry time is the first moment at which this check would pass. Exceptions: it is short where only reservations
-//!   are in the way, and a lower bound where the process does not know the moment: see [`decision`].
-//! * A request waits for decisions for at most the longest [deadline](RateLimitLayer::deadline) of its layers, and 5 ms
-//!   more for each layer whose deadline is used up before. The default deadline follows the round trip of the store: 50 ms
-//!   next to it, 1 s at most. A layer that [waits for capacity](RateLimitLayer::wait_up_to) adds that wait.
+//! * With Redis up, no window of a limit ever admits more than the limit. Limits that choose
+//!   another [`algorithm`] than the exact log, or that [count
+//!   afterwards](KeyedLimit::count_afterwards), promise less.
+//! * A refusal takes nothing from any limit. On a cluster, a check of several keys is decided slot
+//!   by slot: a refusal gives back what it has taken.
+//! * Its retry time is the first moment at which this check would pass. Exceptions: it is short
+//!   where only reservations are in the way, and a lower bound where the process does not know the
+//!   moment: see [`decision`].
+//! * A request waits for decisions for at most the longest [deadline](RateLimitLayer::deadline) of
+//!   its layers, and 5 ms more for each layer whose deadline is used up before. The default
+//!   deadline follows the round trip of the store: 50 ms next to it, 1 s at most. A layer that
+//!   [waits for capacity](RateLimitLayer::wait_up_to) adds that wait.
 //! * API keys leave the process as keyed hashes only.
 //!
-//! Failover, eviction, a clock that steps and an outage weaken them: [`guide::what_happens_when`] says by how much.
+//! Failover, eviction, a clock that steps and an outage weaken them: [`guide::what_happens_when`]
+//! says by how much.
 //!
 //! # Features
 //!
@@ -122,9 +129,10 @@
 //!
 //! # Panics
 //!
-//! Functions that take literals, such as [`Limit::per_minute`], [`Header::new`] or [`RateLimitLayer::limit`], panic on a mistake
-//! when the layer is built. In a `const`, the mistake does not compile. For values from a configuration there are
-//! [`Limit::new`], [`Limit::parse`], [`RateLimitLayer::limits`] and `http::HeaderName`, which return errors. A layer without any
+//! Functions that take literals, such as [`Limit::per_minute`], [`Header::new`] or
+//! [`RateLimitLayer::limit`], panic on a mistake when the layer is built. In a `const`, the mistake
+//! does not compile. For values from a configuration there are [`Limit::new`], [`Limit::parse`],
+//! [`RateLimitLayer::limits`] and `http::HeaderName`, which return errors. A layer without any
 //! limit panics when it is applied to a service. Nothing panics later.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]

@@ -1,4 +1,5 @@
-//! Locks without poison: no code that can panic runs under them, or what they guard is whole at any moment.
+//! Locks without poison: no code that can panic runs under them, or what they guard is whole at any
+//! moment.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

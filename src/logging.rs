@@ -31,7 +31,8 @@ pub(crate) struct Throttle {
 }
 
 impl Throttle {
-    /// If the line passes, how many were suppressed since the last one. Without the feature `tracing` none passes.
+    /// If the line passes, how many were suppressed since the last one. Without the feature
+    /// `tracing` none passes.
     #[inline]
     pub(crate) fn pass(&self) -> Option<u64> {
         if cfg!(feature = "tracing") { self.pass_at(Instant::now()) } else { None }

@@ -15,24 +15,32 @@
 //! | `rate_limit_queue_full_total` | counter | checks and settlements | | how many failed at once, because they would have been answered after the deadline, or because 65,536 waited |
 //! | `rate_limit_script_seconds` | histogram | seconds | | time from sending a batch to its reply or error, without the wait of its checks in the queue, or for a connection |
 //!
-//! 1. They need the feature `metrics`, which is off by default. Without it, none of this code is compiled.
-//! 2. `layer` is the [name](crate::RateLimitLayer::named) of the layer. It is empty for a layer without a name, for a handler,
-//!    and for a [`Limiter`](crate::Limiter) without a layer. To Prometheus, an empty label is a missing one.
-//! 3. A check of several limits counts once for each limit. If it is refused, only the limits that refused it count.
-//!    Decisions by the refusal cache, and by a [share](crate::limiter::Share) of this process, count too.
-//! 4. A failure counts for each check, settlement or reset, whatever the failure mode does; a probe does not count.
-//! 5. A rejection counts once, for the layer that made it. A responder that calls `into_response` of the rejection counts it once
-//!    more, under the empty layer. A request that is counted, and is not rejected, is in no counter of requests, but in the
-//!    decisions of each of its limits. One whose [chosen](crate::KeyedLimit::chosen) limits are all `None`, or that costs nothing, is in no counter.
-//! 6. No label contains a key or other text of a client. The number of series depends on the names of layers and limits alone:
-//!    there is one for each name of a limit in each layer, also for [chosen](crate::KeyedLimit::chosen) limits.
-//! 7. Install the recorder before the first request: the gauge counts from there. A recorder gets the units and descriptions of
-//!    all metrics just before its first value.
+//! 1. They need the feature `metrics`, which is off by default. Without it, none of this code is
+//!    compiled.
+//! 2. `layer` is the [name](crate::RateLimitLayer::named) of the layer. It is empty for a layer
+//!    without a name, for a handler, and for a [`Limiter`](crate::Limiter) without a layer. To
+//!    Prometheus, an empty label is a missing one.
+//! 3. A check of several limits counts once for each limit. If it is refused, only the limits that
+//!    refused it count. Decisions by the refusal cache, and by a [share](crate::limiter::Share) of
+//!    this process, count too.
+//! 4. A failure counts for each check, settlement or reset, whatever the failure mode does; a probe
+//!    does not count.
+//! 5. A rejection counts once, for the layer that made it. A responder that calls `into_response`
+//!    of the rejection counts it once more, under the empty layer. A request that is counted, and
+//!    is not rejected, is in no counter of requests, but in the decisions of each of its limits.
+//!    One whose [chosen](crate::KeyedLimit::chosen) limits are all `None`, or that costs nothing,
+//!    is in no counter.
+//! 6. No label contains a key or other text of a client. The number of series depends on the names
+//!    of layers and limits alone: there is one for each name of a limit in each layer, also for
+//!    [chosen](crate::KeyedLimit::chosen) limits.
+//! 7. Install the recorder before the first request: the gauge counts from there. A recorder gets
+//!    the units and descriptions of all metrics just before its first value.
 //!
 //! # Dashboard and alerts
 //!
-//! The example `metrics` exports them: `cargo run --example metrics --features metrics`. Its folder `examples/metrics` also has
-//! a dashboard for Grafana, `dashboard.json`, and rules for Prometheus, `alerts.yml`, with these alerts and those of Redis:
+//! The example `metrics` exports them: `cargo run --example metrics --features metrics`. Its folder
+//! `examples/metrics` also has a dashboard for Grafana, `dashboard.json`, and rules for Prometheus,
+//! `alerts.yml`, with these alerts and those of Redis:
 //!
 //! | alert on | since |
 //! |---|---|
@@ -42,23 +50,25 @@
 //! | an increase of `rate_limit_rejections_total{kind="not_set_up"}` | the server does not know its peers, or its bodies cannot [hold places](crate::guide::at_most_n_at_once#bodies), so requests get a 500 |
 //! | an increase of `rate_limit_queue_full_total` | Redis decides fewer checks than arrive |
 //!
-//! A counter appears with its first event, so `rate` and `increase` of Prometheus miss that event. To be alerted by it as well,
-//! look for a new counter, too:
+//! A counter appears with its first event, so `rate` and `increase` of Prometheus miss that event.
+//! To be alerted by it as well, look for a new counter, too:
 //!
 //! ```text
 //! increase(rate_limit_degraded_total[5m]) > 0
 //!   or (rate_limit_degraded_total unless rate_limit_degraded_total offset 5m)
 //! ```
 //!
-//! For the part of requests that a limit refuses, divide its `refused` decisions by all of its decisions. To see timeouts coming,
-//! compare `rate_limit_script_seconds` with the [deadline](crate::RateLimitLayer::deadline), which includes the wait in the queue.
-//! Clients send `kind="no_key"` as they like, so it is no alert.
+//! For the part of requests that a limit refuses, divide its `refused` decisions by all of its
+//! decisions. To see timeouts coming, compare `rate_limit_script_seconds` with the
+//! [deadline](crate::RateLimitLayer::deadline), which includes the wait in the queue. Clients send
+//! `kind="no_key"` as they like, so it is no alert.
 //!
 //! # Buckets
 //!
-//! Histograms need buckets that fit. A batch has up to 64 checks, or 128 equal ones, and 65,536 may wait in the queue. A time needs
-//! a boundary at the deadline. By default that is 50 ms next to Redis. If Redis is farther away, it is a little more than three
-//! round trips, at most 1 s: add boundaries at one, two and three of them.
+//! Histograms need buckets that fit. A batch has up to 64 checks, or 128 equal ones, and 65,536 may
+//! wait in the queue. A time needs a boundary at the deadline. By default that is 50 ms next to
+//! Redis. If Redis is farther away, it is a little more than three round trips, at most 1 s: add
+//! boundaries at one, two and three of them.
 //!
 //! ```
 //! # #[cfg(feature = "metrics")]
@@ -105,8 +115,8 @@ macro_rules! record {
     };
 }
 
-/// Describes all metrics to a recorder that is not the last one. A process may install it at any time, and a test may have
-/// one for each thread.
+/// Describes all metrics to a recorder that is not the last one. A process may install it at any
+/// time, and a test may have one for each thread.
 #[cfg(feature = "metrics")]
 fn describe() {
     use std::{
@@ -149,8 +159,8 @@ pub(crate) fn decided(decision: &Decision, layer: &Cow<'static, str>) {
                 Some(_) if status.is_shadow() => "shadow_refused",
                 Some(_) => "refused",
                 None if is_allowed && status.has_asked => "allowed",
-                // Another limit has refused, the units are counted afterwards for a request that counts as admitted already, or the
-                // caller has only looked.
+                // Another limit has refused, the units are counted afterwards for a request that
+                // counts as admitted already, or the caller has only looked.
                 None => continue,
             };
             let limit = status.limit().name.clone();

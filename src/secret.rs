@@ -1,9 +1,11 @@
 //! The application's secret, which hashes credentials and the keys in Redis.
 //!
-//! 1. [`ApiKey`](crate::ApiKey) and [`Secret::key`] hash credentials of clients, such as API keys and access tokens.
+//! 1. [`ApiKey`](crate::ApiKey) and [`Secret::key`] hash credentials of clients, such as API keys
+//!    and access tokens.
 //! 2. `RedisStoreBuilder::secret` hashes all keys that are written to Redis.
 //!
-//! One secret may serve both: each use has a domain of its own, so hashes of one reveal nothing about the other.
+//! One secret may serve both: each use has a domain of its own, so hashes of one reveal nothing
+//! about the other.
 
 use std::{array, fmt};
 
@@ -17,7 +19,8 @@ use crate::{
 
 const MIN_BYTES: usize = 16;
 
-/// Texts that examples have had as secrets, and the command that makes one, where no shell has run it. Everybody can read them.
+/// Texts that examples have had as secrets, and the command that makes one, where no shell has run
+/// it. Everybody can read them.
 const PUBLIC: [&str; 4] = [
     "openssl rand",
     "32 random bytes, the same on every instance",
@@ -33,20 +36,21 @@ const CREDENTIALS: &[u8] = b"tower-sliding-window api key v1\0";
 
 /// A secret for keyed hashes. Use the same on all instances that share a store.
 ///
-/// Only a state derived from it is kept in memory, and `Debug` shows nothing of it. With a new secret all windows start
-/// empty, since every key has a new hash.
+/// Only a state derived from it is kept in memory, and `Debug` shows nothing of it. With a new
+/// secret all windows start empty, since every key has a new hash.
 #[derive(Clone)]
 pub struct Secret {
     mac: Hmac<Sha256>,
 }
 
 impl Secret {
-    /// A secret of at least 16 bytes. `openssl rand -hex 32` makes a good one. Keep it out of the source: read it from the environment
-    /// or from a file.
+    /// A secret of at least 16 bytes. `openssl rand -hex 32` makes a good one. Keep it out of the
+    /// source: read it from the environment or from a file.
     ///
     /// # Errors
     ///
-    /// [`ConfigError`] if it is shorter, has a text that an example has shown, or is one byte again and again.
+    /// [`ConfigError`] if it is shorter, has a text that an example has shown, or is one byte again
+    /// and again.
     pub fn new(secret: impl AsRef<[u8]>) -> Result<Self, ConfigError> {
         let secret = secret.as_ref();
         // HMAC takes a key of any length; the error is the trait's, not the algorithm's.
@@ -63,8 +67,8 @@ impl Secret {
         Err(ConfigError::new(ConfigErrorKind::Secret, text))
     }
 
-    /// The key of a secret value, such as an access token: the first 128 bits of its HMAC-SHA-256. For API keys in requests
-    /// there is [`ApiKey`](crate::ApiKey).
+    /// The key of a secret value, such as an access token: the first 128 bits of its HMAC-SHA-256.
+    /// For API keys in requests there is [`ApiKey`](crate::ApiKey).
     ///
     /// ```no_run
     /// use tower_sliding_window::Secret;
@@ -77,7 +81,8 @@ impl Secret {
         Key::new(namespace, self.domain(CREDENTIALS).hash(&[value.as_bytes()]))
     }
 
-    /// Hashes for one purpose. A domain ends with its only NUL, so none is the beginning of another.
+    /// Hashes for one purpose. A domain ends with its only NUL, so none is the beginning of
+    /// another.
     pub(crate) fn domain(&self, name: &'static [u8]) -> Domain {
         let mut mac = self.mac.clone();
         mac.update(name);
@@ -111,8 +116,8 @@ impl fmt::Debug for Secret {
 mod tests {
     use super::*;
 
-    /// Made by `printf 'tower-sliding-window api key v1\0t0ken' | openssl dgst -sha256 -hmac ...`. With another hash, every
-    /// client would start anew.
+    /// Made by `printf 'tower-sliding-window api key v1\0t0ken' | openssl dgst -sha256 -hmac ...`.
+    /// With another hash, every client would start anew.
     #[test]
     fn the_hash_stays_what_it_is() {
         let secret = Secret::new("a secret that only the tests know").unwrap();

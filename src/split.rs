@@ -1,21 +1,26 @@
 //! Split limits, for a key that is too hot for one node of a Redis Cluster.
 //!
-//! A key lives on one node of the cluster. So its limit is no faster than that node. A [`Split`] counts a limit in
-//! parts. Each part has a key of its own, and the keys spread over all nodes. On a single server a split gains nothing.
+//! A key lives on one node of the cluster. So its limit is no faster than that node. A [`Split`]
+//! counts a limit in parts. Each part has a key of its own, and the keys spread over all nodes. On
+//! a single server a split gains nothing.
 //!
-//! 1. A limit of `n` units in `k` parts is `k` limits of `n / k` units, rounded down, with the same name. Each check is
-//!    charged to one part, so no window ever admits more than `n` units.
-//! 2. It may admit fewer. The remainder of `n / k` is never admitted, and a check is refused if its part is used up,
-//!    even if units are left in others. Requests go to the parts in turn, and each thread starts at a random part. The
-//!    parts fill evenly to within a few units, so give each part hundreds of units.
-//! 3. The figures of a decision are those of the charged part. A client that is refused and tries again at once may be
-//!    admitted by another part.
-//! 4. A cost above the units of a part is [`NeverFits`](crate::error::NeverFits), even if it is below the limit.
-//! 5. A settlement goes to the part that was charged. A caller that [waits](crate::Limiter::acquire) waits for one part. A
-//!    [`Share`](crate::limiter::Share) is a share of each part, rounded down again.
-//! 6. A part counts apart from every other key. It also counts apart from the same key of the unsplit limit. So split a
-//!    name everywhere or nowhere. If the number of parts changes, the keys of the parts stay the same. Until a window
-//!    after the change, up to the units of all parts, old and new, can be admitted.
+//! 1. A limit of `n` units in `k` parts is `k` limits of `n / k` units, rounded down, with the same
+//!    name. Each check is charged to one part, so no window ever admits more than `n` units.
+//! 2. It may admit fewer. The remainder of `n / k` is never admitted, and a check is refused if its
+//!    part is used up, even if units are left in others. Requests go to the parts in turn, and each
+//!    thread starts at a random part. The parts fill evenly to within a few units, so give each
+//!    part hundreds of units.
+//! 3. The figures of a decision are those of the charged part. A client that is refused and tries
+//!    again at once may be admitted by another part.
+//! 4. A cost above the units of a part is [`NeverFits`](crate::error::NeverFits), even if it is
+//!    below the limit.
+//! 5. A settlement goes to the part that was charged. A caller that
+//!    [waits](crate::Limiter::acquire) waits for one part. A [`Share`](crate::limiter::Share) is a
+//!    share of each part, rounded down again.
+//! 6. A part counts apart from every other key. It also counts apart from the same key of the
+//!    unsplit limit. So split a name everywhere or nowhere. If the number of parts changes, the
+//!    keys of the parts stay the same. Until a window after the change, up to the units of all
+//!    parts, old and new, can be admitted.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), tower_sliding_window::Error> {
@@ -69,8 +74,8 @@ impl Limit {
     ///
     /// # Panics
     ///
-    /// If there are no parts, or more parts than units. In a `const`, that does not compile. For numbers that are not known
-    /// before run time there is [`Split::new`].
+    /// If there are no parts, or more parts than units. In a `const`, that does not compile. For
+    /// numbers that are not known before run time there is [`Split::new`].
     #[must_use]
     #[track_caller]
     pub const fn split(self, parts: u32) -> Split {
@@ -109,8 +114,8 @@ impl Split {
         part_of(next_part(self.parts), &key.into())
     }
 
-    /// The keys of all parts of `key`, to [peek](crate::Limiter::peek) at, [reset](crate::Limiter::reset) or
-    /// [block](crate::Limiter::block) them.
+    /// The keys of all parts of `key`, to [peek](crate::Limiter::peek) at,
+    /// [reset](crate::Limiter::reset) or [block](crate::Limiter::block) them.
     pub fn keys<K: Into<Key>>(&self, key: K) -> impl Iterator<Item = Key> + use<K> {
         let key = key.into();
         (0..self.parts.get()).map(move |number| part_of(number, &key))
@@ -150,8 +155,9 @@ fn part_of(number: u32, key: &Key) -> Key {
     Key::joined(NAMESPACE, &[&number.to_le_bytes(), &length, namespace, key.value()])
 }
 
-/// The next part: steps of the golden ratio around a circle with one arc for each part. Every other step, or every third,
-/// meets all arcs evenly as well, so limits and keys that are charged in turn can share one counter.
+/// The next part: steps of the golden ratio around a circle with one arc for each part. Every other
+/// step, or every third, meets all arcs evenly as well, so limits and keys that are charged in turn
+/// can share one counter.
 fn next_part(parts: NonZeroU32) -> u32 {
     const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 

@@ -31,7 +31,8 @@ pub(crate) fn two_threads() -> Runtime {
     Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime")
 }
 
-/// Decisions per second of 256 tasks. Each asks again as soon as it has its answer, which is always the same.
+/// Decisions per second of 256 tasks. Each asks again as soon as it has its answer, which is always
+/// the same.
 pub(crate) async fn closed_loop<C: Contender>(contender: &C, round: Duration, keys: usize, answer: bool) -> f64 {
     let rates = ask_for(contender, round, TASKS, |task| in_turn(task, keys)).await;
     let expected = if answer { rates.decisions } else { 0.0 };
@@ -88,8 +89,8 @@ pub(crate) async fn ask_for<C: Contender, K: FnMut() -> usize + Send + 'static>(
     Rates { decisions: rate(counts.iter().map(|of| of.0).sum()), admitted: rate(counts.iter().map(|of| of.1).sum()) }
 }
 
-/// The rates of a load, and its work for Redis: processor time for a decision in microseconds, and script calls and commands
-/// with those of scripts for each 1,000 decisions.
+/// The rates of a load, and its work for Redis: processor time for a decision in microseconds, and
+/// script calls and commands with those of scripts for each 1,000 decisions.
 pub(crate) struct Work {
     pub(crate) rates: Rates,
     pub(crate) micros: f64,
@@ -111,8 +112,8 @@ pub(crate) fn work(runtime: &Runtime, server: &Server, round: Duration, load: im
     }
 }
 
-/// Empties the server ten times a second. Even the rival's largest bucket is soon spent, and its refusals write
-/// nothing, so they would be faster than its admissions.
+/// Empties the server ten times a second. Even the rival's largest bucket is soon spent, and its
+/// refusals write nothing, so they would be faster than its admissions.
 pub(crate) async fn forgetting<T>(server: &Server, measured: impl Future<Output = T>) -> T {
     let mut measured = pin!(measured);
     let mut often = tokio::time::interval(Duration::from_millis(100));
@@ -127,7 +128,8 @@ pub(crate) async fn forgetting<T>(server: &Server, measured: impl Future<Output 
 /// The median time of an admission without other requests, in microseconds.
 pub(crate) async fn median_micros<C: Contender>(contender: &C, round: Duration, keys: usize) -> f64 {
     let mut contender = contender.clone();
-    // In a task, as in a server: a thread that blocks on a runtime wakes more slowly than the runtime's workers.
+    // In a task, as in a server: a thread that blocks on a runtime wakes more slowly than the
+    // runtime's workers.
     let measuring = tokio::spawn(async move {
         let (started, mut times) = (Instant::now(), Vec::new());
         while started.elapsed() < round {

@@ -7,8 +7,8 @@
 //! cargo run --release -p benches -- --out DIR    # writes the figures and the plots to DIR
 //! ```
 //!
-//! Without `--out`, a full run writes to `benches/results`, and any other run to `benches/results/partial`, so that a
-//! quick run does not replace the figures of a full one.
+//! Without `--out`, a full run writes to `benches/results`, and any other run to
+//! `benches/results/partial`, so that a quick run does not replace the figures of a full one.
 
 #![allow(clippy::expect_used, reason = "a benchmark that cannot continue must stop")]
 

@@ -1,4 +1,5 @@
-//! Measures the sides in turn, round by round, so that their ratio holds while the machine's speed drifts.
+//! Measures the sides in turn, round by round, so that their ratio holds while the machine's speed
+//! drifts.
 
 use std::time::Duration;
 
@@ -66,8 +67,8 @@ impl<'a, F> Sides<'a, F> {
         self
     }
 
-    /// The label of each side, and its figures, one per round. Measures every side in every round: forwards, then backwards,
-    /// so that no side always comes first.
+    /// The label of each side, and its figures, one per round. Measures every side in every round:
+    /// forwards, then backwards, so that no side always comes first.
     pub(crate) fn measure(mut self, rounds: usize) -> Vec<(String, Vec<F>)> {
         let mut figures: Vec<_> = self.0.iter().map(|_| Vec::with_capacity(rounds)).collect();
         for round in 0..rounds {

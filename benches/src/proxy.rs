@@ -1,6 +1,7 @@
 //! A proxy in front of redis-server, which is as far away as a benchmark wants.
 //!
-//! Threads carry the data, one for each end of a direction, since a timer of tokio is up to a millisecond late.
+//! Threads carry the data, one for each end of a direction, since a timer of tokio is up to a
+//! millisecond late.
 
 use std::{
     io::{Read, Write},
@@ -16,10 +17,12 @@ use std::{
 
 use crate::{dice::Dice, server::Server};
 
-/// A segment that is lost arrives so much later, and a round trip: the shortest retransmission timeout of Linux.
+/// A segment that is lost arrives so much later, and a round trip: the shortest retransmission
+/// timeout of Linux.
 const RETRANSMISSION: Duration = Duration::from_millis(200);
 
-/// The kernel wakes a thread so much later than it has asked for, at most. The rest of a wait asks for the time.
+/// The kernel wakes a thread so much later than it has asked for, at most. The rest of a wait asks
+/// for the time.
 const LATE: Duration = Duration::from_micros(120);
 
 #[derive(Clone, Copy)]
@@ -71,8 +74,8 @@ impl Proxy {
     }
 }
 
-/// Carries the data of one direction. What is on its way does not hold up what follows, but TCP keeps the order: behind data that is
-/// lost or late, all waits.
+/// Carries the data of one direction. What is on its way does not hold up what follows, but TCP
+/// keeps the order: behind data that is lost or late, all waits.
 fn carry(
     mut from: TcpStream,
     mut to: TcpStream,

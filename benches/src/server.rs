@@ -111,7 +111,8 @@ impl Server {
         line.expect("a figure of Redis").trim().parse().expect("a number")
     }
 
-    /// The sum of a figure over all script calls. A script that the server does not know yet is sent as EVAL.
+    /// The sum of a figure over all script calls. A script that the server does not know yet is
+    /// sent as EVAL.
     fn script_stat(&self, name: &str) -> f64 {
         let stats: String = self.run("INFO commandstats");
         let lines = stats

@@ -1,4 +1,5 @@
-//! A server that exports the metrics of its limits to Prometheus, with a dashboard and alerts in the same folder.
+//! A server that exports the metrics of its limits to Prometheus, with a dashboard and alerts in
+//! the same folder.
 //!
 //! The server alone:
 //!
@@ -8,16 +9,17 @@
 //! curl http://127.0.0.1:3000/metrics
 //! ```
 //!
-//! With Redis, Prometheus at <http://127.0.0.1:9090> and Grafana at <http://127.0.0.1:3001>, in containers that reach the
-//! server on its host:
+//! With Redis, Prometheus at <http://127.0.0.1:9090> and Grafana at <http://127.0.0.1:3001>, in
+//! containers that reach the server on its host:
 //!
 //! ```sh
 //! docker compose --file examples/metrics/compose.yaml up
 //! HOST=0.0.0.0 cargo run --example metrics --features metrics
 //! ```
 //!
-//! To see the failure modes, stop Redis with `docker compose --file examples/metrics/compose.yaml pause redis`, and start it
-//! again with `unblock`.
+//! To see the failure modes, stop Redis with
+//! `docker compose --file examples/metrics/compose.yaml pause redis`, and start it again with
+//! `unblock`.
 //!
 //! | file | use in a server of your own |
 //! |---|---|
@@ -57,8 +59,8 @@ const SECONDS: [f64; 10] = [0.000_2, 0.000_5, 0.001, 0.002, 0.005, 0.01, 0.02, 0
 const BATCH: [f64; 8] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0];
 const QUEUE: [f64; 7] = [0.0, 16.0, 64.0, 256.0, 1_024.0, 8_192.0, 65_536.0];
 
-/// Histograms get buckets that fit. Without buckets they are exported as summaries, and Prometheus cannot combine the
-/// quantiles of several servers.
+/// Histograms get buckets that fit. Without buckets they are exported as summaries, and Prometheus
+/// cannot combine the quantiles of several servers.
 fn recorder() -> Result<PrometheusHandle, BuildError> {
     PrometheusBuilder::new()
         .set_buckets_for_metric(Matcher::Full("rate_limit_script_seconds".to_owned()), &SECONDS)?
@@ -107,7 +109,8 @@ fn pages(request: &Parts) -> u64 {
     pages.and_then(|pages| pages.parse().ok()).unwrap_or(1)
 }
 
-/// Asks for all readers at once whether they may get another mail today. The body is the number of readers.
+/// Asks for all readers at once whether they may get another mail today. The body is the number of
+/// readers.
 async fn newsletter(State(mails): State<Limiter>, readers: String) -> String {
     let mut checks = JoinSet::new();
     for reader in 0..readers.trim().parse().unwrap_or(100_u32).min(100_000) {
@@ -143,7 +146,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
     }
 }
 
-/// Moves recorded values into their buckets. Without it, they pile up in memory until Prometheus asks.
+/// Moves recorded values into their buckets. Without it, they pile up in memory until Prometheus
+/// asks.
 async fn upkeep(prometheus: PrometheusHandle) {
     let mut ticks = interval(Duration::from_secs(5));
     loop {

@@ -52,7 +52,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
     tracing_subscriber::fmt().with_writer(std::io::stderr).init();
     let store = store::from_url(&setting("REDIS_URL", "memory:"))?;
     let proxies = setting("TRUSTED_PROXIES", "");
-    // A server of its own needs no other secret than two random numbers. Servers that share a Redis need the same one.
+    // A server of its own needs no other secret than two random numbers. Servers that share a Redis
+    // need the same one.
     let own = format!("{:?}", [1, 2].map(|number| RandomState::new().hash_one(number)));
     let secret = Secret::new(setting("RATE_LIMIT_SECRET", &own))?;
     let settings = Settings {
@@ -86,8 +87,8 @@ fn app(limiter: &Limiter, settings: &Settings) -> Router {
 
     let hello = layer().limit(hello.clone().by(client_ip.clone())).fail_open();
     let login = layer().limit(LOGIN.by(client_ip.clone())).fail_closed();
-    // Both limits are decided together, and both routes of the API spend from them. `RateLimit` shows both to the client.
-    // Without the store, each of two servers admits half of them.
+    // Both limits are decided together, and both routes of the API spend from them. `RateLimit`
+    // shows both to the client. Without the store, each of two servers admits half of them.
     let api = layer()
         .limit(API_BURST.by(api_key.clone()))
         .limit(API_STEADY.by(api_key.clone()))

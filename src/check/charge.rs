@@ -38,8 +38,8 @@ pub enum Takes {
 }
 
 impl Charge {
-    /// A charge of `cost` units of `limit` for `key`. In a handler of axum, [`Rejection`](crate::Rejection) takes its error as well as
-    /// that of the check:
+    /// A charge of `cost` units of `limit` for `key`. In a handler of axum,
+    /// [`Rejection`](crate::Rejection) takes its error as well as that of the check:
     ///
     /// ```
     /// use axum::extract::State;
@@ -96,13 +96,14 @@ impl Charge {
         charge
     }
 
-    /// A charge that takes nothing, and refuses the check if no unit is left: for work whose cost is counted
-    /// [afterwards](Self::spent).
+    /// A charge that takes nothing, and refuses the check if no unit is left: for work whose cost
+    /// is counted [afterwards](Self::spent).
     pub fn any_left(limit: Limit, key: impl Into<Key>) -> Self {
         Self { takes: Takes::Nothing, ..Self::fitting(limit, key.into(), 1) }
     }
 
-    /// A charge that begins a ban. No share makes it smaller, and clients see it only if it refuses.
+    /// A charge that begins a ban. No share makes it smaller, and clients see it only if it
+    /// refuses.
     pub(crate) fn ban(limit: Limit, key: Key, time: Duration) -> Self {
         Self { is_ban: true, ..Self::spent(limit, key, 1).reserve(time) }
     }
@@ -112,17 +113,19 @@ impl Charge {
         Self { takes: Takes::Nothing, lease: 0, ..self.clone() }
     }
 
-    /// The ban that two limits ask for. As of two limits that are one, it is hidden if either is, and in the shadow only if both are.
+    /// The ban that two limits ask for. As of two limits that are one, it is hidden if either is,
+    /// and in the shadow only if both are.
     pub(crate) fn asked_with(self, other: &Self) -> Self {
         let (is_shadow, is_hidden) = (self.is_shadow && other.is_shadow, self.is_hidden || other.is_hidden);
         if self.is_ban { Self { is_shadow, is_hidden, ..self } } else { self }
     }
 
-    /// A charge of units that have been spent already: it counts in full, even above the limit, and never refuses. Later
-    /// checks are refused until enough units have left the window.
+    /// A charge of units that have been spent already: it counts in full, even above the limit, and
+    /// never refuses. Later checks are refused until enough units have left the window.
     ///
-    /// A cost above both the limit and 2^32 counts as the larger of them. A place of a [concurrent](Limit::concurrent) limit cannot be
-    /// spent: it is taken as by any other charge, and only if it is free.
+    /// A cost above both the limit and 2^32 counts as the larger of them. A place of a
+    /// [concurrent](Limit::concurrent) limit cannot be spent: it is taken as by any other charge,
+    /// and only if it is free.
     pub fn spent(limit: Limit, key: impl Into<Key>, cost: u64) -> Self {
         let cost = cost.min(limit.most_spent());
         let takes = if limit.is_concurrent() { Takes::IfAdmitted } else { Takes::Always };
@@ -149,7 +152,8 @@ impl Charge {
         Self { cost: 0, lease: 0, takes: Takes::IfAdmitted, ..self.clone() }
     }
 
-    /// A prefetch: units that the process spends until the end of the prefetch's life, so they count until a window after that.
+    /// A prefetch: units that the process spends until the end of the prefetch's life, so they
+    /// count until a window after that.
     pub(crate) fn prefetch(limit: Limit, key: Key, units: u64, life: u64) -> Self {
         let lease = limit.window_micros().saturating_add(life);
         Self { lease, ..Self::fitting(limit, key, units) }
@@ -168,9 +172,10 @@ impl Charge {
         self.limit.prefetches.filter(|_| is_plain)
     }
 
-    /// Reserves the units: they count until they are [settled](crate::settlement), or until the lease ends, when they are
-    /// given back. A lease is at least a microsecond, and at most the window. A place of a [concurrent](Limit::concurrent) limit has no lease:
-    /// it is held by the decision.
+    /// Reserves the units: they count until they are [settled](crate::settlement), or until the
+    /// lease ends, when they are given back. A lease is at least a microsecond, and at most the
+    /// window. A place of a [concurrent](Limit::concurrent) limit has no lease: it is held by the
+    /// decision.
     pub fn reserve(mut self, lease: Duration) -> Self {
         if self.limit.is_concurrent() {
             return self;
@@ -179,15 +184,16 @@ impl Charge {
         self
     }
 
-    /// Puts the charge into the shadow: it never refuses the check. It is counted if it fits and the other charges are
-    /// admitted. If it does not fit, its [`LimitStatus`](crate::decision::LimitStatus) says so.
+    /// Puts the charge into the shadow: it never refuses the check. It is counted if it fits and
+    /// the other charges are admitted. If it does not fit, its
+    /// [`LimitStatus`](crate::decision::LimitStatus) says so.
     pub fn in_shadow(mut self) -> Self {
         self.is_shadow = true;
         self
     }
 
-    /// Hides the limit from clients: it counts and refuses, but appears neither in headers nor in the default body of a
-    /// rejection. See [`Decision::visible`](crate::Decision::visible).
+    /// Hides the limit from clients: it counts and refuses, but appears neither in headers nor in
+    /// the default body of a rejection. See [`Decision::visible`](crate::Decision::visible).
     pub fn hidden(mut self) -> Self {
         self.is_hidden = true;
         self
@@ -209,7 +215,8 @@ impl Charge {
         self.limit.digest(digester, &self.key)
     }
 
-    /// The same charge under a smaller limit, if it fits. A charge in the shadow and a ban keep their limit.
+    /// The same charge under a smaller limit, if it fits. A charge in the shadow and a ban keep
+    /// their limit.
     pub(crate) fn under(&self, smaller: impl Fn(&Limit) -> Option<Limit>) -> Option<Self> {
         if self.is_shadow || self.is_ban {
             return Some(self.clone());
@@ -278,7 +285,8 @@ impl Charge {
     /// Whether the order of two such charges makes no difference, nor which admission is whose.
     #[cfg(feature = "redis")]
     pub(crate) fn is_interchangeable(&self) -> bool {
-        // A counter gives the first of two checks other figures than the second, and each place is freed by itself.
+        // A counter gives the first of two checks other figures than the second, and each place is
+        // freed by itself.
         let is_told_apart = matches!(self.limit.algorithm().kind(), Kind::Counter | Kind::Concurrent);
         self.lease == 0 && self.takes == Takes::IfAdmitted && !self.is_shadow && !is_told_apart
     }
@@ -292,7 +300,8 @@ impl Charge {
         (self.lease > 0).then_some(self.lease)
     }
 
-    /// The time of an entry with an id for an admission of `now`. A reservation leaves the window when its lease ends.
+    /// The time of an entry with an id for an admission of `now`. A reservation leaves the window
+    /// when its lease ends.
     pub(crate) fn named_at(&self, now: u64) -> u64 {
         let recorded = self.limit.recorded_at(now);
         match self.lease {

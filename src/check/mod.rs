@@ -1,23 +1,28 @@
 //! Checks and their charges.
 //!
 //! 1. A [`Charge`] is one limit, one key, one cost. A cost of 0 spends nothing.
-//! 2. A [`Check`] is a list of charges, which are admitted or refused together in one atomic step. A refusal costs nothing.
-//! 3. A cost above the limit can never be admitted: [`Charge::new`] returns [`NeverFits`](crate::error::NeverFits).
-//! 4. A charge may [reserve](Charge::reserve) units until it is settled. In the [shadow](Charge::in_shadow) it counts, but
-//!    never refuses.
-//! 5. If the cost is known only afterwards, one charge can check whether [any units are left](Charge::any_left), and a second
-//!    one can count the [spent](Charge::spent) units later.
-//! 6. A check that is sent again with the same [id](Check::with_id) counts once. As long as any of its limits knows the id, it
-//!    is admitted, and no limit is charged again. Without an id, every check is a new admission.
+//! 2. A [`Check`] is a list of charges, which are admitted or refused together in one atomic step.
+//!    A refusal costs nothing.
+//! 3. A cost above the limit can never be admitted: [`Charge::new`] returns
+//!    [`NeverFits`](crate::error::NeverFits).
+//! 4. A charge may [reserve](Charge::reserve) units until it is settled. In the
+//!    [shadow](Charge::in_shadow) it counts, but never refuses.
+//! 5. If the cost is known only afterwards, one charge can check whether [any units are
+//!    left](Charge::any_left), and a second one can count the [spent](Charge::spent) units later.
+//! 6. A check that is sent again with the same [id](Check::with_id) counts once. As long as any of
+//!    its limits knows the id, it is admitted, and no limit is charged again. Without an id, every
+//!    check is a new admission.
 //!
 //! # Ids
 //!
 //! 1. Every admission has an id, so two requests in the same microsecond are two.
-//! 2. To repeat a check safely, [give](Check::with_id) it an id of your own: repeated with the same id, while the first
-//!    admission is still in the window, it counts once. After a [settlement](crate::settlement) the id is free for a new
-//!    admission. The [id](crate::Decision::id) of a check without one can settle its admission, but not repeat it.
-//! 3. Fresh ids are unique without coordination: each thread counts up from 64 random bits. Among a thousand threads with a
-//!    million live ids each, two ids are the same with a probability below 1e-5.
+//! 2. To repeat a check safely, [give](Check::with_id) it an id of your own: repeated with the same
+//!    id, while the first admission is still in the window, it counts once. After a
+//!    [settlement](crate::settlement) the id is free for a new admission. The
+//!    [id](crate::Decision::id) of a check without one can settle its admission, but not repeat it.
+//! 3. Fresh ids are unique without coordination: each thread counts up from 64 random bits. Among a
+//!    thousand threads with a million live ids each, two ids are the same with a probability below
+//!    1e-5.
 //!
 //! ```
 //! use tower_sliding_window::check::AdmissionId;
@@ -76,8 +81,9 @@ impl Check {
     ///
     /// # Errors
     ///
-    /// [`ConfigError`] if the check already charges a limit of this name, window and algorithm for this key: add up the costs
-    /// instead. Limits of one name with different windows, or for different keys, are no mistake.
+    /// [`ConfigError`] if the check already charges a limit of this name, window and algorithm for
+    /// this key: add up the costs instead. Limits of one name with different windows, or for
+    /// different keys, are no mistake.
     pub fn and(mut self, charge: Charge) -> Result<Self, ConfigError> {
         if self.charges().any(|other| other.limit().is_one_with(charge.limit()) && other.key() == charge.key()) {
             return Err(charged_twice(charge.limit()));
@@ -86,7 +92,8 @@ impl Check {
         Ok(self)
     }
 
-    /// Adds a charge whose limit is known to be another than those of the others, or begins the check with it.
+    /// Adds a charge whose limit is known to be another than those of the others, or begins the
+    /// check with it.
     #[inline]
     pub(crate) fn push(check: &mut Option<Self>, charge: Charge) {
         match check {
@@ -165,7 +172,8 @@ impl Check {
         (first, rest)
     }
 
-    /// Whether the order of the two makes no difference: they charge the same, and their admissions need not be told apart.
+    /// Whether the order of the two makes no difference: they charge the same, and their admissions
+    /// need not be told apart.
     #[cfg(feature = "redis")]
     pub(crate) fn is_interchangeable_with(&self, other: &Self) -> bool {
         self.id.or(other.id).is_none()
@@ -201,8 +209,9 @@ impl AdmissionId {
         Self::fresh_run(1)
     }
 
-    /// The first of `length` ids in a row, at most 256, that no other admission has. They differ in the last byte only. If
-    /// there are several, it starts at 0, so that each id shows its place in the row.
+    /// The first of `length` ids in a row, at most 256, that no other admission has. They differ in
+    /// the last byte only. If there are several, it starts at 0, so that each id shows its place in
+    /// the row.
     pub(crate) fn fresh_run(length: u64) -> Self {
         thread_local! {
             static NEXT: Cell<u64> = Cell::new(random());
@@ -214,7 +223,8 @@ impl AdmissionId {
     }
 }
 
-/// 64 random bits: [`RandomState`] is the standard library's access to the operating system's randomness.
+/// 64 random bits: [`RandomState`] is the standard library's access to the operating system's
+/// randomness.
 pub(crate) fn random() -> u64 {
     RandomState::new().hash_one(0)
 }

@@ -1,24 +1,29 @@
 //! Decisions, the results of checks.
 //!
 //! 1. A decision has one [`LimitStatus`] a charge, in the order of the charges.
-//! 2. [`retry_after`](Decision::retry_after) is exact: the same check is admitted after this time if nothing else arrives,
-//!    and refused a microsecond earlier. It is a lower bound where the process refuses without asking the store (see
-//!    [refusal cache](crate::Limiter::refusal_cache)), and where more than 100 entries of a log with larger costs have to leave.
-//! 3. [Reserved](Charge::reserve) units may be given back at any time. So if only they are in the way, the retry time is
-//!    short: [`retry_reserved_after`](crate::Limiter::retry_reserved_after), one second by default, or less if a lease ends
-//!    before. See [`is_refused_by_reservations`](LimitStatus::is_refused_by_reservations).
-//! 4. [`reset_after`](LimitStatus::reset_after) is the time until the oldest unit leaves the window. Then more units
-//!    are left. It is never too short if all limits of the name have one window. With `RedisStore` it may be up to a
-//!    millisecond late, under a limit with [prefetch](crate::limit::prefetch) up to the life of a prefetch, and after the server's clock has
-//!    stepped back up to that step.
-//! 5. The figures of a decision are those of its [`binding`](Decision::binding) limit: if it is admitted, the limit with the
-//!    least left; if it is refused, the limit with the longest retry time. Limits in the [shadow](Charge::in_shadow) are
-//!    binding only if there are no others.
-//! 6. Clients see the figures of the [`visible`](Decision::visible) limit: the binding one among the limits that are
-//!    not [hidden](Charge::hidden). For a refusal, only limits that refused count. If all of those are hidden, there is
-//!    no visible limit.
-//! 7. Behind several layers, the decision in the extensions of the request is that of all of them. Its statuses are those of the innermost layer
-//!    first. It holds the places of all layers. Its id and its time are those of the innermost.
+//! 2. [`retry_after`](Decision::retry_after) is exact: the same check is admitted after this time
+//!    if nothing else arrives, and refused a microsecond earlier. It is a lower bound where the
+//!    process refuses without asking the store (see [refusal
+//!    cache](crate::Limiter::refusal_cache)), and where more than 100 entries of a log with larger
+//!    costs have to leave.
+//! 3. [Reserved](Charge::reserve) units may be given back at any time. So if only they are in the
+//!    way, the retry time is short: [`retry_reserved_after`](crate::Limiter::retry_reserved_after),
+//!    one second by default, or less if a lease ends before. See
+//!    [`is_refused_by_reservations`](LimitStatus::is_refused_by_reservations).
+//! 4. [`reset_after`](LimitStatus::reset_after) is the time until the oldest unit leaves the
+//!    window. Then more units are left. It is never too short if all limits of the name have one
+//!    window. With `RedisStore` it may be up to a millisecond late, under a limit with
+//!    [prefetch](crate::limit::prefetch) up to the life of a prefetch, and after the server's clock
+//!    has stepped back up to that step.
+//! 5. The figures of a decision are those of its [`binding`](Decision::binding) limit: if it is
+//!    admitted, the limit with the least left; if it is refused, the limit with the longest retry
+//!    time. Limits in the [shadow](Charge::in_shadow) are binding only if there are no others.
+//! 6. Clients see the figures of the [`visible`](Decision::visible) limit: the binding one among
+//!    the limits that are not [hidden](Charge::hidden). For a refusal, only limits that refused
+//!    count. If all of those are hidden, there is no visible limit.
+//! 7. Behind several layers, the decision in the extensions of the request is that of all of them.
+//!    Its statuses are those of the innermost layer first. It holds the places of all layers. Its
+//!    id and its time are those of the innermost.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -83,17 +88,18 @@ struct Origin {
     outer: Option<Decision>,
 }
 
-/// The places of an admission under [concurrent](crate::Limit::concurrent) limits. They are freed when this is dropped.
+/// The places of an admission under [concurrent](crate::Limit::concurrent) limits. They are freed
+/// when this is dropped.
 pub(crate) trait Places: fmt::Debug + Send + Sync {
     fn are_lost(&self) -> bool;
 }
 
 impl Decision {
-    /// A store's decision: its time, the id of the admission, and the status of each charge. `status` is called once for each
-    /// charge, in order.
+    /// A store's decision: its time, the id of the admission, and the status of each charge.
+    /// `status` is called once for each charge, in order.
     ///
-    /// The check is [allowed](Self::is_allowed) if no status has a retry time, except those of charges in the
-    /// [shadow](Charge::in_shadow).
+    /// The check is [allowed](Self::is_allowed) if no status has a retry time, except those of
+    /// charges in the [shadow](Charge::in_shadow).
     pub fn new(check: &Check, at: SystemTime, id: AdmissionId, status: impl FnMut(&Charge) -> LimitStatus) -> Self {
         Self::of_statuses(at, id, check.map_charges(status))
     }
@@ -115,8 +121,8 @@ impl Decision {
         self
     }
 
-    /// The same figures, refused for this time by every charge of the check that does not fit. If all fit, by every charge that
-    /// can refuse, but for bans.
+    /// The same figures, refused for this time by every charge of the check that does not fit. If
+    /// all fit, by every charge that can refuse, but for bans.
     pub(crate) fn refused_for(mut self, check: &Check, wait: Duration) -> Self {
         let fits = |charge: &Charge, status: &LimitStatus| charge.cost() <= status.remaining();
         let refusing = || check.charges().zip(self.statuses()).filter(|(charge, _)| charge.can_refuse());
@@ -139,7 +145,8 @@ impl Decision {
         self
     }
 
-    /// The same decision, without the units that this process holds unspent, and without those that are reserved for it.
+    /// The same decision, without the units that this process holds unspent, and without those that
+    /// are reserved for it.
     pub(crate) fn without_held(mut self, place: usize, held: u64, reserved: u64) -> Self {
         if reserved > 0 {
             self.statuses_mut().skip(place).take(1).for_each(|status| status.leave_out(held, reserved));
@@ -196,8 +203,9 @@ impl Decision {
         self.statuses().all(|status| status.refuses().is_none())
     }
 
-    /// How long to wait until the same check is admitted, if nothing else arrives; `None` if it was admitted. If only
-    /// reservations are in the way, how long to wait before trying again: see rule 3 of the [module docs](self).
+    /// How long to wait until the same check is admitted, if nothing else arrives; `None` if it was
+    /// admitted. If only reservations are in the way, how long to wait before trying again: see
+    /// rule 3 of the [module docs](self).
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         self.statuses().filter_map(LimitStatus::refuses).max()
@@ -209,16 +217,18 @@ impl Decision {
             && self.statuses().filter(|status| status.refuses().is_some()).all(LimitStatus::is_refused_by_reservations)
     }
 
-    /// The limit whose figures are those of the whole decision. See rule 5 of the [module docs](self).
+    /// The limit whose figures are those of the whole decision. See rule 5 of the [module
+    /// docs](self).
     pub fn binding(&self) -> &LimitStatus {
         self.fields.rest.iter().fold(&self.fields.first, LimitStatus::binding)
     }
 
-    /// The limit whose figures clients see: the [`binding`](Self::binding) one of those that are not
-    /// [hidden](Charge::hidden).
+    /// The limit whose figures clients see: the [`binding`](Self::binding) one of those that are
+    /// not [hidden](Charge::hidden).
     ///
-    /// `None` if all are hidden, or if only hidden ones have refused the check: another one would show that units are left. A
-    /// limit in the [shadow](Charge::in_shadow) is visible only if all limits of the check are in the shadow.
+    /// `None` if all are hidden, or if only hidden ones have refused the check: another one would
+    /// show that units are left. A limit in the [shadow](Charge::in_shadow) is visible only if all
+    /// limits of the check are in the shadow.
     #[inline]
     #[must_use]
     pub fn visible(&self) -> Option<&LimitStatus> {
@@ -235,13 +245,15 @@ impl Decision {
         self.statuses().filter(|status| status.is_shadow() && status.waits.is_some())
     }
 
-    /// The status of each limit, in the order of the charges. If the [refusal cache](crate::Limiter::refusal_cache) has refused and does not
-    /// know how a limit stands, its figures are zero, and it is [hidden](LimitStatus::is_hidden).
+    /// The status of each limit, in the order of the charges. If the [refusal
+    /// cache](crate::Limiter::refusal_cache) has refused and does not know how a limit stands, its
+    /// figures are zero, and it is [hidden](LimitStatus::is_hidden).
     pub fn statuses(&self) -> impl Iterator<Item = &LimitStatus> {
         iter::once(&self.fields.first).chain(&self.fields.rest)
     }
 
-    /// The units in the window of the [`binding`](Self::binding) limit, including those of this check.
+    /// The units in the window of the [`binding`](Self::binding) limit, including those of this
+    /// check.
     #[must_use]
     pub fn used(&self) -> u64 {
         self.binding().used()
@@ -253,38 +265,46 @@ impl Decision {
         self.binding().remaining()
     }
 
-    /// The failure of the store, if this process has decided in its place. Then the figures are those of a
-    /// [`Share`](crate::limiter::Share) of each limit. `None` for a decision of the store. Of several layers, the innermost that has one.
+    /// The failure of the store, if this process has decided in its place. Then the figures are
+    /// those of a [`Share`](crate::limiter::Share) of each limit. `None` for a decision of the
+    /// store. Of several layers, the innermost that has one.
     #[must_use]
     pub fn local_cause(&self) -> Option<&Error> {
         self.layers().find_map(|decision| decision.fields.origin.as_ref()?.instead_of.as_deref())
     }
 
-    /// Whether the decision holds places of [concurrent](crate::Limit::concurrent) limits: until its last clone is dropped.
+    /// Whether the decision holds places of [concurrent](crate::Limit::concurrent) limits: until
+    /// its last clone is dropped.
     ///
     /// 1. A layer drops its clone when the body of the response has ended or was dropped. With
-    ///    [`free_with_head`](crate::RateLimitLayer::free_with_head), it does so when the response begins.
-    /// 2. The request has a clone in its extensions. A handler that goes on longer than its response, such as the task of a WebSocket, keeps that
-    ///    one: then the place is held until the task ends. Behind several layers, it holds the places of all of them.
-    /// 3. With `RedisStore`, a task on the runtime of the check renews the places. The places of a process that has died are free at most
-    ///    [10 s](crate::Limit::freed_after) later. A place whose admission was lost on its way from Redis is freed once Redis
-    ///    answers again.
-    /// 4. The clone that is dropped last frees the places, on any thread. If a process ends, [`shutdown`](crate::Limiter::shutdown) frees all.
+    ///    [`free_with_head`](crate::RateLimitLayer::free_with_head), it does so when the response
+    ///    begins.
+    /// 2. The request has a clone in its extensions. A handler that goes on longer than its
+    ///    response, such as the task of a WebSocket, keeps that one: then the place is held until
+    ///    the task ends. Behind several layers, it holds the places of all of them.
+    /// 3. With `RedisStore`, a task on the runtime of the check renews the places. The places of a
+    ///    process that has died are free at most [10 s](crate::Limit::freed_after) later. A place
+    ///    whose admission was lost on its way from Redis is freed once Redis answers again.
+    /// 4. The clone that is dropped last frees the places, on any thread. If a process ends,
+    ///    [`shutdown`](crate::Limiter::shutdown) frees all.
     #[must_use]
     pub fn holds_place(&self) -> bool {
         self.places().next().is_some()
     }
 
-    /// Whether a place of this decision may be free, or was for a time, so that another may have got it: the process has stood still, or has not
-    /// reached Redis, for longer than the [life](crate::Limit::freed_after) of a place, or Redis has lost it. This is the one exception in which
-    /// more places than the limit may be held. The place is taken again, and no other is admitted until fewer are held.
+    /// Whether a place of this decision may be free, or was for a time, so that another may have
+    /// got it: the process has stood still, or has not reached Redis, for longer than the
+    /// [life](crate::Limit::freed_after) of a place, or Redis has lost it. This is the one
+    /// exception in which more places than the limit may be held. The place is taken again, and no
+    /// other is admitted until fewer are held.
     #[must_use]
     pub fn has_lost_place(&self) -> bool {
         self.places().any(|places| places.are_lost())
     }
 
-    /// When the store decided, by the store's clock. If a check was repeated with its [id](crate::Check::with_id), when it was
-    /// first admitted; of places alone, some time since then.
+    /// When the store decided, by the store's clock. If a check was repeated with its
+    /// [id](crate::Check::with_id), when it was first admitted; of places alone, some time since
+    /// then.
     #[must_use]
     pub fn at(&self) -> SystemTime {
         self.fields.at

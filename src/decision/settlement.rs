@@ -1,23 +1,27 @@
 //! Settlements, which set the actual cost of an admission afterwards.
 //!
-//! 1. A [reserved](crate::Charge::reserve) charge counts at its cost from the decision on. Settled, it counts at its actual
-//!    cost instead, as of the time of the admission. At a cost of 0 it no longer counts at all.
-//! 2. The actual cost may be above the reserved one, and even above the limit. Then later checks are refused until enough
-//!    units have left the window.
-//! 3. A settlement counts once, however often it is sent, except as in rule 5: see [`Settled::was_applied`].
-//! 4. A settlement after the lease still counts the used units, as long as the admission would be in its window. So a lease
-//!    can be much shorter than the window: it limits only for how long the estimate counts without a settlement. A
-//!    settlement after the window changes nothing.
+//! 1. A [reserved](crate::Charge::reserve) charge counts at its cost from the decision on. Settled,
+//!    it counts at its actual cost instead, as of the time of the admission. At a cost of 0 it no
+//!    longer counts at all.
+//! 2. The actual cost may be above the reserved one, and even above the limit. Then later checks
+//!    are refused until enough units have left the window.
+//! 3. A settlement counts once, however often it is sent, except as in rule 5: see
+//!    [`Settled::was_applied`].
+//! 4. A settlement after the lease still counts the used units, as long as the admission would be
+//!    in its window. So a lease can be much shorter than the window: it limits only for how long
+//!    the estimate counts without a settlement. A settlement after the window changes nothing.
 //! 5. Settle an admission in one place only. A store forgets a settlement at a cost of 0. Under an
-//!    [algorithm](crate::algorithm) other than the log, it forgets every settlement that came within its lease. If such
-//!    an admission is settled again after the lease, it counts twice. So it does after the lease while the key has 10,000
-//!    entries with ids. A store that sends a settlement again, because a reply was lost, does so within seconds: it counts
-//!    twice only if the lease ends in between.
+//!    [algorithm](crate::algorithm) other than the log, it forgets every settlement that came
+//!    within its lease. If such an admission is settled again after the lease, it counts twice. So
+//!    it does after the lease while the key has 10,000 entries with ids. A store that sends a
+//!    settlement again, because a reply was lost, does so within seconds: it counts twice only if
+//!    the lease ends in between.
 //! 6. Reserve at least one unit: a charge of 0 units leaves no admission to settle.
-//! 7. While a `MemoryStore` is [full](crate::MemoryStore#when-it-is-full), units may be counted so that no settlement finds them: they
-//!    count for the whole window. Units above the reserved ones are added, and after the lease all of the actual cost.
-//! 8. An admission without a reservation can be settled too, if its limit counts by a [log](crate::Algorithm::sliding_log), or
-//!    if its caller gave the check an id.
+//! 7. While a `MemoryStore` is [full](crate::MemoryStore#when-it-is-full), units may be counted so
+//!    that no settlement finds them: they count for the whole window. Units above the reserved ones
+//!    are added, and after the lease all of the actual cost.
+//! 8. An admission without a reservation can be settled too, if its limit counts by a
+//!    [log](crate::Algorithm::sliding_log), or if its caller gave the check an id.
 //!
 //! [`Limiter::reserve`](crate::Limiter::reserve) does this for one limit. For several limits:
 //!
@@ -71,27 +75,31 @@ pub struct Settlement {
 pub struct Settled {
     /// The status of the limits after the settlement.
     pub decision: Decision,
-    /// Whether it was counted under at least one of the limits. If a store had to send it again, because a reply was lost, this is
-    /// `true`. If it is `false`, the store did not find the admission, and gave back nothing:
+    /// Whether it was counted under at least one of the limits. If a store had to send it again,
+    /// because a reply was lost, this is `true`. If it is `false`, the store did not find the
+    /// admission, and gave back nothing:
     ///
     /// * It was settled before, or its window has ended.
     /// * The cost is 0, and the units were given back already when the lease ended.
     /// * The check, the id or the time is not that of the admission: see [`Settlement::by_id`].
     ///
-    /// Until the lease ends, or without a lease, there are further reasons. After the lease, such a settlement counts in addition:
+    /// Until the lease ends, or without a lease, there are further reasons. After the lease, such a
+    /// settlement counts in addition:
     ///
-    /// * A [full](crate::MemoryStore#when-it-is-full) `MemoryStore` has counted the admission in shared counts. Units above the reserved
-    ///   ones are added all the same.
-    /// * Under another [algorithm](crate::algorithm) than the log, the admission has neither a reservation nor an id from its caller,
-    ///   or it came while the key had 10,000 entries with ids.
-    /// * The limit was [reset](crate::Limiter::reset), or the store has lost the admission: Redis was restarted, has evicted the key, or
-    ///   has failed over.
+    /// * A [full](crate::MemoryStore#when-it-is-full) `MemoryStore` has counted the admission in
+    ///   shared counts. Units above the reserved ones are added all the same.
+    /// * Under another [algorithm](crate::algorithm) than the log, the admission has neither a
+    ///   reservation nor an id from its caller, or it came while the key had 10,000 entries with
+    ///   ids.
+    /// * The limit was [reset](crate::Limiter::reset), or the store has lost the admission: Redis
+    ///   was restarted, has evicted the key, or has failed over.
     pub was_applied: bool,
 }
 
 impl Settlement {
-    /// Settles an admitted check, which has to be exactly the one that was admitted. `cost` returns the actual cost of each charge:
-    /// 0 gives all of its units back, `None` leaves it as it is. A cost above both the limit and 2^32 counts as the larger of them.
+    /// Settles an admitted check, which has to be exactly the one that was admitted. `cost` returns
+    /// the actual cost of each charge: 0 gives all of its units back, `None` leaves it as it is. A
+    /// cost above both the limit and 2^32 counts as the larger of them.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -108,8 +116,8 @@ impl Settlement {
     /// # Ok(()) }
     /// ```
     ///
-    /// Under another [algorithm](crate::algorithm) than the log, only reservations, and checks with an id of the caller's, can
-    /// be settled.
+    /// Under another [algorithm](crate::algorithm) than the log, only reservations, and checks with
+    /// an id of the caller's, can be settled.
     pub fn new(check: Check, admitted: &Decision, cost: impl FnMut(&Charge) -> Option<u64>) -> Self {
         // Those of layers further out are not settled.
         let is_local = admitted.fields.origin.as_ref().is_some_and(|origin| origin.instead_of.is_some());
@@ -122,25 +130,26 @@ impl Settlement {
         Self { is_local, ..Self::by_id(check, admitted.id(), admitted.at(), cost) }
     }
 
-    /// Settles a check that was admitted elsewhere, such as in another process: by the same charges, and the
-    /// [id](Decision::id) and the [time](Decision::at) of the decision.
+    /// Settles a check that was admitted elsewhere, such as in another process: by the same
+    /// charges, and the [id](Decision::id) and the [time](Decision::at) of the decision.
     ///
-    /// With an earlier time than the admission's, nothing is settled: an admission under the same id may be another. With a
-    /// later time, reservations, and checks that Redis has decided together with equal ones, are not found.
+    /// With an earlier time than the admission's, nothing is settled: an admission under the same
+    /// id may be another. With a later time, reservations, and checks that Redis has decided
+    /// together with equal ones, are not found.
     pub fn by_id(check: Check, id: AdmissionId, at: SystemTime, mut cost: impl FnMut(&Charge) -> Option<u64>) -> Self {
         let costs =
             check.charges().map(|charge| cost(charge).map(|cost| cost.min(charge.limit().most_spent()))).collect();
         Self { check, id, at, costs, is_local: false }
     }
 
-    /// Gives back all units of an admission whose time is not known, under an id that no other admission has. So a later time
-    /// will do.
+    /// Gives back all units of an admission whose time is not known, under an id that no other
+    /// admission has. So a later time will do.
     pub(crate) fn refund_by_id(check: Check, id: AdmissionId) -> Self {
         Self::by_id(check, id, system_time(1 << 52), |_| Some(0))
     }
 
-    /// The same settlement, with reserved units that count from later than the admission by `delay`, but not from after now.
-    /// Their leases end at the same time.
+    /// The same settlement, with reserved units that count from later than the admission by
+    /// `delay`, but not from after now. Their leases end at the same time.
     pub(crate) fn counting_later_by(self, delay: Duration) -> Self {
         // Rounded as leases are, so that they end at the same microsecond.
         let delay = delay - Duration::from_nanos((delay.subsec_nanos() % 1_000).into());
@@ -170,7 +179,8 @@ impl Settlement {
         self.at
     }
 
-    /// The charges of the check as it was admitted, with their actual costs. `None` leaves a charge as it is.
+    /// The charges of the check as it was admitted, with their actual costs. `None` leaves a charge
+    /// as it is.
     pub fn accounts(&self) -> impl Iterator<Item = (&Charge, Option<u64>)> {
         iter::zip(self.check.charges(), self.costs.iter().copied())
     }
@@ -181,8 +191,8 @@ impl Settlement {
 }
 
 impl Settled {
-    /// A store's reply: the status of each limit, and whether any of them knew the admission. The decision is that of
-    /// [`Settlement::check`], at no refusal.
+    /// A store's reply: the status of each limit, and whether any of them knew the admission. The
+    /// decision is that of [`Settlement::check`], at no refusal.
     #[must_use]
     pub fn new(decision: Decision, was_applied: bool) -> Self {
         Self { decision, was_applied }

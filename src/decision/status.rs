@@ -12,14 +12,15 @@ pub struct LimitStatus {
     used: u64,
     reserved: u64,
     reset_after: Duration,
-    /// The retry times of a refusal: if all reserved units are given back now, where zero means that the check would fit then, and
-    /// if nothing is given back before its lease ends.
+    /// The retry times of a refusal: if all reserved units are given back now, where zero means
+    /// that the check would fit then, and if nothing is given back before its lease ends.
     pub(crate) waits: Option<(Duration, Duration)>,
     /// When to try again if only reserved units are in the way.
     reserved_after: Duration,
     is_shadow: bool,
     is_hidden: bool,
-    /// Whether the charge has asked for units: those that are spent already, and no units, are not asked for.
+    /// Whether the charge has asked for units: those that are spent already, and no units, are not
+    /// asked for.
     #[cfg_attr(not(feature = "metrics"), expect(dead_code, reason = "only metrics ask"))]
     pub(crate) has_asked: bool,
     is_ban: bool,
@@ -31,8 +32,8 @@ pub struct LimitStatus {
 pub(crate) const RETRY_RESERVED_AFTER: Duration = Duration::from_secs(1);
 
 impl LimitStatus {
-    /// The status of `charge`: the units `used` after the decision, the time until the oldest of them leaves (zero if there
-    /// are none), and the retry time if this charge refused the check.
+    /// The status of `charge`: the units `used` after the decision, the time until the oldest of
+    /// them leaves (zero if there are none), and the retry time if this charge refused the check.
     #[inline]
     pub fn new(charge: &Charge, used: u64, reset_after: Duration, retry_after: Option<Duration>) -> Self {
         Self {
@@ -50,8 +51,8 @@ impl LimitStatus {
         }
     }
 
-    /// The status of a charge that this process refuses without the store, since equal checks will use it up. If another charge
-    /// refuses, the figures are not known.
+    /// The status of a charge that this process refuses without the store, since equal checks will
+    /// use it up. If another charge refuses, the figures are not known.
     pub(crate) fn estimate(charge: &Charge, refuses: bool) -> Self {
         let (units, time) =
             if refuses { (charge.limit().units(), charge.limit().window()) } else { (0, Duration::ZERO) };
@@ -60,7 +61,8 @@ impl LimitStatus {
         Self { is_estimate: true, ..status.with_reserved(units, Duration::ZERO) }
     }
 
-    /// Sets how many of the used units are reserved, and, for a refusal, the retry time if all reserved units were given back now.
+    /// Sets how many of the used units are reserved, and, for a refusal, the retry time if all
+    /// reserved units were given back now.
     #[inline]
     pub fn with_reserved(mut self, units: u64, at_least: Duration) -> Self {
         self.reserved = units;
@@ -145,8 +147,9 @@ impl LimitStatus {
         self.limit.units().saturating_sub(self.used)
     }
 
-    /// The time until fewer units count; zero if none do. Under a [compact](crate::Algorithm::compact_log) log it may be a
-    /// sub-window longer than the window. Zero for a [concurrent](Limit::concurrent) limit, whose places may be free at any time.
+    /// The time until fewer units count; zero if none do. Under a
+    /// [compact](crate::Algorithm::compact_log) log it may be a sub-window longer than the window.
+    /// Zero for a [concurrent](Limit::concurrent) limit, whose places may be free at any time.
     #[must_use]
     pub fn reset_after(&self) -> Duration {
         if self.limit.is_concurrent() { Duration::ZERO } else { self.reset_after }
@@ -178,8 +181,9 @@ impl LimitStatus {
         self.is_shadow
     }
 
-    /// Whether the limit is [hidden](Charge::hidden) from clients. A [ban](crate::KeyedLimit::ban) is, until it begins. So is a limit
-    /// whose figures a [refusal without the store](crate::Limiter::refusal_cache) does not know: then they are zero.
+    /// Whether the limit is [hidden](Charge::hidden) from clients. A [ban](crate::KeyedLimit::ban)
+    /// is, until it begins. So is a limit whose figures a [refusal without the
+    /// store](crate::Limiter::refusal_cache) does not know: then they are zero.
     #[must_use]
     pub fn is_hidden(&self) -> bool {
         self.is_hidden || self.waits.is_none() && (self.is_estimate || self.is_ban && self.used == 0)

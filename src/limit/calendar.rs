@@ -1,15 +1,19 @@
-//! Limits by the calendar, with the feature `calendar`: so many units an hour, a day, a week or a month of a time zone.
+//! Limits by the calendar, with the feature `calendar`: so many units an hour, a day, a week or a
+//! month of a time zone.
 //!
-//! 1. A period begins at midnight of its time zone, or at the full hour. So a day of daylight saving has 23 or 25 hours, and an hour that the
-//!    clock repeats has two. Weeks begin on Monday (ISO 8601), and months on the first or on [another day](Limit::from_day).
-//! 2. All units come back at once when the period ends. So a client can spend the limit just before the end and again just after it, as with a
-//!    [fixed window](crate::Algorithm::fixed_window).
-//! 3. The clock of the store decides, which is Redis's own. The processes only tell it when periods end: from two before the present one
-//!    to two after it. So a process whose clock is wrong by less than two periods opens no period twice, and ends none early. If its clock is
-//!    ahead by more, or behind by more than three, its checks fail.
-//! 4. `Retry-After`, the reset, `RateLimit` and the body of a refusal all tell the end of the period.
-//! 5. Limits of another period, first day or time zone count apart. A time zone is its name: `Asia/Calcutta` and `Asia/Kolkata` are two, although
-//!    they have the same rules.
+//! 1. A period begins at midnight of its time zone, or at the full hour. So a day of daylight
+//!    saving has 23 or 25 hours, and an hour that the clock repeats has two. Weeks begin on Monday
+//!    (ISO 8601), and months on the first or on [another day](Limit::from_day).
+//! 2. All units come back at once when the period ends. So a client can spend the limit just before
+//!    the end and again just after it, as with a [fixed window](crate::Algorithm::fixed_window).
+//! 3. The clock of the store decides, which is Redis's own. The processes only tell it when periods
+//!    end: from two before the present one to two after it. So a process whose clock is wrong by
+//!    less than two periods opens no period twice, and ends none early. If its clock is ahead by
+//!    more, or behind by more than three, its checks fail.
+//! 4. `Retry-After`, the reset, `RateLimit` and the body of a refusal all tell the end of the
+//!    period.
+//! 5. Limits of another period, first day or time zone count apart. A time zone is its name:
+//!    `Asia/Calcutta` and `Asia/Kolkata` are two, although they have the same rules.
 //!
 //! ```
 //! use tower_sliding_window::Limit;
@@ -60,7 +64,8 @@ enum Period {
 }
 
 impl Calendar {
-    /// No period is longer. All periods of a limit count as windows of this length, which end when the period does.
+    /// No period is longer. All periods of a limit count as windows of this length, which end when
+    /// the period does.
     pub(crate) const fn longest(self) -> u64 {
         // With up to two hours that a clock repeats.
         match self.period {
@@ -81,7 +86,8 @@ impl Calendar {
         self.ends(time).find(|end| *end > time).unwrap_or_else(|| time.saturating_add(self.longest()))
     }
 
-    /// When the periods around a time end, which is when the next ones begin: three have ended by then, and four end later.
+    /// When the periods around a time end, which is when the next ones begin: three have ended by
+    /// then, and four end later.
     pub(crate) fn ends(self, time: u64) -> impl Iterator<Item = u64> {
         let zone = self.zone();
         let time = i64::try_from(time).ok().and_then(|time| Timestamp::from_microsecond(time).ok());
@@ -127,8 +133,8 @@ impl Calendar {
             _ => return Err(format!("there is no time zone {name:?}")),
         }
         let mut zones = ZONES.write().unwrap_or_else(PoisonError::into_inner);
-        // By its name, which keys in Redis contain. Names with the same rules are several time zones: what a process has met before would
-        // otherwise choose between them.
+        // By its name, which keys in Redis contain. Names with the same rules are several time
+        // zones: what a process has met before would otherwise choose between them.
         let known = zones.iter().position(|known| known.iana_name() == zone.iana_name());
         let place = known.unwrap_or(zones.len());
         if place >= MOST_ZONES {
@@ -140,7 +146,8 @@ impl Calendar {
         Ok(Self { zone: place as u16 + 1, ..self })
     }
 
-    /// The calendar of a period such as `month` or `month(15)`, and a time zone, in the text of a limit. `None` for another window.
+    /// The calendar of a period such as `month` or `month(15)`, and a time zone, in the text of a
+    /// limit. `None` for another window.
     pub(super) fn read(window: &str, zone: Option<&str>) -> Result<Option<Self>, String> {
         let day = window.strip_prefix("month(").and_then(|rest| rest.strip_suffix(')'));
         let period = match window {
@@ -182,7 +189,8 @@ impl fmt::Display for Calendar {
     }
 }
 
-/// With the feature `calendar`: limits by the [calendar](super::calendar), in UTC unless [`in_time_zone`](Limit::in_time_zone) says otherwise.
+/// With the feature `calendar`: limits by the [calendar](super::calendar), in UTC unless
+/// [`in_time_zone`](Limit::in_time_zone) says otherwise.
 impl Limit {
     /// A limit for each hour of the clock.
     ///
@@ -230,8 +238,8 @@ impl Limit {
         Self::per(name, units, Self::MAX_WINDOW).with_algorithm(Algorithm::calendar(calendar))
     }
 
-    /// The same limit, in a time zone of the [IANA database](https://www.iana.org/time-zones) such as `Europe/Berlin`: the system's, or the
-    /// one that this crate brings along.
+    /// The same limit, in a time zone of the [IANA database](https://www.iana.org/time-zones) such
+    /// as `Europe/Berlin`: the system's, or the one that this crate brings along.
     ///
     /// # Errors
     ///
@@ -245,11 +253,13 @@ impl Limit {
         }
     }
 
-    /// The same limit with months that begin on this day, such as the one on which a contract began.
+    /// The same limit with months that begin on this day, such as the one on which a contract
+    /// began.
     ///
     /// # Panics
     ///
-    /// If the limit is not by the month, or the day is not 1 to 28, which all months have; in a `const`, that does not compile.
+    /// If the limit is not by the month, or the day is not 1 to 28, which all months have; in a
+    /// `const`, that does not compile.
     #[track_caller]
     pub const fn from_day(self, day: u8) -> Self {
         assert!(day >= 1 && day <= LAST_DAY, "{}", DAY_RULE);
@@ -284,8 +294,8 @@ mod tests {
         (0..7_671).map(move |day| noon(day).start_of_day().unwrap())
     }
 
-    /// Of every fifth time zone all months, the weeks of a year, and the days whose length is not that of the day before. `CALENDAR=all`
-    /// tests everything.
+    /// Of every fifth time zone all months, the weeks of a year, and the days whose length is not
+    /// that of the day before. `CALENDAR=all` tests everything.
     #[test]
     fn periods_end_where_the_library_says() {
         let (is_all, mut tested) = (std::env::var("CALENDAR").is_ok(), 0);

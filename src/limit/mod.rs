@@ -1,13 +1,16 @@
 //! Limits: a number of units, a window and a name.
 //!
-//! 1. A limit of `n` units in a window `W` means that no span of length `W` ever admits more than `n` units: for every instant
-//!    `x`, the units admitted in `(x − W, x]` never exceed `n`. There is no window boundary to wait for or to exploit.
-//! 2. Limits of one name, window and [algorithm](crate::algorithm) share their units for the same key, whatever their numbers of
-//!    units. All others count apart: `api=100/s` and `api=100/h` are two limits. After the larger of two limits that share units has
-//!    spent 14, the smaller one, of 5, shows 14 used and 0 remaining.
+//! 1. A limit of `n` units in a window `W` means that no span of length `W` ever admits more than
+//!    `n` units: for every instant `x`, the units admitted in `(x − W, x]` never exceed `n`. There
+//!    is no window boundary to wait for or to exploit.
+//! 2. Limits of one name, window and [algorithm](crate::algorithm) share their units for the same
+//!    key, whatever their numbers of units. All others count apart: `api=100/s` and `api=100/h` are
+//!    two limits. After the larger of two limits that share units has spent 14, the smaller one, of
+//!    5, shows 14 used and 0 remaining.
 //! 3. A limit counts by an exact log, unless you choose another [algorithm](crate::algorithm).
 //! 4. Every check asks the store, unless the limit is [prefetched](prefetch).
-//! 5. Units are 1 to [`Limit::MAX_UNITS`], windows 1 ms to 365 days, names 1 to 64 characters of `A-Z a-z 0-9 _ . -`.
+//! 5. Units are 1 to [`Limit::MAX_UNITS`], windows 1 ms to 365 days, names 1 to 64 characters of
+//!    `A-Z a-z 0-9 _ . -`.
 //!
 //! ```
 //! use std::time::Duration;
@@ -48,8 +51,9 @@ use crate::{
 /// The default of [`Limit::freed_after`].
 const DEFAULT_LIFE: Duration = Duration::from_secs(10);
 
-/// Limits of one identity share their units for the same key, whatever their numbers of units. Others are apart: a unit leaves each
-/// window at another time. Whatever is kept for a limit is kept under its identity.
+/// Limits of one identity share their units for the same key, whatever their numbers of units.
+/// Others are apart: a unit leaves each window at another time. Whatever is kept for a limit is
+/// kept under its identity.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Identity<'a> {
     pub(crate) name: Cow<'a, str>,
@@ -69,18 +73,21 @@ pub struct Limit {
 }
 
 impl Limit {
-    /// The largest number of units, 2^52: Redis scripts count in doubles, and a limit plus a cost must be exact.
+    /// The largest number of units, 2^52: Redis scripts count in doubles, and a limit plus a cost
+    /// must be exact.
     pub const MAX_UNITS: u64 = 1 << 52;
     /// The shortest window, 1 ms.
     pub const MIN_WINDOW: Duration = Duration::from_millis(1);
     /// The longest window, 365 days.
     pub const MAX_WINDOW: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
-    /// A limit from values that are not known before run time. The window is rounded up to microseconds.
+    /// A limit from values that are not known before run time. The window is rounded up to
+    /// microseconds.
     ///
     /// # Errors
     ///
-    /// [`ConfigError`], naming the value, if the name, the units or the window is outside the [rules](self).
+    /// [`ConfigError`], naming the value, if the name, the units or the window is outside the
+    /// [rules](self).
     pub fn new(name: impl Into<Cow<'static, str>>, units: u64, window: Duration) -> Result<Self, ConfigError> {
         let name = name.into();
         let Some(rule) = rules::broken_rule(&name, units, window) else {
@@ -98,8 +105,8 @@ impl Limit {
     ///
     /// # Panics
     ///
-    /// If a value is outside the [rules](self). In a `const`, that does not compile. For values that are not known before run
-    /// time there is [`Limit::new`].
+    /// If a value is outside the [rules](self). In a `const`, that does not compile. For values
+    /// that are not known before run time there is [`Limit::new`].
     #[track_caller]
     pub const fn per(name: &'static str, units: u64, window: Duration) -> Self {
         if let Some(rule) = rules::broken_rule(name, units, window) {
@@ -154,12 +161,15 @@ impl Limit {
         Self::per(name, units, Duration::from_secs(24 * 60 * 60))
     }
 
-    /// At most this number of admissions of a key at once, across all processes, whatever they cost.
+    /// At most this number of admissions of a key at once, across all processes, whatever they
+    /// cost.
     ///
-    /// Each admission takes a place, which is held until the last clone of its [`Decision`](crate::Decision) is dropped. A layer holds it until
-    /// the body of the response has ended: see [`Decision::holds_place`](crate::Decision::holds_place). A process that ends frees its places by
-    /// [`shutdown`](crate::Limiter::shutdown). Those of a process that has died are free within 10 s, which is the [window](Self::window) of the
-    /// limit: [`freed_after`](Self::freed_after) sets it.
+    /// Each admission takes a place, which is held until the last clone of its
+    /// [`Decision`](crate::Decision) is dropped. A layer holds it until the body of the response
+    /// has ended: see [`Decision::holds_place`](crate::Decision::holds_place). A process that ends
+    /// frees its places by [`shutdown`](crate::Limiter::shutdown). Those of a process that has died
+    /// are free within 10 s, which is the [window](Self::window) of the limit:
+    /// [`freed_after`](Self::freed_after) sets it.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), tower_sliding_window::Error> {
@@ -185,15 +195,17 @@ impl Limit {
         Self::per(name, places, DEFAULT_LIFE).with_algorithm(Algorithm::concurrent())
     }
 
-    /// Sets how soon the places of a process that has died are free, of a [concurrent](Self::concurrent) limit. Default: 10 s.
+    /// Sets how soon the places of a process that has died are free, of a
+    /// [concurrent](Self::concurrent) limit. Default: 10 s.
     ///
-    /// A process renews its places after half of this time, or earlier by the round trip to the store. If it cannot, because it stands still or
-    /// Redis is gone for longer, others may get its places: [`Decision::has_lost_place`](crate::Decision::has_lost_place) tells.
+    /// A process renews its places after half of this time, or earlier by the round trip to the
+    /// store. If it cannot, because it stands still or Redis is gone for longer, others may get its
+    /// places: [`Decision::has_lost_place`](crate::Decision::has_lost_place) tells.
     ///
     /// # Panics
     ///
-    /// If the limit is not concurrent, or the time is less than a second or longer than a [window](Self::MAX_WINDOW) may be; in a `const`, that
-    /// does not compile.
+    /// If the limit is not concurrent, or the time is less than a second or longer than a
+    /// [window](Self::MAX_WINDOW) may be; in a `const`, that does not compile.
     #[track_caller]
     pub const fn freed_after(mut self, time: Duration) -> Self {
         assert!(self.is_concurrent(), "only the places of a concurrent limit are freed after a time");
@@ -202,9 +214,10 @@ impl Limit {
         self
     }
 
-    /// The same limit with another algorithm. Default: [`Algorithm::sliding_log`], which is exact. A fixed window and a counter have no
-    /// [prefetch](Self::prefetch). With that of a [concurrent](Self::concurrent) limit, a window of less than a second becomes 10 s, since places
-    /// have to be renewed.
+    /// The same limit with another algorithm. Default: [`Algorithm::sliding_log`], which is exact.
+    /// A fixed window and a counter have no [prefetch](Self::prefetch). With that of a
+    /// [concurrent](Self::concurrent) limit, a window of less than a second becomes 10 s, since
+    /// places have to be renewed.
     pub const fn with_algorithm(mut self, algorithm: Algorithm) -> Self {
         self.algorithm = algorithm;
         #[cfg(feature = "calendar")]
@@ -243,7 +256,8 @@ impl Limit {
         self.units
     }
 
-    /// The length of the window, exact to the microsecond. Of a limit by the calendar, no period is longer.
+    /// The length of the window, exact to the microsecond. Of a limit by the calendar, no period is
+    /// longer.
     #[must_use]
     pub const fn window(&self) -> Duration {
         Duration::from_micros(self.window_micros)
@@ -278,7 +292,8 @@ impl Limit {
         self.units.max(1 << 32)
     }
 
-    /// The time of the entry for an admission of `now`. The admission counts until a window after it.
+    /// The time of the entry for an admission of `now`. The admission counts until a window after
+    /// it.
     pub(crate) fn recorded_at(&self, now: u64) -> u64 {
         self.algorithm().kind().recorded_at(now, self.window_micros())
     }
@@ -295,7 +310,8 @@ impl Limit {
     }
 
     /// Whether both count together.
-    // Few checks compare limits of their own: inlined, it would keep what all need from being inlined.
+    // Few checks compare limits of their own: inlined, it would keep what all need from being
+    // inlined.
     #[inline(never)]
     pub(crate) fn is_one_with(&self, other: &Self) -> bool {
         self.identity() == other.identity()

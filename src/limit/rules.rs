@@ -1,4 +1,5 @@
-//! The rules of a limit's name, units and window, and the mistake of a cost that no limit can admit.
+//! The rules of a limit's name, units and window, and the mistake of a cost that no limit can
+//! admit.
 
 use std::{error, fmt, time::Duration};
 
@@ -10,7 +11,8 @@ const WINDOW_RULE: &str = "a limit's window must be 1 ms to 365 days";
 
 pub(super) const LIFE_RULE: &str = "the window of a concurrent limit must be 1 s to 365 days";
 
-/// Whether the places of a dead process may be free after this time. They are renewed three times within it.
+/// Whether the places of a dead process may be free after this time. They are renewed three times
+/// within it.
 pub(super) const fn is_life(window: Duration) -> bool {
     window.as_secs() >= 1 && window.as_nanos() <= Limit::MAX_WINDOW.as_nanos()
 }
@@ -28,7 +30,8 @@ pub(super) const fn broken_rule(name: &str, units: u64, window: Duration) -> Opt
     }
 }
 
-/// Whether `text` is 1 to 64 characters of `[A-Za-z0-9_.-]`, which need no escapes in Redis keys and headers.
+/// Whether `text` is 1 to 64 characters of `[A-Za-z0-9_.-]`, which need no escapes in Redis keys
+/// and headers.
 pub(crate) const fn is_fixed_alphabet(text: &str) -> bool {
     let bytes = text.as_bytes();
     let mut at = 0;

@@ -9,7 +9,8 @@ use serde::{
 
 use super::{Limit, text};
 
-/// With the feature `serde`: writes the text of [`Limit::parse`] with the name in front, such as `"login=5/min"`.
+/// With the feature `serde`: writes the text of [`Limit::parse`] with the name in front, such as
+/// `"login=5/min"`.
 impl Serialize for Limit {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)
@@ -19,9 +20,9 @@ impl Serialize for Limit {
 /// With the feature `serde`: reads a text, or a map.
 ///
 /// * The text is that of [`Limit::parse`] with the name in front, such as `"login=5/min"`.
-/// * The map has a `name`, the `units`, and a `window`: a text such as `"min"`, `"10s"` or `"month Europe/Berlin"`, or a
-///   whole number of seconds.
-///   `algorithm` and `prefetch` are optional texts, with the words of [`Limit::parse`]. Other fields are errors.
+/// * The map has a `name`, the `units`, and a `window`: a text such as `"min"`, `"10s"` or
+///   `"month Europe/Berlin"`, or a whole number of seconds. `algorithm` and `prefetch` are optional
+///   texts, with the words of [`Limit::parse`]. Other fields are errors.
 /// * Formats that do not describe themselves, such as postcard, have the text only.
 ///
 /// ```

@@ -28,17 +28,19 @@ impl Limit {
     /// | `10000/month Europe/Berlin`, `10000/month(15)`, `100/week UTC`, `50/d Asia/Tokyo`, `5/h UTC` | by the calendar, with the feature `calendar`: in this time zone, or in UTC; from the 15th |
     /// | `600000/min prefetch`, `600000/min log prefetch(1000,50ms)` | the same with [prefetch](Self::prefetch): at most 1,000 units, for 50 ms. Either may be left out |
     ///
-    /// * The window is a whole number with a unit, or the unit alone: `us` (microseconds), `ms`, `s` `sec` `second` `seconds`,
-    ///   `m` `min` `minute` `minutes`, `h` `hour` `hours`, `d` `day` `days`. There are no fractions: write `1500ms`.
+    /// * The window is a whole number with a unit, or the unit alone: `us` (microseconds), `ms`,
+    ///   `s` `sec` `second` `seconds`, `m` `min` `minute` `minutes`, `h` `hour` `hours`, `d` `day`
+    ///   `days`. There are no fractions: write `1500ms`.
     /// * Spaces may be around `/` and between words. Everything is in lower case.
-    /// * With the name in front, as in `login=5/min`, [`str::parse`] reads it, and `to_string` writes it. The text of a limit is
-    ///   always read as an equal limit. With the feature `serde`, TOML and JSON may also have
-    ///   [a map](crate::guide::limits_by_plan#limits-from-a-configuration).
+    /// * With the name in front, as in `login=5/min`, [`str::parse`] reads it, and `to_string`
+    ///   writes it. The text of a limit is always read as an equal limit. With the feature `serde`,
+    ///   TOML and JSON may also have [a
+    ///   map](crate::guide::limits_by_plan#limits-from-a-configuration).
     ///
     /// # Errors
     ///
-    /// [`ConfigError`], naming the part that is wrong, if the text is not of this form, or if the name, the units or the
-    /// window is outside the [rules](super).
+    /// [`ConfigError`], naming the part that is wrong, if the text is not of this form, or if the
+    /// name, the units or the window is outside the [rules](super).
     ///
     /// ```
     /// use tower_sliding_window::Limit;

@@ -14,7 +14,8 @@ use crate::{
     metrics,
 };
 
-/// The least time between two checks of one caller, so that a store whose retry times are zero is not asked all the time.
+/// The least time between two checks of one caller, so that a store whose retry times are zero is
+/// not asked all the time.
 const LEAST_BLOCK: Duration = Duration::from_millis(1);
 
 /// The time until a caller asks a store again that has failed.
@@ -23,40 +24,47 @@ const PAUSE: Duration = Duration::from_millis(100);
 impl Limiter {
     /// Spends `cost` units of `limit` for `key`, and waits up to `max_wait` until they are left.
     ///
-    /// 1. After a refusal it waits for the retry time, and asks again. A retry time beyond what is left of `max_wait` is
-    ///    returned at once, as a refused [`Decision`]. With a `max_wait` of zero this is [`check`](Self::check), unless
-    ///    other callers wait.
-    /// 2. One limiter and its clones have one line for each set of limits and keys that can refuse, whatever the costs. Clones with
-    ///    another [`deadline`](Self::deadline) have lines of their own: the store may answer only the more patient. A caller that is
-    ///    refused, or arrives while others wait, joins the end of the line. Only the first in line asks, and after an admission that
-    ///    leaves units, the next callers that fit together. No caller overtakes another. A caller that gives up or is dropped leaves the
-    ///    line.
-    /// 3. A caller that cannot reach the front of the line in time is refused without spending. The retry time is then a
-    ///    lower bound: how long the first in line has to wait.
-    /// 4. A future that is kept but not polled does not block the line: 100 ms after the first should have asked, or its call should
-    ///    have ended, the next caller takes over. If it is not polled either, the others may a millisecond later, and the first of them
-    ///    that is polled does. When a caller is polled again, it gets its old place back.
-    /// 5. [`check`](Self::check), limiters of other processes, and checks of other sets of limits or keys do not join the
-    ///    line. Of those, the first to ask when units are left gets them.
-    /// 6. After a [settlement](Self::settle) or [reset](Self::reset) through this limiter, the callers that it may admit ask at once, and no
-    ///    more of them than there are units: callers that are first in line, and that nothing but its limits and keys refuses.
-    ///    They ask in the order of their arrival; of more than 16 different costs, the lowest come first. A caller that does not use the
-    ///    units, because it is dropped, not polled, or refused by something else, leaves them to the next. If the caller of the settlement
-    ///    leaves before the reply, or the call times out, they ask after the deadline, at most a second later. If only
+    /// 1. After a refusal it waits for the retry time, and asks again. A retry time beyond what is
+    ///    left of `max_wait` is returned at once, as a refused [`Decision`]. With a `max_wait` of
+    ///    zero this is [`check`](Self::check), unless other callers wait.
+    /// 2. One limiter and its clones have one line for each set of limits and keys that can refuse,
+    ///    whatever the costs. Clones with another [`deadline`](Self::deadline) have lines of their
+    ///    own: the store may answer only the more patient. A caller that is refused, or arrives
+    ///    while others wait, joins the end of the line. Only the first in line asks, and after an
+    ///    admission that leaves units, the next callers that fit together. No caller overtakes
+    ///    another. A caller that gives up or is dropped leaves the line.
+    /// 3. A caller that cannot reach the front of the line in time is refused without spending. The
+    ///    retry time is then a lower bound: how long the first in line has to wait.
+    /// 4. A future that is kept but not polled does not block the line: 100 ms after the first
+    ///    should have asked, or its call should have ended, the next caller takes over. If it is
+    ///    not polled either, the others may a millisecond later, and the first of them that is
+    ///    polled does. When a caller is polled again, it gets its old place back.
+    /// 5. [`check`](Self::check), limiters of other processes, and checks of other sets of limits
+    ///    or keys do not join the line. Of those, the first to ask when units are left gets them.
+    /// 6. After a [settlement](Self::settle) or [reset](Self::reset) through this limiter, the
+    ///    callers that it may admit ask at once, and no more of them than there are units: callers
+    ///    that are first in line, and that nothing but its limits and keys refuses. They ask in the
+    ///    order of their arrival; of more than 16 different costs, the lowest come first. A caller
+    ///    that does not use the units, because it is dropped, not polled, or refused by something
+    ///    else, leaves them to the next. If the caller of the settlement leaves before the reply,
+    ///    or the call times out, they ask after the deadline, at most a second later. If only
     ///    [reserved](crate::Charge::reserve) units are in the way, the first asks again after
-    ///    [`retry_reserved_after`](Self::retry_reserved_after), and once more at the end of `max_wait`.
-    /// 7. A settlement or reset through another limiter wakes no caller of this one, even if both have the same store: clones of one
-    ///    limiter tell each other, two limiters that were made by [`new`](Self::new) do not. Then a caller asks again when its retry time
-    ///    is over.
-    /// 8. The [`deadline`](Self::deadline) is that of each call to the store, not of the wait, and the end of `max_wait`
-    ///    does not interrupt a call. While the store fails or does not answer in time, the first in line asks again every 100 ms. A
-    ///    caller gets the error when less than 100 ms of its `max_wait` are left. It gets the error at once if waiting does not help, such as
-    ///    after a wrong password. Under [`fail_local`](Self::fail_local), the share decides meanwhile. The units of a call without an answer
-    ///    may have been counted.
+    ///    [`retry_reserved_after`](Self::retry_reserved_after), and once more at the end of
+    ///    `max_wait`.
+    /// 7. A settlement or reset through another limiter wakes no caller of this one, even if both
+    ///    have the same store: clones of one limiter tell each other, two limiters that were made
+    ///    by [`new`](Self::new) do not. Then a caller asks again when its retry time is over.
+    /// 8. The [`deadline`](Self::deadline) is that of each call to the store, not of the wait, and
+    ///    the end of `max_wait` does not interrupt a call. While the store fails or does not answer
+    ///    in time, the first in line asks again every 100 ms. A caller gets the error when less
+    ///    than 100 ms of its `max_wait` are left. It gets the error at once if waiting does not
+    ///    help, such as after a wrong password. Under [`fail_local`](Self::fail_local), the share
+    ///    decides meanwhile. The units of a call without an answer may have been counted.
     ///
-    /// A check that can never be refused, such as one at a cost of 0, never waits. Waiting needs a tokio runtime with time.
-    /// While callers wait behind another, a task of one of their runtimes watches the line. If that runtime is not driven, taking over
-    /// needs about a second more, and 20 ms for each caller in line.
+    /// A check that can never be refused, such as one at a cost of 0, never waits. Waiting needs a
+    /// tokio runtime with time. While callers wait behind another, a task of one of their runtimes
+    /// watches the line. If that runtime is not driven, taking over needs about a second more, and
+    /// 20 ms for each caller in line.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), tower_sliding_window::Error> {
@@ -87,8 +95,8 @@ impl Limiter {
         self.acquire_all(check, max_wait).await
     }
 
-    /// Decides several charges together, all or nothing, and waits up to `max_wait` until all of them fit: see
-    /// [`acquire`](Self::acquire).
+    /// Decides several charges together, all or nothing, and waits up to `max_wait` until all of
+    /// them fit: see [`acquire`](Self::acquire).
     ///
     /// # Errors
     ///
@@ -97,8 +105,8 @@ impl Limiter {
         self.acquire_after(check, max_wait, &mut Duration::default()).await
     }
 
-    /// Waits for a request that has `waited` for other decisions. That shortens the deadline of the first call to the store;
-    /// later calls, after a wait in line, have the whole deadline.
+    /// Waits for a request that has `waited` for other decisions. That shortens the deadline of the
+    /// first call to the store; later calls, after a wait in line, have the whole deadline.
     pub(crate) async fn acquire_after(
         &self,
         check: Check,
@@ -148,8 +156,8 @@ impl Limiter {
     }
 }
 
-/// When to ask again; `None` after an admission, or if that is after the end of the wait. Reserved units may be given back at any
-/// time, so the last attempt is at the very end.
+/// When to ask again; `None` after an admission, or if that is after the end of the wait. Reserved
+/// units may be given back at any time, so the last attempt is at the very end.
 fn ask_again_at(end: Option<Instant>, outcome: &Result<Decision, Error>, distance: Duration) -> Option<Instant> {
     let now = Instant::now();
     let left = left(end, now);
@@ -163,7 +171,8 @@ fn ask_again_at(end: Option<Instant>, outcome: &Result<Decision, Error>, distanc
     };
     // The store may be back long before the share has units again.
     let is_local = matches!(outcome, Ok(decision) if decision.local_cause().is_some());
-    // The reply was on its way for a part of the round trip, and the next check will be for the other part.
+    // The reply was on its way for a part of the round trip, and the next check will be for the
+    // other part.
     let asks_after = if is_local { wait.min(PAUSE) } else { wait.saturating_sub(distance) };
     now.checked_add(asks_after.max(LEAST_BLOCK)).filter(|_| is_within(left, wait))
 }
@@ -173,6 +182,7 @@ fn left(end: Option<Instant>, now: Instant) -> Option<Duration> {
 }
 
 fn is_within(left: Option<Duration>, wait: Duration) -> bool {
-    // With nothing left, a wait of zero is too long as well: a store that always returns zero would be asked for ever.
+    // With nothing left, a wait of zero is too long as well: a store that always returns zero would
+    // be asked for ever.
     left.is_none_or(|left| !left.is_zero() && wait <= left)
 }

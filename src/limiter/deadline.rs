@@ -16,7 +16,8 @@ use tokio::{
 
 use crate::error::{Error, StoreError, StoreErrorKind};
 
-/// The least time for a call to the store, even if its request has used up the deadline: enough for a store that answers.
+/// The least time for a call to the store, even if its request has used up the deadline: enough for
+/// a store that answers.
 const LEAST: Duration = Duration::from_millis(5);
 
 const WAITING: &str = "waiting in a tokio runtime";
@@ -24,8 +25,8 @@ const WAITING: &str = "waiting in a tokio runtime";
 /// Thirty years: no deadline is longer.
 const LONGEST: Duration = Duration::from_secs(30 * 365 * 24 * 60 * 60);
 
-/// A timer of the runtime that polls it: that of a runtime that has ended would panic, and that of a runtime that is not driven would
-/// never fire.
+/// A timer of the runtime that polls it: that of a runtime that has ended would panic, and that of
+/// a runtime that is not driven would never fire.
 #[derive(Default)]
 pub(super) struct Timer {
     // In a box, so that futures that need no timer stay small.
@@ -41,7 +42,8 @@ impl Timer {
         let known = self.sleep.take().filter(|(of, sleep)| *of == runtime && sleep.deadline() == at);
         let (_, sleep) = self.sleep.insert(known.unwrap_or_else(|| {
             let mut sleep = Box::pin(sleep_until(at));
-            // Otherwise the first poll would set it, and panic in a runtime that has ended. That runtime fires it at once instead.
+            // Otherwise the first poll would set it, and panic in a runtime that has ended. That
+            // runtime fires it at once instead.
             sleep.as_mut().reset(at);
             (runtime, sleep)
         }));
@@ -61,16 +63,17 @@ impl Timer {
 pin_project! {
     /// Gives up on a future that is not ready in time.
     ///
-    /// The timer starts when the future is pending for the first time: a store that answers at once costs no timer and
-    /// needs no runtime.
+    /// The timer starts when the future is pending for the first time: a store that answers at once
+    /// costs no timer and needs no runtime.
     ///
-    /// When the timer fires, the future is polled once more after the other tasks that can run. In a process that has not run for a
-    /// while, one of them reads a reply that has come in time.
+    /// When the timer fires, the future is polled once more after the other tasks that can run. In
+    /// a process that has not run for a while, one of them reads a reply that has come in time.
     pub(crate) struct Deadline<F> {
         #[pin]
         future: F,
         pub(super) deadline: Duration,
-        // The part of the deadline that the request has spent on decisions of other layers, or on a choice.
+        // The part of the deadline that the request has spent on decisions of other layers, or on a
+        // choice.
         waited: Duration,
         timer: Timer,
         is_over: bool,
@@ -98,8 +101,9 @@ impl<F> Deadline<F> {
         self.waited.saturating_add(self.took())
     }
 
-    /// Whether a timeout says something about the store: not if the request had spent more than half of the deadline
-    /// elsewhere, nor if the timeout was noticed so late that the caller's runtime must have been blocked.
+    /// Whether a timeout says something about the store: not if the request had spent more than
+    /// half of the deadline elsewhere, nor if the timeout was noticed so late that the caller's
+    /// runtime must have been blocked.
     pub(super) fn blames_store(&self) -> bool {
         let left = time_left(self.deadline, self.waited);
         let is_noticed_late = self.took() > left + (left / 2).max(Duration::from_millis(10));

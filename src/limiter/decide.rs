@@ -1,4 +1,5 @@
-//! Decisions: by the prefetches of this process, the refusal cache, the breaker, the store, or this process in the store's place.
+//! Decisions: by the prefetches of this process, the refusal cache, the breaker, the store, or this
+//! process in the store's place.
 
 use std::{
     future::{Future, pending},
@@ -31,14 +32,15 @@ pub(crate) enum DecideNow {
     Ask(Asking),
 }
 
-/// The store's reply to a check, within the deadline, and what this process makes of it. It has no check inline, so that it
-/// stays small.
+/// The store's reply to a check, within the deadline, and what this process makes of it. It has no
+/// check inline, so that it stays small.
 pub(crate) struct Asking {
     core: Arc<Core>,
     pub(crate) reply: Deadline<StoreFuture<Decision>>,
     /// The place in the refusal cache that learns from the reply, if there is one.
     lookup: Option<Lookup>,
-    /// If this process decides in the store's place, or with prefetch, or knows a refusal, or if it takes a place.
+    /// If this process decides in the store's place, or with prefetch, or knows a refusal, or if it
+    /// takes a place.
     kept: Option<Box<Kept>>,
     pub(crate) mode: FailureMode,
     /// The part of the store that decides.
@@ -81,8 +83,9 @@ impl Future for Asking {
 }
 
 impl Asking {
-    /// Nobody waits for the reply any more. If the check takes places, or others are refused until it is answered, and if it may have been
-    /// sent, a task hears the reply, frees the places at once, and remembers the refusal, or forgets it.
+    /// Nobody waits for the reply any more. If the check takes places, or others are refused until
+    /// it is answered, and if it may have been sent, a task hears the reply, frees the places at
+    /// once, and remembers the refusal, or forgets it.
     fn let_go(&mut self) {
         let Some(kept) = self.kept.as_ref().filter(|_| self.reply.has_begun()) else { return };
         if kept.underway.is_none() && !self.lookup.as_ref().is_some_and(|lookup| lookup.has_turn) {
@@ -109,12 +112,14 @@ impl Drop for Asking {
 }
 
 impl Limiter {
-    /// Spends `cost` units of `limit` for `key`, if they are left. The future borrows nothing, so it can be spawned.
+    /// Spends `cost` units of `limit` for `key`, if they are left. The future borrows nothing, so
+    /// it can be spawned.
     ///
     /// # Errors
     ///
     /// [`Error::NeverFits`] if the cost is above the limit, [`Error::TimedOut`] past the deadline,
-    /// [`Error::Unavailable`] if the store fails, [`Error::BreakerOpen`] if it has failed repeatedly.
+    /// [`Error::Unavailable`] if the store fails, [`Error::BreakerOpen`] if it has failed
+    /// repeatedly.
     pub fn check<K: Into<Key>>(
         &self,
         limit: &Limit,
@@ -123,7 +128,8 @@ impl Limiter {
     ) -> impl Future<Output = Result<Decision, Error>> + Send + 'static + use<K> {
         let (limiter, charge) = (self.clone(), Charge::new(limit.clone(), key, cost));
         async move {
-            // Without the future of `decide`, which would copy the check once more: a tenth of a remembered refusal's time.
+            // Without the future of `decide`, which would copy the check once more: a tenth of a
+            // remembered refusal's time.
             match limiter.decide_now(Check::new(charge?), limiter.failure_mode, Duration::default) {
                 DecideNow::Decided(outcome) => outcome,
                 DecideNow::Ask(asking) => asking.await,
@@ -135,22 +141,23 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// [`Error::TimedOut`] past the deadline, [`Error::Unavailable`] if the store fails, [`Error::BreakerOpen`] if it has
-    /// failed repeatedly.
+    /// [`Error::TimedOut`] past the deadline, [`Error::Unavailable`] if the store fails,
+    /// [`Error::BreakerOpen`] if it has failed repeatedly.
     pub fn check_all(&self, check: Check) -> impl Future<Output = Result<Decision, Error>> + Send + 'static + use<> {
         let limiter = self.clone();
         async move { limiter.decide(check, &mut Duration::default()).await }
     }
 
-    /// Shows how `limit` stands for `key`, without spending anything. Look at [`remaining`](Decision::remaining): the
-    /// decision itself is never a refusal, even if nothing is left.
+    /// Shows how `limit` stands for `key`, without spending anything. Look at
+    /// [`remaining`](Decision::remaining): the decision itself is never a refusal, even if nothing
+    /// is left.
     ///
     /// Units that processes hold with [prefetch](crate::limit::prefetch) count as used.
     ///
     /// # Errors
     ///
-    /// [`Error::TimedOut`] past the deadline, [`Error::Unavailable`] if the store fails, [`Error::BreakerOpen`] if it has
-    /// failed repeatedly.
+    /// [`Error::TimedOut`] past the deadline, [`Error::Unavailable`] if the store fails,
+    /// [`Error::BreakerOpen`] if it has failed repeatedly.
     pub fn peek<K: Into<Key>>(
         &self,
         limit: &Limit,
@@ -159,7 +166,8 @@ impl Limiter {
         self.check(limit, key, 0)
     }
 
-    /// Decides for a request that has `waited` for other decisions, and adds the time that this one takes.
+    /// Decides for a request that has `waited` for other decisions, and adds the time that this one
+    /// takes.
     pub(crate) async fn decide(&self, check: Check, waited: &mut Duration) -> Result<Decision, Error> {
         match self.decide_now(check, self.failure_mode, || *waited) {
             DecideNow::Decided(outcome) => outcome,
@@ -171,8 +179,8 @@ impl Limiter {
         }
     }
 
-    /// Decides without waiting if the refusal cache, an open breaker or the store can. What the request has `waited` for other
-    /// decisions shortens the deadline.
+    /// Decides without waiting if the refusal cache, an open breaker or the store can. What the
+    /// request has `waited` for other decisions shortens the deadline.
     #[inline]
     pub(crate) fn decide_now(&self, check: Check, mode: FailureMode, waited: impl FnOnce() -> Duration) -> DecideNow {
         let core = &self.core;
@@ -214,7 +222,8 @@ impl Limiter {
 }
 
 impl Core {
-    /// Admits a check out of the prefetches that this process holds. Most limits have no prefetch, so their checks cost no look-up.
+    /// Admits a check out of the prefetches that this process holds. Most limits have no prefetch,
+    /// so their checks cost no look-up.
     #[inline]
     fn spend(&self, check: &Check) -> Option<Decision> {
         let decision = self.prefetches.as_ref().filter(|_| check.is_prefetched())?.spend(check)?;
@@ -243,7 +252,8 @@ impl Core {
         Some(self.repeat(self.recall(check, lookup.as_mut(), false)?))
     }
 
-    /// The error to return instead of asking the store, if the breaker is open. Its probes send a check that costs nothing.
+    /// The error to return instead of asking the store, if the breaker is open. Its probes send a
+    /// check that costs nothing.
     pub(super) fn refuse(&self, probe: impl FnOnce() -> Check) -> Option<Error> {
         if !self.breaker.may_be_open() {
             return None;
@@ -262,8 +272,8 @@ impl Core {
         self.breaker.of_part(part, false)?.refuse(deadline, self.deadline.unwrap_or(longest), probes)
     }
 
-    /// Makes a decision of the store's reply, and lets it hold the places that it has taken. The store has `took` so long for it, if it has
-    /// not decided at once.
+    /// Makes a decision of the store's reply, and lets it hold the places that it has taken. The
+    /// store has `took` so long for it, if it has not decided at once.
     #[inline]
     fn conclude(
         self: &Arc<Self>,

@@ -1,10 +1,13 @@
 //! The callers that wait for units of a limit and key, and which of them ask when some are freed.
 //!
-//! 1. The first in a line waits in the list of one limit and key: of those that refuse it, the one that does so for longest. Until units
-//!    of that one are freed, no others help it. Then it asks, or goes over to the list of another that refuses it.
-//! 2. A pair knows the least units that may be used: what a reply says, less the units that were freed since its call began. Replies may
-//!    arrive in any order, so this is never too much, unless units have left the window since. For those, callers have their timers.
-//! 3. A caller that asks counts its units as used until the reply, so that no more callers ask than there are units.
+//! 1. The first in a line waits in the list of one limit and key: of those that refuse it, the one
+//!    that does so for longest. Until units of that one are freed, no others help it. Then it asks,
+//!    or goes over to the list of another that refuses it.
+//! 2. A pair knows the least units that may be used: what a reply says, less the units that were
+//!    freed since its call began. Replies may arrive in any order, so this is never too much,
+//!    unless units have left the window since. For those, callers have their timers.
+//! 3. A caller that asks counts its units as used until the reply, so that no more callers ask than
+//!    there are units.
 //! 4. Of the callers that fit, the first to arrive asks.
 
 use std::{cmp::Reverse, collections::BTreeMap, iter};
@@ -13,14 +16,16 @@ use tokio::time::Instant;
 
 use crate::decision::LimitStatus;
 
-/// The callers that fit are compared by arrival among so many different amounts of room, the largest.
+/// The callers that fit are compared by arrival among so many different amounts of room, the
+/// largest.
 const COMPARED_ROOMS: usize = 16;
 
 /// A limit and key of a caller.
 #[derive(Clone, Copy)]
 pub(super) struct Wanted {
     pub(super) digest: u64,
-    /// The most units that may be used for the caller to fit. Limits that share units may differ in it.
+    /// The most units that may be used for the caller to fit. Limits that share units may differ in
+    /// it.
     pub(super) room: u64,
     /// The units that an admission takes.
     pub(super) takes: u64,
@@ -65,13 +70,15 @@ impl Pair {
 
     /// Takes note of the reply to a caller.
     pub(super) fn learn(&mut self, wanted: &Wanted, status: &LimitStatus) {
-        // The caller is not to ask again at once, even if the figures of a store contradict its refusal.
+        // The caller is not to ask again at once, even if the figures of a store contradict its
+        // refusal.
         let least = status.refuses().map_or(0, |_| wanted.room.saturating_add(1));
         let freed_since = u64::try_from(self.freed - wanted.freed_before).unwrap_or(u64::MAX);
         self.used = self.used.max(status.used().max(least).saturating_sub(freed_since));
     }
 
-    /// How many units are used when those that have asked after this caller are admitted as well, by the reply to the caller.
+    /// How many units are used when those that have asked after this caller are admitted as well,
+    /// by the reply to the caller.
     pub(super) fn used_next(&self, wanted: &Wanted, status: &LimitStatus) -> u64 {
         let asked_since = u64::try_from(self.all_asked - wanted.asked_before).unwrap_or(u64::MAX);
         status.used().saturating_add(asked_since)

@@ -1,5 +1,6 @@
-//! The lines of callers that wait in [`Limiter::acquire`](super::Limiter::acquire), which has the rules: one for each set of limits and
-//! keys. `turns.rs` is the order in one of them, `freed.rs` says who asks when units are freed.
+//! The lines of callers that wait in [`Limiter::acquire`](super::Limiter::acquire), which has the
+//! rules: one for each set of limits and keys. `turns.rs` is the order in one of them, `freed.rs`
+//! says who asks when units are freed.
 
 use std::{
     fmt,
@@ -36,11 +37,13 @@ pub(super) struct Lines {
 #[derive(Default)]
 struct Table {
     last_number: u64,
-    /// By their limits and keys. Two sets with the same digest share a line, which makes them slower, not wrong.
+    /// By their limits and keys. Two sets with the same digest share a line, which makes them
+    /// slower, not wrong.
     lines: ByDigest<Turns>,
     /// The limits and keys of all callers.
     pairs: ByDigest<Pair>,
-    /// The limits and keys with units that a caller has claimed and does not use. Others are woken for them when the lock is free.
+    /// The limits and keys with units that a caller has claimed and does not use. Others are woken
+    /// for them when the lock is free.
     released: Vec<u64>,
 }
 
@@ -60,7 +63,8 @@ impl Lines {
         let (now, mut line, mut table) = (Instant::now(), deadline.map_or(u64::MAX, micros), lock(&self.table));
         let wanted = check.charges().map(|charge| {
             let digest = charge.digest(&self.digester);
-            // The same for the same limits and keys in any order, and for callers that these can refuse.
+            // The same for the same limits and keys in any order, and for callers that these can
+            // refuse.
             line = line.wrapping_add(if charge.can_refuse() { digest } else { 0 });
             let pair = table.pairs.entry(digest).or_default();
             pair.callers += 1;
@@ -88,7 +92,8 @@ impl Lines {
         self.wake(freed.iter().map(|freed| freed.digest), delay);
     }
 
-    /// Lets the callers ask that fit into one of these limits and keys: one at a time, so that no lock is held for long.
+    /// Lets the callers ask that fit into one of these limits and keys: one at a time, so that no
+    /// lock is held for long.
     fn wake(self: &Arc<Self>, digests: impl IntoIterator<Item = u64>, delay: Duration) {
         for digest in digests {
             let wake_next = |table: &mut Table, wakers: &mut Wakers| {
@@ -98,7 +103,8 @@ impl Lines {
         }
     }
 
-    /// Changes a line, and then wakes the callers that are to know. Starts its watch, or ends the line.
+    /// Changes a line, and then wakes the callers that are to know. Starts its watch, or ends the
+    /// line.
     fn change<T>(self: &Arc<Self>, change: impl FnOnce(&mut Table, &mut Wakers) -> (u64, T)) -> T {
         let (mut wakers, mut ended, mut table) = (Wakers::default(), None, lock(&self.table));
         let (id, result) = change(&mut table, &mut wakers);
@@ -129,8 +135,8 @@ async fn watch(lines: Arc<Lines>, line: u64, mut due: Instant) {
 }
 
 impl Table {
-    /// Whether the caller asks now; otherwise when to look again. One that was not the first waits as long as it is refused. The call that
-    /// follows may take as long as the deadline.
+    /// Whether the caller asks now; otherwise when to look again. One that was not the first waits
+    /// as long as it is refused. The call that follows may take as long as the deadline.
     fn take_turn(
         &mut self,
         place: &mut Place,
@@ -172,8 +178,8 @@ impl Table {
         }
     }
 
-    /// The first waits in the list of the limit and key that refuses it for longest. If none refuses it any more, it asks after
-    /// the delay.
+    /// The first waits in the list of the limit and key that refuses it for longest. If none
+    /// refuses it any more, it asks after the delay.
     fn wait_or_ask(&mut self, id: u64, delay: Duration, wakers: &mut Wakers) {
         let (Self { lines, pairs, .. }, now) = (&mut *self, Instant::now());
         let Some((line, number)) = lines.get_mut(&id).and_then(|line| line.first.map(|first| (line, first))) else {
@@ -234,7 +240,8 @@ impl Table {
         Some(id)
     }
 
-    /// Takes note of the store's reply. After a failure of the store, no other caller is to ask it at once.
+    /// Takes note of the store's reply. After a failure of the store, no other caller is to ask it
+    /// at once.
     fn answered(&mut self, place: &Place, outcome: &Result<Decision, Error>, wakers: &mut Wakers) {
         self.release_own(place);
         if let Some(line) = self.lines.get_mut(&place.line) {
@@ -276,8 +283,8 @@ impl Table {
 }
 
 impl Place {
-    /// Waits to be the first in line, and then as long as it is refused; `false` if `end` comes before it is the first. The call that
-    /// follows may take as long as the deadline.
+    /// Waits to be the first in line, and then as long as it is refused; `false` if `end` comes
+    /// before it is the first. The call that follows may take as long as the deadline.
     pub(super) async fn has_turn_before(
         &mut self,
         end: Option<Instant>,
@@ -302,8 +309,8 @@ impl Place {
         .await
     }
 
-    /// Takes note of the store's reply. Units that this caller did not use are for others. After a failure, it asks again after a
-    /// pause.
+    /// Takes note of the store's reply. Units that this caller did not use are for others. After a
+    /// failure, it asks again after a pause.
     pub(super) fn answered(&mut self, outcome: &Result<Decision, Error>, pause: Duration) {
         if outcome.is_err() {
             self.asks_from = later(Instant::now(), pause);

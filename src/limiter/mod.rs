@@ -1,13 +1,17 @@
 //! The limiter: rate limiting without HTTP, for clients, jobs, and services of other kinds.
 //!
-//! 1. [`check`](Limiter::check) spends units, [`acquire`](Limiter::acquire) waits until it can, [`peek`](Limiter::peek)
-//!    shows how a limit stands, [`reserve`](Limiter::reserve) spends units that are [settled](Limiter::settle) later,
-//!    [`block`](Limiter::block) takes all units for a time, and [`reset`](Limiter::reset) forgets a key.
-//! 2. Every call to the store ends within the [`deadline`](Limiter::deadline), which covers queueing, connecting and the reply. By
-//!    default, it follows the round trip of the store. It starts with the first poll, and needs a timer only if the store makes the
-//!    caller wait. All methods but [`acquire`](Limiter::acquire) make one call.
-//! 3. A refusal is a [`Decision`](crate::Decision), everything else is a typed [`Error`](crate::Error).
-//! 4. A check that is known to be refused is refused without asking the store: see the [refusal cache](Limiter::refusal_cache).
+//! 1. [`check`](Limiter::check) spends units, [`acquire`](Limiter::acquire) waits until it can,
+//!    [`peek`](Limiter::peek) shows how a limit stands, [`reserve`](Limiter::reserve) spends units
+//!    that are [settled](Limiter::settle) later, [`block`](Limiter::block) takes all units for a
+//!    time, and [`reset`](Limiter::reset) forgets a key.
+//! 2. Every call to the store ends within the [`deadline`](Limiter::deadline), which covers
+//!    queueing, connecting and the reply. By default, it follows the round trip of the store. It
+//!    starts with the first poll, and needs a timer only if the store makes the caller wait. All
+//!    methods but [`acquire`](Limiter::acquire) make one call.
+//! 3. A refusal is a [`Decision`](crate::Decision), everything else is a typed
+//!    [`Error`](crate::Error).
+//! 4. A check that is known to be refused is refused without asking the store: see the [refusal
+//!    cache](Limiter::refusal_cache).
 //! 5. A store that fails repeatedly is not asked, but probed: see [`Breaker`].
 //! 6. While the store cannot decide, this process may, under a share of each limit: see [`Share`].
 //!
@@ -55,8 +59,8 @@ use crate::{
     store::{MemoryStore, Store},
 };
 
-/// A store with a deadline, a refusal cache, a breaker, and a share for when the store fails. Cheap to clone; clones share all
-/// of it. See the [module docs](self).
+/// A store with a deadline, a refusal cache, a breaker, and a share for when the store fails. Cheap
+/// to clone; clones share all of it. See the [module docs](self).
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct Limiter {
@@ -72,7 +76,8 @@ struct Core {
     /// `None` if it follows the round trip of the store.
     deadline: Option<Duration>,
     retry_reserved_after: Duration,
-    /// The name of the layer whose limiter this is, for metrics. Empty without a layer, or without a name.
+    /// The name of the layer whose limiter this is, for metrics. Empty without a layer, or without
+    /// a name.
     layer: Cow<'static, str>,
     /// `None` if no refusal is remembered.
     refusals: Option<Arc<Refusals>>,
@@ -82,7 +87,8 @@ struct Core {
     lines: Arc<Lines>,
     /// The places that its decisions hold.
     renewals: Arc<Renewals>,
-    /// The places and calls that end before the process does, of the limiters of all clones of the store if it has a local state.
+    /// The places and calls that end before the process does, of the limiters of all clones of the
+    /// store if it has a local state.
     owed: Arc<Owed>,
     /// The store of decisions in this process.
     local: MemoryStore,
@@ -96,8 +102,8 @@ impl<S: Store> From<S> for Limiter {
 }
 
 impl Limiter {
-    /// A limiter on `store`. It uses the refusal cache and the breaker of the store's [local state](Store::local_state), if it
-    /// has one.
+    /// A limiter on `store`. It uses the refusal cache and the breaker of the store's [local
+    /// state](Store::local_state), if it has one.
     pub fn new(store: impl Store) -> Self {
         let local_state = store.local_state();
         let core = Core {
@@ -116,17 +122,21 @@ impl Limiter {
         Self { core: Arc::new(core), failure_mode: FailureMode::default() }
     }
 
-    /// Sets how long any call to the store may take. Default: it follows the round trip of the store.
+    /// Sets how long any call to the store may take. Default: it follows the round trip of the
+    /// store.
     ///
-    /// * A [`RedisStore`](crate::RedisStore) measures the time until its replies, as TCP does
-    ///   ([RFC 6298](https://www.rfc-editor.org/rfc/rfc6298#section-2)): smoothed, and its mean deviation. The default deadline is five
-    ///   times the round trip and four times the deviation, at least 50 ms and at most 1 s. It is 1 s until the first reply, so that
-    ///   the first check has time to connect. On other stores it is 50 ms, unless they tell their
-    ///   [round trip](crate::store::LocalState::answered_in), too.
-    /// * A deadline that is set is kept, even if the store is too far away for it. Then every check fails. The error tells both times,
-    ///   and so does the log when the limiter is made, if the round trip is known by then, and at each failure.
+    /// * A [`RedisStore`](crate::RedisStore) measures the time until its replies, as TCP does ([RFC
+    ///   6298](https://www.rfc-editor.org/rfc/rfc6298#section-2)): smoothed, and its mean
+    ///   deviation. The default deadline is five times the round trip and four times the deviation,
+    ///   at least 50 ms and at most 1 s. It is 1 s until the first reply, so that the first check
+    ///   has time to connect. On other stores it is 50 ms, unless they tell their [round
+    ///   trip](crate::store::LocalState::answered_in), too.
+    /// * A deadline that is set is kept, even if the store is too far away for it. Then every check
+    ///   fails. The error tells both times, and so does the log when the limiter is made, if the
+    ///   round trip is known by then, and at each failure.
     ///
-    /// [`guide::redis_is_far_away`](crate::guide::redis_is_far_away) says what else a distance changes.
+    /// [`guide::redis_is_far_away`](crate::guide::redis_is_far_away) says what else a distance
+    /// changes.
     pub fn deadline(self, deadline: Duration) -> Self {
         let round_trip = decide::round_trip(&*self.core.store);
         if let Some(round_trip) = round_trip.filter(|round_trip| deadline < *round_trip) {
@@ -139,40 +149,50 @@ impl Limiter {
         self.set(|core| core.deadline = Some(deadline))
     }
 
-    /// Sets the retry time of a check that only [reserved](crate::Charge::reserve) units refuse, since they may be given
-    /// back at any time. Default: one second. It is shorter if a lease ends before, and longer if other units refuse for
-    /// longer: see the rules of a [`decision`](crate::decision).
+    /// Sets the retry time of a check that only [reserved](crate::Charge::reserve) units refuse,
+    /// since they may be given back at any time. Default: one second. It is shorter if a lease ends
+    /// before, and longer if other units refuse for longer: see the rules of a
+    /// [`decision`](crate::decision).
     ///
-    /// [`acquire`](Self::acquire) asks again after this time, and the [refusal cache](Self::refusal_cache) remembers such a refusal for no longer.
+    /// [`acquire`](Self::acquire) asks again after this time, and the [refusal
+    /// cache](Self::refusal_cache) remembers such a refusal for no longer.
     pub fn retry_reserved_after(self, wait: Duration) -> Self {
         self.set(|core| core.retry_reserved_after = wait)
     }
 
-    /// Gives this limiter and its clones a refusal cache of their own, which refuses checks without asking the store. `max_age`
-    /// is the time after which a check asks the store whether a refusal still holds. With zero, the store is asked every time.
-    /// Default: the refusal cache of the store, with one second.
+    /// Gives this limiter and its clones a refusal cache of their own, which refuses checks without
+    /// asking the store. `max_age` is the time after which a check asks the store whether a refusal
+    /// still holds. With zero, the store is asked every time. Default: the refusal cache of the
+    /// store, with one second.
     ///
-    /// 1. When a check is refused, the cache remembers for each of its limits and keys how much is left, and until when nothing
-    ///    leaves the window. Until then it refuses any higher cost: other callers can only spend in the meantime. So a client
-    ///    that varies its costs is refused as cheaply as one that repeats them. After `max_age`, one check asks the store. The others are
-    ///    refused until its reply, and another one asks if there is none within 100 ms. If the store admits it, the refusal is forgotten.
-    ///    If the store fails in any way, the check is refused as is known, and does not meet the [failure mode](FailureMode).
-    /// 2. It refuses a check of several limits if it knows that one of them refuses, from whatever checks and layers. It never admits.
-    ///    The [statuses](crate::Decision::statuses) of limits that it does not know are zero, and hidden from clients.
-    /// 3. Remaining units and times count down. The retry time is exact where nothing is left and the refused cost was the
-    ///    same, unless units are [counted afterwards](crate::Charge::spent) in the meantime. Otherwise it is a lower bound.
-    ///    For a cost of at least the refused one, it is the remembered retry time. For a lower cost, it is the time until
-    ///    the oldest unit leaves. If some of the used units are reserved, nothing is remembered for longer than
-    ///    [`retry_reserved_after`](Self::retry_reserved_after).
-    /// 4. The cache does not refuse after a [reset](Self::reset), [block](Self::block) or [settlement](crate::settlement) of the limit
-    ///    and key through any clone of the store, nor if the units, window or algorithm of the limit have changed, nor for a check
-    ///    with an id from its caller. If the store fails then, what was refused before is still refused. A reset or settlement through
-    ///    another store or process, or a failover to a server that has lost entries, is noticed after `max_age` if the store answers.
-    /// 5. It remembers at most 10,000 limits and keys by 64-bit digests under a secret of the process, never the keys.
-    ///    No client can make two digests collide. By chance, among 10,000 remembered and a million checks a second, two collide
-    ///    once in fifty years.
-    /// 6. Stores with a [local state](crate::Store::local_state), such as `RedisStore`, have one for all of their clones. A
-    ///    limiter or layer that sets a refusal cache has its own. `MemoryStore` has none, since it decides as quickly.
+    /// 1. When a check is refused, the cache remembers for each of its limits and keys how much is
+    ///    left, and until when nothing leaves the window. Until then it refuses any higher cost:
+    ///    other callers can only spend in the meantime. So a client that varies its costs is
+    ///    refused as cheaply as one that repeats them. After `max_age`, one check asks the store.
+    ///    The others are refused until its reply, and another one asks if there is none within 100
+    ///    ms. If the store admits it, the refusal is forgotten. If the store fails in any way, the
+    ///    check is refused as is known, and does not meet the [failure mode](FailureMode).
+    /// 2. It refuses a check of several limits if it knows that one of them refuses, from whatever
+    ///    checks and layers. It never admits. The [statuses](crate::Decision::statuses) of limits
+    ///    that it does not know are zero, and hidden from clients.
+    /// 3. Remaining units and times count down. The retry time is exact where nothing is left and
+    ///    the refused cost was the same, unless units are [counted
+    ///    afterwards](crate::Charge::spent) in the meantime. Otherwise it is a lower bound. For a
+    ///    cost of at least the refused one, it is the remembered retry time. For a lower cost, it
+    ///    is the time until the oldest unit leaves. If some of the used units are reserved, nothing
+    ///    is remembered for longer than [`retry_reserved_after`](Self::retry_reserved_after).
+    /// 4. The cache does not refuse after a [reset](Self::reset), [block](Self::block) or
+    ///    [settlement](crate::settlement) of the limit and key through any clone of the store, nor
+    ///    if the units, window or algorithm of the limit have changed, nor for a check with an id
+    ///    from its caller. If the store fails then, what was refused before is still refused. A
+    ///    reset or settlement through another store or process, or a failover to a server that has
+    ///    lost entries, is noticed after `max_age` if the store answers.
+    /// 5. It remembers at most 10,000 limits and keys by 64-bit digests under a secret of the
+    ///    process, never the keys. No client can make two digests collide. By chance, among 10,000
+    ///    remembered and a million checks a second, two collide once in fifty years.
+    /// 6. Stores with a [local state](crate::Store::local_state), such as `RedisStore`, have one
+    ///    for all of their clones. A limiter or layer that sets a refusal cache has its own.
+    ///    `MemoryStore` has none, since it decides as quickly.
     ///
     /// ```
     /// # #[cfg(feature = "redis")]
@@ -195,14 +215,14 @@ impl Limiter {
         self.set(|core| core.refusals = core.refusals.as_ref().map(|refusals| Arc::new(refusals.asking())))
     }
 
-    /// Gives this limiter and its clones a breaker of their own. Default: that of the store, with the settings of
-    /// [`Breaker::default`].
+    /// Gives this limiter and its clones a breaker of their own. Default: that of the store, with
+    /// the settings of [`Breaker::default`].
     pub fn breaker(self, breaker: Breaker) -> Self {
         self.set(|core| core.breaker = SharedBreaker::new(breaker))
     }
 
-    /// Decides in this process, under a share of each limit, while the store cannot. Default: a failure of the store is an
-    /// [`Error`](crate::Error).
+    /// Decides in this process, under a share of each limit, while the store cannot. Default: a
+    /// failure of the store is an [`Error`](crate::Error).
     ///
     /// ```
     /// # #[cfg(feature = "redis")]
@@ -235,7 +255,8 @@ impl Limiter {
         self
     }
 
-    /// Gives a future that is no decision the limiter's deadline, for a request that has `waited` already.
+    /// Gives a future that is no decision the limiter's deadline, for a request that has `waited`
+    /// already.
     pub(crate) fn within<F>(&self, future: F, waited: Duration) -> Deadline<F> {
         Deadline::new(future, self.core.deadline(), waited)
     }

@@ -1,16 +1,20 @@
-//! Places of [concurrent](crate::Limit::concurrent) limits: how long they are held, and how they are renewed.
+//! Places of [concurrent](crate::Limit::concurrent) limits: how long they are held, and how they
+//! are renewed.
 //!
 //! 1. A decision holds its places. They are freed when its last clone is dropped.
-//! 2. A store that other processes share forgets a place that is not renewed for the window of its limit. So a task renews the places of a
-//!    limiter that are held for half of it. Most requests end before. Neither the deadline nor the breaker ends a renewal or a release: they
-//!    are for callers that wait, and the requests that hold the places go on.
-//! 3. A place that the store does not know any more is lost: others may have got it. It is taken again, even beyond the limit, so that
-//!    no further admission comes on top.
-//! 4. A place is freed on a runtime that is polled: its own if that has threads of its own, or else that of the caller. If there is none,
-//!    or if it ends meanwhile, a thread frees such places and ends. [`shutdown`](Limiter::shutdown) frees all.
-//! 5. Each runtime on which places are taken has a task of its own. It renews those of another runtime when they are overdue: that one
-//!    stands still, or has ended.
-//! 6. A store that decides [at once](crate::Store::decide_now), such as `MemoryStore`, forgets no place.
+//! 2. A store that other processes share forgets a place that is not renewed for the window of its
+//!    limit. So a task renews the places of a limiter that are held for half of it. Most requests
+//!    end before. Neither the deadline nor the breaker ends a renewal or a release: they are for
+//!    callers that wait, and the requests that hold the places go on.
+//! 3. A place that the store does not know any more is lost: others may have got it. It is taken
+//!    again, even beyond the limit, so that no further admission comes on top.
+//! 4. A place is freed on a runtime that is polled: its own if that has threads of its own, or else
+//!    that of the caller. If there is none, or if it ends meanwhile, a thread frees such places and
+//!    ends. [`shutdown`](Limiter::shutdown) frees all.
+//! 5. Each runtime on which places are taken has a task of its own. It renews those of another
+//!    runtime when they are overdue: that one stands still, or has ended.
+//! 6. A store that decides [at once](crate::Store::decide_now), such as `MemoryStore`, forgets no
+//!    place.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -40,20 +44,24 @@ use crate::{
     store::{MOST_TIME, give_back},
 };
 
-/// A place is renewed after this part of its life. A failure leaves time for three more tries, each after the other part. A call that hangs
-/// is given up after the last part, at most after [`MOST_TIME`], and leaves time for one more. A store that is far away is asked earlier by
-/// the time of its replies, and has so much more time.
+/// A place is renewed after this part of its life. A failure leaves time for three more tries, each
+/// after the other part. A call that hangs is given up after the last part, at most after
+/// [`MOST_TIME`], and leaves time for one more. A store that is far away is asked earlier by the
+/// time of its replies, and has so much more time.
 const RENEWAL: u32 = 2;
 const NEXT_TRY: u32 = 8;
 const LONGEST_TRY: u32 = 4;
 
-/// The task looks this often for places that are due: for the shortest life, as often as for another try.
+/// The task looks this often for places that are due: for the shortest life, as often as for
+/// another try.
 const PAUSE: Duration = Duration::from_millis(125);
 
-/// With a place that is due it renews those that are due so soon, so that many travel together: that costs Redis a third less.
+/// With a place that is due it renews those that are due so soon, so that many travel together:
+/// that costs Redis a third less.
 const AHEAD: Duration = Duration::from_millis(500);
 
-/// So many renewals are on their way at once: more to a store that is far away, so many for each millisecond of the round trip.
+/// So many renewals are on their way at once: more to a store that is far away, so many for each
+/// millisecond of the round trip.
 const IN_FLIGHT: usize = 128;
 const IN_FLIGHT_FAR: usize = 8;
 const MOST_IN_FLIGHT: usize = 4_096;
@@ -105,7 +113,8 @@ struct Table {
     tasks: HashMap<runtime::Id, AbortHandle>,
 }
 
-/// Lets a decision hold the places that its admission has taken. The store has `took` so long for it, if it has not decided at once.
+/// Lets a decision hold the places that its admission has taken. The store has `took` so long for
+/// it, if it has not decided at once.
 #[cold]
 pub(super) fn hold(core: &Arc<Core>, check: &Check, decision: Decision, took: Option<Duration>) -> Decision {
     let taken = iter::zip(check.charges(), decision.statuses())
@@ -174,7 +183,8 @@ impl Release {
         Self { core: Arc::clone(core), places, is_done: false, underway: core.owed.begin() }
     }
 
-    /// On their runtime if that has threads of its own. Otherwise it may not be polled any more, and that of the caller is.
+    /// On their runtime if that has threads of its own. Otherwise it may not be polled any more,
+    /// and that of the caller is.
     fn begin(self, own: Option<&Handle>) {
         let own = own.filter(|own| own.runtime_flavor() != RuntimeFlavor::CurrentThread).cloned();
         if let Some(runtime) = own.or_else(|| Handle::try_current().ok()) {
@@ -280,8 +290,8 @@ impl Core {
     }
 }
 
-/// Renews the places of a limiter as long as any is held. A call that hangs, as in a cluster with a node that does, delays the others
-/// of a round by a pause.
+/// Renews the places of a limiter as long as any is held. A call that hangs, as in a cluster with a
+/// node that does, delays the others of a round by a pause.
 async fn renew(renewals: Weak<Renewals>, runtime: runtime::Id) {
     let (mut calls, mut busy) = (JoinSet::new(), HashMap::<_, AbortHandle>::new());
     loop {

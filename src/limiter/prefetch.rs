@@ -1,7 +1,9 @@
-//! Tasks that take prefetches of units from the store, and give back the rest: see [`limit::prefetch`](crate::limit::prefetch).
+//! Tasks that take prefetches of units from the store, and give back the rest: see
+//! [`limit::prefetch`](crate::limit::prefetch).
 //!
-//! A task belongs to one limit and key. It begins when the key is asked for often, and ends when it holds nothing and the key no longer
-//! is. If its runtime ends, what it holds can be spent for the rest of its life, and the task of another runtime gives back the rest.
+//! A task belongs to one limit and key. It begins when the key is asked for often, and ends when it
+//! holds nothing and the key no longer is. If its runtime ends, what it holds can be spent for the
+//! rest of its life, and the task of another runtime gives back the rest.
 
 use std::sync::Arc;
 
@@ -18,8 +20,9 @@ use crate::{
 };
 
 impl Core {
-    /// Takes note of a decision by the store. After an admission, begins to take prefetches if the key is asked for often. Without a runtime
-    /// it does not. After a refusal, gives back what this process holds if the check would fit then.
+    /// Takes note of a decision by the store. After an admission, begins to take prefetches if the
+    /// key is asked for often. Without a runtime it does not. After a refusal, gives back what this
+    /// process holds if the check would fit then.
     pub(super) fn note(&self, check: &Check, decision: Decision, asked_after: u64) -> Decision {
         let Some(prefetches) = &self.prefetches else { return decision };
         if decision.is_allowed() {
@@ -35,7 +38,8 @@ impl Core {
         decision
     }
 
-    /// Starts the task that takes care of a holding. Without a runtime, others may spend what is held.
+    /// Starts the task that takes care of a holding. Without a runtime, others may spend what is
+    /// held.
     pub(super) fn hold(&self, kept: KeptHolding) {
         let Ok(runtime) = Handle::try_current() else { return };
         let core = self.clone();
@@ -52,7 +56,8 @@ impl Core {
                             calls.spawn(async move { give_back(over, |settlement| store.settle(settlement)).await });
                         }
                         if let Some(check) = take {
-                            // Without a deadline: one that comes too late is given back, and one that nobody waits for would stay charged.
+                            // Without a deadline: one that comes too late is given back, and one
+                            // that nobody waits for would stay charged.
                             let (kept, taken) = (Arc::clone(&kept), core.store.decide(check));
                             calls.spawn(async move { kept.answer(taken.await) });
                         }
@@ -65,7 +70,8 @@ impl Core {
         });
     }
 
-    /// Forgets what this process remembers of a limit and key, before and after a call to the store.
+    /// Forgets what this process remembers of a limit and key, before and after a call to the
+    /// store.
     pub(super) fn outdate(&self, limit: &Limit, key: &Key) -> Option<Outdated> {
         self.store.local_state().map(|state| state.outdate([(limit, key)], Some((limit.clone(), key.clone()))))
     }

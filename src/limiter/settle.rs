@@ -15,8 +15,9 @@ use crate::{
 
 /// Units that are reserved until they are settled: made by [`Limiter::reserve`].
 ///
-/// It can travel with whatever spends the units, such as the body of a streamed response: see the example `llm_tokens`.
-/// Dropped without a settlement, the units count until the lease ends, and are then given back.
+/// It can travel with whatever spends the units, such as the body of a streamed response: see the
+/// example `llm_tokens`. Dropped without a settlement, the units count until the lease ends, and
+/// are then given back.
 #[must_use = "a reservation counts at its estimate until it is settled"]
 pub struct Reservation {
     limiter: Limiter,
@@ -32,7 +33,8 @@ struct Returning<'a> {
     delay: Duration,
 }
 
-/// A call to the store whose caller has left, or whose reply is late, is over after the deadline or after this time.
+/// A call to the store whose caller has left, or whose reply is late, is over after the deadline or
+/// after this time.
 const LONGEST_RETURN: Duration = Duration::from_secs(1);
 
 impl Reservation {
@@ -41,31 +43,34 @@ impl Reservation {
         &self.decision
     }
 
-    /// Sets the actual cost, which may be higher or lower. At zero, all units are given back. After the lease it still counts
-    /// the used units, as long as the admission would be in its window: see [`was_applied`](Settled::was_applied).
+    /// Sets the actual cost, which may be higher or lower. At zero, all units are given back. After
+    /// the lease it still counts the used units, as long as the admission would be in its window:
+    /// see [`was_applied`](Settled::was_applied).
     ///
-    /// Sent again, it counts once. There are exceptions, so settle in one place only: after `settle(0)` and the end of the lease, another
-    /// settlement counts. Under another algorithm than the log, so does one after the lease that follows any other settlement: see rule 5
-    /// of [`settlement`](crate::settlement).
+    /// Sent again, it counts once. There are exceptions, so settle in one place only: after
+    /// `settle(0)` and the end of the lease, another settlement counts. Under another algorithm
+    /// than the log, so does one after the lease that follows any other settlement: see rule 5 of
+    /// [`settlement`](crate::settlement).
     ///
     /// # Errors
     ///
-    /// [`Error::TimedOut`] past the deadline, [`Error::Unavailable`] if the store fails, [`Error::BreakerOpen`] if it has
-    /// failed repeatedly. It may be tried again.
+    /// [`Error::TimedOut`] past the deadline, [`Error::Unavailable`] if the store fails,
+    /// [`Error::BreakerOpen`] if it has failed repeatedly. It may be tried again.
     pub async fn settle(&self, cost: u64) -> Result<Settled, Error> {
         self.limiter.settle(Settlement::new(self.check.clone(), &self.decision, |_| Some(cost))).await
     }
 }
 
 impl Limiter {
-    /// Reserves `cost` units of `limit`, at least one, for `key`: for work whose cost is known only afterwards. The inner
-    /// error is the refusal.
+    /// Reserves `cost` units of `limit`, at least one, for `key`: for work whose cost is known only
+    /// afterwards. The inner error is the refusal.
     ///
-    /// Units that are not settled are given back when the lease ends, at the latest with the window. A later settlement still
-    /// counts the used units, but others may have been admitted in their place.
+    /// Units that are not settled are given back when the lease ends, at the latest with the
+    /// window. A later settlement still counts the used units, but others may have been admitted in
+    /// their place.
     ///
-    /// A [full](crate::MemoryStore#when-it-is-full) `MemoryStore` may count the units for the whole window, so that no settlement gives them back:
-    /// see [`was_applied`](Settled::was_applied).
+    /// A [full](crate::MemoryStore#when-it-is-full) `MemoryStore` may count the units for the whole
+    /// window, so that no settlement gives them back: see [`was_applied`](Settled::was_applied).
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), tower_sliding_window::Error> {
@@ -88,7 +93,8 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// As [`check`](Self::check), and as [`block`](Self::block) for a [concurrent](Limit::concurrent) limit.
+    /// As [`check`](Self::check), and as [`block`](Self::block) for a
+    /// [concurrent](Limit::concurrent) limit.
     pub async fn reserve(
         &self,
         limit: &Limit,
@@ -103,12 +109,13 @@ impl Limiter {
         Ok(if is_allowed { Ok(Reservation { limiter: self.clone(), check, decision }) } else { Err(decision) })
     }
 
-    /// Sets the actual cost of an admitted check, or gives all its units back: see [`settlement`](crate::settlement).
+    /// Sets the actual cost of an admitted check, or gives all its units back: see
+    /// [`settlement`](crate::settlement).
     ///
     /// # Errors
     ///
-    /// [`Error::TimedOut`] past the deadline, [`Error::Unavailable`] if the store fails, [`Error::BreakerOpen`] if it has
-    /// failed repeatedly. It may be tried again.
+    /// [`Error::TimedOut`] past the deadline, [`Error::Unavailable`] if the store fails,
+    /// [`Error::BreakerOpen`] if it has failed repeatedly. It may be tried again.
     pub async fn settle(&self, settlement: Settlement) -> Result<Settled, Error> {
         let freed = |(charge, cost): (&Charge, Option<u64>)| charge.units().saturating_sub(cost.unwrap_or(u64::MAX));
         let returning = self.returning(settlement.check(), settlement.accounts().map(freed));
@@ -127,21 +134,24 @@ impl Limiter {
         if is_local { Ok(self.core.local.decide(spent).await?) } else { self.check_all(spent).await }
     }
 
-    /// Forgets the units that `limit` counts for `key`: in the store, and in this process if it has [decided](Self::fail_local) in
-    /// the store's place. [`RateLimitLayer::reset`](crate::RateLimitLayer::reset) does so for all limits of a layer, and finds the
-    /// keys itself.
+    /// Forgets the units that `limit` counts for `key`: in the store, and in this process if it has
+    /// [decided](Self::fail_local) in the store's place.
+    /// [`RateLimitLayer::reset`](crate::RateLimitLayer::reset) does so for all limits of a layer,
+    /// and finds the keys itself.
     ///
-    /// Use the key that the layer's extractor makes: [`extract`](crate::KeyExtractor::extract) makes it from a request,
-    /// [`ApiKey::key`](crate::ApiKey::key) and its counterparts make it from a value. A string alone is
-    /// [another key](crate::key#the-key-of-a-layer). If the layer has
-    /// [split](crate::KeyedLimit::split) the limit, reset each of [`Split::keys`](crate::split::Split::keys) under
+    /// Use the key that the layer's extractor makes: [`extract`](crate::KeyExtractor::extract)
+    /// makes it from a request, [`ApiKey::key`](crate::ApiKey::key) and its counterparts make it
+    /// from a value. A string alone is [another key](crate::key#the-key-of-a-layer). If the layer
+    /// has [split](crate::KeyedLimit::split) the limit, reset each of
+    /// [`Split::keys`](crate::split::Split::keys) under
     /// [`Split::limit`](crate::split::Split::limit).
     ///
     /// # Errors
     ///
-    /// [`Error::TimedOut`] past the deadline, [`Error::Unavailable`] if the store fails, [`Error::BreakerOpen`] if it has
-    /// failed repeatedly.
-    /// For a [concurrent](Limit::concurrent) limit it is always [`Error::Unavailable`], with [`StoreErrorKind::Config`]: its places are held.
+    /// [`Error::TimedOut`] past the deadline, [`Error::Unavailable`] if the store fails,
+    /// [`Error::BreakerOpen`] if it has failed repeatedly. For a [concurrent](Limit::concurrent)
+    /// limit it is always [`Error::Unavailable`], with [`StoreErrorKind::Config`]: its places are
+    /// held.
     pub async fn reset(&self, limit: &Limit, key: impl Into<Key>) -> Result<(), Error> {
         let key = key.into();
         of_window(limit, "resetting a limit")?;
@@ -156,19 +166,23 @@ impl Limiter {
         outcome
     }
 
-    /// Takes all units of `limit` for `key` for a time, at most its window: for an upstream that answers "too many requests"
-    /// although this limit has counted fewer.
+    /// Takes all units of `limit` for `key` for a time, at most its window: for an upstream that
+    /// answers "too many requests" although this limit has counted fewer.
     ///
-    /// 1. Every process that shares the store refuses with the right retry time, and callers of [`acquire`](Self::acquire)
-    ///    wait that long.
-    /// 2. Units that were spent before still count afterwards. A limit that is used up is blocked as well: it resumes when
-    ///    the time is over and enough units have left the window. Of several blocks, the longest holds.
+    /// 1. Every process that shares the store refuses with the right retry time, and callers of
+    ///    [`acquire`](Self::acquire) wait that long.
+    /// 2. Units that were spent before still count afterwards. A limit that is used up is blocked
+    ///    as well: it resumes when the time is over and enough units have left the window. Of
+    ///    several blocks, the longest holds.
     /// 3. A [fixed](crate::Algorithm::fixed_window) window resumes when the clock's window ends. A
-    ///    [counter](crate::Algorithm::sliding_window_counter) resumes little by little, as its estimate of earlier units falls.
+    ///    [counter](crate::Algorithm::sliding_window_counter) resumes little by little, as its
+    ///    estimate of earlier units falls.
     /// 4. A [reset](Self::reset) ends the block.
-    /// 5. If the limit is [prefetched](crate::limit::prefetch), other processes refuse at the latest when the life of their prefetches is over.
+    /// 5. If the limit is [prefetched](crate::limit::prefetch), other processes refuse at the
+    ///    latest when the life of their prefetches is over.
     ///
-    /// It is one call to the store, which is never refused. Dropped before the reply, it may have blocked the limit or not.
+    /// It is one call to the store, which is never refused. Dropped before the reply, it may have
+    /// blocked the limit or not.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), tower_sliding_window::Error> {
@@ -187,9 +201,10 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// [`Error::TimedOut`] past the deadline, [`Error::Unavailable`] if the store fails, [`Error::BreakerOpen`] if it has
-    /// failed repeatedly. It may be tried again.
-    /// For a [concurrent](Limit::concurrent) limit it is always [`Error::Unavailable`], with [`StoreErrorKind::Config`]: it has no window.
+    /// [`Error::TimedOut`] past the deadline, [`Error::Unavailable`] if the store fails,
+    /// [`Error::BreakerOpen`] if it has failed repeatedly. It may be tried again. For a
+    /// [concurrent](Limit::concurrent) limit it is always [`Error::Unavailable`], with
+    /// [`StoreErrorKind::Config`]: it has no window.
     pub async fn block(&self, limit: &Limit, key: impl Into<Key>, time: Duration) -> Result<(), Error> {
         of_window(limit, "blocking a limit")?;
         if time.is_zero() {
@@ -199,7 +214,8 @@ impl Limiter {
         let all = Charge::spent(limit.clone(), key, limit.units()).reserve(time);
         // Remembered refusals would send callers away for too short a time.
         let _outdated = self.core.outdate(limit, all.key());
-        // Without a share: units that this process counts by itself block the limit for no other process.
+        // Without a share: units that this process counts by itself block the limit for no other
+        // process.
         self.clone().with_failure_mode(FailureMode::Open).check_all(Check::new(all)).await.map(drop)
     }
 
@@ -238,7 +254,8 @@ impl Limiter {
         outcome.inspect_err(|error| metrics::failed(error.label(), &self.core.layer))
     }
 
-    /// So many units of the limits and keys of a check are on their way back. How many will be used then is not known yet.
+    /// So many units of the limits and keys of a check are on their way back. How many will be used
+    /// then is not known yet.
     fn returning(&self, check: &Check, units: impl IntoIterator<Item = u64>) -> Returning<'_> {
         let lines = &self.core.lines;
         let freed =
@@ -247,7 +264,8 @@ impl Limiter {
         Returning { lines, freed, delay: self.core.deadline().min(LONGEST_RETURN) }
     }
 
-    /// Calls the store for something else than a decision, unless the breaker is open. `probe` is a check at no cost.
+    /// Calls the store for something else than a decision, unless the breaker is open. `probe` is a
+    /// check at no cost.
     async fn call_store<T>(&self, call: impl FnOnce(&dyn Store) -> StoreFuture<T>, probe: Check) -> Result<T, Error> {
         let core = &*self.core;
         let part = core.store.part_of(&probe);
@@ -272,12 +290,13 @@ fn of_window(limit: &Limit, doing: &'static str) -> Result<(), StoreError> {
 }
 
 impl Returning<'_> {
-    /// Takes note of the outcome, and of what is used now. The units of a call that has timed out may still come back. After another
-    /// failure, no caller is to ask the store.
+    /// Takes note of the outcome, and of what is used now. The units of a call that has timed out
+    /// may still come back. After another failure, no caller is to ask the store.
     fn end(mut self, outcome: Result<Option<&Decision>, &Error>) {
         match outcome {
             Ok(decision) => {
-                // How many places are held then is not counted, since each caller that waits learns it when it asks.
+                // How many places are held then is not counted, since each caller that waits learns
+                // it when it asks.
                 let statuses = decision.into_iter().flat_map(Decision::statuses);
                 let counted =
                     iter::zip(&mut self.freed, statuses).filter(|(_, status)| !status.limit().is_concurrent());

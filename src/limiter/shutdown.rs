@@ -6,28 +6,36 @@ use super::{Limiter, deadline::Deadline};
 use crate::{error::Error, local::Detachable};
 
 impl Limiter {
-    /// Ends the limiters and layers on all clones of the store in order: gives back what this process holds, and completes what is on its way.
+    /// Ends the limiters and layers on all clones of the store in order: gives back what this
+    /// process holds, and completes what is on its way.
     ///
-    /// Call it last, when the process serves no more requests, and before the runtime ends. A process that ends without it leaves behind what it has
-    /// taken: a place counts until its [life](crate::Limit::freed_after) is over, a prefetched unit until a window after the life of its
-    /// [prefetch](crate::limit::prefetch), and a settlement that was on its way is lost.
+    /// Call it last, when the process serves no more requests, and before the runtime ends. A
+    /// process that ends without it leaves behind what it has taken: a place counts until its
+    /// [life](crate::Limit::freed_after) is over, a prefetched unit until a window after the life
+    /// of its [prefetch](crate::limit::prefetch), and a settlement that was on its way is lost.
     ///
     /// 1. It gives back all units that are held with prefetch.
-    /// 2. It frees all places, also those of requests that have not ended, such as streams that are open, and of checks that are on their way.
+    /// 2. It frees all places, also those of requests that have not ended, such as streams that are
+    ///    open, and of checks that are on their way.
     ///    [`has_lost_place`](crate::Decision::has_lost_place) is true for these then.
-    /// 3. It waits for releases of places, settlements, counts, bans and resets that have begun, also for those whose caller has left.
+    /// 3. It waits for releases of places, settlements, counts, bans and resets that have begun,
+    ///    also for those whose caller has left.
     ///
-    /// It ends after `within` at the latest: choose less than the time after which your platform kills the process. Then what is on its way goes on as
-    /// long as the runtime does. Requests that come later, and callers that wait in line, are decided as usual, and their places are left behind if
-    /// the process ends then. So stop accepting requests first. A request that is still in its handler keeps the units that it has
+    /// It ends after `within` at the latest: choose less than the time after which your platform
+    /// kills the process. Then what is on its way goes on as long as the runtime does. Requests
+    /// that come later, and callers that wait in line, are decided as usual, and their places are
+    /// left behind if the process ends then. So stop accepting requests first. A request that is
+    /// still in its handler keeps the units that it has
     /// [reserved](crate::limiter::Limiter::reserve) until their lease ends.
     ///
-    /// Limiters on a store of your own without a [local state](crate::Store::local_state) know nothing of each other: end each of them.
+    /// Limiters on a store of your own without a [local state](crate::Store::local_state) know
+    /// nothing of each other: end each of them.
     ///
     /// # Errors
     ///
-    /// [`Error::TimedOut`] if something was still on its way after `within`, such as while the store does not answer. So is a check that takes
-    /// places and whose future is kept without being polled. [`Error::Unavailable`] without a tokio runtime.
+    /// [`Error::TimedOut`] if something was still on its way after `within`, such as while the
+    /// store does not answer. So is a check that takes places and whose future is kept without
+    /// being polled. [`Error::Unavailable`] without a tokio runtime.
     ///
     /// # Panics
     ///

@@ -1,16 +1,19 @@
 //! The order of the callers in one line.
 //!
 //! 1. Callers have their turn in the order of their numbers. Only the first asks, until it leaves.
-//! 2. The first records when it will ask, and how long that call may take. If it does not go on by then and a [`GRACE`], it is not
-//!    polled, and loses its turn.
-//! 3. A task watches that, since the other callers may not be polled either. It wakes the next caller, and a moment later all others.
-//!    The first of them that is polled takes over. Those that are not polled are out of the line, and delay it only once.
-//! 4. A caller that is out of the line, or has lost its turn, takes its place again by its number when it is polled.
-//! 5. After an admission that leaves units, the next callers ask as well, if all that ask fit together. So a line of a store that is far
-//!    away does not move by one caller in each round trip. While the first waits for units, no other asks: one that needs many would wait
-//!    for ever. Once one of them is refused, only the first asks again.
-//! 6. If the runtime of the task is not driven, the task is late. Callers look at that from time to time, less often the more
-//!    of them there are, and start another on their own runtime.
+//! 2. The first records when it will ask, and how long that call may take. If it does not go on by
+//!    then and a [`GRACE`], it is not polled, and loses its turn.
+//! 3. A task watches that, since the other callers may not be polled either. It wakes the next
+//!    caller, and a moment later all others. The first of them that is polled takes over. Those
+//!    that are not polled are out of the line, and delay it only once.
+//! 4. A caller that is out of the line, or has lost its turn, takes its place again by its number
+//!    when it is polled.
+//! 5. After an admission that leaves units, the next callers ask as well, if all that ask fit
+//!    together. So a line of a store that is far away does not move by one caller in each round
+//!    trip. While the first waits for units, no other asks: one that needs many would wait for
+//!    ever. Once one of them is refused, only the first asks again.
+//! 6. If the runtime of the task is not driven, the task is late. Callers look at that from time to
+//!    time, less often the more of them there are, and start another on their own runtime.
 
 use std::{collections::BTreeMap, future::Future, mem, task::Waker, time::Duration};
 
@@ -28,7 +31,8 @@ const HEAD_START: Duration = Duration::from_millis(1);
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 const LOOK_INTERVAL_PER_CALLER: Duration = Duration::from_millis(20);
 
-/// So many callers are woken at once to ask beside the first. Each of them that is admitted lets others ask.
+/// So many callers are woken at once to ask beside the first. Each of them that is admitted lets
+/// others ask.
 const MOST_BESIDE: usize = 256;
 
 /// No call takes longer.
@@ -42,7 +46,8 @@ pub(super) struct Wakers {
 }
 
 pub(super) struct Turns {
-    /// `None` until one of those is polled that were woken in the place of a first caller that was late.
+    /// `None` until one of those is polled that were woken in the place of a first caller that was
+    /// late.
     pub(super) first: Option<u64>,
     /// Of the first, until it asks: units may be freed before.
     pub(super) sleeper: Option<Waker>,
@@ -74,7 +79,8 @@ pub(super) enum First {
     Listed(Wanted),
     /// It asks, or was woken to ask: it has claimed what it wants.
     Asks,
-    /// No caller is the first. Of the callers up to this number, the one that is polled next takes over.
+    /// No caller is the first. Of the callers up to this number, the one that is polled next takes
+    /// over.
     IsSought(u64),
 }
 
@@ -109,8 +115,8 @@ impl Turns {
         Some(later(now, LOOK_INTERVAL + LOOK_INTERVAL_PER_CALLER * others))
     }
 
-    /// Takes note of the reply to a caller. After an admission with which so many units of each limit and key are used, the next callers
-    /// ask beside the first.
+    /// Takes note of the reply to a caller. After an admission with which so many units of each
+    /// limit and key are used, the next callers ask beside the first.
     pub(super) fn let_ask(&mut self, answered: u64, used: Option<Vec<(u64, u64)>>, wakers: &mut Wakers) {
         let woken_up_to = mem::take(&mut self.asks_up_to);
         let Some(mut used) = used.filter(|_| self.asks_at <= Instant::now()) else { return };

@@ -39,18 +39,20 @@ pub(super) const MOST_PARTS: usize = 1_024;
 /// The name of a part of a store: see [`Store::part_of`](crate::Store::part_of).
 type Part = Option<Arc<str>>;
 
-/// A limiter's handle on a breaker, which other limiters may share. The last handle that is dropped ends the probes.
+/// A limiter's handle on a breaker, which other limiters may share. The last handle that is dropped
+/// ends the probes.
 #[derive(Debug)]
 pub(crate) struct SharedBreaker(Arc<BreakerState>);
 
-/// The breaker of a store, or of a part of it that has a name. Deadlines are microseconds, at least 1. An error counts as a timeout after
-/// the longest deadline of all.
+/// The breaker of a store, or of a part of it that has a name. Deadlines are in microseconds, and
+/// not 0. An error counts as a timeout after the longest deadline of all.
 pub(crate) struct BreakerState {
     settings: Breaker,
     part: Part,
     /// The breakers of the parts that have failed.
     parts: Mutex<HashMap<Arc<str>, Arc<Self>>>,
-    /// How many breakers of the store and its parts are open or have counted failures, to find out without a lock.
+    /// How many breakers of the store and its parts are open or have counted failures, to find out
+    /// without a lock.
     troubled: Arc<AtomicUsize>,
     /// The longest deadline that it is open for; 0 while it is closed.
     open_for: AtomicU64,
@@ -59,7 +61,8 @@ pub(crate) struct BreakerState {
     lines: Arc<Lines>,
 }
 
-/// The log lines of the breakers of all parts, so that a store with many parts does not flood the log.
+/// The log lines of the breakers of all parts, so that a store with many parts does not flood the
+/// log.
 #[derive(Default)]
 struct Lines {
     opened: Throttle,
@@ -71,7 +74,8 @@ struct Lines {
 struct History {
     /// Whether it is counted in [`BreakerState::troubled`].
     is_troubled: bool,
-    /// The longest deadlines of checks that have failed in a row, the longest first: at most as many as open it. So it opens for the last of them.
+    /// The longest deadlines of checks that have failed in a row, the longest first: at most as
+    /// many as open it. So it opens for the last of them.
     failures: Vec<u64>,
     last: Option<Arc<Error>>,
     /// The longest deadline of the callers that it has refused since it opened.
@@ -157,8 +161,8 @@ impl BreakerState {
         }
     }
 
-    /// The error to return instead of asking the store, if it is open for this deadline. `probe` sends a probe with the given
-    /// deadline, which may become as long as `longest`.
+    /// The error to return instead of asking the store, if it is open for this deadline. `probe`
+    /// sends a probe with the given deadline, which may become as long as `longest`.
     pub(crate) fn refuse<P, F>(self: &Arc<Self>, deadline: Duration, longest: Duration, probe: P) -> Option<Error>
     where
         P: Fn(Duration) -> F + Send + 'static,
@@ -171,7 +175,8 @@ impl BreakerState {
         let last_failure = history.last.clone()?;
         history.longest_refused = history.longest_refused.max(deadline);
         history.longest = history.longest.max(longest);
-        // Twice the time that a probe takes, so that a runtime that is busy for a moment does not pass for one that blocks.
+        // Twice the time that a probe takes, so that a runtime that is busy for a moment does not
+        // pass for one that blocks.
         let takes = history.probe_takes.max(deadline);
         let overdue = self.probe_every().saturating_add(takes).saturating_mul(2);
         if history.last_probe.is_none_or(|probe| probe.elapsed() >= overdue) {
@@ -203,7 +208,8 @@ impl BreakerState {
         self.settings.probe_every.max(Duration::from_millis(1))
     }
 
-    /// The deadline of a probe that begins now: this one, if no refused caller has a longer one or all have shorter ones.
+    /// The deadline of a probe that begins now: this one, if no refused caller has a longer one or
+    /// all have shorter ones.
     fn begin_probe(&self, deadline: Duration) -> Duration {
         let mut history = self.history();
         // A task that was aborted may still run. Callers must not wait for its next probe.
@@ -218,7 +224,8 @@ impl BreakerState {
             Err(error) if error.is_the_stores() => self.count_failure(&error),
             _ => {
                 let mut history = self.history();
-                // One failure is enough to open it again: a probe writes nothing, so it may pass where other checks fail.
+                // One failure is enough to open it again: a probe writes nothing, so it may pass
+                // where other checks fail.
                 history.failures = vec![u64::MAX; self.settings.failures.saturating_sub(1) as usize];
                 self.close(history);
             }
@@ -305,8 +312,9 @@ impl BreakerState {
     }
 }
 
-/// Sends probes until one is answered. After each that is not, the next has twice as long, as in RFC 6298: the store may be
-/// farther away than before. The breaker of limiters that are dropped is not kept alive.
+/// Sends probes until one is answered. After each that is not, the next has twice as long, as in
+/// RFC 6298: the store may be farther away than before. The breaker of limiters that are dropped is
+/// not kept alive.
 async fn send_probes<F>(
     breaker: Weak<BreakerState>,
     every: Duration,
@@ -389,7 +397,8 @@ mod models {
     const DEADLINE: Duration = Duration::from_secs(60);
     const TIMED_OUT: Error = Error::TimedOut { deadline: DEADLINE, round_trip: None };
 
-    /// Runs it on an idle runtime. The count of the breaker that is left agrees with what it is open for, and so does the gauge.
+    /// Runs it on an idle runtime. The count of the breaker that is left agrees with what it is
+    /// open for, and so does the gauge.
     fn in_each_order(preemptions: Option<usize>, run: impl Fn(&Runtime) -> SharedBreaker + Send + Sync + 'static) {
         let mut orders = model::Builder::new();
         orders.preemption_bound = preemptions;
@@ -439,7 +448,8 @@ mod models {
         StoreError::new("deciding a check", StoreErrorKind::Other, "it has another kind").of_one_check().into()
     }
 
-    /// Whether the caller is refused, and whether it starts a task. The probes have this outcome, or wait for ever.
+    /// Whether the caller is refused, and whether it starts a task. The probes have this outcome,
+    /// or wait for ever.
     fn refuse(breaker: &SharedBreaker, outcome: Option<Error>) -> (bool, bool) {
         let before = breaker.0.history().probes.as_ref().map(AbortHandle::id);
         let refused = breaker.0.refuse(DEADLINE, DEADLINE, move |_| {
@@ -450,7 +460,8 @@ mod models {
         (refused.is_some(), starts)
     }
 
-    /// Before the first poll of the task, while it waits for the answer, and while it pauses after a failure.
+    /// Before the first poll of the task, while it waits for the answer, and while it pauses after
+    /// a failure.
     #[test]
     fn another_caller_takes_over_when_the_runtime_of_the_probes_ends() {
         for (is_polled, outcome) in [(false, None), (true, None), (true, Some(TIMED_OUT))] {

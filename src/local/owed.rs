@@ -1,7 +1,8 @@
 //! Places that this process gives back before it ends, and calls that must not be lost.
 //!
-//! A call whose caller has left goes on in a task of the current runtime. If there is none, or if it ends, the call goes on on a thread, one
-//! for all calls of a store at a time, which ends with the last of them.
+//! A call whose caller has left goes on in a task of the current runtime. If there is none, or if
+//! it ends, the call goes on on a thread, one for all calls of a store at a time, which ends with
+//! the last of them.
 
 use std::{
     cell::Cell,
@@ -48,7 +49,8 @@ pub(crate) type Underway = watch::Receiver<()>;
 
 /// Has taken something that is to be given back.
 pub(crate) trait Holder: Send + Sync {
-    /// Begins to give everything back, and returns whether there was anything. The calls are [underway](Owed::begin) from then on.
+    /// Begins to give everything back, and returns whether there was anything. The calls are
+    /// [underway](Owed::begin) from then on.
     fn give_back(&self) -> bool;
 }
 
@@ -77,7 +79,8 @@ impl Owed {
         self.underway.closed().await;
     }
 
-    /// A future that goes on if it is dropped before its end. It must not depend on timers of its runtime.
+    /// A future that goes on if it is dropped before its end. It must not depend on timers of its
+    /// runtime.
     pub(crate) fn detachable<T>(self: &Arc<Self>, future: impl Future<Output = T> + Send + 'static) -> Detachable<T>
     where
         T: Send,
@@ -137,8 +140,9 @@ impl Owed {
     }
 }
 
-/// A future that goes on if it is dropped before its end: in a task of the current runtime, and on the thread if there is none, or if it ends.
-/// It needs a deadline of its own, since nothing waits for it then.
+/// A future that goes on if it is dropped before its end: in a task of the current runtime, and on
+/// the thread if there is none, or if it ends. It needs a deadline of its own, since nothing waits
+/// for it then.
 pub(crate) struct Detachable<T: Send + 'static> {
     owed: Arc<Owed>,
     underway: Underway,

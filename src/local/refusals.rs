@@ -27,11 +27,12 @@ const RESET_SLACK: u64 = 1_000;
 /// The most limits and keys that are remembered as refusing.
 const CAPACITY: usize = 10_000;
 
-/// Limits and keys share this many generations, and have two of them each. So a settlement leaves the refusals of other keys alone, but for
-/// one in a thousand in a second with 260 of them.
+/// Limits and keys share this many generations, and have two of them each. So a settlement leaves
+/// the refusals of other keys alone, but for one in a thousand in a second with 260 of them.
 const GENERATIONS: usize = 16_384;
 
-/// While a check asks the store whether a refusal still holds, the others are refused. After this time another one asks.
+/// While a check asks the store whether a refusal still holds, the others are refused. After this
+/// time another one asks.
 const LONGEST_ANSWER: Duration = Duration::from_millis(100);
 
 /// Tells which refusals are outdated: by time, or because units were given back.
@@ -71,7 +72,8 @@ struct Refusal {
     until: u64,
     /// the next one from here on.
     asks_at: AtomicU64,
-    /// When the reply arrived. The times count down from there, so that no client is told to come back too early.
+    /// When the reply arrived. The times count down from there, so that no client is told to come
+    /// back too early.
     replied_at: u64,
     at: SystemTime,
     id: AdmissionId,
@@ -90,7 +92,8 @@ struct Known {
 pub(crate) struct Lookup {
     asked_at: u64,
     generation: u64,
-    /// Whether its refusal is known, and it is to ask the store all the same. If the store fails, the refusal stands.
+    /// Whether its refusal is known, and it is to ask the store all the same. If the store fails,
+    /// the refusal stands.
     pub(crate) asks: bool,
     /// Whether others are refused until it is answered, or for the longest time of an answer.
     pub(crate) has_turn: bool,
@@ -145,8 +148,9 @@ impl Refusals {
         Some(Lookup { asked_at, generation, asks: false, has_turn: false, first, others: others.into() })
     }
 
-    /// The refusal of a check of which the cache knows that one of its limits refuses. Statuses with reserved units are used for at
-    /// most `reserved_for`. If the check `may_ask`, it may be the one that [asks](Lookup::asks), and the others are refused meanwhile.
+    /// The refusal of a check of which the cache knows that one of its limits refuses. Statuses
+    /// with reserved units are used for at most `reserved_for`. If the check `may_ask`, it may be
+    /// the one that [asks](Lookup::asks), and the others are refused meanwhile.
     pub(crate) fn recall(
         &self,
         check: &Check,
@@ -172,7 +176,8 @@ impl Refusals {
             others.extend(find(index, charge, account.digest));
         }
 
-        // If units may have been given back to all that refuse, each check asks. If the store fails, the refusal stands.
+        // If units may have been given back to all that refuse, each check asks. If the store
+        // fails, the refusal stands.
         let is_unsure = !first.iter().chain(&others).any(|known| known.is_sure && known.refuses);
         let all = || first.iter().chain(&others).filter(|known| known.is_sure || is_unsure);
         let refusing = || all().filter(|known| known.refuses);
@@ -202,7 +207,8 @@ impl Refusals {
         let asked_at = lookup.asked_at;
         for (account, status) in lookup.accounts().zip(refusal.statuses()) {
             let place = place(account.digest, status.limit());
-            // The reply to a check that was asked later may have arrived before, such as that of one that has begun a ban.
+            // The reply to a check that was asked later may have arrived before, such as that of
+            // one that has begun a ban.
             let is_newer = |known: Arc<Refusal>| (asked_at + 1..=replied_at).contains(&known.asked_at);
             if status.is_estimate || table.peek(&place).is_some_and(is_newer) {
                 continue;
@@ -248,7 +254,8 @@ fn place(digest: u64, limit: &Limit) -> u64 {
 }
 
 impl Refusal {
-    /// Whether it is of this very limit, and not too old. A time before `asked_at` means that the clock has stepped back.
+    /// Whether it is of this very limit, and not too old. A time before `asked_at` means that the
+    /// clock has stepped back.
     fn holds_for(&self, charge: &Charge, refuses: bool, now: u64, reserved_for: Duration) -> bool {
         // A retry time is never late, so a cost that is at least as large is refused until the end.
         let slack = if self.has_refused(charge) { 0 } else { RESET_SLACK };

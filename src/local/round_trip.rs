@@ -1,5 +1,5 @@
-//! How long a store takes to reply, and the deadline that suits it: the estimate of TCP for its retransmission timer
-//! ([RFC 6298](https://www.rfc-editor.org/rfc/rfc6298#section-2)).
+//! How long a store takes to reply, and the deadline that suits it: the estimate of TCP for its
+//! retransmission timer ([RFC 6298](https://www.rfc-editor.org/rfc/rfc6298#section-2)).
 
 use std::{
     sync::{
@@ -14,15 +14,17 @@ use crate::clock;
 /// The deadline of a store that is near, or whose round trip is not known.
 pub(crate) const SHORTEST_DEADLINE: Duration = Duration::from_millis(50);
 
-/// The deadline until the first reply, which also covers opening a connection, and the longest one that follows the round trip.
+/// The deadline until the first reply, which also covers opening a connection, and the longest one
+/// that follows the round trip.
 pub(crate) const LONGEST_DEADLINE: Duration = Duration::from_secs(1);
 
 pub(crate) struct RoundTrip {
-    /// The smoothed round trip, and its mean deviation: microseconds, in 32 bits each. Zero until the first reply.
+    /// The smoothed round trip, and its mean deviation: microseconds, in 32 bits each. Zero until
+    /// the first reply.
     both: AtomicU64,
     learnt_at: AtomicU64,
-    /// The least time that a reply can take, in microseconds, as far as is known: a new connection measures it, and a reply that is faster
-    /// corrects it. Zero until then.
+    /// The least time that a reply can take, in microseconds, as far as is known: a new connection
+    /// measures it, and a reply that is faster corrects it. Zero until then.
     pub(crate) distance: Arc<AtomicU64>,
     first_deadline: Duration,
 }
@@ -33,10 +35,11 @@ impl RoundTrip {
         Self { both: AtomicU64::new(0), learnt_at: AtomicU64::new(0), distance: Arc::default(), first_deadline }
     }
 
-    /// Takes note of the time until a reply that arrives `now`, in microseconds. If two replies arrive at once, one of them may be missed.
+    /// Takes note of the time until a reply that arrives `now`, in microseconds. If two replies
+    /// arrive at once, one of them may be missed.
     ///
-    /// Of the replies that arrive as early as expected, one in each round trip is enough, as in TCP. Otherwise a late one would be forgotten
-    /// after a few batches.
+    /// Of the replies that arrive as early as expected, one in each round trip is enough, as in
+    /// TCP. Otherwise a late one would be forgotten after a few batches.
     pub(super) fn learn(&self, sample: Duration, now: u64) {
         self.distance.fetch_min(clock::micros(sample), Ordering::Relaxed);
         let is_new = now >= self.learnt_at.load(Ordering::Relaxed).saturating_add(self.read().0);
@@ -44,7 +47,8 @@ impl RoundTrip {
             return;
         }
         self.learnt_at.store(now, Ordering::Relaxed);
-        // A later reply says nothing more, such as one of a caller that was not polled, and would be remembered for as long as it took.
+        // A later reply says nothing more, such as one of a caller that was not polled, and would
+        // be remembered for as long as it took.
         let sample = clock::micros(sample.min(LONGEST_DEADLINE)).max(1);
         let (smoothed, deviation) = match self.read() {
             (0, _) => (sample, sample / 2),
@@ -74,10 +78,11 @@ impl RoundTrip {
         Duration::from_micros(smoothed + 4 * deviation)
     }
 
-    /// The deadline of limiters that have none of their own: see [`Limiter::deadline`](crate::Limiter::deadline).
+    /// The deadline of limiters that have none of their own: see
+    /// [`Limiter::deadline`](crate::Limiter::deadline).
     ///
-    /// Time for most replies, and for four round trips more: a check may wait for its batch, or be sent a second time over a new connection,
-    /// after the old one was cut.
+    /// Time for most replies, and for four round trips more: a check may wait for its batch, or be
+    /// sent a second time over a new connection, after the old one was cut.
     pub(crate) fn deadline(&self) -> Duration {
         match self.smoothed() {
             Duration::ZERO => self.first_deadline,

@@ -1,5 +1,5 @@
-//! The reports of a layer: metrics, log lines, at most one a second of each kind, and [`Degraded`] for outer layers. Without the
-//! feature `tracing` there are no lines.
+//! The reports of a layer: metrics, log lines, at most one a second of each kind, and [`Degraded`]
+//! for outer layers. Without the feature `tracing` there are no lines.
 
 use std::{borrow::Cow, error, sync::OnceLock, time::Duration};
 
@@ -48,7 +48,8 @@ impl Events {
         self.mistake(rejection);
     }
 
-    /// A rejection, if it shows a mistake in the set-up of limits or server. A client's mistake is not logged.
+    /// A rejection, if it shows a mistake in the set-up of limits or server. A client's mistake is
+    /// not logged.
     pub(crate) fn mistake(&self, rejection: &Rejection) {
         let (kind, error, problem): (_, &dyn error::Error, _) = match rejection {
             Rejection::NeverFits(error) => return self.warn(3, error, "request can never be admitted"),
@@ -106,15 +107,17 @@ impl Events {
         warn!(%error, layer, suppressed, "{problem}");
     }
 
-    /// The name of the layer, if it has one, and the number of suppressed lines; `None` if the line is suppressed.
+    /// The name of the layer, if it has one, and the number of suppressed lines; `None` if the line
+    /// is suppressed.
     fn pass(&self, kind: usize) -> Option<(Option<&str>, u64)> {
         let suppressed = self.throttles.get(kind)?.pass()?;
         Some(((!self.layer.is_empty()).then_some(&*self.layer), suppressed))
     }
 }
 
-/// A request that the store has not decided: in the extensions of its response, whether the request was let through, got a 503, or was
-/// decided in this process. In stacked layers, that of the outermost, which has those of the others in [`inner`](Self::inner).
+/// A request that the store has not decided: in the extensions of its response, whether the request
+/// was let through, got a 503, or was decided in this process. In stacked layers, that of the
+/// outermost, which has those of the others in [`inner`](Self::inner).
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Degraded {

@@ -5,7 +5,8 @@ use std::{
     task::Poll,
 };
 
-/// The most futures that are polled at once. Each reply polls all of them, and the deadline of those behind them has not begun yet.
+/// The most futures that are polled at once. Each reply polls all of them, and the deadline of
+/// those behind them has not begun yet.
 const AT_ONCE: usize = 256;
 
 /// Polls many futures at once, and gives each output to `take`. Ends with the last of them.

@@ -18,11 +18,12 @@ const NO_LIMITS: &str = "a layer needs at least one limit: add `.limit(..)`";
 
 /// Guards services with limits. See the [module docs](crate::middleware).
 ///
-/// It needs at least one [`limit`](Self::limit) before it is applied. The store counts, so all services of one layer, and all
-/// layers on one store, share their units.
+/// It needs at least one [`limit`](Self::limit) before it is applied. The store counts, so all
+/// services of one layer, and all layers on one store, share their units.
 ///
-/// The guarded service has to be `Clone`, as those of axum, hyper and tonic are: a request that waits for its decision takes the
-/// service along, and leaves a clone for the next request. Put a `tower::buffer::BufferLayer` between the layer and a service that is not.
+/// The guarded service has to be `Clone`, as those of axum, hyper and tonic are: a request that
+/// waits for its decision takes the service along, and leaves a clone for the next request. Put a
+/// `tower::buffer::BufferLayer` between the layer and a service that is not.
 #[must_use = "a layer guards nothing until it is applied to a service"]
 pub struct RateLimitLayer<R = JsonResponse> {
     pub(super) policy: Arc<Policy>,
@@ -30,24 +31,27 @@ pub struct RateLimitLayer<R = JsonResponse> {
 }
 
 impl RateLimitLayer {
-    /// A layer on a store, or on a limiter. On a store it fails open, every request costs 1, and the [deadline](Self::deadline)
-    /// follows the round trip.
+    /// A layer on a store, or on a limiter. On a store it fails open, every request costs 1, and
+    /// the [deadline](Self::deadline) follows the round trip.
     ///
-    /// On a limiter, it has the limiter's deadline, [refusal cache](Limiter::refusal_cache), [breaker](Limiter::breaker) and
-    /// [retry time](Limiter::retry_reserved_after). It shares with the limiter, and with other layers on it, everything that
-    /// clones of a limiter share. It fails local if the limiter [does](Limiter::fail_local), otherwise it fails open. Settings
-    /// of the layer do not change the limiter.
+    /// On a limiter, it has the limiter's deadline, [refusal cache](Limiter::refusal_cache),
+    /// [breaker](Limiter::breaker) and [retry time](Limiter::retry_reserved_after). It shares with
+    /// the limiter, and with other layers on it, everything that clones of a limiter share. It
+    /// fails local if the limiter [does](Limiter::fail_local), otherwise it fails open. Settings of
+    /// the layer do not change the limiter.
     pub fn new(limiter: impl Into<Limiter>) -> Self {
         Self { policy: Arc::new(Policy::new(limiter.into())), responder: Arc::new(JsonResponse) }
     }
 }
 
 impl<R> RateLimitLayer<R> {
-    /// Adds a limit, made by [`Limit::by`](crate::Limit::by). A request is admitted by all limits of the layer, or charged by none.
+    /// Adds a limit, made by [`Limit::by`](crate::Limit::by). A request is admitted by all limits
+    /// of the layer, or charged by none.
     ///
     /// # Panics
     ///
-    /// If the layer already has a limit of this name, or if an option of the limit would have no effect. For names from a configuration, use [`limits`](Self::limits).
+    /// If the layer already has a limit of this name, or if an option of the limit would have no
+    /// effect. For names from a configuration, use [`limits`](Self::limits).
     #[track_caller]
     pub fn limit(self, limit: KeyedLimit) -> Self {
         match self.limits([limit]) {
@@ -60,11 +64,13 @@ impl<R> RateLimitLayer<R> {
     ///
     /// # Errors
     ///
-    /// [`ConfigError`] if the layer then has no limit, or two of one name, or an option that would have no effect:
+    /// [`ConfigError`] if the layer then has no limit, or two of one name, or an option that would
+    /// have no effect:
     ///
-    /// * on a [concurrent](crate::Limit::concurrent) limit, [`heed_upstream`](KeyedLimit::heed_upstream), [`settle`](KeyedLimit::settle),
-    ///   [`count_afterwards`](KeyedLimit::count_afterwards), [`lease`](KeyedLimit::lease), [`ban`](KeyedLimit::ban), and a
-    ///   [`cost`](KeyedLimit::cost) of its own;
+    /// * on a [concurrent](crate::Limit::concurrent) limit,
+    ///   [`heed_upstream`](KeyedLimit::heed_upstream), [`settle`](KeyedLimit::settle),
+    ///   [`count_afterwards`](KeyedLimit::count_afterwards), [`lease`](KeyedLimit::lease),
+    ///   [`ban`](KeyedLimit::ban), and a [`cost`](KeyedLimit::cost) of its own;
     /// * `lease` without `settle`, and [`ban_status`](KeyedLimit::ban_status) without `ban`.
     pub fn limits(mut self, limits: impl IntoIterator<Item = KeyedLimit>) -> Result<Self, ConfigError> {
         let policy = Arc::make_mut(&mut self.policy);
@@ -75,9 +81,10 @@ impl<R> RateLimitLayer<R> {
         Ok(self)
     }
 
-    /// Makes the responses to rejected requests with a [responder](super::RejectionResponse): one of this crate, such as
-    /// [`TextResponse`](super::TextResponse), a closure, or a type of your own. A closure gets the reason, and a head with status and headers.
-    /// Write the types of its arguments. A type of your own also gets the request: [a page for
+    /// Makes the responses to rejected requests with a [responder](super::RejectionResponse): one
+    /// of this crate, such as [`TextResponse`](super::TextResponse), a closure, or a type of your
+    /// own. A closure gets the reason, and a head with status and headers. Write the types of its
+    /// arguments. A type of your own also gets the request: [a page for
     /// browsers](crate::guide::recipes#a-page-for-browsers) is one. Default: [`JsonResponse`].
     ///
     /// ```
@@ -122,7 +129,8 @@ impl<I, R> Layer<I> for RateLimitLayer<R> {
 
     /// # Panics
     ///
-    /// If the layer has no limit. Where limits come from a configuration, [`RateLimitLayer::limits`] returns an error instead.
+    /// If the layer has no limit. Where limits come from a configuration,
+    /// [`RateLimitLayer::limits`] returns an error instead.
     #[track_caller]
     fn layer(&self, inner: I) -> Self::Service {
         assert!(!self.policy.limits.is_empty(), "{NO_LIMITS}");
@@ -130,7 +138,8 @@ impl<I, R> Layer<I> for RateLimitLayer<R> {
     }
 }
 
-// Not derived, since that would require `R: Clone` and `R: Debug`. A responder is shared, and a closure is not `Debug`.
+// Not derived, since that would require `R: Clone` and `R: Debug`. A responder is shared, and a
+// closure is not `Debug`.
 impl<R> Clone for RateLimitLayer<R> {
     fn clone(&self) -> Self {
         Self { policy: Arc::clone(&self.policy), responder: Arc::clone(&self.responder) }

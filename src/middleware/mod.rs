@@ -1,28 +1,35 @@
 //! The tower middleware: layer, service, and response future.
 //!
-//! 1. A request may be [denied](RateLimitLayer::deny), or let through [uncounted](RateLimitLayer::skip).
-//! 2. Otherwise the layer extracts its keys, computes its cost, [chooses](KeyedLimit::chosen) its limits if they depend on the
-//!    request, and decides all limits in one atomic step.
-//! 3. An admitted request goes to the inner service with the [`Decision`](crate::Decision) in its extensions. Its response
-//!    gets `X-RateLimit-Limit`, `-Remaining` and `-Reset`.
-//! 4. A rejected request gets a response in the service's place, and the service is not called: see [`rejection`].
-//! 5. If the store cannot decide within the [deadline](RateLimitLayer::deadline), the layer's failure mode decides:
-//!    [fail-open](RateLimitLayer::fail_open) lets the request through without headers,
-//!    [fail-closed](RateLimitLayer::fail_closed) responds with 503, and [fail-local](RateLimitLayer::fail_local) decides in
-//!    this process. The response has [`Degraded`] in its extensions.
-//! 6. A limit can [settle](KeyedLimit::settle) the cost of a request by its response, or
-//!    [count it afterwards](KeyedLimit::count_afterwards). It can be tried in the [shadow](KeyedLimit::in_shadow), where it
-//!    refuses nothing, and be [hidden](KeyedLimit::hidden) from clients.
-//! 7. If layers are stacked, each adds to what the layers further out have left on a request, and overwrites nothing. The decision in the
-//!    extensions has the statuses of all of them, and [holds](crate::Decision::holds_place) their places. Each layer settles its own admission
-//!    only. The response shows the visible limit with the least left, and its extensions have what each layer reports. A rejection shows the
-//!    limit that has refused.
-//! 8. The error type and the body type of the service stay the same. The body type is an `http_body::Body`.
-//! 9. A store that [decides at once](crate::Store::decide_now) charges the request in `Service::call`; any other, when the
-//!    response future is polled.
+//! 1. A request may be [denied](RateLimitLayer::deny), or let through
+//!    [uncounted](RateLimitLayer::skip).
+//! 2. Otherwise the layer extracts its keys, computes its cost, [chooses](KeyedLimit::chosen) its
+//!    limits if they depend on the request, and decides all limits in one atomic step.
+//! 3. An admitted request goes to the inner service with the [`Decision`](crate::Decision) in its
+//!    extensions. Its response gets `X-RateLimit-Limit`, `-Remaining` and `-Reset`.
+//! 4. A rejected request gets a response in the service's place, and the service is not called: see
+//!    [`rejection`].
+//! 5. If the store cannot decide within the [deadline](RateLimitLayer::deadline), the layer's
+//!    failure mode decides: [fail-open](RateLimitLayer::fail_open) lets the request through without
+//!    headers, [fail-closed](RateLimitLayer::fail_closed) responds with 503, and
+//!    [fail-local](RateLimitLayer::fail_local) decides in this process. The response has
+//!    [`Degraded`] in its extensions.
+//! 6. A limit can [settle](KeyedLimit::settle) the cost of a request by its response, or [count it
+//!    afterwards](KeyedLimit::count_afterwards). It can be tried in the
+//!    [shadow](KeyedLimit::in_shadow), where it refuses nothing, and be
+//!    [hidden](KeyedLimit::hidden) from clients.
+//! 7. If layers are stacked, each adds to what the layers further out have left on a request, and
+//!    overwrites nothing. The decision in the extensions has the statuses of all of them, and
+//!    [holds](crate::Decision::holds_place) their places. Each layer settles its own admission
+//!    only. The response shows the visible limit with the least left, and its extensions have what
+//!    each layer reports. A rejection shows the limit that has refused.
+//! 8. The error type and the body type of the service stay the same. The body type is an
+//!    `http_body::Body`.
+//! 9. A store that [decides at once](crate::Store::decide_now) charges the request in
+//!    `Service::call`; any other, when the response future is polled.
 //!
-//! Around a client, the layer can [wait](RateLimitLayer::wait_up_to) for capacity instead of refusing, and a limit can
-//! [heed](KeyedLimit::heed_upstream) an upstream that asks it to stay away.
+//! Around a client, the layer can [wait](RateLimitLayer::wait_up_to) for capacity instead of
+//! refusing, and a limit can [heed](KeyedLimit::heed_upstream) an upstream that asks it to stay
+//! away.
 //!
 //! # The place of the layer
 //!
@@ -35,9 +42,10 @@
 //! | authentication | needed if a key is the user that it has found | attempts to log in are charged |
 //! | `Buffer`, `ConcurrencyLimit` | a permit is held while the store decides | **Recommended** |
 //!
-//! * In a `ServiceBuilder`, and in tonic's `Server::builder()`, the first layer is the outermost. On an axum `Router` it is the
-//!   last.
-//! * On an axum `Router`, every order compiles if each layer has a call of `Router::layer` of its own.
+//! * In a `ServiceBuilder`, and in tonic's `Server::builder()`, the first layer is the outermost.
+//!   On an axum `Router` it is the last.
+//! * On an axum `Router`, every order compiles if each layer has a call of `Router::layer` of its
+//!   own.
 //! * In a `ServiceBuilder`, this order compiles as it is:
 //!
 //! ```
@@ -63,9 +71,10 @@
 //! # Ok(()) }
 //! ```
 //!
-//! * The limits cannot make a wrapped body for a rejection. `CorsLayer` and `TimeoutLayer` make bodies, too: those of tower-http
-//!   0.7 need a body with a `Default`. So put `TraceLayer` outside of all three. Where a layer that wraps the body has to be
-//!   further in, put one line between the others and it:
+//! * The limits cannot make a wrapped body for a rejection. `CorsLayer` and `TimeoutLayer` make
+//!   bodies, too: those of tower-http 0.7 need a body with a `Default`. So put `TraceLayer` outside
+//!   of all three. Where a layer that wraps the body has to be further in, put one line between the
+//!   others and it:
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -90,9 +99,11 @@
 //! ```
 //!
 //! * Without axum, a closure makes the body of a rejection: see [`Rejection::problem`].
-//! * `Router::layer` charges requests that end as a 404 or a 405, and `Router::route_layer` those that end as a 405. On the methods of a
-//!   route, `layer` charges a 405, and `route_layer` charges neither.
-//! * Within `Router::nest`, costs, keys and [`skip`](RateLimitLayer::skip) see the path without the prefix.
+//! * `Router::layer` charges requests that end as a 404 or a 405, and `Router::route_layer` those
+//!   that end as a 405. On the methods of a route, `layer` charges a 405, and `route_layer` charges
+//!   neither.
+//! * Within `Router::nest`, costs, keys and [`skip`](RateLimitLayer::skip) see the path without the
+//!   prefix.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -17,8 +17,8 @@ use crate::{
 };
 
 impl<R> RateLimitLayer<R> {
-    /// Names the layer in [metrics](mod@crate::metrics), as their label `layer`, and in log lines, as their field `layer`.
-    /// Layers may share a name. Default: no name.
+    /// Names the layer in [metrics](mod@crate::metrics), as their label `layer`, and in log lines,
+    /// as their field `layer`. Layers may share a name. Default: no name.
     ///
     /// ```
     /// # use tower_sliding_window::{Limit, MemoryStore, PeerIp, RateLimitLayer};
@@ -34,15 +34,16 @@ impl<R> RateLimitLayer<R> {
         })
     }
 
-    /// Sets the units that a request takes of each limit of the layer without a [cost](super::KeyedLimit::cost) of its own.
-    /// Default: 1. A request with a cost of 0 is free, and is admitted even if nothing is left. It takes a place of a
+    /// Sets the units that a request takes of each limit of the layer without a
+    /// [cost](super::KeyedLimit::cost) of its own. Default: 1. A request with a cost of 0 is free,
+    /// and is admitted even if nothing is left. It takes a place of a
     /// [concurrent](crate::Limit::concurrent) limit nevertheless.
     pub fn cost(self, cost: impl Fn(&Parts) -> u64 + Send + Sync + 'static) -> Self {
         self.set(|policy| policy.cost = Some(Arc::new(cost)))
     }
 
-    /// Lets requests through uncounted, such as those of a health check. Called several times, a request is skipped if any
-    /// of the closures returns `true`.
+    /// Lets requests through uncounted, such as those of a health check. Called several times, a
+    /// request is skipped if any of the closures returns `true`.
     ///
     /// ```
     /// # use tower_sliding_window::{Limit, MemoryStore, PeerIp, RateLimitLayer};
@@ -54,20 +55,22 @@ impl<R> RateLimitLayer<R> {
         self.set(|policy| policy.uncounted.push(("skipped", Arc::new(move |parts| Ok(skip(parts))))))
     }
 
-    /// Counts CORS preflights, too. Default: they are let through uncounted, since a browser sends them by itself before a
-    /// request that is counted.
+    /// Counts CORS preflights, too. Default: they are let through uncounted, since a browser sends
+    /// them by itself before a request that is counted.
     ///
     /// A preflight is an `OPTIONS` request with exactly one `Origin`, exactly one valid
-    /// `Access-Control-Request-Method`, no `Transfer-Encoding`, and no `Content-Length` other than 0. Any client can send
-    /// such requests. Over HTTP/2 they may have a body of any length: a body needs no header there, and the layer reads none. If your
-    /// service does real work for `OPTIONS`, or reads the body, count them. A `CorsLayer` outside of the limits answers every `OPTIONS`
-    /// itself, so then none of them reaches the service.
+    /// `Access-Control-Request-Method`, no `Transfer-Encoding`, and no `Content-Length` but zero.
+    /// Any client can send such requests. Over HTTP/2 they may have a body of any length: a body
+    /// needs no header there, and the layer reads none. If your service does real work for
+    /// `OPTIONS`, or reads the body, count them. A `CorsLayer` outside of the limits answers every
+    /// `OPTIONS` itself, so then none of them reaches the service.
     pub fn count_preflights(self) -> Self {
         self.set(|policy| policy.counts_preflights = true)
     }
 
-    /// Lets requests with one of these keys through uncounted, such as those of a monitor or of your own office. A request
-    /// without a key, or with a key that cannot be read, is not on the list.
+    /// Lets requests with one of these keys through uncounted, such as those of a monitor or of
+    /// your own office. A request without a key, or with a key that cannot be read, is not on the
+    /// list.
     ///
     /// ```
     /// # use tower_sliding_window::{ApiKey, Limit, MemoryStore, PeerIp, RateLimitLayer, Secret};
@@ -84,32 +87,35 @@ impl<R> RateLimitLayer<R> {
         self.set(|policy| policy.uncounted.push(("exempt", key_list(extractor, keys))))
     }
 
-    /// Responds with 403 to requests with one of these keys, before anything else. [`exempt`](Self::exempt) has an example.
+    /// Responds with 403 to requests with one of these keys, before anything else.
+    /// [`exempt`](Self::exempt) has an example.
     ///
     /// * A request without a key is not on the list, so this is no authentication.
-    /// * A key that is present but cannot be read, such as an `Authorization` sent twice, may be a denied one. It is rejected
-    ///   with the status of its [`KeyError`](super::extract::KeyError): 401 for an [`ApiKey`](super::extract::ApiKey).
-    /// * Only the extractor reads the key. If your authentication also accepts a token from the query or a cookie, a denied
-    ///   token passes there.
+    /// * A key that is present but cannot be read, such as an `Authorization` sent twice, may be a
+    ///   denied one. It is rejected with the status of its [`KeyError`](super::extract::KeyError):
+    ///   401 for an [`ApiKey`](super::extract::ApiKey).
+    /// * Only the extractor reads the key. If your authentication also accepts a token from the
+    ///   query or a cookie, a denied token passes there.
     pub fn deny(self, extractor: impl KeyExtractor, keys: impl IntoIterator<Item = Key>) -> Self {
         self.set(|policy| policy.denied.push(key_list(extractor, keys)))
     }
 
-    /// Lets requests from these addresses through uncounted. The list may be replaced while the layer serves requests:
-    /// [`AddressList`] has an example. A request whose address cannot be read is not on the list.
+    /// Lets requests from these addresses through uncounted. The list may be replaced while the
+    /// layer serves requests: [`AddressList`] has an example. A request whose address cannot be
+    /// read is not on the list.
     pub fn exempt_addresses(self, client_ip: ClientIp, addresses: &AddressList) -> Self {
         self.set(|policy| policy.uncounted.push(("exempt", address_list(client_ip, addresses.clone()))))
     }
 
-    /// Responds with 403 to requests from these addresses, before anything else. The list may be replaced while the layer
-    /// serves requests: [`AddressList`] has an example. A request whose address cannot be read is rejected, as by
-    /// [`deny`](Self::deny).
+    /// Responds with 403 to requests from these addresses, before anything else. The list may be
+    /// replaced while the layer serves requests: [`AddressList`] has an example. A request whose
+    /// address cannot be read is rejected, as by [`deny`](Self::deny).
     pub fn deny_addresses(self, client_ip: ClientIp, addresses: &AddressList) -> Self {
         self.set(|policy| policy.denied.push(address_list(client_ip, addresses.clone())))
     }
 
-    /// Responds with 403 to requests for which the closure returns `true`, before anything else. Called several times, a request
-    /// is denied if any of the closures returns `true`.
+    /// Responds with 403 to requests for which the closure returns `true`, before anything else.
+    /// Called several times, a request is denied if any of the closures returns `true`.
     ///
     /// ```
     /// # use tower_sliding_window::{Limit, MemoryStore, PeerIp, RateLimitLayer};
@@ -121,16 +127,19 @@ impl<R> RateLimitLayer<R> {
         self.set(|policy| policy.denied.push(Arc::new(move |parts| Ok(deny(parts)))))
     }
 
-    /// Sets how long a request waits for a decision before the failure mode decides. Default: it follows the round trip of the
-    /// store. It is 50 ms next to the store, and at most 1 s: see [`Limiter::deadline`](crate::Limiter::deadline).
+    /// Sets how long a request waits for a decision before the failure mode decides. Default: it
+    /// follows the round trip of the store. It is 50 ms next to the store, and at most 1 s: see
+    /// [`Limiter::deadline`](crate::Limiter::deadline).
     ///
-    /// The time that the request has waited in layers further out is subtracted, but at least 5 ms remain. So a request waits for at most the longest deadline of its layers, plus 5 ms for
+    /// The time that the request has waited in layers further out is subtracted, but at least 5 ms
+    /// remain. So a request waits for at most the longest deadline of its layers, plus 5 ms for
     /// each layer that found nothing left.
     pub fn deadline(self, deadline: Duration) -> Self {
         self.set(|policy| policy.limiter = policy.limiter.clone().deadline(deadline))
     }
 
-    /// Lets requests through while the store cannot decide, without rate-limit headers. The default.
+    /// Lets requests through while the store cannot decide, without rate-limit headers. The
+    /// default.
     pub fn fail_open(self) -> Self {
         self.failure_mode(FailureMode::Open)
     }
@@ -140,13 +149,14 @@ impl<R> RateLimitLayer<R> {
         self.failure_mode(FailureMode::Closed)
     }
 
-    /// Decides in this process while the store cannot, under a share of each limit. A request that costs more than the whole
-    /// share gets a 503: see [`Share`].
+    /// Decides in this process while the store cannot, under a share of each limit. A request that
+    /// costs more than the whole share gets a 503: see [`Share`].
     pub fn fail_local(self, share: Share) -> Self {
         self.failure_mode(FailureMode::Local(share))
     }
 
-    /// Sets the failure mode by the request and its cost, which is the layer's [`cost`](Self::cost).
+    /// Sets the failure mode by the request and its cost, which is the layer's
+    /// [`cost`](Self::cost).
     ///
     /// ```
     /// # use tower_sliding_window::{Everyone, Limit, MemoryStore, RateLimitLayer, limiter::FailureMode};
@@ -169,20 +179,24 @@ impl<R> RateLimitLayer<R> {
     ///     .headers(HeaderSets::NONE);
     /// ```
     ///
-    /// * `HeaderSets::BOTH` sends `RateLimit` and `RateLimit-Policy` as well: see [`HeaderSets::RATE_LIMIT`].
-    /// * `X-RateLimit-Reset` can be a [Unix time](HeaderSets::reset_as_unix_time), as GitHub sends it.
-    /// * `Retry-After` belongs to no set. A refusal for which waiting helps, and a 503, have it, unless
-    ///   a [responder](Self::respond_with) removes it. A 429 for a cost above the limit has none.
-    /// * The headers show limits that are not [hidden](super::KeyedLimit::hidden). The default body of a rejection names its
-    ///   limit, unless that is hidden, whatever headers are sent.
+    /// * `HeaderSets::BOTH` sends `RateLimit` and `RateLimit-Policy` as well: see
+    ///   [`HeaderSets::RATE_LIMIT`].
+    /// * `X-RateLimit-Reset` can be a [Unix time](HeaderSets::reset_as_unix_time), as GitHub sends
+    ///   it.
+    /// * `Retry-After` belongs to no set. A refusal for which waiting helps, and a 503, have it,
+    ///   unless a [responder](Self::respond_with) removes it. A 429 for a cost above the limit has
+    ///   none.
+    /// * The headers show limits that are not [hidden](super::KeyedLimit::hidden). The default body
+    ///   of a rejection names its limit, unless that is hidden, whatever headers are sent.
     /// * Headers of layers further in, or of the service, stay.
     pub fn headers(self, sets: HeaderSets) -> Self {
         self.set(|policy| policy.headers = sets)
     }
 
-    /// Lets a request wait for capacity for up to `max_wait`, instead of refusing it: around a client, whose calls can
-    /// rather be late than fail. Default: a request is refused at once. With `max_wait`, it is refused at once if the
-    /// first request in line has to wait longer, and otherwise when its turn does not come in time.
+    /// Lets a request wait for capacity for up to `max_wait`, instead of refusing it: around a
+    /// client, whose calls can rather be late than fail. Default: a request is refused at once.
+    /// With `max_wait`, it is refused at once if the first request in line has to wait longer, and
+    /// otherwise when its turn does not come in time.
     ///
     /// ```
     /// use std::time::Duration;
@@ -202,22 +216,26 @@ impl<R> RateLimitLayer<R> {
     /// let client = ServiceBuilder::new().layer(limits).service(client);
     /// ```
     ///
-    /// * Requests for the same limits and keys wait in one line, through all clones of the layer in this process: see
-    ///   [`Limiter::acquire`](crate::Limiter::acquire).
-    /// * The inner service waits with its request, so a permit of a `ConcurrencyLimit` inside the layer is held meanwhile.
-    /// * The number of waiting requests is not bounded. A `ConcurrencyLimit` outside of the layer bounds it.
-    /// * The deadline is for each reply of the store, not for the wait. While the store fails or does not answer in time, requests
-    ///   ask again every 100 ms. When `max_wait` is over, fail-open or fail-closed decides; under fail-local, the share decides
-    ///   meanwhile. So on a server, keep `max_wait` short.
+    /// * Requests for the same limits and keys wait in one line, through all clones of the layer in
+    ///   this process: see [`Limiter::acquire`](crate::Limiter::acquire).
+    /// * The inner service waits with its request, so a permit of a `ConcurrencyLimit` inside the
+    ///   layer is held meanwhile.
+    /// * The number of waiting requests is not bounded. A `ConcurrencyLimit` outside of the layer
+    ///   bounds it.
+    /// * The deadline is for each reply of the store, not for the wait. While the store fails or
+    ///   does not answer in time, requests ask again every 100 ms. When `max_wait` is over,
+    ///   fail-open or fail-closed decides; under fail-local, the share decides meanwhile. So on a
+    ///   server, keep `max_wait` short.
     pub fn wait_up_to(self, max_wait: Duration) -> Self {
         self.set(|policy| policy.max_wait = Some(max_wait))
     }
 
-    /// Frees the places of [concurrent](crate::Limit::concurrent) limits when the response begins. Default: when its body has ended, or was
-    /// dropped because the client has left.
+    /// Frees the places of [concurrent](crate::Limit::concurrent) limits when the response begins.
+    /// Default: when its body has ended, or was dropped because the client has left.
     ///
-    /// It is needed if the body of the service cannot hold them: see [bodies](crate::guide::at_most_n_at_once#bodies). Such a body, or a task, can
-    /// hold the [`Decision`](crate::Decision) in the extensions of the request instead.
+    /// It is needed if the body of the service cannot hold them: see
+    /// [bodies](crate::guide::at_most_n_at_once#bodies). Such a body, or a task, can hold the
+    /// [`Decision`](crate::Decision) in the extensions of the request instead.
     pub fn free_with_head(self) -> Self {
         self.set(|policy| policy.frees_with_head = true)
     }

@@ -1,4 +1,5 @@
-//! The service, and its response future: the decision, then the inner service's response, then the settlements.
+//! The service, and its response future: the decision, then the inner service's response, then the
+//! settlements.
 
 use std::{
     fmt,
@@ -21,7 +22,8 @@ use super::{
 };
 use crate::limiter::Asking;
 
-/// A service guarded by a [`RateLimitLayer`](super::RateLimitLayer). See the [module docs](crate::middleware).
+/// A service guarded by a [`RateLimitLayer`](super::RateLimitLayer). See the [module
+/// docs](crate::middleware).
 pub struct RateLimit<I, R = JsonResponse> {
     pub(super) inner: I,
     pub(super) policy: Arc<Policy>,
@@ -65,9 +67,9 @@ where
 }
 
 impl<I, R> RateLimit<I, R> {
-    /// Takes out the service with a request that has to wait. Its inner service is the instance that was polled ready, not a
-    /// clone of it; the clone waits for the next `poll_ready`. See "Be careful when cloning inner services" in the docs of
-    /// `tower_service`.
+    /// Takes out the service with a request that has to wait. Its inner service is the instance
+    /// that was polled ready, not a clone of it; the clone waits for the next `poll_ready`. See "Be
+    /// careful when cloning inner services" in the docs of `tower_service`.
     fn take(&mut self) -> Self
     where
         I: Clone,
@@ -102,9 +104,10 @@ impl<I, R> RateLimit<I, R> {
 pin_project! {
     /// The response future of [`RateLimit`](super::RateLimit).
     ///
-    /// If it is dropped before the decision, the inner service is not called, but the check may have been counted. If it is
-    /// dropped before the response, the reserved units stay until the end of their [lease](super::KeyedLimit::lease). A
-    /// settlement that has begun is completed by a task of the current runtime, within the layer's deadline.
+    /// If it is dropped before the decision, the inner service is not called, but the check may
+    /// have been counted. If it is dropped before the response, the reserved units stay until the
+    /// end of their [lease](super::KeyedLimit::lease). A settlement that has begun is completed by
+    /// a task of the current runtime, within the layer's deadline.
     #[must_use = "futures do nothing unless polled"]
     pub struct ResponseFuture<I, R, ReqBody, ResBody>
     where

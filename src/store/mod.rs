@@ -1,51 +1,64 @@
 //! Stores, which decide checks and remember what they admitted.
 //!
 //! 1. A store decides a [`Check`] in one atomic step: all of its charges or none.
-//! 2. A refusal adds nothing: no units, and no longer life for a key. It may drop entries that have left the window.
-//! 3. After the last unit has left its window, and a slack that the store states, nothing of the key is left.
+//! 2. A refusal adds nothing: no units, and no longer life for a key. It may drop entries that have
+//!    left the window.
+//! 3. After the last unit has left its window, and a slack that the store states, nothing of the
+//!    key is left.
 //! 4. A settlement is exact, counts once, and gives back nothing that was not spent.
-//! 5. A check whose id any of its limits still knows has been admitted before: it is admitted again without being counted,
-//!    and the decision says when it was admitted.
-//! 6. A charge made by [`any_left`](crate::Charge::any_left) is not counted, and refuses if no unit is left. A charge that is
-//!    [spent](crate::check::Takes::Always) is counted and never refuses. A charge at a cost of 0 never refuses, even while more than
-//!    the limit is used.
-//! 7. A status says how many of its units are [reserved](crate::decision::LimitStatus::with_reserved).
-//! 8. A check is counted when its future is first polled, not when it is made; a dropped future may have counted it.
-//!    [`decide_now`](Store::decide_now) may decide without a future, and then counts at once: so a layer on a [`MemoryStore`]
-//!    counts when its service is called.
+//! 5. A check whose id any of its limits still knows has been admitted before: it is admitted again
+//!    without being counted, and the decision says when it was admitted.
+//! 6. A charge made by [`any_left`](crate::Charge::any_left) is not counted, and refuses if no unit
+//!    is left. A charge that is [spent](crate::check::Takes::Always) is counted and never refuses.
+//!    A charge at a cost of 0 never refuses, even while more than the limit is used.
+//! 7. A status says how many of its units are
+//!    [reserved](crate::decision::LimitStatus::with_reserved).
+//! 8. A check is counted when its future is first polled, not when it is made; a dropped future may
+//!    have counted it. [`decide_now`](Store::decide_now) may decide without a future, and then
+//!    counts at once: so a layer on a [`MemoryStore`] counts when its service is called.
 //!
-//! [`MemoryStore`] serves one process. `RedisStore` shares its limits between all processes that use the same server.
-//! [`from_url`] and [`connect`] choose one of them at run time.
+//! [`MemoryStore`] serves one process. `RedisStore` shares its limits between all processes that
+//! use the same server. [`from_url`] and [`connect`] choose one of them at run time.
 //!
 //! # A store of your own
 //!
-//! A store of your own implements [`Store`]. `testing::Conformance` (feature `test-util`) says which rules it breaks: see
-//! [`guide::testing_your_limits`](crate::guide::testing_your_limits#a-store-of-your-own). Besides the rules above:
+//! A store of your own implements [`Store`]. `testing::Conformance` (feature `test-util`) says
+//! which rules it breaks: see
+//! [`guide::testing_your_limits`](crate::guide::testing_your_limits#a-store-of-your-own). Besides
+//! the rules above:
 //!
-//! 1. A limit is known by its name, window and algorithm. Its units may change, and the new number holds for what is stored already.
-//! 2. Units count from their decision until exactly one window later. Units of a charge with a [lease](crate::Charge::lease) count
-//!    until the lease ends. They are reserved until they are settled, unless the charge is spent.
-//! 3. [`Decision::new`](crate::Decision::new) calls `status` once for each charge, in order. The check is admitted if no status
-//!    has a retry time, except those of charges in the [shadow](crate::Charge::in_shadow).
-//! 4. [`LimitStatus::new`](crate::decision::LimitStatus::new) gets the units used after the decision, the time until the first of them leave,
-//!    and the retry time of a charge that does not fit: until enough of them have left. A charge in the
-//!    shadow that does not fit has a retry time too. It is not counted, and the others are.
-//!    [`with_reserved`](crate::decision::LimitStatus::with_reserved) gets the reserved units, and the retry time if all reserved units
-//!    were given back now: zero if the check would fit.
-//! 5. A check with an [id](crate::Check::id) of the caller's has been admitted before if the store has an unsettled admission of
-//!    this id under the limit and key of one of its charges. The decision has the time and the id of that admission.
-//! 6. A settlement belongs to the admission with the same limit, key, id, cost, kind (reserved or not) and time. Without a
-//!    reservation, the settlement's time may also be later. Settled units are no longer reserved, and count until one window after
-//!    the admission. A cost of 0 removes them. At a cost of 1, a place of a [concurrent](crate::Limit::concurrent) limit is renewed: it
-//!    counts until one window after now, or until it is removed.
-//! 7. A settlement that comes after the lease, but within one window of the admission, is counted as if made at the admission.
-//!    Remember it by id and time, so that a second one changes nothing.
-//! 8. All times come from one clock: in tests [`ManualClock::now`] of the clock that the store is given, otherwise for example
-//!    [`SystemTime::now`](std::time::SystemTime::now). If the clock steps back, no unit counts for longer than a
-//!    window from the first refusal on. So a key recovers within one window.
+//! 1. A limit is known by its name, window and algorithm. Its units may change, and the new number
+//!    holds for what is stored already.
+//! 2. Units count from their decision until exactly one window later. Units of a charge with a
+//!    [lease](crate::Charge::lease) count until the lease ends. They are reserved until they are
+//!    settled, unless the charge is spent.
+//! 3. [`Decision::new`](crate::Decision::new) calls `status` once for each charge, in order. The
+//!    check is admitted if no status has a retry time, except those of charges in the
+//!    [shadow](crate::Charge::in_shadow).
+//! 4. [`LimitStatus::new`](crate::decision::LimitStatus::new) gets the units used after the
+//!    decision, the time until the first of them leave, and the retry time of a charge that does
+//!    not fit: until enough of them have left. A charge in the shadow that does not fit has a retry
+//!    time too. It is not counted, and the others are.
+//!    [`with_reserved`](crate::decision::LimitStatus::with_reserved) gets the reserved units, and
+//!    the retry time if all reserved units were given back now: zero if the check would fit.
+//! 5. A check with an [id](crate::Check::id) of the caller's has been admitted before if the store
+//!    has an unsettled admission of this id under the limit and key of one of its charges. The
+//!    decision has the time and the id of that admission.
+//! 6. A settlement belongs to the admission with the same limit, key, id, cost, kind (reserved or
+//!    not) and time. Without a reservation, the settlement's time may also be later. Settled units
+//!    are no longer reserved, and count until one window after the admission. A cost of 0 removes
+//!    them. At a cost of 1, a place of a [concurrent](crate::Limit::concurrent) limit is renewed:
+//!    it counts until one window after now, or until it is removed.
+//! 7. A settlement that comes after the lease, but within one window of the admission, is counted
+//!    as if made at the admission. Remember it by id and time, so that a second one changes
+//!    nothing.
+//! 8. All times come from one clock: in tests [`ManualClock::now`] of the clock that the store is
+//!    given, otherwise for example [`SystemTime::now`](std::time::SystemTime::now). If the clock
+//!    steps back, no unit counts for longer than a window from the first refusal on. So a key
+//!    recovers within one window.
 //! 9. Costs may be as large as 2^52 and come often: add them up without overflow.
-//! 10. A store need not count by every [`Algorithm`](crate::Algorithm). For the others it returns an
-//!     [error of one check](crate::error::StoreError::of_one_check).
+//! 10. A store need not count by every [`Algorithm`](crate::Algorithm). For the others it returns
+//!     an [error of one check](crate::error::StoreError::of_one_check).
 //!
 //! One that wraps another is short:
 //!
@@ -109,21 +122,25 @@ pub type StoreFuture<T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + S
 
 /// Decides checks, and remembers what it admitted. See the [module docs](self).
 ///
-/// Layers and limiters keep a store behind a pointer, so none of their types names it. An `Arc` of a store is a store.
+/// Layers and limiters keep a store behind a pointer, so none of their types names it. An `Arc` of
+/// a store is a store.
 pub trait Store: Send + Sync + 'static {
     /// Decides `check` and, if it is admitted, counts it.
     fn decide(&self, check: Check) -> StoreFuture<Decision>;
 
-    /// The same for a caller that waits no longer than `deadline`. Limiters and layers call it. A store with a queue fails at once what it
-    /// cannot decide in time, by an [error of one check](crate::error::StoreError::of_one_check). Default: [`decide`](Self::decide). A
-    /// store that wraps another need not forward this method. Then checks that come too late wait until their deadline.
+    /// The same for a caller that waits no longer than `deadline`. Limiters and layers call it. A
+    /// store with a queue fails at once what it cannot decide in time, by an [error of one
+    /// check](crate::error::StoreError::of_one_check). Default: [`decide`](Self::decide). A store
+    /// that wraps another need not forward this method. Then checks that come too late wait until
+    /// their deadline.
     fn decide_within(&self, check: Check, deadline: Duration) -> StoreFuture<Decision> {
         let _ = deadline;
         self.decide(check)
     }
 
-    /// Decides `check` and counts it now, if that needs no waiting. `None`, the default, means that nothing was done, and
-    /// [`decide`](Self::decide) has to be called. A store that wraps another need not forward this method.
+    /// Decides `check` and counts it now, if that needs no waiting. `None`, the default, means that
+    /// nothing was done, and [`decide`](Self::decide) has to be called. A store that wraps another
+    /// need not forward this method.
     fn decide_now(&self, check: &Check) -> Option<Result<Decision, StoreError>> {
         let _ = check;
         None
@@ -132,20 +149,23 @@ pub trait Store: Send + Sync + 'static {
     /// Sets the actual cost of an admitted check: see [`settlement`](crate::settlement).
     fn settle(&self, settlement: Settlement) -> StoreFuture<Settled>;
 
-    /// Forgets the units that `limit` counts for `key`. Places of a [concurrent](Limit::concurrent) limit stay, since they are held.
+    /// Forgets the units that `limit` counts for `key`. Places of a [concurrent](Limit::concurrent)
+    /// limit stay, since they are held.
     fn reset(&self, limit: Limit, key: Key) -> StoreFuture<()>;
 
-    /// The name of the part of the store that decides `check`, if parts fail alone: in a cluster, its node or nodes. Each part has a
-    /// [`Breaker`](crate::limiter::Breaker) of its own. A part of several has their names with spaces in between. Default: `None`, the
-    /// store as a whole. A store that wraps another returns the other's.
+    /// The name of the part of the store that decides `check`, if parts fail alone: in a cluster,
+    /// its node or nodes. Each part has a [`Breaker`](crate::limiter::Breaker) of its own. A part
+    /// of several has their names with spaces in between. Default: `None`, the store as a whole. A
+    /// store that wraps another returns the other's.
     fn part_of(&self, check: &Check) -> Option<Arc<str>> {
         let _ = check;
         None
     }
 
-    /// The state that clones of the store share in this process: its [`Breaker`](crate::limiter::Breaker) and its
-    /// [refusal cache](crate::Limiter::refusal_cache). Default: none. Then each limiter has a breaker of its own, and no refusal is
-    /// remembered. A store that wraps another returns the other's, if it passes limits and keys on unchanged.
+    /// The state that clones of the store share in this process: its
+    /// [`Breaker`](crate::limiter::Breaker) and its [refusal cache](crate::Limiter::refusal_cache).
+    /// Default: none. Then each limiter has a breaker of its own, and no refusal is remembered. A
+    /// store that wraps another returns the other's, if it passes limits and keys on unchanged.
     fn local_state(&self) -> Option<&LocalState> {
         None
     }
@@ -190,8 +210,8 @@ impl fmt::Debug for dyn Store {
 /// How long a process tries to give units back.
 pub(crate) const MOST_TIME: Duration = Duration::from_secs(10);
 
-/// The wait before the first repetition. Each further one is twice as long, up to the longest: a store that is back is asked while there
-/// is time.
+/// The wait before the first repetition. Each further one is twice as long, up to the longest: a
+/// store that is back is asked while there is time.
 const FIRST_WAIT: Duration = Duration::from_millis(10);
 const LONGEST_WAIT: Duration = Duration::from_secs(1);
 

@@ -7,8 +7,8 @@ use super::redis::RedisStoreBuilder;
 use super::{MemoryStore, Store};
 use crate::error::{ConfigError, ConfigErrorKind, StoreError, StoreErrorKind};
 
-/// The store at `url`, chosen at run time. One on Redis connects when the first check arrives, so Redis may be down, and no
-/// runtime is needed yet.
+/// The store at `url`, chosen at run time. One on Redis connects when the first check arrives, so
+/// Redis may be down, and no runtime is needed yet.
 ///
 /// | URL | store |
 /// |---|---|
@@ -17,8 +17,9 @@ use crate::error::{ConfigError, ConfigErrorKind, StoreError, StoreErrorKind};
 /// | `redis+cluster://host:port,host:port`, with the feature `cluster` | `RedisStore::cluster` |
 /// | `redis+sentinel://host:port,host:port/primary` | `RedisStore::sentinel`, with the name of the primary |
 ///
-/// A user and a password of the last two, as in `redis+cluster://user:password@host:port`, are for all nodes, or for the primary. With `rediss`, all are
-/// reached by TLS. Schemes are compared without case (RFC 3986, section 3.1).
+/// A user and a password of the last two, as in `redis+cluster://user:password@host:port`, are for
+/// all nodes, or for the primary. With `rediss`, all are reached by TLS. Schemes are compared
+/// without case (RFC 3986, section 3.1).
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -32,8 +33,8 @@ use crate::error::{ConfigError, ConfigErrorKind, StoreError, StoreErrorKind};
 ///
 /// # Errors
 ///
-/// [`ConfigError`] if the scheme is unknown or needs a feature that is missing, if something follows `memory:`, or if it
-/// is not a valid Redis URL.
+/// [`ConfigError`] if the scheme is unknown or needs a feature that is missing, if something
+/// follows `memory:`, or if it is not a valid Redis URL.
 pub fn from_url(url: &str) -> Result<Arc<dyn Store>, ConfigError> {
     if is_memory(url)? {
         return Ok(Arc::new(MemoryStore::new()));
@@ -44,12 +45,14 @@ pub fn from_url(url: &str) -> Result<Arc<dyn Store>, ConfigError> {
     Err(problem("URLs of Redis need this crate's feature `redis`"))
 }
 
-/// The store at `url`, chosen at run time as [`from_url`] does. One on Redis has been reached and can be written to.
+/// The store at `url`, chosen at run time as [`from_url`] does. One on Redis has been reached and
+/// can be written to.
 ///
 /// # Errors
 ///
-/// [`StoreError`] if the URL is invalid, as for [`from_url`], if the server cannot be reached, if it is a replica, or if this
-/// user may not write keys. Print its [sources](std::error::Error::source) as well: they have the address and the cause.
+/// [`StoreError`] if the URL is invalid, as for [`from_url`], if the server cannot be reached, if
+/// it is a replica, or if this user may not write keys. Print its
+/// [sources](std::error::Error::source) as well: they have the address and the cause.
 pub async fn connect(url: &str) -> Result<Arc<dyn Store>, StoreError> {
     let invalid = |error| StoreError::new("setting up the store", StoreErrorKind::Config, error);
     #[cfg(feature = "redis")]

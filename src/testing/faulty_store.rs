@@ -21,8 +21,8 @@ use crate::{
     store::{LocalState, Store, StoreFuture},
 };
 
-/// A store around another one, which fails, hangs, is slow or loses replies when a test says so. Clones share the fault, so
-/// a test keeps one and gives another to a layer.
+/// A store around another one, which fails, hangs, is slow or loses replies when a test says so.
+/// Clones share the fault, so a test keeps one and gives another to a layer.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -44,13 +44,16 @@ use crate::{
 ///
 /// # Behind a refusal cache and a breaker
 ///
-/// 1. Five failures in a row open the [breaker](crate::limiter::Breaker), as they do in production. Then the store is not called:
-///    [`calls`](Self::calls) no longer grows with each request, and the store works again for callers only after a probe,
-///    200 ms later at most. A test of a single fault may prefer [no breaker](crate::limiter::Breaker::OFF).
-/// 2. It passes on the [local state](Store::local_state) of the store inside, so both behave as they do on that store. In
-///    front of `RedisStore`, a remembered refusal is repeated even while the store fails. `MemoryStore` has no local state.
-///    There, each limiter has a breaker of its own, and no refusal is remembered.
-/// 3. [`with_local_state`](Self::with_local_state) makes a `MemoryStore` behave as `RedisStore` does.
+/// 1. Five failures in a row open the [breaker](crate::limiter::Breaker), as they do in production.
+///    Then the store is not called: [`calls`](Self::calls) no longer grows with each request, and
+///    the store works again for callers only after a probe, 200 ms later at most. A test of a
+///    single fault may prefer [no breaker](crate::limiter::Breaker::OFF).
+/// 2. It passes on the [local state](Store::local_state) of the store inside, so both behave as
+///    they do on that store. In front of `RedisStore`, a remembered refusal is repeated even while
+///    the store fails. `MemoryStore` has no local state. There, each limiter has a breaker of its
+///    own, and no refusal is remembered.
+/// 3. [`with_local_state`](Self::with_local_state) makes a `MemoryStore` behave as `RedisStore`
+///    does.
 /// 4. It never decides [without a future](Store::decide_now), as `RedisStore` never does.
 #[derive(Clone, Debug)]
 #[must_use]
@@ -74,7 +77,8 @@ pub enum Fault {
     Fails,
     /// The call never ends, and the store inside is not asked.
     Hangs,
-    /// The store inside is asked after this time, by tokio's clock. A caller that gives up before has counted nothing.
+    /// The store inside is asked after this time, by tokio's clock. A caller that gives up before
+    /// has counted nothing.
     Slow(Duration),
     /// The store inside decides and counts, and the caller gets an error.
     LosesReplies,
@@ -87,11 +91,13 @@ impl FaultyStore {
         Self { store: Arc::new(store), local_state: None, fault, calls, hanging }
     }
 
-    /// Gives it a [local state](Store::local_state) of its own, as `RedisStore` has one: all limiters and layers on its clones
-    /// share a breaker and a refusal cache. Default: that of the store inside.
+    /// Gives it a [local state](Store::local_state) of its own, as `RedisStore` has one: all
+    /// limiters and layers on its clones share a breaker and a refusal cache. Default: that of the
+    /// store inside.
     ///
-    /// Both go by tokio's time. So a test that advances a [`ManualClock`](crate::store::ManualClock) may be refused by the refusal cache for up
-    /// to a second more; one that advances paused time is not.
+    /// Both go by tokio's time. So a test that advances a
+    /// [`ManualClock`](crate::store::ManualClock) may be refused by the refusal cache for up to a
+    /// second more; one that advances paused time is not.
     pub fn with_local_state(self) -> Self {
         Self { local_state: Some(LocalState::default()), ..self }
     }
@@ -113,8 +119,8 @@ impl FaultyStore {
         Arc::weak_count(&self.hanging)
     }
 
-    /// Counts a call, and calls the store inside as far as the fault lets it. Refusals of the `outdated` keys are forgotten before
-    /// and afterwards.
+    /// Counts a call, and calls the store inside as far as the fault lets it. Refusals of the
+    /// `outdated` keys are forgotten before and afterwards.
     fn reply<T: Send + 'static>(
         &self,
         doing: &'static str,

@@ -1,5 +1,6 @@
-//! Tests of limits, and of stores of your own: a store that fails on command, assertions on responses, and the rules that every
-//! store must keep. Needs the feature `test-util`; add it in `[dev-dependencies]`.
+//! Tests of limits, and of stores of your own: a store that fails on command, assertions on
+//! responses, and the rules that every store must keep. Needs the feature `test-util`; add it in
+//! `[dev-dependencies]`.
 //!
 //! | I want to test | with |
 //! |---|---|
@@ -9,14 +10,17 @@
 //!
 //! # Time
 //!
-//! 1. The windows of a [`MemoryStore`](crate::MemoryStore) follow tokio's time. So do deadlines, the breaker, the refusal cache,
-//!    `acquire`, and the delay of a [`FaultyStore`]. A test that pauses tokio's time
-//!    (`#[tokio::test(start_paused = true)]`) moves all of them at once by `tokio::time::advance`.
-//! 2. A [`ManualClock`](crate::store::ManualClock) moves the windows and the refusal cache of the stores that it is given to, also on
-//!    several threads and on Redis. It does not move deadlines, the breaker, `acquire`, or the delay of a [`FaultyStore`].
-//!    Those take tokio's time, real or paused.
-//! 3. Do not pause the time around a store that does input and output, such as `RedisStore`: tokio then moves the time to
-//!    the next deadline while the test waits for a reply. Use a `ManualClock`.
+//! 1. The windows of a [`MemoryStore`](crate::MemoryStore) follow tokio's time. So do deadlines,
+//!    the breaker, the refusal cache, `acquire`, and the delay of a [`FaultyStore`]. A test that
+//!    pauses tokio's time (`#[tokio::test(start_paused = true)]`) moves all of them at once by
+//!    `tokio::time::advance`.
+//! 2. A [`ManualClock`](crate::store::ManualClock) moves the windows and the refusal cache of the
+//!    stores that it is given to, also on several threads and on Redis. It does not move deadlines,
+//!    the breaker, `acquire`, or the delay of a [`FaultyStore`]. Those take tokio's time, real or
+//!    paused.
+//! 3. Do not pause the time around a store that does input and output, such as `RedisStore`: tokio
+//!    then moves the time to the next deadline while the test waits for a reply. Use a
+//!    `ManualClock`.
 //! 4. The [`Conformance`] suite moves a `ManualClock`, and takes as long as the store takes.
 //!
 //! [`guide::testing_your_limits`](crate::guide::testing_your_limits) has an example of each.

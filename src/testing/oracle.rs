@@ -1,5 +1,6 @@
-//! The rules of a decision, written as plainly as possible: all admissions in one list, with the time passed in. The in-process store
-//! (`window/`) and the script on Redis decide the same. [`Conformance`](super::Conformance) compares a store with this oracle.
+//! The rules of a decision, written as plainly as possible: all admissions in one list, with the
+//! time passed in. The in-process store (`window/`) and the script on Redis decide the same.
+//! [`Conformance`](super::Conformance) compares a store with this oracle.
 
 use std::{collections::HashMap, iter};
 
@@ -12,10 +13,12 @@ use crate::{
     limit::{Identity, Limit},
 };
 
-/// A store may look at so many entries for a retry time. If more have to leave, it may be earlier, but not before these have left.
+/// A store may look at so many entries for a retry time. If more have to leave, it may be earlier,
+/// but not before these have left.
 const LOOKED_AT: usize = 100;
 
-/// Says in words what differs in a store's replies. It gets the time, and the id that the store has given to the admission.
+/// Says in words what differs in a store's replies. It gets the time, and the id that the store has
+/// given to the admission.
 #[derive(Default)]
 pub(super) struct Oracle {
     entries: HashMap<(Identity<'static>, Key), Vec<Entry>>,
@@ -58,7 +61,8 @@ impl Oracle {
         for (charge, refusal) in charged() {
             let mut tally = self.of(charge, now);
             if refusal.is_some() {
-                // A clock that has stepped back refuses for no longer than a window from the first refusal on.
+                // A clock that has stepped back refuses for no longer than a window from the first
+                // refusal on.
                 tally.move_back(|_| true);
             } else if is_admitted && is_new && charge.units() > 0 {
                 tally.admit(id, check.id().is_some());
@@ -75,7 +79,8 @@ impl Oracle {
         self.compare(now, check, admitted_before.unwrap_or(Some(now)), refusals.into_iter(), got)
     }
 
-    /// Settles an admission, each charge by itself. An error says what differs in the store's reply.
+    /// Settles an admission, each charge by itself. An error says what differs in the store's
+    /// reply.
     pub(super) fn settle(&mut self, now: u64, settlement: &Settlement, got: &Settled) -> Result<(), String> {
         let mut was_applied = false;
         for (charge, cost) in settlement.accounts() {
@@ -88,7 +93,8 @@ impl Oracle {
         self.compare(now, settlement.check(), Some(now), iter::repeat(None), &got.decision)
     }
 
-    /// An error says what differs in a decision. Its time is not known if it is that of a repeated check which has lost it.
+    /// An error says what differs in a decision. Its time is not known if it is that of a repeated
+    /// check which has lost it.
     fn compare(
         &mut self,
         now: u64,
@@ -138,7 +144,8 @@ impl Tally<'_> {
         self.counts() == Counts::Counter && kind == Kind::Sum
     }
 
-    /// The time of an entry for an admission of `at`: the end of its sub-window, or the start of its fixed window.
+    /// The time of an entry for an admission of `at`: the end of its sub-window, or the start of
+    /// its fixed window.
     fn recorded(&self, at: u64) -> u64 {
         match self.counts() {
             Counts::Log | Counts::Counter | Counts::Concurrent => at,
@@ -152,7 +159,8 @@ impl Tally<'_> {
         }
     }
 
-    /// The same for the charge. With a lease it is recorded a window before the lease ends, so that it leaves then.
+    /// The same for the charge. With a lease it is recorded a window before the lease ends, so that
+    /// it leaves then.
     fn charged_at(&self, at: u64) -> u64 {
         let leased = self.charge.lease_micros().map_or(u64::MAX, |lease| (at + lease).saturating_sub(self.window));
         leased.min(self.recorded(at))
@@ -192,8 +200,8 @@ impl Tally<'_> {
         enough
     }
 
-    /// How long the charge does not fit, if it does not now: if all reserved units are given back now, where 0 means that it fits
-    /// then, and if nothing is given back before its lease ends.
+    /// How long the charge does not fit, if it does not now: if all reserved units are given back
+    /// now, where 0 means that it fits then, and if nothing is given back before its lease ends.
     fn refusal(&self) -> Option<(u64, u64)> {
         let most = self.charge.limit().units().saturating_sub(self.charge.cost());
         if self.charge.cost() == 0 || self.charge.is_spent() || self.used(self.now, self.now, |_| true) <= most {
@@ -288,7 +296,8 @@ impl Tally<'_> {
     fn settle(&mut self, settlement: &Settlement, cost: u64) -> bool {
         let (id, at, latest) = (settlement.id(), settlement.at_micros(), self.charged_at(settlement.at_micros()));
         let kind = if self.charge.is_reserved() { Kind::Reserved(id) } else { Kind::Named(id) };
-        // After the clock has stepped back it may have an earlier time. A later one is another admission of this id.
+        // After the clock has stepped back it may have an earlier time. A later one is another
+        // admission of this id.
         let is_it = |entry: &Entry| entry.kind == kind && entry.units == self.charge.cost() && entry.at <= latest;
         let Some(place) = self.entries.iter().position(is_it) else { return self.settle_late(id, at, cost) };
         let entry = self.entries.remove(place);
@@ -306,7 +315,8 @@ impl Tally<'_> {
         true
     }
 
-    /// After the lease, the cost counts as if settled at the admission: once, and as long as it would still count.
+    /// After the lease, the cost counts as if settled at the admission: once, and as long as it
+    /// would still count.
     fn settle_late(&mut self, id: AdmissionId, at: u64, cost: u64) -> bool {
         let time = self.recorded(at);
         let is_settled = self.entries.iter().any(|entry| entry.kind == Kind::Settled(id) && entry.at == time);

@@ -7,16 +7,18 @@ use http::{
     header::{CACHE_CONTROL, RETRY_AFTER},
 };
 
-/// Asserts that a request has passed the limits, and returns the units left that the client was told. `None` if the response has
-/// no `X-RateLimit-Remaining`: the layer sends no figures, or the store has not decided.
+/// Asserts that a request has passed the limits, and returns the units left that the client was
+/// told. `None` if the response has no `X-RateLimit-Remaining`: the layer sends no figures, or the
+/// store has not decided.
 ///
 /// It fails on every response of the layer in the service's place:
 ///
 /// 1. 429 and 503. A service that answers these itself needs another test.
-/// 2. 400, 401, 403 and 500 with `Cache-Control: no-store` and without figures: the request had no key, such as a peer or an API
-///    key, or its key is denied. A service may answer these itself: its response passes if it has `X-RateLimit-Limit` or
-///    `RateLimit`, or no `no-store`.
-/// 3. A `grpc-status` of 8 or 14 in the headers, with which [`GrpcResponse`](crate::guide::grpc) rejects calls.
+/// 2. 400, 401, 403 and 500 with `Cache-Control: no-store` and without figures: the request had no
+///    key, such as a peer or an API key, or its key is denied. A service may answer these itself:
+///    its response passes if it has `X-RateLimit-Limit` or `RateLimit`, or no `no-store`.
+/// 3. A `grpc-status` of 8 or 14 in the headers, with which [`GrpcResponse`](crate::guide::grpc)
+///    rejects calls.
 ///
 /// ```
 /// # use axum::{Router, body::Body, http::Request, routing::get};
@@ -36,8 +38,8 @@ use http::{
 ///
 /// # Panics
 ///
-/// If the response is one of these, or if the figures contradict each other. The message says why the layer may have rejected the
-/// request.
+/// If the response is one of these, or if the figures contradict each other. The message says why
+/// the layer may have rejected the request.
 #[track_caller]
 pub fn assert_admitted<B>(response: &Response<B>) -> Option<u64> {
     let (status, headers) = (response.status(), response.headers());
@@ -79,12 +81,13 @@ fn forbids_storing(headers: &HeaderMap) -> bool {
 /// 1. The status is 429.
 /// 2. `Retry-After` is a number of seconds, at least 1.
 /// 3. No cache may store the response.
-/// 4. If the layer sends figures, `X-RateLimit-Remaining` is at most `X-RateLimit-Limit`, and an `X-RateLimit-Reset` in seconds is
-///    at most `Retry-After`.
+/// 4. If the layer sends figures, `X-RateLimit-Remaining` is at most `X-RateLimit-Limit`, and an
+///    `X-RateLimit-Reset` in seconds is at most `Retry-After`.
 ///
 /// # Panics
 ///
-/// If one of these does not hold. A cost above the limit has no `Retry-After`, since waiting does not help.
+/// If one of these does not hold. A cost above the limit has no `Retry-After`, since waiting does
+/// not help.
 #[track_caller]
 pub fn assert_refused<B>(response: &Response<B>) -> Duration {
     let headers = response.headers();
@@ -97,8 +100,9 @@ pub fn assert_refused<B>(response: &Response<B>) -> Duration {
     wait
 }
 
-/// Asserts that a request was rejected because the store could not decide, and returns the retry time that the client was told: a
-/// 503 with `Retry-After` that no cache may store, as a layer that fails closed sends it.
+/// Asserts that a request was rejected because the store could not decide, and returns the retry
+/// time that the client was told: a 503 with `Retry-After` that no cache may store, as a layer that
+/// fails closed sends it.
 ///
 /// # Panics
 ///

@@ -1,7 +1,7 @@
 //! The counter: the units of the clock's current window and of the one before.
 //!
-//! The units of the previous window count in proportion to its overlap with the sliding window. The estimate is made in
-//! double precision, as in Lua, so that every store gets the same result.
+//! The units of the previous window count in proportion to its overlap with the sliding window. The
+//! estimate is made in double precision, as in Lua, so that every store gets the same result.
 
 use super::{entry::UnitsOf, log::Log};
 
@@ -48,11 +48,13 @@ impl Counter {
         }
     }
 
-    /// The time until at most `most` units are used. Beside them, the chosen units of the entries with an id count in full.
+    /// The time until at most `most` units are used. Beside them, the chosen units of the entries
+    /// with an id count in full.
     pub(super) fn wait_for(self, most: u64, now: u64, window: u64, (named, units_of): (&Log, UnitsOf)) -> u64 {
         let (mut units, mut from) = (units_of(named.sum()), now);
         let fit = |units: u64, from: u64| most.checked_sub(units).map(|most| self.first_fit(most, from, window));
-        // The used units never rise. So if the check fits after a departure, the first fit is then or just before it.
+        // The used units never rise. So if the check fits after a departure, the first fit is then
+        // or just before it.
         for entry in named.iter() {
             let leaves = entry.at.saturating_add(window).max(from);
             let left = units.saturating_sub(units_of(entry.sum()));
@@ -84,10 +86,11 @@ impl Counter {
         self.current + (self.previous as f64 * overlap / window as f64).ceil() as u64
     }
 
-    /// The first moment from this one on at which the estimate is at most `most`: at most two windows later, or later than
-    /// that by how far the clock has stepped back.
+    /// The first moment from this one on at which the estimate is at most `most`: at most two
+    /// windows later, or later than that by how far the clock has stepped back.
     fn first_fit(self, most: u64, from: u64, window: u64) -> u64 {
-        // If the clock has stepped back, nothing changes until the window in which they were counted.
+        // If the clock has stepped back, nothing changes until the window in which they were
+        // counted.
         let is_ahead = self.start > from && self.current + self.previous > most;
         let mut from = if is_ahead { self.start } else { from };
         let mut counts = self.at(from, window);
@@ -122,7 +125,8 @@ mod tests {
 
     const WINDOW: u64 = 60_000_000;
 
-    /// A counter with so many units in the previous window of the clock, and so many in the current one.
+    /// A counter with so many units in the previous window of the clock, and so many in the current
+    /// one.
     fn counter(previous: u64, current: u64) -> Counter {
         Counter { start: WINDOW, current, previous }
     }

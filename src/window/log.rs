@@ -1,11 +1,13 @@
 //! The log: admissions in the order of their times, even if the clock has stepped back.
 //!
-//! A unit of time `t` counts at `now` while `now − window < t`; at `t + window` exactly it is gone. An exact log stores the
-//! time of the admission, a compact log the end of its sub-window, a fixed window its start. A reservation is stored under
-//! the time of a window before its lease ends, so that it leaves then.
+//! A unit of time `t` counts at `now` while `now − window < t`; at `t + window` exactly it is
+//! gone. An exact log stores the time of the admission, a compact log the end of its sub-window, a fixed
+//! window its start. A reservation is stored under the time of a window before its lease ends, so
+//! that it leaves then.
 //!
-//! Entries come and go at the ends. One in the middle moves those on its shorter side, and one that is sought by its id is compared with
-//! all entries of its time and before. Among half a million entries, the most of a log by default, that takes up to a millisecond.
+//! Entries come and go at the ends. One in the middle moves those on its shorter side, and one that
+//! is sought by its id is compared with all entries of its time and before. Among half a million
+//! entries, the most of a log by default, that takes up to a millisecond.
 
 use std::collections::VecDeque;
 
@@ -15,13 +17,14 @@ use crate::check::AdmissionId;
 /// The most entries that one check moves when the clock has stepped back. The next check goes on.
 const PULLED_BACK: usize = if cfg!(test) { 8 } else { 1_000 };
 
-/// The entries in the window. They take 16 bytes each as long as all of them are single units, as in most logs, and 24 otherwise.
+/// The entries in the window. They take 16 bytes each as long as all of them are single units, as
+/// in most logs, and 24 otherwise.
 pub(super) struct Log {
     entries: VecDeque<(u64, AdmissionId)>,
     /// None as long as all entries are single units.
     units: Option<Box<Units>>,
-    /// The time of the oldest entry, or the latest of all times. It is here so that most checks need not read the entry itself,
-    /// which is seldom in the processor's cache.
+    /// The time of the oldest entry, or the latest of all times. It is here so that most checks
+    /// need not read the entry itself, which is seldom in the processor's cache.
     oldest_at: u64,
 }
 
@@ -83,7 +86,8 @@ impl Log {
         if self.len() == 0 { 0 } else { leaves_after(self.oldest_at, now, window) }
     }
 
-    /// The time until at most `most` of the chosen units are left; 0 if it is so now. No entry counts as later than `present`.
+    /// The time until at most `most` of the chosen units are left; 0 if it is so now. No entry
+    /// counts as later than `present`.
     pub(super) fn wait_for(&self, most: u64, now: u64, present: u64, window: u64, units_of: UnitsOf) -> u64 {
         let mut excess = units_of(self.sum()).saturating_sub(most);
         if excess == 0 {
@@ -136,8 +140,8 @@ impl Log {
         }
     }
 
-    /// Adds units to the newest entry if it is a sum of the same part of the clock's time, or any of a later time: a sum of the later
-    /// time. So there is at most one new entry for each part.
+    /// Adds units to the newest entry if it is a sum of the same part of the clock's time, or any
+    /// of a later time: a sum of the later time. So there is at most one new entry for each part.
     pub(super) fn merge(&mut self, mut at: u64, part: u64, mut units: u64) {
         let last = self.len().saturating_sub(1);
         let is_it = |newest: &Entry| newest.at > at || newest.kind == Kind::Sum && newest.at / part == at / part;
@@ -149,8 +153,8 @@ impl Log {
         self.insert(Entry { at, id: AdmissionId::from(0), kind: Kind::Sum, units });
     }
 
-    /// Removes an admission, and returns its time. If the clock has stepped back since, that may be before `at`. A later
-    /// entry is another admission under the same id.
+    /// Removes an admission, and returns its time. If the clock has stepped back since, that may be
+    /// before `at`. A later entry is another admission under the same id.
     pub(super) fn take(&mut self, id: AdmissionId, units: u64, kind: Kind, at: u64) -> Option<u64> {
         let mut of_id = self.of_id(id, at);
         let (index, entry) = of_id.find(|(_, entry)| entry.units == units && entry.kind == kind)?;
@@ -208,7 +212,8 @@ impl Log {
         Some(Entry::unpacked(at, id, packed.copied().unwrap_or(Entry::SINGLE)))
     }
 
-    /// The entries with this id up to this time, since the clock may have stepped back: the newest first, and the index of each.
+    /// The entries with this id up to this time, since the clock may have stepped back: the newest
+    /// first, and the index of each.
     fn of_id(&self, id: AdmissionId, at: u64) -> impl Iterator<Item = (usize, Entry)> {
         let until = self.entries.range(..self.up_to(at)).enumerate().rev();
         until.filter(move |(_, (_, other))| *other == id).filter_map(|(index, _)| Some((index, self.get(index)?)))
@@ -460,7 +465,8 @@ mod tests {
             replay(&steps);
         }
 
-        /// Named entries of one unit, which are stored in less memory as long as they come and go in order.
+        /// Named entries of one unit, which are stored in less memory as long as they come and go
+        /// in order.
         #[test]
         fn entries_of_one_unit_are_a_list(
             steps in prop::collection::vec(prop_oneof![16 => single(), 4 => drop_some(), 1 => step()], 1..200),

@@ -1,8 +1,8 @@
 //! The window of one limit for one key: pure arithmetic, with the time passed in.
 //!
-//! Times and windows are microseconds. `log.rs` remembers admissions, one by one or summed up by sub-window; `counter.rs`
-//! remembers two numbers. `store/redis/script/*.lua` is the same arithmetic in Lua. `testing/oracle.rs` and the model
-//! of the tests hold both to the same rules.
+//! Times and windows are microseconds. `log.rs` remembers admissions, one by one or summed up by
+//! sub-window; `counter.rs` remembers two numbers. `store/redis/script/*.lua` is the same
+//! arithmetic in Lua. `testing/oracle.rs` and the model of the tests hold both to the same rules.
 
 mod counter;
 mod entry;
@@ -66,7 +66,8 @@ impl Window {
         Self { log: Log::default(), counter: is_counter.then(Box::default) }
     }
 
-    /// The window of a key of which only sums are known: until when the units of each may have come.
+    /// The window of a key of which only sums are known: until when the units of each may have
+    /// come.
     pub(crate) fn of_sums(limit: &Limit, sums: impl Iterator<Item = (u64, u64)>, now: u64) -> Self {
         let mut new = Self::new(limit);
         for (until, units) in sums.filter(|(_, units)| *units > 0) {
@@ -144,10 +145,12 @@ impl Window {
         Figures { used, reserved, reset_after, retry: None }
     }
 
-    /// How the limit stands for a charge that does not fit, with the retry time: never more than two windows.
+    /// How the limit stands for a charge that does not fit, with the retry time: never more than
+    /// two windows.
     ///
-    /// Entries from the future, from before the clock stepped back, count as of now from here on, so that the key is right
-    /// again after one window. Those [of sums](Self::of_sums) are not from then, and stay.
+    /// Entries from the future, from before the clock stepped back, count as of now from here on,
+    /// so that the key is right again after one window. Those [of sums](Self::of_sums) are not from
+    /// then, and stay.
     #[inline]
     pub(crate) fn refuse(&mut self, charge: &Charge, now: u64, is_of_sums: bool) -> Figures {
         let (limit, window) = (charge.limit(), charge.limit().window_micros());
@@ -163,8 +166,8 @@ impl Window {
         Figures { retry: Some((least, most)), ..self.figures(charge, now) }
     }
 
-    /// Sets the actual cost of an admission, and returns whether it was known. Only a settlement after the lease may need room
-    /// for an entry.
+    /// Sets the actual cost of an admission, and returns whether it was known. Only a settlement
+    /// after the lease may need room for an entry.
     pub(crate) fn settle(&mut self, now: u64, settlement: ChargeSettlement<'_>, has_room: bool) -> bool {
         let ChargeSettlement { charge, cost, id, at } = settlement;
         let Some(cost) = cost else { return false };
@@ -185,7 +188,8 @@ impl Window {
         true
     }
 
-    /// Counts a settlement after the lease, unless it was counted before or would have left the window by now.
+    /// Counts a settlement after the lease, unless it was counted before or would have left the
+    /// window by now.
     fn settle_late(&mut self, now: u64, settlement: ChargeSettlement<'_>, cost: u64, has_room: bool) -> bool {
         let ChargeSettlement { charge, id, at, .. } = settlement;
         let limit = charge.limit();
@@ -213,7 +217,8 @@ impl Window {
         self.counter.as_ref().map_or(named, |counter| named.saturating_add(counter.used(now, window)))
     }
 
-    /// The time until at most `most` units are in the window, if of those with an entry only the chosen count.
+    /// The time until at most `most` units are in the window, if of those with an entry only the
+    /// chosen count.
     fn wait_for(&self, most: u64, now: u64, present: u64, window: u64, units_of: UnitsOf) -> u64 {
         match &self.counter {
             Some(counter) => counter.wait_for(most, now, window, (&self.log, units_of)),
@@ -229,7 +234,8 @@ impl Window {
         }
     }
 
-    /// Adds units of now to those of the same half of the window, or of the counter: three entries more at most.
+    /// Adds units of now to those of the same half of the window, or of the counter: three entries
+    /// more at most.
     fn merge(&mut self, now: u64, limit: &Limit, units: u64) {
         match self.counter {
             Some(_) => self.add_up(now, now, limit, units),

@@ -1,8 +1,10 @@
-//! The figures of the README are those of the plots that a run of the benchmark has made, and the tests that the guide names exist.
+//! The figures of the README are those of the plots that a run of the benchmark has made, and the
+//! tests that the guide names exist.
 
 use std::{fs, path::Path};
 
-/// The numbers before one of the units, as the text has them: `299,000 decisions/s`, `1.8 million decisions/s`, `93 µs`.
+/// The numbers before one of the units, as the text has them: `299,000 decisions/s`,
+/// `1.8 million decisions/s`, `93 µs`.
 fn figures(text: &str) -> Vec<(f64, f64)> {
     let words: Vec<&str> = text.split_whitespace().collect();
     let units = ["decisions/s", "refusals/s", "requests/s", "µs", "k/s", "M/s", "us"];

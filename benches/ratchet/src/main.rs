@@ -1,13 +1,14 @@
-//! The speed ratchet: no path of a request may need more instructions than figures.txt says, unless a change says why.
+//! The speed ratchet: no path of a request may need more instructions than figures.txt says, unless
+//! a change says why.
 //!
 //! ```sh
 //! cargo run --profile ratchet -p ratchet             # compares
 //! cargo run --profile ratchet -p ratchet -- --write  # accepts the figures of this machine
 //! ```
 //!
-//! It counts in valgrind, so that a busy machine makes no difference. A harness for that exists, `gungraun`. It needs a runner
-//! of its very version installed, keeps its baselines outside of the repository, and does not count redis-server beside the
-//! process that is measured.
+//! It counts in valgrind, so that a busy machine makes no difference. A harness for that exists,
+//! `gungraun`. It needs a runner of its very version installed, keeps its baselines outside of the
+//! repository, and does not count redis-server beside the process that is measured.
 
 #![allow(clippy::expect_used, reason = "a measurement that cannot continue must stop")]
 
@@ -31,7 +32,8 @@ use crate::{
 /// A path may need so many percent more than its figure.
 const TOLERANCE: f64 = 1.0;
 
-/// A path keeps its figure if it differs by no more: by so much, two counts of the same code may differ.
+/// A path keeps its figure if it differs by no more: by so much, two counts of the same code may
+/// differ.
 const NOISE: f64 = 0.3;
 
 /// A path that seems to need more is counted so often, and the least counts.
@@ -117,7 +119,8 @@ fn compare() -> Result<bool, String> {
 
 const ACCEPT: &str = "`cargo run --profile ratchet -p ratchet -- --write` accepts the new figures";
 
-/// Writes the figures. Those that differ by noise alone stay, so that a diff shows what has changed.
+/// Writes the figures. Those that differ by noise alone stay, so that a diff shows what has
+/// changed.
 fn write() -> Result<bool, String> {
     let versions = Versions::here()?;
     let before = Figures::read().ok().filter(|before| before.versions == versions).unwrap_or_default();
@@ -172,7 +175,8 @@ fn difference(before: &Count, now: &Count) -> f64 {
     (now.instructions as f64 / before.instructions as f64 - 1.0) * 100.0
 }
 
-/// The functions that need more, with how much more. One that is not in the file may have been just too small for it.
+/// The functions that need more, with how much more. One that is not in the file may have been just
+/// too small for it.
 fn grown(before: &Count, now: &Count) -> Vec<(String, u64)> {
     let of = |function: &str| before.functions.get(function).copied().unwrap_or(least(before));
     let growth = now.functions.iter().map(|(function, own)| (function.clone(), own.saturating_sub(of(function))));

@@ -1,7 +1,8 @@
-//! The paths that are counted. Each sends some requests in a process of its own, which valgrind counts.
+//! The paths that are counted. Each sends some requests in a process of its own, which valgrind
+//! counts.
 //!
-//! Nothing depends on time: no deadline is reached, and clients that ask at once wait for each other, so that batches always
-//! have the same sizes.
+//! Nothing depends on time: no deadline is reached, and clients that ask at once wait for each
+//! other, so that batches always have the same sizes.
 
 use std::{
     convert::Infallible,
@@ -149,7 +150,8 @@ impl Load {
         });
     }
 
-    /// The same after expensive requests, for which the process takes more units than it needs then.
+    /// The same after expensive requests, for which the process takes more units than it needs
+    /// then.
     fn one_busy_client(&self, layer: &RateLimitLayer) {
         let mut expensive = layer.clone().cost(|_| 100).layer(Inner);
         self.runtime.block_on(async {
@@ -176,7 +178,8 @@ impl Load {
         });
     }
 
-    /// Clients with so many keys. Each asks once all have their answers, and all are admitted. The first round opens connections.
+    /// Clients with so many keys. Each asks once all have their answers, and all are admitted. The
+    /// first round opens connections.
     fn many_clients(&self, service: &RateLimit<Inner>, keys: usize) {
         let (rounds, barrier) = (1 + self.requests / CLIENTS, Arc::new(Barrier::new(CLIENTS)));
         let mut clients = JoinSet::new();

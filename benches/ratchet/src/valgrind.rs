@@ -15,14 +15,16 @@ use std::{
 
 use crate::paths::{MAX_WAIT, Path, Redis};
 
-/// Tells a process under valgrind how many requests to send on which path, and the URL of redis-server.
+/// Tells a process under valgrind how many requests to send on which path, and the URL of
+/// redis-server.
 pub(crate) const ASKED: &str = "RATCHET";
 
 /// What counts of this program.
 const OF_CLIENT: &[&str] = &["ratchet::paths::counted*"];
 
-/// What counts of redis-server: the functions that read and run requests and write replies, and not the last of these, which
-/// looks keys and commands up. How long a look-up takes depends on a random seed. So do the timer and the waiting on time.
+/// What counts of redis-server: the functions that read and run requests and write replies, and not
+/// the last of these, which looks keys and commands up. How long a look-up takes depends on a
+/// random seed. So do the timer and the waiting on time.
 const OF_REDIS: &[&str] = &["readQueryFromClient", "writeToClient", "dictFind"];
 
 /// Room for a longer `PATH` than any.
@@ -38,7 +40,8 @@ pub(crate) struct Count {
 
 /// The counts of a path by their names: of its client, and of redis-server if it is counted.
 ///
-/// Each is what twice as many requests take more, so that start and end of the processes do not count.
+/// Each is what twice as many requests take more, so that start and end of the processes do not
+/// count.
 pub(crate) fn count(path: &Path) -> Result<Vec<(&'static str, Count)>, String> {
     let (once, twice) = (run(path, path.requests)?, run(path, 2 * path.requests)?);
     let requests = path.requests as u64;
@@ -61,8 +64,9 @@ impl Count {
         self
     }
 
-    /// Of a file of callgrind. A line that begins with `fn=` names a function, lines that begin with a position are its own
-    /// instructions, and the line after `calls=` has those of the function that it calls.
+    /// Of a file of callgrind. A line that begins with `fn=` names a function, lines that begin
+    /// with a position are its own instructions, and the line after `calls=` has those of the
+    /// function that it calls.
     fn read(file: &FilePath) -> Result<Self, String> {
         let text = fs::read_to_string(file).map_err(|error| format!("valgrind has not written its counts: {error}"))?;
         let (mut count, mut function, mut names) = (Self::default(), String::new(), Names::default());
@@ -99,8 +103,8 @@ impl<'a> Names<'a> {
     }
 }
 
-/// The name of a function, the same for all depths of a recursion. Most functions of redis-server's Lua have only an address, which
-/// says nothing.
+/// The name of a function, the same for all depths of a recursion. Most functions of redis-server's
+/// Lua have only an address, which says nothing.
 fn readable(name: &str) -> String {
     if name.starts_with("0x") {
         return "functions without a name".to_owned();
@@ -123,7 +127,8 @@ fn run(path: &Path, requests: usize) -> Result<Vec<(&'static str, Count)>, Strin
         .and_then(|here| fs::copy(here, &this))
         .map_err(|error| format!("no copy of this program: {error}"))?;
     let port = server.as_ref().map_or(0, |server| server.port);
-    // When malloc joins the chunks of its fast bins depends on how replies arrive: it made 11 % of a path between two counts.
+    // When malloc joins the chunks of its fast bins depends on how replies arrive: it made 11 % of
+    // a path between two counts.
     let fast_bins = if server.is_some() { "000" } else { "128" };
     let output = under_valgrind(this, OF_CLIENT, &of_client)
         .env("GLIBC_TUNABLES", format!("glibc.malloc.mxfast={fast_bins}"))
@@ -146,11 +151,12 @@ fn run(path: &Path, requests: usize) -> Result<Vec<(&'static str, Count)>, Strin
     Ok(counts)
 }
 
-/// Runs a program under valgrind. Each of these functions turns counting on while it runs, or off if it is on.
+/// Runs a program under valgrind. Each of these functions turns counting on while it runs, or off
+/// if it is on.
 fn under_valgrind(program: impl AsRef<OsStr>, toggles: &[&str], counts: &FilePath) -> Command {
     let mut command = Command::new("valgrind");
-    // The sizes of the environment and of the program's name decide how the stack is aligned, and so what copying memory costs. A
-    // copy of this program has a name of one size.
+    // The sizes of the environment and of the program's name decide how the stack is aligned, and
+    // so what copying memory costs. A copy of this program has a name of one size.
     let path = env::var_os("PATH").unwrap_or_default();
     command.env_clear().env("PADDING", "x".repeat(MAX_PATH.saturating_sub(path.len()))).env("PATH", path);
     command.arg("--tool=callgrind").arg(format!("--callgrind-out-file={}", counts.display()));

@@ -1,5 +1,6 @@
-//! The least that an exact log costs in process: a map of queues of times and ids, in shards, and the two headers of tower_governor. It
-//! has no settlements, no bound on its memory, no decision for the service, and one limit.
+//! The least that an exact log costs in process: a map of queues of times and ids, in shards, and
+//! the two headers of tower_governor. It has no settlements, no bound on its memory, no decision
+//! for the service, and one limit.
 
 use std::{
     collections::{HashMap, VecDeque},

@@ -1,4 +1,5 @@
-//! The sliding log whose members are times. It is small, because two admissions in one microsecond become one.
+//! The sliding log whose members are times. It is small, because two admissions in one microsecond
+//! become one.
 
 use redis::Script;
 
@@ -7,7 +8,8 @@ use crate::server::Server;
 /// Its name in tables and plots.
 pub(crate) const LOG_BY_TIME: &str = "a log of times";
 
-/// A name of 38 bytes, as long as ours for the same limit, so that the logs are compared and not their names.
+/// A name of 38 bytes, as long as ours for the same limit, so that the logs are compared and not
+/// their names.
 const KEY: &str = "ratelimit:{user:1234:in:eu-1}:requests";
 
 /// Sends so many checks in a row for one user, all admitted.

@@ -1,4 +1,5 @@
-//! The contenders: each decides whether a key is admitted. The services differ only in their layers.
+//! The contenders: each decides whether a key is admitted. The services differ only in their
+//! layers.
 
 mod asked;
 mod bare_log;
@@ -54,14 +55,16 @@ pub(crate) trait Contender: Clone + Send + 'static {
     }
 }
 
-/// A limit in process. A rival without a window gives a unit back as often as the window allows on average.
+/// A limit in process. A rival without a window gives a unit back as often as the window allows on
+/// average.
 #[derive(Clone, Copy)]
 pub(crate) struct Quota {
     pub(crate) units: u32,
     pub(crate) window: Duration,
 }
 
-/// The service behind every layer. Its bodies are axum's, because tower_governor cannot respond with simpler ones.
+/// The service behind every layer. Its bodies are axum's, because tower_governor cannot respond
+/// with simpler ones.
 #[derive(Clone)]
 pub(crate) struct Inner;
 

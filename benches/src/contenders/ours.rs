@@ -36,7 +36,8 @@ pub(crate) fn spent() -> Limit {
     Limit::per_hour("spent", 1)
 }
 
-/// Fail-closed, with a deadline that a loaded machine does not reach, so that only decisions are counted.
+/// Fail-closed, with a deadline that a loaded machine does not reach, so that only decisions are
+/// counted.
 pub(crate) async fn our_layer(server: &Server, limit: Limit) -> RateLimitLayer {
     let store = RedisStore::connect(&server.url()).await.expect("the server is up");
     our_layer_on(Limiter::new(store), limit)

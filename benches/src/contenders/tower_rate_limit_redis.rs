@@ -1,4 +1,5 @@
-//! The crate tower-rate-limit-redis: GCRA, with one script per decision over one multiplexed connection.
+//! The crate tower-rate-limit-redis: GCRA, with one script per decision over one multiplexed
+//! connection.
 
 use std::time::Duration;
 
@@ -13,7 +14,8 @@ use crate::server::Server;
 /// Its name in tables and plots.
 pub(crate) const TOWER_RATE_LIMIT_REDIS: &str = "tower-rate-limit-redis";
 
-/// With its largest bucket: 65,535 at once and one more every second, so that its keys live as long as they are used.
+/// With its largest bucket: 65,535 at once and one more every second, so that its keys live as long
+/// as they are used.
 pub(crate) async fn tower_rate_limit_redis_layer(server: &Server) -> RateLimitLayer<XKey> {
     layer(server, LARGEST, "").await
 }

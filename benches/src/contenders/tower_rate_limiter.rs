@@ -1,4 +1,5 @@
-//! The crate tower-rate-limiter: a fixed window, with one script per decision over one multiplexed connection.
+//! The crate tower-rate-limiter: a fixed window, with one script per decision over one multiplexed
+//! connection.
 
 use http::Request;
 use tower::Layer;
@@ -10,8 +11,8 @@ use crate::{load::HOUR, server::Server};
 /// Its name in tables and plots.
 pub(crate) const TOWER_RATE_LIMITER: &str = "tower-rate-limiter";
 
-/// With a window of an hour, even where ours is a second: it does the same work, and at the end of its windows it
-/// failed now and then.
+/// With a window of an hour, even where ours is a second: it does the same work, and at the end of
+/// its windows it failed now and then.
 pub(crate) async fn tower_rate_limiter(server: &Server) -> impl Contender {
     let layer = RateLimitLayer::builder(XKey)
         .limit(1_000_000_000)

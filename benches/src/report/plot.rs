@@ -1,6 +1,7 @@
 //! Horizontal bars as SVG, written by hand, because text and rectangles need no library.
 //!
-//! The colours are readable on white and on black, because an image in a README does not know its background.
+//! The colours are readable on white and on black, because an image in a README does not know its
+//! background.
 
 use super::Finding;
 use crate::measure::{Comparison, Series, Spread};
@@ -22,8 +23,8 @@ text { font: 13px system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, sans-s
 rect { fill: #98a1ab } .us rect { fill: #2f81f7 } path { stroke: #767f89; stroke-width: 1.5; fill: none }
 .us path { stroke: #114a9c }";
 
-/// One group of bars per finding, each group with its own scale: our bar first, then the others. A thin line shows the
-/// spread over the rounds.
+/// One group of bars per finding, each group with its own scale: our bar first, then the others. A
+/// thin line shows the spread over the rounds.
 pub(crate) fn bars(direction: &str, findings: &[&Finding]) -> String {
     let mut drawing = String::new();
     let mut y = 0.0;

@@ -1,10 +1,10 @@
-//! The effect of an attack on honest clients: one key makes many small requests and then expensive ones that are
-//! refused, while others log in and call an API on the same Redis.
+//! The effect of an attack on honest clients: one key makes many small requests and then expensive
+//! ones that are refused, while others log in and call an API on the same Redis.
 //!
-//! * **dear requests**: a limit of a million an hour. No unit leaves meanwhile, so refusals are repeated without
-//!   asking Redis.
-//! * **moving window**: a limit of a million in two seconds, with an entry leaving every 100 us, so that each check
-//!   asks Redis.
+//! * **dear requests**: a limit of a million an hour. No unit leaves meanwhile, so refusals are
+//!   repeated without asking Redis.
+//! * **moving window**: a limit of a million in two seconds, with an entry leaving every 100 us, so
+//!   that each check asks Redis.
 
 use std::{
     sync::{
@@ -74,7 +74,8 @@ async fn attack(name: &str, window: Duration, lasting: Duration) {
             while !ended.load(Relaxed) {
                 pause.tick().await;
                 cost = if cost > 970_000 { cost - ATTACKERS as u64 } else { 999_000 };
-                // In the moving window the small requests continue, so that there are always some that leave.
+                // In the moving window the small requests continue, so that there are always some
+                // that leave.
                 if window < Duration::from_secs(60) {
                     for _ in 0..8 {
                         ask(&mut app, "mallory", 1 + attacker as u64 % 2, &undecided).await;

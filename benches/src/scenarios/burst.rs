@@ -1,5 +1,5 @@
-//! 10,000 tasks that ask at once: the time until all have their answer, on one key and on a key for each. A table
-//! shows how many are without a decision.
+//! 10,000 tasks that ask at once: the time until all have their answer, on one key and on a key for
+//! each. A table shows how many are without a decision.
 
 use std::{
     sync::Arc,

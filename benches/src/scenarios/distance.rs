@@ -1,6 +1,7 @@
-//! A Redis that is far away, with the default settings of the store and the limiter: the requests without a decision, the time of
-//! decisions as a multiple of the round trip, and the requests that wait although their limit has prefetch. Then a limit that two
-//! processes share, one near Redis and one far away.
+//! A Redis that is far away, with the default settings of the store and the limiter: the requests
+//! without a decision, the time of decisions as a multiple of the round trip, and the requests that
+//! wait although their limit has prefetch. Then a limit that two processes share, one near Redis
+//! and one far away.
 
 use std::{
     collections::VecDeque,
@@ -66,12 +67,14 @@ struct Reply {
     took: Duration,
     /// Whether it was not decided at once.
     waits: bool,
-    /// When the reply came. For a request that waits, the time of the decision by Redis, which is on this machine.
+    /// When the reply came. For a request that waits, the time of the decision by Redis, which is
+    /// on this machine.
     at: SystemTime,
     outcome: Result<Decision, Error>,
 }
 
-/// Prints the row of one distance: from the start over a ramp to a steady load, then a lone user, and then a busy tenant.
+/// Prints the row of one distance: from the start over a ramp to a steady load, then a lone user,
+/// and then a busy tenant.
 fn measure(server: &Server, distance: Distance, lasting: Duration) -> Outcome {
     server.run::<()>("FLUSHALL");
     let proxy = Proxy::start(server, distance);

@@ -1,4 +1,5 @@
-//! The cost of a long log: the time of an admission with very many entries in the window, and with ten.
+//! The cost of a long log: the time of an admission with very many entries in the window, and with
+//! ten.
 
 use std::{
     cell::Cell,
@@ -19,8 +20,8 @@ use crate::{
 /// The entries in the window of a rarely used key.
 const FEW: usize = 10;
 
-/// The admissions behind a figure. With few entries, each admission uses another key, or the entries would soon be
-/// many.
+/// The admissions behind a figure. With few entries, each admission uses another key, or the
+/// entries would soon be many.
 const SAMPLE: usize = 1_000;
 
 pub(crate) fn run(effort: Effort) -> Outcome {

@@ -1,5 +1,6 @@
-//! Limits that are at their end all the time, so that a unit is spent as soon as it comes free: prefetches must not cost
-//! anything there. Each of 64 tasks asks again as soon as it has its answer, without and with the refusal cache.
+//! Limits that are at their end all the time, so that a unit is spent as soon as it comes free:
+//! prefetches must not cost anything there. Each of 64 tasks asks again as soon as it has its
+//! answer, without and with the refusal cache.
 
 use std::time::Duration;
 

@@ -1,4 +1,5 @@
-//! A client that keeps sending after its limit is spent: refusals on one core, and their cost for Redis.
+//! A client that keeps sending after its limit is spent: refusals on one core, and their cost for
+//! Redis.
 
 use std::time::{Duration, Instant};
 
@@ -17,7 +18,8 @@ pub(crate) fn run(effort: Effort) -> Outcome {
     let server = Server::start();
     let (asked, service) = (runtime.block_on(Asked::new(&server, spent())), runtime.block_on(ours(&server, spent())));
     let rival = runtime.block_on(tower_rate_limit_redis_spent(&server));
-    // Spends the whole limit. Our keys differ from the others', because a header's value has its own namespace.
+    // Spends the whole limit. Our keys differ from the others', because a header's value has its
+    // own namespace.
     runtime.block_on(asked.clone().decide(0));
     runtime.block_on(service.clone().decide(0));
     runtime.block_on(rival.clone().decide(0));

@@ -1,6 +1,6 @@
-//! The cost of heeding an upstream for a client that has the same limit as the upstream: the calls that succeed, and
-//! those that the upstream refuses. 20 callers wait in line, and the upstream is a server on this machine. It refuses
-//! calls that arrive closer together than they were sent.
+//! The cost of heeding an upstream for a client that has the same limit as the upstream: the calls
+//! that succeed, and those that the upstream refuses. 20 callers wait in line, and the upstream is
+//! a server on this machine. It refuses calls that arrive closer together than they were sent.
 
 use std::{
     cell::RefCell,

@@ -1,4 +1,5 @@
-//! The speed that an HTTP server keeps: an axum route under wrk, with server and client on one machine, all admitted.
+//! The speed that an HTTP server keeps: an axum route under wrk, with server and client on one
+//! machine, all admitted.
 
 use std::{
     io::Write,
@@ -54,7 +55,8 @@ pub(crate) fn run(effort: Effort) -> Outcome {
     let measure = |script: &NamedTempFile, route: &str| {
         server.run::<()>("FLUSHALL");
         let url = format!("{url}/{route}");
-        // A process knows which keys are busy after the longest life of a prefetch. The other sides get as long to warm up.
+        // A process knows which keys are busy after the longest life of a prefetch. The other sides
+        // get as long to warm up.
         requests_per_second(&url, script, 2 * Prefetch::MAX_LIFE);
         requests_per_second(&url, script, effort.round)
     };

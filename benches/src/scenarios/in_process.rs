@@ -1,10 +1,13 @@
 //! Without Redis: decisions per second of the in-process store, as a service, on two threads.
 //!
-//! *A short log* is the usual limit, 100 units a minute. Each round starts without any key. The threads ask all keys in turn, until each
-//! key has spent its 100 units. *A long log* is a limit of a million a second. Its log holds all admissions of the last second, under
-//! thousands of keys. Neither side refuses anything: a refusal is cheaper than an admission, so it would change the ratio.
+//! *A short log* is the usual limit, 100 units a minute. Each round starts without any key. The
+//! threads ask all keys in turn, until each key has spent its 100 units. *A long log* is a limit of
+//! a million a second. Its log holds all admissions of the last second, under thousands of keys.
+//! Neither side refuses anything: a refusal is cheaper than an admission, so it would change the
+//! ratio.
 //!
-//! *A bare log* has no feature but the log. tower_governor keeps no log. So their ratio is about the best that a log of this kind can reach.
+//! *A bare log* has no feature but the log. tower_governor keeps no log. So their ratio is about
+//! the best that a log of this kind can reach.
 
 use std::{
     sync::{
@@ -110,8 +113,8 @@ fn for_a_round<C: Contender + Sync>(contender: &C, round: Duration) -> f64 {
     decisions.iter().sum::<u64>() as f64 / elapsed.as_secs_f64()
 }
 
-/// Lets each thread ask until `goes_on` says no, and returns how long that takes. A thread has one task: a task never waits
-/// here, so two on one thread would not take turns.
+/// Lets each thread ask until `goes_on` says no, and returns how long that takes. A thread has one
+/// task: a task never waits here, so two on one thread would not take turns.
 fn on_threads<C, N>(contender: &C, counts: &mut [N; THREADS], goes_on: impl Fn(&mut N) -> bool + Sync) -> Duration
 where
     C: Contender + Sync,

@@ -1,4 +1,5 @@
-//! Decisions per second under load with three limits per request: of a second, a minute and an hour.
+//! Decisions per second under load with three limits per request: of a second, a minute and an
+//! hour.
 
 use super::Outcome;
 use crate::{

@@ -1,4 +1,5 @@
-//! Bytes of Redis memory per admission: the whole key of an exhausted limit, filled one request at a time.
+//! Bytes of Redis memory per admission: the whole key of an exhausted limit, filled one request at
+//! a time.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! The cost of one client for Redis: script time of each kind of check, on one key with so many entries or open
-//! reservations.
+//! The cost of one client for Redis: script time of each kind of check, on one key with so many
+//! entries or open reservations.
 
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -101,7 +101,8 @@ async fn row(algorithm: Algorithm, filled: Filled, entries: usize) -> [Option<f6
         assert!(ask(check(&wide, 1)).await.is_allowed());
     }
     row[0] = measured(&server);
-    // Of 2,000 seconds of entries, the later half is ahead of the clock, and the earlier half has expired by then.
+    // Of 2,000 seconds of entries, the later half is ahead of the clock, and the earlier half has
+    // expired by then.
     clock.step_back(Duration::from_secs(1_000));
     for _ in 0..SAMPLE {
         let _ = ask(check(&full, used)).await;
@@ -115,7 +116,8 @@ async fn row(algorithm: Algorithm, filled: Filled, entries: usize) -> [Option<f6
     row
 }
 
-/// Spread over 2,000 seconds. Each has its own id, so that those of one batch do not share an entry.
+/// Spread over 2,000 seconds. Each has its own id, so that those of one batch do not share an
+/// entry.
 async fn fill(limiter: &Limiter, limit: &Limit, clock: &ManualClock, filled: Filled, entries: usize) {
     const STEPS: usize = 100;
     for step in 0..STEPS {

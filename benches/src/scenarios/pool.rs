@@ -1,4 +1,5 @@
-//! Decisions per second over the connections of an application's pool, against connections of the store's own: 256 tasks, 10,000 keys.
+//! Decisions per second over the connections of an application's pool, against connections of the
+//! store's own: 256 tasks, 10,000 keys.
 
 use bb8_redis::{RedisConnectionManager, bb8::Pool};
 use tower::Layer;

@@ -1,5 +1,5 @@
-//! A limit with prefetch, far from its end, on one key: decisions per second of 256 tasks, their work for Redis, and the
-//! median time of a single request.
+//! A limit with prefetch, far from its end, on one key: decisions per second of 256 tasks, their
+//! work for Redis, and the median time of a single request.
 
 use super::Outcome;
 #[cfg(tower_rate_limiter)]

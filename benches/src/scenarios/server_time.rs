@@ -1,5 +1,6 @@
-//! The processor time that a decision takes of Redis, which is the bound with many keys. Beside us and the others,
-//! scripts run only some of the calls of a log, in batches of 64 checks. No log in a sorted set takes less.
+//! The processor time that a decision takes of Redis, which is the bound with many keys. Beside us
+//! and the others, scripts run only some of the calls of a log, in batches of 64 checks. No log in
+//! a sorted set takes less.
 
 use redis::Script;
 use tokio::runtime::Runtime;
@@ -12,7 +13,8 @@ use crate::{
     server::Server,
 };
 
-/// The calls for each check. `ZADD` writes the admission, `ZCARD` counts, `PEXPIRETIME` gives the oldest.
+/// The calls for each check. `ZADD` writes the admission, `ZCARD` counts, `PEXPIRETIME` gives the
+/// oldest.
 const CALLS: [(&str, &str); 4] = [
     ("batches of nothing", ""),
     ("batches of ZADD", "call('ZADD', key, score, id)"),
@@ -63,7 +65,8 @@ fn of_calls(server: &Server, calls: &str) -> f64 {
     let mut connection = server.connection();
     let before = server.processor_micros();
     for entry in 0..ENTRIES {
-        // Not in the order of memory or of the last round, because real clients do not ask in such an order either.
+        // Not in the order of memory or of the last round, because real clients do not ask in such
+        // an order either.
         let stride = 7_919 + 130 * entry;
         let keys: Vec<String> = (0..KEYS).map(|turn| format!("tsw1:{{{:022}}}:wide/h", turn * stride % KEYS)).collect();
         for batch in keys.chunks_exact(BATCH) {

@@ -1,5 +1,6 @@
-//! Decisions per second of 256 tasks that ask for 100,000 keys by Zipf's law with exponent 1, all admitted: the first key
-//! gets a twelfth of the requests, and the rarer half of the keys a twentieth.
+//! Decisions per second of 256 tasks that ask for 100,000 keys by Zipf's law with exponent 1, all
+//! admitted: the first key gets a twelfth of the requests, and the rarer half of the keys a
+//! twentieth.
 
 use std::sync::Arc;
 
@@ -58,7 +59,8 @@ fn measure<C: Contender>(
     keys: &Arc<[usize]>,
 ) -> Work {
     server.run::<()>("FLUSHALL");
-    // A process knows which keys are busy after the longest life of a prefetch. The other sides get as long to warm up.
+    // A process knows which keys are busy after the longest life of a prefetch. The other sides get
+    // as long to warm up.
     let warm_up = Effort { round: 2 * Prefetch::MAX_LIFE, ..effort };
     runtime.block_on(admissions(contender, warm_up, keys));
     work(runtime, server, effort.round, admissions(contender, effort, keys))

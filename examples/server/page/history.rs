@@ -15,7 +15,8 @@ pub(super) const CLIENTS: u8 = 9;
 /// The most dots that are kept, and the most marks of refusals.
 const MOST_DOTS: usize = 4_000;
 
-/// Dots stay for a minute longer than their window, so that a page can show the most units in any window of late.
+/// Dots stay for a minute longer than their window, so that a page can show the most units in any
+/// window of late.
 const EXTRA_MICROS: u64 = 60_000_000;
 
 /// Marks of refusals that are closer than this are one.
@@ -25,8 +26,8 @@ const MARK_MICROS: u64 = 100_000;
 #[derive(Clone)]
 pub(super) struct Lane {
     pub(super) limit: Limit,
-    /// The path that spends from it, or with a `/` at its end the start of such paths. `None` for a limit that is shown only
-    /// beside another one.
+    /// The path that spends from it, or with a `/` at its end the start of such paths. `None` for a
+    /// limit that is shown only beside another one.
     pub(super) path: Option<&'static str>,
     pub(super) by_api_key: bool,
 }
@@ -158,8 +159,9 @@ impl History {
         (dots.begun == dots.ended).then_some(dots.begun)
     }
 
-    /// Compares the dots of a client with the figures of the store. Units that are missing here were admitted elsewhere.
-    /// `quiet` is what [`quiet`](Self::quiet) returned before the store was asked.
+    /// Compares the dots of a client with the figures of the store. Units that are missing here
+    /// were admitted elsewhere. `quiet` is what [`quiet`](Self::quiet) returned before the store
+    /// was asked.
     pub(super) fn compare(&self, client: u8, figures: &Decision, quiet: Option<u64>) {
         let at = micros(figures.at());
         let mut dots = self.dots();
@@ -171,8 +173,8 @@ impl History {
         dots.forget(&self.0.lanes);
     }
 
-    /// The time of the store, the epoch, the last number, and the dots after number `after`. All dots if the epoch is
-    /// another one.
+    /// The time of the store, the epoch, the last number, and the dots after number `after`. All
+    /// dots if the epoch is another one.
     pub(super) fn since(&self, client: u8, after: Option<(u64, u64)>) -> (u64, (u64, u64), Vec<Dot>) {
         let dots = self.dots();
         let after = after.filter(|(epoch, _)| *epoch == dots.epoch).map_or(0, |(_, number)| number);

@@ -1,5 +1,5 @@
-//! The page at `/`, which shows the limits at work. A server of your own needs nothing of it: `main.rs` is the example.
-//! `history.rs` has its dots, `switch.rs` the store that it can stop.
+//! The page at `/`, which shows the limits at work. A server of your own needs nothing of it:
+//! `main.rs` is the example. `history.rs` has its dots, `switch.rs` the store that it can stop.
 //!
 //! | path | content |
 //! |---|---|
@@ -8,10 +8,12 @@
 //! | `POST /send?client=1&path=/hello&count=5` | requests as this client, all at once |
 //! | `POST /store?stopped=true` | stops the store, as if Redis were down |
 //!
-//! `/send` lets any caller pose as any client, and `/store` switches all limits off. They exist because a browser cannot change its
-//! address, and opens six connections at most. This server listens on 127.0.0.1 alone; a public one must not have them. They need
-//! the header `x-page: 1`, since other web sites in the same browser could send to them otherwise. All paths above need a `Host` of this
-//! machine: a web site whose name has been pointed at 127.0.0.1 could read them otherwise.
+//! `/send` lets any caller pose as any client, and `/store` switches all limits off. They exist
+//! because a browser cannot change its address, and opens six connections at most. This server
+//! listens on 127.0.0.1 alone; a public one must not have them. They need the header `x-page: 1`,
+//! since other web sites in the same browser could send to them otherwise. All paths above need a
+//! `Host` of this machine: a web site whose name has been pointed at 127.0.0.1 could read them
+//! otherwise.
 
 mod history;
 mod switch;
@@ -70,14 +72,16 @@ use self::{
 };
 use crate::{API_BURST, API_STEADY, LOGIN, Settings, serve};
 
-/// New dots reach the page this often with the figures of the store; the figures alone every fifth time.
+/// New dots reach the page this often with the figures of the store; the figures alone every fifth
+/// time.
 const TICK: Duration = Duration::from_millis(50);
 const TICKS_BETWEEN_FIGURES: u32 = 5;
 
 /// The most requests of one `/send`.
 const MOST_AT_ONCE: usize = 500;
 
-/// The routes of the page, beside those of `app`. The page shows the decisions of the store, and can stop it.
+/// The routes of the page, beside those of `app`. The page shows the decisions of the store, and
+/// can stop it.
 pub(crate) fn beside(
     store: Arc<dyn Store>,
     settings: &Settings,
@@ -108,7 +112,8 @@ pub(crate) fn beside(
     Ok(app.merge(routes))
 }
 
-/// The limits on the page. Two more are shown beside the one of `/hello`, and count the same requests.
+/// The limits on the page. Two more are shown beside the one of `/hello`, and count the same
+/// requests.
 fn limits(hello: &Limit) -> Result<Vec<Lane>, ConfigError> {
     let lane = |limit, path, by_api_key| Lane { limit, path, by_api_key };
     let beside = |name, algorithm| {
@@ -168,8 +173,8 @@ fn no_lanes() -> Error {
     StoreError::new("showing limits", StoreErrorKind::Other, "there are none").into()
 }
 
-/// Shows responses to the page, also those for which the store was not asked. Requests to a limit beside which others are
-/// shown spend from those, too.
+/// Shows responses to the page, also those for which the store was not asked. Requests to a limit
+/// beside which others are shown spend from those, too.
 async fn watch(State(page): State<Page>, request: Request, next: Next) -> Response {
     let path = request.uri().path().to_owned();
     let Some(lane) = page.lanes().iter().find(|lane| lane.is_spent_by(&path)) else { return next.run(request).await };
@@ -203,7 +208,8 @@ async fn watch(State(page): State<Page>, request: Request, next: Next) -> Respon
     response
 }
 
-/// A web site whose name has been pointed at 127.0.0.1 has that name as its `Host`. A form of another web site cannot set the header.
+/// A web site whose name has been pointed at 127.0.0.1 has that name as its `Host`. A form of
+/// another web site cannot set the header.
 async fn only_for_this_page(request: Request, next: Next) -> Response {
     let headers = request.headers();
     let host = headers.get(HOST).and_then(|host| Authority::try_from(host.as_bytes()).ok());
@@ -309,7 +315,8 @@ fn dot(dot: &Dot) -> Value {
     json!([dot.lane, millis(dot.at), dot.units, kind])
 }
 
-/// Used, remaining, and the time until more is left: for each lane, unless the store does not decide.
+/// Used, remaining, and the time until more is left: for each lane, unless the store does not
+/// decide.
 fn lanes(figures: &Result<Decision, Error>) -> Value {
     figures.as_ref().map_or(Value::Null, |figures| {
         let lane = |status: &LimitStatus| {
@@ -350,7 +357,8 @@ struct Requests {
     count: usize,
 }
 
-/// Answers with the number of responses of each status. Requests that passed without the store count as `uncounted` or `local`.
+/// Answers with the number of responses of each status. Requests that passed without the store
+/// count as `uncounted` or `local`.
 async fn send(State((page, app)): State<(Page, Router)>, Query(requests): Query<Requests>) -> Response {
     let Requests { client, path, count } = requests;
     let is_limited = page.lanes().iter().any(|lane| lane.is_spent_by(&path));

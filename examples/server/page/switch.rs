@@ -1,4 +1,5 @@
-//! The store of the example: it passes checks on, shows them to the page, and fails while the page has stopped it.
+//! The store of the example: it passes checks on, shows them to the page, and fails while the page
+//! has stopped it.
 
 use std::{
     io::{self, ErrorKind},
@@ -61,7 +62,8 @@ impl Switch {
         Ok(store(&*self.store))
     }
 
-    /// The page's own checks cost no units, and are not counted. Neither are those for its fixed window and its counter.
+    /// The page's own checks cost no units, and are not counted. Neither are those for its fixed
+    /// window and its counter.
     fn counts(&self, check: &Check) -> bool {
         check.charges().all(|charge| charge.cost() > 0 && self.history.is_of_requests(charge.limit()))
     }

@@ -21,10 +21,12 @@ struct Count {
 }
 
 impl Demand {
-    /// Counts a request, and returns the requests of a life at the present rate, if there have been enough to tell.
+    /// Counts a request, and returns the requests of a life at the present rate, if there have been
+    /// enough to tell.
     ///
-    /// A count lasts for a life of its own key. A key that finds all counts of its set taken takes one off the smallest. So busy keys keep theirs, and
-    /// many rare keys together do not look like a busy one.
+    /// A count lasts for a life of its own key. A key that finds all counts of its set taken takes
+    /// one off the smallest. So busy keys keep theirs, and many rare keys together do not look like
+    /// a busy one.
     pub(super) fn count(&self, digest: u64, now: u64, pace: Pace) -> Option<u64> {
         let mut set = lock(&self.0[digest as usize % SETS]);
         // A time before it began means that the clock has stepped back.

@@ -19,8 +19,8 @@ use crate::{
 /// After so many lives without a step, the runtime of a task is taken for one that is not driven.
 const MOST_LIVES: u64 = 10;
 
-/// The prefetches of one limit and key. A task takes them and gives them back; when it holds nothing and the key is not asked for often,
-/// both end.
+/// The prefetches of one limit and key. A task takes them and gives them back; when it holds
+/// nothing and the key is not asked for often, both end.
 pub(super) struct Holding {
     pub(super) digest: u64,
     pub(super) limit: Limit,
@@ -36,7 +36,8 @@ pub(super) struct State {
     pub(super) prefetches: VecDeque<PrefetchedUnits>,
     /// The one that the task has asked for.
     pub(super) asked: Option<PrefetchedUnits>,
-    /// The status of the limit as the store has last replied it, without the units that were reserved for this process then.
+    /// The status of the limit as the store has last replied it, without the units that were
+    /// reserved for this process then.
     status: LimitStatus,
     /// The used units by that reply, including the prefetches of this process.
     used: u64,
@@ -49,7 +50,8 @@ pub(super) struct State {
     /// When the task has last begun something.
     pub(super) stepped_at: u64,
     pub(super) spending: Spending,
-    /// The checks that were spared a call since the task's last step, and when the last one was. Those of one batch count once.
+    /// The checks that were spared a call since the task's last step, and when the last one was.
+    /// Those of one batch count once.
     pub(super) saved: (u64, u64),
     /// No prefetch is asked for before, since the last one was refused, has failed or was dropped.
     pub(super) asks_from: u64,
@@ -60,7 +62,8 @@ pub(super) struct State {
 /// A prefetch: asked for, then alive, then to be given back.
 pub(super) struct PrefetchedUnits {
     pub(super) check: Check,
-    /// `None` until the store admits it. If the store fails, or the task ends before, it may have been counted all the same.
+    /// `None` until the store admits it. If the store fails, or the task ends before, it may have
+    /// been counted all the same.
     pub(super) admitted: Option<Decision>,
     /// Prefetches are numbered in the order in which this process has taken them.
     pub(super) number: u64,
@@ -143,8 +146,9 @@ impl Holding {
         is_enough
     }
 
-    /// Takes note of a decision of the store on this limit and key, which was asked after the prefetch of this number was taken. Returns the
-    /// units of it that this process holds unspent, and all that are reserved for it.
+    /// Takes note of a decision of the store on this limit and key, which was asked after the
+    /// prefetch of this number was taken. Returns the units of it that this process holds unspent,
+    /// and all that are reserved for it.
     pub(super) fn learn(
         &self,
         spent: u64,
@@ -157,7 +161,8 @@ impl Holding {
         if spent > 0 {
             state.spending.count(spent);
         }
-        // Prefetches that were taken meanwhile may be counted in the status or not, and the spent units in theirs or not.
+        // Prefetches that were taken meanwhile may be counted in the status or not, and the spent
+        // units in theirs or not.
         if state.prefetches.iter().any(|prefetch| prefetch.number > asked_after) {
             state.used = state.used.saturating_add(spent);
             return (0, 0);
@@ -216,7 +221,8 @@ impl State {
         self.prefetches.back().filter(|newest| newest.is_alive(now)).map_or(0, |newest| newest.low)
     }
 
-    /// When the next prefetch is asked for at the latest, so that it is there before the newest ends.
+    /// When the next prefetch is asked for at the latest, so that it is there before the newest
+    /// ends.
     pub(super) fn renewal(&self) -> Option<u64> {
         self.prefetches.back().map(|newest| newest.until.saturating_sub(self.pace.lead))
     }
@@ -226,7 +232,8 @@ impl State {
         self.status.leave_out(0, self.units());
     }
 
-    /// The status of the limit after this time, with the units that this process holds as those that are left.
+    /// The status of the limit after this time, with the units that this process holds as those
+    /// that are left.
     fn status_of(&self, charge: &Charge, age: Duration) -> LimitStatus {
         let left = self.prefetches.iter().map(|prefetch| prefetch.left).sum();
         // Some units are used, so there is a reset time.
@@ -235,7 +242,8 @@ impl State {
             .with_reserved(self.status.reserved(), Duration::ZERO)
     }
 
-    /// Takes the prefetches that have ended or are used up out of the list, so that they are not spent any more.
+    /// Takes the prefetches that have ended or are used up out of the list, so that they are not
+    /// spent any more.
     pub(super) fn settle_all(&mut self, now: u64) -> Vec<Settlement> {
         let is_over = |prefetch: &PrefetchedUnits| prefetch.left == 0 || !prefetch.is_alive(now);
         let (over, kept) = self.prefetches.drain(..).partition(is_over);

@@ -1,8 +1,11 @@
-//! The prefetches that this process holds. [`limit::prefetch`](crate::limit::prefetch) has the rules.
+//! The prefetches that this process holds. [`limit::prefetch`](crate::limit::prefetch) has the
+//! rules.
 //!
-//! A limiter spends them, and its tasks take and give them back: see `limiter/prefetch.rs`. `holding.rs` has the prefetches of one
-//! limit and key, and `steps.rs` decides what to do with them next. `demand.rs` finds the keys that are asked for often, and `pace.rs`
-//! knows how the distance of the store changes all of it. `budget.rs` keeps prefetches from costing more than they save.
+//! A limiter spends them, and its tasks take and give them back: see `limiter/prefetch.rs`.
+//! `holding.rs` has the prefetches of one limit and key, and `steps.rs` decides what to do with
+//! them next. `demand.rs` finds the keys that are asked for often, and `pace.rs` knows how the
+//! distance of the store changes all of it. `budget.rs` keeps prefetches from costing more than
+//! they save.
 
 mod budget;
 mod demand;
@@ -36,7 +39,8 @@ use crate::{
     lock::lock,
 };
 
-/// The most limits and keys of which a process holds prefetches. The checks of others ask the store.
+/// The most limits and keys of which a process holds prefetches. The checks of others ask the
+/// store.
 const CAPACITY: usize = 10_000;
 
 /// The prefetches that the limiters on one store hold.
@@ -78,10 +82,12 @@ impl Prefetches {
         }
     }
 
-    /// Admits a check of limits with prefetch, if this process holds enough units for all of its charges.
+    /// Admits a check of limits with prefetch, if this process holds enough units for all of its
+    /// charges.
     #[inline]
     pub(crate) fn spend(&self, check: &Check) -> Option<Decision> {
-        // If none are held, a check costs no look-up: prefetches are free where all limits are at their end.
+        // If none are held, a check costs no look-up: prefetches are free where all limits are at
+        // their end.
         if self.kept.load(Ordering::Relaxed) == 0 && !self.has_abandoned.load(Ordering::Relaxed) {
             return None;
         }
@@ -128,8 +134,9 @@ impl Prefetches {
         self.taken.load(Ordering::SeqCst)
     }
 
-    /// Takes note of an admission by the store. Returns the decision with the units that this process holds as those that are
-    /// left, if they were taken before the check was asked. Calls `keep` for each limit and key for which a task has to take prefetches from now on.
+    /// Takes note of an admission by the store. Returns the decision with the units that this
+    /// process holds as those that are left, if they were taken before the check was asked. Calls
+    /// `keep` for each limit and key for which a task has to take prefetches from now on.
     pub(crate) fn note(
         self: &Arc<Self>,
         check: &Check,
@@ -141,7 +148,8 @@ impl Prefetches {
         self.budget.count_asked(now, micros(self.round_trip.smoothed()));
         let find = |(charge, status)| self.find_or_make(charge, status, at, now);
         let found: Vec<Option<Arc<Holding>>> = check.charges().zip(decision.statuses()).map(find).collect();
-        // One charge that never gets prefetches is enough for the check to ask the store, so the others would take theirs in vain.
+        // One charge that never gets prefetches is enough for the check to ask the store, so the
+        // others would take theirs in vain.
         let is_worth_it = check.is_prefetched() && found.iter().all(Option::is_some);
         let mut own = Vec::new();
         for (place, (holding, (charge, status))) in
@@ -158,8 +166,8 @@ impl Prefetches {
             .fold(decision, |decision, (place, (held, reserved))| decision.without_held(place, held, reserved))
     }
 
-    /// The holding of a charge. If there is none, counts the request, and makes one if the key is asked for often. It is not in the
-    /// table yet.
+    /// The holding of a charge. If there is none, counts the request, and makes one if the key is
+    /// asked for often. It is not in the table yet.
     fn find_or_make(&self, charge: &Charge, status: &LimitStatus, at: SystemTime, now: u64) -> Option<Arc<Holding>> {
         let _ = charge.limit().prefetches?;
         let digest = charge.digest(&self.digester);
@@ -174,8 +182,8 @@ impl Prefetches {
         })
     }
 
-    /// Puts a holding into the table, unless its place is taken. If no task takes care of the one in the table, the caller has to
-    /// start one.
+    /// Puts a holding into the table, unless its place is taken. If no task takes care of the one
+    /// in the table, the caller has to start one.
     fn keep(self: &Arc<Self>, holding: Arc<Holding>, now: u64) -> Option<KeptHolding> {
         let holdings = self.holdings.get_or_init(|| {
             Cache::with(CAPACITY, CAPACITY as u64, UnitWeighter, Default::default(), Default::default())
@@ -200,14 +208,16 @@ impl Prefetches {
         holdings.filter_map(|(_, holding)| KeptHolding::begin(self, &holding, now)).collect()
     }
 
-    /// Gives back the prefetches of a limit and key at once, and drops those that are being asked for.
+    /// Gives back the prefetches of a limit and key at once, and drops those that are being asked
+    /// for.
     pub(crate) fn drop_prefetches_of(&self, limit: &Limit, key: &Key) {
         if let Some(holding) = self.holding(limit.digest(&self.digester, key)) {
             holding.drop_prefetches(self.clock.now());
         }
     }
 
-    /// Gives back all prefetches at once, and returns when that is done. Calls `keep` for each limit and key for which a task has to do so.
+    /// Gives back all prefetches at once, and returns when that is done. Calls `keep` for each
+    /// limit and key for which a task has to do so.
     pub(crate) async fn give_back(self: &Arc<Self>, keep: impl FnMut(KeptHolding)) {
         self.abandoned().into_iter().for_each(keep);
         loop {

@@ -1,7 +1,9 @@
-//! How the distance of the store changes the prefetches of a limit: their life, when the next one is asked for, and how busy a key must
-//! be. Next to the store, all of it is as the limit's settings say. Numbers alone: a simulation of the benchmarks takes this file and `size.rs`.
+//! How the distance of the store changes the prefetches of a limit: their life, when the next one
+//! is asked for, and how busy a key must be. Next to the store, all of it is as the limit's
+//! settings say. Numbers alone: a simulation of the benchmarks takes this file and `size.rs`.
 
-/// A life is at least so many round trips, so that a process spends a prefetch for longer than it waits for it.
+/// A life is at least so many round trips, so that a process spends a prefetch for longer than it
+/// waits for it.
 const LEAST_TRIPS: u64 = 4;
 
 /// The time of the task, and of the wait for prefetches of other keys, is this part of a life.
@@ -13,8 +15,9 @@ const MEASURED: u64 = 4;
 /// At least this part of the units.
 const LOW: u64 = 4;
 
-/// The fewest requests in a life that a prefetch is taken for. Next to the store, a prefetch for half as many saves little or
-/// nothing. The longer a round trip is, the more each request saves that does not wait for one.
+/// The fewest requests in a life that a prefetch is taken for. Next to the store, a prefetch for
+/// half as many saves little or nothing. The longer a round trip is, the more each request saves
+/// that does not wait for one.
 const MOST_REQUESTS: u64 = 16;
 const LEAST_REQUESTS: u64 = 2;
 const SAVED: u64 = 64_000;
@@ -34,7 +37,8 @@ pub(super) struct Pace {
 }
 
 impl Pace {
-    /// Of a limit whose life is set to this, and may be at most the longest. A round trip takes `trip`, and `mostly` no longer than that.
+    /// Of a limit whose life is set to this, and may be at most the longest. A round trip takes
+    /// `trip`, and `mostly` no longer than that.
     pub(super) fn new(set: u64, longest: u64, trip: u64, mostly: u64) -> Self {
         let life = mostly.saturating_mul(LEAST_TRIPS).min(longest).max(set);
         let lead = mostly.saturating_add(life / PART_OF_LIFE).min(life / 2);

@@ -1,11 +1,13 @@
-//! How many units a prefetch has: as many as a life needs at the rate at which they were spent lately. Numbers alone, as in `pace.rs`.
+//! How many units a prefetch has: as many as a life needs at the rate at which they were spent
+//! lately. Numbers alone, as in `pace.rs`.
 
 use super::pace::Pace;
 
 /// A prefetch is at most this part of the units that are left.
 const PART_OF_THE_REST: u64 = 8;
 
-/// The rate of a key is measured for at least this part of a life, so that a few requests at once are no high rate.
+/// The rate of a key is measured for at least this part of a life, so that a few requests at once
+/// are no high rate.
 const SHORTEST_MEASUREMENT: u64 = 8;
 
 /// The units that were spent under a limit and key. Times are microseconds.
@@ -20,7 +22,8 @@ pub(super) struct Spending {
     before: (u64, u64),
 }
 
-/// The units of the first prefetch of a key, if it is worth it: the requests that are expected in a life, at this cost.
+/// The units of the first prefetch of a key, if it is worth it: the requests that are expected in a
+/// life, at this cost.
 pub(super) fn first_units(requests: u64, cost: u64, (used, rest): (u64, u64), most: u64, pace: Pace) -> Option<u64> {
     // At most what is used, since the costs of the other requests are not known.
     let units = requests.saturating_mul(cost).min(used).min(most).min(rest / PART_OF_THE_REST);
@@ -54,12 +57,14 @@ impl Spending {
         }
         let elapsed = now.saturating_sub(self.since);
         let present = rate(self.spent, elapsed.max(pace.measured()), pace.life);
-        // With the measurement before, since requests come at random: a pause of some of them is no lower demand.
+        // With the measurement before, since requests come at random: a pause of some of them is no
+        // lower demand.
         let (since_before, before) = self.before;
         let lasting = rate(before.saturating_add(self.spent), now.saturating_sub(since_before), pace.life);
         let units = present.max(lasting).max(first_units).min(most).min(rest / PART_OF_THE_REST);
         let cost = if self.requests > 0 { self.spent.div_ceil(self.requests) } else { 1 };
-        // Half as many as for the first prefetch. A busy key comes at random, and would otherwise lose its prefetches from time to time.
+        // Half as many as for the first prefetch. A busy key comes at random, and would otherwise
+        // lose its prefetches from time to time.
         let fewest = cost.saturating_mul(pace.fewest_requests / 2);
         // A key that has fallen quiet takes no more.
         let is_quiet = present < fewest && elapsed >= pace.measured();

@@ -38,7 +38,8 @@ pub(crate) enum Step {
 }
 
 impl KeptHolding {
-    /// A holding that no task takes care of: the caller has to start one. The caller has locked `keeping`.
+    /// A holding that no task takes care of: the caller has to start one. The caller has locked
+    /// `keeping`.
     pub(super) fn begin(prefetches: &Arc<Prefetches>, holding: &Arc<Holding>, now: u64) -> Option<Self> {
         let mut state = holding.lock();
         if mem::replace(&mut state.is_kept, true) {
@@ -70,7 +71,8 @@ impl KeptHolding {
         self.prefetches.budget.earn(SAVED.saturating_mul(mem::take(&mut state.saved.0)));
         let wanted = holding.wanted(&mut state, now).filter(|_| !is_open && self.prefetches.budget.pay());
         if wanted.is_none() && state.prefetches.iter().all(|prefetch| prefetch.is_alive(now)) {
-            // Without a prefetch it waits for the reply, or until it may ask again, and then ends unless the key is asked for often.
+            // Without a prefetch it waits for the reply, or until it may ask again, and then ends
+            // unless the key is asked for often.
             let otherwise = if state.asked.is_some() { now.saturating_add(life) } else { state.waits_until };
             let renewal = state.renewal().filter(|renewal| *renewal > now && state.asked.is_none());
             let until =
@@ -78,8 +80,8 @@ impl KeptHolding {
             let wait = until.saturating_sub(now);
             return if wait == 0 { Step::End } else { Step::Wait(Duration::from_micros(wait)) };
         }
-        // Together, so that they travel in one script. A prefetch that is used up is settled, too: its units are not reserved any more, and
-        // no retry time counts on them.
+        // Together, so that they travel in one script. A prefetch that is used up is settled, too:
+        // its units are not reserved any more, and no retry time counts on them.
         let give_back = state.settle_all(now);
         let take = wanted.map(|units| {
             let charge = Charge::prefetch(holding.limit.clone(), holding.key.clone(), units, life);
@@ -99,7 +101,8 @@ impl KeptHolding {
         Step::Ask { give_back, take }
     }
 
-    /// Takes note of the store's answer to the prefetch that was asked for. If the store has failed, the next step gives it back.
+    /// Takes note of the store's answer to the prefetch that was asked for. If the store has
+    /// failed, the next step gives it back.
     pub(crate) fn answer(&self, answer: Result<Decision, StoreError>) {
         let prefetches = &*self.prefetches;
         let (number, now) = (prefetches.taken.fetch_add(1, Ordering::SeqCst) + 1, prefetches.clock.now());
@@ -123,7 +126,8 @@ impl KeptHolding {
                 Some(life / 8)
             }
         };
-        // The task waits meanwhile, since the key is asked for often. It does not if all prefetches were dropped after it had asked.
+        // The task waits meanwhile, since the key is asked for often. It does not if all prefetches
+        // were dropped after it had asked.
         if let Some(wait) = wait.filter(|_| !is_dropped) {
             let time = now.saturating_add(wait);
             (state.asks_from, state.waits_until) = (time, time);

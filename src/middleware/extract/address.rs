@@ -1,6 +1,7 @@
 //! IP addresses: the key of an address, and ranges of addresses.
 //!
-//! 1. An IPv4 address has one key, however it is written. These IPv6 addresses stand for an IPv4 address:
+//! 1. An IPv4 address has one key, however it is written. These IPv6 addresses stand for an IPv4
+//!    address:
 //!
 //!    | address | what it is |
 //!    |---|---|
@@ -12,10 +13,11 @@
 //!    | `2001::/32` | Teredo (RFC 4380): a host behind the address in the last 32 bits, which are inverted |
 //!
 //!    Grouped by /64, clients would share a key, or one client would have 65,536.
-//! 2. In `64:ff9b:1::/48` (RFC 8215), only the operator knows the place of the IPv4 address. So the whole address is the key.
-//!    A client still has one key only: a translator makes one address of each IPv4 address, and no other network routes that
-//!    prefix.
-//! 3. Any other IPv6 address has the key of its prefix. The length of the prefix is part of the key.
+//! 2. In `64:ff9b:1::/48` (RFC 8215), only the operator knows the place of the IPv4 address. So the
+//!    whole address is the key. A client still has one key only: a translator makes one address of
+//!    each IPv4 address, and no other network routes that prefix.
+//! 3. Any other IPv6 address has the key of its prefix. The length of the prefix is part of the
+//!    key.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -45,8 +47,9 @@ fn canonical(address: IpAddr) -> IpAddr {
     embedded(v6).map_or(address, IpAddr::V4)
 }
 
-/// The range of IPv4 addresses that a range of IPv6 addresses spells, since its prefix ends within the IPv4 address, or the
-/// range. A range of all addresses of a translator, such as `2002::/16`, does not mean all of IPv4. Mapped addresses do.
+/// The range of IPv4 addresses that a range of IPv6 addresses spells, since its prefix ends within
+/// the IPv4 address, or the range. A range of all addresses of a translator, such as `2002::/16`,
+/// does not mean all of IPv4. Mapped addresses do.
 fn canonical_range(range: IpNet) -> IpNet {
     let IpNet::V6(v6) = range else { return range };
     let (before, least) = match v6.network().segments() {
@@ -77,7 +80,8 @@ fn parse_range(text: &str) -> Result<IpNet, ConfigError> {
     })
 }
 
-/// Whether one of these [parsed](parse_ranges) ranges has an address. A range of IPv4 addresses has all their spellings.
+/// Whether one of these [parsed](parse_ranges) ranges has an address. A range of IPv4 addresses has
+/// all their spellings.
 pub(super) fn have(ranges: &[IpNet], address: IpAddr) -> bool {
     let has = |address: IpAddr| {
         let (begun, _) = ranges.split_at(ranges.partition_point(|range| range.network() <= address));

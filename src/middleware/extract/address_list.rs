@@ -11,8 +11,9 @@ use ipnet::IpNet;
 use super::address::{have, parse_ranges};
 use crate::error::ConfigError;
 
-/// Address ranges, to [exempt](crate::RateLimitLayer::exempt_addresses) or to [deny](crate::RateLimitLayer::deny_addresses). In this process, clones share
-/// them, so a task that reads them anew now and then replaces them for every layer.
+/// Address ranges, to [exempt](crate::RateLimitLayer::exempt_addresses) or to
+/// [deny](crate::RateLimitLayer::deny_addresses). In this process, clones share them, so a task
+/// that reads them anew now and then replaces them for every layer.
 ///
 /// ```
 /// use tower_sliding_window::{ClientIp, Limit, MemoryStore, RateLimitLayer, extract::AddressList};
@@ -30,8 +31,9 @@ use crate::error::ConfigError;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// * `0.0.0.0/0` has all IPv4 addresses, and `::/0` all IPv6 addresses. A range of IPv4 addresses also has those that are mapped or
-///   translated to IPv6, as in [`PeerIp`](super::PeerIp). All addresses of a translator, such as `2002::/16`, are no IPv4 addresses.
+/// * `0.0.0.0/0` has all IPv4 addresses, and `::/0` all IPv6 addresses. A range of IPv4 addresses
+///   also has those that are mapped or translated to IPv6, as in [`PeerIp`](super::PeerIp). All
+///   addresses of a translator, such as `2002::/16`, are no IPv4 addresses.
 /// * A look-up takes a binary search, so a list may have a hundred thousand ranges.
 #[derive(Clone, Default)]
 pub struct AddressList(Arc<RwLock<Vec<IpNet>>>);

@@ -10,11 +10,12 @@ use crate::{key::Key, secret::Secret};
 
 /// An API key from a header, or a bearer token, as a keyed hash.
 ///
-/// The key is the first 128 bits of HMAC-SHA-256 under your [`Secret`]. The token itself is neither kept, nor logged, nor
-/// sent to a store. A request whose token is absent, repeated, empty, not UTF-8 or longer than 4 KiB gets a 401.
+/// The key is the first 128 bits of HMAC-SHA-256 under your [`Secret`]. The token itself is neither
+/// kept, nor logged, nor sent to a store. A request whose token is absent, repeated, empty, not
+/// UTF-8 or longer than 4 KiB gets a 401.
 ///
-/// The token is not verified. A client that makes up tokens gets a new budget for each, so put the layer behind your
-/// authentication, or add a limit by address.
+/// The token is not verified. A client that makes up tokens gets a new budget for each, so put the
+/// layer behind your authentication, or add a limit by address.
 ///
 /// ```no_run
 /// use http::Request;
@@ -45,12 +46,13 @@ impl ApiKey {
         Self { header: Some(header_name(name)), secret: secret.clone() }
     }
 
-    /// The token of `Authorization: Bearer` (RFC 6750). The scheme may be in any case, and spaces around the token are
-    /// trimmed.
+    /// The token of `Authorization: Bearer` (RFC 6750). The scheme may be in any case, and spaces
+    /// around the token are trimmed.
     ///
-    /// The token is absent only if there is no `Authorization`. Another scheme is an error, not an absent token: an
-    /// authentication that ignores the scheme would accept a [denied](crate::RateLimitLayer::deny) token from it. If you
-    /// accept another scheme, make it absent:
+    /// The token is absent only if there is no `Authorization`. Another scheme is an error, not an
+    /// absent token: an authentication that ignores the scheme would accept a
+    /// [denied](crate::RateLimitLayer::deny) token from it. If you accept another scheme, make it
+    /// absent:
     ///
     /// ```no_run
     /// use http::{header::AUTHORIZATION, request::Parts};
@@ -96,7 +98,8 @@ fn bearer_token(credentials: &str) -> Result<&str, KeyError> {
     if !scheme.eq_ignore_ascii_case("bearer") {
         return invalid("not a bearer token");
     }
-    // A proxy may join two lines with a comma, and an authentication may remove quotes: a token would have two spellings.
+    // A proxy may join two lines with a comma, and an authentication may remove quotes: a token
+    // would have two spellings.
     if token.is_empty() || !token.bytes().all(|byte| byte.is_ascii_graphic() && !b",\"".contains(&byte)) {
         return invalid("not one token");
     }

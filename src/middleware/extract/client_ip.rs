@@ -20,16 +20,18 @@ const MAX_HOPS: usize = 32;
 
 /// The address at the other end of the connection. No client can forge it by its request.
 ///
-/// Behind a proxy this is the proxy's address, one key for all clients: use [`ClientIp::behind`] there.
+/// Behind a proxy this is the proxy's address, one key for all clients: use [`ClientIp::behind`]
+/// there.
 ///
-/// Each IPv4 address has one key, even if it is mapped or translated to IPv6 (`::ffff:a.b.c.d`, `64:ff9b::a.b.c.d`,
-/// 6to4). IPv6 addresses share the key of their /64. If a translator in your network uses its own prefix, count by [all
-/// bits](ClientIp::ipv6_prefix).
+/// Each IPv4 address has one key, even if it is mapped or translated to IPv6 (`::ffff:a.b.c.d`,
+/// `64:ff9b::a.b.c.d`, 6to4). IPv6 addresses share the key of their /64. If a translator in your
+/// network uses its own prefix, count by [all bits](ClientIp::ipv6_prefix).
 ///
-/// With axum, serve the router with `into_make_service_with_connect_info::<SocketAddr>()`. tonic's server needs nothing but
-/// the feature `grpc`. With other servers, and where you accept TLS yourself, put the connection's [`SocketAddr`] into the request's
-/// extensions. A request with none of these gets a 500, and is logged. So does one over a
-/// [Unix socket](crate::guide::choosing_keys#behind-a-unix-socket), until you say what its peer is.
+/// With axum, serve the router with `into_make_service_with_connect_info::<SocketAddr>()`. tonic's
+/// server needs nothing but the feature `grpc`. With other servers, and where you accept TLS
+/// yourself, put the connection's [`SocketAddr`] into the request's extensions. A request with none
+/// of these gets a 500, and is logged. So does one over a [Unix
+/// socket](crate::guide::choosing_keys#behind-a-unix-socket), until you say what its peer is.
 ///
 /// ```
 /// use std::net::SocketAddr;
@@ -45,15 +47,17 @@ pub type PeerIp = ClientIp;
 /// The client's address behind trusted proxies.
 ///
 /// 1. A peer outside the trusted ranges is the client, whatever headers it sends.
-/// 2. Behind a trusted peer, exactly one header is read. Default: `X-Forwarded-For`. All others are ignored, since a proxy
-///    passes on the headers that it does not overwrite.
-/// 3. `X-Forwarded-For` and `Forwarded` are read from right to left, over all of their lines. A trusted hop vouches for the
-///    hop before it. The first hop that is not trusted is the client. At an element without a readable address, and after 32
-///    hops, the last known hop is the client. A request whose trusted hops take more than 16 KiB gets a 400.
-///    Empty elements are ignored.
-/// 4. A single-value header must be present exactly once, with an address in it. Otherwise the request gets a 400.
-/// 5. Addresses have the keys of [`PeerIp`]: one for each IPv4 address, however it is written, and one for
-///    each IPv6 /64. Ranges match all spellings of an address, too.
+/// 2. Behind a trusted peer, exactly one header is read. Default: `X-Forwarded-For`. All others are
+///    ignored, since a proxy passes on the headers that it does not overwrite.
+/// 3. `X-Forwarded-For` and `Forwarded` are read from right to left, over all of their lines. A
+///    trusted hop vouches for the hop before it. The first hop that is not trusted is the client.
+///    At an element without a readable address, and after 32 hops, the last known hop is the
+///    client. A request whose trusted hops take more than 16 KiB gets a 400. Empty elements are
+///    ignored.
+/// 4. A single-value header must be present exactly once, with an address in it. Otherwise the
+///    request gets a 400.
+/// 5. Addresses have the keys of [`PeerIp`]: one for each IPv4 address, however it is written, and
+///    one for each IPv6 /64. Ranges match all spellings of an address, too.
 ///
 /// ```
 /// use std::net::SocketAddr;
@@ -74,7 +78,8 @@ pub struct ClientIp {
     trusted: Vec<IpNet>,
     header: HeaderName,
     style: Style,
-    /// The leading bits of an IPv6 address that make its key. Default: 64, since a subscriber has at least a /64 (RFC 6177).
+    /// The leading bits of an IPv6 address that make its key. Default: 64, since a subscriber has
+    /// at least a /64 (RFC 6177).
     ipv6_bits: u8,
 }
 
@@ -91,8 +96,8 @@ impl ClientIp {
         Self::default()
     }
 
-    /// The client behind proxies in these ranges or at these addresses, such as `10.1.2.0/28` or `2001:db8::1`. Reads
-    /// `X-Forwarded-For`.
+    /// The client behind proxies in these ranges or at these addresses, such as `10.1.2.0/28` or
+    /// `2001:db8::1`. Reads `X-Forwarded-For`.
     ///
     /// # Errors
     ///
@@ -107,12 +112,14 @@ impl ClientIp {
         self
     }
 
-    /// Reads a header with a single address instead, such as `cf-connecting-ip` or `x-real-ip`. Use it only if the proxy
-    /// always overwrites the header.
+    /// Reads a header with a single address instead, such as `cf-connecting-ip` or `x-real-ip`. Use
+    /// it only if the proxy always overwrites the header.
     ///
-    /// The address may have brackets and a port, as in `X-Forwarded-For`. `cloudfront-viewer-address` always ends with a port, also
-    /// after an IPv6 address without brackets. So the part after its last colon is never a part of the address, and a value without a
-    /// port gets a 400. In any other header, an IPv6 address without brackets has no port.
+    /// The address may have brackets and a port, as in `X-Forwarded-For`.
+    /// `cloudfront-viewer-address` always ends with a port, also after an IPv6 address without
+    /// brackets. So the part after its last colon is never a part of the address, and a value
+    /// without a port gets a 400. In any other header, an IPv6 address without brackets has no
+    /// port.
     ///
     /// # Panics
     ///
@@ -124,7 +131,8 @@ impl ClientIp {
         self
     }
 
-    /// Groups IPv6 addresses by this many leading bits. Default: 64. Prefixes of different lengths have different keys.
+    /// Groups IPv6 addresses by this many leading bits. Default: 64. Prefixes of different lengths
+    /// have different keys.
     ///
     /// # Errors
     ///
@@ -138,7 +146,8 @@ impl ClientIp {
         Ok(self)
     }
 
-    /// The key of an address, for lists and resets. An IPv6 address has the key of its whole prefix.
+    /// The key of an address, for lists and resets. An IPv6 address has the key of its whole
+    /// prefix.
     pub fn key(&self, address: IpAddr) -> Key {
         address::key(address, self.ipv6_bits)
     }
@@ -147,8 +156,8 @@ impl ClientIp {
         have(&self.trusted, address)
     }
 
-    /// The address that a request is counted by: for a log, or for a handler. An IPv4 address that a dual-stack listener has
-    /// mapped to IPv6 is returned as IPv4.
+    /// The address that a request is counted by: for a log, or for a handler. An IPv4 address that
+    /// a dual-stack listener has mapped to IPv6 is returned as IPv4.
     ///
     /// ```
     /// use axum::extract::State;
@@ -207,7 +216,8 @@ impl KeyExtractor for ClientIp {
     }
 }
 
-/// The peer's address from the extensions, where axum, tonic with and without TLS, or another server puts it.
+/// The peer's address from the extensions, where axum, tonic with and without TLS, or another
+/// server puts it.
 fn peer(parts: &Parts) -> Result<IpAddr, KeyError> {
     let found = None::<SocketAddr>;
     #[cfg(feature = "axum")]

@@ -25,8 +25,10 @@ pub trait KeyExtractor: Send + Sync + 'static {
         And { first: self, second: other }
     }
 
-    /// Uses the key of `other` if this one is absent. Keys of addresses, of API keys, and of each header are never equal. An
-    /// address has one key for [`PeerIp`](super::PeerIp) and [`ClientIp`](super::ClientIp), and a token has one key for all [`ApiKey`](super::ApiKey)s of one secret.
+    /// Uses the key of `other` if this one is absent. Keys of addresses, of API keys, and of each
+    /// header are never equal. An address has one key for [`PeerIp`](super::PeerIp) and
+    /// [`ClientIp`](super::ClientIp), and a token has one key for all [`ApiKey`](super::ApiKey)s of
+    /// one secret.
     fn or<E: KeyExtractor>(self, other: E) -> Or<Self, E>
     where
         Self: Sized,
@@ -75,8 +77,9 @@ impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for Or<A, B> {
 
 /// One key for all requests, for a limit on the load of the whole service.
 ///
-/// A single client can use it up for all others, so add a limit by client. [Settle](crate::KeyedLimit::settle) that one: under
-/// this key, a client that hangs up would keep its reserved units from all others.
+/// A single client can use it up for all others, so add a limit by client.
+/// [Settle](crate::KeyedLimit::settle) that one: under this key, a client that hangs up would keep
+/// its reserved units from all others.
 ///
 /// ```
 /// use tower_sliding_window::{Everyone, Limit};
@@ -117,7 +120,8 @@ impl KeyError {
         }
     }
 
-    /// The request has a `what` that cannot be used because of `problem`, such as "repeated". The status is 400.
+    /// The request has a `what` that cannot be used because of `problem`, such as "repeated". The
+    /// status is 400.
     pub fn invalid(what: impl Into<Cow<'static, str>>, problem: impl Into<Cow<'static, str>>) -> Self {
         Self { problem: problem.into(), is_missing: false, ..Self::missing(what) }
     }

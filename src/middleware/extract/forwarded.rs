@@ -1,8 +1,8 @@
 //! The addresses in `X-Forwarded-For` and `Forwarded`, from right to left.
 //!
-//! Every proxy appends, so only the right end of the header comes from a proxy that we know. Reading starts there, and does
-//! not depend on the text to its left: a client cannot change how the proxy's own element is read. Empty elements are ignored (RFC 9110,
-//! section 5.6.1).
+//! Every proxy appends, so only the right end of the header comes from a proxy that we know.
+//! Reading starts there, and does not depend on the text to its left: a client cannot change how
+//! the proxy's own element is read. Empty elements are ignored (RFC 9110, section 5.6.1).
 
 use std::{
     iter,
@@ -11,7 +11,8 @@ use std::{
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-/// How much of a header is read, from its right end: 32 hops of 512 bytes, twice the length of the longest host name.
+/// How much of a header is read, from its right end: 32 hops of 512 bytes, twice the length of the
+/// longest host name.
 const MAX_BYTES: usize = 32 * 512;
 
 /// An element.
@@ -53,16 +54,19 @@ pub(super) fn hops<'a>(headers: &'a HeaderMap, name: &HeaderName, style: Style) 
 pub(super) enum Style {
     /// `X-Forwarded-For`: addresses between commas.
     Plain,
-    /// `Forwarded` (RFC 7239): parameters between semicolons, elements between commas, both outside quotes.
+    /// `Forwarded` (RFC 7239): parameters between semicolons, elements between commas, both outside
+    /// quotes.
     Rfc7239,
     /// One address.
     Single,
-    /// One address, and a port after its last colon. An IPv6 address has no brackets, so without its port it would be read as another one.
+    /// One address, and a port after its last colon. An IPv6 address has no brackets, so without
+    /// its port it would be read as another one.
     SingleWithPort,
 }
 
 impl Style {
-    /// The address in an element, or in the value of a header with a single address. All headers write addresses by one grammar.
+    /// The address in an element, or in the value of a header with a single address. All headers
+    /// write addresses by one grammar.
     pub(super) fn address(self, element: &[u8]) -> Option<IpAddr> {
         let node = match self {
             Self::Rfc7239 => for_parameter(element)?,
@@ -76,8 +80,8 @@ impl Style {
     }
 }
 
-/// An address, with or without brackets and port. The port may be a name (RFC 7239, section 6.3). A node that is a name, such
-/// as `unknown` or `_hidden`, has no address.
+/// An address, with or without brackets and port. The port may be a name (RFC 7239, section 6.3). A
+/// node that is a name, such as `unknown` or `_hidden`, has no address.
 fn parse_node(node: &str) -> Option<IpAddr> {
     let bracketed = |node: &str| node.strip_prefix('[')?.strip_suffix(']')?.parse().map(IpAddr::V6).ok();
     let with_port = || node.parse::<SocketAddr>().map(|address| address.ip()).ok();
@@ -282,8 +286,8 @@ mod tests {
         assert_eq!(read(Style::Rfc7239, &[line]), some(&["192.0.2.2", "192.0.2.1"]));
     }
 
-    /// Read from the left, the client's open quote would invert the proxy's quotes, and the host name in them, which the client
-    /// has chosen, would be read as an element.
+    /// Read from the left, the client's open quote would invert the proxy's quotes, and the host
+    /// name in them, which the client has chosen, would be read as an element.
     #[test]
     fn an_open_quote_on_the_left_does_not_change_the_right() {
         let line = r#"for="x, for=192.0.2.1;host="a,for=6.6.6.6,b""#;

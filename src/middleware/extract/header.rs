@@ -9,13 +9,15 @@ const MAX_LENGTH: usize = 4096;
 
 /// The value of a header, such as a tenant's name that a gateway has set.
 ///
-/// The header must be present exactly once, with 1 to 4096 bytes of UTF-8. Otherwise the request gets a 400.
+/// The header must be present exactly once, with 1 to 4096 bytes of UTF-8. Otherwise the request
+/// gets a 400.
 ///
-/// For [`peek`](crate::Limiter::peek) and [`reset`](crate::Limiter::reset), make the key of a value by [`key`](Self::key): the
-/// string `"acme"` alone is [another key](crate::key#the-key-of-a-layer) than that of a header with this value.
+/// For [`peek`](crate::Limiter::peek) and [`reset`](crate::Limiter::reset), make the key of a value
+/// by [`key`](Self::key): the string `"acme"` alone is [another key](crate::key#the-key-of-a-layer)
+/// than that of a header with this value.
 ///
-/// A client that can set the header can spend the units of any other client. So use a header that a trusted proxy sets. For
-/// a secret, use [`ApiKey`](super::ApiKey).
+/// A client that can set the header can spend the units of any other client. So use a header that a
+/// trusted proxy sets. For a secret, use [`ApiKey`](super::ApiKey).
 ///
 /// ```
 /// use http::Request;

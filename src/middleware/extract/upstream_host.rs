@@ -7,12 +7,15 @@ use http::{Uri, request::Parts};
 use super::extractor::{KeyError, KeyExtractor};
 use crate::key::Key;
 
-/// The host and port that a request goes to: for a layer around a client that calls several upstreams.
+/// The host and port that a request goes to: for a layer around a client that calls several
+/// upstreams.
 ///
-/// The host of the URI is read in lower case, and without a dot at its end. A URI without a port has the port of its scheme,
-/// 80 or 443. A request whose URI has no host, as on a server, gets a 400.
+/// The host of the URI is read in lower case, and without a dot at its end. A URI without a port
+/// has the port of its scheme, 80 or 443. A request whose URI has no host, as on a server, is
+/// refused with a 400.
 ///
-/// A limit by it can [heed](crate::KeyedLimit::heed_upstream) its upstream, which then blocks calls to itself only.
+/// A limit by it can [heed](crate::KeyedLimit::heed_upstream) its upstream, which then blocks calls
+/// to itself only.
 ///
 /// ```
 /// use http::Request;

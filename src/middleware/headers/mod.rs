@@ -1,19 +1,23 @@
 //! Rate-limit headers.
 //!
-//! 1. `X-RateLimit-Limit`, `-Remaining` and `-Reset`, the default, show the visible limit of the decision; without one they are
-//!    not sent. No standard defines them. `-Reset` is a number of seconds by default, as for Envoy and Kong, or a
-//!    [Unix time](HeaderSets::reset_as_unix_time), as for GitHub.
-//! 2. `RateLimit-Policy` and `RateLimit`, on request, show every visible limit: see [`HeaderSets::RATE_LIMIT`].
-//! 3. Times are rounded up to whole seconds, and `Retry-After` (RFC 9110, section 10.2.3) is at least 1, so that a client
-//!    that obeys is never early. A refusal for which waiting helps, and a 503, have it even if the layer sends no figures. A cost
-//!    above the limit has none.
-//! 4. If layers are stacked, `X-RateLimit-*` shows the visible limit with the least left, as its layer writes it. So give all of
-//!    them one format of the reset: a log line warns of two. `RateLimit` lists the limits of all layers that have decided, the outermost first.
-//! 5. A rejection keeps the figures of the layer that has made it, or has none. A layer that sends no figures leaves those of
-//!    the others alone.
-//! 6. A [concurrent](crate::Limit::concurrent) limit has no reset. A layer shows its figures only if it has no other limit, or if it refuses.
-//! 7. The figures are as of the decision, or of the settlement. A `-Reset` in seconds is too long by the time that the service
-//!    has worked since.
+//! 1. `X-RateLimit-Limit`, `-Remaining` and `-Reset`, the default, show the visible limit of the
+//!    decision; without one they are not sent. No standard defines them. `-Reset` is a number of
+//!    seconds by default, as for Envoy and Kong, or a [Unix time](HeaderSets::reset_as_unix_time),
+//!    as for GitHub.
+//! 2. `RateLimit-Policy` and `RateLimit`, on request, show every visible limit: see
+//!    [`HeaderSets::RATE_LIMIT`].
+//! 3. Times are rounded up to whole seconds, and `Retry-After` (RFC 9110, section 10.2.3) is at
+//!    least 1, so that a client that obeys is never early. A refusal for which waiting helps, and a
+//!    503, have it even if the layer sends no figures. A cost above the limit has none.
+//! 4. If layers are stacked, `X-RateLimit-*` shows the visible limit with the least left, as its
+//!    layer writes it. So give all of them one format of the reset: a log line warns of two.
+//!    `RateLimit` lists the limits of all layers that have decided, the outermost first.
+//! 5. A rejection keeps the figures of the layer that has made it, or has none. A layer that sends
+//!    no figures leaves those of the others alone.
+//! 6. A [concurrent](crate::Limit::concurrent) limit has no reset. A layer shows its figures only
+//!    if it has no other limit, or if it refuses.
+//! 7. The figures are as of the decision, or of the settlement. A `-Reset` in seconds is too long
+//!    by the time that the service has worked since.
 //!
 mod rate_limit;
 
@@ -38,16 +42,19 @@ const LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
 const REMAINING: HeaderName = HeaderName::from_static("x-ratelimit-remaining");
 const RESET: HeaderName = HeaderName::from_static("x-ratelimit-reset");
 
-/// Unix times are no smaller since 2001. Seconds from now are, since no window is longer than a year.
+/// Unix times are no smaller since 2001. Seconds from now are, since no window is longer than a
+/// year.
 const UNIX_TIMES: u64 = 1_000_000_000;
 
-/// All headers of a layer that a browser's script can read only if CORS exposes them: for `CorsLayer::expose_headers`.
+/// All headers of a layer that a browser's script can read only if CORS exposes them: for
+/// `CorsLayer::expose_headers`.
 #[must_use]
 pub fn exposed_headers() -> Vec<HeaderName> {
     vec![RETRY_AFTER, LIMIT, REMAINING, RESET, POLICY, RATE_LIMIT]
 }
 
-/// The sets of headers that a layer sends: see [`RateLimitLayer::headers`](crate::RateLimitLayer::headers).
+/// The sets of headers that a layer sends: see
+/// [`RateLimitLayer::headers`](crate::RateLimitLayer::headers).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub struct HeaderSets {
@@ -72,33 +79,37 @@ impl HeaderSets {
     /// RateLimit: "burst";r=9;t=1, "hourly";r=412;t=97
     /// ```
     ///
-    /// * Both are Structured Fields (RFC 9651) with one item for each limit that clients see, in the layer's order. A limit in the
-    ///   [shadow](crate::KeyedLimit::in_shadow) is shown only if the layer has no other.
-    /// * `q` is the limit's units, and `w` its window in seconds, rounded up. `w` is left out below one second. `qu` is
-    ///   `concurrent-requests` for a [concurrent](crate::Limit::concurrent) limit; otherwise it is left out, which means requests.
-    /// * `r` is the units left, and `t` the seconds until more units are left, rounded up. `t` is left out while all units are
-    ///   left. For a limit that refuses, `t` is at most `Retry-After`.
-    /// * After a settlement above the limit, `t` is the time until the oldest unit leaves, which is too early. The refusal that
-    ///   follows has the right time.
-    /// * Lines of the service that are not lists of strings, each with integers, strings or byte sequences as parameters, are left
-    ///   out, since clients would ignore the whole field.
+    /// * Both are Structured Fields (RFC 9651) with one item for each limit that clients see, in
+    ///   the layer's order. A limit in the [shadow](crate::KeyedLimit::in_shadow) is shown only if
+    ///   the layer has no other.
+    /// * `q` is the limit's units, and `w` its window in seconds, rounded up. `w` is left out below
+    ///   one second. `qu` is `concurrent-requests` for a [concurrent](crate::Limit::concurrent)
+    ///   limit; otherwise it is left out, which means requests.
+    /// * `r` is the units left, and `t` the seconds until more units are left, rounded up. `t` is
+    ///   left out while all units are left. For a limit that refuses, `t` is at most `Retry-After`.
+    /// * After a settlement above the limit, `t` is the time until the oldest unit leaves, which is
+    ///   too early. The refusal that follows has the right time.
+    /// * Lines of the service that are not lists of strings, each with integers, strings or byte
+    ///   sequences as parameters, are left out, since clients would ignore the whole field.
     /// * Numbers end at 999,999,999,999,999, the largest Integer of a Structured Field.
     pub const RATE_LIMIT: Self = Self { rate_limit: true, ..Self::NONE };
 
     /// Both sets.
     pub const BOTH: Self = Self { x_rate_limit: true, ..Self::RATE_LIMIT };
 
-    /// Writes `X-RateLimit-Reset` as a Unix time in seconds, rounded up, by the store's clock. Default: seconds from now, which no
-    /// wrong clock can falsify.
+    /// Writes `X-RateLimit-Reset` as a Unix time in seconds, rounded up, by the store's clock.
+    /// Default: seconds from now, which no wrong clock can falsify.
     ///
-    /// Set it on all stacked layers, since each writes its own figures: a client that reads the seconds of one as a Unix time retries at
-    /// once. A log line warns of two formats in one response. With axum, a [`Rejection`](crate::Rejection) of a handler always has seconds
-    /// from now.
+    /// Set it on all stacked layers, since each writes its own figures: a client that reads the
+    /// seconds of one as a Unix time retries at once. A log line warns of two formats in one
+    /// response. With axum, a [`Rejection`](crate::Rejection) of a handler always has seconds from
+    /// now.
     pub const fn reset_as_unix_time(self) -> Self {
         Self { reset_is_unix_time: true, ..self }
     }
 
-    /// Writes `X-RateLimit-*` of the visible limit, unless the headers already show a limit with no more left.
+    /// Writes `X-RateLimit-*` of the visible limit, unless the headers already show a limit with no
+    /// more left.
     #[inline]
     pub(super) fn write_x_rate_limit(self, decision: &Decision, headers: &mut HeaderMap) {
         if !self.x_rate_limit {
@@ -135,7 +146,8 @@ impl HeaderSets {
         }
     }
 
-    /// Tells the operator of a reset further in that is in the other format. Layers do not know each other when they are built.
+    /// Tells the operator of a reset further in that is in the other format. Layers do not know
+    /// each other when they are built.
     fn warn_of_two_formats(self, headers: &HeaderMap) {
         static LINE: LazyLock<Throttle> = LazyLock::new(Throttle::default);
         let shown = headers.get(RESET).and_then(number);
@@ -177,12 +189,12 @@ impl Default for HeaderSets {
 }
 
 impl Decision {
-    /// Writes the sets of headers as a layer does: for a handler that calls a limiter itself. They show the
-    /// [visible](Self::visible) limits; without one, nothing is written.
+    /// Writes the sets of headers as a layer does: for a handler that calls a limiter itself. They
+    /// show the [visible](Self::visible) limits; without one, nothing is written.
     ///
-    /// Write the sets of the layers around the handler, in their format. `X-RateLimit-*` of a limit with no more left stay, and
-    /// the layers around the handler do the same, so the client sees the limit with the least left of all. To `RateLimit`, the
-    /// layers add their limits.
+    /// Write the sets of the layers around the handler, in their format. `X-RateLimit-*` of a limit
+    /// with no more left stay, and the layers around the handler do the same, so the client sees
+    /// the limit with the least left of all. To `RateLimit`, the layers add their limits.
     ///
     /// ```
     /// use axum::extract::State;
@@ -250,7 +262,8 @@ fn seconds_rounded_up(duration: Duration) -> u64 {
     duration.as_secs().saturating_add(u64::from(duration.subsec_nanos() > 0))
 }
 
-/// As `HeaderValue::from`, which needs two allocations. A number with a static text needs none, any other number one.
+/// As `HeaderValue::from`, which needs two allocations. A number with a static text needs none, any
+/// other number one.
 #[inline]
 fn header_value(number: u64) -> HeaderValue {
     static_text(number).map_or_else(|| long_header_value(number), HeaderValue::from_static)

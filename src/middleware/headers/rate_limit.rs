@@ -1,4 +1,5 @@
-//! `RateLimit-Policy` and `RateLimit`, as [`HeaderSets::RATE_LIMIT`](super::HeaderSets::RATE_LIMIT) describes them.
+//! `RateLimit-Policy` and `RateLimit`, as [`HeaderSets::RATE_LIMIT`](super::HeaderSets::RATE_LIMIT)
+//! describes them.
 
 use std::{
     fmt::{self, Write},
@@ -58,8 +59,9 @@ fn write_quota(text: &mut String, status: &LimitStatus) -> fmt::Result {
     Ok(())
 }
 
-/// The time until more units are left. If more units are used than the limit has, after a settlement above it or in a block,
-/// the oldest unit leaves before that. A refusal knows a later time, an admission does not.
+/// The time until more units are left. If more units are used than the limit has, after a
+/// settlement above it or in a block, the oldest unit leaves before that. A refusal knows a later
+/// time, an admission does not.
 fn more_after(status: &LimitStatus) -> Duration {
     match status.retry_after() {
         Some(retry) if status.used() > status.limit().units() => retry,
@@ -83,7 +85,8 @@ fn prepend(headers: &mut HeaderMap, name: HeaderName, items: String) {
     }
 }
 
-/// Whether a line is a list that is not empty (RFC 8941, section 3.1). Clients would ignore the whole field for another line.
+/// Whether a line is a list that is not empty (RFC 8941, section 3.1). Clients would ignore the
+/// whole field for another line.
 fn is_list(line: &str) -> bool {
     let parser = Parser::new(line).with_version(Version::Rfc8941);
     !line.trim_matches(' ').is_empty() && parser.parse_list_with_visitor(&mut Ignored).is_ok()

@@ -1,6 +1,7 @@
 //! The check that the limits of a layer make of a request.
 //!
-//! Chosen limits may be the same for a request: two of one identity for one key make one charge, by the stricter of them.
+//! Chosen limits may be the same for a request: two of one identity for one key make one charge, by
+//! the stricter of them.
 
 use http::request::Parts;
 
@@ -48,8 +49,8 @@ pub(crate) struct BanCharge {
 }
 
 impl CheckDetails {
-    /// Makes one check of the charges of all limits, in order. A limit in the shadow that cannot charge the request is left out. Any other
-    /// rejects the request.
+    /// Makes one check of the charges of all limits, in order. A limit in the shadow that cannot
+    /// charge the request is left out. Any other rejects the request.
     pub(super) fn of(limits: &[KeyedLimit], draft: impl Fn(&KeyedLimit) -> Draft) -> Result<Self, Rejection> {
         let draft = |limit: &KeyedLimit| match draft(limit) {
             Err((_, rejection)) if !limit.is_shadow => Err(rejection),
@@ -69,7 +70,8 @@ impl CheckDetails {
         Ok(details)
     }
 
-    /// Of two charges on one limit and key, the stricter is kept, but one in the shadow never replaces one that is not.
+    /// Of two charges on one limit and key, the stricter is kept, but one in the shadow never
+    /// replaces one that is not.
     fn add_charge(&mut self, limit_index: usize, charge: Charge) -> Result<(), Error> {
         let (charge_index, same) = self.place_of(&charge);
         let charged = ChargedLimit { charge_index, limit_index, cost: charge.cost() };
@@ -94,7 +96,8 @@ impl CheckDetails {
         Ok(())
     }
 
-    /// Asks for a ban, once for all limits that have it. Only a limit that charges the request begins it.
+    /// Asks for a ban, once for all limits that have it. Only a limit that charges the request
+    /// begins it.
     fn add_ban(&mut self, limit_index: usize, begins: Charge) {
         let (ban_index, same) = self.place_of(&begins);
         match (same, &mut self.check) {
@@ -105,7 +108,8 @@ impl CheckDetails {
         self.bans.extend(charged.map(|charged| BanCharge { charged, ban_index, begins }));
     }
 
-    /// The place of a charge on the same limit, for the same key or another part of it, and that charge; otherwise the place of a new one.
+    /// The place of a charge on the same limit, for the same key or another part of it, and that
+    /// charge; otherwise the place of a new one.
     fn place_of(&self, charge: &Charge) -> (usize, Option<Charge>) {
         let is_same =
             |other: &Charge| other.limit().is_one_with(charge.limit()) && is_of_one_whole(other.key(), charge.key());
@@ -131,8 +135,10 @@ impl CheckDetails {
     }
 }
 
-/// One charge instead of two: on the limit of fewer units, at the larger cost, and hidden if either is. If only one is reserved, the charge is reserved for the whole window, since the other would count for
-/// that long. A charge that only asks if anything is left is settled with the other, which is reserved for it.
+/// One charge instead of two: on the limit of fewer units, at the larger cost, and hidden if either
+/// is. If only one is reserved, the charge is reserved for the whole window, since the other would
+/// count for that long. A charge that only asks if anything is left is settled with the other,
+/// which is reserved for it.
 fn stricter(one: &Charge, other: &Charge) -> Result<Charge, NeverFits> {
     let kept = if other.limit().units() < one.limit().units() { other } else { one };
     let is_hidden = one.is_hidden || other.is_hidden;

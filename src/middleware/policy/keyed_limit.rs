@@ -29,7 +29,8 @@ type ChooseLimit = Arc<ByRequest<Option<Limit>>>;
 /// The units that a request has cost, by its response.
 pub(crate) type CostAfterwards = dyn Fn(&Exchange<'_>) -> u64 + Send + Sync;
 
-/// A request and its response, from which a limit computes the cost to [settle](crate::KeyedLimit::settle).
+/// A request and its response, from which a limit computes the cost to
+/// [settle](crate::KeyedLimit::settle).
 #[non_exhaustive]
 pub struct Exchange<'a> {
     /// The request as it came, without its body.
@@ -40,11 +41,12 @@ pub struct Exchange<'a> {
     pub cost: u64,
 }
 
-/// Longer than most responses take. Short, since a client that hangs up keeps the units from others for this long.
+/// Longer than most responses take. Short, since a client that hangs up keeps the units from others
+/// for this long.
 const DEFAULT_LEASE: Duration = Duration::from_secs(60);
 
-/// A limit and the extractor of its keys. Made by [`Limit::by`] or [`KeyedLimit::chosen`], and taken by
-/// [`RateLimitLayer::limit`](crate::RateLimitLayer::limit).
+/// A limit and the extractor of its keys. Made by [`Limit::by`] or [`KeyedLimit::chosen`], and
+/// taken by [`RateLimitLayer::limit`](crate::RateLimitLayer::limit).
 #[derive(Clone)]
 #[must_use]
 pub struct KeyedLimit {
@@ -64,8 +66,9 @@ pub struct KeyedLimit {
     pub(super) ban_status: Option<StatusCode>,
 }
 
-/// The charge of a request under one limit, and the one that begins its ban. `None` if no limit was chosen for this request.
-/// Otherwise the limit, as far as it is known, and the reason why it cannot charge the request.
+/// The charge of a request under one limit, and the one that begins its ban. `None` if no limit was
+/// chosen for this request. Otherwise the limit, as far as it is known, and the reason why it
+/// cannot charge the request.
 pub(super) type Draft = Result<(Option<Charge>, Option<Box<Charge>>), (Option<Limit>, Rejection)>;
 
 impl Limit {
@@ -93,8 +96,9 @@ impl KeyedLimit {
         }
     }
 
-    /// A limit that the request alone tells: by its path or a header, or by a value that the program changes while it runs. The
-    /// closure returns a limit, or an `Option` of one; `None` leaves the request without this limit.
+    /// A limit that the request alone tells: by its path or a header, or by a value that the
+    /// program changes while it runs. The closure returns a limit, or an `Option` of one; `None`
+    /// leaves the request without this limit.
     ///
     /// ```
     /// use axum::extract::MatchedPath;
@@ -111,19 +115,23 @@ impl KeyedLimit {
     /// });
     /// ```
     ///
-    /// A limit that changes is a value that the closure reads. One that a database has is looked up by an earlier layer, which puts it into
-    /// the extensions of the request. [`guide::limits_by_plan`](crate::guide::limits_by_plan) has examples of both.
+    /// A limit that changes is a value that the closure reads. One that a database has is looked up
+    /// by an earlier layer, which puts it into the extensions of the request.
+    /// [`guide::limits_by_plan`](crate::guide::limits_by_plan) has examples of both.
     ///
-    /// 1. The key comes first: a request without one is rejected before a limit is chosen. The closure runs for each request that has a key,
-    ///    and must not wait. If it panics, it ends its own request, as a handler that panics does, and nothing is charged.
-    /// 2. With `None`, only the layer's other limits charge the request. If there are none, it goes through without a decision
-    ///    and without figures, unless its key is [banned](Self::ban).
-    /// 3. Limits of one name, window and [`Algorithm`](crate::Algorithm) share the units of a key. So a tenant keeps its used units
-    ///    when it moves to another plan. Under another window or algorithm it starts anew.
-    /// 4. If an option has [no effect](crate::RateLimitLayer::limits) on the chosen limit, the request is rejected with a 500, and the log says
-    ///    what to write.
-    /// 5. Two such limits for one key are one limit, as for [`PeerIp`](crate::PeerIp) and [`ClientIp`](crate::ClientIp) without a
-    ///    proxy. The one of fewer units is charged, at the larger cost. A limit in the shadow is left out beside one that is not.
+    /// 1. The key comes first: a request without one is rejected before a limit is chosen. The
+    ///    closure runs for each request that has a key, and must not wait. If it panics, it ends
+    ///    its own request, as a handler that panics does, and nothing is charged.
+    /// 2. With `None`, only the layer's other limits charge the request. If there are none, it goes
+    ///    through without a decision and without figures, unless its key is [banned](Self::ban).
+    /// 3. Limits of one name, window and [`Algorithm`](crate::Algorithm) share the units of a key.
+    ///    So a tenant keeps its used units when it moves to another plan. Under another window or
+    ///    algorithm it starts anew.
+    /// 4. If an option has [no effect](crate::RateLimitLayer::limits) on the chosen limit, the
+    ///    request is rejected with a 500, and the log says what to write.
+    /// 5. Two such limits for one key are one limit, as for [`PeerIp`](crate::PeerIp) and
+    ///    [`ClientIp`](crate::ClientIp) without a proxy. The one of fewer units is charged, at the
+    ///    larger cost. A limit in the shadow is left out beside one that is not.
     pub fn chosen<E, C, L>(extractor: E, choose: C) -> Self
     where
         E: KeyExtractor,
@@ -133,9 +141,10 @@ impl KeyedLimit {
         Self::new(Err(Arc::new(move |parts| choose(parts).into())), extractor)
     }
 
-    /// Obeys an upstream that asks it to stay away, by a 429, by a 503 with `Retry-After`, or by `RateLimit` or `X-RateLimit-*`
-    /// headers with nothing remaining: around a client. The limit is then [blocked](crate::Limiter::block) for the key of the
-    /// call, for at most one window, in all processes on the store. Default: the upstream is ignored.
+    /// Obeys an upstream that asks it to stay away, by a 429, by a 503 with `Retry-After`, or by
+    /// `RateLimit` or `X-RateLimit-*` headers with nothing remaining: around a client. The limit is
+    /// then [blocked](crate::Limiter::block) for the key of the call, for at most one window, in
+    /// all processes on the store. Default: the upstream is ignored.
     ///
     /// ```
     /// use tower_sliding_window::{Everyone, Limit, MemoryStore, RateLimitLayer, extract::UpstreamHost};
@@ -146,40 +155,46 @@ impl KeyedLimit {
     ///     .limit(Limit::per_second("total", 100).by(Everyone));
     /// ```
     ///
-    /// * An upstream blocks the limit for all calls of the key. So say it only if all calls of a key go to one upstream, as
-    ///   they do with [`UpstreamHost`](crate::extract::UpstreamHost).
-    /// * A limit of a short window is blocked only briefly. If the upstream may ask for more, add a limit of a longer window
-    ///   that heeds it. A limit in the [shadow](Self::in_shadow) is not blocked.
-    /// * A refusal, which is a 429, a 503 with `Retry-After`, or a 403 with nothing remaining, blocks the limit whatever it has
-    ///   left. Any other response blocks it only if something was left, both at the admission and at the response.
-    /// * The response goes out unchanged, with the upstream's figures, once the limits are blocked, or after the deadline. Its
-    ///   layer shows no figures of its own.
-    /// * A call counts as of its response, but at most a tenth of the window after its admission, since the upstream may have
-    ///   counted it that late. Until then its units are reserved. This costs up to a tenth of the throughput, and one more call
-    ///   of the store for each request.
+    /// * An upstream blocks the limit for all calls of the key. So say it only if all calls of a
+    ///   key go to one upstream, as they do with [`UpstreamHost`](crate::extract::UpstreamHost).
+    /// * A limit of a short window is blocked only briefly. If the upstream may ask for more, add a
+    ///   limit of a longer window that heeds it. A limit in the [shadow](Self::in_shadow) is not
+    ///   blocked.
+    /// * A refusal, which is a 429, a 503 with `Retry-After`, or a 403 with nothing remaining,
+    ///   blocks the limit whatever it has left. Any other response blocks it only if something was
+    ///   left, both at the admission and at the response.
+    /// * The response goes out unchanged, with the upstream's figures, once the limits are blocked,
+    ///   or after the deadline. Its layer shows no figures of its own.
+    /// * A call counts as of its response, but at most a tenth of the window after its admission,
+    ///   since the upstream may have counted it that late. Until then its units are reserved. This
+    ///   costs up to a tenth of the throughput, and one more call of the store for each request.
     pub fn heed_upstream(mut self) -> Self {
         self.heeds_upstream = true;
         self
     }
 
-    /// Puts the limit into the shadow: it counts, and reports the requests that it would have refused, but refuses nothing.
-    /// So a limit can be tried on real traffic. Default: the limit refuses.
+    /// Puts the limit into the shadow: it counts, and reports the requests that it would have
+    /// refused, but refuses nothing. So a limit can be tried on real traffic. Default: the limit
+    /// refuses.
     ///
     /// * Its refusals are in the [`Decision`](crate::Decision) in the request's extensions, in
-    ///   [`ShadowRefusals`](crate::middleware::ShadowRefusals) in the response's, in a log line at most once a second, and in the
-    ///   [metrics](mod@crate::metrics).
-    /// * If a request has no key for the limit, or costs more than the limit, the limit is left out of the check, and that
-    ///   is reported, too.
-    /// * Clients see the figures of the layer's other limits. Of a layer without other limits they see those of the limit in
-    ///   the shadow, so put it into one layer with the limits that refuse.
-    /// * If all limits of a layer are in the shadow, the layer fails open, whatever its failure mode.
+    ///   [`ShadowRefusals`](crate::middleware::ShadowRefusals) in the response's, in a log line at
+    ///   most once a second, and in the [metrics](mod@crate::metrics).
+    /// * If a request has no key for the limit, or costs more than the limit, the limit is left out
+    ///   of the check, and that is reported, too.
+    /// * Clients see the figures of the layer's other limits. Of a layer without other limits they
+    ///   see those of the limit in the shadow, so put it into one layer with the limits that
+    ///   refuse.
+    /// * If all limits of a layer are in the shadow, the layer fails open, whatever its failure
+    ///   mode.
     pub fn in_shadow(mut self) -> Self {
         self.is_shadow = true;
         self
     }
 
-    /// Hides the limit from clients: it counts and refuses, but no header and no default body of a rejection shows it. So a
-    /// limit on the load of a whole service does not show that load to everybody. Default: clients see it.
+    /// Hides the limit from clients: it counts and refuses, but no header and no default body of a
+    /// rejection shows it. So a limit on the load of a whole service does not show that load to
+    /// everybody. Default: clients see it.
     ///
     /// ```
     /// use tower_sliding_window::{Everyone, Limit, MemoryStore, PeerIp, RateLimitLayer};
@@ -190,11 +205,13 @@ impl KeyedLimit {
     /// ```
     ///
     /// * Clients see the figures of the layer's other limits, however little is left of this one.
-    /// * If only hidden limits refuse, the 429 has a `Retry-After`, but no figures, and its default body names no limit. If a
-    ///   visible limit refuses as well, the client sees that one.
-    /// * The server sees the limit: in the [`Decision`](crate::Decision), the extensions, metrics, log lines, and the text of
-    ///   a [`Rejection`]. A responder of your own should not pass these on.
-    /// * If two [chosen](Self::chosen) limits are the same for a request, the limit that is decided is hidden if either is.
+    /// * If only hidden limits refuse, the 429 has a `Retry-After`, but no figures, and its default
+    ///   body names no limit. If a visible limit refuses as well, the client sees that one.
+    /// * The server sees the limit: in the [`Decision`](crate::Decision), the extensions, metrics,
+    ///   log lines, and the text of a [`Rejection`]. A responder of your own should not pass these
+    ///   on.
+    /// * If two [chosen](Self::chosen) limits are the same for a request, the limit that is decided
+    ///   is hidden if either is.
     ///
     /// [`RateLimitLayer::headers`](crate::RateLimitLayer::headers) hides the figures of all limits.
     pub fn hidden(mut self) -> Self {
@@ -202,8 +219,9 @@ impl KeyedLimit {
         self
     }
 
-    /// Splits the limit into this many parts that count apart, and charges each request to one part: for a key that is too
-    /// hot for one node of a Redis Cluster. See [`split`](crate::split). Default: the limit is whole.
+    /// Splits the limit into this many parts that count apart, and charges each request to one
+    /// part: for a key that is too hot for one node of a Redis Cluster. See
+    /// [`split`](crate::split). Default: the limit is whole.
     ///
     /// ```
     /// use tower_sliding_window::{Everyone, Limit};
@@ -212,16 +230,18 @@ impl KeyedLimit {
     /// let requests = Limit::per_second("requests", 100_000).by(Everyone).split(16);
     /// ```
     ///
-    /// * No window admits more than the limit, but some admit less: a request is refused when its part is used up, and the
-    ///   remainder of the division is never admitted.
-    /// * Clients see the figures of the part. [`Split`](crate::split::Split) makes the keys of the parts, to peek at them or to reset
-    ///   them.
-    /// * A [chosen](Self::chosen) limit with fewer units than parts gets as many parts as it has units.
+    /// * No window admits more than the limit, but some admit less: a request is refused when its
+    ///   part is used up, and the remainder of the division is never admitted.
+    /// * Clients see the figures of the part. [`Split`](crate::split::Split) makes the keys of the
+    ///   parts, to peek at them or to reset them.
+    /// * A [chosen](Self::chosen) limit with fewer units than parts gets as many parts as it has
+    ///   units.
     /// * An upstream that is [heeded](Self::heed_upstream) blocks all parts.
     ///
     /// # Panics
     ///
-    /// If there are no parts, or more parts than units. [`Split::new`](crate::split::Split::new) tells this of a number from a configuration.
+    /// If there are no parts, or more parts than units. [`Split::new`](crate::split::Split::new)
+    /// tells this of a number from a configuration.
     #[track_caller]
     pub fn split(mut self, parts: u32) -> Self {
         match number_of_parts(self.limit(), parts) {
@@ -231,7 +251,8 @@ impl KeyedLimit {
         self
     }
 
-    /// The whole limit, even if it is [split](Self::split). `None` if it is [chosen](Self::chosen) for each request.
+    /// The whole limit, even if it is [split](Self::split). `None` if it is [chosen](Self::chosen)
+    /// for each request.
     pub(crate) fn limit(&self) -> Option<&Limit> {
         self.limit.as_ref().ok()
     }
@@ -268,7 +289,8 @@ impl KeyedLimit {
         Err(ConfigError::new(ConfigErrorKind::NoEffect, format!("limit {name:?}: {problem}")))
     }
 
-    /// Whether the limit has no options, so that the charge of a request is a [plain](Self::plain_charge) one.
+    /// Whether the limit has no options, so that the charge of a request is a
+    /// [plain](Self::plain_charge) one.
     #[inline]
     pub(super) fn is_plain(&self) -> bool {
         self.limit().is_some_and(|limit| !limit.is_concurrent())
@@ -281,7 +303,8 @@ impl KeyedLimit {
             && self.ban.is_none()
     }
 
-    /// The charge of a limit without options: made without the detour over a [`Draft`]. `None` without a limit.
+    /// The charge of a limit without options: made without the detour over a [`Draft`]. `None`
+    /// without a limit.
     #[inline]
     pub(super) fn plain_charge(&self, parts: &Parts, cost: u64) -> Result<Option<Charge>, Rejection> {
         let Ok(limit) = &self.limit else { return Ok(None) };

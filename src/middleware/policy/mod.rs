@@ -1,13 +1,16 @@
-//! The policy of a layer, and from a request to its decision: whether the request is counted, under which limits, by which keys
-//! and costs.
+//! The policy of a layer, and from a request to its decision: whether the request is counted, under
+//! which limits, by which keys and costs.
 //!
-//! 1. A request whose key or address is on a list of denied ones gets 403. Otherwise, one that is on a list of allowed ones,
-//!    a skipped request, and a CORS preflight go to the service uncounted. All other requests are counted.
-//! 2. A request without a key is on no list. A key that is present but cannot be read may be a denied key, so a list of denied
-//!    keys rejects it with the status of its [`KeyError`](super::extract::KeyError). No list of allowed keys has it.
-//! 3. Each layer waits for at most its own deadline, less what the request has waited in layers further out. If nothing is
-//!    left, the layer still waits for 5 ms, so that a store that hangs does not turn off the limits on another store. So a
-//!    request waits for at most the longest deadline of its layers, plus 5 ms for each layer that found nothing left.
+//! 1. A request whose key or address is on a list of denied ones gets 403. Otherwise, one that is
+//!    on a list of allowed ones, a skipped request, and a CORS preflight go to the service
+//!    uncounted. All other requests are counted.
+//! 2. A request without a key is on no list. A key that is present but cannot be read may be a
+//!    denied key, so a list of denied keys rejects it with the status of its
+//!    [`KeyError`](super::extract::KeyError). No list of allowed keys has it.
+//! 3. Each layer waits for at most its own deadline, less what the request has waited in layers
+//!    further out. If nothing is left, the layer still waits for 5 ms, so that a store that hangs
+//!    does not turn off the limits on another store. So a request waits for at most the longest
+//!    deadline of its layers, plus 5 ms for each layer that found nothing left.
 
 mod ban;
 mod check;
@@ -85,7 +88,8 @@ pub(super) struct Decided {
     pub(super) outcome: Result<Option<Decision>, Error>,
     pub(super) mode: FailureMode,
     pub(super) details: Option<Box<CheckDetails>>,
-    /// How long the request has waited for decisions, in all layers so far, if it has waited for this one.
+    /// How long the request has waited for decisions, in all layers so far, if it has waited for
+    /// this one.
     pub(super) waited: Duration,
 }
 
@@ -108,7 +112,8 @@ impl Policy {
         }
     }
 
-    /// Adds a limit, unless an option would have no effect, or another has its name: clients and metrics could not tell them apart.
+    /// Adds a limit, unless an option would have no effect, or another has its name: clients and
+    /// metrics could not tell them apart.
     pub(super) fn push(&mut self, limit: KeyedLimit) -> Result<(), ConfigError> {
         let all = || self.limits.iter().chain([&limit]);
         let names = || all().filter_map(KeyedLimit::limit).map(Limit::name);
@@ -166,7 +171,8 @@ impl Policy {
         })
     }
 
-    /// Waits in line for capacity, if the layer does, and begins bans, for a request that has `waited` for other decisions.
+    /// Waits in line for capacity, if the layer does, and begins bans, for a request that has
+    /// `waited` for other decisions.
     fn decide_later(
         self: &Arc<Self>,
         check: Check,
@@ -256,7 +262,8 @@ fn list(find: impl Fn(&Parts) -> Result<bool, KeyError> + Send + Sync + 'static)
     })
 }
 
-/// How long a request has waited for decisions in all layers so far: in its extensions, for the layers further in.
+/// How long a request has waited for decisions in all layers so far: in its extensions, for the
+/// layers further in.
 #[derive(Clone, Copy)]
 pub(super) struct TimeWaited(pub(super) Duration);
 

@@ -5,9 +5,10 @@ use http::{
     header::{ACCESS_CONTROL_REQUEST_METHOD, CONTENT_LENGTH, ORIGIN, TRANSFER_ENCODING},
 };
 
-/// Whether an `OPTIONS` request of these headers is one that a browser sends by itself before a request to another origin
-/// (Fetch, section 3.3.2), which is counted in its place. A preflight has one origin, one method, and no body. Over HTTP/2 the headers
-/// do not tell whether there is a body, and a layer takes bodies of any type, so one with a body is taken for a preflight there.
+/// Whether an `OPTIONS` request of these headers is one that a browser sends by itself before a
+/// request to another origin (Fetch, section 3.3.2), which is counted in its place. A preflight has
+/// one origin, one method, and no body. Over HTTP/2 the headers do not tell whether there is a
+/// body, and a layer takes bodies of any type, so one with a body is taken for a preflight there.
 pub(super) fn is_preflight(headers: &HeaderMap) -> bool {
     only(headers, &ORIGIN).is_some()
         && only(headers, &ACCESS_CONTROL_REQUEST_METHOD)

@@ -15,15 +15,18 @@ use crate::{
     split::Split,
 };
 
-/// The most charges that one check asks for. A check of all parts could keep a server from others for longer than their deadline.
+/// The most charges that one check asks for. A check of all parts could keep a server from others
+/// for longer than their deadline.
 const AT_ONCE: usize = 64;
 
-/// A charge at no cost to each limit of a request, and the charges to its parts, or to itself if it is whole.
+/// A charge at no cost to each limit of a request, and the charges to its parts, or to itself if it
+/// is whole.
 type Usage = Vec<(Charge, Vec<Charge>)>;
 
 impl<R> RateLimitLayer<R> {
-    /// Shows how each limit of the layer stands for the client of a request, without spending anything: by the same extractor and
-    /// choice of limits, in their order, with those that are hidden or in the shadow. A [split](super::KeyedLimit::split) limit is the sum of its parts.
+    /// Shows how each limit of the layer stands for the client of a request, without spending
+    /// anything: by the same extractor and choice of limits, in their order, with those that are
+    /// hidden or in the shadow. A [split](super::KeyedLimit::split) limit is the sum of its parts.
     ///
     /// ```
     /// use axum::extract::State;
@@ -38,17 +41,20 @@ impl<R> RateLimitLayer<R> {
     /// }
     /// ```
     ///
-    /// * A limit that is [chosen](super::KeyedLimit::chosen) as `None` for the request is not among them. If the path decides, set that path on
-    ///   the request.
-    /// * A [ban](super::KeyedLimit::ban) is a limit of its own: one unit of it is used while it lasts.
+    /// * A limit that is [chosen](super::KeyedLimit::chosen) as `None` for the request is not among
+    ///   them. If the path decides, set that path on the request.
+    /// * A [ban](super::KeyedLimit::ban) is a limit of its own: one unit of it is used while it
+    ///   lasts.
     /// * Whether the request would be counted, denied or exempt makes no difference.
-    /// * More than 64 limits and parts are asked for in several calls, each with a deadline of its own.
-    /// * [`guide::choosing_keys`](crate::guide::choosing_keys#show-and-reset-a-client) has a handler for the operator.
+    /// * More than 64 limits and parts are asked for in several calls, each with a deadline of its
+    ///   own.
+    /// * [`guide::choosing_keys`](crate::guide::choosing_keys#show-and-reset-a-client) has a
+    ///   handler for the operator.
     ///
     /// # Errors
     ///
-    /// [`Rejection::NoKey`] if the request has no key for a limit. [`Rejection::Unavailable`] if the store does not answer within the deadline,
-    /// whatever the failure mode.
+    /// [`Rejection::NoKey`] if the request has no key for a limit. [`Rejection::Unavailable`] if
+    /// the store does not answer within the deadline, whatever the failure mode.
     pub async fn peek(&self, request: &Parts) -> Result<Vec<LimitStatus>, Rejection> {
         let (limits, limiter) = self.policy.usage(request)?;
         let mut parts = limits.iter().flat_map(|(_, parts)| parts).cloned();
@@ -61,8 +67,9 @@ impl<R> RateLimitLayer<R> {
         Ok(limits.iter().map(|(whole, parts)| LimitStatus::sum(whole, &of_parts(parts))).collect())
     }
 
-    /// Forgets what the limits of the layer count for the client of a request: the limits and keys that [`peek`](Self::peek) shows, with all parts.
-    /// Places of a [concurrent](crate::Limit::concurrent) limit stay, since they are held.
+    /// Forgets what the limits of the layer count for the client of a request: the limits and keys
+    /// that [`peek`](Self::peek) shows, with all parts. Places of a
+    /// [concurrent](crate::Limit::concurrent) limit stay, since they are held.
     ///
     /// # Errors
     ///
@@ -79,7 +86,8 @@ impl<R> RateLimitLayer<R> {
 }
 
 impl Policy {
-    /// With a limiter that asks the store alone: a store that fails is an error, and no share tells how its limits stand.
+    /// With a limiter that asks the store alone: a store that fails is an error, and no share tells
+    /// how its limits stand.
     fn usage(&self, request: &Parts) -> Result<(Usage, Limiter), Rejection> {
         let details = CheckDetails::of(&self.limits, |limit| limit.whole_at_no_cost().draft(request, 0))?;
         let whole = details.check.iter().flat_map(Check::charges).map(Charge::without_cost).enumerate();

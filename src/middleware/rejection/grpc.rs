@@ -12,7 +12,8 @@ use tonic_types::{ErrorDetails, StatusExt};
 
 use super::{Rejection, response::RejectionResponse};
 
-/// A gRPC status, for services that speak gRPC: HTTP 200 with all in its headers ("trailers-only"), and no body.
+/// A gRPC status, for services that speak gRPC: HTTP 200 with all in its headers ("trailers-only"),
+/// and no body.
 ///
 /// | rejection | code |
 /// |---|---|
@@ -26,16 +27,19 @@ use super::{Rejection, response::RejectionResponse};
 /// | any other status | `INTERNAL` (13) |
 ///
 /// * The message is [`Rejection::detail`]: a sentence for clients.
-/// * `grpc-retry-pushback-ms` ([gRFC A6]) is the wait in milliseconds, rounded up. It is -1 where waiting does not help, or takes
-///   longer than the 24.8 days that fit into it. Then clients with a retry policy do not retry.
-/// * `grpc-status-details-bin` has a `google.rpc.RetryInfo` with the same wait, and a `google.rpc.QuotaFailure` with one violation
-///   for each limit that has refused. Its subject is the name of the limit. [Hidden](crate::KeyedLimit::hidden) limits have none.
-/// * All headers of other rejections are metadata, such as `retry-after` and the [figures](crate::HeaderSets).
-/// * A request of gRPC-Web gets the same headers under its own content type. A browser's script can read them only if CORS
-///   exposes `grpc-status`, `grpc-message` and `grpc-status-details-bin`.
+/// * `grpc-retry-pushback-ms` ([gRFC A6]) is the wait in milliseconds, rounded up. It is -1 where
+///   waiting does not help, or takes longer than the 24.8 days that fit into it. Then clients with
+///   a retry policy do not retry.
+/// * `grpc-status-details-bin` has a `google.rpc.RetryInfo` with the same wait, and a
+///   `google.rpc.QuotaFailure` with one violation for each limit that has refused. Its subject is
+///   the name of the limit. [Hidden](crate::KeyedLimit::hidden) limits have none.
+/// * All headers of other rejections are metadata, such as `retry-after` and the
+///   [figures](crate::HeaderSets).
+/// * A request of gRPC-Web gets the same headers under its own content type. A browser's script can
+///   read them only if CORS exposes `grpc-status`, `grpc-message` and `grpc-status-details-bin`.
 ///
-/// It answers every request in gRPC. If the server answers HTTP as well, use [`GrpcOr`]. It works with every body that has
-/// a default, such as tonic's and axum's.
+/// It answers every request in gRPC. If the server answers HTTP as well, use [`GrpcOr`]. It works
+/// with every body that has a default, such as tonic's and axum's.
 ///
 /// ```
 /// use tower_sliding_window::{Limit, MemoryStore, PeerIp, RateLimitLayer, middleware::GrpcResponse};
@@ -49,8 +53,9 @@ use super::{Rejection, response::RejectionResponse};
 #[derive(Clone, Copy, Debug, Default)]
 pub struct GrpcResponse;
 
-/// Answers requests in gRPC by a [`GrpcResponse`]: those whose `Content-Type` is `application/grpc`, `application/grpc-web`,
-/// `application/grpc-web-text`, or one of these with a suffix such as `+proto`. All others get the other response.
+/// Answers requests in gRPC by a [`GrpcResponse`]: those whose `Content-Type` is
+/// `application/grpc`, `application/grpc-web`, `application/grpc-web-text`, or one of these with a
+/// suffix such as `+proto`. All others get the other response.
 /// [`guide::grpc`](crate::guide::grpc#http-and-grpc-on-one-server) has complete servers.
 ///
 /// ```

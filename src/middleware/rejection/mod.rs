@@ -10,21 +10,26 @@
 //! | key on a list of [denied](super::RateLimitLayer::deny) keys | 403 | |
 //! | no decision, or no limit could be chosen, while failing closed; or a cost above the [share](crate::limiter::Share), while failing local | 503 | `Retry-After` of 1 to 5 s, at random so that clients do not all return at once |
 //!
-//! All have `Cache-Control: no-store`, [problem details](JsonResponse) as their body, and the [`Rejection`] in the response's extensions, so that outer
-//! layers see the reason. The response to `HEAD` has the same headers and no content, if its body is one of
-//! [those](crate::guide::at_most_n_at_once#bodies) that the crate knows. If the store has not decided, [`Degraded`](super::Degraded) is there as well.
+//! All have `Cache-Control: no-store`, [problem details](JsonResponse) as their body, and the
+//! [`Rejection`] in the response's extensions, so that outer layers see the reason. The response to
+//! `HEAD` has the same headers and no content, if its body is one of
+//! [those](crate::guide::at_most_n_at_once#bodies) that the crate knows. If the store has not
+//! decided, [`Degraded`](super::Degraded) is there as well.
 //!
-//! Two refusals have no figures: one by [hidden](super::KeyedLimit::hidden) limits alone, and one by a layer
-//! that [does not send them](super::RateLimitLayer::headers). Both have `Retry-After`.
+//! Two refusals have no figures: one by [hidden](super::KeyedLimit::hidden) limits alone, and one
+//! by a layer that [does not send them](super::RateLimitLayer::headers). Both have `Retry-After`.
 //!
 //! For clients that speak gRPC, there is `GrpcResponse`: see [`guide::grpc`](crate::guide::grpc).
-//! For plain text, use [`respond_with(TextResponse)`](super::RateLimitLayer::respond_with). To send any other response, give it a
-//! closure, or implement [`RejectionResponse`] for a type of your own, which gets the request as well: [a page for
-//! browsers](crate::guide::recipes#a-page-for-browsers). It gets the status and all headers but `Content-Type`. [`Rejection::detail`] is a sentence for clients. The closure's
-//! rejection includes hidden limits; [`Decision::visible`](crate::Decision::visible) is the limit that clients may see.
+//! For plain text, use [`respond_with(TextResponse)`](super::RateLimitLayer::respond_with). To send
+//! any other response, give it a closure, or implement [`RejectionResponse`] for a type of your
+//! own, which gets the request as well: [a page for
+//! browsers](crate::guide::recipes#a-page-for-browsers). It gets the status and all headers but
+//! `Content-Type`. [`Rejection::detail`] is a sentence for clients. The closure's rejection
+//! includes hidden limits; [`Decision::visible`](crate::Decision::visible) is the limit that
+//! clients may see.
 //!
-//! [`JsonResponse`] and [`TextResponse`] need a body that can be made of a `String`. For other bodies, a closure makes it of the
-//! text: see [`Rejection::problem`].
+//! [`JsonResponse`] and [`TextResponse`] need a body that can be made of a `String`. For other
+//! bodies, a closure makes it of the text: see [`Rejection::problem`].
 //!
 //! ```
 //! use axum::body::Body;
@@ -43,11 +48,13 @@
 //!
 //! # In a handler
 //!
-//! With axum, a [`Rejection`] is a response. So a handler that calls a [`Limiter`](crate::Limiter) can return it, and responds
-//! as a layer that fails closed does. To go on without a decision, handle the error of the limiter instead of passing it on
-//! with `?`. [`write_headers`](crate::Decision::write_headers) writes the figures of an admission. A layer around the handler
-//! leaves the figures of its rejection as they are: its reset is in seconds from now.
-//! With tonic, a [`Rejection`] becomes a `Status`: see [`guide::grpc`](crate::guide::grpc#in-a-method).
+//! With axum, a [`Rejection`] is a response. So a handler that calls a [`Limiter`](crate::Limiter)
+//! can return it, and responds as a layer that fails closed does. To go on without a decision,
+//! handle the error of the limiter instead of passing it on with `?`.
+//! [`write_headers`](crate::Decision::write_headers) writes the figures of an admission. A layer
+//! around the handler leaves the figures of its rejection as they are: its reset is in seconds from
+//! now. With tonic, a [`Rejection`] becomes a `Status`: see
+//! [`guide::grpc`](crate::guide::grpc#in-a-method).
 //!
 //! ```
 //! use axum::extract::State;
@@ -98,9 +105,11 @@ use crate::{
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Rejection {
-    /// A limit refused it. Some methods return a refusal as a value: `.map_err(Rejection::Limited)?` makes it an error.
+    /// A limit refused it. Some methods return a refusal as a value:
+    /// `.map_err(Rejection::Limited)?` makes it an error.
     Limited(Decision),
-    /// A [ban](crate::KeyedLimit::ban) refused it, or has begun by it. The response has this status.
+    /// A [ban](crate::KeyedLimit::ban) refused it, or has begun by it. The response has this
+    /// status.
     Banned(Decision, StatusCode),
     /// It costs more than a limit ever admits.
     NeverFits(NeverFits),
@@ -108,12 +117,13 @@ pub enum Rejection {
     NoKey(KeyError),
     /// Its key is on a list of [denied](crate::RateLimitLayer::deny) keys.
     Denied,
-    /// The store could not decide or no limit could be chosen, and the layer fails closed. Or it fails local, and the
-    /// request costs more than the [share](crate::limiter::Share).
+    /// The store could not decide or no limit could be chosen, and the layer fails closed. Or it
+    /// fails local, and the request costs more than the [share](crate::limiter::Share).
     Unavailable(Error),
-    /// The server has made a mistake that only a request shows, and the log has its words: a limit is [chosen](crate::KeyedLimit::chosen)
-    /// on which an option has no effect, or the body of the response cannot
-    /// [hold the place](crate::guide::at_most_n_at_once#bodies) of a [concurrent](Limit::concurrent) limit.
+    /// The server has made a mistake that only a request shows, and the log has its words: a limit
+    /// is [chosen](crate::KeyedLimit::chosen) on which an option has no effect, or the body of the
+    /// response cannot [hold the place](crate::guide::at_most_n_at_once#bodies) of a
+    /// [concurrent](Limit::concurrent) limit.
     NotSetUp(ConfigError),
 }
 
@@ -211,15 +221,15 @@ impl error::Error for Rejection {
     }
 }
 
-/// The limits in the [shadow](crate::KeyedLimit::in_shadow) that would have refused a request, in all layers that it went
-/// through: in the extensions of its response.
+/// The limits in the [shadow](crate::KeyedLimit::in_shadow) that would have refused a request, in
+/// all layers that it went through: in the extensions of its response.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ShadowRefusals {
     /// The decisions in which a limit would have refused: see [`Decision::shadow_refusals`].
     pub decisions: Vec<Decision>,
-    /// The limits that could not charge the request, and were left out of its check: each one, if it is known, with the
-    /// rejection that the request would have got.
+    /// The limits that could not charge the request, and were left out of its check: each one, if
+    /// it is known, with the rejection that the request would have got.
     pub left_out: Vec<(Option<Limit>, Rejection)>,
 }
 

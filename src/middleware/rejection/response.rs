@@ -27,8 +27,8 @@ use crate::{check::random, decision::Decision};
             tonic with `tonic::body::Body::new`; a server of gRPC alone needs only `.respond_with(GrpcResponse)`"
 )]
 pub trait RejectionResponse<B> {
-    /// The response. `head` has the status and the headers, which may be changed. `request` is the head of the request, for
-    /// a server that speaks several protocols, such as HTTP and gRPC.
+    /// The response. `head` has the status and the headers, which may be changed. `request` is the
+    /// head of the request, for a server that speaks several protocols, such as HTTP and gRPC.
     fn respond(&self, rejection: &Rejection, request: &Parts, head: Response<()>) -> Response<B>;
 }
 
@@ -41,7 +41,8 @@ where
     }
 }
 
-/// The default response: problem details (RFC 9457) as `application/problem+json`, whatever the request accepts.
+/// The default response: problem details (RFC 9457) as `application/problem+json`, whatever the
+/// request accepts.
 ///
 /// ```json
 /// {
@@ -54,12 +55,14 @@ where
 /// }
 /// ```
 ///
-/// * The types `quota-exceeded`, for a 429 by a limit, and `temporary-reduced-capacity`, for a 503, are those of the
-///   [draft](crate::HeaderSets::RATE_LIMIT) of the `RateLimit` fields. They are not registered before it is published. All other
-///   responses have no type, which means `about:blank`.
-/// * `violated-policies` are the names of the limits that have refused, without [hidden](crate::Charge::hidden) ones.
-/// * It works with every body that can be made of a `String`, such as axum's and `http_body_util::Full<Bytes>`. For other
-///   bodies, use [`Rejection::problem`].
+/// * The types `quota-exceeded`, for a 429 by a limit, and `temporary-reduced-capacity`, for a 503,
+///   are those of the [draft](crate::HeaderSets::RATE_LIMIT) of the `RateLimit` fields. They are
+///   not registered before it is published. All other responses have no type, which means
+///   `about:blank`.
+/// * `violated-policies` are the names of the limits that have refused, without
+///   [hidden](crate::Charge::hidden) ones.
+/// * It works with every body that can be made of a `String`, such as axum's and
+///   `http_body_util::Full<Bytes>`. For other bodies, use [`Rejection::problem`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct JsonResponse;
 
@@ -88,7 +91,8 @@ impl Rejection {
         let mut head = Response::new(());
         *head.status_mut() = self.status();
         let headers = head.headers_mut();
-        // It is for one client at one moment, so no cache may store it (RFC 6585, section 4, for 429).
+        // It is for one client at one moment, so no cache may store it (RFC 6585, section 4, for
+        // 429).
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
         match self {
             Self::Limited(decision) | Self::Banned(decision, _) => {
@@ -106,8 +110,8 @@ impl Rejection {
         head
     }
 
-    /// A sentence for the client: without hidden limits, keys, and details of the server. Escape it in HTML, since it may repeat what an
-    /// extractor of your own says.
+    /// A sentence for the client: without hidden limits, keys, and details of the server. Escape it
+    /// in HTML, since it may repeat what an extractor of your own says.
     ///
     /// ```
     /// use axum::body::Body;
@@ -164,8 +168,8 @@ impl Rejection {
         }
     }
 
-    /// The response of [`JsonResponse`] with a text as its body, for services whose body cannot be made of a `String`.
-    /// [`respond_with`](crate::RateLimitLayer::respond_with) has an example.
+    /// The response of [`JsonResponse`] with a text as its body, for services whose body cannot be
+    /// made of a `String`. [`respond_with`](crate::RateLimitLayer::respond_with) has an example.
     #[must_use]
     pub fn problem(&self, mut head: Response<()>) -> Response<String> {
         head.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
@@ -173,9 +177,11 @@ impl Rejection {
         head.map(|()| text)
     }
 
-    /// Problem details (RFC 9457). Written piece by piece: formatting would double the instructions of a refused request.
+    /// Problem details (RFC 9457). Written piece by piece: formatting would double the instructions
+    /// of a refused request.
     fn problem_details(&self, retry_after: Option<&HeaderValue>) -> String {
-        // A responder around this one may have removed the header, or written a date into it, which would break the JSON.
+        // A responder around this one may have removed the header, or written a date into it, which
+        // would break the JSON.
         let is_number = |text: &&str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
         let retry_after = retry_after.and_then(|seconds| seconds.to_str().ok()).filter(is_number);
         let mut body = String::with_capacity(320);

@@ -1,4 +1,5 @@
-//! The types of bodies that the crate knows: how each holds the places of concurrent limits until its end, and how it is emptied.
+//! The types of bodies that the crate knows: how each holds the places of concurrent limits until
+//! its end, and how it is emptied.
 
 use std::{
     any::{Any, type_name},
@@ -58,8 +59,8 @@ impl<B> Holding<B> {
     }
 }
 
-/// The response to a `HEAD` request: the headers of that to a `GET`, without the content. hyper would send it over HTTP/2. A body of an
-/// unknown type keeps it.
+/// The response to a `HEAD` request: the headers of that to a `GET`, without the content. hyper
+/// would send it over HTTP/2. A body of an unknown type keeps it.
 pub(super) fn without_content<B: Body + 'static>(mut response: Response<B>) -> Response<B> {
     let length = response.body().size_hint().exact().filter(|length| *length > 0);
     if let Some(length) = length.filter(|_| !response.headers().contains_key(CONTENT_LENGTH)) {
@@ -68,8 +69,9 @@ pub(super) fn without_content<B: Body + 'static>(mut response: Response<B>) -> R
     response.map(|body| changed(body, None))
 }
 
-/// The same body, holding the places of a decision until it has ended or is dropped. A body that is buffered whole does not: a connection
-/// takes all of it at once. Without a decision, an empty body. One of an unknown type stays as it is.
+/// The same body, holding the places of a decision until it has ended or is dropped. A body that is
+/// buffered whole does not: a connection takes all of it at once. Without a decision, an empty
+/// body. One of an unknown type stays as it is.
 #[cold]
 pub(super) fn changed<B: Body + 'static>(body: B, decision: Option<&Decision>) -> B {
     let mut body = Some(body);

@@ -33,12 +33,12 @@ pub(super) struct FollowUp {
     pub(super) details: Box<CheckDetails>,
 }
 
-/// The settlements and blocks that a response waits for, and the decision after them. They go on if the client leaves: a client would
-/// otherwise leave with units that it has used.
+/// The settlements and blocks that a response waits for, and the decision after them. They go on if
+/// the client leaves: a client would otherwise leave with units that it has used.
 pub(crate) type Settling = Detachable<Option<Decision>>;
 
-/// A call counts as of its response, since the upstream may have counted it that late, but at most this part of the window
-/// later than its admission. This is the throughput that it can cost.
+/// A call counts as of its response, since the upstream may have counted it that late, but at most
+/// this part of the window later than its admission. This is the throughput that it can cost.
 const MAX_DELAY_DIVISOR: u32 = 10;
 
 /// The precision of stores.
@@ -50,7 +50,8 @@ impl FollowUp {
         let check = self.details.check.as_ref()?;
         let heeds = self.policy.any(|limit| limit.heeds_upstream);
         let block = heeds.then(|| block_request(response.status, &response.headers, SystemTime::now())).flatten();
-        // The cost of each reserved charge, if it is settled, and how much later than its admission it counts.
+        // The cost of each reserved charge, if it is settled, and how much later than its admission
+        // it counts.
         let mut costs = Vec::<(Option<u64>, Option<Duration>)>::new();
         let (mut spent, mut blocked) = (Vec::new(), Vec::new());
         for ((index, charge), status) in check.charges().enumerate().zip(admitted.statuses()) {
@@ -68,8 +69,8 @@ impl FollowUp {
                 spent.push((index, charge.as_spent(status.limit().clone(), units)));
             }
             if let (Some(block), Some(heeding), false) = (block, heeding, charge.is_shadow()) {
-                // If the upstream has not refused the call, a limit that was used up here, and gives nothing back, stays open.
-                // All other parts of a split limit are blocked.
+                // If the upstream has not refused the call, a limit that was used up here, and
+                // gives nothing back, stays open. All other parts of a split limit are blocked.
                 let gives_back = settled.0.is_some_and(|cost| cost < charge.cost());
                 let is_blocked = block.is_refusal || status.remaining() > 0 || gives_back;
                 let keys = heeding.all_parts_of(charge.key()).into_iter();
@@ -78,7 +79,8 @@ impl FollowUp {
             }
             costs.push(settled);
         }
-        // Also if the cost is the charge: until it is settled, others are told that its units may be given back.
+        // Also if the cost is the charge: until it is settled, others are told that its units may
+        // be given back.
         let settlement = |is_delayed: bool| {
             let mut costs = costs.iter();
             let cost = |_: &Charge| costs.next().filter(|(_, delay)| delay.is_some() == is_delayed)?.0;
@@ -104,14 +106,16 @@ impl FollowUp {
         }))
     }
 
-    /// Adds to the response what outer layers should know, and lets its body hold the places of the request.
+    /// Adds to the response what outer layers should know, and lets its body hold the places of the
+    /// request.
     pub(super) fn end<B: Body + 'static>(self, admitted: Option<Decision>, mut response: Response<B>) -> Response<B> {
         self.details.shadow.into_iter().for_each(|shadow| shadow.add_to(&mut response));
         let held = admitted.filter(|admitted| admitted.holds_place() && !self.policy.frees_with_head);
         if held.is_some() { response.map(|body| changed(body, held.as_ref())) } else { response }
     }
 
-    /// The limits that a charge is of, and the cost by each of them alone. Two chosen limits may have one charge.
+    /// The limits that a charge is of, and the cost by each of them alone. Two chosen limits may
+    /// have one charge.
     fn limits_of(&self, charge_index: usize) -> impl Iterator<Item = (&KeyedLimit, u64)> {
         let charged = self.details.charged.iter().filter(move |charged| charged.charge_index == charge_index);
         charged.filter_map(|charged| Some((self.policy.limits.get(charged.limit_index)?, charged.cost)))
@@ -147,14 +151,16 @@ async fn settle(
     settled.map(|decision| decision.with_statuses_of(&counted, &indexes))
 }
 
-/// Blocks limits, all at once, so that one that cannot be blocked does not use up the time of the others.
+/// Blocks limits, all at once, so that one that cannot be blocked does not use up the time of the
+/// others.
 async fn block_all(limiter: &Limiter, events: &Events, blocked: Vec<(Limit, Key, BlockRequest)>) {
     if blocked.is_empty() {
         return;
     }
     let open = limiter.clone().with_failure_mode(FailureMode::Open);
     let block = async |(limit, key, request): (Limit, Key, BlockRequest)| {
-        // If the upstream only reports that nothing is left, and the limit agrees, it needs no block.
+        // If the upstream only reports that nothing is left, and the limit agrees, it needs no
+        // block.
         if request.is_refusal || open.peek(&limit, key.clone()).await?.remaining() > 0 {
             events.upstream_blocks(request.time);
             limiter.block(&limit, key, request.time).await?;

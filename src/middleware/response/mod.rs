@@ -1,4 +1,5 @@
-//! The end of a request: from its decision to a response in the service's place, or to the changes of the service's response.
+//! The end of a request: from its decision to a response in the service's place, or to the changes
+//! of the service's response.
 
 mod body;
 mod follow_up;
@@ -33,8 +34,8 @@ pub(super) struct Completion {
 }
 
 impl Policy {
-    /// Lets the request through, with the decision in its extensions, or makes the response to a rejected request. Reports
-    /// what the operator should know.
+    /// Lets the request through, with the decision in its extensions, or makes the response to a
+    /// rejected request. Reports what the operator should know.
     #[inline]
     pub(super) fn conclude<B: Body + 'static>(
         self: &Arc<Self>,
@@ -151,10 +152,12 @@ impl Completion {
         (Response::from_parts(parts, body), settling)
     }
 
-    /// Writes headers and extensions of the response. `settled` is the decision after the settlements.
+    /// Writes headers and extensions of the response. `settled` is the decision after the
+    /// settlements.
     pub(super) fn write<B: Body + 'static>(self, settled: Option<&Decision>, mut response: Response<B>) -> Response<B> {
         if let Some(decision) = settled.or(self.decision.as_ref()) {
-            // An inner layer's rejection keeps its figures, since its `Retry-After` belongs to them.
+            // An inner layer's rejection keeps its figures, since its `Retry-After` belongs to
+            // them.
             if response.extensions().get::<Rejection>().is_none() {
                 self.headers.write_x_rate_limit(decision, response.headers_mut());
             }
@@ -168,8 +171,8 @@ impl Completion {
     }
 }
 
-/// The decision of a request that is let through; `None` if there was nothing to decide, or no decision and the layer fails
-/// open.
+/// The decision of a request that is let through; `None` if there was nothing to decide, or no
+/// decision and the layer fails open.
 #[inline]
 fn admission(outcome: Result<Option<Decision>, Error>, mode: FailureMode) -> Result<Option<Decision>, Rejection> {
     match outcome {
@@ -182,8 +185,8 @@ fn admission(outcome: Result<Option<Decision>, Error>, mode: FailureMode) -> Res
     }
 }
 
-/// The default response of a layer that fails closed, with the same [`Degraded`], log lines and metrics. It has
-/// the default [sets of headers](crate::HeaderSets).
+/// The default response of a layer that fails closed, with the same [`Degraded`], log lines and
+/// metrics. It has the default [sets of headers](crate::HeaderSets).
 #[cfg(feature = "axum")]
 impl axum::response::IntoResponse for Rejection {
     fn into_response(self) -> axum::response::Response {
@@ -196,8 +199,8 @@ impl axum::response::IntoResponse for Rejection {
     }
 }
 
-/// The status of a [`GrpcResponse`](crate::middleware::GrpcResponse) of a layer that fails closed, with the same log lines and metrics. It
-/// has no `x-ratelimit-*`.
+/// The status of a [`GrpcResponse`](crate::middleware::GrpcResponse) of a layer that fails closed,
+/// with the same log lines and metrics. It has no `x-ratelimit-*`.
 #[cfg(feature = "grpc")]
 impl From<Rejection> for tonic::Status {
     fn from(rejection: Rejection) -> Self {

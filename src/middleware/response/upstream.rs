@@ -1,16 +1,17 @@
 //! The request of an upstream to block, read from its response.
 //!
-//! 1. `Retry-After` (RFC 9110, section 10.2.3) of a 429 or 503, in seconds or as a date, goes before all else. In other
-//!    responses it has another meaning.
-//! 2. In any response, a limit with nothing left asks it to stay away until its reset: a member of `RateLimit`
-//!    (draft-ietf-httpapi-ratelimit-headers, the list of -08 and later), or
+//! 1. `Retry-After` (RFC 9110, section 10.2.3) of a 429 or 503, in seconds or as a date, goes
+//!    before all else. In other responses it has another meaning.
+//! 2. In any response, a limit with nothing left asks it to stay away until its reset: a member of
+//!    `RateLimit` (draft-ietf-httpapi-ratelimit-headers, the list of -08 and later), or
 //!    `X-RateLimit-Remaining` with `-Reset`, also without the `X-`. Of several, the longest counts.
-//! 3. A `-Reset` is a number of seconds, above a billion a Unix time, and above a trillion a Unix time in milliseconds: no
-//!    upstream asks it to stay away of thirty years.
-//! 4. Values that are malformed, or already over, are ignored. A 429 without any other value asks for one second.
+//! 3. A `-Reset` is a number of seconds, above a billion a Unix time, and above a trillion a Unix
+//!    time in milliseconds: no upstream asks it to stay away of thirty years.
+//! 4. Values that are malformed, or already over, are ignored. A 429 without any other value asks
+//!    for one second.
 //! 5. No block is longer than a day.
-//! 6. A 429, a 503 with `Retry-After`, and a 403 with nothing left are refusals: the upstream has counted more than we have.
-//!    Any other response may report no more than we know.
+//! 6. A 429, a 503 with `Retry-After`, and a 403 with nothing left are refusals: the upstream has
+//!    counted more than we have. Any other response may report no more than we know.
 
 use std::time::{Duration, SystemTime};
 

@@ -1,9 +1,11 @@
 //! The number of admissions that a store may remember, and how many of them each limit holds.
 //!
-//! A limit gets more capacity only as long as it holds less than is free. So a limit that takes all it can get leaves half of
-//! the capacity to others, two leave a third, and any other limit can get as much as each of them has.
+//! A limit gets more capacity only as long as it holds less than is free. So a limit that takes all
+//! it can get leaves half of the capacity to others, two leave a third, and any other limit can get
+//! as much as each of them has.
 //!
-//! Places of concurrent limits take no capacity. The request that holds one takes more memory, and it has to be found to be freed.
+//! Places of concurrent limits take no capacity. The request that holds one takes more memory, and
+//! it has to be found to be freed.
 
 use std::{
     collections::HashMap,
@@ -106,7 +108,8 @@ impl Capacity {
         usage.is_of_places() || held + further <= self.admissions.saturating_sub(self.taken() + further - 1)
     }
 
-    /// Takes or gives back capacity, so that it is taken for this many admissions instead of `before`.
+    /// Takes or gives back capacity, so that it is taken for this many admissions instead of
+    /// `before`.
     ///
     /// If nothing changes, nothing is written, so that threads do not meet here.
     #[inline]
@@ -123,7 +126,8 @@ impl Capacity {
         }
     }
 
-    /// Counts units of a key in the cells of its limit, which has no room for a record. The next check sweeps.
+    /// Counts units of a key in the cells of its limit, which has no room for a record. The next
+    /// check sweeps.
     #[cold]
     pub(super) fn count_in_cells(&self, usage: &LimitUsage, digest: u64, now: u64, units: u64) {
         self.is_lacking.store(true, Ordering::Relaxed);

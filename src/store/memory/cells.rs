@@ -1,13 +1,14 @@
 //! Where a limit counts the keys for which it has no room: many keys in few cells.
 //!
-//! 1. A key has [`PLACES`] cells, by its digest. Each has at least as many units as the key, so the key has at most the least of
-//!    them: cells count too much, never too little.
-//! 2. Cells know no time of a unit but the half of the clock's window. So a unit counts for one window at least, and for less than
-//!    one and a half.
-//! 3. An admission raises only the cells that have too little. Each part is raised for itself: what an older part has says
-//!    nothing about what is left when it has gone.
-//! 4. Each cell goes on to a new part when one of its keys asks. So a check takes no longer with more cells, except the first one after
-//!    the clock has stepped back by more than two parts: it takes all cells back.
+//! 1. A key has [`PLACES`] cells, by its digest. Each has at least as many units as the key, so the
+//!    key has at most the least of them: cells count too much, never too little.
+//! 2. Cells know no time of a unit but the half of the clock's window. So a unit counts for one
+//!    window at least, and for less than one and a half.
+//! 3. An admission raises only the cells that have too little. Each part is raised for itself: what
+//!    an older part has says nothing about what is left when it has gone.
+//! 4. Each cell goes on to a new part when one of its keys asks. So a check takes no longer with
+//!    more cells, except the first one after the clock has stepped back by more than two parts: it
+//!    takes all cells back.
 
 use std::array;
 
@@ -32,7 +33,8 @@ impl Cells {
         Self { window, newest: 0, over_at: 0, cells: vec![Cell::default(); further + 1].into() }
     }
 
-    /// The most units that a key may have in each part, the oldest first, and until when they may have come.
+    /// The most units that a key may have in each part, the oldest first, and until when they may
+    /// have come.
     pub(super) fn of_key(&mut self, digest: u64, now: u64) -> impl Iterator<Item = (u64, u64)> {
         let cells = self.places(digest, now).map(|place| self.cells[place].1);
         (0..3).rev().filter_map(move |age| {
@@ -63,10 +65,12 @@ impl Cells {
     /// The places of a key's cells, after these have gone on to the newest part.
     fn places(&mut self, digest: u64, now: u64) -> [usize; PLACES] {
         let part = now / self.part();
-        // A caller may have read the clock before another did. But the clock has not stepped back by more than a window unseen.
+        // A caller may have read the clock before another did. But the clock has not stepped back
+        // by more than a window unseen.
         if !(part..=part + 2).contains(&self.newest) {
             if part < self.newest {
-                // All at once: the parts of a key's cells would differ otherwise, and the least of each be too little.
+                // All at once: the parts of a key's cells would differ otherwise, and the least of
+                // each be too little.
                 self.cells.iter_mut().for_each(|cell| go_on(cell, part as u32));
             }
             self.newest = part;

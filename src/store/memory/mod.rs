@@ -1,22 +1,27 @@
 //! The in-process store.
 //!
-//! 1. It needs no runtime and no task, and decides at once, by a clock of its own. It never fails. Its retry times are exact. Its clock
-//!    follows steps of the system clock.
-//! 2. It remembers at most [`capacity`](MemoryStore::capacity) admissions one by one, and forgets none that is still in its
-//!    window, since a client could then spend the same unit twice.
-//! 3. A limit grows only while it holds less than is still free. So one limit stops at half of the capacity. Two that
-//!    grow together stop at a third each. Any other limit stays exact.
-//! 4. A limit without room still decides every key, and admits no key more than its algorithm does. A key with admissions adds
-//!    up further ones by half windows, so it is refused too early by less than half a window. Further keys are counted together,
-//!    in cells of a fixed size that count too much and never too little.
-//! 5. An honest new key of such a limit may be refused too early, if other keys have used its cells:
-//!    [`large_limits`](crate::guide::large_limits#a-full-memorystore) has the figures, which `stores/full_memory.rs` of the tests measures.
-//! 6. So a client with endless keys, such as the addresses of an IPv6 network, ends no limit. To keep it from refusing others, count
-//!    such clients under a wider prefix as well, by a limit of its own.
-//! 7. Without room, a reservation counts for the whole window and no settlement finds it: what it cost above its estimate is added. A
-//!    repeated id may count again. A [reset](crate::Limiter::reset) leaves cells as they are: a window and a half later they are empty.
-//! 8. Expired admissions are swept in passing, one shard at a time, in a cycle of one second as long as checks arrive; all of them
-//!    after a check that found no room.
+//! 1. It needs no runtime and no task, and decides at once, by a clock of its own. It never fails.
+//!    Its retry times are exact. Its clock follows steps of the system clock.
+//! 2. It remembers at most [`capacity`](MemoryStore::capacity) admissions one by one, and forgets
+//!    none that is still in its window, since a client could then spend the same unit twice.
+//! 3. A limit grows only while it holds less than is still free. So one limit stops at half of the
+//!    capacity. Two that grow together stop at a third each. Any other limit stays exact.
+//! 4. A limit without room still decides every key, and admits no key more than its algorithm does.
+//!    A key with admissions adds up further ones by half windows, so it is refused too early by
+//!    less than half a window. Further keys are counted together, in cells of a fixed size that
+//!    count too much and never too little.
+//! 5. An honest new key of such a limit may be refused too early, if other keys have used its
+//!    cells: [`large_limits`](crate::guide::large_limits#a-full-memorystore) has the figures, which
+//!    `stores/full_memory.rs` of the tests measures.
+//! 6. So a client with endless keys, such as the addresses of an IPv6 network, ends no limit. To
+//!    keep it from refusing others, count such clients under a wider prefix as well, by a limit of
+//!    its own.
+//! 7. Without room, a reservation counts for the whole window and no settlement finds it: what it
+//!    cost above its estimate is added. A repeated id may count again. A
+//!    [reset](crate::Limiter::reset) leaves cells as they are: a window and a half later they are
+//!    empty.
+//! 8. Expired admissions are swept in passing, one shard at a time, in a cycle of one second as
+//!    long as checks arrive; all of them after a check that found no room.
 
 mod capacity;
 mod cells;
@@ -42,11 +47,12 @@ use crate::{
 ///
 /// # When it is full
 ///
-/// The store remembers up to its [`capacity`](Self::capacity) of admissions. A limit that has used up its part still decides every
-/// check, so there is no error and no failure mode. It never admits a key too often, and it may refuse too early:
+/// The store remembers up to its [`capacity`](Self::capacity) of admissions. A limit that has used
+/// up its part still decides every check, so there is no error and no failure mode. It never admits
+/// a key too often, and it may refuse too early:
 ///
-/// * New keys of this limit share counts. A flood of new keys can make it refuse all other new keys, for up to one and a half windows.
-///   So a retry time can be longer than the window.
+/// * New keys of this limit share counts. A flood of new keys can make it refuse all other new
+///   keys, for up to one and a half windows. So a retry time can be longer than the window.
 /// * A [settlement](crate::settlement) gives back no units that were counted without room: its
 ///   [`was_applied`](crate::settlement::Settled::was_applied) is `false`.
 /// * A [reset](crate::Limiter::reset) does not change shared counts.
@@ -56,14 +62,16 @@ use crate::{
 ///
 /// # Its clock
 ///
-/// It begins with the time of the system, and goes on by a monotonic clock. If the system clock differs by more than a second later,
-/// because it was set or the machine was suspended, the store follows it, within a second of checks. A step back admits nothing too much, and
-/// a key is right again after at most one window. A step forward ends windows early by the step, as that of a Redis server's clock does.
+/// It begins with the time of the system, and goes on by a monotonic clock. If the system clock
+/// differs by more than a second later, because it was set or the machine was suspended, the store
+/// follows it, within a second of checks. A step back admits nothing too much, and a key is right
+/// again after at most one window. A step forward ends windows early by the step, as that of a
+/// Redis server's clock does.
 ///
 /// # In tests
 ///
-/// Unless it has a [clock](MemoryStore::clock) of its own, a store uses tokio's time. So a test that
-/// [pauses](https://docs.rs/tokio/latest/tokio/time/fn.pause.html) it controls the windows:
+/// Unless it has a [clock](MemoryStore::clock) of its own, a store uses tokio's time. So a test
+/// that [pauses](https://docs.rs/tokio/latest/tokio/time/fn.pause.html) it controls the windows:
 ///
 /// ```
 /// # /*
@@ -82,7 +90,8 @@ use crate::{
 /// }
 /// ```
 ///
-/// Time is paused only on the thread of the test's runtime. A test with other threads uses a [`ManualClock`].
+/// Time is paused only on the thread of the test's runtime. A test with other threads uses a
+/// [`ManualClock`].
 #[derive(Clone)]
 #[must_use]
 pub struct MemoryStore(Arc<Table>);
@@ -98,29 +107,35 @@ impl MemoryStore {
         Self(Arc::new(Table::new(clock, Capacity::new(capacity))))
     }
 
-    /// An empty store with the same clock and this capacity: the largest number of admissions to remember, about 16 bytes each, or
-    /// 24 if they cost several units or are reserved or settled. Default: 1,000,000.
+    /// An empty store with the same clock and this capacity: the largest number of admissions to
+    /// remember, about 16 bytes each, or 24 if they cost several units or are reserved or settled.
+    /// Default: 1,000,000.
     ///
-    /// A single limit gets half of it, rounded up, and each further limit half of the rest, so a new limit always finds
-    /// capacity. A limit that has used up its part still decides: its new keys [share counts](Self#when-it-is-full), and some or all
-    /// of them are refused too early. Shared counts take at most 32 bytes more for each admission of the capacity, for all limits.
+    /// A single limit gets half of it, rounded up, and each further limit half of the rest, so a
+    /// new limit always finds capacity. A limit that has used up its part still decides: its new
+    /// keys [share counts](Self#when-it-is-full), and some or all of them are refused too early.
+    /// Shared counts take at most 32 bytes more for each admission of the capacity, for all limits.
     ///
-    /// Give the store at least twice the number of admissions that all limits together are expected to hold, and twice more
-    /// for each limit that clients can fill.
+    /// Give the store at least twice the number of admissions that all limits together are expected
+    /// to hold, and twice more for each limit that clients can fill.
     ///
-    /// A check takes microseconds, however many admissions of its key are remembered, with four exceptions. These take up to a millisecond
-    /// among half a million of one key: a check with an [id](crate::Check::id) of the caller's, the refusal of a large cost where admissions
-    /// have different costs, a reservation whose lease ends in the middle of the window, and the settlement of an old admission.
+    /// A check takes microseconds, however many admissions of its key are remembered, with four
+    /// exceptions. These take up to a millisecond among half a million of one key: a check with an
+    /// [id](crate::Check::id) of the caller's, the refusal of a large cost where admissions have
+    /// different costs, a reservation whose lease ends in the middle of the window, and the
+    /// settlement of an old admission.
     pub fn capacity(&self, admissions: usize) -> Self {
         Self::with(self.0.clock.clone(), admissions)
     }
 
-    /// An empty store with the same capacity, and this clock instead of [tokio's](#in-tests): for tests.
+    /// An empty store with the same capacity, and this clock instead of [tokio's](#in-tests): for
+    /// tests.
     pub fn clock(&self, clock: &ManualClock) -> Self {
         Self::with(Clock::Manual(clock.clone()), self.0.capacity.admissions)
     }
 
-    /// The number of keys that are remembered one by one, including expired ones that are not swept yet.
+    /// The number of keys that are remembered one by one, including expired ones that are not swept
+    /// yet.
     #[must_use]
     pub fn keys(&self) -> usize {
         self.0.keys()

@@ -11,18 +11,21 @@ use crate::{
     window::{ChargeSettlement, CheckContext, Figures, Window},
 };
 
-/// The records of keys that have units counted: those of other keys are removed before the lock is free.
+/// The records of keys that have units counted: those of other keys are removed before the lock is
+/// free.
 #[derive(Default)]
 pub(super) struct Shard(HashTable<Record>);
 
-/// One limit and key: two cache lines that processors load together. It is found by the digest of both.
+/// One limit and key: two cache lines that processors load together. It is found by the digest of
+/// both.
 #[repr(align(128))]
 struct Record {
     digest: u64,
     key: Key,
     /// Of all keys under the limit.
     usage: Arc<LimitUsage>,
-    /// The entries for which capacity is taken. None in a new record, which has what [cells](super::cells) know.
+    /// The entries for which capacity is taken. None in a new record, which has what
+    /// [cells](super::cells) know.
     entries: usize,
     window: Window,
 }
@@ -160,7 +163,8 @@ impl Place<'_> {
         self.record.get().entries == 0
     }
 
-    /// Whether there is room for so many further entries. Other threads write what is taken, so it is read only if it matters.
+    /// Whether there is room for so many further entries. Other threads write what is taken, so it
+    /// is read only if it matters.
     #[inline]
     fn has_room(&self, further: usize) -> bool {
         let Record { usage, window, entries, .. } = self.record.get();
@@ -168,8 +172,9 @@ impl Place<'_> {
         entries_after <= *entries || self.capacity.has_room(usage, entries_after - entries)
     }
 
-    /// Takes capacity for the entries if there is room, and gives back what is no longer needed. Removes a record without entries, and
-    /// a new one for which no units were counted. Units without room are counted in cells.
+    /// Takes capacity for the entries if there is room, and gives back what is no longer needed.
+    /// Removes a record without entries, and a new one for which no units were counted. Units
+    /// without room are counted in cells.
     #[inline]
     fn leave(mut self, counted: u64, now: u64, has_room: bool) {
         let (capacity, is_new) = (self.capacity, self.is_new());
@@ -187,8 +192,8 @@ impl Place<'_> {
 }
 
 impl Verdict {
-    /// A check is admitted if all of its charges fit, but for those in the shadow. If one of them knows that it was admitted
-    /// before, it is not counted again.
+    /// A check is admitted if all of its charges fit, but for those in the shadow. If one of them
+    /// knows that it was admitted before, it is not counted again.
     // Little is left of it for a single charge, as in most checks.
     #[inline(always)]
     pub(super) fn of(looks: &[Look<'_>]) -> Self {

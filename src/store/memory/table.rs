@@ -26,7 +26,8 @@ const SHARDS: usize = 64;
 /// All shards are swept within this time, in microseconds, as long as checks arrive.
 const SWEEP_CYCLE: u64 = 1_000_000;
 
-/// The check after one that found no room sweeps on until it has looked at this many keys, which takes less than a millisecond.
+/// The check after one that found no room sweeps on until it has looked at this many keys, which
+/// takes less than a millisecond.
 const SWEPT_AT_ONCE: usize = 10_000;
 
 /// The state that the clones of a store share.
@@ -39,7 +40,8 @@ pub(super) struct Table {
     next_swept: AtomicUsize,
 }
 
-/// On cache lines of its own: threads that lock two shards would otherwise wait for each other's lines.
+/// On cache lines of its own: threads that lock two shards would otherwise wait for each other's
+/// lines.
 #[derive(Default)]
 #[repr(align(128))]
 struct LockedShard {
@@ -83,7 +85,8 @@ impl Table {
         }
     }
 
-    /// Decides a charge that is alone in its check, as most are: one lock, one look-up, and no list.
+    /// Decides a charge that is alone in its check, as most are: one lock, one look-up, and no
+    /// list.
     #[inline]
     fn decide_one(&self, charge: &Charge, context: CheckContext) -> (Figures, Verdict) {
         let digest = charge.digest(&self.digester);
@@ -138,12 +141,13 @@ impl Table {
 
     #[inline]
     fn lock(&self, index: usize) -> MutexGuard<'_, Shard> {
-        // No code that can panic runs under the lock, and a shard is whole between any two of its operations.
+        // No code that can panic runs under the lock, and a shard is whole between any two of its
+        // operations.
         self.shards[index].shard.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sweeps the next shard if it is due, and leaves it to another caller if its lock is taken. Sweeps more if a limit has had no
-    /// room.
+    /// Sweeps the next shard if it is due, and leaves it to another caller if its lock is taken.
+    /// Sweeps more if a limit has had no room.
     #[inline]
     fn sweep_in_passing(&self, now: u64) {
         let due = self.sweep_due.load(Ordering::Relaxed);
@@ -171,7 +175,8 @@ impl Table {
         }
     }
 
-    /// Sweeps shards that have not been swept for a whole cycle. Of several callers, the first sweeps a shard.
+    /// Sweeps shards that have not been swept for a whole cycle. Of several callers, the first
+    /// sweeps a shard.
     #[cold]
     fn sweep_overdue(&self, now: u64) {
         let mut keys = 0;
@@ -192,7 +197,8 @@ fn shard_of(digest: u64) -> usize {
     (digest >> 32) as usize % SHARDS
 }
 
-/// The shards that a check needs, locked in their order, so that two checks never wait for each other.
+/// The shards that a check needs, locked in their order, so that two checks never wait for each
+/// other.
 struct LockedShards<'a> {
     capacity: &'a Capacity,
     /// One a charge.

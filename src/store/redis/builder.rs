@@ -78,20 +78,22 @@ impl RedisStoreBuilder {
         }
     }
 
-    /// The beginning of every key in Redis, so that two applications on one Redis do not share limits of the same name: 1 to
-    /// 64 characters of `A-Z a-z 0-9 _ . -`. Default: `tsw1`.
+    /// The beginning of every key in Redis, so that two applications on one Redis do not share
+    /// limits of the same name: 1 to 64 characters of `A-Z a-z 0-9 _ . -`. Default: `tsw1`.
     pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
         self.prefix = prefix.into();
         self
     }
 
-    /// Hashes the identities in Redis with this secret: addresses, user names, and all other values of a
-    /// [`Key`](crate::Key). A reader of Redis then learns only which entries belong to the same identity. All instances
-    /// that share limits need the same secret. A new secret, or none, starts every window anew.
+    /// Hashes the identities in Redis with this secret: addresses, user names, and all other values
+    /// of a [`Key`](crate::Key). A reader of Redis then learns only which entries belong to the
+    /// same identity. All instances that share limits need the same secret. A new secret, or none,
+    /// starts every window anew.
     ///
-    /// Default: none. The keys then have a SHA-256 without a secret. Anyone who sees them, by `MONITOR`, in a dump or on a
-    /// replica, can try all possible identities within minutes: every IPv4 address, or every name on a list. An
-    /// [`ApiKey`](crate::ApiKey) is always hashed with its own secret first.
+    /// Default: none. The keys then have a SHA-256 without a secret. Anyone who sees them, by
+    /// `MONITOR`, in a dump or on a replica, can try all possible identities within minutes: every
+    /// IPv4 address, or every name on a list. An [`ApiKey`](crate::ApiKey) is always hashed with
+    /// its own secret first.
     ///
     /// ```no_run
     /// # fn store() -> Result<(), Box<dyn std::error::Error>> {
@@ -106,46 +108,55 @@ impl RedisStoreBuilder {
         self
     }
 
-    /// The most connections that each tokio runtime of the process opens. Default: 4. So Redis has a batch to decide while the process
-    /// reads the reply to another one. [`connect`](Self::connect) opens all of them in its runtime. Otherwise they are opened when they are
-    /// needed, and a process with little to do opens one or two. In a cluster, the most pairs of connections to each node.
+    /// The most connections that each tokio runtime of the process opens. Default: 4. So Redis has
+    /// a batch to decide while the process reads the reply to another one.
+    /// [`connect`](Self::connect) opens all of them in its runtime. Otherwise they are opened when
+    /// they are needed, and a process with little to do opens one or two. In a cluster, the most
+    /// pairs of connections to each node.
     ///
-    /// Each connection has one batch of checks in flight. To a server that is far away, more batches are in flight and share the
-    /// connections: one for each millisecond of the round trip, at most 64. In a cluster, batches always share the connections.
+    /// Each connection has one batch of checks in flight. To a server that is far away, more
+    /// batches are in flight and share the connections: one for each millisecond of the round trip,
+    /// at most 64. In a cluster, batches always share the connections.
     pub fn connections(mut self, connections: u32) -> Self {
         self.connection.connections = connections;
         self
     }
 
-    /// How long a check waits for a connection before it fails, and how long opening one may take with signing in. A limiter's
-    /// deadline mostly ends the wait of a check earlier. While a connection opens, checks use those that are open. A cluster
-    /// may take up to 5 s to open its connections to all nodes. Default: 1 s.
+    /// How long a check waits for a connection before it fails, and how long opening one may take
+    /// with signing in. A limiter's deadline mostly ends the wait of a check earlier. While a
+    /// connection opens, checks use those that are open. A cluster may take up to 5 s to open its
+    /// connections to all nodes. Default: 1 s.
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.connection.connect_timeout = timeout;
         self
     }
 
-    /// How long Redis may take to reply to a batch of checks. Without a reply by then the batch has failed. A limiter's
-    /// deadline mostly ends the wait of a check earlier; a deadline above this time needs a longer one here. In a cluster,
-    /// the time for one node; a request that is sent to several has twice as long. Default: 1 s.
+    /// How long Redis may take to reply to a batch of checks. Without a reply by then the batch has
+    /// failed. A limiter's deadline mostly ends the wait of a check earlier; a deadline above this
+    /// time needs a longer one here. In a cluster, the time for one node; a request that is sent to
+    /// several has twice as long. Default: 1 s.
     pub fn reply_timeout(mut self, timeout: Duration) -> Self {
         self.connection.reply_timeout = timeout;
         self
     }
 
-    /// The ACL user to sign in as, and its password, so that it need not be in a URL. A server that asks for a password alone
-    /// has the user `default`. Default: the login of the URL or the client. Behind sentinels, whose URLs have their own, none.
+    /// The ACL user to sign in as, and its password, so that it need not be in a URL. A server that
+    /// asks for a password alone has the user `default`. Default: the login of the URL or the
+    /// client. Behind sentinels, whose URLs have their own, none.
     pub fn login(mut self, user: impl Into<String>, password: impl Into<String>) -> Self {
         self.opening().login = Some((user.into(), password.into()));
         self
     }
 
-    /// The users and passwords that this provider gives, one after the other, such as tokens that a cloud gives out for some minutes:
-    /// [`redis::StreamingCredentialsProvider`]. A new connection signs in with the first that its stream yields, and again with each that
-    /// follows. Behind sentinels, those of the primary. Default: none. It replaces [`login`](Self::login).
-    /// [`guide::your_redis`](crate::guide::your_redis#tokens-and-passwords-that-change) has an example.
+    /// The users and passwords that this provider gives, one after the other, such as tokens that a
+    /// cloud gives out for some minutes: [`redis::StreamingCredentialsProvider`]. A new connection
+    /// signs in with the first that its stream yields, and again with each that follows. Behind
+    /// sentinels, those of the primary. Default: none. It replaces [`login`](Self::login).
+    /// [`guide::your_redis`](crate::guide::your_redis#tokens-and-passwords-that-change) has an
+    /// example.
     ///
-    /// A stream that ends leaves the last credentials. A new connection whose stream yields none, or an error, fails.
+    /// A stream that ends leaves the last credentials. A new connection whose stream yields none,
+    /// or an error, fails.
     #[cfg(feature = "credentials")]
     pub fn credentials(mut self, provider: impl redis::StreamingCredentialsProvider + Clone + 'static) -> Self {
         let opening = self.opening();
@@ -158,14 +169,15 @@ impl RedisStoreBuilder {
         self
     }
 
-    /// The number of the database. Default: the number of the URL or the client. Behind sentinels, 0.
+    /// The number of the database. Default: the number of the URL or the client, and 0 behind
+    /// sentinels.
     pub fn database(mut self, number: u32) -> Self {
         self.opening().database = Some(number);
         self
     }
 
-    /// Trusts only servers whose certificates this authority has signed: one or more certificates in PEM.
-    /// Default: the authorities that the system trusts.
+    /// Trusts only servers whose certificates this authority has signed: one or more certificates
+    /// in PEM. Default: the authorities that the system trusts.
     #[cfg(feature = "tls")]
     pub fn root_certificate(mut self, pem: impl Into<Vec<u8>>) -> Self {
         self.opening().certificates.root_cert = Some(pem.into());
@@ -180,18 +192,18 @@ impl RedisStoreBuilder {
         self
     }
 
-    /// Decides by the system clock of each process instead of the server's, for servers on which a script may not call
-    /// `TIME`. Default: the server's clock.
+    /// Decides by the system clock of each process instead of the server's, for servers on which a
+    /// script may not call `TIME`. Default: the server's clock.
     ///
-    /// The clocks of all processes have to agree, as clocks that NTP sets do. If one is ahead, a window can end early there
-    /// and admit too much by that difference, and end late elsewhere.
+    /// The clocks of all processes have to agree, as clocks that NTP sets do. If one is ahead, a
+    /// window can end early there and admit too much by that difference, and end late elsewhere.
     pub fn client_clock(mut self) -> Self {
         self.clock = Some(Clock::System);
         self
     }
 
-    /// Decides by this clock instead of the server's: for tests. Keys expire by the server's clock, a minute later than
-    /// otherwise. So a test may take that long between two moves of the clock.
+    /// Decides by this clock instead of the server's: for tests. Keys expire by the server's clock,
+    /// a minute later than otherwise. So a test may take that long between two moves of the clock.
     pub fn clock(mut self, clock: &ManualClock) -> Self {
         self.clock = Some(Clock::Manual(clock.clone()));
         self

@@ -1,12 +1,15 @@
-//! The layout of the keys in Redis: `{prefix}:{<digest>}:<limit>/<window>`, followed by `:<algorithm>` unless that is the log.
+//! The layout of the keys in Redis: `{prefix}:{<digest>}:<limit>/<window>`, followed by
+//! `:<algorithm>` unless that is the log.
 //!
-//! 1. The digest is the first 128 bits of a hash of the [`Key`]'s namespace and value: HMAC-SHA-256 if the store has a secret,
-//!    else SHA-256. It has 22 characters of base64url (RFC 4648, section 5). The value itself is never part of a Redis key, so
-//!    a client cannot reach the key of another. Without a secret, a reader of Redis can find a value by trying all
-//!    possible ones, if they are few.
-//! 2. The braces are a cluster's hash tag. All limits of one [`Key`] are in one slot, and the keys spread over all slots.
-//! 3. Name, window and algorithm are a limit's identity. The window is written as in the text of a limit: `login=5/min` counts in
-//!    `tsw1:{uAmvOtciwcWGtISCdGweJA}:login/min`.
+//! 1. The digest is the first 128 bits of a hash of the [`Key`]'s namespace and value: HMAC-SHA-256
+//!    if the store has a secret, else SHA-256. It has 22 characters of base64url (RFC 4648, section
+//!    5). The value itself is never part of a Redis key, so a client cannot reach the key of
+//!    another. Without a secret, a reader of Redis can find a value by trying all possible ones, if
+//!    they are few.
+//! 2. The braces are a cluster's hash tag. All limits of one [`Key`] are in one slot, and the keys
+//!    spread over all slots.
+//! 3. Name, window and algorithm are a limit's identity. The window is written as in the text of a
+//!    limit: `login=5/min` counts in `tsw1:{uAmvOtciwcWGtISCdGweJA}:login/min`.
 //! 4. The default prefix carries the version of the layout.
 
 use std::{array, fmt::Write};
@@ -67,7 +70,8 @@ impl Keys {
         text
     }
 
-    /// The slot of a cluster that has all limits of a key: CRC-16/XMODEM of the text between the braces.
+    /// The slot of a cluster that has all limits of a key: CRC-16/XMODEM of the text between the
+    /// braces.
     pub(super) fn hash_slot(&self, key: &Key) -> u16 {
         let with_bit = |crc: u16, _| if crc & 0x8000 == 0 { crc << 1 } else { (crc << 1) ^ 0x1021 };
         let with_digit = |crc: u16, digit: u8| (0..8).fold(crc ^ u16::from(digit) << 8, with_bit);
@@ -117,7 +121,8 @@ mod tests {
         assert_eq!(rest, ":login/min");
     }
 
-    /// SHA-256 over the length of "tenant" in eight bytes, "tenant", and "7". Another digest would forget all counts.
+    /// SHA-256 over the length of "tenant" in eight bytes, "tenant", and "7". Another digest would
+    /// forget all counts.
     #[test]
     fn the_digest_stays_what_it_is() {
         let text = plain("tsw1").of(&Limit::per_minute("login", 5), &Key::new("tenant", "7"));

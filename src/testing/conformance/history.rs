@@ -28,7 +28,8 @@ pub(super) struct History {
     pub(super) probes: Vec<Charge>,
 }
 
-/// A step. Those that refer to an earlier step by its number do nothing if that has admitted nothing.
+/// A step. Those that refer to an earlier step by its number do nothing if that has admitted
+/// nothing.
 #[derive(Clone, Debug)]
 pub(super) enum Step {
     /// Decides a check so many times.
@@ -41,7 +42,8 @@ pub(super) enum Step {
         step: u64,
         is_elsewhere: bool,
     },
-    /// Advances to the retry time of the last refusal, or to as long before it, and decides its check again.
+    /// Advances to the retry time of the last refusal, or to as long before it, and decides its
+    /// check again.
     Retry(Duration),
     /// Sets the cost of the first charge of an admission, or of all of them.
     Settle {
@@ -51,8 +53,8 @@ pub(super) enum Step {
     },
     Reset(Limit, Key),
     Advance(Duration),
-    /// Before and afterwards, each limit is asked for a unit. So those that are used refuse, and count units of later times as of
-    /// now.
+    /// Before and afterwards, each limit is asked for a unit. So those that are used refuse, and
+    /// count units of later times as of now.
     ClockBack(Duration),
 }
 
@@ -103,8 +105,8 @@ impl History {
         Self { begins, steps, probes: pairs.iter().map(probe).collect() }
     }
 
-    /// Checks of every pair of kinds, each with a key of its own, with an id and without, and settled at every cost, within the lease
-    /// and after it.
+    /// Checks of every pair of kinds, each with a key of its own, with an id and without, and
+    /// settled at every cost, within the lease and after it.
     pub(super) fn of_pairs(algorithms: &[Algorithm]) -> Self {
         let (lease, mut steps) = (Duration::from_secs(4), Vec::new());
         let cases = algorithms.iter().flat_map(|algorithm| (0..16 * 64).map(move |case| (*algorithm, case)));

@@ -31,9 +31,11 @@ const ALGORITHMS: [Algorithm; 4] = [
 
 /// The conformance suite, which fails the test of a store that breaks a rule.
 ///
-/// 1. Random histories of checks, repeated checks, settlements, resets and clock steps are decided by the store and by an
-///    oracle, which has the rules in their plainest form, and compared step by step. If a decision differs, the history is shrunk to the steps that lead there.
-/// 2. Rules show what histories cannot: futures that are not polled or dropped, checks at the same moment, huge costs, errors.
+/// 1. Random histories of checks, repeated checks, settlements, resets and clock steps are decided
+///    by the store and by an oracle, which has the rules in their plainest form, and compared step
+///    by step. If a decision differs, the history is shrunk to the steps that lead there.
+/// 2. Rules show what histories cannot: futures that are not polled or dropped, checks at the same
+///    moment, huge costs, errors.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() {
@@ -56,8 +58,9 @@ impl Conformance {
         Self { algorithms: ALGORITHMS.into(), seeds: (0..30).map(|number| first.wrapping_add(number)).collect() }
     }
 
-    /// The algorithms that the store counts by. Default: a log, a compact log of 16 entries, a counter, a fixed window. A check by
-    /// another one has to be decided, or to fail with an [error of one check](crate::error::StoreError::of_one_check).
+    /// The algorithms that the store counts by. Default: a log, a compact log of 16 entries, a
+    /// counter, a fixed window. A check by another one has to be decided, or to fail with an [error
+    /// of one check](crate::error::StoreError::of_one_check).
     ///
     /// # Panics
     ///
@@ -68,22 +71,26 @@ impl Conformance {
         Self { algorithms, ..self }
     }
 
-    /// The seeds of the random histories, one for each history of 200 steps. The message of a failure has the seed of the history that
-    /// has failed: `seeds([27])` runs the history 27 alone. Default: 30 seeds, others each time.
+    /// The seeds of the random histories, one for each history of 200 steps. The message of a
+    /// failure has the seed of the history that has failed: `seeds([27])` runs the history 27
+    /// alone. Default: 30 seeds, others each time.
     pub fn seeds(self, seeds: impl IntoIterator<Item = u64>) -> Self {
         Self { seeds: seeds.into_iter().collect(), ..self }
     }
 
     /// Runs the suite, and stops at the first history that differs.
     ///
-    /// `make` makes a store that has nothing stored and decides by the given clock. It may connect, and may own what has to live as
-    /// long as the store, such as a server. It is called for each history and rule, and again to shrink a history. If the store has
-    /// a [local state](Store::local_state), that goes by the clock as well: [`LocalState::by`](crate::store::LocalState::by). Clones of the
-    /// store have to share what they remember; a store that is not `Clone` is given in an [`Arc`].
+    /// `make` makes a store that has nothing stored and decides by the given clock. It may connect,
+    /// and may own what has to live as long as the store, such as a server. It is called for each
+    /// history and rule, and again to shrink a history. If the store has a [local
+    /// state](Store::local_state), that goes by the clock as well:
+    /// [`LocalState::by`](crate::store::LocalState::by). Clones of the store have to share what
+    /// they remember; a store that is not `Clone` is given in an [`Arc`].
     ///
     /// # Panics
     ///
-    /// If the store breaks a rule. The message lists the rules: what was expected, what the store did, and the steps that lead there.
+    /// If the store breaks a rule. The message lists the rules: what was expected, what the store
+    /// did, and the steps that lead there.
     pub async fn run<S: Store + Clone>(&self, make: impl AsyncFn(ManualClock) -> S) {
         let make = async || {
             let clock = ManualClock::new();

@@ -29,7 +29,8 @@ struct Replay<'a> {
     refused: Option<(Check, Duration)>,
 }
 
-/// Replays a history, until a reply differs from the oracle's. Returns the place of the step that differs, and how it does.
+/// Replays a history, until a reply differs from the oracle's. Returns the place of the step that
+/// differs, and how it does.
 pub(super) async fn replay(trial: &Trial, history: &History) -> Result<(), (usize, String)> {
     trial.clock.step_back(Duration::MAX);
     trial.clock.advance(history.begins);

@@ -226,7 +226,8 @@ async fn prefetches(trial: Trial, algorithms: Vec<Algorithm>) -> Kept {
         };
         let prefetch = trial.decide(check(100)).await?;
         expect("used and reserved units of a prefetch", (100, 100), (prefetch.used(), prefetch.binding().reserved()))?;
-        // Neither refusals nor a clock that steps back make it shorter: its units are spent until the end of its life.
+        // Neither refusals nor a clock that steps back make it shorter: its units are spent until
+        // the end of its life.
         let step = Duration::from_millis(300);
         let none = Duration::ZERO;
         for (back, forward) in [(none, none), (step, none), (none, step + limit.window() + life - MICROSECOND)] {

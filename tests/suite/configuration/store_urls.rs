@@ -1,4 +1,5 @@
-//! The store that a URL names. That it keeps the rules of every store is tested wherever `for_every_store!` is used.
+//! The store that a URL names. That it keeps the rules of every store is tested wherever
+//! `for_every_store!` is used.
 
 use std::sync::Arc;
 

@@ -16,8 +16,8 @@ fn micros(clock: &ManualClock) -> u64 {
     u64::try_from(clock.now().duration_since(UNIX_EPOCH).unwrap().as_micros()).unwrap()
 }
 
-/// A compact log compared to the exact log: it never admits more, and it refuses only checks that the exact log would
-/// refuse if its units stayed for one sub-window longer.
+/// A compact log compared to the exact log: it never admits more, and it refuses only checks that
+/// the exact log would refuse if its units stayed for one sub-window longer.
 fn a_compact_log_errs_to_one_side(entries: u16, operations: u32) {
     let limit = Limit::per("calls", 40, Duration::from_micros(100_003)).with_algorithm(Algorithm::compact_log(entries));
     let (window, part) = (100_003, 100_003_u64.div_ceil(u64::from(entries) - 2));

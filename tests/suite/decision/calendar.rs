@@ -131,7 +131,8 @@ fn a_time_zone_has_the_name_that_the_configuration_gives_it() {
     }
 }
 
-/// The script of a store gets the time of the process only by the ends of periods, so other ends are another clock.
+/// The script of a store gets the time of the process only by the ends of periods, so other ends
+/// are another clock.
 #[tokio::test]
 async fn a_process_whose_clock_is_wrong_by_too_much_has_no_decision() {
     let server = RedisServer::start();

@@ -1,5 +1,5 @@
-//! A clock that has stepped back: both stores count the same within a window of 1970, and no reset time is too early after the
-//! server's own clock has stepped.
+//! A clock that has stepped back: both stores count the same within a window of 1970, and no reset
+//! time is too early after the server's own clock has stepped.
 
 use std::time::{Duration, SystemTime};
 
@@ -21,7 +21,8 @@ use crate::support::{
 
 const CALLS: Limit = Limit::per("calls", 100, Duration::from_secs(10));
 
-/// Random histories within the first windows of 1970, with steps back to it: both stores decide each step alike.
+/// Random histories within the first windows of 1970, with steps back to it: both stores decide
+/// each step alike.
 #[tokio::test]
 async fn both_stores_count_the_same_within_a_window_of_1970() {
     let (memory, redis) = (memory().without_refusal_cache(), redis().without_refusal_cache());
@@ -38,7 +39,8 @@ async fn both_stores_count_the_same_within_a_window_of_1970() {
         for step in 0..30 {
             let time = Duration::from_micros(numbers.below(4) * numbers.below(2_500_000));
             all(&|clock| clock.advance(time));
-            // Only one of the stores keeps counts that have expired, and they would count again after a step back.
+            // Only one of the stores keeps counts that have expired, and they would count again
+            // after a step back.
             if numbers.below(12) == 0 && limit.algorithm() != Algorithm::sliding_window_counter() {
                 all(&|clock| clock.step_back(Duration::MAX));
             }
@@ -57,7 +59,8 @@ async fn both_stores_count_the_same_within_a_window_of_1970() {
             }
             let made = charge(&limit, cost);
             let made = if kind == 1 { made.reserve(lease) } else { made };
-            // A repeated check keeps its id. A new one gets its id here, because each store would generate its own.
+            // A repeated check keeps its id. A new one gets its id here, because each store would
+            // generate its own.
             let id = if kind == 2 { 1_000 + numbers.below(3) } else { u64::try_from(round * 100 + step).unwrap() };
             let check = Check::new(made).with_id(AdmissionId::from(1 << 40 | id));
             let of_memory = memory.limiter.check_all(check.clone()).await.unwrap();
@@ -71,7 +74,8 @@ async fn both_stores_count_the_same_within_a_window_of_1970() {
     }
 }
 
-/// A log by the server's own clock, which cannot be set. Instead, the entries and the expiry of the log are moved.
+/// A log by the server's own clock, which cannot be set. Instead, the entries and the expiry of the
+/// log are moved.
 struct Shifted {
     server: RedisServer,
     connection: redis::Connection,
@@ -96,8 +100,8 @@ impl Shifted {
         all.into_iter().filter(|(member, _)| ![&b"used"[..], b"held"].contains(&&member[..])).collect()
     }
 
-    /// Moves the entries forward, as a clock sees them that stepped back by `millis`. A negative number moves them
-    /// back, as time does.
+    /// Moves the entries forward, as a clock sees them that stepped back by `millis`. A negative
+    /// number moves them back, as time does.
     fn shift(&mut self, millis: i64) {
         let entries = self.entries();
         if entries.is_empty() {
@@ -130,8 +134,8 @@ impl Shifted {
     }
 }
 
-/// The reset time is never before the oldest entry leaves. It is late by at most the step, plus the millisecond by
-/// which an expiry is rounded up.
+/// The reset time is never before the oldest entry leaves. It is late by at most the step, plus the
+/// millisecond by which an expiry is rounded up.
 #[tokio::test]
 async fn no_reset_time_is_early_after_the_servers_clock_steps_back() {
     let mut log = Shifted::start().await;

@@ -33,7 +33,8 @@ fn reserved(limit: &Limit, cost: u64) -> Check {
 async fn the_end_of_an_older_admission_hides_no_younger_settlement(test: Fixture<impl Store + Clone>) {
     for algorithm in ALGORITHMS {
         let limit = Limit::per_minute("tokens", 100).with_algorithm(algorithm);
-        // A fixed window does not tell two admissions of one id apart, and a counter counts those of the window before.
+        // A fixed window does not tell two admissions of one id apart, and a counter counts those
+        // of the window before.
         if [Algorithm::fixed_window(), Algorithm::sliding_window_counter()].contains(&algorithm) {
             continue;
         }

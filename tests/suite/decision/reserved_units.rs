@@ -1,4 +1,5 @@
-//! Reserved units beside plain ones and beside ids of any bytes, and the extremes of `retry_reserved_after`.
+//! Reserved units beside plain ones and beside ids of any bytes, and the extremes of
+//! `retry_reserved_after`.
 
 use std::time::Duration;
 
@@ -30,7 +31,8 @@ async fn a_plain_check_counts_reserved_units() {
     }
 }
 
-/// An application may use any eight bytes as an id, also those of a member that the log uses for a sum.
+/// An application may use any eight bytes as an id, also those of a member that the log uses for a
+/// sum.
 #[tokio::test]
 async fn no_id_is_mistaken_for_a_sum() {
     let server = RedisServer::start();

@@ -33,7 +33,8 @@ async fn used(limiter: &Limiter, split: &Split, key: &Key) -> Vec<u64> {
     used
 }
 
-/// Spends `times` units of `ada` from many tasks, one at a time, and returns how many were admitted.
+/// Spends `times` units of `ada` from many tasks, one at a time, and returns how many were
+/// admitted.
 async fn spend_from_many_tasks(limiter: &Limiter, times: usize) -> u64 {
     let mut tasks = JoinSet::new();
     for _ in 0..32 {
@@ -50,7 +51,8 @@ async fn spend_from_many_tasks(limiter: &Limiter, times: usize) -> u64 {
     tasks.join_all().await.into_iter().sum()
 }
 
-/// With as many checks as units, nearly all are admitted, whichever part they get. With many more, all units are used.
+/// With as many checks as units, nearly all are admitted, whichever part they get. With many more,
+/// all units are used.
 async fn all_parts_together_admit_the_limit(test: Fixture<impl Store + Clone>) {
     let admitted = spend_from_many_tasks(&test.limiter, 1_600).await;
     assert!((1_500..=1_600).contains(&admitted), "{admitted}");
@@ -103,8 +105,8 @@ enum Step {
     Advance { micros: u64 },
 }
 
-/// Random limits in random parts: no window admits more than the limit, and a check that fits into its part is
-/// admitted.
+/// Random limits in random parts: no window admits more than the limit, and a check that fits into
+/// its part is admitted.
 #[test]
 fn no_window_admits_more_than_the_whole_limit() {
     const WINDOW: Duration = Duration::from_millis(100);

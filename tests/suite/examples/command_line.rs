@@ -74,7 +74,8 @@ fn the_crawler_postpones_long_waits_and_spends_nothing_on_them() {
     assert_eq!((first.with(": fetched after"), first.with(": put off")), (5, 3));
     assert_eq!(first.lines.last().unwrap(), "the API was called 5 times; 0 left");
 
-    // Another process finds the units that the first has spent, and no more: a sixth call fits into a limit of six.
+    // Another process finds the units that the first has spent, and no more: a sixth call fits into
+    // a limit of six.
     let second = run("crawler", &[&settings[1..], &[("CALLS", "6")]].concat());
     assert_eq!(second.lines[0], "6 calls in any 3600s: 1 left");
     assert_eq!((second.with(": fetched after"), second.with(": put off")), (1, 7));

@@ -1,4 +1,5 @@
-//! The dashboard and the alerts of the example `metrics`. `tests/dashboard.sh` runs them in a real Prometheus.
+//! The dashboard and the alerts of the example `metrics`. `tests/dashboard.sh` runs them in a real
+//! Prometheus.
 
 use std::collections::BTreeSet;
 

@@ -51,8 +51,8 @@ async fn hello_admits_five_and_more_after_exactly_retry_after() {
 async fn two_servers_on_one_redis_admit_exactly_five_of_a_hundred_at_once() {
     let redis = RedisServer::start();
     let servers = [(); 2].map(|()| start(&[("REDIS_URL", &redis.url()), PATIENT]));
-    // A request that timed out on a slow machine is forwarded without headers, and may have been counted. Such a try
-    // shows nothing, so the next one must.
+    // A request that timed out on a slow machine is forwarded without headers, and may have been
+    // counted. Such a try shows nothing, so the next one must.
     for _ in 0..5 {
         redis.run::<()>("FLUSHALL");
         let mut requests = JoinSet::new();
@@ -128,7 +128,8 @@ async fn assert_degraded(server: &Server) {
         let items = api(server, "items", "ada").await;
         assert!(matches!(items.status.as_u16(), 200 | 429), "items {number}: {}", items.status);
         assert_eq!(items.number("x-ratelimit-limit"), Some(5), "half of the limit, items {number}");
-        // Three deadlines of 50 ms. Waiting for a connection or a reply would take more than a second.
+        // Three deadlines of 50 ms. Waiting for a connection or a reply would take more than a
+        // second.
         assert!(asked.elapsed() < Duration::from_secs(1), "{:?}", asked.elapsed());
     }
 }

@@ -1,4 +1,5 @@
-//! The page of the example `server`, as far as no browser is needed. `tests/page.sh` drives it in Chromium.
+//! The page of the example `server`, as far as no browser is needed. `tests/page.sh` drives it in
+//! Chromium.
 
 use std::{
     io::{Read, Write},

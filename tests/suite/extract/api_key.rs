@@ -16,13 +16,14 @@ fn the_key_is_a_keyed_hash_of_128_bits() {
     let key = extract(&secret());
     assert_eq!(key.value().len(), 16);
     assert_eq!(key, extract(&secret()), "the same on every instance");
-    // HMAC-SHA-256 over "tower-sliding-window api key v1\0k3y". It must stay the same in the next version.
+    // HMAC-SHA-256 over "tower-sliding-window api key v1\0k3y". It must stay the same in the next
+    // version.
     assert_eq!(u128::from_be_bytes(key.value().try_into().unwrap()), 0x53859960b3ff35b3f7d0f99874ddb7ed);
     assert_ne!(key, extract(&Secret::new("another secret of ours").unwrap()));
 }
 
-/// An authentication layer may accept all of these as the same token. If they were several keys, they would multiply
-/// the quota.
+/// An authentication layer may accept all of these as the same token. If they were several keys,
+/// they would multiply the quota.
 #[test]
 fn every_spelling_of_a_bearer_token_is_one_key() {
     for spelling in ["bearer t0ken", "BEARER t0ken", "Bearer   t0ken", "Bearer t0ken  ", "Bearer\tt0ken"] {

@@ -1,4 +1,5 @@
-//! `ClientIp`: the address of the client behind trusted proxies, and the headers with which attackers try to change it.
+//! `ClientIp`: the address of the client behind trusted proxies, and the headers with which
+//! attackers try to change it.
 
 use http::HeaderValue;
 use tower_sliding_window::{ClientIp, Everyone, Key, KeyExtractor, PeerIp};
@@ -32,7 +33,8 @@ fn the_first_untrusted_hop_from_the_right_is_the_client() {
     }
 }
 
-/// The client writes the left end. Rotating it has no effect, and naming another address does not lock that one out.
+/// The client writes the left end. Rotating it has no effect, and naming another address does not
+/// lock that one out.
 #[test]
 fn the_left_end_is_not_trusted() {
     for claimed in ["198.51.100.1", "198.51.100.2", "127.0.0.1", "unknown", "garbage", "10.1.1.1", "\"", ","] {

@@ -63,7 +63,8 @@ fn a_missing_peer_is_an_error_and_not_a_shared_key() {
     assert!(PeerIp::new().or(Header::new("x-tenant")).extract(&with(&[("x-tenant", "7")])).is_err());
 }
 
-/// A dual-stack listener reports IPv4 peers as `::ffff:a.b.c.d`: one /64 for all of them (CVE-2026-30827).
+/// A dual-stack listener reports IPv4 peers as `::ffff:a.b.c.d`: one /64 for all of them
+/// (CVE-2026-30827).
 #[test]
 fn mapped_ipv4_clients_do_not_share_a_key() {
     assert_eq!(key("::ffff:192.0.2.1"), key("192.0.2.1"));

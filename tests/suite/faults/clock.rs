@@ -65,8 +65,8 @@ async fn the_clock_steps_an_hour_back_and_an_hour_forward() {
     );
 }
 
-/// Each step forward admits the limit once more, and a step back admits nothing. A batch that is in flight during a
-/// step carries the earlier time, so the server sees one more step.
+/// Each step forward admits the limit once more, and a step back admits nothing. A batch that is in
+/// flight during a step carries the earlier time, so the server sees one more step.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_clock_steps_under_load() {
     const STEPS: u64 = 50;
@@ -74,7 +74,8 @@ async fn the_clock_steps_under_load() {
     const ON_THEIR_WAY: u64 = 4;
 
     let (server, clock) = (RedisServer::start(), ManualClock::new());
-    // With one connection, or the server would see more steps than there are, because each batch carries its time.
+    // With one connection, or the server would see more steps than there are, because each batch
+    // carries its time.
     let limiter = limiter(&server, &clock, 1);
     let stepping = tokio::spawn(async move {
         for _ in 0..STEPS {

@@ -14,8 +14,8 @@ use crate::support::{
     redis_server::RedisServer,
 };
 
-/// Checks on a closed connection are sent again. The next fault comes only after that could finish, however slow the
-/// machine is.
+/// Checks on a closed connection are sent again. The next fault comes only after that could finish,
+/// however slow the machine is.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn connections_that_the_server_kills() {
     let server = RedisServer::start();

@@ -39,8 +39,8 @@ async fn replies_around_the_deadline() {
     assert!(outcome.failed_with("timed out") > 0, "{outcome}");
 }
 
-/// More checks arrive than the queue holds, while all replies are late. Checks beyond the queue fail at once, all
-/// others time out at the deadline, and abandoned checks are not sent later.
+/// More checks arrive than the queue holds, while all replies are late. Checks beyond the queue
+/// fail at once, all others time out at the deadline, and abandoned checks are not sent later.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_flood_behind_late_replies() {
     const FLOOD: usize = 80_000;

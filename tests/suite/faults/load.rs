@@ -26,7 +26,8 @@ const BURST: Limit = Limit::per("burst", 20, Duration::from_millis(100));
 /// Counts all admissions of the keys that are charged twice.
 const TOTAL: Limit = Limit::per_day("total", 100_000_000);
 const KEYS: [&str; 8] = ["ada", "bob", "cy", "dee", "eve", "flo", "gus", "hal"];
-/// The first keys are charged twice. The others are charged once, which the script decides in a shorter way.
+/// The first keys are charged twice. The others are charged once, which the script decides in a
+/// shorter way.
 const CHARGED_TWICE: usize = 4;
 
 /// A check that takes so much longer than its deadline is stuck.
@@ -47,7 +48,8 @@ pub(super) struct Load {
 }
 
 impl Load {
-    /// Starts two limiters, as two processes would have, and the clients. Waits until no other load runs.
+    /// Starts two limiters, as two processes would have, and the clients. Waits until no other load
+    /// runs.
     pub(super) async fn start(url: &str, clients: usize, deadline: Duration) -> Self {
         static TURN: std::sync::LazyLock<Arc<Mutex<()>>> = std::sync::LazyLock::new(Arc::default);
 
@@ -81,7 +83,8 @@ impl Load {
         &self.limiters[0]
     }
 
-    /// Waits until all checks that are on their way are answered, and the server answers both limiters again.
+    /// Waits until all checks that are on their way are answered, and the server answers both
+    /// limiters again.
     pub(super) async fn goes_on(&self) {
         let healed = Instant::now();
         drop(self.underway.write().await);
@@ -141,7 +144,8 @@ pub(super) struct Seen {
     /// By their innermost cause.
     failed: BTreeMap<String, usize>,
     slowest: Duration,
-    /// The memory used by the lists of the clients that have joined, including their spare capacity.
+    /// The memory used by the lists of the clients that have joined, including their spare
+    /// capacity.
     joined_bytes: usize,
 }
 

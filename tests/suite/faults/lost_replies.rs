@@ -31,8 +31,8 @@ fn limiter(proxy: &Proxy) -> Limiter {
     Limiter::new(store).deadline(TEST_TIMEOUT).breaker(Breaker::OFF)
 }
 
-/// On a runtime of one thread, all of these checks are queued before the first is sent. Some are alone with their key
-/// and others are copies, some cost more, and some reserve their units.
+/// On a runtime of one thread, all of these checks are queued before the first is sent. Some are
+/// alone with their key and others are copies, some cost more, and some reserve their units.
 fn ask(limiter: &Limiter) -> Vec<(usize, u64, Answer)> {
     let ask_one = |number: usize| {
         let (key, cost, limiter) = (number * number % KEYS.len(), [1, 1, 1, 7][number / 10 % 4], limiter.clone());
@@ -77,8 +77,8 @@ async fn resent_checks_count_once() {
     );
 }
 
-/// `CHECKS` checks of several limits, whose shortest window may pass before the second try. Some are alone, some are
-/// copies, and some reserve.
+/// `CHECKS` checks of several limits, whose shortest window may pass before the second try. Some
+/// are alone, some are copies, and some reserve.
 fn ask_several(limiter: &Limiter, trial: usize) -> Vec<(usize, Check, Answer)> {
     let ask_one = |number: usize| {
         let (key, cost) = (number * number % KEYS.len(), [1, 1, 1, 7][number / 10 % 4]);
@@ -96,8 +96,8 @@ fn ask_several(limiter: &Limiter, trial: usize) -> Vec<(usize, Check, Answer)> {
     (0..CHECKS).map(ask_one).collect()
 }
 
-/// 10,000 admissions by two or three limits are sent again after a lost reply, and then refunded. Each counts once
-/// under each limit that still knows it, and each refund finds it.
+/// 10,000 admissions by two or three limits are sent again after a lost reply, and then refunded.
+/// Each counts once under each limit that still knows it, and each refund finds it.
 #[tokio::test]
 async fn resent_checks_of_several_limits_count_once_and_can_be_refunded() {
     let server = RedisServer::start();
@@ -162,7 +162,8 @@ async fn resent_checks_of_several_limits_count_once_and_can_be_refunded() {
     );
 }
 
-/// If signing in for the second try is cut whenever it is tried, the checks fail. They have counted once.
+/// If signing in for the second try is cut whenever it is tried, the checks fail. They have counted
+/// once.
 #[tokio::test]
 async fn checks_whose_reply_is_lost_twice_fail_and_count_once() {
     let server = RedisServer::start();
@@ -186,7 +187,8 @@ async fn checks_whose_reply_is_lost_twice_fail_and_count_once() {
     reached("both replies lost", CHECKS, format!("failed {failed}, each counted once"));
 }
 
-/// A resent check can be refunded like any other: alone, as copies that share an entry, and at a larger cost.
+/// A resent check can be refunded like any other: alone, as copies that share an entry, and at a
+/// larger cost.
 #[tokio::test]
 async fn resent_checks_can_be_refunded() {
     let server = RedisServer::start();
@@ -207,7 +209,8 @@ async fn resent_checks_can_be_refunded() {
     }
 }
 
-/// A batch has a check whose caller has stopped waiting, and which has taken a place, and another. It is sent again without the first.
+/// A batch has a check whose caller has stopped waiting, and which has taken a place, and another.
+/// It is sent again without the first.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_shutdown_waits_for_a_place_whose_reply_is_lost() {
     let server = RedisServer::start();
@@ -230,7 +233,8 @@ async fn a_shutdown_waits_for_a_place_whose_reply_is_lost() {
     assert!(place.is_err() && call.unwrap().is_allowed());
 }
 
-/// A connection that was cut may have left a request in the server's buffer, which the server reads after the second try.
+/// A connection that was cut may have left a request in the server's buffer, which the server reads
+/// after the second try.
 #[tokio::test]
 async fn a_first_try_that_runs_after_the_second_counts_nothing_more() {
     let server = RedisServer::start();

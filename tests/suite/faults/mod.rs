@@ -1,7 +1,8 @@
 //! Faults between a limiter and its server under load, one file per kind of fault.
 //!
-//! Each run compares the admissions with the rules, and prints the effect of the fault. `bash tests/outage.sh` makes a
-//! table of the worst faults, and runs the random faults for longer, as `FAULT_SECONDS=600` does.
+//! Each run compares the admissions with the rules, and prints the effect of the fault.
+//! `bash tests/outage.sh` makes a table of the worst faults, and runs the random faults for longer,
+//! as `FAULT_SECONDS=600` does.
 
 mod clock;
 mod connections;

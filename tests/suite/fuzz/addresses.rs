@@ -1,4 +1,5 @@
-//! `X-Forwarded-For`, `Forwarded` and single-value headers: text that the client wrote never changes the key.
+//! `X-Forwarded-For`, `Forwarded` and single-value headers: text that the client wrote never
+//! changes the key.
 
 use std::{
     collections::HashSet,
@@ -181,7 +182,8 @@ fn every_header_is_read_without_a_panic() {
     });
 }
 
-/// A header with one address reads it in every form of a list, and that of CloudFront with any port.
+/// A header with one address reads it in every form of a list, and that of CloudFront with any
+/// port.
 #[test]
 fn a_single_address_is_read_in_every_form_and_its_port_makes_no_other_key() {
     fuzz(&(hop(stranger()), any::<[u16; 2]>()), |(hop, ports)| {

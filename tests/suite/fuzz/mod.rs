@@ -1,7 +1,8 @@
 //! Any input from outside is read without a panic, and no untrusted input is trusted.
 //!
-//! `FUZZ_CASES=10000000` makes a long run of each test. `PROPTEST_CASES` does so for the headers of upstreams, which
-//! are read in `src/middleware/response/upstream.rs`. A failing case is shrunk to a short one.
+//! `FUZZ_CASES=10000000` makes a long run of each test. `PROPTEST_CASES` does so for the headers of
+//! upstreams, which are read in `src/middleware/response/upstream.rs`. A failing case is shrunk to
+//! a short one.
 
 mod addresses;
 mod limits;
@@ -29,7 +30,8 @@ fn fuzz<S: Strategy>(values: &S, test: impl Fn(S::Value) -> Result<(), TestCaseE
     }
 }
 
-/// Text that a header may hold, mostly made of `signs`, which have a meaning for the reader under test.
+/// Text that a header may hold, mostly made of `signs`, which have a meaning for the reader under
+/// test.
 fn header_text(signs: &'static [u8]) -> impl Strategy<Value = Vec<u8>> {
     let byte = prop_oneof![8 => select(signs), 1 => 0x20_u8..0x7f, 1 => 0x80_u8..=0xff, 1 => Just(b'\t')];
     vec(byte, 0..60)

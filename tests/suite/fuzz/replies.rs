@@ -1,4 +1,5 @@
-//! A server that gives any reply to the script: each is a decision or a typed error, and never a panic.
+//! A server that gives any reply to the script: each is a decision or a typed error, and never a
+//! panic.
 
 use std::time::Duration;
 

@@ -1,4 +1,5 @@
-//! Bearer tokens, API keys and header values: there is one way to read each, and no error shows them.
+//! Bearer tokens, API keys and header values: there is one way to read each, and no error shows
+//! them.
 
 use http::{Request, request::Parts};
 use proptest::{collection::vec, prelude::*, sample::select};
@@ -45,7 +46,8 @@ fn a_bearer_token_is_one_token_behind_its_scheme() {
     });
 }
 
-/// A client gets no second budget by writing its token in another way, and shares none with another token.
+/// A client gets no second budget by writing its token in another way, and shares none with another
+/// token.
 #[test]
 fn a_token_has_one_key_however_it_is_sent() {
     let extractor = ApiKey::bearer(&secret());

@@ -99,7 +99,8 @@ async fn decisions_count_by_limit_and_outcome() {
     assert!(all.keys().all(|series| names.iter().any(|name| series.starts_with(name))), "{all:?}");
 }
 
-/// The limiter asks the store for the figures of the refusal at no cost, as a caller that only looks does.
+/// The limiter asks the store for the figures of the refusal at no cost, as a caller that only
+/// looks does.
 #[tokio::test(start_paused = true)]
 async fn a_refusal_in_line_counts_once() {
     let limiter = Limiter::new(MemoryStore::new());

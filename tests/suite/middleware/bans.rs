@@ -219,7 +219,8 @@ for_every_store! {
     a_banned_key_is_refused_where_it_has_no_limit
 }
 
-/// Two processes. The second remembers a refusal from before the ban, and refuses without asking Redis.
+/// Two processes. The second remembers a refusal from before the ban, and refuses without asking
+/// Redis.
 #[tokio::test]
 async fn all_processes_ban_once_and_a_remembered_refusal_bans_too() {
     let (clock, server) = (ManualClock::new(), RedisServer::start());

@@ -1,4 +1,5 @@
-//! Which bodies hold places of concurrent limits: any box, and those that are buffered whole need not.
+//! Which bodies hold places of concurrent limits: any box, and those that are buffered whole need
+//! not.
 
 use std::{
     convert::Infallible,

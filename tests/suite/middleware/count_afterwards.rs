@@ -1,4 +1,5 @@
-//! `count_afterwards`: a limit that reserves nothing and charges what the response says, also beyond the limit.
+//! `count_afterwards`: a limit that reserves nothing and charges what the response says, also
+//! beyond the limit.
 
 use std::{
     convert::Infallible,
@@ -100,7 +101,8 @@ async fn concurrent_free_requests_are_all_admitted(test: Fixture<impl Store + Cl
     }
 }
 
-/// Concurrent requests may exceed the limit, but only they. The next request waits until enough units have left.
+/// Concurrent requests may exceed the limit, but only they. The next request waits until enough
+/// units have left.
 async fn overspending_is_bounded_by_the_requests_in_flight(test: Fixture<impl Store + Clone>) {
     let waiting = service_fn(answer_together(12));
     let app = test.layer(failed(FAILURES)).layer(waiting);

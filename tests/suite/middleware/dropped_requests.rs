@@ -151,7 +151,8 @@ async fn twenty_dropped_requests_block_a_limit_for_a_minute_at_most() {
     }
     let honest = layer.layer(service_fn(hello));
     let refused = honest.clone().oneshot(request()).await.unwrap();
-    // The store does not know that the requests are gone, so each reservation may return at any time.
+    // The store does not know that the requests are gone, so each reservation may return at any
+    // time.
     assert_eq!((refused.status().as_u16(), figures(refused.headers())[3]), (429, Some("1")));
     clock.advance(MINUTE - Duration::from_micros(1));
     let refused = honest.clone().oneshot(request()).await.unwrap();

@@ -63,7 +63,8 @@ fn a_layer_takes_no_option_without_effect() {
     assert!(RateLimitLayer::new(MemoryStore::new()).limits([window().lease(TEST_TIMEOUT).settle(|_| 1)]).is_ok());
 }
 
-/// Only the request shows the kind of the limit. Then the server has made a mistake, whatever the failure mode, and the log has the words.
+/// Only the request shows the kind of the limit. Then the server has made a mistake, whatever the
+/// failure mode, and the log has the words.
 #[tokio::test]
 async fn a_chosen_limit_loses_no_option_in_silence() {
     let chosen = || KeyedLimit::chosen(anyone, |_: &Parts| STREAMS);

@@ -136,7 +136,8 @@ impl Store for Once {
     }
 }
 
-/// A store that takes a millisecond for each operation, and never decides a check of `SILENT` alone.
+/// A store that takes a millisecond for each operation, and never decides a check of `SILENT`
+/// alone.
 #[derive(Clone)]
 struct Slow(MemoryStore);
 
@@ -189,8 +190,8 @@ fn two_a_minute() -> (RateLimitLayer, ManualClock) {
     (RateLimitLayer::new(store).limit(two), clock)
 }
 
-/// Calls with different latencies arrive at the upstream closer together than they were sent. So each counts from its
-/// response, at most a tenth of the window later.
+/// Calls with different latencies arrive at the upstream closer together than they were sent. So
+/// each counts from its response, at most a tenth of the window later.
 #[tokio::test]
 async fn a_heeded_call_counts_from_its_response() {
     for (takes, later) in [(0, 0), (4, 4), (6, 6), (30, 6)] {
@@ -206,8 +207,8 @@ async fn a_heeded_call_counts_from_its_response() {
     }
 }
 
-/// The limit is exhausted here as well, so a success that says so is no news. A unit may leave sooner than the upstream
-/// says, because it rounds times up.
+/// The limit is exhausted here as well, so a success that says so is no news. A unit may leave
+/// sooner than the upstream says, because it rounds times up.
 #[tokio::test]
 async fn a_success_that_reports_nothing_new_blocks_nothing() {
     let says = [("answer-x-ratelimit-remaining", "0"), ("answer-x-ratelimit-reset", "30")];
@@ -246,7 +247,8 @@ async fn a_success_that_reports_more_use_than_counted_blocks_the_limit() {
     assert_eq!(call_that_takes(&layer, &clock, seconds(0), &[]).await.status(), 200);
 }
 
-/// Limits that had units left are blocked. Of a split limit, those are the parts that were not charged.
+/// Limits that had units left are blocked. Of a split limit, those are the parts that were not
+/// charged.
 #[tokio::test]
 async fn a_success_blocks_only_limits_with_units_left() {
     let store = MemoryStore::new();
@@ -290,7 +292,8 @@ async fn a_success_blocks_a_limit_whose_call_returned_units() {
     }
 }
 
-/// A refusal shows that the count here is wrong, also for an exhausted limit whose oldest unit leaves sooner.
+/// A refusal shows that the count here is wrong, also for an exhausted limit whose oldest unit
+/// leaves sooner.
 #[tokio::test]
 async fn a_refusal_blocks_an_exhausted_limit_until_the_stated_time() {
     let says: [&[(&str, &str)]; 3] = [

@@ -126,7 +126,8 @@ impl Store for FailsAtOnce {
     }
 }
 
-/// An immediate decision needs no clone. A refusal replaces the service that was polled ready, so it costs a clone.
+/// An immediate decision needs no clone. A refusal replaces the service that was polled ready, so
+/// it costs a clone.
 #[tokio::test]
 async fn an_admitted_request_calls_the_ready_service_without_cloning_it() {
     let service = CountingService::default();
@@ -161,8 +162,8 @@ async fn a_store_without_immediate_decisions_decides_the_same() {
     }
 }
 
-/// With a store that decides immediately, the call charges. With any other store, and through a limiter, the first poll
-/// charges.
+/// With a store that decides immediately, the call charges. With any other store, and through a
+/// limiter, the first poll charges.
 #[tokio::test]
 async fn an_unpolled_response_is_charged_only_if_it_was_decided_immediately() {
     let (store, wrapped, service) = (MemoryStore::new(), Wrapped::new(), CountingService::default());

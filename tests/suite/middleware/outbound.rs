@@ -1,4 +1,5 @@
-//! The layer around a client: calls wait for capacity, and an upstream that refuses blocks their limit.
+//! The layer around a client: calls wait for capacity, and an upstream that refuses blocks their
+//! limit.
 
 use std::{
     convert::Infallible,
@@ -318,7 +319,8 @@ impl<B, E> Policy<Request<Bytes>, Response<B>, E> for RetryAfter {
     }
 }
 
-/// The first call is refused for a second by the upstream. Its retry is counted, and comes after those that wait already.
+/// The first call is refused for a second by the upstream. Its retry is counted, and comes after
+/// those that wait already.
 #[tokio::test(start_paused = true)]
 async fn a_retry_outside_of_the_layer_waits_at_the_end_of_the_line() {
     let slow = Limit::per("slow", 1, Duration::from_secs(2));
@@ -347,7 +349,8 @@ async fn a_retry_outside_of_the_layer_waits_at_the_end_of_the_line() {
     assert_eq!(served, [("/first", 0), ("/second", 2), ("/third", 4), ("/first", 6)]);
 }
 
-/// The layer's own refusal says when to come back, too. A call that never fits does not, so it is not tried again.
+/// The layer's own refusal says when to come back, too. A call that never fits does not, so it is
+/// not tried again.
 #[tokio::test(start_paused = true)]
 async fn a_retry_comes_back_when_the_layer_says_so() {
     let one = Limit::per("one", 1, Duration::from_secs(5));

@@ -287,7 +287,8 @@ fn seconds_of(wait: Duration) -> u64 {
     u64::try_from(wait.as_nanos().div_ceil(1_000_000_000)).unwrap()
 }
 
-/// The items that belong to decisions. The two limits of a layer come first, those of the layers further out behind them.
+/// The items that belong to decisions. The two limits of a layer come first, those of the layers
+/// further out behind them.
 fn expected<'a>(decisions: &'a [&Decision]) -> impl Iterator<Item = (&'a LimitStatus, Item)> {
     let own = decisions.iter().flat_map(|decision| decision.statuses().take(2));
     // The refusal cache may not know how a limit beside the refusing one stands.
@@ -299,7 +300,8 @@ fn expected<'a>(decisions: &'a [&Decision]) -> impl Iterator<Item = (&'a LimitSt
     })
 }
 
-/// For random histories, the fields agree with the decisions. A limit that refuses has a time no later than `Retry-After`.
+/// For random histories, the fields agree with the decisions. A limit that refuses has a time no
+/// later than `Retry-After`.
 async fn fields_agree_with_decisions<S: Store + Clone>(fixture: Fixture<S>, histories: u64) {
     let mut numbers = Numbers(17);
     let mut refusals = 0;

@@ -31,7 +31,8 @@ async fn axum_counts_by_peer_address() {
     }
 }
 
-/// As nginx forwards to `proxy_pass http://unix:/run/app.sock`. A Unix socket has no address, so the app says what its peer is.
+/// As nginx forwards to `proxy_pass http://unix:/run/app.sock`. A Unix socket has no address, so
+/// the app says what its peer is.
 #[cfg(unix)]
 #[tokio::test]
 async fn a_peer_without_an_address_is_the_one_that_the_app_names() {

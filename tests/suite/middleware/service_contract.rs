@@ -1,4 +1,5 @@
-//! The layer keeps tower's rules: readiness, permits, errors, clones and types, with mocks for the inner service.
+//! The layer keeps tower's rules: readiness, permits, errors, clones and types, with mocks for the
+//! inner service.
 
 use std::{
     convert::Infallible,
@@ -26,7 +27,8 @@ use crate::support::{
 
 const CALLS: Limit = Limit::per_minute("calls", 2);
 
-/// A service that panics if it is called without having been polled ready, as `Buffer` or `ConcurrencyLimit` would.
+/// A service that panics if it is called without having been polled ready, as `Buffer` or
+/// `ConcurrencyLimit` would.
 struct Strict {
     is_ready: bool,
 }
@@ -98,7 +100,8 @@ async fn the_services_own_errors_pass_through() {
     assert_eq!(app.oneshot(request()).await.unwrap_err(), "broken");
 }
 
-/// axum applies a layer once per route and clones the service once per request. All of them count together.
+/// axum applies a layer once per route and clones the service once per request. All of them count
+/// together.
 #[tokio::test]
 async fn clones_and_services_of_one_layer_count_together() {
     let layer = RateLimitLayer::new(MemoryStore::new()).limit(CALLS.by(anyone));

@@ -336,8 +336,8 @@ async fn sign_in(request: Request<Body>) -> Result<Response<Body>, Infallible> {
     Ok(Response::builder().status(status).body(Body::empty()).unwrap())
 }
 
-/// Five failed logins a minute: correct ones use nothing in the end. If more of them come at once than failures are
-/// left, the excess ones retry a second later.
+/// Five failed logins a minute: correct ones use nothing in the end. If more of them come at once
+/// than failures are left, the excess ones retry a second later.
 async fn assert_excess_concurrent_logins_retry_after_a_second(store: impl Store + Clone) {
     let login = Limit::per_minute("login", 5);
     let limit = login.clone().by(anyone).settle(|o| u64::from(o.response.status == 401));

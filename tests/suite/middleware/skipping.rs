@@ -379,7 +379,8 @@ async fn a_closure_denies() {
     assert_eq!(outcome(&layer, to("/", &[COUNTED])).await, (200, true));
 }
 
-/// An extractor makes the same key from a known value as from a request, so the key can be listed and reset.
+/// An extractor makes the same key from a known value as from a request, so the key can be listed
+/// and reset.
 #[tokio::test]
 async fn extractors_make_keys_from_known_values() {
     let secret = Secret::new("a secret that only the tests know").unwrap();

@@ -51,8 +51,8 @@ fn error(response: &Response<Body>) -> Option<&Error> {
     response.extensions().get::<Degraded>().map(|degraded| &degraded.error)
 }
 
-/// Three layers on one hanging server: a request waits for the longest deadline, not for their sum, and one breaker
-/// opens.
+/// Three layers on one hanging server: a request waits for the longest deadline, not for their sum,
+/// and one breaker opens.
 #[tokio::test]
 async fn layers_on_a_hanging_server_wait_only_for_the_longest_deadline() {
     let mut seen = Vec::new();
@@ -76,8 +76,8 @@ async fn layers_on_a_hanging_server_wait_only_for_the_longest_deadline() {
             assert!(error(&response).is_some());
         }
         server.resume();
-        // On a busy machine two requests may be late. Without shared time, the five before the breaker opens would wait
-        // for the sum.
+        // On a busy machine two requests may be late. Without shared time, the five before the
+        // breaker opens would wait for the sum.
         waits.sort();
         let [.., third, _, worst] = waits[..] else { panic!("{waits:?}") };
         assert!(third < ms(350), "{deadlines:?}: {waits:?}");

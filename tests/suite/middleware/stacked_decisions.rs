@@ -76,7 +76,8 @@ async fn connect(url: &str) -> Option<TcpStream> {
     head.starts_with(b"HTTP/1.1 101 ").then_some(socket)
 }
 
-/// Ten clients connect to a server with these layers, from the outside in. The number of open sockets.
+/// Ten clients connect to a server with these layers, from the outside in. The number of open
+/// sockets.
 async fn open_sockets(limiter: &Limiter, limits: &[Limit]) -> usize {
     let layers = limits.iter().rev().map(|limit| RateLimitLayer::new(limiter.clone()).limit(limit.clone().by(anyone)));
     let url = serve(layers.fold(Router::new().route("/", any(socket)), Router::layer)).await;
@@ -192,7 +193,8 @@ async fn each_layer_settles_and_resets_its_own_limits() {
     assert_eq!((used(&limiter, &outer).await, used(&limiter, &inner).await), (0, 21));
 }
 
-/// What a handler settles is the admission of the innermost layer, also if an outer one has decided in the store's place.
+/// What a handler settles is the admission of the innermost layer, also if an outer one has decided
+/// in the store's place.
 #[tokio::test]
 async fn a_handler_settles_the_innermost_admission() {
     let (limiter, seen) = (Limiter::new(MemoryStore::new()), Seen::default());

@@ -96,8 +96,8 @@ async fn every_order_on_a_router_serves_and_refuses() {
     }
 }
 
-/// The first layer of a `ServiceBuilder` is the outermost one. A layer that wraps the body, inside of the limits, needs
-/// `map_response` between them.
+/// The first layer of a `ServiceBuilder` is the outermost one. A layer that wraps the body, inside
+/// of the limits, needs `map_response` between them.
 #[tokio::test]
 async fn every_order_in_a_service_builder_serves_and_refuses() {
     let inside = ServiceBuilder::new().layer(trace()).layer(timeout()).layer(CompressionLayer::new()).layer(limits());
@@ -164,7 +164,8 @@ async fn assert_preflight_is_free(url: &str) {
     }
 }
 
-/// A handler that is too slow has been charged. A layer that waits for its store has not answered yet.
+/// A handler that is too slow has been charged. A layer that waits for its store has not answered
+/// yet.
 #[tokio::test]
 async fn a_timeout_covers_the_decision_only_outside_of_the_limits() {
     let timeout = || TimeoutLayer::with_status_code(StatusCode::REQUEST_TIMEOUT, Duration::from_millis(50));

@@ -296,7 +296,8 @@ impl App {
         http::Request::builder().header(CLIENT, client).body(()).unwrap().into_parts().0
     }
 
-    /// The places that this client holds, of all concurrent limits. `None` without an answer of the store.
+    /// The places that this client holds, of all concurrent limits. `None` without an answer of the
+    /// store.
     pub(super) async fn held(&self, client: &str) -> Option<u64> {
         let statuses = self.layer.peek(&Self::parts(client)).await.ok()?;
         let is_place = |name: &str| name == PLACE || name == MAIN && self.row.of("kind") == "concurrent";

@@ -1,4 +1,5 @@
-//! The handler of each app, and its book of the requests that have reached it: what the limits say is compared with this.
+//! The handler of each app, and its book of the requests that have reached it: what the limits say
+//! is compared with this.
 
 use std::{
     convert::Infallible,
@@ -123,7 +124,8 @@ impl Book {
     }
 }
 
-/// The most of them that have been inside at one moment. What is seen a little late to have ended is not counted.
+/// The most of them that have been inside at one moment. What is seen a little late to have ended
+/// is not counted.
 pub(super) fn most_at_once(visits: &[Visit]) -> usize {
     let slack = ms(20);
     let is_inside = |visit: &&Visit, at| {

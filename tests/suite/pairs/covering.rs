@@ -35,7 +35,8 @@ fn shown_by(row: &[(usize, usize)], hides: impl Fn((usize, usize)) -> bool) -> i
     pairs_of(row).filter(move |pair| hiding.iter().all(|value| pair.contains(value)))
 }
 
-/// Greedy: a row begins with a pair that no row shows yet. Each other dimension, in random order, gets the value with the most new pairs.
+/// Greedy: a row begins with a pair that no row shows yet. Each other dimension, in random order,
+/// gets the value with the most new pairs.
 fn cover(sizes: &[usize], hides: impl Fn((usize, usize)) -> bool, numbers: &mut Numbers) -> Vec<Vec<usize>> {
     let (mut missing, mut rows) = (all_pairs(sizes), Vec::new());
     while !missing.is_empty() {
@@ -51,7 +52,8 @@ fn cover(sizes: &[usize], hides: impl Fn((usize, usize)) -> bool, numbers: &mut 
             };
             let new_pairs =
                 |value: &usize| shown_by(&with(*value), &hides).filter(|pair| missing.contains(pair)).count();
-            // Of equals the first, which is the default: what a row need not have would hide what it has.
+            // Of equals the first, which is the default: what a row need not have would hide what
+            // it has.
             let best = (0..sizes[dimension]).rev().max_by_key(new_pairs).unwrap();
             row = with(best);
         }

@@ -54,7 +54,8 @@ impl App {
         !self.is_concurrent() && !self.is_shadow() && !self.is("charge", &["a cost of 0"])
     }
 
-    /// Requests that cost something and that one window admits, sent one after the other. `None` if it is no limit to them.
+    /// Requests that cost something and that one window admits, sent one after the other. `None` if
+    /// it is no limit to them.
     pub(super) fn admitted(&self) -> Option<usize> {
         let cost = if self.is("charge", &["a cost of 2", "a layer's cost of 2"]) { 2 } else { 1 };
         self.is_used_up().then_some((UNITS / cost) as usize)
@@ -88,7 +89,8 @@ impl App {
         self.admitted().into_iter().chain(self.most_inside()).min().unwrap_or(UNITS as usize)
     }
 
-    /// Whether a client that was refused just now is refused for longer than this process remembers it.
+    /// Whether a client that was refused just now is refused for longer than this process remembers
+    /// it.
     pub(super) fn refuses_for_long(&self) -> bool {
         self.has_ban() || self.is("kind", &["log", "compact", "calendar"])
     }

@@ -1,10 +1,12 @@
-//! All pairs of options, each in a small app through which one script of traffic goes: so a fault in which two parts meet is found here.
+//! All pairs of options, each in a small app through which one script of traffic goes: so a fault
+//! in which two parts meet is found here.
 //!
-//! `table.rs` has the options. `completeness.rs` fails if one is missing, `covering.rs` makes rows of them. A row is an app (`app.rs`) on
-//! one of the stores (`stores.rs`). Its handler keeps a book (`book.rs`), which `script.rs` compares with what the options mean
-//! (`expected.rs`).
+//! `table.rs` has the options. `completeness.rs` fails if one is missing, `covering.rs` makes rows
+//! of them. A row is an app (`app.rs`) on one of the stores (`stores.rs`). Its handler keeps a book
+//! (`book.rs`), which `script.rs` compares with what the options mean (`expected.rs`).
 //!
-//! `PAIRS_SEED` chooses other rows, `PAIRS_ROWS` adds random ones, and `PAIRS_ROW` runs one of them alone.
+//! `PAIRS_SEED` chooses other rows, `PAIRS_ROWS` adds random ones, and `PAIRS_ROW` runs one of them
+//! alone.
 
 mod app;
 mod book;

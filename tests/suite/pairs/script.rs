@@ -1,7 +1,8 @@
 //! The script of traffic, the same for each row, and the invariants.
 //!
-//! Each step has clients of its own, so that steps do not depend on each other. A request that the store has not decided in time is let
-//! through by fail-open, on a busy machine at any moment: where one was, a step only compares what holds nevertheless.
+//! Each step has clients of its own, so that steps do not depend on each other. A request that the
+//! store has not decided in time is let through by fail-open, on a busy machine at any moment:
+//! where one was, a step only compares what holds nevertheless.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -34,7 +35,8 @@ impl Report {
     }
 }
 
-/// A refusal is given up as known so long after it: the refusal cache remembers it for a second by default.
+/// A refusal is given up as known so long after it: the refusal cache remembers it for a second by
+/// default.
 const KNOWN_FOR: Duration = ms(900);
 
 /// Places are free so long after all is quiet. Their shortest life is much longer.
@@ -132,7 +134,8 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Whether the store has decided all of these, and no other limit has refused one for a place that is not free yet.
+    /// Whether the store has decided all of these, and no other limit has refused one for a place
+    /// that is not free yet.
     fn is_sure(&self, visits: &[Visit], replies: &[Reply]) -> bool {
         visits.iter().all(|visit| visit.said.is_some_and(|said| !said.is_local))
             && replies.iter().all(|reply| reply.status != 503)
@@ -408,7 +411,8 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// A pause of the store is longer than the deadlines. Some clients wait, some hang up meanwhile.
+    /// A pause of the store is longer than the deadlines. Some clients wait, some hang up
+    /// meanwhile.
     pub(super) async fn while_paused(&self) {
         let (waits, leaves) = (self.client("paused"), self.client("paused-hang"));
         let waiting = self.at_once(&waits, UNITS as usize, Doing::Reply);

@@ -32,7 +32,8 @@ const FINE: u8 = 0;
 const PAUSED: u8 = 1;
 const LOST: u8 = 2;
 
-/// A store as an application writes one around a `MemoryStore`: its futures yield before they are ready.
+/// A store as an application writes one around a `MemoryStore`: its futures yield before they are
+/// ready.
 #[derive(Clone)]
 struct Wrapper {
     store: MemoryStore,

@@ -1,4 +1,5 @@
-//! The table of all options. It is the one place that names them: a new option gets a value here, or a line in [`NO_OPTIONS`].
+//! The table of all options. It is the one place that names them: a new option gets a value here,
+//! or a line in [`NO_OPTIONS`].
 
 use std::time::Duration;
 
@@ -25,7 +26,8 @@ pub(super) struct Value {
     /// The builder methods that it stands for.
     pub(super) options: &'static [&'static str],
     pub(super) apply: Apply,
-    /// Whether it hides what the other options of its row do, such as a limit that refuses nothing. Then the row counts for its own pairs alone.
+    /// Whether it hides what the other options of its row do, such as a limit that refuses nothing.
+    /// Then the row counts for its own pairs alone.
     pub(super) hides: bool,
 }
 

@@ -1,6 +1,7 @@
 //! How checks travel to Redis in batches.
 //!
-//! The random histories in `decision/properties` show that a batch decides like the same checks one by one.
+//! The random histories in `decision/properties` show that a batch decides like the same checks one
+//! by one.
 
 use std::{
     future::{Future, poll_fn},
@@ -28,7 +29,8 @@ fn patient(url: &str) -> RedisStoreBuilder {
     RedisStore::builder(url).connect_timeout(TEST_TIMEOUT).reply_timeout(TEST_TIMEOUT)
 }
 
-/// By a test's clock, a busy machine does not make the server seem far away, to which more batches are in flight.
+/// By a test's clock, a busy machine does not make the server seem far away, to which more batches
+/// are in flight.
 fn limiter_with(connections: u32, url: &str) -> Limiter {
     let store = patient(url).connections(connections).clock(&ManualClock::new()).build().unwrap();
     Limiter::new(store).deadline(TEST_TIMEOUT)
@@ -87,7 +89,8 @@ async fn equal_checks_share_one_entry_and_keep_their_own_ids() {
     assert_eq!(ids.len(), 100);
 }
 
-/// Five copies at a cost of 3 share an entry. Once it has left the window, the total is that of the later check.
+/// Five copies at a cost of 3 share an entry. Once it has left the window, the total is that of the
+/// later check.
 #[tokio::test]
 async fn copies_leave_the_window_with_all_of_their_units() {
     let (server, limit) = (RedisServer::start(), Limit::per("short", 100, ms(1_000)));
@@ -219,7 +222,8 @@ async fn single_checks_of_one_limit_get_their_own_decisions() {
     }
 }
 
-/// The first four of them leave alone, and what comes with them in a batch. From then on they are one batch.
+/// The first four of them leave alone, and what comes with them in a batch. From then on they are
+/// one batch.
 #[tokio::test]
 async fn checks_that_come_together_again_and_again_are_one_batch() {
     let server = RedisServer::start();
@@ -249,8 +253,8 @@ async fn checks_of_one_key_are_decided_in_order() {
     assert_eq!(server.script_calls(), 1);
 }
 
-/// Four single checks and two batches are in flight while the server hangs. Half of the checks that wait behind them give
-/// up.
+/// Four single checks and two batches are in flight while the server hangs. Half of the checks that
+/// wait behind them give up.
 #[tokio::test]
 async fn an_abandoned_check_is_not_sent_and_fails_no_other() {
     let server = RedisServer::start();
@@ -272,7 +276,8 @@ async fn an_abandoned_check_is_not_sent_and_fails_no_other() {
     for (_, answer) in waiting {
         assert!(answer.await.unwrap().unwrap().is_allowed());
     }
-    // One check before, six in flight (three of them abandoned), and two of the four that were queued.
+    // One check before, six in flight (three of them abandoned), and two of the four that were
+    // queued.
     assert_eq!(limiter.peek(&CALLS, "ada").await.unwrap().used(), 1 + 6 + 2);
 }
 
@@ -294,7 +299,8 @@ async fn a_check_abandoned_before_there_is_a_connection_is_not_sent() {
     }
 }
 
-/// The callers of a few checks send those themselves. If they never poll them again, others still proceed.
+/// The callers of a few checks send those themselves. If they never poll them again, others still
+/// proceed.
 #[tokio::test]
 async fn an_unpolled_check_blocks_no_other() {
     let server = RedisServer::start();
@@ -326,7 +332,8 @@ async fn a_check_dropped_in_flight_blocks_no_other() {
     }
 }
 
-/// Many more checks at once than are in flight, with a key each. All of them can be decided in time.
+/// Many more checks at once than are in flight, with a key each. All of them can be decided in
+/// time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_burst_waits_within_its_deadline() {
     let server = RedisServer::start();
@@ -340,7 +347,8 @@ async fn a_burst_waits_within_its_deadline() {
     }
 }
 
-/// The server hangs, so nothing tells how long the wait is. The number of those that wait is bounded nevertheless.
+/// The server hangs, so nothing tells how long the wait is. The number of those that wait is
+/// bounded nevertheless.
 #[tokio::test]
 async fn a_full_queue_is_an_error() {
     let server = RedisServer::start();
@@ -366,8 +374,8 @@ async fn a_full_queue_is_an_error() {
     assert!((4_000..=5_000).contains(&refused), "{refused}");
 }
 
-/// Abandoned checks free their places anywhere in the queue, and no waiting check loses its place. Three crowds of
-/// callers give up behind, between and before others that wait.
+/// Abandoned checks free their places anywhere in the queue, and no waiting check loses its place.
+/// Three crowds of callers give up behind, between and before others that wait.
 #[tokio::test]
 async fn a_caller_that_gives_up_frees_its_place_in_the_queue() {
     let server = RedisServer::start();
@@ -407,8 +415,8 @@ async fn no_task_outlives_the_store() {
     }
 }
 
-/// The server has counted the check, and its reply is lost. The second try carries the same id, so the check counts
-/// once.
+/// The server has counted the check, and its reply is lost. The second try carries the same id, so
+/// the check counts once.
 #[tokio::test]
 async fn a_check_whose_reply_is_lost_counts_once() {
     let server = RedisServer::start();
@@ -430,8 +438,9 @@ async fn a_check_whose_reply_is_lost_counts_once() {
     }
 }
 
-/// One of two equal checks fits, and the reply is lost. By the second try both would fit. The refused one must stay
-/// refused, or it would count under the id of the other, which means not at all.
+/// One of two equal checks fits, and the reply is lost. By the second try both would fit. The
+/// refused one must stay refused, or it would count under the id of the other, which means not at
+/// all.
 #[tokio::test]
 async fn a_refusal_in_a_lost_reply_stays_a_refusal() {
     let server = RedisServer::start();

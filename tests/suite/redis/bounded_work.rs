@@ -1,4 +1,5 @@
-//! One check takes bounded work, whatever its key holds: bounds on the entries that it reads, drops and moves.
+//! One check takes bounded work, whatever its key holds: bounds on the entries that it reads, drops
+//! and moves.
 
 use std::time::Duration;
 
@@ -47,8 +48,8 @@ impl Test {
     }
 }
 
-/// The retry time is exact if a refusal reads all entries that must leave. If more must leave, it is a time before
-/// which the check is not admitted.
+/// The retry time is exact if a refusal reads all entries that must leave. If more must leave, it
+/// is a time before which the check is not admitted.
 #[tokio::test]
 async fn a_retry_time_is_exact_or_a_lower_bound() {
     let test = Test::new();
@@ -69,12 +70,14 @@ async fn a_retry_time_is_exact_or_a_lower_bound() {
     assert_eq!(asked, 1_000_u32.div_ceil(LOOKED_AT));
 }
 
-/// Whether units are reserved or not, a counter's retry time is no earlier than the departure of the last entry that was read.
+/// Whether units are reserved or not, a counter's retry time is no earlier than the departure of
+/// the last entry that was read.
 #[tokio::test]
 async fn reserved_entries_do_not_shorten_the_bound_of_a_counter() {
     let second = Duration::from_secs(1);
     let limit = Limit::per("calls", 120, second * 1_000).with_algorithm(Algorithm::sliding_window_counter());
-    // A hundred entries are read: if units may be given back, 90 that were admitted and ten that are reserved, or all reserved.
+    // A hundred entries are read: if units may be given back, 90 that were admitted and ten that
+    // are reserved, or all reserved.
     for reserved in [91..=105, 1..=119] {
         let test = Test::new();
         for number in 1..=120 {
@@ -104,8 +107,9 @@ async fn the_retry_time_of_single_units_is_always_exact() {
     assert_eq!(refused.retry_after(), Some(HOUR - MILLISECOND * (1_000 - 899)));
 }
 
-/// A check drops a bounded number of entries. Remaining single units do not count. Remaining larger entries count until
-/// later checks drop them. If few entries stay, the log is rewritten with them, and all others are dropped.
+/// A check drops a bounded number of entries. Remaining single units do not count. Remaining larger
+/// entries count until later checks drop them. If few entries stay, the log is rewritten with them,
+/// and all others are dropped.
 #[tokio::test]
 async fn many_expired_entries_are_dropped_over_several_checks() {
     for (cost, staying, counted_late) in [(1, 600, 0), (2, 600, 100), (2, 300, 0), (1, 300, 0)] {
@@ -133,7 +137,8 @@ async fn many_expired_entries_are_dropped_over_several_checks() {
     }
 }
 
-/// After the clock stepped back, each refusal moves a bounded number of entries and gives the same retry time.
+/// After the clock stepped back, each refusal moves a bounded number of entries and gives the same
+/// retry time.
 #[tokio::test]
 async fn future_entries_are_moved_over_several_refusals() {
     let test = Test::new();
@@ -155,8 +160,8 @@ async fn future_entries_are_moved_over_several_refusals() {
     );
 }
 
-/// Reservations that are never settled, as of clients that disconnect. A key with bounded memory keeps ten thousand of
-/// them.
+/// Reservations that are never settled, as of clients that disconnect. A key with bounded memory
+/// keeps ten thousand of them.
 #[tokio::test]
 async fn open_reservations_are_bounded_under_compact_algorithms() {
     const MOST_KEPT: u64 = 10_000;
@@ -175,7 +180,8 @@ async fn open_reservations_are_bounded_under_compact_algorithms() {
         let members = test.members();
         assert!((10_000..=10_003).contains(&members), "{algorithm:?}: {members}");
         assert_eq!(test.limiter.peek(&limit, "ada").await.unwrap().used(), 11_000, "{algorithm:?}: all of them count");
-        // When the leases end, the kept reservations return over several checks. The rest stay charged.
+        // When the leases end, the kept reservations return over several checks. The rest stay
+        // charged.
         test.clock.advance(HOUR / 60);
         for _ in 0..MOST_KEPT.div_ceil(DROPPED.into()) {
             assert!(test.limiter.peek(&limit, "ada").await.unwrap().is_allowed());
@@ -185,8 +191,8 @@ async fn open_reservations_are_bounded_under_compact_algorithms() {
     }
 }
 
-/// An id that is used again after its window is a new admission, even if its old entry is not dropped yet. The units of
-/// the old entry leave with it.
+/// An id that is used again after its window is a new admission, even if its old entry is not
+/// dropped yet. The units of the old entry leave with it.
 #[tokio::test]
 async fn an_id_reused_before_its_entry_is_dropped_counts_once() {
     for (cost, lease) in [(1, None), (2, None), (1, Some(HOUR)), (2, Some(HOUR))] {
@@ -199,7 +205,8 @@ async fn an_id_reused_before_its_entry_is_dropped_counts_once() {
             assert!(check(id).await.unwrap().is_allowed());
             test.clock.advance(MILLISECOND);
         }
-        // 600 entries have expired. The first check drops 500, and so many stay that the log is not rewritten.
+        // 600 entries have expired. The first check drops 500, and so many stay that the log is not
+        // rewritten.
         test.clock.advance(HOUR - MILLISECOND * 601);
         for (given, id) in (590..600).enumerate() {
             let again = check(id).await.unwrap();
@@ -219,7 +226,8 @@ async fn an_id_reused_before_its_entry_is_dropped_counts_once() {
     }
 }
 
-/// The limit of a log in which 1,700 single units have expired, more than one check drops, and 600 count.
+/// The limit of a log in which 1,700 single units have expired, more than one check drops, and 600
+/// count.
 const MANY: Limit = Limit::per_hour("calls", 3_000);
 
 /// Fills such a log, and returns the last admission.
@@ -239,7 +247,8 @@ async fn fill_and_let_1700_expire(test: &Test) -> (Check, Decision) {
     (check, last.unwrap())
 }
 
-/// A cost of 2 makes the log keep a sum. That sum must not include the expired units, which later checks drop.
+/// A cost of 2 makes the log keep a sum. That sum must not include the expired units, which later
+/// checks drop.
 #[tokio::test]
 async fn a_new_sum_excludes_expired_units_that_are_not_dropped_yet() {
     let test = Test::new();

@@ -244,8 +244,8 @@ async fn racing_checks_of_several_keys_never_exceed_the_limit() {
     assert!(admitted.iter().sum::<u64>() >= limit.units());
 }
 
-/// A primary is killed under load. Its slots are decided again once its replica is promoted, and replicated units stay
-/// spent.
+/// A primary is killed under load. Its slots are decided again once its replica is promoted, and
+/// replicated units stay spent.
 #[tokio::test]
 async fn losing_a_primary_exceeds_no_limit() {
     let mut cluster = RedisCluster::start(6).await;
@@ -374,7 +374,8 @@ async fn moving_a_slot_exceeds_no_limit() {
     );
 }
 
-/// No node replies for a while: one store has a shorter timeout than the default, and the other a longer one.
+/// No node replies for a while: one store has a shorter timeout than the default, and the other a
+/// longer one.
 #[tokio::test]
 async fn a_node_may_take_as_long_as_the_reply_timeout() {
     let cluster = RedisCluster::start(3).await;
@@ -390,14 +391,16 @@ async fn a_node_may_take_as_long_as_the_reply_timeout() {
     let waiting = tokio::spawn(patient.check(&calls, "ada", 1));
     assert!(matches!(hasty.check(&calls, "ada", 1).await, Err(Error::Unavailable(_))));
     assert!(asked.elapsed() < Duration::from_millis(500), "the default, and not the setting: {:?}", asked.elapsed());
-    // Longer than the default, and shorter than the time after which the nodes take each other for lost.
+    // Longer than the default, and shorter than the time after which the nodes take each other for
+    // lost.
     sleep(Duration::from_millis(900).saturating_sub(asked.elapsed())).await;
     assert!(!waiting.is_finished());
     cluster.0.iter().for_each(RedisServer::resume);
     assert!(waiting.await.unwrap().unwrap().is_allowed());
 }
 
-/// A third of the slots hangs with its primary. A store that is made meanwhile decides the checks of all others, once it knows the nodes.
+/// A third of the slots hangs with its primary. A store that is made meanwhile decides the checks
+/// of all others, once it knows the nodes.
 #[tokio::test]
 async fn a_new_store_decides_while_a_primary_hangs() {
     let cluster = RedisCluster::start(3).await;
@@ -406,7 +409,8 @@ async fn a_new_store_decides_while_a_primary_hangs() {
     let limiter = cluster.limiter(RedisStore::cluster(cluster.0.iter().map(RedisServer::url)));
     let limiter = limiter.deadline(Duration::from_millis(500)).breaker(Breaker::OFF);
     let (calls, begun, mut decided) = (Limit::per_hour("calls", 100), Instant::now(), 0);
-    // A store whose batches all go over one client decides 9 to 40 in this time, and others 20 within half of it.
+    // A store whose batches all go over one client decides 9 to 40 in this time, and others 20
+    // within half of it.
     while decided < 20 && begun.elapsed() < Duration::from_secs(24) {
         let mut checks: JoinSet<_> = (0..12).map(|key| limiter.check(&calls, key.to_string(), 1)).collect();
         while let Some(outcome) = checks.join_next().await {
@@ -483,7 +487,8 @@ async fn mistakes_in_setting_a_cluster_up_are_named() {
     assert!(kind == StoreErrorKind::Unreachable && text.contains("use `RedisStore::builder`"), "{kind:?} {text}");
 }
 
-/// A crowd of callers that time out leaves no crowd of checks: those that wait for their first slot are not sent.
+/// A crowd of callers that time out leaves no crowd of checks: those that wait for their first slot
+/// are not sent.
 #[tokio::test]
 async fn checks_of_several_slots_are_not_sent_once_their_callers_have_left() {
     const CROWD: usize = 400;
@@ -503,7 +508,8 @@ async fn checks_of_several_slots_are_not_sent_once_their_callers_have_left() {
     assert!(used < 2 + 2 * 64, "{used} of {CROWD} were counted, more than the batches that were on their way");
 }
 
-/// Callers that have left take no place in the queue from others, also if their checks are of several slots.
+/// Callers that have left take no place in the queue from others, also if their checks are of
+/// several slots.
 #[tokio::test]
 async fn checks_of_several_slots_leave_the_queue_with_their_callers() {
     let cluster = RedisCluster::start(3).await;
@@ -515,7 +521,8 @@ async fn checks_of_several_slots_leave_the_queue_with_their_callers() {
         assert!(limiter.clone().deadline(TEST_TIMEOUT).check(&limit, key, 1).await.unwrap().is_allowed());
     }
     cluster.primaries().for_each(|node| node.run::<()>("CLIENT PAUSE 20000"));
-    // More than the queue of a part of the slots has places. The first batch leaves before the others come.
+    // More than the queue of a part of the slots has places. The first batch leaves before the
+    // others come.
     let mut crowd = JoinSet::new();
     for number in 0..6_000 {
         crowd.spawn(limiter.check_all(check()));

@@ -1,4 +1,5 @@
-//! Ways to connect to a server: over a Unix socket, as a user, under a name, from an existing client, by the client's clock.
+//! Ways to connect to a server: over a Unix socket, as a user, under a name, from an existing
+//! client, by the client's clock.
 
 use std::{error::Error as _, path::Path, time::Duration};
 
@@ -47,7 +48,8 @@ async fn a_connection_has_the_user_and_database_of_the_builder() {
     assert_eq!(used(&nameless).await.unwrap(), 2, "a user that may not run CLIENT is still counted");
 }
 
-/// The client may have a user, a database, a protocol, or a socket. Settings of the builder take precedence.
+/// The client may have a user, a database, a protocol, or a socket. Settings of the builder take
+/// precedence.
 #[tokio::test]
 async fn a_store_from_an_existing_client_uses_its_server() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,5 @@
-//! A server that is far away: default settings suit any round trip, and a deadline that does not suit it is explained.
+//! A server that is far away: default settings suit any round trip, and a deadline that does not
+//! suit it is explained.
 
 use std::{
     error::Error as _,
@@ -70,8 +71,8 @@ async fn a_store_that_has_connected_has_all_its_connections() {
     drop(store);
 }
 
-/// The server moves away while nobody waits for long enough to hear a reply, and comes back. Then the line stalls for longer than the
-/// longest deadline, again and again.
+/// The server moves away while nobody waits for long enough to hear a reply, and comes back. Then
+/// the line stalls for longer than the longest deadline, again and again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_default_deadline_follows_a_round_trip_that_jumps() {
     let (_server, proxy) = at_a_distance(0).await;
@@ -101,7 +102,8 @@ async fn the_default_deadline_follows_a_round_trip_that_jumps() {
     }
 }
 
-/// The error of each check says how far away the server is, and what to change. So does the log, once that is known.
+/// The error of each check says how far away the server is, and what to change. So does the log,
+/// once that is known.
 #[tokio::test]
 async fn a_deadline_that_is_too_short_for_the_distance_is_explained() {
     let (_server, proxy) = at_a_distance(80).await;
@@ -142,7 +144,8 @@ fn an_error_has_a_text_whatever_its_times() {
     assert!(error.to_string().contains("Set a longer `deadline`"), "{error}");
 }
 
-/// All connections go silent, and new ones work. Each probe of the breaker waits longer than the one before.
+/// All connections go silent, and new ones work. Each probe of the breaker waits longer than the
+/// one before.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn half_open_connections_are_given_up_together() {
     let (_server, proxy) = at_a_distance(0).await;
@@ -180,7 +183,8 @@ async fn a_caller_that_waits_outlasts_a_short_outage() {
     assert!(matches!(limiter.acquire(&limit, "ada", 501, TEST_TIMEOUT).await, Err(Error::NeverFits(_))));
 }
 
-/// A busy key of a process that is far away hardly ever waits for the server, once it has prefetches.
+/// A busy key of a process that is far away hardly ever waits for the server, once it has
+/// prefetches.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_busy_key_far_away_is_decided_by_prefetches() {
     let (server, proxy) = at_a_distance(80).await;

@@ -1,4 +1,5 @@
-//! Futures that outlive their runtime: each ends at its next polls, none panics, and a future that is kept holds up no other.
+//! Futures that outlive their runtime: each ends at its next polls, none panics, and a future that
+//! is kept holds up no other.
 
 use std::{
     future::{Future, poll_fn},

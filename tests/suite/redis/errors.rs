@@ -112,7 +112,8 @@ async fn connect_with(servers: &[RedisServer], commands: &[&str], connect: impl 
 
 type Outcome = Result<RedisStore, StoreError>;
 
-/// Each way of a store needs them at some time, so a process learns at its start which one is missing.
+/// Each way of a store needs them at some time, so a process learns at its start which one is
+/// missing.
 async fn each_is_named(servers: &[RedisServer], commands: &[&str], named: &[&str], connect: impl AsyncFn() -> Outcome) {
     connect_with(servers, commands, &connect).await.unwrap();
     for missing in named {
@@ -201,7 +202,8 @@ async fn a_server_that_cannot_write_has_kinds() {
     server.run::<()>("CONFIG SET min-replicas-to-write 0");
     used(&limiter).await.unwrap();
 
-    // Some keys, each of which takes half a second to load, and is large enough for the server to reply meanwhile.
+    // Some keys, each of which takes half a second to load, and is large enough for the server to
+    // reply meanwhile.
     (0..9).for_each(|key| server.run::<()>(&format!("SET key-{key} {}", "x".repeat(2_500_000))));
     server.run::<()>("SAVE");
     std::fs::rename(own.join("dump.rdb"), dir.path().join("dump.rdb")).unwrap();
@@ -243,7 +245,8 @@ async fn the_words_of_a_server_with_too_many_clients_are_shown() {
     drop(held);
 }
 
-/// What hangs up at the first command, as a proxy does that does not know it, and what says nothing.
+/// What hangs up at the first command, as a proxy does that does not know it, and what says
+/// nothing.
 #[tokio::test]
 async fn a_server_that_hangs_up_or_is_silent_has_a_hint() {
     for hangs_up in [true, false] {
@@ -319,7 +322,8 @@ async fn the_documented_permissions_are_enough() {
     }
 }
 
-/// Another script keeps the server busy. The BUSY error is not a decision, and the connection stays usable.
+/// Another script keeps the server busy. The BUSY error is not a decision, and the connection stays
+/// usable.
 #[tokio::test]
 async fn a_busy_server_is_reported() {
     let server = RedisServer::start_with(&["--lua-time-limit", "50"]);

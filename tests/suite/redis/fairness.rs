@@ -29,7 +29,8 @@ async fn distant(proxy: &Proxy, delay: Duration, connections: u32) -> Limiter {
     limiter
 }
 
-/// Checks that wait for their turn until their deadline say nothing about a store that answers all the time.
+/// Checks that wait for their turn until their deadline say nothing about a store that answers all
+/// the time.
 #[tokio::test]
 async fn checks_that_were_never_sent_open_no_breaker() {
     let server = RedisServer::start();
@@ -73,8 +74,8 @@ async fn checks_that_wait_for_a_silent_server_open_the_breaker() {
     }
 }
 
-/// A check behind as many equal ones as its limit admits is refused before Redis is asked. The refusal tells what is known, and nothing of it
-/// is remembered.
+/// A check behind as many equal ones as its limit admits is refused before Redis is asked. The
+/// refusal tells what is known, and nothing of it is remembered.
 #[tokio::test]
 async fn a_check_behind_as_many_as_its_limit_admits_is_refused_at_once() {
     let server = RedisServer::start();
@@ -127,7 +128,8 @@ async fn a_key_that_floods_the_queue_delays_itself_first() {
     tokio::time::timeout(seconds(20), crowd.join_all()).await.unwrap();
 }
 
-/// Replies are slow. Checks that would wait for longer than their deadline are refused at once, and all others are decided.
+/// Replies are slow. Checks that would wait for longer than their deadline are refused at once, and
+/// all others are decided.
 #[tokio::test]
 async fn a_queue_refuses_by_the_time_that_waiting_would_take() {
     let server = RedisServer::start();
@@ -156,7 +158,8 @@ async fn a_queue_refuses_by_the_time_that_waiting_would_take() {
     assert!(hurried.check(&CALLS, "ada", 1).await.unwrap().is_allowed());
 }
 
-/// One key has thousands of checks in the queue of a slow server. It is refused more of them, and no other key is.
+/// One key has thousands of checks in the queue of a slow server. It is refused more of them, and
+/// no other key is.
 #[tokio::test]
 async fn a_key_that_floods_the_queue_is_refused_first() {
     let server = RedisServer::start();
@@ -177,8 +180,9 @@ async fn a_key_that_floods_the_queue_is_refused_first() {
     tokio::time::timeout(TEST_TIMEOUT, crowd.join_all()).await.unwrap();
 }
 
-/// A batch of 64 takes 50 ms, and a few more checks come than that. Those that wait until their answer is too late would take the
-/// places of those that come after them, and no check would be decided in time any more.
+/// A batch of 64 takes 50 ms, and a few more checks come than that. Those that wait until their
+/// answer is too late would take the places of those that come after them, and no check would be
+/// decided in time any more.
 #[tokio::test]
 async fn a_slow_server_decides_in_time_what_it_can() {
     let server = RedisServer::start();

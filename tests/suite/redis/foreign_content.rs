@@ -1,5 +1,5 @@
-//! Checks in one batch fail independently: a key with foreign content, or a server without memory, fails only the checks
-//! that it concerns.
+//! Checks in one batch fail independently: a key with foreign content, or a server without memory,
+//! fails only the checks that it concerns.
 
 use std::{
     error::Error as _,
@@ -50,7 +50,8 @@ async fn an_out_of_memory_server_still_decides_checks_that_write_nothing() {
     assert_eq!(limiter.check(&LOGIN, "new", 1).await.unwrap().used(), 1, "what has failed was not counted");
 }
 
-/// By every algorithm: foreign numbers that the store never writes, and values that are not numbers.
+/// By every algorithm: foreign numbers that the store never writes, and values that are not
+/// numbers.
 #[tokio::test]
 async fn foreign_content_fails_only_checks_of_its_key() {
     let server = RedisServer::start();
@@ -166,7 +167,8 @@ fn micros(server: &RedisServer) -> i64 {
     seconds * 1_000_000 + micros
 }
 
-/// A foreign key with the name of one of the store's keys. Its check fails, and charges nothing under other limits.
+/// A foreign key with the name of one of the store's keys. Its check fails, and charges nothing
+/// under other limits.
 #[tokio::test]
 async fn a_key_of_a_wrong_type_fails_only_its_check() {
     let server = RedisServer::start();
@@ -231,8 +233,8 @@ async fn a_foreign_sum_causes_no_endless_loop() {
     }
 }
 
-/// Foreign values that are not numbers of units must not block the server. A counter searches for the moment at which
-/// fewer are used.
+/// Foreign values that are not numbers of units must not block the server. A counter searches for
+/// the moment at which fewer are used.
 #[tokio::test]
 async fn foreign_units_cause_no_endless_loop() {
     let server = RedisServer::start();
@@ -291,8 +293,8 @@ async fn expired_foreign_entries_fail_no_other_check() {
     assert!(honest.is_ok(), "{:?}\nhonest: {honest:?}", reported[0]);
 }
 
-/// A member with the name of the total whose score is the time of an entry. The settlement makes it the total, and counts all
-/// entries.
+/// A member with the name of the total whose score is the time of an entry. The settlement makes it
+/// the total, and counts all entries.
 #[tokio::test]
 async fn a_foreign_total_among_the_entries_loses_no_unit() {
     let server = RedisServer::start();
@@ -309,7 +311,8 @@ async fn a_foreign_total_among_the_entries_loses_no_unit() {
     assert!(!limiter.check(&limit, "ada", 1).await.unwrap().is_allowed(), "5 units are used");
 }
 
-/// An entry of negative units that has left the window, as no check writes it, adds nothing to the total.
+/// An entry of negative units that has left the window, as no check writes it, adds nothing to the
+/// total.
 #[tokio::test]
 async fn expired_negative_units_add_nothing_to_the_total() {
     let server = RedisServer::start();

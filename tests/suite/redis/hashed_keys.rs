@@ -36,7 +36,8 @@ fn found(server: &RedisServer) -> Vec<u8> {
     (0..=255).filter(|last| keys.contains(&unkeyed(&address(*last)))).collect()
 }
 
-/// Without a secret, a reader of Redis finds an address by trying all of them. With a secret, it does not.
+/// Without a secret, a reader of Redis finds an address by trying all of them. With a secret, it
+/// does not.
 #[tokio::test]
 async fn a_secret_hides_addresses_from_readers_of_redis() {
     let server = RedisServer::start();
@@ -71,8 +72,8 @@ async fn only_stores_with_the_same_secret_share_limits() {
     assert_eq!(other.peek(&LOGIN, address(7)).await.unwrap().used(), 1);
 }
 
-/// The store may use the same secret as the API keys. A key is then hashed twice with it, each time for another
-/// purpose.
+/// The store may use the same secret as the API keys. A key is then hashed twice with it, each time
+/// for another purpose.
 #[tokio::test]
 async fn one_secret_may_serve_api_keys_and_the_store() {
     let server = RedisServer::start();

@@ -1,4 +1,5 @@
-//! A node of a cluster that is killed or stopped: checks of its keys have no decision, and all others are decided.
+//! A node of a cluster that is killed or stopped: checks of its keys have no decision, and all
+//! others are decided.
 
 use std::{
     cell::Cell,
@@ -157,7 +158,8 @@ async fn a_breaker_of_ones_own_counts_by_node() {
     a_lost_node_fails_no_check_of_others(Loss::Stopped, true).await;
 }
 
-/// Asks until the breaker refuses a call, and returns how often the call failed before: five times, unless a place is renewed meanwhile.
+/// Asks until the breaker refuses a call, and returns how often the call failed before: five times,
+/// unless a place is renewed meanwhile.
 async fn failures_until_open<T>(what: &str, call: impl AsyncFn() -> Result<T, Error>) -> usize {
     for failures in 0.. {
         match label(&call().await) {
@@ -169,8 +171,9 @@ async fn failures_until_open<T>(what: &str, call: impl AsyncFn() -> Result<T, Er
     0
 }
 
-/// Asks until the call succeeds. While the client looks up the slots, all calls wait for the lost node as long as a reply may take. So calls to
-/// others may time out, and open the breaker. Nothing else may.
+/// Asks until the call succeeds. While the client looks up the slots, all calls wait for the lost
+/// node as long as a reply may take. So calls to others may time out, and open the breaker. Nothing
+/// else may.
 async fn succeeds<T>(nodes: &Nodes, call: impl AsyncFn() -> Result<T, Error>) -> T {
     let (begun, look_ups) = (Instant::now(), nodes.look_ups());
     let mut was_open = false;

@@ -30,8 +30,8 @@ fn shown(error: &(dyn Error + 'static)) -> String {
     text
 }
 
-/// All output of building a store, and of connecting where nothing listens. For an existing client, the address is
-/// shown as it is, because its URL is not known.
+/// All output of building a store, and of connecting where nothing listens. For an existing client,
+/// the address is shown as it is, because its URL is not known.
 fn shown_by(runtime: &Runtime, builder: &RedisStoreBuilder) -> String {
     let built = match builder.clone().build() {
         Ok(store) => format!("{store:?}"),
@@ -114,7 +114,8 @@ proptest! {
     }
 }
 
-/// Passwords that were shown once: a beginning, a whole one, and one that reads like a host and a port.
+/// Passwords that were shown once: a beginning, a whole one, and one that reads like a host and a
+/// port.
 #[test]
 fn an_error_shows_no_url() {
     for url in [

@@ -1,4 +1,5 @@
-//! A server that is slow, restarts or loses connections: the store reconnects and sends checks again.
+//! A server that is slow, restarts or loses connections: the store reconnects and sends checks
+//! again.
 
 use std::time::Duration;
 
@@ -52,8 +53,8 @@ async fn closed_connections_fail_no_check_and_lose_no_unit() {
     }
 }
 
-/// The server closes connections that nobody uses, as it does with `timeout`. A check that would count twice if it ran twice must be
-/// decided, too.
+/// The server closes connections that nobody uses, as it does with `timeout`. A check that would
+/// count twice if it ran twice must be decided, too.
 #[tokio::test]
 async fn connections_that_are_closed_while_idle_fail_nothing() {
     let server = RedisServer::start();
@@ -174,8 +175,8 @@ async fn a_server_may_start_after_the_store() {
     }
 }
 
-/// After a failover the old connections lead to a replica. The store closes them and sends the check to the new
-/// primary.
+/// After a failover the old connections lead to a replica. The store closes them and sends the
+/// check to the new primary.
 #[tokio::test]
 async fn connections_to_a_demoted_primary_are_replaced() {
     let (old, new) = (RedisServer::start(), RedisServer::start());

@@ -1,4 +1,5 @@
-//! Checks that the store sends again after their reply was lost: each counts once, and a settlement finds it.
+//! Checks that the store sends again after their reply was lost: each counts once, and a settlement
+//! finds it.
 
 use std::{iter, time::Duration};
 
@@ -45,7 +46,8 @@ impl Lossy {
         Self { server, proxy, limiter: through, direct }
     }
 
-    /// Sends checks whose first reply is lost, and runs `meanwhile` before the second try, which comes `LATER`.
+    /// Sends checks whose first reply is lost, and runs `meanwhile` before the second try, which
+    /// comes `LATER`.
     async fn ask_twice(&self, checks: impl IntoIterator<Item = Check>, meanwhile: impl AsyncFnOnce()) -> Vec<Decision> {
         self.proxy.delay_replies(LATER);
         self.proxy.lose_replies(1);
@@ -79,8 +81,8 @@ impl Lossy {
     }
 }
 
-/// Single checks and copies that may share an entry, reserved or not. The shorter window has passed before the second
-/// try, and another caller has spent that limit.
+/// Single checks and copies that may share an entry, reserved or not. The shorter window has passed
+/// before the second try, and another caller has spent that limit.
 #[tokio::test]
 async fn a_resent_check_is_admitted_whole_after_the_shorter_window() {
     let lossy = Lossy::start().await;
@@ -186,8 +188,8 @@ async fn a_lone_check_whose_caller_has_left_is_not_resent() {
     assert_eq!(lossy.server.script_calls(), 1, "the first try");
 }
 
-/// The server's clock cannot be set. Instead, the entries of the first try are moved before the second try, to where a
-/// clock that was ahead would have put them.
+/// The server's clock cannot be set. Instead, the entries of the first try are moved before the
+/// second try, to where a clock that was ahead would have put them.
 #[tokio::test]
 async fn a_settlement_finds_entries_of_a_clock_that_was_ahead() {
     let lossy = Lossy::start().await;
@@ -224,8 +226,8 @@ async fn a_settlement_finds_entries_of_a_clock_that_was_ahead() {
     }
 }
 
-/// Copies that share an entry are found among any number of entries of the same time. A settlement that finds nothing
-/// costs one look-up per possible number of copies.
+/// Copies that share an entry are found among any number of entries of the same time. A settlement
+/// that finds nothing costs one look-up per possible number of copies.
 #[tokio::test]
 async fn settling_copies_takes_bounded_work() {
     let (server, clock) = (RedisServer::start(), ManualClock::new());
@@ -271,6 +273,7 @@ async fn settling_copies_takes_bounded_work() {
         }
     }
     println!("at most {most} commands for a settlement");
-    // One look-up per possible number of copies, one per copy that shared the entry, and those of any settlement.
+    // One look-up per possible number of copies, one per copy that shared the entry, and those of
+    // any settlement.
     assert!(most <= 2 * 128 + 16, "{most}");
 }

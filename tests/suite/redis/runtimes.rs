@@ -61,8 +61,8 @@ fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// 10,000 trials. In each, some single-threaded runtimes run a few turns with checks in flight and stall. Then another
-/// runtime sends checks.
+/// 10,000 trials. In each, some single-threaded runtimes run a few turns with checks in flight and
+/// stall. Then another runtime sends checks.
 #[test]
 fn stalled_runtimes_block_no_other() {
     let (server, living, mut trials) = (RedisServer::start(), two_threads(), 0);
@@ -111,7 +111,8 @@ fn a_runtime_that_abandons_a_check_blocks_no_other() {
     }
 }
 
-/// Runtimes of one or two threads end with checks in flight, while another runtime waits for its own.
+/// Runtimes of one or two threads end with checks in flight, while another runtime waits for its
+/// own.
 #[test]
 fn runtimes_that_end_fail_no_check_of_others() {
     let (server, living) = (RedisServer::start(), two_threads());
@@ -149,7 +150,8 @@ async fn store_after_one_poll<'a>(future: impl Future<Output = bool> + 'a) -> St
     future
 }
 
-/// Many checks, settlements and resets are polled once and then stored, with and without open connections.
+/// Many checks, settlements and resets are polled once and then stored, with and without open
+/// connections.
 #[tokio::test]
 async fn stored_futures_block_no_other() {
     let (server, limit) = (RedisServer::start(), CALLS);
@@ -278,7 +280,8 @@ fn futures_of_an_ended_runtime_open_no_breaker() {
     });
 }
 
-/// A check that its caller has sent, and does not poll, keeps nothing of an ended runtime alive: those behind it end too.
+/// A check that its caller has sent, and does not poll, keeps nothing of an ended runtime alive:
+/// those behind it end too.
 #[test]
 fn checks_behind_a_kept_one_end_with_their_runtime() {
     let server = RedisServer::start();
@@ -347,7 +350,8 @@ fn a_stalled_runtime_opens_no_breaker_for_others() {
     );
 }
 
-/// The process does not run while the reply arrives and the deadline passes, as on a busy machine or under a quota of CPU time.
+/// The process does not run while the reply arrives and the deadline passes, as on a busy machine
+/// or under a quota of CPU time.
 #[test]
 fn a_reply_that_arrives_while_the_runtime_stalls_decides() {
     let server = Arc::new(RedisServer::start());

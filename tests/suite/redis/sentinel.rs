@@ -112,8 +112,9 @@ fn limiter(builder: RedisStoreBuilder) -> Limiter {
     Limiter::new(builder.build().unwrap()).refusal_cache(Duration::ZERO).deadline(Duration::from_secs(1))
 }
 
-/// Kills the primary under load on an exhausted limit. Decisions return once the replica is promoted, and replicated
-/// units stay spent. `not_replicated` units of the limit are not replicated.
+/// Kills the primary under load on an exhausted limit. Decisions return once the replica is
+/// promoted, and replicated units stay spent. `not_replicated` units of the limit are not
+/// replicated.
 async fn fail_over(fault: &str, not_replicated: u64) {
     let mut primary = RedisServer::start();
     let replica = replica_of(&primary);
@@ -181,7 +182,8 @@ async fn unreplicated_units_are_admitted_once_more() {
     fail_over("Sentinel failover, 20 units not replicated", 20).await;
 }
 
-/// One sentinel is down, one does not know the primary, and one names the replica. The one that knows is enough.
+/// One sentinel is down, one does not know the primary, and one names the replica. The one that
+/// knows is enough.
 #[tokio::test]
 async fn one_sentinel_that_knows_the_primary_is_enough() {
     let primary = RedisServer::start();

@@ -1,8 +1,8 @@
-//! Random histories on Redis by the server's own clock. The plain model gets the time at which each decision was made, and
-//! must decide the same.
+//! Random histories on Redis by the server's own clock. The plain model gets the time at which each
+//! decision was made, and must decide the same.
 //!
-//! `decision/properties` passes the time in, which tests retry times to the microsecond. Only here does the script read
-//! expiries, from which it learns when the oldest entry was written.
+//! `decision/properties` passes the time in, which tests retry times to the microsecond. Only here
+//! does the script read expiries, from which it learns when the oldest entry was written.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -61,7 +61,8 @@ struct Asked {
 type Admitted = (Vec<ModelCharge>, u64, SystemTime);
 
 fn step() -> impl Strategy<Value = Step> {
-    // Mostly single units, because a log that has ever had a larger entry is read without its expiry.
+    // Mostly single units, because a log that has ever had a larger entry is read without its
+    // expiry.
     let cost = prop_oneof![12 => Just(1), 2 => Just(0), 1 => 2..=4u64];
     let id = prop_oneof![6 => Just(None), 1 => (0..4u64).prop_map(Some)];
     let copies = prop_oneof![8 => Just(1), 1 => 2..=5usize, 1 => 6..=40usize];
@@ -159,7 +160,8 @@ async fn replay<'a>(limiter: &Limiter, steps: &'a [Step]) -> Result<(), TestCase
                 let asked: Vec<(&Asked, usize)> = asked.iter().flat_map(of_one).take(60).collect();
                 let decisions: Vec<_> =
                     asked.iter().map(|(asked, key)| tokio::spawn(limiter.check_all(asked.check(*key)))).collect();
-                // The time of the same batch. A repeated check reports the time of its first admission.
+                // The time of the same batch. A repeated check reports the time of its first
+                // admission.
                 let now = micros(tokio::spawn(limiter.peek(&LIMITS[0], "the clock")).await.unwrap().unwrap().at());
                 for ((asked, key), decision) in asked.into_iter().zip(decisions) {
                     let decision = decision.await.unwrap().unwrap();

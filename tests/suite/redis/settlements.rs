@@ -1,4 +1,5 @@
-//! Settlements while replies are lost, callers leave, the server has no memory, or a process is killed.
+//! Settlements while replies are lost, callers leave, the server has no memory, or a process is
+//! killed.
 
 use std::{
     future::{Future, poll_fn},
@@ -30,7 +31,8 @@ fn limiter(url: &str) -> Limiter {
     Limiter::new(store).deadline(TEST_TIMEOUT).refusal_cache(Duration::ZERO)
 }
 
-/// The replies to the reservation and to its settlement are lost. Each is sent again and counts once.
+/// The replies to the reservation and to its settlement are lost. Each is sent again and counts
+/// once.
 #[tokio::test]
 async fn reservations_and_settlements_with_lost_replies_count_once() {
     let server = RedisServer::start();
@@ -61,7 +63,8 @@ async fn reservations_and_settlements_with_lost_replies_count_once() {
     }
 }
 
-/// A settlement must complete even if its caller cannot wait for it, such as when a client disconnects.
+/// A settlement must complete even if its caller cannot wait for it, such as when a client
+/// disconnects.
 #[tokio::test]
 async fn a_settlement_completes_after_its_caller_leaves() {
     let server = RedisServer::start();
@@ -80,9 +83,9 @@ async fn a_settlement_completes_after_its_caller_leaves() {
     }
 }
 
-/// Others are refused until an abandoned settlement is done, and the refusal cache must not repeat that refusal
-/// afterwards. The settlement is late because it waits for the batch before it, or because the server was a replica at
-/// first.
+/// Others are refused until an abandoned settlement is done, and the refusal cache must not repeat
+/// that refusal afterwards. The settlement is late because it waits for the batch before it, or
+/// because the server was a replica at first.
 #[test]
 fn units_returned_by_an_abandoned_settlement_are_seen() {
     const ONE: Limit = Limit::per_hour("one", 1);
@@ -97,7 +100,8 @@ fn units_returned_by_an_abandoned_settlement_are_seen() {
         let limiter = Limiter::new(store).deadline(TEST_TIMEOUT).refusal_cache(Duration::MAX);
         let check = Check::new(Charge::new(ONE, "ada", 1).unwrap());
         let admitted = living.block_on(limiter.check_all(check.clone())).unwrap();
-        // On a busy machine the first replies take long. A server that seems far would get a second batch before the first reply.
+        // On a busy machine the first replies take long. A server that seems far would get a second
+        // batch before the first reply.
         for _ in 0..100 {
             assert!(elsewhere.block_on(limiter.peek(&ONE, "bob")).unwrap().is_allowed(), "it is connected");
         }
@@ -142,8 +146,8 @@ async fn an_error_names_the_operation_that_failed() {
     assert!(text(&settled.unwrap_err()).ends_with("settling an admission failed"));
 }
 
-/// A check without its own entry is not sent again. It fails, and has counted at most once. Other checks of its batch
-/// are sent again.
+/// A check without its own entry is not sent again. It fails, and has counted at most once. Other
+/// checks of its batch are sent again.
 #[tokio::test]
 async fn a_check_that_could_count_twice_is_not_resent() {
     let server = RedisServer::start();
@@ -235,7 +239,8 @@ async fn an_out_of_memory_server_still_accepts_refunds() {
     }
 }
 
-/// A check that the server refuses for lack of memory does not block a settlement in the same batch.
+/// A check that the server refuses for lack of memory does not block a settlement in the same
+/// batch.
 #[tokio::test]
 async fn a_refused_check_prefetches_no_settlement_in_its_batch() {
     let server = RedisServer::start();
@@ -249,7 +254,8 @@ async fn a_refused_check_prefetches_no_settlement_in_its_batch() {
     assert_eq!(limiter.peek(&TOKENS, "bob").await.unwrap().used(), 0);
 }
 
-/// The process is killed while it reads a request whose tokens it has reserved. They count once, until the lease ends.
+/// The process is killed while it reads a request whose tokens it has reserved. They count once,
+/// until the lease ends.
 #[tokio::test]
 async fn units_reserved_by_a_killed_process_return_when_the_lease_ends() {
     let redis = RedisServer::start();

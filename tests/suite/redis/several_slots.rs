@@ -1,4 +1,5 @@
-//! A server behind one address that refuses keys of two slots in one call, as managed services do: a node of a cluster that has all slots.
+//! A server behind one address that refuses keys of two slots in one call, as managed services do:
+//! a node of a cluster that has all slots.
 
 use std::{
     collections::BTreeMap,

@@ -88,7 +88,8 @@ async fn a_pool_of_the_application_is_shared() {
     assert_eq!(pool.state().connections, 4);
 }
 
-/// A connection manager, a client of the application, and a closure that opens a connection each time.
+/// A connection manager, a client of the application, and a closure that opens a connection each
+/// time.
 #[tokio::test]
 async fn other_sources_decide() {
     let server = RedisServer::start();
@@ -128,8 +129,8 @@ async fn a_server_that_restarts_costs_a_pool_no_decision_afterwards() {
     }
 }
 
-/// A pool waits longer and longer between its tries to reach a server that is down, also if the application keeps one of its connections,
-/// and if the store has little time to connect.
+/// A pool waits longer and longer between its tries to reach a server that is down, also if the
+/// application keeps one of its connections, and if the store has little time to connect.
 #[tokio::test]
 async fn a_store_decides_as_soon_as_the_server_of_its_pool_is_back() {
     tokio::join!(comes_back(false, seconds(1)), comes_back(true, seconds(1)), comes_back(false, ms(350)));
@@ -178,7 +179,8 @@ impl ManageConnection for Patient {
     }
 }
 
-/// The server or the network in between is silent on the connections of a pool, which tests them for half a second, for ever, or not at all.
+/// The server or the network in between is silent on the connections of a pool, which tests them
+/// for half a second, for ever, or not at all.
 #[tokio::test]
 async fn silent_connections_of_a_pool_are_given_up() {
     let server = RedisServer::start();
@@ -220,8 +222,9 @@ async fn a_pool_far_away_is_shared() {
     assert_eq!((server.connections(), pool.state().connections), (4, 4));
 }
 
-/// Connections that a runtime opens break when it ends, and a `ConnectionManager` that reconnects there panics from then on. So places are
-/// given back over connections that the application's runtime opens: those of a lost batch, and those that a thread without a runtime drops.
+/// Connections that a runtime opens break when it ends, and a `ConnectionManager` that reconnects
+/// there panics from then on. So places are given back over connections that the application's
+/// runtime opens: those of a lost batch, and those that a thread without a runtime drops.
 #[tokio::test]
 async fn places_are_given_back_in_the_runtime_of_the_applications_connections() {
     let (server, home) = (RedisServer::start(), Handle::current().id());
@@ -364,7 +367,8 @@ fn held(server: &RedisServer) -> u64 {
     keys.map(|key| server.run::<u64>(&format!("ZCARD {key}"))).sum()
 }
 
-/// The application's connections lead to a replica, belong to a runtime that has ended, or do not open.
+/// The application's connections lead to a replica, belong to a runtime that has ended, or do not
+/// open.
 #[tokio::test]
 async fn connections_that_are_of_no_use_are_errors() {
     let (primary, opened) = (RedisServer::start(), Arc::new(AtomicUsize::new(0)));
@@ -430,7 +434,8 @@ fn a_connection_of_a_runtime_that_has_ended_is_replaced() {
     assert_eq!(two_threads().block_on(decided(&limiter, 100)), 100);
 }
 
-/// The store of a second runtime needs more connections than the pool has open. The pool would keep those that it opens there.
+/// The store of a second runtime needs more connections than the pool has open. The pool would keep
+/// those that it opens there.
 #[test]
 fn a_pool_is_given_no_connection_of_another_runtime() {
     let (server, first, second) = (RedisServer::start(), two_threads(), two_threads());
@@ -490,7 +495,8 @@ impl StreamingCredentialsProvider for Rotating {
     }
 }
 
-/// Passwords change ten times a second while checks come, and now and then all connections of the store are closed.
+/// Passwords change ten times a second while checks come, and now and then all connections of the
+/// store are closed.
 async fn a_password_changes(servers: &[RedisServer], builder: RedisStoreBuilder) {
     let all = |command: &str| servers.iter().for_each(|server| drop(server.run::<Value>(command)));
     let only = |password: usize| format!("ACL SETUSER shop on resetpass >{password} ~* +@all");

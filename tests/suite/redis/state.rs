@@ -62,8 +62,8 @@ async fn an_admission_is_one_entry_and_the_sum() {
     assert_eq!(u128::try_from(-entries[2].1).unwrap(), at);
 }
 
-/// The expiry is one window plus the slack after a single entry, and two windows after the oldest of several. Before
-/// Redis 7.0 scripts cannot read it, so it is one window after each entry.
+/// The expiry is one window plus the slack after a single entry, and two windows after the oldest
+/// of several. Before Redis 7.0 scripts cannot read it, so it is one window after each entry.
 #[tokio::test]
 async fn the_expiry_outlives_every_entry_and_is_rarely_moved() {
     let server = RedisServer::start();
@@ -117,8 +117,9 @@ async fn a_late_enough_expiry_is_not_moved() {
     }
 }
 
-/// The expiry of two entries does not stay when one of them is given back: else the next check, within a millisecond of the
-/// other one's end, would take it for the expiry of a single entry, and report a reset that is a window late.
+/// The expiry of two entries does not stay when one of them is given back: else the next check,
+/// within a millisecond of the other one's end, would take it for the expiry of a single entry, and
+/// report a reset that is a window late.
 #[tokio::test]
 async fn the_reset_beside_an_entry_that_is_just_leaving_is_its_end() {
     let server = RedisServer::start();
@@ -166,8 +167,8 @@ async fn a_shorter_window_leaves_the_expiry_of_a_longer_one() {
     assert!(!limiter.check(&long, "ada", 1).await.unwrap().is_allowed(), "all are used in the last 4 s of 60");
 }
 
-/// An admission never brings an expiry forward: not after a step back of the clock, which leaves entries of a later part of the
-/// window. Redis 6.2 does not say when a key expires.
+/// An admission never brings an expiry forward: not after a step back of the clock, which leaves
+/// entries of a later part of the window. Redis 6.2 does not say when a key expires.
 #[tokio::test]
 async fn an_admission_after_a_step_back_leaves_a_later_expiry() {
     let server = RedisServer::start();
@@ -304,7 +305,8 @@ async fn expired_entries_are_dropped_and_the_sum_follows() {
         clock.advance(Duration::from_secs(4));
     }
     let key = server.only_key();
-    // The first entry has expired and the second has not. A refused check drops expired entries, too.
+    // The first entry has expired and the second has not. A refused check drops expired entries,
+    // too.
     clock.advance(Duration::from_secs(2));
     assert!(!limiter.check(&LOGIN, "ada", 2).await.unwrap().is_allowed());
     assert_eq!(entries(&server, &key).iter().map(|entry| entry.0.len()).collect::<Vec<_>>(), [4, 9]);
@@ -363,7 +365,8 @@ async fn an_admission_drops_expired_entries_by_the_servers_clock() {
                 assert!(!entries.iter().any(|(member, _)| member.starts_with(b"gone")), "{case}");
                 let passed = begun.elapsed();
                 assert!(ttl(&server, &key) + millis(passed) >= 10_000, "{case}: the new entry lives for a window");
-                // The oldest entry leaves 10 s after it was added. The reset time may be off by a millisecond.
+                // The oldest entry leaves 10 s after it was added. The reset time may be off by a
+                // millisecond.
                 let resets = decision.at().duration_since(UNIX_EPOCH).unwrap() + status.reset_after();
                 let late = millis(resets) - now / 1_000 - if left > 0 { 5_000 } else { 10_000 };
                 let latest = if left > 0 { 1 } else { millis(passed) + 1 };
@@ -373,8 +376,8 @@ async fn an_admission_drops_expired_entries_by_the_servers_clock() {
     }
 }
 
-/// No clock can be passed in here. Another clock has written the entry ahead of the server's time, with and without the
-/// expiry that goes with it.
+/// No clock can be passed in here. Another clock has written the entry ahead of the server's time,
+/// with and without the expiry that goes with it.
 #[tokio::test]
 async fn an_entry_ahead_of_the_servers_clock_counts_from_now() {
     let server = RedisServer::start();
@@ -393,7 +396,8 @@ async fn an_entry_ahead_of_the_servers_clock_counts_from_now() {
             assert_eq!(decision.used(), used);
             assert!(decision.binding().reset_after() <= LOGIN.window(), "{decision:?}");
             let ttl = ttl(&server, &key);
-            // Two windows after the newest admission or the entry ahead. Expiries are whole milliseconds, rounded up.
+            // Two windows after the newest admission or the entry ahead. Expiries are whole
+            // milliseconds, rounded up.
             assert!((10_000..=longest).contains(&ttl), "{used}: {ttl}");
         }
     }

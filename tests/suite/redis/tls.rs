@@ -22,7 +22,8 @@ async fn used(builder: RedisStoreBuilder) -> Result<u64, Error> {
 }
 
 impl Certificates {
-    /// A server that speaks TLS on its own port, and its URL. `clients` says whether clients must show a certificate.
+    /// A server that speaks TLS on its own port, and its URL. `clients` says whether clients must
+    /// show a certificate.
     fn server(&self, clients: &str) -> (RedisServer, String) {
         // Another test may have done so.
         let _ = ring::default_provider().install_default();

@@ -64,8 +64,8 @@ async fn redis_admits_exactly_the_limit() {
     assert_eq!(admitted(&redis_limiters(&server), crossing).await, 100);
 }
 
-/// A check that another limit refuses takes nothing from the shared limit. The five narrow keys of 15 units each are
-/// spent exactly, and together stay below the shared limit.
+/// A check that another limit refuses takes nothing from the shared limit. The five narrow keys of
+/// 15 units each are spent exactly, and together stay below the shared limit.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn refused_checks_take_nothing_from_the_other_limits() {
     let server = RedisServer::start();

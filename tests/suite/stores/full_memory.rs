@@ -1,4 +1,5 @@
-//! A full in-process store: every key of every limit is still decided, and no window admits more than its limit.
+//! A full in-process store: every key of every limit is still decided, and no window admits more
+//! than its limit.
 
 use std::{
     cell::Cell,
@@ -30,7 +31,8 @@ fn from_address(address: &str) -> Request<Body> {
     Request::builder().extension(ConnectInfo(address)).body(Body::empty()).unwrap()
 }
 
-/// One client has a /48, and so 65,536 keys. It sends one request from each of many, within both limits.
+/// One client has a /48, and so 65,536 keys. It sends one request from each of many, within both
+/// limits.
 #[tokio::test]
 async fn a_client_with_endless_keys_ends_no_limit() {
     for (is_closed, pause) in [(false, 0), (false, 5), (false, 1_800), (true, 0), (true, 5), (true, 1_800)] {
@@ -58,7 +60,8 @@ async fn a_client_with_endless_keys_ends_no_limit() {
     }
 }
 
-/// What a store has to count at least: the units of one limit and key, each with its time and until when it counts.
+/// What a store has to count at least: the units of one limit and key, each with its time and until
+/// when it counts.
 #[derive(Default)]
 struct Truth(HashMap<(usize, u8), Vec<Units>>);
 
@@ -128,8 +131,9 @@ fn micros(clock: &ManualClock) -> u64 {
     clock.now().duration_since(UNIX_EPOCH).unwrap().as_micros() as u64
 }
 
-/// Random checks, reservations and settlements of keys that find room, find none, and find room again, while the clock goes on and
-/// steps back. Whatever is admitted, the units that were truly spent stay within the limit.
+/// Random checks, reservations and settlements of keys that find room, find none, and find room
+/// again, while the clock goes on and steps back. Whatever is admitted, the units that were truly
+/// spent stay within the limit.
 #[test]
 fn a_full_store_never_admits_more_than_a_limit() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -233,8 +237,8 @@ fn a_full_store_never_admits_more_than_a_limit() {
     assert!(overflowed.get() > 200, "{overflowed:?}");
 }
 
-/// What a full store means for honest keys, which ask evenly at half of their limit. `--nocapture` prints the table, and the variables
-/// `CAPACITY` and `UNITS` change the store and the limit.
+/// What a full store means for honest keys, which ask evenly at half of their limit. `--nocapture`
+/// prints the table, and the variables `CAPACITY` and `UNITS` change the store and the limit.
 #[test]
 fn honest_keys_in_a_full_store() {
     let [capacity, units] = [("CAPACITY", 50), ("UNITS", 10)]
@@ -258,7 +262,8 @@ fn honest_keys_in_a_full_store() {
     }
 }
 
-/// As documented: a flood of keys lets a small limit refuse all others, for longer than its window. It has no effect on a large limit.
+/// As documented: a flood of keys lets a small limit refuse all others, for longer than its window.
+/// It has no effect on a large limit.
 #[tokio::test]
 async fn a_flood_of_keys_keeps_new_keys_out_of_a_small_limit() {
     for (units, flood, refused) in [(10, 10_000, 990..=1_000), (1_000, 100_000, 0..=0)] {
@@ -280,7 +285,8 @@ async fn a_flood_of_keys_keeps_new_keys_out_of_a_small_limit() {
     }
 }
 
-/// The share that is refused of the requests of keys that ask five times at once, each in each minute, after the first minute.
+/// The share that is refused of the requests of keys that ask five times at once, each in each
+/// minute, after the first minute.
 fn at_once(capacity: u32, limit: &Limit, keys: u32) -> f64 {
     let clock = ManualClock::new();
     let limiter = Limiter::new(MemoryStore::new().capacity(capacity as usize).clock(&clock));
@@ -297,9 +303,10 @@ fn at_once(capacity: u32, limit: &Limit, keys: u32) -> f64 {
     f64::from(refused) / f64::from(2 * keys * 5)
 }
 
-/// In each of three minutes, each key asks so many times. After the first minute new keys come that ask five times, and one that
-/// always asks. Returns the refused share of the keys' requests and of the new keys', the most that any key was admitted within a
-/// minute, a fixed window within one of the clock, and the bytes by which the process has grown.
+/// In each of three minutes, each key asks so many times. After the first minute new keys come that
+/// ask five times, and one that always asks. Returns the refused share of the keys' requests and of
+/// the new keys', the most that any key was admitted within a minute, a fixed window within one of
+/// the clock, and the bytes by which the process has grown.
 fn crowd(capacity: u32, limit: &Limit, keys: u32, asks: u32) -> (f64, f64, usize, u64) {
     let resident =
         || fs::read_to_string("/proc/self/statm").unwrap().split(' ').nth(1).unwrap().parse::<u64>().unwrap();

@@ -1,4 +1,5 @@
-//! A store written from the docs of `store` alone, as a user would write one. It counts by exact logs.
+//! A store written from the docs of `store` alone, as a user would write one. It counts by exact
+//! logs.
 
 use std::{
     sync::{Arc, Mutex},
@@ -43,8 +44,8 @@ impl Admission {
         self.charge.lease().is_some() && self.charge.takes() != Takes::Always && !self.is_settled
     }
 
-    /// Drops what has expired. If the clock has stepped back, no unit counts for longer than a window from now, and settled ones count
-    /// from now on.
+    /// Drops what has expired. If the clock has stepped back, no unit counts for longer than a
+    /// window from now, and settled ones count from now on.
     fn tidy(all: &mut Vec<Self>, now: SystemTime) {
         all.retain(|one| one.ends > now);
         for one in all {

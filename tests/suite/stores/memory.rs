@@ -30,7 +30,8 @@ pub(super) fn capacity_in_use(store: &MemoryStore) -> (usize, usize) {
     (figure("admissions: "), figure("limits: "))
 }
 
-/// Whatever operations a key has seen, it is removed a window and a sweep later, as long as checks arrive.
+/// Whatever operations a key has seen, it is removed a window and a sweep later, as long as checks
+/// arrive.
 #[tokio::test]
 async fn keys_are_removed_after_the_window_and_one_sweep() {
     let (store, limiter, clock) = store(1_000_000);
@@ -112,7 +113,8 @@ async fn a_reset_frees_capacity() {
     assert_eq!(limiter.check(&CALLS, "ada", 1).await.unwrap().used(), 1);
 }
 
-/// Whatever the operations, the capacity in use equals the stored admissions, and is zero in the end.
+/// Whatever the operations, the capacity in use equals the stored admissions, and is zero in the
+/// end.
 #[test]
 fn all_capacity_is_free_after_the_last_admission_expires() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();

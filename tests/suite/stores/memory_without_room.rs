@@ -1,4 +1,5 @@
-//! The in-process store without room: how limits share its capacity, and how further units are counted.
+//! The in-process store without room: how limits share its capacity, and how further units are
+//! counted.
 
 use std::time::Duration;
 
@@ -39,7 +40,8 @@ async fn a_key_without_room_is_counted_in_cells_until_an_admission_expires() {
     }
     assert!(admitted > 0);
     assert_eq!((store.keys(), capacity_in_use(&store)), (5, (11, 2)));
-    // After a check without room, expired admissions are swept, whichever key holds them. The cells are empty, too.
+    // After a check without room, expired admissions are swept, whichever key holds them. The cells
+    // are empty, too.
     clock.advance(2 * CALLS.window());
     for key in 0..10 {
         assert!(limiter.check(&CALLS, format!("more-{key}"), 1).await.unwrap().is_allowed(), "{key}");
@@ -47,7 +49,8 @@ async fn a_key_without_room_is_counted_in_cells_until_an_admission_expires() {
     assert_eq!((store.keys(), capacity_in_use(&store).0), (10, 10), "all expired admissions are swept");
 }
 
-/// A client with endless keys, such as the addresses of an IPv6 network, fills all the capacity that the limit can get.
+/// A client with endless keys, such as the addresses of an IPv6 network, fills all the capacity
+/// that the limit can get.
 #[tokio::test]
 async fn a_limit_that_fills_its_share_leaves_other_limits_enforced() {
     let (store, _, _) = store(1_000);
@@ -98,7 +101,8 @@ async fn a_single_limit_gets_half_of_the_capacity_rounded_up() {
     }
 }
 
-/// Some charges of a check have records, others are counted in cells: all of them or none. A repeated check counts once.
+/// Some charges of a check have records, others are counted in cells: all of them or none. A
+/// repeated check counts once.
 #[tokio::test]
 async fn a_check_counts_all_of_its_charges_or_none_with_and_without_room() {
     let (store, limiter, _) = store(4);
@@ -178,7 +182,8 @@ async fn a_settlement_after_its_lease_counts_without_room() {
     assert_eq!((limiter.peek(&CALLS, "ada").await.unwrap().used(), capacity_in_use(&store).0), (3, 1));
 }
 
-/// No settlement finds a reservation in cells. After the lease it counts in addition, as one does whose units were given back.
+/// No settlement finds a reservation in cells. After the lease it counts in addition, as one does
+/// whose units were given back.
 #[tokio::test]
 async fn a_settlement_after_the_lease_of_a_reservation_without_room_counts_in_addition() {
     let (_, limiter, clock) = store(4);
@@ -193,7 +198,8 @@ async fn a_settlement_after_the_lease_of_a_reservation_without_room_counts_in_ad
     assert_eq!(limiter.peek(&SEARCH, "ada").await.unwrap().used(), 3);
 }
 
-/// A reservation in cells is found by no settlement, so it counts in full. What was spent above it counts as well.
+/// A reservation in cells is found by no settlement, so it counts in full. What was spent above it
+/// counts as well.
 #[tokio::test]
 async fn a_settlement_above_a_reservation_without_room_counts() {
     let (store, limiter, _) = store(4);

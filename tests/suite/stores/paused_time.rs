@@ -53,8 +53,8 @@ async fn the_refusal_cache_follows_paused_time() {
     assert!(limiter.check(&ONE, "ada", 1).await.unwrap().is_allowed());
 }
 
-/// A thread outside of the runtime uses real time, so the store sees the clock step back. Nothing is admitted beyond the
-/// limit, and no key is refused for longer than one full window.
+/// A thread outside of the runtime uses real time, so the store sees the clock step back. Nothing
+/// is admitted beyond the limit, and no key is refused for longer than one full window.
 #[tokio::test(start_paused = true)]
 async fn a_thread_outside_the_runtime_admits_nothing_extra() {
     for algorithm in [

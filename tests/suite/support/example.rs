@@ -11,7 +11,8 @@ use super::http_client::{Answer, HttpClient};
 /// What examples hash API keys under, unless a test says otherwise.
 pub(crate) const SECRET: &str = "a secret that only the tests know";
 
-/// For what Redis decides: a busy machine may not run it, or the example, for longer than the default deadline.
+/// For what Redis decides: a busy machine may not run it, or the example, for longer than the
+/// default deadline.
 pub(crate) const PATIENT: (&str, &str) = ("DEADLINE", "5000");
 
 /// All settings that examples read. The tests remove them from the environment.
@@ -34,7 +35,8 @@ const SETTINGS: [&str; 16] = [
     "CALL_MILLIS",
 ];
 
-/// An example with only these settings. Cargo builds the examples together with the tests, into a folder next to them.
+/// An example with only these settings. Cargo builds the examples together with the tests, into a
+/// folder next to them.
 pub(crate) fn example(name: &str, settings: &[(&str, &str)]) -> Command {
     let folder = env::current_exe().unwrap().parent().unwrap().parent().unwrap().join("examples");
     let program = folder.join(format!("{name}{}", env::consts::EXE_SUFFIX));

@@ -37,7 +37,8 @@ pub(crate) struct Report {
 }
 
 impl Load {
-    /// Each client has a number. `ask` returns whether it was admitted, or `None` if there was no decision.
+    /// Each client has a number. `ask` returns whether it was admitted, or `None` if there was no
+    /// decision.
     pub(crate) fn start<F>(ask: impl Fn(usize) -> F + Send + Sync + 'static) -> Self
     where
         F: Future<Output = Option<bool>> + Send,

@@ -18,8 +18,8 @@ pub(crate) struct Log {
 
 impl Log {
     pub(crate) fn start() -> Self {
-        /// Gets no line. But if there is only one subscriber, an event that another thread reaches first is turned off in
-        /// all threads.
+        /// Gets no line. But if there is only one subscriber, an event that another thread reaches
+        /// first is turned off in all threads.
         static SECOND: LazyLock<Dispatch> = LazyLock::new(|| Dispatch::new(NoSubscriber::new()));
 
         LazyLock::force(&SECOND);
@@ -27,8 +27,8 @@ impl Log {
         let writer = lines.clone();
         let subscriber = tracing_subscriber::fmt().with_ansi(false).with_max_level(LevelFilter::TRACE);
         let subscriber = subscriber.with_writer(move || writer.clone()).finish().set_default();
-        // An event that another test reached for the first time just now may have missed this subscriber, so this looks
-        // again.
+        // An event that another test reached for the first time just now may have missed this
+        // subscriber, so this looks again.
         thread::sleep(Duration::from_millis(5));
         tracing::callsite::rebuild_interest_cache();
         Self { lines, _subscriber: Box::new(subscriber) }

@@ -86,7 +86,8 @@ pub(crate) fn to_next_window(clock: &ManualClock, window: Duration) {
     clock.advance(window - Duration::from_micros(elapsed));
 }
 
-/// Advances the clock to a second after its next window has begun, so that no algorithm is near the end of a window.
+/// Advances the clock to a second after its next window has begun, so that no algorithm is near the
+/// end of a window.
 pub(crate) fn to_the_start_of_a_window(clock: &ManualClock, window: Duration) {
     to_next_window(clock, window);
     clock.advance(seconds(1));
@@ -128,7 +129,8 @@ pub(crate) async fn let_tasks_run() {
     }
 }
 
-/// Counts the ticks of a timer that come in time, so that a test can tell a wait from the delays of a busy machine.
+/// Counts the ticks of a timer that come in time, so that a test can tell a wait from the delays of
+/// a busy machine.
 pub(crate) struct Lateness {
     began: Instant,
     in_time: Arc<AtomicU32>,
@@ -162,7 +164,8 @@ impl Lateness {
 pub(crate) async fn until(failure: &str, mut holds: impl FnMut() -> bool) {
     let asked = Instant::now();
     while !holds() {
-        // On a machine that let it run too late, a sentinel does nothing for 30 seconds (its TILT mode).
+        // On a machine that let it run too late, a sentinel does nothing for 30 seconds (its TILT
+        // mode).
         assert!(asked.elapsed() < 3 * TEST_TIMEOUT, "{failure}");
         sleep(Duration::from_millis(20)).await;
     }

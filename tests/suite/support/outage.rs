@@ -1,4 +1,5 @@
-//! The lines of the table that `bash tests/outage.sh` makes: each fault, its measured effect, and the goal.
+//! The lines of the table that `bash tests/outage.sh` makes: each fault, its measured effect, and
+//! the goal.
 
 use std::{fmt::Display, time::Duration};
 

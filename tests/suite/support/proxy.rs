@@ -1,5 +1,5 @@
-//! A proxy in front of redis-server. It can lose, delay and split the traffic, cut connections, fall silent, and lead
-//! to another server.
+//! A proxy in front of redis-server. It can lose, delay and split the traffic, cut connections,
+//! fall silent, and lead to another server.
 
 use std::{
     future::pending,
@@ -89,7 +89,8 @@ impl Proxy {
         &self.url
     }
 
-    /// The next `replies` replies do not arrive. Each time, the connection is cut after the server has replied.
+    /// The next `replies` replies do not arrive. Each time, the connection is cut after the server
+    /// has replied.
     pub(crate) fn lose_replies(&self, replies: usize) {
         self.wires.to_lose.store(replies, Ordering::SeqCst);
     }
@@ -168,8 +169,8 @@ async fn requests(mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Un
     None
 }
 
-/// Passes on each reply after the delay. The delay is that of the line: a reply that comes in several packets, as nested ones
-/// of Redis 6.2 do, waits once.
+/// Passes on each reply after the delay. The delay is that of the line: a reply that comes in
+/// several packets, as nested ones of Redis 6.2 do, waits once.
 async fn replies(mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin, number: usize, wires: &Wires) {
     let (arrived, mut on_the_line) = mpsc::unbounded_channel();
     let arriving = async move {

@@ -24,14 +24,16 @@ impl RedisCluster {
         cluster
     }
 
-    /// Does as `redis-cli --cluster create` does: gives the slots to the first nodes, and replicas to those.
+    /// Does as `redis-cli --cluster create` does: gives the slots to the first nodes, and replicas
+    /// to those.
     async fn introduce_nodes(&self) {
         let (primaries, replicas) = self.0.split_at(PRIMARIES.min(self.0.len()));
         for (number, primary) in primaries.iter().enumerate() {
             let slots = number * SLOTS / primaries.len()..(number + 1) * SLOTS / primaries.len();
             let slots: Vec<String> = slots.map(|slot| slot.to_string()).collect();
             primary.run::<()>(&format!("CLUSTER ADDSLOTS {}", slots.join(" ")));
-            // Without an epoch of its own, each primary would have to settle that with the others first.
+            // Without an epoch of its own, each primary would have to settle that with the others
+            // first.
             primary.run::<()>(&format!("CLUSTER SET-CONFIG-EPOCH {}", number + 1));
         }
         for node in &self.0[1..] {

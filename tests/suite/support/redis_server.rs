@@ -167,8 +167,8 @@ impl Drop for RedisServer {
     }
 }
 
-/// A store on the server at this URL. `SOURCE` says who opens its connections: `pool` a pool of the application, `closure` a closure.
-/// Otherwise the store does.
+/// A store on the server at this URL. `SOURCE` says who opens its connections: `pool` a pool of the
+/// application, `closure` a closure. Otherwise the store does.
 pub(crate) fn store_at(url: &str) -> RedisStoreBuilder {
     static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| Runtime::new().unwrap());
 
@@ -195,8 +195,8 @@ pub(crate) fn is_on_a_pool() -> bool {
     env::var("SOURCE").is_ok_and(|source| source == "pool")
 }
 
-/// A port that no other call of this process returns, also after a server of it was killed. It is below those that systems give
-/// to clients, and so is the port of a cluster's nodes, 10,000 above.
+/// A port that no other call of this process returns, also after a server of it was killed. It is
+/// below those that systems give to clients, and so is the port of a cluster's nodes, 10,000 above.
 pub(crate) fn free_port() -> u16 {
     static CALLS: AtomicU32 = AtomicU32::new(0);
     loop {

@@ -57,7 +57,8 @@ pub(crate) fn figures(headers: &HeaderMap) -> [Option<&str>; 4] {
         .map(|name| headers.get(name).map(|value| value.to_str().unwrap()))
 }
 
-/// A response as the headers of its request describe it: `answer` is the status, and `answer-x: y` becomes `x: y`.
+/// A response as the headers of its request describe it: `answer` is the status, and `answer-x: y`
+/// becomes `x: y`.
 pub(crate) fn scripted_response(headers: &HeaderMap) -> Response<Body> {
     let mut response = Response::new(Body::empty());
     for (name, value) in headers {

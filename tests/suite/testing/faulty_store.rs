@@ -98,7 +98,8 @@ async fn a_breaker_keeps_calls_from_a_failing_store() {
     assert_eq!(assert_admitted(&app.oneshot(request()).await.unwrap()), Some(2));
 }
 
-/// With a local state, a refusal is remembered while the store fails, and forgotten when units are given back.
+/// With a local state, a refusal is remembered while the store fails, and forgotten when units are
+/// given back.
 #[tokio::test]
 async fn a_refusal_cache_refuses_in_place_of_a_failing_store() {
     let store = store().with_local_state();

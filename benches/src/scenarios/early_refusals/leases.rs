@@ -1,5 +1,6 @@
-//! The lease of a usual quota server, simulated in memory without any delay: a process takes units, which are counted when
-//! it takes them, spends them until the lease ends, and then gives back the rest.
+//! The lease of a usual quota server, simulated in memory without any delay: a process takes units,
+//! which are counted when it takes them, spends them until the lease ends, and then gives back the
+//! rest.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -14,8 +15,8 @@ struct Lease {
     unspent: usize,
 }
 
-/// The answers to one of the loads. A lease has at most so many units, or an eighth of the units that are left. Leases of one
-/// unit are an exact log.
+/// The answers to one of the loads. A lease has at most so many units, or an eighth of the units
+/// that are left. Leases of one unit are an exact log.
 pub(super) fn lease(arrivals: &[Arrival], load: usize, life: Duration, most: Option<u32>) -> Vec<Answer> {
     // The units of each lease, by its time and process.
     let mut log: BTreeMap<(Duration, usize), usize> = BTreeMap::new();

@@ -1,8 +1,10 @@
-//! Refusals that come early because other processes hold units unspent: their share of all requests, by the life and the
-//! largest size of prefetches, the number of processes, and the load. Beside it the lease of a usual quota server, simulated in
-//! memory, and the units that it admits above the limit.
+//! Refusals that come early because other processes hold units unspent: their share of all
+//! requests, by the life and the largest size of prefetches, the number of processes, and the load.
+//! Beside it the lease of a usual quota server, simulated in memory, and the units that it admits
+//! above the limit.
 //!
-//! A process is a `RedisStore` of its own. Requests arrive at random times, the same for prefetches and leases.
+//! A process is a `RedisStore` of its own. Requests arrive at random times, the same for prefetches
+//! and leases.
 
 mod judge;
 mod leases;
@@ -81,7 +83,8 @@ pub(crate) fn run(effort: Effort) -> Outcome {
 
 type Verdicts = [Verdict; LOADS.len()];
 
-/// The early refusals, in percent of all requests, and the admissions, in percent of those of an exact log.
+/// The early refusals, in percent of all requests, and the admissions, in percent of those of an
+/// exact log.
 fn shares(verdicts: &Verdicts, exact: &Verdicts) -> String {
     let early = cell(verdicts, |verdict| format!("{:.1}", verdict.early * 100.0));
     let mut exact = exact.iter();

@@ -1,7 +1,8 @@
-//! One process of a fleet: a thread of tokio that gets requests at random times, whether or not there are replies.
+//! One process of a fleet: a thread of tokio that gets requests at random times, whether or not
+//! there are replies.
 //!
-//! A second thread sends them. It wakes the first one for each, as a socket does. The timers of tokio tell milliseconds, so requests
-//! that are due within one would begin together.
+//! A second thread sends them. It wakes the first one for each, as a socket does. The timers of
+//! tokio tell milliseconds, so requests that are due within one would begin together.
 
 use std::{
     fs,
@@ -138,7 +139,8 @@ async fn load(mut contender: impl Contender, rate: f64, lasting: Duration, seed:
     }
 }
 
-/// The times at which requests are due. The times between them are exponential, as between independent clients.
+/// The times at which requests are due. The times between them are exponential, as between
+/// independent clients.
 fn arrivals(rate: f64, lasting: Duration, seed: u64) -> mpsc::UnboundedReceiver<Instant> {
     let (mut dice, (arrive, arrivals)) = (Dice::new(!seed), mpsc::unbounded_channel());
     thread::spawn(move || {

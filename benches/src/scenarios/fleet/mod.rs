@@ -1,7 +1,9 @@
-//! Many processes that share one Redis, as where users outgrow one machine: what a decision costs Redis, and how long it takes.
+//! Many processes that share one Redis, as where users outgrow one machine: what a decision costs
+//! Redis, and how long it takes.
 //!
-//! Each process has one thread of tokio and connections of its own. Requests are due at random times, whether or not there are replies
-//! to those before, and a time counts from when the request was due. All processes and Redis share the machine.
+//! Each process has one thread of tokio and connections of its own. Requests are due at random
+//! times, whether or not there are replies to those before, and a time counts from when the request
+//! was due. All processes and Redis share the machine.
 
 mod client;
 
@@ -20,12 +22,14 @@ use crate::{
 const FLEETS: [(usize, f64); 6] =
     [(1, 15_000.0), (8, 5_000.0), (8, 15_000.0), (32, 15_000.0), (8, 25_000.0), (32, 25_000.0)];
 
-/// The processes that are asked for ever more, by this many requests a second, and the time in which 99 % of those have an answer.
+/// The processes that are asked for ever more, by this many requests a second, and the time in
+/// which 99 % of those have an answer.
 const ASKED_FOR_MORE: usize = 8;
 const STEP: f64 = 5_000.0;
 const MOST: f64 = 10_000.0;
 
-/// The processes whose longest times are measured, at these parts of the most that both they and the rival's answer in time.
+/// The processes whose longest times are measured, at these parts of the most that both they and
+/// the rival's answer in time.
 const WITH_TAILS: [usize; 2] = [1, 8];
 const LOADS: [f64; 3] = [0.2, 0.5, 0.8];
 

@@ -1,7 +1,9 @@
-//! A limit that the processes of five regions share for a day, simulated: the demand moves around the earth, and then a region is cut off
-//! from the store for ten minutes. It compares this crate with leases as Doorman hands them out, and with a fixed share of each region.
+//! A limit that the processes of five regions share for a day, simulated: the demand moves around
+//! the earth, and then a region is cut off from the store for ten minutes. It compares this crate
+//! with leases as Doorman hands them out, and with a fixed share of each region.
 //!
-//! Time is virtual, in microseconds, and the seed gives the same requests to all. Of each hour it simulates some seconds.
+//! Time is virtual, in microseconds, and the seed gives the same requests to all. Of each hour it
+//! simulates some seconds.
 
 mod ours;
 mod rivals;

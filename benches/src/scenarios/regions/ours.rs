@@ -1,5 +1,5 @@
-//! This crate: a log in one store, and prefetches whose pace and size are those of `src/local/prefetch/`. Each check is a message, although those of one
-//! process travel together.
+//! This crate: a log in one store, and prefetches whose pace and size are those of
+//! `src/local/prefetch/`. Each check is a message, although those of one process travel together.
 
 use std::{
     cmp::Reverse,
@@ -23,10 +23,12 @@ pub(super) struct Ours {
 
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
-    /// At the store: a check; the prefetches that are given back, by number and spent units, with the units of the next one.
+    /// At the store: a check; the prefetches that are given back, by number and spent units, with
+    /// the units of the next one.
     Check,
     Prefetch(Vec<(u64, u64)>, Option<u64>),
-    /// At the process: the used units, if the store has admitted a check; the number and units of a prefetch, and the used units.
+    /// At the process: the used units, if the store has admitted a check; the number and units of a
+    /// prefetch, and the used units.
     Admitted(u64),
     Taken(Option<(u64, u64)>, u64),
     /// A prefetch ends, or the process may ask again.

@@ -1,4 +1,5 @@
-//! Others that share a limit: leases as of [Doorman](https://github.com/youtube/doorman), and fixed shares.
+//! Others that share a limit: leases as of [Doorman](https://github.com/youtube/doorman), and fixed
+//! shares.
 
 use std::{collections::VecDeque, mem};
 
@@ -8,8 +9,9 @@ use super::{Events, SECOND, Scheme, TRIPS, Tally, Time, WINDOW, region};
 const REFRESH: Time = 5 * SECOND;
 const LEASE: Time = 15 * SECOND;
 
-/// A server hands out parts of a rate by Doorman's `ProportionalShare`. A process spends them within a second, and asks for as much as it
-/// was asked for since the last time. When its lease has ended, it spends the rate of the limit by the number of processes.
+/// A server hands out parts of a rate by Doorman's `ProportionalShare`. A process spends them
+/// within a second, and asks for as much as it was asked for since the last time. When its lease
+/// has ended, it spends the rate of the limit by the number of processes.
 pub(super) struct Doorman {
     /// Units a second.
     capacity: f64,

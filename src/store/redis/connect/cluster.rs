@@ -1,14 +1,16 @@
 //! A Redis Cluster, reached by two clients.
 //!
 //! 1. The first client repeats nothing, so a command that it sends counts once.
-//! 2. The second client sends commands again. It follows slots that move, and waits a little for a node that is replaced. Its
-//!    commands carry ids, or have certainly not run before. There is one exception: a check without an id, on a limit that
-//!    is no exact log, counts twice if its slot moves just when a connection breaks. It never counts too little.
+//! 2. The second client sends commands again. It follows slots that move, and waits a little for a
+//!    node that is replaced. Its commands carry ids, or have certainly not run before. There is one
+//!    exception: a check without an id, on a limit that is no exact log, counts twice if its slot
+//!    moves just when a connection breaks. It never counts too little.
 //! 3. Both know which node has which slot, and reconnect to a node that is lost.
-//! 4. Connections that get no reply from any node for the reply timeout are replaced, because the client of version 1.8.1 can
-//!    deadlock. If tokio's budget for a task ends while a request locks the table of nodes, the request keeps the lock until
-//!    it is polled again. It is not polled while the client looks up the slots, which waits for that lock. Some dozens of
-//!    requests at the moment when slots move can stop the client for ever.
+//! 4. Connections that get no reply from any node for the reply timeout are replaced, because the
+//!    client of version 1.8.1 can deadlock. If tokio's budget for a task ends while a request locks
+//!    the table of nodes, the request keeps the lock until it is polled again. It is not polled
+//!    while the client looks up the slots, which waits for that lock. Some dozens of requests at
+//!    the moment when slots move can stop the client for ever.
 
 use std::{
     sync::{
@@ -29,10 +31,12 @@ use tokio::{task::JoinSet, time::timeout};
 use super::settings::{ConnectionSettings, tcp_settings};
 use crate::lock::lock;
 
-/// How long connecting to all nodes and asking one for the slots may take. Each step has a timeout of its own.
+/// How long connecting to all nodes and asking one for the slots may take. Each step has a timeout
+/// of its own.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How often the second client repeats a command that a node refused, and the milliseconds that it waits in between.
+/// How often the second client repeats a command that a node refused, and the milliseconds that it
+/// waits in between.
 const RETRIES: u32 = 6;
 const RETRY_WAIT: (u64, u64) = (5, 100);
 
@@ -97,8 +101,8 @@ impl ClusterConnections {
         if again { &self.again } else { &self.first }.hear(send).await
     }
 
-    /// Sends commands for one slot at once. Sends them `again` one by one: the node to which a slot moves accepts only the first of
-    /// several that are redirected to it.
+    /// Sends commands for one slot at once. Sends them `again` one by one: the node to which a slot
+    /// moves accepts only the first of several that are redirected to it.
     pub(super) async fn send_all(&self, commands: &Pipeline, again: bool) -> RedisResult<Vec<Value>> {
         if !again {
             let send =
@@ -113,8 +117,8 @@ impl ClusterConnections {
         Ok(replies)
     }
 
-    /// Whether one of the clients left this number of requests without a reply, the first of them for longer than a
-    /// reply may take.
+    /// Whether one of the clients left this number of requests without a reply, the first of them
+    /// for longer than a reply may take.
     pub(super) fn are_silent(&self, requests: u32) -> bool {
         [&self.first, &self.again].iter().any(|nodes| nodes.is_silent(requests, self.reply_timeout))
     }
@@ -129,7 +133,8 @@ impl Nodes {
     }
 
     async fn hear<T>(&self, send: impl AsyncFnOnce(ClusterConnection) -> RedisResult<T>) -> RedisResult<T> {
-        // Counted before the wait: a caller whose deadline passes drops the future in the middle of it.
+        // Counted before the wait: a caller whose deadline passes drops the future in the middle of
+        // it.
         if self.unanswered.fetch_add(1, Ordering::Relaxed) == 0 {
             *lock(&self.since) = Instant::now();
         }

@@ -1,19 +1,25 @@
 //! The connections of one runtime, in the places of bb8's pool.
 //!
-//! 1. A caller that takes an empty place opens its connection, in a task. Meanwhile it uses any connection that works. So callers wait only
-//!    while there is none, and learn at once why.
-//! 2. Taking a connection sends nothing: the replies that pass through a connection tell whether it works.
-//! 3. Only tasks take a connection or wait for one. A future that is not polled would keep the connection, or its turn in
-//!    the pool, from all others. A check that is sent without a task shares the connection that a task took last.
-//! 4. Batches share the connections to a cluster, which lead to all of its nodes. They take turns: a client of a cluster
-//!    stands still while it connects to a node that hangs.
-//! 5. A connection that failed takes its whole generation with it: a server that restarts or is demoted has mostly cut
-//!    all connections. Handing out the others one by one would fail one check each.
-//! 6. A connection that left several requests in a row without a reply, or one for a second, is given up too, with its generation.
-//!    It may be half open, which no error ever reports. Nor may an error end a request that was sent just as its connection ended: tokio's
-//!    channel keeps such a message as long as its sender ([issue 7714](https://github.com/tokio-rs/tokio/issues/7714)).
-//! 7. One without a reply for half a second proves itself before a check that must not run twice: the server or a proxy may have
-//!    closed it meanwhile. Of a cluster, this is known for parts of the slots, which mostly are on one node.
+//! 1. A caller that takes an empty place opens its connection, in a task. Meanwhile it uses any
+//!    connection that works. So callers wait only while there is none, and learn at once why.
+//! 2. Taking a connection sends nothing: the replies that pass through a connection tell whether it
+//!    works.
+//! 3. Only tasks take a connection or wait for one. A future that is not polled would keep the
+//!    connection, or its turn in the pool, from all others. A check that is sent without a task
+//!    shares the connection that a task took last.
+//! 4. Batches share the connections to a cluster, which lead to all of its nodes. They take turns:
+//!    a client of a cluster stands still while it connects to a node that hangs.
+//! 5. A connection that failed takes its whole generation with it: a server that restarts or is
+//!    demoted has mostly cut all connections. Handing out the others one by one would fail one
+//!    check each.
+//! 6. A connection that left several requests in a row without a reply, or one for a second, is
+//!    given up too, with its generation. It may be half open, which no error ever reports. Nor may
+//!    an error end a request that was sent just as its connection ended: tokio's channel keeps such
+//!    a message as long as its sender ([issue
+//!    7714](https://github.com/tokio-rs/tokio/issues/7714)).
+//! 7. One without a reply for half a second proves itself before a check that must not run twice:
+//!    the server or a proxy may have closed it meanwhile. Of a cluster, this is known for parts of
+//!    the slots, which mostly are on one node.
 
 use std::{
     convert::Infallible,
@@ -48,7 +54,8 @@ use crate::{clock, error::StoreError, local::LONGEST_DEADLINE, lock::lock, store
 /// A connection that left this many requests in a row without a reply is given up.
 const MAX_UNANSWERED: u32 = 3;
 
-/// A caller that stops waiting sooner, for example because its client hung up, says nothing about the connection.
+/// A caller that stops waiting sooner, for example because its client hung up, says nothing about
+/// the connection.
 const TOO_SOON: Duration = Duration::from_millis(5);
 
 /// After this time without a reply, a server or a proxy may have closed a connection.
@@ -75,7 +82,8 @@ pub(crate) type Place = PooledConnection<'static, Places>;
 impl Pool {
     /// Connects nowhere yet.
     pub(crate) fn new(server: &Arc<Server>, distance: Arc<AtomicU64>) -> Self {
-        // One batch after the other goes over one connection, whose memory is in the caches of both sides.
+        // One batch after the other goes over one connection, whose memory is in the caches of both
+        // sides.
         let turns = if server.is_cluster() { QueueStrategy::Fifo } else { QueueStrategy::Lifo };
         let places = bb8::Pool::builder()
             .max_size(server.settings.connections)
@@ -94,8 +102,8 @@ impl Pool {
         self.shared.borrow().clone().filter(Connection::works)
     }
 
-    /// A connection, and its place as long as it is used alone. While that connection opens, or if it fails to, this returns another
-    /// one that works. To be called in a task.
+    /// A connection, and its place as long as it is used alone. While that connection opens, or if
+    /// it fails to, this returns another one that works. To be called in a task.
     pub(crate) async fn take(&self) -> Result<(Connection, Option<Place>), StoreError> {
         let wait = self.server.settings.connect_timeout;
         let mut shared = self.shared.subscribe();
@@ -107,7 +115,8 @@ impl Pool {
         poll_fn(|cx| {
             let filled = filled.as_mut().poll(cx).map(|filled| filled.unwrap_or_else(|_| Err(late(wait))));
             if let Poll::Ready(Ok((connection, place))) = filled {
-                // Connections to a cluster return at once: a slow node must not keep other batches from the rest.
+                // Connections to a cluster return at once: a slow node must not keep other batches
+                // from the rest.
                 let is_exclusive = matches!(connection, Connection::Server(..));
                 return Poll::Ready(Ok((connection, is_exclusive.then_some(place))));
             }
@@ -120,7 +129,8 @@ impl Pool {
         .await
     }
 
-    /// Opens the connections of all places, which nobody uses yet. Those that fail are opened again when they are needed.
+    /// Opens the connections of all places, which nobody uses yet. Those that fail are opened again
+    /// when they are needed.
     pub(crate) async fn open_all(&self) {
         let (mut opening, mut open) = (Vec::new(), Vec::new());
         for _ in 0..self.server.settings.connections {
@@ -228,7 +238,8 @@ impl Connection {
         let health = ConnectionHealth::new(generation, server.settings.reply_timeout);
         let connect = async {
             match server.connect().await {
-                // Cut in the middle of signing in, for example with `CLIENT KILL`: that says nothing about the next one.
+                // Cut in the middle of signing in, for example with `CLIENT KILL`: that says
+                // nothing about the next one.
                 Err(error) if error.is_connection_dropped() => server.connect().await,
                 outcome => outcome,
             }
@@ -251,7 +262,8 @@ impl Connection {
         }
     }
 
-    /// Sends commands that remove entries, all at once, and returns the number that each has removed. A key of another type has none.
+    /// Sends commands that remove entries, all at once, and returns the number that each has
+    /// removed. A key of another type has none.
     #[cfg_attr(not(feature = "cluster"), expect(unused_variables))]
     pub(crate) async fn send_all(&mut self, removals: &Pipeline, again: bool, since: Instant) -> RedisResult<Value> {
         match self {
@@ -272,7 +284,8 @@ impl Connection {
         }
     }
 
-    /// Whether it will do while another is being opened. Connections to a cluster may be silent because one node hangs.
+    /// Whether it will do while another is being opened. Connections to a cluster may be silent
+    /// because one node hangs.
     fn may_work(&self) -> bool {
         !matches!(self, Self::Server(..)) || self.works()
     }
@@ -286,7 +299,8 @@ impl Connection {
     }
 }
 
-/// The times of the last replies, of each of equal parts of the slots. One server has the first part only.
+/// The times of the last replies, of each of equal parts of the slots. One server has the first
+/// part only.
 pub(crate) struct LastReplies {
     opened: Instant,
     /// By the local state of the store.
@@ -323,15 +337,16 @@ pub(crate) struct ConnectionHealth {
 }
 
 impl ConnectionHealth {
-    /// To be called before connecting: if the generation ends while a connection is being made, that connection may
-    /// lead to the old server.
+    /// To be called before connecting: if the generation ends while a connection is being made,
+    /// that connection may lead to the old server.
     fn new(current: &Arc<AtomicU64>, reply_timeout: Duration) -> Self {
         let generation = current.load(Ordering::Relaxed);
         let (current, unanswered) = (Arc::clone(current), AtomicU32::new(0));
         Self { generation, current, unanswered, last_replies: LastReplies::new(), reply_timeout }
     }
 
-    /// Waits for the reply to what is sent `since` this time, and learns from it whether the connection works.
+    /// Waits for the reply to what is sent `since` this time, and learns from it whether the
+    /// connection works.
     async fn hear<T>(
         &self,
         since: Instant,
@@ -362,8 +377,8 @@ impl ConnectionHealth {
     }
 }
 
-/// A wait for a reply. Dropping it counts the request as unanswered: the reply took too long for the Redis client, or a
-/// deadline dropped the future of the caller.
+/// A wait for a reply. Dropping it counts the request as unanswered: the reply took too long for
+/// the Redis client, or a deadline dropped the future of the caller.
 struct ReplyWait<'a> {
     health: &'a ConnectionHealth,
     since: Instant,
@@ -375,7 +390,8 @@ impl Drop for ReplyWait<'_> {
         if waited < TOO_SOON {
             return;
         }
-        // A probe of a breaker may wait for so long. It must not take several of them for each connection.
+        // A probe of a breaker may wait for so long. It must not take several of them for each
+        // connection.
         let counts = if waited < LONGEST_DEADLINE { 1 } else { MAX_UNANSWERED };
         if self.health.unanswered.fetch_add(counts, Ordering::Relaxed) + counts >= MAX_UNANSWERED {
             self.health.end_generation();

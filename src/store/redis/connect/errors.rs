@@ -1,7 +1,8 @@
 //! Errors of wrong settings, the kinds of the server's errors, and what they say of a connection.
 //!
-//! No error shows a URL. A user name and a password come before the host, and may have any character. If a `/`, `?` or `#` in them is not
-//! percent-encoded, a parser takes the text before it for the host.
+//! No error shows a URL. A user name and a password come before the host, and may have any
+//! character. If a `/`, `?` or `#` in them is not percent-encoded, a parser takes the text before
+//! it for the host.
 
 use std::borrow::Cow;
 
@@ -56,7 +57,8 @@ pub(super) fn no_connection(server: &Server, cause: &RedisError) -> StoreError {
     StoreError::new(ASKING, kind, format!("no connection to Redis at {server} could be opened: {cause}{hint}"))
 }
 
-/// Says what to do about a mistake in the set-up, where the words of the client or the server do not.
+/// Says what to do about a mistake in the set-up, where the words of the client or the server do
+/// not.
 fn explained(error: RedisError) -> RedisError {
     const LOGIN: &str = "the password is missing or wrong, set it with `login`, `credentials` or in the URL (of a sentinel, in its URL)";
     const LACKS_COMMANDS: &str = "the user needs the commands that `guide::running_redis` lists";
@@ -97,7 +99,8 @@ fn kind(error: &RedisError) -> StoreErrorKind {
     }
 }
 
-/// The kind of an error that the server has sent. Redis 6.2 puts its word into the middle of the text.
+/// The kind of an error that the server has sent. Redis 6.2 puts its word into the middle of the
+/// text.
 pub(crate) fn kind_of_reply(text: &str) -> StoreErrorKind {
     const KINDS: [(&str, StoreErrorKind); 12] = [
         ("AuthenticationFailed", StoreErrorKind::Denied),
@@ -116,8 +119,8 @@ pub(crate) fn kind_of_reply(text: &str) -> StoreErrorKind {
     KINDS.into_iter().find(|(word, _)| text.contains(word)).map_or(StoreErrorKind::Other, |(_, kind)| kind)
 }
 
-/// Whether the next request needs a new connection: the peer is gone, or it has become a replica and a new connection may
-/// reach the new primary.
+/// Whether the next request needs a new connection: the peer is gone, or it has become a replica
+/// and a new connection may reach the new primary.
 pub(crate) fn needs_new_connection(error: &RedisError) -> bool {
     // Before Redis 7.0, READONLY for a command of a script is in the text of the script's error.
     let is_read_only = error.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly)

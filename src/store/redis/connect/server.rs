@@ -1,11 +1,12 @@
-//! The server that a store's connections lead to: one node, the primary that sentinels know, or a cluster.
+//! The server that a store's connections lead to: one node, the primary that sentinels know, or a
+//! cluster.
 //!
 //! Of sentinels:
 //!
-//! 1. Each new connection asks them. A failover ends the connections to the old primary, so the next connection leads to
-//!    the new one.
-//! 2. All are asked at once, and the first that names a working primary is believed. A sentinel that is down or behind delays
-//!    nothing.
+//! 1. Each new connection asks them. A failover ends the connections to the old primary, so the
+//!    next connection leads to the new one.
+//! 2. All are asked at once, and the first that names a working primary is believed. A sentinel
+//!    that is down or behind delays nothing.
 //! 3. No connection to them stays open, because connections are made rarely.
 
 use std::{
@@ -51,7 +52,8 @@ pub(crate) struct Server {
     pub(super) nodes: Vec<ConnectionInfo>,
     pub(crate) settings: ConnectionSettings,
     unsuitable_line: Throttle,
-    /// The node of a cluster that has the slots from each of these on. A node that has lost a slot since then is still named until it says so.
+    /// The node of a cluster that has the slots from each of these on. A node that has lost a slot
+    /// since then is still named until it says so.
     nodes_of_slots: RwLock<BTreeMap<u16, Arc<str>>>,
 }
 
@@ -141,7 +143,8 @@ impl Server {
     pub(super) async fn connect(&self) -> RedisResult<ServerConnection> {
         let mut connection: ServerConnection = match &self.topology {
             Topology::Given(source) => {
-                // A third to be given one, a third for its first reply, and a third for another way.
+                // A third to be given one, a third for its first reply, and a third for another
+                // way.
                 let mut connection = source.open(self.settings.connect_timeout / 3).await?;
                 connection.set_reply_timeout(self.settings.reply_timeout);
                 connection
@@ -149,8 +152,9 @@ impl Server {
             Topology::Sentinels(primary) => Box::new(self.connect_to_primary(primary).await?),
             _ => Box::new(open(self.nodes[0].clone(), &self.settings.signing_in).await?),
         };
-        // A server that asks for a password replies to a whole script with a protocol error, or hangs up, and one with all its
-        // connections in use hangs up after this. Any other error comes again with the first batch, which may then be sent again.
+        // A server that asks for a password replies to a whole script with a protocol error, or
+        // hangs up, and one with all its connections in use hangs up after this. Any other error
+        // comes again with the first batch, which may then be sent again.
         match connection.req_packed_command(&cmd("INFO")).await.and_then(Value::extract_error) {
             Err(error) if hangs_up(&error) => Err(error),
             info => {
@@ -168,7 +172,8 @@ impl Server {
         info.unwrap_or_default().iter().for_each(|(_, info)| self.warn_of(info));
     }
 
-    /// Tells the operator of a server that decides, but may forget limits, or is older than those that the tests run on.
+    /// Tells the operator of a server that decides, but may forget limits, or is older than those
+    /// that the tests run on.
     fn warn_of(&self, info: &str) {
         let field = |name: &str| info.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
         let mut version = field("redis_version:").split('.').map_while(|part| part.parse::<u32>().ok());
@@ -266,7 +271,8 @@ fn unknown() -> RedisError {
     RedisError::from((ErrorKind::MasterNameNotFoundBySentinel, "no sentinel knows a primary of this name"))
 }
 
-/// Removes the arguments of an unknown command, which the server repeats. Those of a sign-in hold the password.
+/// Removes the arguments of an unknown command, which the server repeats. Those of a sign-in hold
+/// the password.
 pub(super) fn without_arguments(error: RedisError) -> RedisError {
     match error.detail() {
         Some(text) if text.contains("unknown command") => {

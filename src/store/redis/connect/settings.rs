@@ -18,20 +18,24 @@ use rustls::crypto::CryptoProvider;
 use super::errors;
 use crate::error::ConfigError;
 
-/// How long sent data may stay unacknowledged, and an idle peer silent, before the kernel ends the connection.
+/// How long sent data may stay unacknowledged, and an idle peer silent, before the kernel ends the
+/// connection.
 const PEER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The builder's settings of connections. A `None` leaves the setting to the URL.
 ///
-/// 1. Certificates are always verified, against the root certificate of the settings or else the system's roots.
-/// 2. The cryptography is the provider that the process has installed for rustls: the application's choice.
+/// 1. Certificates are always verified, against the root certificate of the settings or else the
+///    system's roots.
+/// 2. The cryptography is the provider that the process has installed for rustls: the application's
+///    choice.
 #[derive(Clone)]
 pub(crate) struct ConnectionSettings {
     /// Whether one of those is set that the application's own connections have already.
     pub(crate) open_otherwise: bool,
     /// The user and the password.
     pub(crate) login: Option<(String, String)>,
-    /// How a node is signed in at, with the provider of credentials. Without timeouts: the connect timeout of the caller covers all steps.
+    /// How a node is signed in at, with the provider of credentials. Without timeouts: the connect
+    /// timeout of the caller covers all steps.
     pub(crate) signing_in: AsyncConnectionConfig,
     /// Gives a client of a cluster the provider of credentials.
     #[cfg(all(feature = "cluster", feature = "credentials"))]
@@ -39,7 +43,8 @@ pub(crate) struct ConnectionSettings {
     pub(crate) database: Option<u32>,
     #[cfg(feature = "tls")]
     pub(crate) certificates: TlsCertificates,
-    /// The most connections that a runtime opens, and the most batches of each queue that are in flight.
+    /// The most connections that a runtime opens, and the most batches of each queue that are in
+    /// flight.
     pub(crate) connections: u32,
     pub(crate) connect_timeout: Duration,
     pub(crate) reply_timeout: Duration,
@@ -131,7 +136,8 @@ impl ConnectionSettings {
         if let Some(database) = self.database {
             redis = redis.set_db(database.into());
         }
-        // Telling the client's name would hide why a server hangs up. Signing in hides it, too, as a wrong password.
+        // Telling the client's name would hide why a server hangs up. Signing in hides it, too, as
+        // a wrong password.
         let tells_name = redis.password().is_some();
         node.set_redis_settings(if tells_name { redis } else { redis.set_skip_set_lib_name() })
     }

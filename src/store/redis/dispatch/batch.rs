@@ -1,7 +1,8 @@
 //! A batch: checks and settlements that travel in one script call.
 //!
-//! `copies.rs` joins equal checks. Single checks of one shape have a short form, which `head.lua` describes. Places are freed without the
-//! script, in batches of their own: in the script, Redis would run 60 % more instructions for each.
+//! `copies.rs` joins equal checks. Single checks of one shape have a short form, which `head.lua`
+//! describes. Places are freed without the script, in batches of their own: in the script, Redis
+//! would run 60 % more instructions for each.
 
 use std::{
     collections::HashMap,
@@ -38,13 +39,15 @@ pub(super) struct Batch {
     pub(super) jobs: Vec<Box<Job>>,
     /// If batches are formed a slot at a time.
     pub(super) slot: Option<u16>,
-    /// The time for the script, in microseconds since the Unix epoch. `None` if the script reads the server's clock.
+    /// The time for the script, in microseconds since the Unix epoch. `None` if the script reads
+    /// the server's clock.
     now: Option<u64>,
     /// Whether the script may have run.
     pub(super) is_sent: bool,
     /// Whether its reply is waited for.
     is_in_flight: bool,
-    /// The settlements that free the places which each job may have taken, although no reply tells: by the ids of the jobs.
+    /// The settlements that free the places which each job may have taken, although no reply tells:
+    /// by the ids of the jobs.
     lost: HashMap<AdmissionId, Vec<Settlement>>,
     /// Kept from the first loss on.
     owed: Option<Underway>,
@@ -59,7 +62,8 @@ impl Batch {
         Self { common, jobs, slot, now, is_sent: false, is_in_flight: false, lost, owed: None }
     }
 
-    /// Keeps the jobs that are to be sent again, and fails the others. Returns whether any are left.
+    /// Keeps the jobs that are to be sent again, and fails the others. Returns whether any are
+    /// left.
     pub(super) fn keep(&mut self, is_kept: impl Fn(&Job) -> bool, error: &StoreError) -> bool {
         let (kept, others) = self.jobs.drain(..).partition(|job| is_kept(job));
         self.jobs = kept;
@@ -69,8 +73,9 @@ impl Batch {
 
     /// Runs the script. `again` says that an earlier try may have counted this batch.
     ///
-    /// NOSCRIPT is followed by one EVAL, which runs the script and loads it: one round trip, to the right server, and without
-    /// the permission that SCRIPT LOAD needs. It is not repeated: a loop does not help a server that loses scripts that fast.
+    /// NOSCRIPT is followed by one EVAL, which runs the script and loads it: one round trip, to the
+    /// right server, and without the permission that SCRIPT LOAD needs. It is not repeated: a loop
+    /// does not help a server that loses scripts that fast.
     ///
     /// In the first try, an idle connection proves itself before a check that must not run twice.
     pub(super) async fn send(&mut self, connection: &mut Connection, again: bool) -> RedisResult<Value> {
@@ -89,8 +94,8 @@ impl Batch {
             // An earlier try may have freed them.
             return if again { reply.map(|_| Value::Array(vec![Value::Int(1); removals.len()])) } else { reply };
         }
-        // Capacity for about all, so that the command is not copied as it grows: a key and an id for each job, and a few
-        // arguments for each shape.
+        // Capacity for about all, so that the command is not copied as it grows: a key and an id
+        // for each job, and a few arguments for each shape.
         let arguments = 16 + 3 * self.jobs.len();
         let mut evalsha = Cmd::with_capacity(2 + arguments, 64 + 32 * arguments);
         self.write(evalsha.arg("EVALSHA").arg(&*SHA1), again);
@@ -219,7 +224,8 @@ impl Drop for Batch {
     }
 }
 
-/// Fails if the connection does not work, before a check that could not be sent again. Any reply of the key's node proves it.
+/// Fails if the connection does not work, before a check that could not be sent again. Any reply of
+/// the key's node proves it.
 async fn prove(job: &Job, connection: &mut Connection, keys: &Keys, now: Instant) -> RedisResult<()> {
     let Some(charge) = job.check().charges().next() else { return Ok(()) };
     let read = cmd("ZCARD").arg(keys.of(charge.limit(), charge.key())).take();
@@ -233,7 +239,8 @@ fn is_unknown(reply: &RedisResult<Value>) -> bool {
     reply.as_ref().is_err_and(|error| error.kind() == ErrorKind::Server(ServerErrorKind::NoScript))
 }
 
-/// Appends the argument of the short form, if the jobs have one: all are single checks of one shape, and one with a place is alone.
+/// Appends the argument of the short form, if the jobs have one: all are single checks of one
+/// shape, and one with a place is alone.
 fn write_short(jobs: &[Box<Job>], command: &mut Cmd) -> bool {
     let Some((first, others)) = jobs.split_first() else { return false };
     let Some(figures) = single(first) else { return false };
@@ -266,12 +273,12 @@ fn fail(jobs: Vec<Box<Job>>, error: &StoreError) {
     jobs.into_iter().for_each(|job| job.finish(&mut errors));
 }
 
-/// The figures of a charge after all copies of its check: the units used, the microseconds until fewer are, the reserved units,
-/// and the retry time, also if all of those were given back now.
+/// The figures of a charge after all copies of its check: the units used, the microseconds until
+/// fewer are, the reserved units, and the retry time, also if all of those were given back now.
 type Figures = [u64; 5];
 
-/// Appends the answers of all jobs and of their copies: the decision, and whether a settlement was applied. `None` if the reply
-/// is not the script's, but probably of a proxy in front of Redis.
+/// Appends the answers of all jobs and of their copies: the decision, and whether a settlement was
+/// applied. `None` if the reply is not the script's, but probably of a proxy in front of Redis.
 fn read(reply: Value, jobs: &[Box<Job>], time: impl Fn() -> u64, answers: &mut Vec<Answer>) -> Option<()> {
     let mut fields = match reply {
         Value::Array(fields) => fields,
@@ -334,7 +341,8 @@ fn read(reply: Value, jobs: &[Box<Job>], time: impl Fn() -> u64, answers: &mut V
     fields.next().is_none().then_some(())
 }
 
-/// Reads the figures of a check's record. Returns how many copies are admitted, and when an earlier try has counted them, if one has.
+/// Reads the figures of a check's record. Returns how many copies are admitted, and when an earlier
+/// try has counted them, if one has.
 fn read_record(record: Vec<Value>, check: &Check, figures: &mut Vec<Figures>) -> Option<(u64, Option<u64>)> {
     let mut fields = record.into_iter();
     let admitted = number(&mut fields)?;
@@ -356,8 +364,8 @@ fn number(fields: &mut impl Iterator<Item = Value>) -> Option<u64> {
     }
 }
 
-/// The error of a key that has a value of another application, or cannot be written. The script's text begins with the number
-/// of the charge, counted from 1.
+/// The error of a key that has a value of another application, or cannot be written. The script's
+/// text begins with the number of the charge, counted from 1.
 fn key_error(check: &Check, text: &[u8]) -> StoreError {
     let text = String::from_utf8_lossy(text);
     let (number, text) = text.split_once(' ').unwrap_or(("", &text));

@@ -1,11 +1,11 @@
-//! Copies: equal checks travel as one, which costs Redis about as much as one. The order of arrival still decides: a check
-//! joins an earlier one only if no job between them touches their keys.
+//! Copies: equal checks travel as one, which costs Redis about as much as one. The order of arrival
+//! still decides: a check joins an earlier one only if no job between them touches their keys.
 
 use super::job::Job;
 use crate::key::{ByDigest, Digester};
 
-/// Makes each check that it can a copy of an earlier one. Prefetches come last: no request waits for them, so a check of their key
-/// does not come behind them, and copies join across them.
+/// Makes each check that it can a copy of an earlier one. Prefetches come last: no request waits
+/// for them, so a check of their key does not come behind them, and copies join across them.
 pub(super) fn join(jobs: Vec<Box<Job>>) -> Vec<Box<Job>> {
     let digester = Digester::default();
     // The last job that touches a key. If two keys have one hash, equal checks only travel apart.

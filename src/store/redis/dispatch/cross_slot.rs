@@ -1,15 +1,20 @@
-//! Checks whose keys are in several slots of a cluster, or of a server that refuses such keys, which no script can decide in one step.
+//! Checks whose keys are in several slots of a cluster, or of a server that refuses such keys,
+//! which no script can decide in one step.
 //!
-//! 1. The store asks the slots one after the other, always in the same order. Each decides its own charges, all or nothing. The
-//!    check is admitted when the last slot has admitted it. Before that, it may hold units for which others are refused.
-//! 2. If a slot refuses, those before it get back exactly the units that they have counted. Those after it are asked only for
-//!    their statuses. They report when their next unit leaves, which may be too early for the check.
-//! 3. Each slot counts its charges under the id of the check, so that they can be given back and settled. If the id is the
-//!    caller's own, nothing is given back: the units may be of an earlier try, and wait for the next.
-//! 4. No limit ever admits too much. If a node stays away for longer than the store tries to give units back, they
-//!    stay taken until they leave the window.
-//! 5. A task decides the check, so a caller that stops waiting leaves no check half taken. If the first slot has not been asked
-//!    by then, none is: otherwise a crowd of callers that time out would keep the queue full of checks that nobody waits for.
+//! 1. The store asks the slots one after the other, always in the same order. Each decides its own
+//!    charges, all or nothing. The check is admitted when the last slot has admitted it. Before
+//!    that, it may hold units for which others are refused.
+//! 2. If a slot refuses, those before it get back exactly the units that they have counted. Those
+//!    after it are asked only for their statuses. They report when their next unit leaves, which
+//!    may be too early for the check.
+//! 3. Each slot counts its charges under the id of the check, so that they can be given back and
+//!    settled. If the id is the caller's own, nothing is given back: the units may be of an earlier
+//!    try, and wait for the next.
+//! 4. No limit ever admits too much. If a node stays away for longer than the store tries to give
+//!    units back, they stay taken until they leave the window.
+//! 5. A task decides the check, so a caller that stops waiting leaves no check half taken. If the
+//!    first slot has not been asked by then, none is: otherwise a crowd of callers that time out
+//!    would keep the queue full of checks that nobody waits for.
 
 use std::{
     collections::BTreeMap,
@@ -45,8 +50,8 @@ struct CrossSlot {
     caller: Weak<Caller>,
 }
 
-/// Asks a cluster, or a server that refuses keys of several slots: slot by slot if there are several.
-/// In a box, since the dispatcher waits for it in turn.
+/// Asks a cluster, or a server that refuses keys of several slots: slot by slot if there are
+/// several. In a box, since the dispatcher waits for it in turn.
 pub(crate) fn ask_slots(dispatcher: Arc<Dispatcher>, job: Box<Job>) -> StoreFuture<(Decision, bool)> {
     Box::pin(async move {
         let Some((task, _caller)) = in_slots(&dispatcher, &job) else { return dispatcher.ask(job).await };
@@ -130,8 +135,8 @@ impl CrossSlot {
                     }
                 }
                 Err(error) => {
-                    // The last one may have been counted nevertheless, unless it failed alone: then it was not sent, or its
-                    // key cannot be read.
+                    // The last one may have been counted nevertheless, unless it failed alone: then
+                    // it was not sent, or its key cannot be read.
                     let counted = number + usize::from(!error.is_of_one_check);
                     (0..counted).filter(|_| is_given_back).for_each(|taken| self.give_back_later(taken));
                     return Err(error);
@@ -170,7 +175,8 @@ impl CrossSlot {
                     was_applied |= is_known;
                     self.set(number, &decision);
                 }
-                // The other slots are settled nevertheless. If they are settled again, each counts once.
+                // The other slots are settled nevertheless. If they are settled again, each counts
+                // once.
                 Err(error) => failure = Some(error),
             }
         }

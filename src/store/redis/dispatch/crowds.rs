@@ -17,8 +17,9 @@ pub(super) struct Crowds(ByDigest<Crowd>);
 pub(super) struct Crowd(Arc<()>);
 
 impl Crowds {
-    /// The crowd that a check comes behind. `None` if no number of equal checks tells that this one is refused. Crowds that have gone are
-    /// removed once there are many more than checks that wait.
+    /// The crowd that a check comes behind. `None` if no number of equal checks tells that this one
+    /// is refused. Crowds that have gone are removed once there are many more than checks that
+    /// wait.
     pub(super) fn join(&mut self, check: &Check, digester: &Digester, most: usize) -> Option<Crowd> {
         most_admitted(check)?;
         if self.0.len() > most {
@@ -38,7 +39,8 @@ impl Crowd {
         Arc::strong_count(&self.0) as u64 - 2
     }
 
-    /// Whether as many are ahead of this check as its limits can ever admit, without the `cancelled` ones.
+    /// Whether as many are ahead of this check as its limits can ever admit, without the
+    /// `cancelled` ones.
     pub(super) fn refuses(&self, check: &Check, cancelled: impl FnOnce() -> u64) -> bool {
         most_admitted(check).is_some_and(|most| self.ahead() >= most && self.ahead() - cancelled() >= most)
     }
@@ -56,7 +58,8 @@ impl Crowd {
     }
 }
 
-/// How many equal checks their limits can ever admit together; `None` if no limit bounds them. Under one id, all of them are one admission.
+/// How many equal checks their limits can ever admit together; `None` if no limit bounds them.
+/// Under one id, all of them are one admission.
 fn most_admitted(check: &Check) -> Option<u64> {
     let charges = check.charges().filter(|charge| check.id().is_none() && charge.can_refuse());
     charges.filter_map(|charge| charge.limit().units().checked_div(charge.units())).min()

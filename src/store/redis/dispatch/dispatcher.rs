@@ -1,4 +1,5 @@
-//! Sends the checks and settlements of one runtime, and single commands: resets a key, and tries a new store out.
+//! Sends the checks and settlements of one runtime, and single commands: resets a key, and tries a
+//! new store out.
 
 use std::{
     collections::BTreeMap,
@@ -56,17 +57,20 @@ pub(crate) struct Common {
     /// The clock of the store, instead of the server's, which the script reads.
     pub(crate) clock: Option<Clock>,
     pub(crate) local_state: LocalState,
-    /// Few, mostly one. The runtime tells them apart, so that none is dropped under the lock with the futures that wait for it.
+    /// Few, mostly one. The runtime tells them apart, so that none is dropped under the lock with
+    /// the futures that wait for it.
     pub(crate) dispatchers: Mutex<Vec<(Id, Weak<Dispatcher>)>>,
     /// Ends with the last clone of the store.
     pub(crate) store: watch::Receiver<()>,
-    /// Whether batches are formed a slot at a time: in a cluster, and once a server has refused keys of several slots.
+    /// Whether batches are formed a slot at a time: in a cluster, and once a server has refused
+    /// keys of several slots.
     pub(crate) is_by_slot: AtomicBool,
 }
 
 impl Common {
-    /// The dispatcher of the current runtime. In a runtime that soon ends, no connection of the application may be opened, so a job over those
-    /// goes to the dispatcher of another runtime, if there is one.
+    /// The dispatcher of the current runtime. In a runtime that soon ends, no connection of the
+    /// application may be opened, so a job over those goes to the dispatcher of another runtime, if
+    /// there is one.
     pub(crate) fn dispatcher(self: &Arc<Self>) -> Result<Arc<Dispatcher>, StoreError> {
         let runtime = Handle::try_current().map_err(without_runtime)?;
         let mut all = lock(&self.dispatchers);
@@ -95,16 +99,17 @@ impl Common {
 
 /// One for each tokio runtime that uses the store.
 ///
-/// 1. A connection, and a task that sends, work only while their runtime is driven. So each runtime has its own queue and
-///    connections, and a runtime that is not driven, or ends, delays no other.
+/// 1. A connection, and a task that sends, work only while their runtime is driven. So each runtime
+///    has its own queue and connections, and a runtime that is not driven, or ends, delays no
+///    other.
 /// 2. A task of the runtime owns its dispatcher, so the dispatcher ends with its runtime.
 /// 3. All dispatchers end with the store.
 pub(crate) struct Dispatcher {
     pub(super) common: Arc<Common>,
     pub(crate) runtime: Handle,
     pool: Pool,
-    /// One, and one of releases. In a cluster, one of each for each of equal parts of the slots, so that a slow node delays only its
-    /// own checks.
+    /// One, and one of releases. In a cluster, one of each for each of equal parts of the slots, so
+    /// that a slow node delays only its own checks.
     queues: Box<[[Arc<Queue>; 2]]>,
 }
 
@@ -123,14 +128,15 @@ impl Dispatcher {
         self.common.is_by_slot.load(Ordering::Relaxed)
     }
 
-    /// Sends a job, or lets a task do it. While it waits for the answer, it holds nothing of the dispatcher, which so ends with its
-    /// runtime, even if nobody polls the future.
+    /// Sends a job, or lets a task do it. While it waits for the answer, it holds nothing of the
+    /// dispatcher, which so ends with its runtime, even if nobody polls the future.
     ///
     /// If few checks are in flight and a connection works, the caller of a check sends it.
     pub(crate) async fn ask(self: Arc<Self>, job: Box<Job>) -> Answer {
         let slot = self.is_by_slot().then(|| hash_slot(job.check(), &self.common.keys));
         let (queue, wait) = (self.queue(slot.unwrap_or(0), job.is_release()), job.may_wait());
-        // Until the first reply, a task sends it, and hears the reply even if it comes too late for the caller.
+        // Until the first reply, a task sends it, and hears the reply even if it comes too late for
+        // the caller.
         if job.is_check()
             && wait.is_none()
             && let Some(permit) = queue.lone_permit()
@@ -142,7 +148,8 @@ impl Dispatcher {
             // In a box, since only few futures send their check themselves.
             return Box::pin(send_alone(job, slot, connection, permit, dispatcher, common)).await;
         }
-        // Dropped after it, so that the job of a caller that stops waiting is cancelled before it is counted.
+        // Dropped after it, so that the job of a caller that stops waiting is cancelled before it
+        // is counted.
         let (answer, caller) = match queue.push(job) {
             Ok(queued) => queued,
             Err(answer) => return *answer,
@@ -168,8 +175,9 @@ impl Dispatcher {
         &self.queues[usize::from(slot) * self.queues.len() / usize::from(HASH_SLOTS)][usize::from(is_release)]
     }
 
-    /// So many batches are in flight that a check waits for no more than a fraction of the round trip. A server that is slow, and not
-    /// far away, gets no more of them: they would wait there, where keys take no turns.
+    /// So many batches are in flight that a check waits for no more than a fraction of the round
+    /// trip. A server that is slow, and not far away, gets no more of them: they would wait there,
+    /// where keys take no turns.
     fn batch_permit(&self, queue: &Arc<Queue>) -> Option<Permit> {
         queue.batch_permit(|| {
             let round_trip = &self.common.local_state.round_trip;
@@ -198,7 +206,8 @@ impl Dispatcher {
         }
     }
 
-    /// Sends jobs as one batch, or, if batches are formed a slot at a time, as one for each slot, all at once.
+    /// Sends jobs as one batch, or, if batches are formed a slot at a time, as one for each slot,
+    /// all at once.
     async fn send_all(self: &Arc<Self>, jobs: Vec<Box<Job>>) {
         if !self.is_by_slot() {
             return self.send_batch(jobs, None).await;
@@ -240,7 +249,8 @@ impl Dispatcher {
         }
     }
 
-    /// The jobs that the server has refused since their keys are in several slots. From then on batches are formed a slot at a time.
+    /// The jobs that the server has refused since their keys are in several slots. From then on
+    /// batches are formed a slot at a time.
     fn take_refused(&self, batch: &mut Batch, reply: &Result<RedisResult<Value>, StoreError>) -> Vec<Box<Job>> {
         match reply {
             Ok(Err(error)) if error.kind() == ErrorKind::Server(CrossSlot) && batch.slot.is_none() => {
@@ -251,8 +261,10 @@ impl Dispatcher {
         }
     }
 
-    /// The reply after a second try, if that may help. A node of a cluster that does not have the slot has run nothing, and neither
-    /// has a connection that did not prove itself, so all jobs are sent again. After a broken connection, only those that count once. A check whose callers have left is not.
+    /// The reply after a second try, if that may help. A node of a cluster that does not have the
+    /// slot has run nothing, and neither has a connection that did not prove itself, so all jobs
+    /// are sent again. After a broken connection, only those that count once. A check whose callers
+    /// have left is not.
     async fn try_again(
         self: &Arc<Self>,
         batch: &mut Batch,
@@ -282,8 +294,9 @@ impl Dispatcher {
         self.is_by_slot() && was_not_run(error)
     }
 
-    /// Runs each command on a key that no limit has, and looks at two keys. So the server is reached, knows the script, and lets this user run
-    /// all that will be needed, at our keys. If it refuses keys of several slots, that is known from then on.
+    /// Runs each command on a key that no limit has, and looks at two keys. So the server is
+    /// reached, knows the script, and lets this user run all that will be needed, at our keys. If
+    /// it refuses keys of several slots, that is known from then on.
     pub(crate) async fn try_out(self: Arc<Self>) -> Result<(), StoreError> {
         self.in_task(|dispatcher| async move {
             let time = if dispatcher.common.clock.is_none() { "" } else { "given" };
@@ -316,8 +329,9 @@ impl Dispatcher {
         self.in_task(|dispatcher| async move { dispatcher.send(cmd("UNLINK").arg(key)).await }).await
     }
 
-    /// Runs a future that takes a connection in a task, which ends if the caller stops waiting. Only the task holds the dispatcher, so
-    /// that it ends with its runtime, even if nobody polls the caller.
+    /// Runs a future that takes a connection in a task, which ends if the caller stops waiting.
+    /// Only the task holds the dispatcher, so that it ends with its runtime, even if nobody polls
+    /// the caller.
     async fn in_task<T, F>(self: Arc<Self>, run: impl FnOnce(Arc<Self>) -> F) -> Result<T, StoreError>
     where
         T: Send + 'static,
@@ -343,7 +357,8 @@ impl Dispatcher {
     }
 }
 
-/// Sends a batch over a connection. The outer error says that there was none. The inner one is of the server or of the connection.
+/// Sends a batch over a connection. The outer error says that there was none. The inner one is of
+/// the server or of the connection.
 async fn try_send(
     connection: &mut Result<(Connection, impl Send), StoreError>,
     batch: &mut Batch,
@@ -353,8 +368,8 @@ async fn try_send(
     Ok(batch.send(connection, again).await)
 }
 
-/// Sends the check of its own caller. A task takes over after an error: a future that may not be polled must not wait for a
-/// connection.
+/// Sends the check of its own caller. A task takes over after an error: a future that may not be
+/// polled must not wait for a connection.
 async fn send_alone(
     job: Box<Job>,
     slot: Option<u16>,

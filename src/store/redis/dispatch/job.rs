@@ -19,7 +19,8 @@ use crate::{
     store::redis::keys::Keys,
 };
 
-/// A prefetch waits for others for this part of its life, and at most for so long. It does not wait if that is less than a timer can tell.
+/// A prefetch waits for others for this part of its life, and at most for so long. It does not wait
+/// if that is less than a timer can tell.
 const PART_OF_LIFE: u32 = 64;
 const LONGEST_WAIT: Duration = Duration::from_millis(4);
 const SHORTEST_WAIT: Duration = Duration::from_millis(1);
@@ -50,12 +51,13 @@ pub(crate) struct Job {
     copies: Vec<Sender<Answer>>,
     /// How long its caller waits for the answer.
     pub(super) deadline: Duration,
-    /// When nobody waits for the answer any more, of a check that takes a place: its caller leaves, and a task waits to free that.
+    /// When nobody waits for the answer any more, of a check that takes a place: its caller leaves,
+    /// and a task waits to free that.
     pub(super) end: Option<Instant>,
     /// Held by equal checks that are not answered yet: see [`queue`](super::queue).
     pub(super) crowd: Option<Crowd>,
-    /// The caller of the whole check, where a task asks for it in one slot. Only whether it still waits is of interest. In a box, so that a
-    /// job is no larger than what is copied fast.
+    /// The caller of the whole check, where a task asks for it in one slot. Only whether it still
+    /// waits is of interest. In a box, so that a job is no larger than what is copied fast.
     whole: Option<Box<Weak<dyn Send + Sync>>>,
 }
 
@@ -65,8 +67,8 @@ impl Job {
     }
 
     pub(crate) fn settle(settlement: Settlement, local_state: &LocalState) -> Box<Self> {
-        // A prefetch outdates no refusal: one that counts its units as reserved is used for a life at most.
-        // Nor does a place that is renewed.
+        // A prefetch outdates no refusal: one that counts its units as reserved is used for a life
+        // at most. Nor does a place that is renewed.
         let keeps = |charge: &Charge, cost: Option<u64>| {
             charge.life().is_some() || cost.is_none_or(|cost| charge.takes_place() && cost > 0)
         };
@@ -117,7 +119,8 @@ impl Job {
         }
     }
 
-    /// Gives back the places that it and its copies have taken, if they have. One with an id of its caller's may be tried again.
+    /// Gives back the places that it and its copies have taken, if they have. One with an id of its
+    /// caller's may be tried again.
     pub(super) fn releases(&self) -> Vec<Settlement> {
         let is_of_caller = !self.is_check() || self.check().id().is_some();
         let Some(places) = Some(self.check()).filter(|_| !is_of_caller).and_then(places) else { return Vec::new() };
@@ -223,7 +226,8 @@ pub(super) fn only_slot(check: &Check, keys: &Keys) -> Option<u16> {
     check.charges().all(is_there).then_some(slot)
 }
 
-/// Appends the arguments that all jobs of one shape share. `now` is the time as far as this process knows it.
+/// Appends the arguments that all jobs of one shape share. `now` is the time as far as this process
+/// knows it.
 #[cfg_attr(not(feature = "calendar"), expect(unused_variables, reason = "only periods of the calendar depend on it"))]
 pub(super) fn write_shape(job: &Job, command: &mut Cmd, again: bool, now: impl Fn() -> u64) {
     let check = job.check();
@@ -288,7 +292,8 @@ pub(super) fn have_one_shape(job: &Job, other: &Job) -> bool {
         && check.charges().map(figures).eq(other_check.charges().map(figures))
 }
 
-/// The figures of one copy of a check of one unit, or one place, or both, whose id is new: two of the unit, and three of the place.
+/// The figures of one copy of a check of one unit, or one place, or both, whose id is new: two of
+/// the unit, and three of the place.
 pub(super) fn single(job: &Job) -> Option<impl Iterator<Item = u64> + use<>> {
     let Work::Decide(check) = &job.work else { return None };
     let (mut figures, mut count) = ([0; 5], 2);
@@ -306,7 +311,8 @@ pub(super) fn single(job: &Job) -> Option<impl Iterator<Item = u64> + use<>> {
     (check.id().is_none() && job.count() == 1).then(|| figures.into_iter().take(count))
 }
 
-/// Whether a charge is of the most frequent kind: exact, at a cost, not reserved, counted or refused.
+/// Whether a charge is of the most frequent kind: exact, at a cost, not reserved, counted or
+/// refused.
 fn is_plain(charge: &Charge) -> bool {
     charge.cost() > 0 && charge.is_exact() && charge.lease_micros().is_none() && mode(charge).is_empty()
 }

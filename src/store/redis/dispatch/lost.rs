@@ -1,5 +1,5 @@
-//! Places and units that may have been taken, although no reply says so: of a batch whose connection broke or whose runtime ended, and of a
-//! check that only some slots have admitted.
+//! Places and units that may have been taken, although no reply says so: of a batch whose
+//! connection broke or whose runtime ended, and of a check that only some slots have admitted.
 
 use std::{mem, sync::Arc, time::Duration};
 
@@ -8,10 +8,12 @@ use tokio::{runtime::Handle, task::JoinSet, time::sleep};
 use super::{cross_slot::ask_slots, dispatcher::Common, job::Job};
 use crate::{decision::Settlement, local::Underway, store::give_back};
 
-/// A server that has stood still may run a lost batch a moment after what came over another connection.
+/// A server that has stood still may run a lost batch a moment after what came over another
+/// connection.
 const BEFORE_SECOND_RELEASE: Duration = Duration::from_millis(500);
 
-/// A task of the current runtime gives them back once this is dropped, or a thread if there is no runtime, or if that ends.
+/// A task of the current runtime gives them back once this is dropped, or a thread if there is no
+/// runtime, or if that ends.
 pub(super) struct Lost {
     common: Arc<Common>,
     taken: Vec<Settlement>,

@@ -1,23 +1,29 @@
 //! Checks and settlements that wait for the next batch.
 //!
-//! 1. While few checks are in flight, a check leaves at once. While the allowed number of batches is in flight, checks
-//!    queue. When a batch returns, the queue leaves as the next one. No timer delays a check.
-//! 2. A check that would not have its answer within its caller's deadline is an error at once. The batches that have left tell how
-//!    long the wait is. The batches, their number in flight, and the number of checks that wait are bounded, too.
-//! 3. A check whose caller has stopped waiting is not sent, and takes no place in the queue from other checks.
+//! 1. While few checks are in flight, a check leaves at once. While the allowed number of batches
+//!    is in flight, checks queue. When a batch returns, the queue leaves as the next one. No timer
+//!    delays a check.
+//! 2. A check that would not have its answer within its caller's deadline is an error at once. The
+//!    batches that have left tell how long the wait is. The batches, their number in flight, and
+//!    the number of checks that wait are bounded, too.
+//! 3. A check whose caller has stopped waiting is not sent, and takes no place in the queue from
+//!    other checks.
 //! 4. A task that has a permit serves the queue until it is empty.
-//! 5. A check that finds no batch and few other checks in flight skips the queue: its caller sends it, without a task. If
-//!    those callers stop polling, other checks queue instead. A settlement never skips the queue, since it must happen even
-//!    if its caller leaves.
-//!    Where more checks have come together of late, the first of them does not skip the queue. A task sends all that have come by the
-//!    time it runs as one batch: each script call costs Redis, and each reply wakes this process.
-//! 6. Prefetches are taken and given back before they are needed, so they wait for others for a small part of their life. They leave earlier
-//!    with the next batch of checks.
-//! 7. Callers hold the queue weakly. So it ends with its runtime, and all that wait in it get an error.
-//! 8. While many checks wait, the keys take turns. So a key that floods the queue delays its own checks, and no others. A check
-//!    that is cancelled takes no turn.
-//! 9. While many checks wait, a check behind as many equal ones as its limits can ever admit is refused at once: each of those takes its
-//!    units, or finds that they are used up. So a client never fills the queue with checks that its own limit refuses.
+//! 5. A check that finds no batch and few other checks in flight skips the queue: its caller sends
+//!    it, without a task. If those callers stop polling, other checks queue instead. A settlement
+//!    never skips the queue, since it must happen even if its caller leaves. Where more checks have
+//!    come together of late, the first of them does not skip the queue. A task sends all that have
+//!    come by the time it runs as one batch: each script call costs Redis, and each reply wakes
+//!    this process.
+//! 6. Prefetches are taken and given back before they are needed, so they wait for others for a
+//!    small part of their life. They leave earlier with the next batch of checks.
+//! 7. Callers hold the queue weakly. So it ends with its runtime, and all that wait in it get an
+//!    error.
+//! 8. While many checks wait, the keys take turns. So a key that floods the queue delays its own
+//!    checks, and no others. A check that is cancelled takes no turn.
+//! 9. While many checks wait, a check behind as many equal ones as its limits can ever admit is
+//!    refused at once: each of those takes its units, or finds that they are used up. So a client
+//!    never fills the queue with checks that its own limit refuses.
 
 #[cfg(not(test))]
 use std::sync::{Mutex, MutexGuard};
@@ -44,26 +50,31 @@ use crate::{
     store::redis::connect::ASKING,
 };
 
-/// The most checks of a batch. More than some dozens cost Redis more a check, not less: its data for them no longer fits
-/// into the processor's nearest cache.
+/// The most checks of a batch. More than some dozens cost Redis more a check, not less: its data
+/// for them no longer fits into the processor's nearest cache.
 pub(super) const MAX_BATCH: usize = 64;
 
-/// The most checks of a batch that begins with [`MAX_BATCH`] copies of one. To Redis they are one check.
+/// The most checks of a batch that begins with [`MAX_BATCH`] copies of one. To Redis they are one
+/// check.
 const MAX_COPIES: usize = 128;
 
-/// The checks that may wait, so that memory is bounded while Redis hangs: more than it decides within most deadlines.
+/// The checks that may wait, so that memory is bounded while Redis hangs: more than it decides
+/// within most deadlines.
 pub(super) const CAPACITY: usize = 65_536;
 
-/// Cancelled jobs are removed once they may be this part of those that wait. So one walk through the queue serves many of them.
+/// Cancelled jobs are removed once they may be this part of those that wait. So one walk through
+/// the queue serves many of them.
 const PART_OF_CANCELLED: usize = 32;
 
-/// And so are those that take places and whose deadlines have passed, this long after the last walk.
+/// And so are those that take places and whose deadlines have passed, this long after the last
+/// walk.
 const BETWEEN_WALKS: Duration = Duration::from_millis(10);
 
 /// While no more wait, they leave in the order of their arrival, which costs no look at their keys.
 const FEW: usize = 4 * MAX_BATCH;
 
-/// While no more checks are in flight, each skips the queue: a task and a batch for each would cost this process more than they save.
+/// While no more checks are in flight, each skips the queue: a task and a batch for each would cost
+/// this process more than they save.
 const MOST_ALONE: usize = if cfg!(test) { 1 } else { 4 };
 
 /// After this many batches of one check in a row, a check counts as alone again.
@@ -72,8 +83,9 @@ const ALONE: u8 = 8;
 /// Few servers decide a check in less. The first batches are compared with it.
 const SHORT_TIME: Duration = Duration::from_micros(10);
 
-/// Prefetches are taken only while no more than this part of the queue waits: few batches, since they delay the checks behind them.
-/// Prefetches that were taken are given back in any case, since their units are charged until then.
+/// Prefetches are taken only while no more than this part of the queue waits: few batches, since
+/// they delay the checks behind them. Prefetches that were taken are given back in any case, since
+/// their units are charged until then.
 const PART_OF_PREFETCHES: usize = 64;
 
 pub(super) struct Queue {
@@ -96,7 +108,8 @@ struct State {
     waiting: usize,
     /// Of the checks that came while many waited.
     crowds: Crowds,
-    /// The callers that stopped waiting since cancelled jobs were last removed. Some of their jobs have left the queue.
+    /// The callers that stopped waiting since cancelled jobs were last removed. Some of their jobs
+    /// have left the queue.
     cancelled: usize,
     /// When the first of the checks that take places may be cancelled, which nobody counts.
     first_end: Option<Instant>,
@@ -105,8 +118,8 @@ struct State {
     alone: usize,
     /// How many batches of one check have to leave before a check counts as alone. Zero at first.
     until_alone: u8,
-    /// The time from one batch to the next for each check of the first, smoothed. Zero until it is known, and once the queue has
-    /// been empty: no check is refused for what was before.
+    /// The time from one batch to the next for each check of the first, smoothed. Zero until it is
+    /// known, and once the queue has been empty: no check is refused for what was before.
     time_per_check: Duration,
     /// When the last batch has left, and its checks, if others waited behind it.
     last_batch: Option<(Instant, u32)>,
@@ -118,8 +131,8 @@ impl Queue {
         Arc::new(Self { capacity, max_in_flight, digester, is_gathering, state })
     }
 
-    /// The permit to send a check without a batch, if few are in flight. A queue that may have only one batch in flight
-    /// gives none: the check would be a second one.
+    /// The permit to send a check without a batch, if few are in flight. A queue that may have only
+    /// one batch in flight gives none: the check would be a second one.
     pub(super) fn lone_permit(self: &Arc<Self>) -> Option<Permit> {
         let mut state = self.lock();
         let is_busy = state.in_flight > 0 || state.alone >= MOST_ALONE;
@@ -130,7 +143,8 @@ impl Queue {
         Some(Permit { queue: Arc::downgrade(self), is_lone: true })
     }
 
-    /// Queues a job, or returns its answer, in a box since that is rare. A task has to [serve](Self::batch_permit) the queue from then on.
+    /// Queues a job, or returns its answer, in a box since that is rare. A task has to
+    /// [serve](Self::batch_permit) the queue from then on.
     pub(super) fn push(self: &Arc<Self>, mut job: Box<Job>) -> Result<(Receiver<Answer>, Caller), Box<Answer>> {
         let mut state = self.lock();
         if state.alone >= MOST_ALONE {
@@ -173,8 +187,9 @@ impl Queue {
         Ok((answer, Caller { queue: Arc::downgrade(self) }))
     }
 
-    /// The permit to have one batch in flight. Without one, the tasks that have them serve the queue. A server that is far away may have
-    /// more of them in flight than the queue allows otherwise.
+    /// The permit to have one batch in flight. Without one, the tasks that have them serve the
+    /// queue. A server that is far away may have more of them in flight than the queue allows
+    /// otherwise.
     pub(super) fn batch_permit(self: &Arc<Self>, for_distance: impl FnOnce() -> usize) -> Option<Permit> {
         let mut state = self.lock();
         let is_free = state.in_flight < self.max_in_flight || state.in_flight < for_distance();
@@ -201,15 +216,17 @@ impl State {
         of_turn.filter(|job| is_in(job) && job.is_cancelled()).count() as u64
     }
 
-    /// The time until the answer to a job of this turn that comes now. All jobs in flight and ahead of it are decided before. A third
-    /// is added, for batches that take longer: a check that is sent and answered too late takes the place of another.
+    /// The time until the answer to a job of this turn that comes now. All jobs in flight and ahead
+    /// of it are decided before. A third is added, for batches that take longer: a check that is
+    /// sent and answered too late takes the place of another.
     fn wait(&self, turn: Option<u64>) -> Duration {
         let of_its_own = turn.and_then(|digest| self.many.get(&digest)).map_or(0, VecDeque::len);
         let ahead = self.waiting.min(self.few.len() + self.turns.len() * (of_its_own + 1)) + self.in_flight * MAX_BATCH;
         self.time_per_check.saturating_mul((ahead + ahead / 3) as u32)
     }
 
-    /// An error of this check only: the others in the queue are decided, so a breaker must not count it.
+    /// An error of this check only: the others in the queue are decided, so a breaker must not
+    /// count it.
     fn refusal(&self, turn: Option<u64>) -> StoreError {
         let wait = self.wait(turn);
         let takes = if wait.is_zero() { "an unknown time".into() } else { format!("about {wait:?}") };
@@ -268,8 +285,9 @@ impl State {
         jobs
     }
 
-    /// Learns the time per check from the batch before the one that leaves now. A pause of the server says little about the batches
-    /// after it, so one time counts for a few times the others. It may be as long as those of all in flight, which may leave together.
+    /// Learns the time per check from the batch before the one that leaves now. A pause of the
+    /// server says little about the batches after it, so one time counts for a few times the
+    /// others. It may be as long as those of all in flight, which may leave together.
     fn measure(&mut self, now: Instant, checks: usize) {
         if let Some((before, checks)) = self.last_batch {
             let most = self.time_per_check.max(SHORT_TIME).saturating_mul(4 * self.in_flight as u32);
@@ -287,7 +305,8 @@ pub(super) struct Permit {
 }
 
 impl Permit {
-    /// The next batch. `None` ends the permit: the queue is empty, and the next job gets a permit of its own.
+    /// The next batch. `None` ends the permit: the queue is empty, and the next job gets a permit
+    /// of its own.
     pub(super) fn next_batch(&mut self) -> Option<Vec<Box<Job>>> {
         let queue = self.queue.upgrade()?;
         let mut state = queue.lock();
@@ -316,7 +335,8 @@ impl Drop for Permit {
     }
 }
 
-/// The caller of a job in the queue. When it stops waiting, its job is cancelled, and is counted as such.
+/// The caller of a job in the queue. When it stops waiting, its job is cancelled, and is counted as
+/// such.
 pub(super) struct Caller {
     queue: Weak<Queue>,
 }
@@ -411,7 +431,8 @@ mod tests {
         });
     }
 
-    /// A check comes behind many of its key whose callers have left. Of 400 other keys as many checks come as leave.
+    /// A check comes behind many of its key whose callers have left. Of 400 other keys as many
+    /// checks come as leave.
     #[test]
     fn cancelled_checks_delay_no_other_of_their_key() {
         for (cancelled, are_removed) in [(0, false), (200, false), (4_000, false), (200, true), (4_000, true)] {
@@ -484,7 +505,8 @@ mod tests {
         assert!(long > 20, "only {long} queues were long");
     }
 
-    /// A batch of 64 leaves every 10 ms while others wait. So a check takes 156 µs, until the queue has been empty.
+    /// A batch of 64 leaves every 10 ms while others wait. So a check takes 156 µs, until the
+    /// queue has been empty.
     #[test]
     fn the_time_per_check_is_that_of_batches_with_others_behind_them() {
         let (mut crowd, mut now) = (Crowd::default(), Instant::now());
@@ -503,7 +525,8 @@ mod tests {
         assert!(measured.is_sorted() && measured[0] == 19 && measured[39] > 150 && measured[39] <= 156, "{measured:?}");
     }
 
-    /// Four batches are in flight, and leave together every 40 ms. Then the server pauses for a second, or becomes slow.
+    /// Four batches are in flight, and leave together every 40 ms. Then the server pauses for a
+    /// second, or becomes slow.
     #[test]
     fn a_pause_changes_the_time_per_check_little() {
         for (batches_before, later, most) in [(0, 40, 200), (1, 40, 200), (40, 40, 500), (40, 1_000, 6_000)] {
@@ -549,7 +572,8 @@ mod tests {
         });
     }
 
-    /// They would be sent, and answered too late. Each of them would take the place of one that can be answered in time.
+    /// They would be sent, and answered too late. Each of them would take the place of one that can
+    /// be answered in time.
     #[test]
     fn few_checks_of_a_slow_server_are_refused() {
         on_one_thread(|| {
@@ -575,7 +599,8 @@ mod tests {
         });
     }
 
-    /// The first come while few wait. A caller that leaves makes room, and so does one that has its answer.
+    /// The first come while few wait. A caller that leaves makes room, and so does one that has its
+    /// answer.
     #[test]
     fn no_more_equal_checks_wait_than_their_limit_admits() {
         on_one_thread(|| {
@@ -652,7 +677,8 @@ mod tests {
         });
     }
 
-    /// Prefetches join a queue of which few places are taken, so the rest is for the checks of callers.
+    /// Prefetches join a queue of which few places are taken, so the rest is for the checks of
+    /// callers.
     #[test]
     fn prefetches_leave_the_queue_to_the_checks_of_callers() {
         on_one_thread(|| {

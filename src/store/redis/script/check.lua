@@ -1,18 +1,20 @@
 -- Deciding a check: all charges or none.
 
--- Whether the total still has units of entries that have left: more than one check may drop. Then no time is known.
+-- Whether the total still has units of entries that have left: more than one check may drop. Then
+-- no time is known.
 local function is_behind(log)
   return log.has_total and log.gone > 0
 end
 
--- The time from which an entry counts by the present clock: the latest time under which anything of now is recorded. The end
--- of a prefetch's life may be ahead of the clock.
+-- The time from which an entry counts by the present clock: the latest time under which anything of
+-- now is recorded. The end of a prefetch's life may be ahead of the clock.
 local function counted_from(log, time, is_prefetch)
   return min(time, is_prefetch and now + LONGEST_LIFE or log.is_counter and now or log.at)
 end
 
--- Where the clock has stepped back, entries from the future count as having happened now, so that the key is right again
--- after one window. Each refusal moves the newest of them, at most 100. A server without memory moves none.
+-- Where the clock has stepped back, entries from the future count as having happened now, so that
+-- the key is right again after one window. Each refusal moves the newest of them, at most 100. A
+-- server without memory moves none.
 local function pull_back(log)
   if log.ahead then
     -- ZREM comes first, so that a server without memory accepts the ZADD.
@@ -44,9 +46,9 @@ local function pull_back(log)
   outlive(log, log.at)
 end
 
--- The first moment at which at most `most` units are used. `entries` leave next, and `total` is the units of all entries;
--- without the reserved ones, entries and total are taken as if those were given back now. A lower bound if more entries
--- have to leave.
+-- The first moment at which at most `most` units are used. `entries` leave next, and `total` is the
+-- units of all entries; without the reserved ones, entries and total are taken as if those were
+-- given back now. A lower bound if more entries have to leave.
 local function first_fit(log, most, total, entries, with_reserved)
   local from, leaves = now, counted_from(log, now) + log.window
   for i = 1, #entries, 2 do
@@ -68,8 +70,8 @@ local function first_fit(log, most, total, entries, with_reserved)
   return is_bound and min(fits, leaves) or fits
 end
 
--- Microseconds until at most `most` units are used, and the same if all reserved units were given back now. Lower bounds if
--- more entries have to leave than a check may read.
+-- Microseconds until at most `most` units are used, and the same if all reserved units were given
+-- back now. Lower bounds if more entries have to leave than a check may read.
 local function wait(log, most)
   pull_back(log)
   if is_behind(log) then return 1, 0 end
@@ -99,8 +101,8 @@ local function write_status(record, place, log, retry, least)
   record[r + 2], record[r + 3], record[r + 4] = log.reserved, clamped(retry), clamped(log.reserved > 0 and least or retry)
 end
 
--- How many copies of a check an earlier try has counted, and when. A check is admitted whole, so an entry under any of its
--- charges shows it.
+-- How many copies of a check an earlier try has counted, and when. A check is admitted whole, so an
+-- entry under any of its charges shows it.
 local function counted_before(logs, id, copies)
   local counted, exact_at, rounded_at = 0, -1, -1
   for i = 1, #logs do
@@ -137,7 +139,8 @@ local function admissible(logs, copies)
   return admitted
 end
 
--- Errors that fail a whole batch, which may then be sent again: the server's state, or missing permissions.
+-- Errors that fail a whole batch, which may then be sent again: the server's state, or missing
+-- permissions.
 local OF_THE_SERVER = {
   'READONLY', 'NOREPLICAS', 'MISCONF', 'LOADING', 'MASTERDOWN', 'CLUSTERDOWN', 'BUSY', 'NOPERM', 'NOAUTH', 'TRYAGAIN',
   'MOVED', 'ASK ', 'script killed', 'run this command', 'not allowed from script', 'nknown Redis command', 'non local key',
@@ -155,8 +158,8 @@ local function failure_of(place, problem)
   return text(place) .. ' ' .. message
 end
 
--- Decides a check, and returns its record. Every charge is read first: no key gets an entry unless all of them fit.
--- `logs.place` is the charge that was reached.
+-- Decides a check, and returns its record. Every charge is read first: no key gets an entry unless
+-- all of them fit. `logs.place` is the charge that was reached.
 local function decide_all(logs, k, id, copies, is_again)
   for i = 1, #logs do
     local log = logs[i]
@@ -180,7 +183,8 @@ local function decide_all(logs, k, id, copies, is_again)
       retry = max(1, retry)
       has_retry = has_retry or not log.is_shadow
     end
-    -- A check that is refused only because an earlier try has refused it may be tried again at once.
+    -- A check that is refused only because an earlier try has refused it may be tried again at
+    -- once.
     if not is_whole and not has_retry and i == #logs then retry = 1 end
     write_status(record, i, log, retry, least)
   end

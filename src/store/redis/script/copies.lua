@@ -1,4 +1,5 @@
--- Copies of a check: equal checks of several callers, which travel as one. members.lua says how they are kept.
+-- Copies of a check: equal checks of several callers, which travel as one. members.lua says how
+-- they are kept.
 
 local MOST = 128  -- the copies of a check that travel together at most
 
@@ -29,7 +30,8 @@ local function copies_counted(log, id, copies)
   return 0
 end
 
--- Finds the entry that an admission shares with its copies: the entry, its time, and how many copies share it.
+-- Finds the entry that an admission shares with its copies: the entry, its time, and how many
+-- copies share it.
 local function find_shared(log, id)
   local first = sub(id, 1, 7) .. '\0'
   for copies = max(byte(id, 8) + 1, 2), MOST do

@@ -1,8 +1,9 @@
--- How a counter counts: the units of the present window of the clock, and those of the one before by how much of it the
--- sliding window still overlaps, rounded up to whole units. Entries with an id count in full.
+-- How a counter counts: the units of the present window of the clock, and those of the one before
+-- by how much of it the sliding window still overlaps, rounded up to whole units. Entries with an
+-- id count in full.
 --
--- The two numbers are in one member behind all others, with the start of their window: its score is infinite. The key
--- expires two windows + SLACK after the start of the newest window.
+-- The two numbers are in one member behind all others, with the start of their window: its score is
+-- infinite. The key expires two windows + SLACK after the start of the newest window.
 
 -- The units of two windows, of which the present one has begun at `start`.
 local function estimate(log, current, previous, start, time)
@@ -79,7 +80,8 @@ local function falls_to(log, most, from)
     if estimate(log, current, previous, start, from) <= most then return from end
     local stop = start + log.window
     if current <= most then
-      -- The estimate is of doubles, so the moment it falls to this may be a step or two beside the computed one.
+      -- The estimate is of doubles, so the moment it falls to this may be a step or two beside the
+      -- computed one.
       local fits = max(stop - min(floor((most - current) * log.window / previous), log.window), from + 1)
       while fits > from + 1 and estimate(log, current, previous, start, fits - 1) <= most do
         fits = fits - 1

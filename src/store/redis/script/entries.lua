@@ -1,5 +1,6 @@
--- The entries of a sorted set. The score is the time under which an admission is recorded, negated: the newest entry comes
--- first, where writing is quick. An entry counts until a window after that time.
+-- The entries of a sorted set. The score is the time under which an admission is recorded, negated:
+-- the newest entry comes first, where writing is quick. An entry counts until a window after that
+-- time.
 --
 -- Time      An exact log records an admission under its time and its id. A compact log uses the end of a sub-window
 --           instead, a fixed window and a counter the start of a window, a period of the calendar a window before its end, and
@@ -54,9 +55,9 @@ local function recorded_at(charge, time)
   return charge.is_compact and start + charge.part - 1 or start
 end
 
--- The time under which a named entry is recorded. When the clock has stepped back it may be an earlier one, but never a
--- later: that is another admission, to which the id was given again. It is not before 1970, since a score above 0 is that
--- of a head.
+-- The time under which a named entry is recorded. When the clock has stepped back it may be an
+-- earlier one, but never a later: that is another admission, to which the id was given again. It is
+-- not before 1970, since a score above 0 is that of a head.
 local function named_at(charge, time)
   if not charge.lease then return charge.is_counter and time or recorded_at(charge, time) end
   local start = max(0, time + charge.lease - charge.window)
@@ -68,16 +69,16 @@ local function begin_with(charge, id)
   return charge.part and char(NAMED) .. id or id
 end
 
--- The member of a named entry: the id, and behind it its units if there are more than 1, or if they are reserved, with a
--- plus sign then, and a zero if they are a prefetch.
+-- The member of a named entry: the id, and behind it its units if there are more than 1, or if they
+-- are reserved, with a plus sign then, and a zero if they are a prefetch.
 local function named(charge, id, units, is_reserved)
   local member = begin_with(charge, id)
   if is_reserved then return member .. (charge.is_prefetch and '+0' or '+') .. text(units) end
   return units ~= 1 and member .. text(units) or member
 end
 
--- The units of an entry, and whether they are reserved, and a prefetch. An entry without an id is two bytes of its time, and
--- its units.
+-- The units of an entry, and whether they are reserved, and a prefetch. An entry without an id is
+-- two bytes of its time, and its units.
 local function weigh(charge, member)
   local place = not charge.part and 9 or byte(member) == NAMED and 10
   local rest, is_reserved = sub(member, place or 3), place and byte(member, place) == 43  -- a plus sign
@@ -88,12 +89,14 @@ local function weigh(charge, member)
     local copies, cost = match(rest, SHARED)
     units = settled == '' and 0 or tonumber(settled) or copies and copies * cost
   end
-  -- Other than a whole number it is not of our making. Over such units a counter would look for a moment for ever.
+  -- Other than a whole number it is not of our making. Over such units a counter would look for a
+  -- moment for ever.
   local is_ours = units and units >= 0 and units < LARGEST and units % 1 == 0
   return is_ours and units or 1, is_reserved, is_reserved and byte(member, place + 1) == 48  -- a zero
 end
 
--- The units of some entries together, and how many of them are reserved. `step` is 2 where scores are in between.
+-- The units of some entries together, and how many of them are reserved. `step` is 2 where scores
+-- are in between.
 local function weigh_all(charge, members, step)
   local total, reserved = 0, 0
   for i = 1, #members, step do
@@ -118,8 +121,8 @@ local function time_of(log, rank)
   return at and time_in(at) or now
 end
 
--- Lets a key live as its entries need it: the oldest of an exact log decides, and the newest of others. An admission keeps an
--- expiry that is later: it is from before a step back of the clock.
+-- Lets a key live as its entries need it: the oldest of an exact log decides, and the newest of
+-- others. An admission keeps an expiry that is later: it is from before a step back of the clock.
 local function outlive(log, newest, is_admission)
   local time, windows = newest, log.is_counter and 2 or 1
   if not log.part and is_expiry_telling and log.oldest then

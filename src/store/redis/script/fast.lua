@@ -1,13 +1,14 @@
--- The fast way: a check of exact logs that have capacity for all of its copies, whose units are not reserved, under ids that are
--- new. It decides what check.lua decides, before the functions of the general way are made. It reads the server's expiries, as
--- run.lua does.
+-- The fast way: a check of exact logs that have capacity for all of its copies, whose units are not
+-- reserved, under ids that are new. It decides what check.lua decides, before the functions of the
+-- general way are made. It reads the server's expiries, as run.lua does.
 
 local MANY = 100                  -- more entries that have left are dropped in steps, by the general way
 local present = ceil(now / 1000)  -- now in milliseconds
 
--- Reads an exact log for copies of a check. Returns the units used, the microseconds until the next of them leaves if the copies
--- are admitted, the expiry that the key needs then if it has another, the total if the key has one, and how many entries have
--- left. Returns nothing if there is no capacity, or more to do than to count. `expires` and the number of entries may be known.
+-- Reads an exact log for copies of a check. Returns the units used, the microseconds until the next
+-- of them leaves if the copies are admitted, the expiry that the key needs then if it has another,
+-- the total if the key has one, and how many entries have left. Returns nothing if there is no
+-- capacity, or more to do than to count. `expires` and the number of entries may be known.
 local function look(charge, key, copies, expires, size)
   local counted, window, window_ms = charge.cost * copies, charge.window, charge.window_ms
   if counted > charge.units then return end
@@ -24,7 +25,8 @@ local function look(charge, key, copies, expires, size)
     used = total and tonumber(total) or (size or call('ZCARD', key)) - gone
     if total and gone > 0 then
       for _, member in ipairs(call('ZREVRANGE', key, 1, gone)) do
-        -- Not a number if this is the total of reserved units. Behind the point of a settlement there may be its time.
+        -- Not a number if this is the total of reserved units. Behind the point of a settlement
+        -- there may be its time.
         local copies_of_it, cost_of_it = string.match(member, SHARED, 9)
         local units = copies_of_it and copies_of_it * cost_of_it or #member == 8 and 1 or tonumber(string.sub(member, 9))
         if not (units and units >= 0) then return end
@@ -76,8 +78,8 @@ local function add(charge, key, id, copies)
   return true
 end
 
--- Decides copies of a check, and appends its status to the reply of this length. Returns false if it has done nothing. The
--- expiry of the first key and the number of its entries may be known.
+-- Decides copies of a check, and appends its status to the reply of this length. Returns false if
+-- it has done nothing. The expiry of the first key and the number of its entries may be known.
 local function decide_fast(charges, k, id, copies, reply, r, expires, size)
   -- All are looked at before one is counted.
   for i = 1, #charges do

@@ -1,12 +1,15 @@
--- Decides a batch of checks and settles admissions, one after the other. A check is admitted whole or refused whole. Equal
--- checks of several callers may come as copies of one: they are decided as if one after the other, too.
+-- Decides a batch of checks and settles admissions, one after the other. A check is admitted whole
+-- or refused whole. Equal checks of several callers may come as copies of one: they are decided as
+-- if one after the other, too.
 --
--- The script is the Lua files of this folder in a row, as mod.rs lists them. run.lua goes through the batch. It counts most single units,
--- takes most places, and renews places. For all else there are two ways, and ways.lua sends each check one of them. The fast way
--- (fast.lua) decides checks that only count in exact logs. The general way decides all checks, and settles: how entries look
--- (entries.lua, copies.lua), what a key has (totals.lua, counter.lua, log.lua), and what is done with it (check.lua, settle.lua).
--- members.lua says for both how copies stand in a log. Lua makes its functions, and what they share, anew in each call. So those of a
--- way are made when they are needed. Each function gets what it reads and changes.
+-- The script is the Lua files of this folder in a row, as mod.rs lists them. run.lua goes through
+-- the batch. It counts most single units, takes most places, and renews places. For all else there
+-- are two ways, and ways.lua sends each check one of them. The fast way (fast.lua) decides checks
+-- that only count in exact logs. The general way decides all checks, and settles: how entries look
+-- (entries.lua, copies.lua), what a key has (totals.lua, counter.lua, log.lua), and what is done
+-- with it (check.lua, settle.lua). members.lua says for both how copies stand in a log. Lua makes
+-- its functions, and what they share, anew in each call. So those of a way are made when they are
+-- needed. Each function gets what it reads and changes.
 --
 -- KEYS   one sorted set a charge
 -- ARGV   now        microseconds since the Unix epoch, or '' for the server's own clock. That of a test begins with '+'
@@ -96,7 +99,8 @@ local is_server_time = not now
 -- The clock of a test may stand still, while keys expire by the server's.
 if now and string.sub(ARGV[1], 1, 1) == '+' then SLACK = 60000 end
 
--- The score of an entry of this time. %.0f instead would cost a check that is alone 5 % more instructions.
+-- The score of an entry of this time. %.0f instead would cost a check that is alone 5 % more
+-- instructions.
 local function score_of(time)
   local micros = time % 1000000
   return string.format('-%d%06d', (time - micros) / 1000000, micros)
@@ -106,10 +110,12 @@ if is_server_time then
   local time = call('TIME')
   local seconds, micros = time[1], time[2]
   now = seconds * 1000000 + micros
-  -- Mostly no zero is missing in front of the microseconds. That saves a check that is alone 3 % of the instructions.
+  -- Mostly no zero is missing in front of the microseconds. That saves a check that is alone 3 % of
+  -- the instructions.
   score = #micros == 6 and '-' .. seconds .. micros
 end
 score = score or score_of(now)
 
--- PEXPIRETIME came with Redis 7.0, and so did this number. By another clock than the server's an expiry tells nothing.
+-- PEXPIRETIME came with Redis 7.0, and so did this number. By another clock than the server's an
+-- expiry tells nothing.
 local is_expiry_telling = is_server_time and redis.REDIS_VERSION_NUM

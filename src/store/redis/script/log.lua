@@ -1,6 +1,7 @@
 -- How a log counts: an exact one, a compact one, and a fixed window.
 
--- Reads the key of a charge into it, which makes it a log, and drops the entries that have left. A log has
+-- Reads the key of a charge into it, which makes it a log, and drops the entries that have left. A
+-- log has
 --   key
 --   used, total, reserved  the units used, those of them in entries, and those of them that are reserved
 --   oldest                 the time of the oldest entry

@@ -1,8 +1,8 @@
 -- How copies of a check stand in an exact log, whichever way counts them.
 --
--- Copies that are admitted together share an entry under the first id, with their number and the cost of each; a few of cost 1
--- get entries of their own. The last byte of the first id is 0, and those of the other copies count up from it: so the id of
--- any copy leads to the entry.
+-- Copies that are admitted together share an entry under the first id, with their number and the
+-- cost of each; a few of cost 1 get entries of their own. The last byte of the first id is 0, and
+-- those of the other copies count up from it: so the id of any copy leads to the entry.
 
 local FEW = 4                          -- up to 4 copies of cost 1 get an entry each, so that the key needs no total
 local SHARED = '^(%d+)%*(%d+)$'        -- what a shared entry has behind the id: the number of copies, and their cost

@@ -5,8 +5,9 @@ use std::sync::LazyLock;
 /// `head.lua` describes its arguments and its reply.
 pub(super) const DECIDE: &str = concat!(
     include_str!("head.lua"),
-    // In functions, because most calls never need what these files define. They take what they share of the head as arguments, and name
-    // the rest anew: a function that refers to locals of another costs more to make.
+    // In functions, because most calls never need what these files define. They take what they
+    // share of the head as arguments, and name the rest anew: a function that refers to locals of
+    // another costs more to make.
     "local function other_ways(now, score, score_of, SLACK, is_server_time, is_expiry_telling)\n",
     "local call, try, ceil = redis.call, redis.pcall, math.ceil\n",
     include_str!("members.lua"),

@@ -1,12 +1,14 @@
--- The loop over the checks and settlements of a batch, in order, and the shortest way: a single unit that is the first of its log, or of a
--- log that has capacity and of which no entry has left, and a place. It needs no function and no table. It reads the server's expiries,
--- so it needs Redis 7.0 and the server's clock.
+-- The loop over the checks and settlements of a batch, in order, and the shortest way: a single
+-- unit that is the first of its log, or of a log that has capacity and of which no entry has left,
+-- and a place. It needs no function and no table. It reads the server's expiries, so it needs Redis
+-- 7.0 and the server's clock.
 --
--- A place is an entry of one unit in an exact log, which its process renews as long as it is held: so the window of the log, the life of
--- a place, is the time after which the places of a dead process are free. To free one, its process removes the entry, without this
--- script. An entry whose time is over may be renewed as long as it is still there: an admission that does not count it drops it, or at
--- least one other. So there never are more than the limit, but for places that were lost and are taken again. Each write lets the key
--- live for two lives.
+-- A place is an entry of one unit in an exact log, which its process renews as long as it is held:
+-- so the window of the log, the life of a place, is the time after which the places of a dead
+-- process are free. To free one, its process removes the entry, without this script. An entry whose
+-- time is over may be renewed as long as it is still there: an admission that does not count it
+-- drops it, or at least one other. So there never are more than the limit, but for places that were
+-- lost and are taken again. Each write lets the key live for two lives.
 
 local reply, r, a, k = { now, nil, nil }, 1, 2, 0  -- with room, since a table that grows is slow
 local do_next, read_charges, charge_of

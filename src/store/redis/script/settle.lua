@@ -1,7 +1,9 @@
--- Settling an admission: each charge by itself. One that cannot be settled does not stop the others.
+-- Settling an admission: each charge by itself. One that cannot be settled does not stop the
+-- others.
 
--- Writes an entry of a settlement, which no id finds any more: its units with a point behind them. If the id is given and
--- settled again, the same member may be there: then a time that none has follows the point.
+-- Writes an entry of a settlement, which no id finds any more: its units with a point behind them.
+-- If the id is given and settled again, the same member may be there: then a time that none has
+-- follows the point.
 local function add_settled(log, id, time, units)
   local begin, later = begin_with(log, id) .. text(units) .. '.', 0
   local member = begin
@@ -20,8 +22,8 @@ local function has_settled(log, id, time)
   return false
 end
 
--- Settles units whose lease is over and whose window is not: counts them as of when they were reserved. Returns whether
--- that was not done before.
+-- Settles units whose lease is over and whose window is not: counts them as of when they were
+-- reserved. Returns whether that was not done before.
 local function settle_late(log, id, time, cost)
   if cost == 0 or not log.lease or now < time + log.lease or now >= time + log.window then return false end
   if not log.part or log.is_counter then
@@ -91,15 +93,15 @@ local function settle_charge(log, id, time, cost)
   end
   log.oldest = log.total > 0 and time_of(log, 0) or nil
   local newest = time_in(call('ZRANGE', log.key, 0, 0, 'WITHSCORES')[2])
-  -- The oldest may have gone, so the expiry must not tell of it any more. The newest may be as old as the admission, and all
-  -- that is left of a counter may be of the window before.
+  -- The oldest may have gone, so the expiry must not tell of it any more. The newest may be as old
+  -- as the admission, and all that is left of a counter may be of the window before.
   if log.is_counter then newest = (log.current > 0 or log.total > 0 and newest > log.at) and log.at or log.at - log.window end
   outlive(log, min(newest, log.at))
   return true
 end
 
--- Settles an admission. Returns its record, or the text of an error. A second try cannot tell an admission that the first one
--- has settled from an unknown one.
+-- Settles an admission. Returns its record, or the text of an error. A second try cannot tell an
+-- admission that the first one has settled from an unknown one.
 local function settle(logs, k, id, time, is_again)
   local record, failure = { is_again and 1 or 0, -1, 0, 0, 0, 0, 0 }, nil
   for i, log in ipairs(logs) do

@@ -5,8 +5,8 @@
 --           score of 'held' is their total. It has the rank before, since it is never greater. Neither has as many bytes as
 --           an id. The numbers of a counter have a head behind these two.
 
--- Reads the total and the reserved units. `last` has members and scores from the last rank on, and the heads begin at
--- `place`.
+-- Reads the total and the reserved units. `last` has members and scores from the last rank on, and
+-- the heads begin at `place`.
 local function read_totals(log, last, place)
   -- Not of our making is a 'held' above the total. It must not hide that.
   local used, held = place, place + 2
@@ -20,7 +20,8 @@ end
 -- Sets the total and the reserved units, and writes them.
 local function write_totals(log, total, reserved)
   local before = log.reserved
-  -- Not by what ZADD adds: a member of this name that is no head is not of our making, and becomes one.
+  -- Not by what ZADD adds: a member of this name that is no head is not of our making, and becomes
+  -- one.
   if not log.has_total then log.has_total, log.heads = true, log.heads + 1 end
   log.total = clamped(total)
   log.reserved = min(clamped(reserved), log.total)
@@ -35,7 +36,8 @@ end
 
 -- Adds units to the total, `reserved` of them reserved, or takes them away.
 local function add_to_total(log, units, reserved)
-  -- An entry that has left leaves the total when it is dropped. So it has to be in it from the start.
+  -- An entry that has left leaves the total when it is dropped. So it has to be in it from the
+  -- start.
   if not log.has_total then log.total = log.total + log.gone end
   log.used = clamped(log.used + units)
   write_totals(log, log.total + units, log.reserved + (reserved or 0))
@@ -45,8 +47,8 @@ end
 local function add_named(log, time, member, units)
   local reserved = log.is_reserving and units or 0
   add_to_total(log, units, reserved)
-  -- Where an id was given again, one of as many units may stand there that has left: it is then no longer there to be
-  -- dropped.
+  -- Where an id was given again, one of as many units may stand there that has left: it is then no
+  -- longer there to be dropped.
   if call('ZADD', log.key, score_of(time), member) == 0 then
     add_to_total(log, -units, -reserved)
     log.gone = log.gone - 1
@@ -62,12 +64,14 @@ local function add_to_sum(log, time, units)
   if earlier then units = units + weigh(log, earlier) end
   local part = floor(time / log.part)
   local sum = char(part % NAMED, floor(part / NAMED) % 256) .. text(units)
-  -- A compact log must not have one entry more even for a moment: beyond 128 Redis changes how it keeps a set, for good.
+  -- A compact log must not have one entry more even for a moment: beyond 128 Redis changes how it
+  -- keeps a set, for good.
   if earlier and earlier ~= sum then call('ZREM', log.key, earlier) end
   call('ZADD', log.key, at, sum)
 end
 
--- Writes a key anew with these entries, each with its score. The many others are freed off the server's main thread.
+-- Writes a key anew with these entries, each with its score. The many others are freed off the
+-- server's main thread.
 local function keep_only(log, entries)
   local scored, newest = {}, log.at
   for i = #entries, 1, -1 do
@@ -87,8 +91,9 @@ local function keep_only(log, entries)
   outlive(log, newest)
 end
 
--- Drops entries that have left the window, and notes in the log how many are still there. One check drops a bounded number:
--- beyond that, entries of one unit are not counted, and others count until a later check drops them.
+-- Drops entries that have left the window, and notes in the log how many are still there. One check
+-- drops a bounded number: beyond that, entries of one unit are not counted, and others count until
+-- a later check drops them.
 local function trim(log, gone)
   local live, dropped = call('ZCARD', log.key) - gone - log.heads, min(gone, DROPPED)
   if not log.has_total then log.total = live end

@@ -1,4 +1,5 @@
--- The two ways: reading the charges of a run, and sending each of its checks the fast way or the general one.
+-- The two ways: reading the charges of a run, and sending each of its checks the fast way or the
+-- general one.
 
 -- A charge that is counted or refused, and not reserved.
 local function charge_of(units, cost, window)
@@ -10,7 +11,8 @@ local function charge_of(units, cost, window)
   }
 end
 
--- Reads so many charges of a run from these arguments on: three or six figures of each. Returns them, and the place behind.
+-- Reads so many charges of a run from these arguments on: three or six figures of each. Returns
+-- them, and the place behind.
 local function read_charges(place, count, is_plain)
   local charges = {}
   for i = 1, count do
@@ -41,8 +43,9 @@ end
 
 local decide, settle
 
--- Decides the check, or settles the admission, of this id, whose keys begin behind `k`. Appends its outcome to the reply of length
--- `r`, and returns the new length. The expiry of the first key and the number of its entries may be known.
+-- Decides the check, or settles the admission, of this id, whose keys begin behind `k`. Appends its
+-- outcome to the reply of length `r`, and returns the new length. The expiry of the first key and
+-- the number of its entries may be known.
 local function do_next(kind, copies, charges, id, at, k, reply, r, expires, size)
   local is_fast = is_expiry_telling and (kind == 'single' or kind == 'place' or kind == 'plain')
   if is_fast and decide_fast(charges, k, id, copies, reply, r, expires, size) then return r + 2 * #charges end

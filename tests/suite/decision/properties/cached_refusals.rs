@@ -7,7 +7,8 @@ use crate::support::model::{ModelCharge, ModelStatus, RETRY_RESERVED_AFTER, Take
 /// A refusal is not asked about before this age.
 const MAX_AGE: u64 = 1_000_000;
 
-/// The status of each limit and key at the refusals until their own time is over: all that a refusal cache may know.
+/// The status of each limit and key at the refusals until their own time is over: all that a
+/// refusal cache may know.
 #[derive(Default)]
 pub(super) struct Refusals(HashMap<(usize, usize), Vec<Refused>>);
 
@@ -29,8 +30,9 @@ impl Refusals {
         }
     }
 
-    /// Whether the check was refused by cached statuses, and correctly: the model also refuses it, for at least as
-    /// long. While others are asked about (`is_alone` is false), also by a refusal that is older than the greatest age.
+    /// Whether the check was refused by cached statuses, and correctly: the model also refuses it,
+    /// for at least as long. While others are asked about (`is_alone` is false), also by a refusal
+    /// that is older than the greatest age.
     pub(super) fn has_refused(
         &self,
         (now, is_alone): (u64, bool),
@@ -69,7 +71,8 @@ impl Refused {
         let refused = self.status.retry.filter(|_| self.cost <= charge.cost);
         let reset = self.status.reset.saturating_sub(elapsed);
         let settled = self.status.used - self.status.reserved;
-        // Until a unit leaves. If returned reservations would be enough, at most `RETRY_RESERVED_AFTER`.
+        // Until a unit leaves. If returned reservations would be enough, at most
+        // `RETRY_RESERVED_AFTER`.
         let least = if settled + charge.cost > charge.limit.units() { reset } else { reset.min(RETRY_RESERVED_AFTER) };
         let not_before = match refused {
             Some(refused) if self.status.reserved == 0 => refused.saturating_sub(elapsed),

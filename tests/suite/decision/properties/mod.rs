@@ -1,7 +1,8 @@
-//! Random histories on a store and on the plain model, with the time passed in. Both must decide alike to the microsecond.
+//! Random histories on a store and on the plain model, with the time passed in. Both must decide
+//! alike to the microsecond.
 //!
-//! The seed is printed; `SEED=... bash tests/run.sh properties` runs the same histories again. A failing history is
-//! shrunk to a short one.
+//! The seed is printed; `SEED=... bash tests/run.sh properties` runs the same histories again. A
+//! failing history is shrunk to a short one.
 
 mod cached_refusals;
 mod prefetch;
@@ -56,8 +57,9 @@ const LOGS: Range<usize> = 0..4;
 const ALL: Range<usize> = 0..10;
 const KEYS: [&str; 2] = ["ada", "bob"];
 
-/// The histories of a test, unless `HISTORIES` says another number. At 500 steps per history on average, at least 100,000 in all are
-/// asserted below. The shortest history has one step, so that a failing one can shrink.
+/// The histories of a test, unless `HISTORIES` says another number. At 500 steps per history on
+/// average, at least 100,000 in all are asserted below. The shortest history has one step, so that
+/// a failing one can shrink.
 const HISTORIES: u32 = 250;
 
 const STEPS: RangeInclusive<usize> = 1..=1_000;
@@ -82,8 +84,8 @@ enum Clocks {
     BothWays,
 }
 
-/// Replays a history on a store and on the model, and compares every decision. Single checks and checks in a batch use
-/// two limiters, on the same store or on two that share all data.
+/// Replays a history on a store and on the model, and compares every decision. Single checks and
+/// checks in a batch use two limiters, on the same store or on two that share all data.
 async fn replay(
     [alone, together]: [&Limiter; 2],
     clock: &ManualClock,
@@ -139,7 +141,8 @@ async fn replay(
                 let checks: Vec<(Vec<ModelCharge>, Option<u64>)> = asked.iter().flat_map(Asked::checks).collect();
                 let now = micros(clock.now());
                 let limiter = if checks.len() == 1 { alone } else { together };
-                // On a runtime of one thread, the tasks are polled in this order before anything is sent.
+                // On a runtime of one thread, the tasks are polled in this order before anything is
+                // sent.
                 let decisions: Vec<JoinHandle<_>> =
                     checks.iter().map(|(charges, id)| tokio::spawn(limiter.check_all(check(charges, *id)))).collect();
                 for ((charges, id), decision) in checks.iter().zip(decisions) {
@@ -230,7 +233,8 @@ fn run(clocks: Clocks, limits: Range<usize>, history: impl Fn(Vec<Step>) -> Resu
         panic!("SEED={seed} finds a difference to the model:\n{failure}");
     }
     println!("{} steps without a difference", steps_taken.get());
-    // Five standard deviations below the mean: 102,000 steps of 250 histories. The sum of few histories varies more.
+    // Five standard deviations below the mean: 102,000 steps of 250 histories. The sum of few
+    // histories varies more.
     let (cases, deviation) = (f64::from(cases), 289.0);
     assert!(steps_taken.get() as f64 >= 500.0 * cases - 5.0 * deviation * cases.sqrt());
 }
@@ -268,8 +272,8 @@ fn redis_counts_by_every_algorithm_as_the_model_does() {
     redis(Clocks::BothWays, ALL, Duration::ZERO);
 }
 
-/// A cached refusal does not move future entries back after the clock steps back, as a check on Redis does. So the
-/// clock only runs forward.
+/// A cached refusal does not move future entries back after the clock steps back, as a check on
+/// Redis does. So the clock only runs forward.
 #[test]
 fn redis_and_the_refusal_cache_decide_as_the_model_does() {
     redis(Clocks::OnlyForward, ALL, Duration::from_secs(1));
@@ -278,7 +282,8 @@ fn redis_and_the_refusal_cache_decide_as_the_model_does() {
 fn redis(clocks: Clocks, limits: Range<usize>, refusal_cache: Duration) {
     let (runtime, server) = (one_thread(), RedisServer::start());
     let clock = ManualClock::new();
-    // Over one connection, checks are decided in order of arrival. Only with two does a single check skip the queue.
+    // Over one connection, checks are decided in order of arrival. Only with two does a single
+    // check skip the queue.
     let stores = [2, 1].map(|connections| server.store().clock(&clock).connections(connections).build().unwrap());
     run(clocks, limits, |steps| {
         server.run::<()>("FLUSHALL");

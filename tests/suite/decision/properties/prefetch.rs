@@ -1,11 +1,14 @@
-//! Random histories of several processes that hold prefetches, on one Redis, with the time passed in.
+//! Random histories of several processes that hold prefetches, on one Redis, with the time passed
+//! in.
 //!
-//! Each process has a runtime and a limiter of its own. It is driven only while it makes a request, so others act while it holds units, has
-//! asked for some, or has not read a reply. Processes are killed, replies are lost, limits change, and the server's clock steps back.
+//! Each process has a runtime and a limiter of its own. It is driven only while it makes a request,
+//! so others act while it holds units, has asked for some, or has not read a reply. Processes are
+//! killed, replies are lost, limits change, and the server's clock steps back.
 //!
 //! 1. No admission is one too many for an exact log of all admissions, by a clock that never steps.
-//! 2. A refusal is justified by the units that Redis counts: those that were admitted, and those that processes hold or have lost. They
-//!    count for the life of a prefetch longer than a window at most.
+//! 2. A refusal is justified by the units that Redis counts: those that were admitted, and those
+//!    that processes hold or have lost. They count for the life of a prefetch longer than a window
+//!    at most.
 //!
 //! `PREFETCH_STEPS` is the number of steps.
 
@@ -34,8 +37,8 @@ use crate::support::{TEST_TIMEOUT, one_thread, redis_server::RedisServer};
 
 const LIFE: Duration = Duration::from_secs(1);
 
-/// Redis lets a key expire by its own clock, which must not happen while the test's clock stands still. So windows are longer
-/// than a slow machine leaves a key alone.
+/// Redis lets a key expire by its own clock, which must not happen while the test's clock stands
+/// still. So windows are longer than a slow machine leaves a key alone.
 const WINDOW: Duration = Duration::from_secs(10);
 
 /// The sub-windows of the compact log.
@@ -43,7 +46,8 @@ const PARTS: u32 = 14;
 
 const KEYS: [&str; 2] = ["ada", "bob"];
 
-/// `life` is what the limits ask for. Prefetches of a process that is far away live longer, for `LIFE` at most.
+/// `life` is what the limits ask for. Prefetches of a process that is far away live longer, for
+/// `LIFE` at most.
 fn limits(units: u64, life: Duration) -> [Limit; 3] {
     let prefetches = Prefetch::new().life(life);
     [
@@ -94,14 +98,16 @@ impl World {
         if counter.0 == 1 { (WINDOW / PARTS).as_micros() as u64 + 1 } else { 0 }
     }
 
-    /// A prefetch that was taken under earlier units may be spent after the limit has these units again.
+    /// A prefetch that was taken under earlier units may be spent after the limit has these units
+    /// again.
     fn most_units(&self, units: u64) -> u64 {
         let since = self.now() - LIFE.as_micros() as u64;
         let earlier = self.earlier_units.iter().filter(|(until, _)| *until > since).map(|(_, units)| *units);
         earlier.fold(units, u64::max)
     }
 
-    /// Notes an admission in the exact log of all processes, unless it is one too many for a limit of these units.
+    /// Notes an admission in the exact log of all processes, unless it is one too many for a limit
+    /// of these units.
     fn admit(&mut self, check: &Check, units: u64) -> Result<(), String> {
         let now = self.now();
         for charge in check.charges() {
@@ -295,8 +301,8 @@ impl Process {
     }
 }
 
-/// Runs a random history, and returns how many checks were admitted, how many of them were decided in a process, and how many were
-/// refused.
+/// Runs a random history, and returns how many checks were admitted, how many of them were decided
+/// in a process, and how many were refused.
 fn run(seed: u64, steps: usize, clock_steps: bool) -> Result<(u64, u64, u64), String> {
     let mut random = proptest::test_runner::TestRng::from_seed(
         proptest::test_runner::RngAlgorithm::ChaCha,
@@ -319,7 +325,8 @@ fn run(seed: u64, steps: usize, clock_steps: bool) -> Result<(u64, u64, u64), St
         let round_trip = Duration::from_millis([0, 5, 80, 300][below(4) as usize]);
         Process::start(&server, &local, &world, units, clock_steps && below(2) == 0, round_trip)
     };
-    // In some histories each process has its own idea of the limit. Then all of them together keep the largest one.
+    // In some histories each process has its own idea of the limit. Then all of them together keep
+    // the largest one.
     let (is_mixed, first_units) = (below(4) == 0, units(&mut below));
     let mut processes: Vec<Process> = Vec::new();
     for _ in 0..2 + below(7) {

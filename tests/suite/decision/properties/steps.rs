@@ -31,7 +31,8 @@ pub(super) enum Step {
     },
     Advance(u64),
     Rewind(u64),
-    /// Advances to the moment at which the last refused check will be admitted, or to one microsecond before it.
+    /// Advances to the moment at which the last refused check will be admitted, or to one
+    /// microsecond before it.
     AdvanceToRetry {
         early: bool,
     },

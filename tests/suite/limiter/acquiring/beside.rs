@@ -72,7 +72,8 @@ async fn callers_beside_the_first_do_not_starve_one_that_needs_more() {
     }
 }
 
-/// A hundred are left from time to time. Replies arrive one by one, and each tells of the same units.
+/// A hundred are left from time to time. Replies arrive one by one, and each tells of the same
+/// units.
 #[tokio::test(start_paused = true)]
 async fn no_more_callers_ask_beside_the_first_than_there_are_units() {
     let (store, limit) = (Far::default(), Limit::per("far", 100, Duration::from_secs(1)));

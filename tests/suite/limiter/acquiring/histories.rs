@@ -1,4 +1,5 @@
-//! Random histories of callers, settlements and checks, whose calls and replies are late. In the end nobody waits for units that are left.
+//! Random histories of callers, settlements and checks, whose calls and replies are late. In the
+//! end nobody waits for units that are left.
 
 use std::{
     collections::BTreeMap,
@@ -85,7 +86,8 @@ struct Kind {
     most_delay: u64,
 }
 
-/// Eight units are used under a limit that all callers share. Some of them return. In the end nobody waits for units that are left.
+/// Eight units are used under a limit that all callers share. Some of them return. In the end
+/// nobody waits for units that are left.
 async fn history(seed: u64, kind: Kind) -> Result<(), String> {
     let mut numbers = Numbers(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
     let store = Delayed::new(seed, kind.most_delay);

@@ -1,4 +1,5 @@
-//! Limits that share units, and limits that share nothing but a name, in lines; and charges that cannot refuse.
+//! Limits that share units, and limits that share nothing but a name, in lines; and charges that
+//! cannot refuse.
 
 use std::time::Duration;
 
@@ -12,7 +13,8 @@ fn of(limit: &Limit, key: impl Into<Key>, cost: u64) -> Charge {
     Charge::new(limit.clone(), key, cost).unwrap()
 }
 
-/// A premium client waits; units return through the free plan's limit, which shares them: same name, window and algorithm.
+/// A premium client waits; units return through the free plan's limit, which shares them: same
+/// name, window and algorithm.
 #[tokio::test(start_paused = true)]
 async fn units_settled_under_a_smaller_limit_of_the_identity_wake_callers_under_a_larger_one() {
     let test = Test::start();
@@ -71,7 +73,8 @@ async fn units_of_one_algorithm_are_not_given_to_callers_of_another() {
     assert_eq!((test.limiter.peek(&fixed, "ada").await.unwrap().remaining(), admitted), (0, vec!["fixed"]));
 }
 
-/// Docs of `in_shadow`: it never refuses the check. Here a caller that nothing refuses is refused because of it.
+/// Docs of `in_shadow`: it never refuses the check. Here a caller that nothing refuses is refused
+/// because of it.
 #[tokio::test(start_paused = true)]
 async fn a_charge_that_cannot_refuse_makes_no_caller_wait() {
     let (full, other) = (Limit::per_hour("full", 3), Limit::per_hour("other", 10));

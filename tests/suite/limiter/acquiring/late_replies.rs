@@ -22,7 +22,8 @@ fn of(limit: &Limit, key: impl Into<Key>, cost: u64) -> Charge {
 /// The key, and milliseconds before and after the decision.
 type Delays = (&'static str, u64, u64);
 
-/// A store whose delays a test writes down: for each key of the last charge, those of its checks in order, before and after it decides.
+/// A store whose delays a test writes down: for each key of the last charge, those of its checks in
+/// order, before and after it decides.
 #[derive(Clone)]
 struct Scripted {
     store: MemoryStore,
@@ -77,14 +78,16 @@ impl Store for Scripted {
     }
 }
 
-/// What happens in a scripted test: at these milliseconds, a caller of this name and cost arrives, or units return.
+/// What happens in a scripted test: at these milliseconds, a caller of this name and cost arrives,
+/// or units return.
 enum Event {
     Arrives(&'static str, u64),
     Returns(&'static str, u64),
     Checks(u64),
 }
 
-/// Returns the callers that still wait a second later, and how many units are left. `used` are the names and units of those that return.
+/// Returns the callers that still wait a second later, and how many units are left. `used` are the
+/// names and units of those that return.
 async fn scripted(
     delays: &[Delays],
     units: u64,
@@ -140,7 +143,8 @@ async fn scripted(
     (waiting, left)
 }
 
-/// One caller waits for one unit. The first that returns is taken by a check; the second returns while the caller's refusal is on its way.
+/// One caller waits for one unit. The first that returns is taken by a check; the second returns
+/// while the caller's refusal is on its way.
 #[tokio::test(start_paused = true)]
 async fn a_refusal_that_is_late_hides_no_unit_that_returned_since() {
     use Event::{Arrives, Checks, Returns};
@@ -149,7 +153,8 @@ async fn a_refusal_that_is_late_hides_no_unit_that_returned_since() {
     assert_eq!(scripted(&delays, 4, events).await, (vec![], 0));
 }
 
-/// A caller of a large cost asks with a part of its units that has returned, and uses less than all that have.
+/// A caller of a large cost asks with a part of its units that has returned, and uses less than all
+/// that have.
 #[tokio::test(start_paused = true)]
 async fn a_caller_of_a_large_cost_claims_no_units_that_it_leaves() {
     use Event::{Arrives, Returns};
@@ -168,7 +173,8 @@ async fn replies_to_settlements_in_another_order_hide_no_units() {
     assert_eq!(scripted(&delays, 4, events).await, (vec![], 0));
 }
 
-/// An admission is decided first, and its reply comes after others have used the rest. One unit returns, so one of two callers asks.
+/// An admission is decided first, and its reply comes after others have used the rest. One unit
+/// returns, so one of two callers asks.
 #[tokio::test(start_paused = true)]
 async fn a_late_reply_does_not_hide_that_units_were_used_since() {
     let (shared, own) = (Limit::per_hour("shared", 4), Limit::per_hour("own", 1_000));

@@ -30,7 +30,8 @@ use crate::support::{
     stores::{silent, with_fault},
 };
 
-/// The limit holds in every window for callers in two processes, and all of them are admitted in the end.
+/// The limit holds in every window for callers in two processes, and all of them are admitted in
+/// the end.
 async fn assert_many_waiting_callers_never_exceed_the_limit(limiters: [Limiter; 2]) {
     let limit = Limit::per("many", 5, ms(150));
     let mut waiting = JoinSet::new();
@@ -60,7 +61,8 @@ async fn many_waiting_callers_never_exceed_the_limit_on_redis() {
     assert_many_waiting_callers_never_exceed_the_limit([limiter(), limiter()]).await;
 }
 
-/// Units leave their windows after an hour, so only those that are given back let the callers on. Some callers give up meanwhile.
+/// Units leave their windows after an hour, so only those that are given back let the callers on.
+/// Some callers give up meanwhile.
 async fn assert_units_that_are_given_back_reach_all_callers(limiter: Limiter) {
     let (all, each) = (Limit::per_hour("all", 5), Limit::per_hour("each", 2));
     let mut callers = JoinSet::new();
@@ -92,8 +94,8 @@ async fn units_that_are_given_back_reach_all_callers() {
     assert_units_that_are_given_back_reach_all_callers(Limiter::new(FaultyStore::new(MemoryStore::new()))).await;
 }
 
-/// Only the first caller in line asks Redis, and so does each caller that is refused because its wait would be too
-/// long.
+/// Only the first caller in line asks Redis, and so does each caller that is refused because its
+/// wait would be too long.
 #[tokio::test]
 async fn only_the_first_in_line_asks_redis() {
     let server = RedisServer::start();
@@ -208,8 +210,8 @@ async fn a_dropped_caller_leaves_the_line_and_the_next_one_proceeds() {
     assert_eq!((test.admitted(), test.lines()), (vec!["third"], 0));
 }
 
-/// The refusal has the current figures and the wait of the first caller in line. It sends no check that could overtake
-/// others.
+/// The refusal has the current figures and the wait of the first caller in line. It sends no check
+/// that could overtake others.
 #[tokio::test(start_paused = true)]
 async fn a_caller_that_cannot_reach_the_front_in_time_is_refused_without_spending() {
     let test = Test::start();
@@ -275,7 +277,8 @@ async fn a_store_that_fails_to_the_end_of_a_wait_ends_it_with_its_error() {
     assert_eq!((test.admitted(), test.lines()), (vec![], 0));
 }
 
-/// The store is far away. A line that has formed moves as quickly as the limit allows, and in order.
+/// The store is far away. A line that has formed moves as quickly as the limit allows, and in
+/// order.
 #[tokio::test(start_paused = true)]
 async fn a_line_does_not_move_by_one_caller_in_each_round_trip() {
     let limit = Limit::per("far", 100, Duration::from_secs(1));
@@ -306,7 +309,8 @@ async fn a_line_does_not_move_by_one_caller_in_each_round_trip() {
     assert!(store.calls() < 1_000, "{} checks for 400 admissions", store.calls());
 }
 
-/// Only the first in line asks meanwhile, so the store is not asked more often the more callers wait.
+/// Only the first in line asks meanwhile, so the store is not asked more often the more callers
+/// wait.
 #[tokio::test(start_paused = true)]
 async fn a_failure_that_is_over_ends_no_wait() {
     let test = Test::spent().await;

@@ -1,4 +1,5 @@
-//! Callers that wait for reserved units: another process may return them at any time, so they ask again.
+//! Callers that wait for reserved units: another process may return them at any time, so they ask
+//! again.
 
 use std::time::Duration;
 
@@ -128,7 +129,8 @@ async fn a_caller_on_redis_asks_again_after_the_setting() {
         assert!(decision.is_allowed(), "{setting:?} {max_wait:?}: {decision:?}");
         assert!(elapsed >= ms(299) && elapsed < seconds(10), "{setting:?} {max_wait:?}: {elapsed:?}");
 
-        // A settlement through the same limiter wakes the caller, which would ask again after a minute otherwise.
+        // A settlement through the same limiter wakes the caller, which would ask again after a
+        // minute otherwise.
         here.reset(&TOKENS, "ada").await.unwrap();
         let here = here.retry_reserved_after(seconds(60));
         let reservation = here.reserve(&TOKENS, "ada", 100, Duration::MAX).await.unwrap().unwrap();

@@ -145,7 +145,8 @@ async fn units_returned_at_once_wake_no_more_callers_than_they_admit() {
     assert_eq!((test.admitted(), test.checks_sent()), (names[..4].to_vec(), 4));
 }
 
-/// The callers are refused by the shared limit and by one of their own, and the shared one refuses for longer.
+/// The callers are refused by the shared limit and by one of their own, and the shared one refuses
+/// for longer.
 #[tokio::test(start_paused = true)]
 async fn returned_units_reach_the_caller_that_nothing_else_refuses() {
     let (test, names) = (Test::start(), names(20));
@@ -244,8 +245,8 @@ impl Store for SlowStore {
     }
 }
 
-/// Also callers whose first check was in flight, or was refused before there was a line. A caller that arrives while
-/// the first one asks is not refused because of its wait.
+/// Also callers whose first check was in flight, or was refused before there was a line. A caller
+/// that arrives while the first one asks is not refused because of its wait.
 #[tokio::test(start_paused = true)]
 async fn returned_units_reach_every_waiting_caller() {
     for given_back_after in [ms(5), ms(15)] {

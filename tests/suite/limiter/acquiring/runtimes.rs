@@ -20,8 +20,8 @@ fn check(limit: &Limit) -> Check {
     Check::new(Charge::new(limit.clone(), "ada", 1).unwrap())
 }
 
-/// As documented: about a second more, and 20 ms for each place in line. The line has three places, and the watch is on a runtime that
-/// is not driven. Callers of other lines come and go in between.
+/// As documented: about a second more, and 20 ms for each place in line. The line has three places,
+/// and the watch is on a runtime that is not driven. Callers of other lines come and go in between.
 #[test]
 fn callers_of_other_lines_do_not_delay_a_takeover() {
     let (store, limit) = (MemoryStore::new(), Limit::per("calls", 3, ms(300)));
@@ -138,7 +138,8 @@ fn a_caller_whose_runtime_has_ended_does_not_panic() {
     }
 }
 
-/// Callers of another runtime go on after a runtime has ended with its callers, the first of them in the middle of its wait.
+/// Callers of another runtime go on after a runtime has ended with its callers, the first of them
+/// in the middle of its wait.
 #[test]
 fn a_line_goes_on_when_the_runtime_of_its_first_caller_ends() {
     let (limiter, limit) = (Limiter::new(MemoryStore::new()), Limit::per("calls", 3, ms(500)));

@@ -61,8 +61,8 @@ async fn the_line_passes_a_first_caller_that_is_not_polled() {
     assert_eq!(test.lines(), 0);
 }
 
-/// Half of a hundred callers are not polled, and the first of them is at the front. The others are admitted in order of
-/// arrival.
+/// Half of a hundred callers are not polled, and the first of them is at the front. The others are
+/// admitted in order of arrival.
 #[tokio::test(start_paused = true)]
 async fn polled_callers_are_admitted_while_others_are_not_polled() {
     let test = Test::spent().await;
@@ -208,7 +208,8 @@ async fn an_unpolled_check_blocks_the_line_until_its_deadline_plus_a_grace() {
     assert!((ms(50)..=ms(50) + GRACE + ms(2)).contains(&waited), "{waited:?}");
 }
 
-/// The first two in line are not polled. The third is woken to take over; before it is polled, a new caller arrives.
+/// The first two in line are not polled. The third is woken to take over; before it is polled, a
+/// new caller arrives.
 #[tokio::test(start_paused = true)]
 async fn a_new_caller_does_not_overtake_those_that_were_woken() {
     for arrives_at in 95..110 {

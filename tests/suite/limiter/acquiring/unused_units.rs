@@ -1,4 +1,5 @@
-//! Units that a caller was woken for and does not use, and units that come back after their caller has left.
+//! Units that a caller was woken for and does not use, and units that come back after their caller
+//! has left.
 
 use std::{
     future::poll_fn,
@@ -25,7 +26,8 @@ use tower_sliding_window::{
 use super::lines;
 use crate::support::{TEST_TIMEOUT, check_of, let_tasks_run, redis_server::RedisServer};
 
-/// A store in which the checks of the key `broken` fail after a while, as those of a key of Redis do that has got foreign content.
+/// A store in which the checks of the key `broken` fail after a while, as those of a key of Redis
+/// do that has got foreign content.
 #[derive(Clone, Debug)]
 struct WithBrokenKey(MemoryStore, Arc<AtomicBool>);
 
@@ -70,8 +72,8 @@ async fn a_unit_of_a_caller_whose_own_check_fails_is_for_the_next() {
     assert!(whole.is_finished() && whole.await.unwrap().unwrap().is_allowed());
 }
 
-/// The settlement is still on its way when its caller leaves, behind checks of others. A caller that asked at once would be decided
-/// before it, and wait on.
+/// The settlement is still on its way when its caller leaves, behind checks of others. A caller
+/// that asked at once would be decided before it, and wait on.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn units_that_come_back_after_their_caller_has_left_are_for_those_that_wait() {
     const CALLERS: usize = 100;

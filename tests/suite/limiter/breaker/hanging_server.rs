@@ -50,8 +50,8 @@ fn assert_mode(response: &Response<Body>, mode: FailureMode) {
     assert_eq!(response.extensions().get::<Rejection>().is_some(), mode == FailureMode::Closed);
 }
 
-/// 200 clients meet a hanging server. Each gets a response in the route's failure mode: at the deadline at first, and
-/// then without waiting, until the server continues.
+/// 200 clients meet a hanging server. Each gets a response in the route's failure mode: at the
+/// deadline at first, and then without waiting, until the server continues.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_hanging_server_delays_no_request_beyond_the_deadline() {
     let server = RedisServer::start();
@@ -83,7 +83,8 @@ async fn a_hanging_server_delays_no_request_beyond_the_deadline() {
             assert!(waited <= DEADLINE + SLACK, "{waited:?}");
             (until_open, answers) = (until_open.max(waited), answers + 1);
         }
-        // By now the breaker is open, unless the machine was too busy for the timeouts to count. A hanging server answers no probe.
+        // By now the breaker is open, unless the machine was too busy for the timeouts to count. A
+        // hanging server answers no probe.
         while !has_open_breaker(&app.clone().oneshot(request()).await.unwrap()) {}
         let mut clients = JoinSet::new();
         for _ in 0..CLIENTS {
@@ -97,7 +98,8 @@ async fn a_hanging_server_delays_no_request_beyond_the_deadline() {
                             waited.push(asked.elapsed());
                             response
                         }
-                        // A probe, because the task of the probes was held up for twice the interval and the deadline.
+                        // A probe, because the task of the probes was held up for twice the
+                        // interval and the deadline.
                         Poll::Pending => answer.await,
                     };
                     assert_mode(&response.unwrap(), mode);
@@ -134,8 +136,8 @@ async fn a_hanging_server_delays_no_request_beyond_the_deadline() {
     );
 }
 
-/// Each script takes most of the deadline, and requests come faster than that. They finish or time out, and never pile
-/// up.
+/// Each script takes most of the deadline, and requests come faster than that. They finish or time
+/// out, and never pile up.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_slow_server_does_not_pile_up_requests() {
     let server = RedisServer::start();

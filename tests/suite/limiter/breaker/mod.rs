@@ -1,4 +1,5 @@
-//! The breaker: a store that has failed several times in a row gets only probes, until it replies again.
+//! The breaker: a store that has failed several times in a row gets only probes, until it replies
+//! again.
 
 mod hanging_server;
 mod probing;

@@ -112,7 +112,8 @@ async fn a_long_deadline_opens_the_breaker_for_shorter_ones() {
     assert!(matches!(patient.check(&CALLS, "ada", 1).await, Err(Error::TimedOut { .. })));
 }
 
-/// A failure of the longer deadline counts for both, and stays counted when the breaker has opened for the shorter one.
+/// A failure of the longer deadline counts for both, and stays counted when the breaker has opened
+/// for the shorter one.
 #[tokio::test(start_paused = true)]
 async fn checks_with_two_deadlines_in_turn_wait_no_more_often_than_with_one() {
     let store = with_fault(Fault::Hangs).with_local_state();
@@ -129,7 +130,8 @@ async fn checks_with_two_deadlines_in_turn_wait_no_more_often_than_with_one() {
     assert!(waits[0] <= 3 && waits[1] <= 5, "{waits:?}");
 }
 
-/// The runtime of the probes stalls or has ended. Callers on another runtime are decided soon after the store is back.
+/// The runtime of the probes stalls or has ended. Callers on another runtime are decided soon after
+/// the store is back.
 #[test]
 fn another_runtime_takes_over_probing_when_the_first_ends_or_stalls() {
     let runtime = || runtime::Builder::new_current_thread().enable_time().build().unwrap();

@@ -1,4 +1,5 @@
-//! Each place is renewed, lost and freed by itself, whatever else its check, its id or its runtime has.
+//! Each place is renewed, lost and freed by itself, whatever else its check, its id or its runtime
+//! has.
 
 use std::sync::{
     Arc,

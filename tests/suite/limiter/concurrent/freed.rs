@@ -34,7 +34,8 @@ fn failure() -> StoreError {
     StoreError::new("asking a test's store", StoreErrorKind::Other, "it fails")
 }
 
-/// What a store that wraps another does with a settlement, and with a check under an id, as of a place that is taken again.
+/// What a store that wraps another does with a settlement, and with a check under an id, as of a
+/// place that is taken again.
 struct Wrapped<S> {
     store: S,
     settle: fn(&S, Settlement) -> StoreFuture<Settled>,
@@ -152,7 +153,8 @@ impl Store for Hanging {
     }
 }
 
-/// Of a place that lives for an hour: it is renewed after half of it, and tried again an eighth later.
+/// Of a place that lives for an hour: it is renewed after half of it, and tried again an eighth
+/// later.
 #[tokio::test(start_paused = true)]
 async fn no_renewal_hangs_for_a_part_of_a_long_life() {
     let calls = Arc::default();

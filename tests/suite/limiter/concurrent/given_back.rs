@@ -1,4 +1,5 @@
-//! Places whose caller has left, or whose runtime is not polled any more, are given back. No life ends within a test, unless it is renewed.
+//! Places whose caller has left, or whose runtime is not polled any more, are given back. No life
+//! ends within a test, unless it is renewed.
 
 use std::{
     future::{Future, IntoFuture},

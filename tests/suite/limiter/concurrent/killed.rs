@@ -1,10 +1,11 @@
 //! Processes that are killed or stopped at any moment while they hold places.
 //!
-//! This program runs itself as those processes. They write down from when until when they certainly held a place: after the decision and
-//! before they drop it, by the system's clock. Never are more of these spans open than the limit.
+//! This program runs itself as those processes. They write down from when until when they certainly
+//! held a place: after the decision and before they drop it, by the system's clock. Never are more
+//! of these spans open than the limit.
 //!
-//! A process that stood still, or did not reach Redis, for longer than the life of a place may have lost it, and knows that. Such a span is the
-//! one exception, which is counted.
+//! A process that stood still, or did not reach Redis, for longer than the life of a place may have
+//! lost it, and knows that. Such a span is the one exception, which is counted.
 
 use std::{
     env,
@@ -39,8 +40,8 @@ fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_micros() as u64
 }
 
-/// A process that takes and frees places as often as it can. It writes the key, start and end of each, how often it has asked, and how many
-/// places it has lost.
+/// A process that takes and frees places as often as it can. It writes the key, start and end of
+/// each, how often it has asked, and how many places it has lost.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "a process of killed_and_stopped_processes_together_keep_the_limit"]
 async fn process() {

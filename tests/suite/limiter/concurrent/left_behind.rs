@@ -1,4 +1,5 @@
-//! Places and threads of checks whose callers and runtimes have left. No life of a place ends within a test.
+//! Places and threads of checks whose callers and runtimes have left. No life of a place ends
+//! within a test.
 
 use std::{
     env,
@@ -94,7 +95,8 @@ fn a_place_that_was_answered_is_freed_when_its_runtime_ends() {
     assert_eq!(left(&observer, &server, &long(), seconds(5)), 0);
 }
 
-/// The same without tricks: a runtime ends with the first of many requests that were decided together.
+/// The same without tricks: a runtime ends with the first of many requests that were decided
+/// together.
 #[test]
 fn places_that_were_answered_are_freed_when_their_runtime_ends() {
     let (server, observer) = (RedisServer::start(), one_thread());
@@ -114,7 +116,8 @@ fn places_that_were_answered_are_freed_when_their_runtime_ends() {
     assert_eq!(left(&observer, &server, &long(), seconds(5)), 0);
 }
 
-/// Its own runtime goes on, but the thread that drops the check is within the context of one that has ended.
+/// Its own runtime goes on, but the thread that drops the check is within the context of one that
+/// has ended.
 #[test]
 fn a_check_that_is_dropped_within_an_ended_runtime_leaves_no_place() {
     let (server, observer, own, ended) = (RedisServer::start(), one_thread(), two_threads(), one_thread());
@@ -161,7 +164,8 @@ fn a_lone_check_that_outlives_its_runtime_leaves_no_place() {
     assert_eq!(left(&observer, &server, &long(), seconds(5)), 0);
 }
 
-/// A connection breaks, and the runtime ends while the batch waits for another one, to be sent again.
+/// A connection breaks, and the runtime ends while the batch waits for another one, to be sent
+/// again.
 #[test]
 fn a_batch_that_is_about_to_be_sent_again_leaves_no_place() {
     let (server, observer, ending) = (RedisServer::start(), two_threads(), one_thread());
@@ -249,7 +253,8 @@ fn process_of_many_slots() {
     assert!(most < before + 16, "{before} and then {most} threads");
 }
 
-/// Checks that take places, dropped on a thread without a runtime, as when a runtime-less owner drops its requests.
+/// Checks that take places, dropped on a thread without a runtime, as when a runtime-less owner
+/// drops its requests.
 #[test]
 fn many_checks_that_are_dropped_without_a_runtime_need_few_threads() {
     alone("process_of_many_dropped");
@@ -291,7 +296,8 @@ fn a_shutdown_does_not_wait_for_a_request_that_was_never_polled() {
     });
 }
 
-/// A flood of keys, each of which has one unit and one check. The server refuses keys of several slots, which the store does not know yet.
+/// A flood of keys, each of which has one unit and one check. The server refuses keys of several
+/// slots, which the store does not know yet.
 #[cfg(feature = "cluster")]
 #[test]
 fn a_check_that_is_asked_again_slot_by_slot_is_not_behind_itself() {

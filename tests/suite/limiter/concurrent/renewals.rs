@@ -1,4 +1,5 @@
-//! Places on Redis are renewed as long as they are held, and free some time after their process has died.
+//! Places on Redis are renewed as long as they are held, and free some time after their process has
+//! died.
 
 use super::*;
 

@@ -7,7 +7,8 @@ use tokio::{sync::Barrier, task::JoinSet};
 use super::*;
 use crate::support::one_thread;
 
-/// The prefetch of the first limit has no task any more, so the next admission starts one that gives it back.
+/// The prefetch of the first limit has no task any more, so the next admission starts one that
+/// gives it back.
 #[test]
 fn a_changed_limit_gets_prefetches_after_the_runtime_of_the_earlier_ones_has_ended() {
     let (server, clock) = (RedisServer::start(), ManualClock::new());
@@ -179,7 +180,8 @@ async fn the_shortest_life_and_window_admit_and_leave_nothing() {
     assert_eq!(server.run::<u64>("DBSIZE"), 0);
 }
 
-/// Checks of the same limits in different orders, on several threads, with resets and giving back in between.
+/// Checks of the same limits in different orders, on several threads, with resets and giving back
+/// in between.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn checks_of_several_limits_never_wait_for_each_other() {
     use tower_sliding_window::{Charge, Check};
@@ -257,7 +259,8 @@ async fn a_server_without_memory_takes_prefetches_back() {
 /// A check under a shorter window of the same name touches no unit of the longer one.
 #[tokio::test]
 async fn units_of_prefetches_stay_counted_after_a_process_with_a_shorter_window_has_asked() {
-    // A check that asks the store sets the expiry, too. With several keys, some have only prefetches.
+    // A check that asks the store sets the expiry, too. With several keys, some have only
+    // prefetches.
     const KEYS: [&str; 5] = ["ada", "bob", "cyd", "dan", "eve"];
     let server = RedisServer::start();
     let (limiter, earlier, later) = (limiter(&server), limiter(&server), limiter(&server));
@@ -286,7 +289,8 @@ async fn units_of_prefetches_stay_counted_after_a_process_with_a_shorter_window_
     }
 }
 
-/// Two threads that are first at the same moment must not start a task each: one of them would hold units that no request can spend.
+/// Two threads that are first at the same moment must not start a task each: one of them would hold
+/// units that no request can spend.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn requests_that_are_first_together_share_their_prefetches() {
     let server = RedisServer::start();

@@ -1,5 +1,5 @@
-//! The calls that prefetches cost Redis. They have no way of their own through the script, since each stands for at least 16
-//! requests.
+//! The calls that prefetches cost Redis. They have no way of their own through the script, since
+//! each stands for at least 16 requests.
 
 use super::*;
 

@@ -1,4 +1,5 @@
-//! What prefetches cost the store, in any traffic: at most a tenth more calls, and a fifth more time. The time is virtual.
+//! What prefetches cost the store, in any traffic: at most a tenth more calls, and a fifth more
+//! time. The time is virtual.
 
 use std::sync::{
     Arc,
@@ -19,7 +20,8 @@ use crate::support::proxy::Proxy;
 /// The calls of the 64 prefetches that a process may take before any has paid off.
 const FIRST: u64 = 128;
 
-/// A prefetch, and giving it back, take about three times as long as a plain check: 88 microseconds of Redis, not 30.
+/// A prefetch, and giving it back, take about three times as long as a plain check: 88 microseconds
+/// of Redis, not 30.
 const TIME_OF_PREFETCH: u64 = 3;
 
 /// A store at a distance, which counts calls.

@@ -43,7 +43,8 @@ async fn nothing_stays_in_redis() {
     let limit = Limit::per_second("api", 1_000_000).prefetch(Prefetch::new());
     let limiter = limiter(&server);
     hold(&server, &limiter, &limit, "ada").await;
-    // A log lives for two windows and a second after its oldest entry, which may be the end of a prefetch.
+    // A log lives for two windows and a second after its oldest entry, which may be the end of a
+    // prefetch.
     sleep(2 * limit.window() + LIFE + Duration::from_secs(1) + Duration::from_millis(200)).await;
     assert_eq!(server.run::<u64>("DBSIZE"), 0);
 }

@@ -1,7 +1,8 @@
 //! Processes that are killed at any moment, while they hold units.
 //!
-//! This program runs itself as those processes. They write down what they admit, and when: before and after each call, by the
-//! system's clock. So an admission lies between two times, and a window has too many units only if it has too many such spans.
+//! This program runs itself as those processes. They write down what they admit, and when: before
+//! and after each call, by the system's clock. So an admission lies between two times, and a window
+//! has too many units only if it has too many such spans.
 
 use std::{
     env,

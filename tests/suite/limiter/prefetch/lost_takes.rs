@@ -99,7 +99,8 @@ async fn units_that_this_process_holds_are_given_back_for_its_own_checks() {
     let (all, reserved) = used(&server, &clock, &limit, "ada").await;
     let unspent = all - requests;
     assert!((1..reserved).contains(&unspent), "{all} {reserved} {requests}");
-    // One is left in Redis. The clock stands still, so no prefetch ends, and no refusal is forgotten.
+    // One is left in Redis. The clock stands still, so no prefetch ends, and no refusal is
+    // forgotten.
     assert!(check(&other, &limit, "ada", limit.units() - all - 1).await.is_allowed());
     // By its clock, the process would remember a refusal for ever.
     let limiter = limiter.refusal_cache(Duration::ZERO);
@@ -117,7 +118,8 @@ async fn units_that_this_process_holds_are_given_back_for_its_own_reservations()
     let (limiter, other) = (limiter_by(&server, &clock), limiter_by(&server, &clock));
     let limit = Limit::per_minute("limit", 1_000).prefetch(Prefetch::new());
     let mut requests = hold(&server, &limiter, &limit, "ada").await;
-    // On a slow machine, the first prefetch is used up by the requests that were on their way when it came.
+    // On a slow machine, the first prefetch is used up by the requests that were on their way when
+    // it came.
     while used(&server, &clock, &limit, "ada").await.0 < requests + 2 {
         requests += hold(&server, &limiter, &limit, "ada").await;
     }

@@ -2,7 +2,8 @@
 
 use super::*;
 
-/// An eighth of it is a single unit, so it has none on a busy machine either, where a server seems to be far away.
+/// An eighth of it is a single unit, so it has none on a busy machine either, where a server seems
+/// to be far away.
 #[tokio::test]
 async fn a_small_limit_has_no_prefetches() {
     let (server, clock) = (RedisServer::start(), ManualClock::new());
@@ -32,7 +33,8 @@ async fn a_prefetch_is_at_most_an_eighth_of_the_rest() {
     assert!(!check(&limiter, &limit, "ada", 1).await.is_allowed());
 }
 
-/// The last tenth of the limit is admitted as an exact log would, but for units that others hold, for a life.
+/// The last tenth of the limit is admitted as an exact log would, but for units that others hold,
+/// for a life.
 #[tokio::test]
 async fn four_processes_admit_the_whole_limit() {
     let (server, clock) = (RedisServer::start(), ManualClock::new());

@@ -6,7 +6,8 @@ use tokio::task::JoinSet;
 
 use super::*;
 
-/// Asks from eight tasks for each of the limiters until all units are spent, and returns how many were admitted.
+/// Asks from eight tasks for each of the limiters until all units are spent, and returns how many
+/// were admitted.
 async fn spend_all(limiters: &[Limiter], limit: &Limit, key: &str) -> u64 {
     let mut tasks = JoinSet::new();
     for limiter in limiters.iter().flat_map(|limiter| [limiter; 8]) {
@@ -70,8 +71,8 @@ async fn the_clocks_of_processes_admit_the_whole_limit() {
     assert!(entries(&server) < 5_000, "{} of 20,000 units", entries(&server));
 }
 
-/// A server that has lost its data starts every window anew. A prefetch of before is spent until its life ends, and giving it back counts
-/// no more than was spent of it.
+/// A server that has lost its data starts every window anew. A prefetch of before is spent until
+/// its life ends, and giving it back counts no more than was spent of it.
 #[tokio::test]
 async fn a_server_that_loses_its_data_counts_no_prefetch_twice() {
     let (mut server, clock) = (RedisServer::start(), ManualClock::new());
@@ -98,7 +99,8 @@ async fn a_server_that_loses_its_data_counts_no_prefetch_twice() {
     }
 }
 
-/// Each reply comes too late, so every prefetch has failed. Those that Redis has counted all the same end with their lives.
+/// Each reply comes too late, so every prefetch has failed. Those that Redis has counted all the
+/// same end with their lives.
 #[tokio::test]
 async fn prefetches_whose_replies_come_too_late_end_with_their_lives() {
     let (server, clock) = (RedisServer::start(), ManualClock::new());

@@ -193,7 +193,8 @@ async fn a_cost_above_the_prefetch_asks_redis_and_leaves_the_prefetch() {
     assert!(is_in_process(&server, &limiter, &small, "ada").await);
 }
 
-/// The quiet limit sends every check to Redis, so prefetches of the busy one would be taken in vain.
+/// The quiet limit sends every check to Redis, so prefetches of the busy one would be taken in
+/// vain.
 #[tokio::test]
 async fn a_busy_limit_takes_no_prefetches_for_checks_with_a_quiet_one() {
     let (server, clock) = (RedisServer::start(), ManualClock::new());

@@ -1,4 +1,5 @@
-//! Events after which a refusal is not repeated: a reset, a step back of the clock, the end of its age, returned units.
+//! Events after which a refusal is not repeated: a reset, a step back of the clock, the end of its
+//! age, returned units.
 
 use std::time::Duration;
 
@@ -68,7 +69,8 @@ async fn a_clock_that_steps_back_invalidates_cached_refusals() {
     assert_eq!(refused.retry_after(), Some(CALLS.window()));
 }
 
-/// Another process may return reserved units at any time, so their refusal asks again after `retry_reserved_after`.
+/// Another process may return reserved units at any time, so their refusal asks again after
+/// `retry_reserved_after`.
 #[tokio::test]
 async fn a_refusal_by_reservations_is_cached_no_longer_than_retry_reserved_after() {
     let (second, forever) = (Duration::from_secs(1), Duration::MAX);
@@ -118,7 +120,8 @@ async fn a_refusal_by_reservations_is_cached_no_longer_than_retry_reserved_after
     }
 }
 
-/// Another cost gets a retry time that is never too late, and is marked if only reservations refuse it.
+/// Another cost gets a retry time that is never too late, and is marked if only reservations refuse
+/// it.
 #[tokio::test]
 async fn a_cached_refusal_by_reservations_also_refuses_other_costs() {
     let test = Test::start();
@@ -159,8 +162,8 @@ async fn a_cached_refusal_by_reservations_also_refuses_other_costs() {
     }
 }
 
-/// Two limits of one name have different windows: the cache refuses none of them because of the other, and none for longer than its
-/// own window.
+/// Two limits of one name have different windows: the cache refuses none of them because of the
+/// other, and none for longer than its own window.
 #[tokio::test]
 async fn a_refusal_is_cached_no_longer_than_its_own_window() {
     let (server, clock) = (RedisServer::start(), ManualClock::new());

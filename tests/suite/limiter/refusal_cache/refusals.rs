@@ -102,7 +102,8 @@ async fn a_lower_cost_asks_again_once_a_unit_may_have_left() {
         test.clock.advance(Duration::from_secs(1));
     }
     test.scripts();
-    // The first unit leaves in 57 s and frees 2 units. All costs below the refused one get that time.
+    // The first unit leaves in 57 s and frees 2 units. All costs below the refused one get that
+    // time.
     for (cost, wait) in [(2, 57), (3, 57), (8, 57), (9, 58), (10, 58)] {
         let refused = limiter.check(&limit, "ada", cost).await.unwrap();
         assert_eq!(refused.retry_after(), Some(Duration::from_secs(wait)), "{cost}");
@@ -137,7 +138,8 @@ async fn limiters_on_clones_of_a_store_share_one_refusal_cache() {
     assert_eq!(statuses, [(2, true), (2, false)]);
     assert_eq!(test.scripts(), 0);
 
-    // The status of the other limit for another key is not known, and one limit that refuses is enough.
+    // The status of the other limit for another key is not known, and one limit that refuses is
+    // enough.
     let refused = test.limiter().check_all(both(1, "bob")).await.unwrap();
     let statuses: Vec<_> = refused.statuses().map(|status| (status.used(), status.is_hidden())).collect();
     assert_eq!((refused.is_allowed(), statuses), (false, vec![(2, false), (0, true)]));
@@ -230,7 +232,8 @@ async fn a_cached_refusal_is_repeated_while_redis_hangs() {
     server.resume();
 }
 
-/// Limits of one name and window that differ in their algorithm or in their units do not replace each other.
+/// Limits of one name and window that differ in their algorithm or in their units do not replace
+/// each other.
 #[tokio::test]
 async fn refusals_of_limits_of_one_name_are_cached_apart() {
     let test = Test::start();

@@ -1,4 +1,5 @@
-//! How long a refusal is known, how seldom Redis is asked about it meanwhile, and whose events end it.
+//! How long a refusal is known, how seldom Redis is asked about it meanwhile, and whose events end
+//! it.
 
 use std::time::Duration;
 
@@ -100,7 +101,8 @@ async fn without_a_refusal_cache_a_known_refusal_stands_while_redis_fails() {
     assert!(limiter.check(&CALLS, "ada", 1).await.is_err(), "its time has passed");
 }
 
-/// A caller that waits for reserved units asks Redis each time, and is refused as is known when Redis fails.
+/// A caller that waits for reserved units asks Redis each time, and is refused as is known when
+/// Redis fails.
 #[tokio::test]
 async fn a_caller_behind_others_in_line_is_refused_while_redis_fails() {
     let mut test = Test::start();

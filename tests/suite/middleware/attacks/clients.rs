@@ -150,7 +150,8 @@ async fn an_obedient_client<S: Store + Clone>(fixture: crate::support::Fixture<S
     assert!(waits > histories, "{waits}");
 }
 
-/// A client that obeys only the fields, under limits that settle, are counted afterwards, split or chosen.
+/// A client that obeys only the fields, under limits that settle, are counted afterwards, split or
+/// chosen.
 #[tokio::test]
 async fn an_obedient_client_is_never_refused_however_limits_count() {
     an_obedient_client(crate::support::memory(), 1_500).await;
@@ -161,8 +162,8 @@ async fn an_obedient_client_is_never_refused_however_limits_count_on_redis() {
     an_obedient_client(crate::support::redis(), 60).await;
 }
 
-/// At any cost that fits: after `t`, more is left than `r`. A refusal has the same figures in the body, and no `t` above
-/// `Retry-After`.
+/// At any cost that fits: after `t`, more is left than `r`. A refusal has the same figures in the
+/// body, and no `t` above `Retry-After`.
 async fn more_is_left_after_t<S: Store + Clone>(fixture: crate::support::Fixture<S>, histories: u64) {
     let mut numbers = Numbers(6);
     let limiter = Limiter::new(fixture.store.clone()).deadline(crate::support::TEST_TIMEOUT);
@@ -247,7 +248,8 @@ async fn no_rejection_shows_a_backend_or_a_key() {
     }
 }
 
-/// Random requests of a hostile client: each response in the service's place counts once, and the series are bounded.
+/// Random requests of a hostile client: each response in the service's place counts once, and the
+/// series are bounded.
 #[tokio::test]
 async fn rejections_count_once_and_a_client_makes_no_series() {
     let recorded = Recorded::start();
@@ -340,7 +342,8 @@ async fn named_layers_share_the_limiter() {
     assert_eq!(ask(&around(&layer("other"), handler())).await.status(), 429);
 }
 
-/// A layer that nests in itself many times still makes one list, and a client that hangs up changes nothing.
+/// A layer that nests in itself many times still makes one list, and a client that hangs up changes
+/// nothing.
 #[tokio::test]
 async fn many_nested_layers_and_dropped_requests_keep_one_list() {
     let (store, _clock) = clocked();

@@ -1,4 +1,5 @@
-//! Attacks on the responses of a layer: by the service inside of it, by clients, and by unusual limits.
+//! Attacks on the responses of a layer: by the service inside of it, by clients, and by unusual
+//! limits.
 
 mod clients;
 mod refusals;
@@ -29,7 +30,8 @@ use crate::support::{
 
 type Items = Vec<(String, BTreeMap<String, i64>)>;
 
-/// The items of a field, or the error of a parser of Structured Fields, which makes a client ignore the whole field.
+/// The items of a field, or the error of a parser of Structured Fields, which makes a client ignore
+/// the whole field.
 fn items(headers: &HeaderMap, field: &str) -> Result<Items, String> {
     let lines: Vec<_> = headers.get_all(field).iter().map(|line| String::from_utf8_lossy(line.as_bytes())).collect();
     let text = lines.join(", ");

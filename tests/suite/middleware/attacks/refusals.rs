@@ -1,11 +1,12 @@
-//! Figures and refusals that a client relies on, whatever the service sends and however units are used.
+//! Figures and refusals that a client relies on, whatever the service sends and however units are
+//! used.
 
 use tower_sliding_window::{Limiter, middleware::GrpcResponse};
 
 use super::*;
 
-/// A client ignores a field with one malformed line, so the layer leaves such lines out. Many services send the dictionary of
-/// draft -07 under this very name.
+/// A client ignores a field with one malformed line, so the layer leaves such lines out. Many
+/// services send the dictionary of draft -07 under this very name.
 async fn own_figures_survive(lines: &'static [&'static [u8]]) {
     let layer = RateLimitLayer::new(MemoryStore::new()).limit(Limit::per_hour("own", 5).by(anyone));
     let app = around(&layer.headers(HeaderSets::RATE_LIMIT), sending(lines));
@@ -81,8 +82,8 @@ async fn a_shadow_limit_next_to_a_hidden_one_is_not_shown() {
     assert_eq!(items(response.headers(), "ratelimit").unwrap(), [], "{:?}", response.headers());
 }
 
-/// A layer that waits for an hour for the tight limit holds the line, and one that waits for a millisecond is refused behind
-/// it. Only the tight limit is used up.
+/// A layer that waits for an hour for the tight limit holds the line, and one that waits for a
+/// millisecond is refused behind it. Only the tight limit is used up.
 async fn refused_in_line(tight: KeyedLimit) -> Response {
     let refused = refused_in_line_by(tight, |hasty| around(&hasty, handler())).await;
     assert_eq!(refused.status(), 429);

@@ -72,7 +72,8 @@ async fn choosing_no_limit_leaves_the_other_limits_in_force() {
     assert_eq!(store.keys(), 1);
 }
 
-/// Requests of one key, one after the other: those of one plan take no unit of the other, and make it forget none.
+/// Requests of one key, one after the other: those of one plan take no unit of the other, and make
+/// it forget none.
 async fn two_windows_under_one_name_count_apart<S: Store + Clone>(fixture: Fixture<S>) {
     let fixture = fixture.without_refusal_cache();
     let by_plan = KeyedLimit::chosen(anyone, |parts: &Parts| {

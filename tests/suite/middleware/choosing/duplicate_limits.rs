@@ -24,8 +24,8 @@ fn refusals(response: &Response<Body>) -> Vec<String> {
     left_out.map(|(limit, rejection)| format!("{:?} {rejection:?}", limit.as_ref().map(Limit::name))).collect()
 }
 
-/// A client without a proxy has the same key by both extractors, so only the request shows that the limits are
-/// duplicates.
+/// A client without a proxy has the same key by both extractors, so only the request shows that the
+/// limits are duplicates.
 #[tokio::test]
 async fn duplicate_limits_are_decided_by_the_stricter() {
     let (few, many) = (Limit::per_minute("calls", 2), Limit::per_minute("calls", 10));

@@ -1,4 +1,5 @@
-//! The layer around a server of tonic, one of its services, a server that answers HTTP as well, and a channel.
+//! The layer around a server of tonic, one of its services, a server that answers HTTP as well, and
+//! a channel.
 
 use std::sync::{
     Arc,

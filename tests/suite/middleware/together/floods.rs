@@ -43,8 +43,8 @@ impl Drop for Entered {
     }
 }
 
-/// 64 connections with 16 streams each send in turn to these servers, until `meanwhile` is over. `user` names the user of a connection,
-/// stream and turn. How many responses had each status.
+/// 64 connections with 16 streams each send in turn to these servers, until `meanwhile` is over.
+/// `user` names the user of a connection, stream and turn. How many responses had each status.
 async fn flood(
     urls: &[String],
     user: impl Fn(u32, u32, u64) -> String + Clone + Send + 'static,

@@ -1,5 +1,5 @@
-//! What is known of a key stands until its own time has passed, also while Redis cannot decide: a client gains nothing by failing its
-//! own check, or by having it fail.
+//! What is known of a key stands until its own time has passed, also while Redis cannot decide: a
+//! client gains nothing by failing its own check, or by having it fail.
 
 use std::{
     convert::Infallible,
@@ -118,8 +118,8 @@ async fn an_application_far_from_its_limit_stays_open_before_a_slow_redis() {
     server.resume();
 }
 
-/// The login layer of the docs with the default failure mode, over HTTP/2. One client is banned, others log in, and Redis stands still
-/// for moments.
+/// The login layer of the docs with the default failure mode, over HTTP/2. One client is banned,
+/// others log in, and Redis stands still for moments.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_banned_flooder_reaches_no_handler_while_others_log_in() {
     let server = RedisServer::start();

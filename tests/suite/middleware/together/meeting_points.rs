@@ -1,5 +1,5 @@
-//! Where two parts meet: known refusals beside the settlements of others and blocks by hand, equal checks beside callers that do not poll,
-//! and the calls of each option.
+//! Where two parts meet: known refusals beside the settlements of others and blocks by hand, equal
+//! checks beside callers that do not poll, and the calls of each option.
 
 use std::{
     future::Future,
@@ -132,7 +132,8 @@ async fn checks_of_places_that_have_timed_out_refuse_no_other() {
     assert_eq!(statuses, [200; 8], "one after the other, under fail-open, with a limit of 4 at once");
 }
 
-/// Ten thousand streams of other clients end while Redis does not answer. The banned clients ask all the time.
+/// Ten thousand streams of other clients end while Redis does not answer. The banned clients ask
+/// all the time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_known_ban_stands_while_the_streams_of_others_end() {
     let (server, _clock, store) = start();

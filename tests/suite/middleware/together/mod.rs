@@ -1,4 +1,5 @@
-//! Where parts meet: known refusals and bans, places, settlements, stacked layers, and a Redis that stands still or is gone.
+//! Where parts meet: known refusals and bans, places, settlements, stacked layers, and a Redis that
+//! stands still or is gone.
 
 mod floods;
 mod known_refusals;
@@ -66,7 +67,8 @@ async fn ask(layer: &RateLimitLayer, user: &str) -> u16 {
     layer.clone().layer(service).oneshot(request).await.unwrap().status().as_u16()
 }
 
-/// A server behind these layers, the inner one first. Its handler refuses the user `ada`, and counts how often that user has `tried`.
+/// A server behind these layers, the inner one first. Its handler refuses the user `ada`, and
+/// counts how often that user has `tried`.
 async fn serve_logins<const N: usize>(layers: [RateLimitLayer; N], tried: &Arc<AtomicU64>) -> String {
     let count = Arc::clone(tried);
     let handler = move |headers: HeaderMap| async move {

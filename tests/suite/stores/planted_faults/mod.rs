@@ -1,4 +1,5 @@
-//! Stores with one planted fault each. The conformance suite says of each what it has done, and what was expected.
+//! Stores with one planted fault each. The conformance suite says of each what it has done, and
+//! what was expected.
 
 mod reports;
 

@@ -5,7 +5,8 @@ use tower_sliding_window::{Algorithm, testing::Conformance};
 use super::{Fault, planted};
 use crate::support::stores::broken_rules;
 
-/// What the suite says of the fault, without the steps that lead there: the rules that it breaks, and how a history differs.
+/// What the suite says of the fault, without the steps that lead there: the rules that it breaks,
+/// and how a history differs.
 async fn report_on(fault: Fault, seed: u64) -> String {
     let exact = Conformance::new().algorithms([Algorithm::sliding_log()]).seeds(seed..seed + 30);
     let report = broken_rules(&exact, async |clock| planted(clock, fault)).await;

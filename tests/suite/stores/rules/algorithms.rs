@@ -14,7 +14,8 @@ async fn admitted(test: &Trial, limit: &Limit, units: u64) -> u64 {
     admitted
 }
 
-/// Across the boundary of two windows, a fixed window admits twice the limit. Sliding ones admit it once.
+/// Across the boundary of two windows, a fixed window admits twice the limit. Sliding ones admit it
+/// once.
 pub(super) async fn only_a_fixed_window_admits_twice_the_limit_across_a_boundary(test: Trial) {
     for algorithm in test.algorithms() {
         let expected = if algorithm == Algorithm::fixed_window() { 50 + 50 } else { 50 };
@@ -27,8 +28,9 @@ pub(super) async fn only_a_fixed_window_admits_twice_the_limit_across_a_boundary
     }
 }
 
-/// The last window used 8 units, this one 3, and 45 s of 60 s have passed: the estimate is 8/4 + 3 = 5. A limit of 5
-/// refuses one more. With 4 units in the last window the estimate is 4, and one more is admitted.
+/// The last window used 8 units, this one 3, and 45 s of 60 s have passed: the estimate is 8/4 + 3
+/// = 5. A limit of 5 refuses one more. With 4 units in the last window the estimate is 4, and one
+/// more is admitted.
 pub(super) async fn a_counter_weights_the_previous_window(test: Trial) {
     if !test.counts_by(Algorithm::sliding_window_counter()) {
         return;
@@ -47,7 +49,8 @@ pub(super) async fn a_counter_weights_the_previous_window(test: Trial) {
     }
 }
 
-/// The largest errors of a counter: nearly twice the limit within one window, and a refusal after all units have left.
+/// The largest errors of a counter: nearly twice the limit within one window, and a refusal after
+/// all units have left.
 pub(super) async fn a_counter_errs_by_at_most_one_limit(test: Trial) {
     if !test.counts_by(Algorithm::sliding_window_counter()) {
         return;

@@ -1,4 +1,5 @@
-//! Checks: several limits and keys are decided together, and what a check spends is what it reports.
+//! Checks: several limits and keys are decided together, and what a check spends is what it
+//! reports.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! A clock that has stepped back: reset times are never too early, and counting is correct within one window of 1970, where
-//! the clock of a test may be.
+//! A clock that has stepped back: reset times are never too early, and counting is correct within
+//! one window of 1970, where the clock of a test may be.
 
 use std::time::{Duration, SystemTime};
 

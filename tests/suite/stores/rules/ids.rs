@@ -1,5 +1,6 @@
-//! Ids: a check that is repeated with its id is one admission, as long as any of its limits still counts it. A settlement
-//! finds that admission, however often the check was sent and wherever the clock was.
+//! Ids: a check that is repeated with its id is one admission, as long as any of its limits still
+//! counts it. A settlement finds that admission, however often the check was sent and wherever the
+//! clock was.
 
 use std::time::Duration;
 
@@ -85,7 +86,8 @@ pub(super) async fn a_repeated_check_is_neither_charged_nor_refused_while_any_li
             assert_eq!(test.refund(&check, &again).await, (true, left.to_vec()), "{case}");
             assert_eq!(test.refund(&check, &first).await, (false, left.to_vec()), "{case}");
 
-            // After the refund, the id belongs to a new admission. The same holds after the longest window.
+            // After the refund, the id belongs to a new admission. The same holds after the longest
+            // window.
             let refused = test.decide(&check).await;
             assert!(!refused.is_allowed() && refused.binding().limit() == &limits[0], "{case}");
             for limit in &limits {
@@ -146,7 +148,8 @@ pub(super) async fn a_repeated_check_may_hold_charges_of_every_kind(test: Trial)
         }
     }
 
-    // A shadow limit remembers units that it has counted. It does not remember a check that it left out.
+    // A shadow limit remembers units that it has counted. It does not remember a check that it left
+    // out.
     for (spent_before, is_known) in [(0, true), (3, false)] {
         if spent_before > 0 {
             test.fill(&LONG, spent_before).await;
@@ -171,8 +174,8 @@ pub(super) async fn a_repeated_check_may_hold_charges_of_every_kind(test: Trial)
     assert!(!test.decide(&check).await.is_allowed());
 }
 
-/// The clock of the second try may be behind or far ahead of the first. The settlement finds the admission by the time
-/// of either decision.
+/// The clock of the second try may be behind or far ahead of the first. The settlement finds the
+/// admission by the time of either decision.
 pub(super) async fn a_settlement_finds_a_repeated_check_after_clock_steps(test: Trial) {
     let steps = [Duration::from_micros(1), ms(1), seconds(1), seconds(30), seconds(600)];
     let (long, forever) = (Limit::per_day("tokens", 100), Limit::per("forever", 100, seconds(86_400 * 7)));

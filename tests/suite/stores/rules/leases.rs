@@ -1,4 +1,5 @@
-//! Reservations: leases end by themselves, and refusals that only reserved units cause have a retry time of their own.
+//! Reservations: leases end by themselves, and refusals that only reserved units cause have a retry
+//! time of their own.
 
 use std::time::Duration;
 
@@ -36,16 +37,16 @@ impl Trial {
     }
 }
 
-/// Units that are not settled return when the lease ends, to the microsecond. A later settlement still counts them,
-/// once.
+/// Units that are not settled return when the lease ends, to the microsecond. A later settlement
+/// still counts them, once.
 pub(super) async fn a_lease_ends_by_itself(test: Trial) {
     for algorithm in test.algorithms() {
         let limit = TOKENS.with_algorithm(algorithm);
         to_the_start_of_a_window(&test.clock, TOKENS.window());
         let check = reserved_check(&limit, 100, LEASE);
         let admitted = test.take(&check).await;
-        // A reservation may be returned at any time, so the retry time is a second, or the end of the lease if that is
-        // sooner.
+        // A reservation may be returned at any time, so the retry time is a second, or the end of
+        // the lease if that is sooner.
         for (block, reported) in [
             (Duration::ZERO, SECOND),
             (LEASE - SECOND - MICROSECOND, SECOND),
@@ -81,9 +82,9 @@ pub(super) async fn a_lease_lasts_at_most_one_window(test: Trial) {
     assert_eq!(test.used(&TOKENS).await, 0);
 }
 
-/// The retry time is exact as if all reservations stayed. If the check would be admitted sooner without them, the retry
-/// time is that earlier moment, but at least `retry_reserved_after`. The same history without the reserved units runs
-/// beside it under another key.
+/// The retry time is exact as if all reservations stayed. If the check would be admitted sooner
+/// without them, the retry time is that earlier moment, but at least `retry_reserved_after`. The
+/// same history without the reserved units runs beside it under another key.
 pub(super) async fn a_refusal_is_exact_unless_only_reservations_cause_it(test: Trial) {
     let test = test.without_refusal_cache();
     let (mut numbers, mut by_reservations_alone, mut sure) = (Numbers(7), 0, 0);

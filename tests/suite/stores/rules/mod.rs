@@ -1,5 +1,6 @@
-//! Rules of a decision as single tests, on both stores. The conformance suite finds most of their breaches by random histories; these say
-//! what each rule means, and reach what histories do not: hundreds of entries that have left, a clock near 1970.
+//! Rules of a decision as single tests, on both stores. The conformance suite finds most of their
+//! breaches by random histories; these say what each rule means, and reach what histories do not:
+//! hundreds of entries that have left, a clock near 1970.
 
 mod algorithms;
 mod checks;

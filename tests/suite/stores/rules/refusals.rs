@@ -1,4 +1,5 @@
-//! Refusals: they take nothing, and their retry time is the first moment at which the check would pass.
+//! Refusals: they take nothing, and their retry time is the first moment at which the check would
+//! pass.
 
 use std::time::Duration;
 
@@ -24,7 +25,8 @@ pub(super) async fn refusals_cost_nothing(test: Trial) {
     assert!(test.spend(&limit, 2).await.is_allowed());
 }
 
-/// For costs from 1 to 100 and one to three limits: refused at `retry_after − 1 µs`, admitted at `retry_after`.
+/// For costs from 1 to 100 and one to three limits: refused at `retry_after − 1 µs`, admitted at
+/// `retry_after`.
 pub(super) async fn retry_after_is_exact_to_the_microsecond(test: Trial) {
     let test = test.without_refusal_cache();
     for cost in 1..=100 {

@@ -31,7 +31,8 @@ pub(super) async fn a_settlement_counts_once_at_its_cost(test: Trial) {
     }
 }
 
-/// Spent units with a lease are settled as others are: from then on they count until a window after their admission.
+/// Spent units with a lease are settled as others are: from then on they count until a window after
+/// their admission.
 pub(super) async fn spent_units_with_a_lease_are_settled(test: Trial) {
     for algorithm in test.algorithms() {
         let limit = TOKENS.with_algorithm(algorithm);
@@ -138,8 +139,8 @@ pub(super) async fn a_late_settlement_leaves_a_repeated_admission_alone(test: Tr
     }
 }
 
-/// Each admission under a repeated id is settled once after the end of its lease, also where one entry holds the units of
-/// several admissions.
+/// Each admission under a repeated id is settled once after the end of its lease, also where one
+/// entry holds the units of several admissions.
 pub(super) async fn admissions_with_one_id_are_settled_late_one_by_one(test: Trial) {
     for algorithm in test.algorithms() {
         let limit = TOKENS.with_algorithm(algorithm);
@@ -176,8 +177,8 @@ pub(super) async fn absurd_costs_refuse_their_key_and_do_not_overflow(test: Tria
     }
 }
 
-/// Under algorithms with bounded memory, a key keeps at most 10,000 reservations. Admissions beyond them count for
-/// their window.
+/// Under algorithms with bounded memory, a key keeps at most 10,000 reservations. Admissions beyond
+/// them count for their window.
 pub(super) async fn an_admission_without_its_own_entry_counts_for_its_window(test: Trial) {
     for algorithm in test.algorithms().into_iter().filter(|algorithm| *algorithm != Algorithm::sliding_log()) {
         let limit = Limit::per_day("tokens", 1_000_000).with_algorithm(algorithm);

@@ -1,4 +1,5 @@
-//! One trial of a store: a limiter on a store that remembers nothing yet, by a clock that the rule moves.
+//! One trial of a store: a limiter on a store that remembers nothing yet, by a clock that the rule
+//! moves.
 
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -102,7 +103,8 @@ pub(super) fn to_next_window(clock: &ManualClock, window: Duration) {
     clock.advance(window - Duration::from_micros(elapsed));
 }
 
-/// Advances the clock to a second after its next window has begun, so that no algorithm is near the end of a window.
+/// Advances the clock to a second after its next window has begun, so that no algorithm is near the
+/// end of a window.
 pub(super) fn to_the_start_of_a_window(clock: &ManualClock, window: Duration) {
     to_next_window(clock, window);
     clock.advance(seconds(1));

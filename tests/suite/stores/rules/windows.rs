@@ -1,4 +1,5 @@
-//! Windows: a unit counts for exactly one window, and no span of that length admits more than the limit.
+//! Windows: a unit counts for exactly one window, and no span of that length admits more than the
+//! limit.
 
 use std::time::Duration;
 
@@ -50,7 +51,8 @@ pub(super) async fn a_changed_limit_applies_to_the_recorded_history(test: Trial)
     assert_eq!((raised.is_allowed(), raised.remaining()), (true, 2));
 }
 
-/// The window is a part of a limit's identity. A request under a shorter window makes a longer one of the same name forget nothing.
+/// The window is a part of a limit's identity. A request under a shorter window makes a longer one
+/// of the same name forget nothing.
 pub(super) async fn no_window_admits_more_because_another_limit_has_its_name(test: Trial) {
     let test = test.without_refusal_cache();
     for algorithm in test.algorithms() {
@@ -70,7 +72,8 @@ pub(super) async fn no_window_admits_more_because_another_limit_has_its_name(tes
     }
 }
 
-/// Limits of one name and one window are one, whatever their units; those of other windows are reset, blocked and settled apart.
+/// Limits of one name and one window are one, whatever their units; those of other windows are
+/// reset, blocked and settled apart.
 pub(super) async fn limits_of_one_name_and_other_windows_are_apart(test: Trial) {
     let test = test.without_refusal_cache();
     let (hourly, lowered, daily) = (Limit::per_hour("api", 10), Limit::per_hour("api", 5), Limit::per_day("api", 10));
@@ -102,8 +105,8 @@ pub(super) async fn extreme_numbers_are_exact(test: Trial) {
     assert_eq!(test.spend(&short, 1).await.retry_after(), Some(MICROSECOND));
 }
 
-/// A key recovers one window after the first refusal that a step back causes, even if units admitted after the step
-/// leave first.
+/// A key recovers one window after the first refusal that a step back causes, even if units
+/// admitted after the step leave first.
 pub(super) async fn a_key_recovers_one_window_after_the_clock_steps_back(test: Trial) {
     let limit = Limit::per("calls", 10, Duration::from_secs(10));
     assert!(test.spend(&limit, 9).await.is_allowed());
@@ -115,8 +118,8 @@ pub(super) async fn a_key_recovers_one_window_after_the_clock_steps_back(test: T
     assert_eq!(test.spend(&limit, 10).await.remaining(), 0, "all units are free again");
 }
 
-/// Logs that are longer than one read of the script, with single units and with larger costs. They expire in part and
-/// as a whole.
+/// Logs that are longer than one read of the script, with single units and with larger costs. They
+/// expire in part and as a whole.
 pub(super) async fn long_logs_are_exact(test: Trial) {
     let test = test.without_refusal_cache();
     for cost in [1, 2] {

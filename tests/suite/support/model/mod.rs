@@ -1,4 +1,5 @@
-//! The rules of a decision, written as plainly as possible. Every store must decide like this model.
+//! The rules of a decision, written as plainly as possible. Every store must decide like this
+//! model.
 
 mod status;
 
@@ -112,7 +113,8 @@ impl ModelCharge {
         if self.is_counter() && unit.name != Name::None { now } else { self.recorded(now) }
     }
 
-    /// The units used at a time, out of those that are stored `now`. Units in the future count from now.
+    /// The units used at a time, out of those that are stored `now`. Units in the future count from
+    /// now.
     fn used(&self, units: impl IntoIterator<Item = impl Borrow<Unit>>, now: u64, at: u64) -> u64 {
         let (window, mut used, mut current, mut previous) = (self.window(), 0, 0, 0);
         let start = at / window * window;
@@ -209,8 +211,8 @@ impl Model {
         true
     }
 
-    /// Counts the cost of a reservation whose lease has ended, if its admission would still count and was not settled
-    /// before.
+    /// Counts the cost of a reservation whose lease has ended, if its admission would still count
+    /// and was not settled before.
     fn settle_late(&mut self, now: u64, charge: &ModelCharge, (id, at): (u64, u64), cost: u64) -> bool {
         let Some(lease) = charge.lease.filter(|lease| *lease < charge.window()) else { return false };
         let time = charge.named_at(at);
@@ -286,8 +288,8 @@ impl Model {
         self.units_of(charge).retain(|unit| keeps_counts && unit.name == Name::None || unit.at + window > now);
     }
 
-    /// Runs before the counts of a counter are written: drops those of windows before the last, and moves future ones
-    /// to now.
+    /// Runs before the counts of a counter are written: drops those of windows before the last, and
+    /// moves future ones to now.
     fn bring_counts_up(&mut self, now: u64, charge: &ModelCharge) {
         if charge.is_counter() {
             let window = charge.window();
@@ -296,7 +298,8 @@ impl Model {
         }
     }
 
-    /// Finds an admission with this id and time, or with an earlier time if the clock has stepped back since.
+    /// Finds an admission with this id and time, or with an earlier time if the clock has stepped
+    /// back since.
     fn find(&self, now: u64, charge: &ModelCharge, (id, at): (u64, u64)) -> Option<usize> {
         let latest = Self::recorded(at, charge, Some(id)).1;
         let name = if charge.lease.is_some() { Name::Held(Some(id)) } else { Name::Id(Some(id)) };
@@ -329,7 +332,8 @@ impl Model {
         Some(Refusal { sure, longest })
     }
 
-    /// The smallest `d` such that at most so many units are used at `now + d`. Use never rises by itself.
+    /// The smallest `d` such that at most so many units are used at `now + d`. Use never rises by
+    /// itself.
     fn first_fit(&self, now: u64, charge: &ModelCharge, most: u64, used_at: impl Fn(u64) -> u64) -> u64 {
         let ahead = self.of(charge).iter().map(|unit| unit.at.saturating_sub(now)).max().unwrap_or(0);
         let (mut too_short, mut enough) = (0, 3 * charge.window() + ahead);
@@ -344,7 +348,8 @@ impl Model {
         enough
     }
 
-    /// The retry time by the entries that the store reads, if the last of them leaves before the charge is admitted.
+    /// The retry time by the entries that the store reads, if the last of them leaves before the
+    /// charge is admitted.
     fn not_before(&self, now: u64, charge: &ModelCharge, refusal: Refusal) -> Option<u64> {
         let is_entry = |unit: &&Unit| !charge.is_counter() || unit.name != Name::None;
         let leaves = |unit: &Unit| unit.at.min(charge.present(unit, now)) + charge.window();

@@ -28,7 +28,8 @@ pub(super) struct Refusal {
 }
 
 impl Refusal {
-    /// The retry time: at most the time after which reservations are checked again, but at least the certain wait.
+    /// The retry time: at most the time after which reservations are checked again, but at least
+    /// the certain wait.
     pub(super) fn retry_time(self) -> u64 {
         self.longest.min(self.sure.max(RETRY_RESERVED_AFTER))
     }
@@ -38,13 +39,15 @@ impl Refusal {
 #[derive(Clone, Debug)]
 pub(crate) struct Expected {
     pub(super) exact: ModelStatus,
-    /// When the last entry leaves that the store reads for a retry time, if that is before the exact time.
+    /// When the last entry leaves that the store reads for a retry time, if that is before the
+    /// exact time.
     pub(super) not_before: Option<u64>,
 }
 
 impl Expected {
-    /// The status that the store must report. Its figures are exact. Only a retry time for which the store would have
-    /// to read too many entries may be early, but not before the last of the entries that it reads has left.
+    /// The status that the store must report. Its figures are exact. Only a retry time for which
+    /// the store would have to read too many entries may be early, but not before the last of the
+    /// entries that it reads has left.
     pub(crate) fn given(&self, reported: &ModelStatus) -> ModelStatus {
         let retry = match (self.not_before, reported.retry, self.exact.retry) {
             (Some(least), Some(reported), Some(exact)) if (least..=exact).contains(&reported) => Some(reported),
