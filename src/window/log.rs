@@ -1,9 +1,9 @@
 //! The log: admissions in the order of their times, even if the clock has stepped back.
 //!
 //! A unit of time `t` counts at `now` while `now − window < t`; at `t + window` exactly it is
-//! gone. An exact log stores the time of the admission, a compact log the end of its sub-window, a fixed
-//! window its start. A reservation is stored under the time of a window before its lease ends, so
-//! that it leaves then.
+//! gone. An exact log stores the time of the admission, a compact log the end of its sub-window,
+//! a fixed window its start. A reservation is stored under the time of a window before its lease
+//! ends, so that it leaves then.
 //!
 //! Entries come and go at the ends. One in the middle moves those on its shorter side, and one that
 //! is sought by its id is compared with all entries of its time and before. Among half a million

@@ -5,10 +5,10 @@
 
 mod configuration;
 mod decision;
+mod docs;
 mod examples;
 mod extract;
 mod faults;
-mod figures;
 mod fuzz;
 mod limiter;
 mod middleware;
