@@ -38,7 +38,7 @@
 use std::borrow::Cow;
 
 #[cfg(feature = "calendar")]
-use crate::limit::calendar::Calendar;
+use crate::calendar::Calendar;
 
 /// The most entries with an id under any algorithm but the log. It bounds the memory of a key and
 /// the work of a check.

@@ -138,6 +138,8 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 pub mod algorithm;
+#[cfg(feature = "calendar")]
+mod calendar;
 pub mod check;
 mod clock;
 mod config_error;

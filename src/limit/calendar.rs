@@ -27,167 +27,12 @@
 //! # Ok::<(), tower_sliding_window::ConfigError>(())
 //! ```
 
-use std::{
-    fmt,
-    sync::{PoisonError, RwLock},
-};
-
-use jiff::{Timestamp, ToSpan, civil::DateTime, tz::TimeZone};
-
 use super::{Limit, text::invalid};
-use crate::{algorithm::Algorithm, config_error::ConfigError};
-
-/// The time zones in use, by their place. There are no more of them than the database has.
-static ZONES: RwLock<Vec<TimeZone>> = RwLock::new(Vec::new());
-
-/// More than any database has. A larger number would not fit into [`Calendar::number`].
-const MOST_ZONES: usize = 1_000;
-
-const HOUR: u64 = 3_600_000_000;
-
-/// The periods of a limit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Calendar {
-    period: Period,
-    /// The day on which months begin.
-    from_day: u8,
-    /// Zero is UTC, others are one more than their place.
-    zone: u16,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Period {
-    Hour,
-    Day,
-    Week,
-    Month,
-}
-
-impl Calendar {
-    /// No period is longer. All periods of a limit count as windows of this length, which end when
-    /// the period does.
-    pub(crate) const fn longest(self) -> u64 {
-        // With up to two hours that a clock repeats.
-        match self.period {
-            Period::Hour => 3 * HOUR,
-            Period::Day => 26 * HOUR,
-            Period::Week => (7 * 24 + 2) * HOUR,
-            Period::Month => (31 * 24 + 2) * HOUR,
-        }
-    }
-
-    /// No other calendar of the same period has this number, and no other algorithm.
-    pub(crate) const fn number(self) -> u16 {
-        1 << 15 | self.zone << 5 | self.from_day as u16
-    }
-
-    /// When the period of this time ends, in microseconds since the Unix epoch.
-    pub(crate) fn end_of(self, time: u64) -> u64 {
-        self.ends(time).find(|end| *end > time).unwrap_or_else(|| time.saturating_add(self.longest()))
-    }
-
-    /// When the periods around a time end, which is when the next ones begin: three have ended by
-    /// then, and four end later.
-    pub(crate) fn ends(self, time: u64) -> impl Iterator<Item = u64> {
-        let zone = self.zone();
-        let time = i64::try_from(time).ok().and_then(|time| Timestamp::from_microsecond(time).ok());
-        let local = zone.to_datetime(time.unwrap_or(Timestamp::MAX));
-        (-2..=4).filter_map(move |number| {
-            let start = zone.to_timestamp(self.start(local, number)?).ok()?;
-            Some(u64::try_from(start.as_microsecond()).unwrap_or(0))
-        })
-    }
-
-    /// The start of the period that is so many after that of a local time.
-    fn start(self, local: DateTime, number: i64) -> Option<DateTime> {
-        let date = local.date();
-        let date = match self.period {
-            Period::Hour => return date.at(local.hour(), 0, 0, 0).checked_add(number.hours()).ok(),
-            Period::Day => date.checked_add(number.days()),
-            Period::Week => {
-                let since_monday = i64::from(date.weekday().to_monday_zero_offset());
-                date.checked_add((7 * number - since_monday).days())
-            }
-            Period::Month => {
-                let first_day = i64::from(self.from_day) - 1;
-                // In the month before, if the day has not come.
-                let months = number - i64::from(i64::from(date.day()) <= first_day);
-                date.first_of_month().checked_add(months.months()).and_then(|first| first.checked_add(first_day.days()))
-            }
-        };
-        Some(date.ok()?.at(0, 0, 0, 0))
-    }
-
-    fn zone(self) -> TimeZone {
-        let zones = ZONES.read().unwrap_or_else(PoisonError::into_inner);
-        let place = usize::from(self.zone).checked_sub(1);
-        place.and_then(|place| zones.get(place)).cloned().unwrap_or(TimeZone::UTC)
-    }
-
-    fn in_zone(self, name: &str) -> Result<Self, String> {
-        let zone = TimeZone::get(name).map_err(|error| format!("there is no time zone {name:?}: {error}"))?;
-        match zone.iana_name() {
-            Some("UTC") => return Ok(Self { zone: 0, ..self }),
-            // Another name is of this system alone, such as "localtime".
-            Some(name) if name.starts_with(|c: char| c.is_ascii_uppercase()) => {}
-            _ => return Err(format!("there is no time zone {name:?}")),
-        }
-        let mut zones = ZONES.write().unwrap_or_else(PoisonError::into_inner);
-        // By its name, which keys in Redis contain. Names with the same rules are several time
-        // zones: what a process has met before would otherwise choose between them.
-        let known = zones.iter().position(|known| known.iana_name() == zone.iana_name());
-        let place = known.unwrap_or(zones.len());
-        if place >= MOST_ZONES {
-            return Err("there are too many time zones".to_owned());
-        }
-        if known.is_none() {
-            zones.push(zone);
-        }
-        Ok(Self { zone: place as u16 + 1, ..self })
-    }
-
-    /// The calendar of a period such as `month` or `month(15)`, and a time zone, in the text of a
-    /// limit. `None` for another window.
-    pub(super) fn read(window: &str, zone: Option<&str>) -> Result<Option<Self>, String> {
-        let day = window.strip_prefix("month(").and_then(|rest| rest.strip_suffix(')'));
-        let period = match window {
-            _ if window == "month" || day.is_some() => Period::Month,
-            "week" => Period::Week,
-            _ if zone.is_none() => return Ok(None),
-            "d" | "day" => Period::Day,
-            "h" | "hour" => Period::Hour,
-            _ => {
-                return Err(format!(
-                    "with a time zone, the window must be h, d, week, month or month(15), not {window:?}"
-                ));
-            }
-        };
-        let from_day = match day.map(str::parse) {
-            None => 1,
-            Some(Ok(day @ 1..=LAST_DAY)) => day,
-            Some(_) => return Err(format!("{DAY_RULE}, not {window:?}")),
-        };
-        Self { period, from_day, zone: 0 }.in_zone(zone.unwrap_or("UTC")).map(Some)
-    }
-}
-
-/// All months have this day.
-const LAST_DAY: u8 = 28;
-const DAY_RULE: &str = "months can begin on the days 1 to 28";
-
-/// As in the text of a limit, such as `month(15) Europe/Berlin`.
-impl fmt::Display for Calendar {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (self.period, self.from_day) {
-            (Period::Hour, _) => f.write_str("h")?,
-            (Period::Day, _) => f.write_str("d")?,
-            (Period::Week, _) => f.write_str("week")?,
-            (Period::Month, 1) => f.write_str("month")?,
-            (Period::Month, day) => write!(f, "month({day})")?,
-        }
-        write!(f, " {}", self.zone().iana_name().unwrap_or("UTC"))
-    }
-}
+use crate::{
+    algorithm::Algorithm,
+    calendar::{Calendar, DAY_RULE, LAST_DAY, Period},
+    config_error::ConfigError,
+};
 
 /// With the feature `calendar`: limits by the [calendar](super::calendar), in UTC unless
 /// [`in_time_zone`](Limit::in_time_zone) says otherwise.
@@ -234,8 +79,7 @@ impl Limit {
 
     #[track_caller]
     const fn per_period(name: &'static str, units: u64, period: Period) -> Self {
-        let calendar = Calendar { period, from_day: 1, zone: 0 };
-        Self::per(name, units, Self::MAX_WINDOW).with_algorithm(Algorithm::calendar(calendar))
+        Self::per(name, units, Self::MAX_WINDOW).with_algorithm(Algorithm::calendar(Calendar::of(period)))
     }
 
     /// The same limit, in a time zone of the [IANA database](https://www.iana.org/time-zones) such
@@ -263,94 +107,13 @@ impl Limit {
     #[track_caller]
     pub const fn from_day(self, day: u8) -> Self {
         assert!(day >= 1 && day <= LAST_DAY, "{}", DAY_RULE);
-        match self.algorithm.in_calendar() {
-            Some(Calendar { period: Period::Month, zone, .. }) => {
-                self.with_algorithm(Algorithm::calendar(Calendar { period: Period::Month, from_day: day, zone }))
-            }
-            _ => panic!("only a limit by the calendar month has a first day"),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::collections::BTreeSet;
-
-    use jiff::{ZonedDateTime, civil::date, tz};
-
-    use super::*;
-
-    fn micros(time: &ZonedDateTime) -> u64 {
-        time.timestamp().as_microsecond() as u64
-    }
-
-    fn calendar(text: &str, zone: &str) -> Calendar {
-        Calendar::read(text, Some(zone)).unwrap().unwrap()
-    }
-
-    /// The library's own starts of days, from 2020 to 2040.
-    fn days(zone: &str) -> impl Iterator<Item = ZonedDateTime> {
-        let noon = |day: i64| date(2020, 1, 1).at(12, 0, 0, 0).checked_add(day.days()).unwrap().in_tz(zone).unwrap();
-        (0..7_671).map(move |day| noon(day).start_of_day().unwrap())
-    }
-
-    /// Of every fifth time zone all months, the weeks of a year, and the days whose length is not
-    /// that of the day before. `CALENDAR=all` tests everything.
-    #[test]
-    fn periods_end_where_the_library_says() {
-        let (is_all, mut tested) = (std::env::var("CALENDAR").is_ok(), 0);
-        let zones: BTreeSet<String> = tz::db().available().map(|name| name.to_string()).collect();
-        assert!(zones.len() > 300);
-        for zone in zones.iter().step_by(if is_all { 1 } else { 5 }) {
-            let [day, week, month, contract] = ["d", "week", "month", "month(15)"].map(|text| calendar(text, zone));
-            let (mut before, mut length) = (days(zone).next().unwrap(), None);
-            for start in days(zone).skip(1) {
-                let this_length = start.duration_since(&before);
-                let is_changed = length.replace(this_length).is_some_and(|length| length != this_length);
-                let is_of = [
-                    (day, is_all || is_changed),
-                    (week, start.weekday() == jiff::civil::Weekday::Monday && (is_all || start.year() == 2026)),
-                    (month, start.day() == 1),
-                    (contract, start.day() == 15),
-                ];
-                for (calendar, _) in is_of.iter().filter(|(_, is_start)| *is_start) {
-                    assert_eq!(calendar.end_of(micros(&start) - 1), micros(&start), "{calendar} before {start}");
-                    assert!(calendar.end_of(micros(&start)) > micros(&start), "{calendar} at {start}");
-                    tested += 1;
-                }
-                before = start;
-            }
-        }
-        println!("{tested} ends in {} time zones", zones.len());
-    }
-
-    #[test]
-    fn a_day_of_daylight_saving_has_23_or_25_hours_and_a_repeated_hour_two() {
-        let ends = |text, time: ZonedDateTime| calendar(text, "Europe/Berlin").end_of(micros(&time)) - micros(&time);
-        let berlin = |month, day, hour| date(2026, month, day).at(hour, 0, 0, 0).in_tz("Europe/Berlin").unwrap();
-        assert_eq!(ends("d", berlin(3, 29, 0)), 23 * HOUR);
-        assert_eq!(ends("d", berlin(10, 25, 0)), 25 * HOUR);
-        assert_eq!(ends("h", berlin(10, 25, 2)), 2 * HOUR);
-        assert_eq!(ends("h", berlin(3, 29, 1)), HOUR);
-        assert_eq!(ends("month(15)", berlin(2, 15, 0)), 28 * 24 * HOUR);
-        assert_eq!(ends("month", date(2028, 2, 1).in_tz("Europe/Berlin").unwrap()), 29 * 24 * HOUR);
-    }
-
-    /// The script takes the first end after its own time.
-    #[cfg(feature = "redis")]
-    #[test]
-    fn a_process_tells_the_same_end_if_its_clock_is_wrong_by_two_periods() {
-        for (text, period) in [("h", HOUR), ("d", 24 * HOUR), ("week", 168 * HOUR), ("month", 28 * 24 * HOUR)] {
-            let calendar = calendar(text, "America/New_York");
-            for step in 0..2_000 {
-                let now = micros(&date(2026, 1, 1).in_tz("UTC").unwrap()) + step * (5 * HOUR + 7);
-                for wrong in [0, period / 2, period, 2 * period] {
-                    for told in [calendar.ends(now - wrong), calendar.ends(now + wrong)] {
-                        let end = told.into_iter().find(|end| *end > now);
-                        assert_eq!(end, Some(calendar.end_of(now)), "{calendar} at {now}, wrong by {wrong}");
-                    }
-                }
-            }
+        let calendar = match self.algorithm.in_calendar() {
+            Some(calendar) => calendar.beginning_on(day),
+            None => None,
+        };
+        match calendar {
+            Some(calendar) => self.with_algorithm(Algorithm::calendar(calendar)),
+            None => panic!("only a limit by the calendar month has a first day"),
         }
     }
 }

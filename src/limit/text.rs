@@ -2,13 +2,13 @@
 
 use std::{borrow::Cow, fmt, str::FromStr, time::Duration};
 
-#[cfg(feature = "calendar")]
-use super::calendar::Calendar;
 use super::{
     Limit,
     prefetch::Prefetch,
     rules::{LIFE_RULE, NAME_RULE, UNITS_RULE, broken_rule, is_life},
 };
+#[cfg(feature = "calendar")]
+use crate::calendar::Calendar;
 use crate::{
     algorithm::Algorithm,
     clock::{WINDOW_UNITS, write_window},

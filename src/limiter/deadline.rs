@@ -14,7 +14,10 @@ use tokio::{
     time::{Instant, Sleep, sleep_until},
 };
 
-use crate::error::{Error, StoreError, StoreErrorKind};
+use crate::{
+    error::{Error, StoreError, StoreErrorKind},
+    store::Store,
+};
 
 /// The least time for a call to the store, even if its request has used up the deadline: enough for
 /// a store that answers.
@@ -139,4 +142,8 @@ impl<F: Future> Future for Deadline<F> {
 
 pub(super) fn time_left(deadline: Duration, waited: Duration) -> Duration {
     deadline.saturating_sub(waited).max(LEAST.min(deadline))
+}
+
+pub(super) fn round_trip(store: &dyn Store) -> Option<Duration> {
+    store.local_state()?.round_trip.known()
 }

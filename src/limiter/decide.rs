@@ -11,7 +11,7 @@ use std::{
 
 use super::{
     Core, Limiter,
-    deadline::{Deadline, time_left},
+    deadline::{Deadline, round_trip, time_left},
     failure::FailureMode,
     places,
 };
@@ -326,8 +326,4 @@ impl Core {
         }
         outcome
     }
-}
-
-pub(super) fn round_trip(store: &dyn Store) -> Option<Duration> {
-    store.local_state()?.round_trip.known()
 }

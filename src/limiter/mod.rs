@@ -138,7 +138,7 @@ impl Limiter {
     /// [`guide::redis_is_far_away`](crate::guide::redis_is_far_away) says what else a distance
     /// changes.
     pub fn deadline(self, deadline: Duration) -> Self {
-        let round_trip = decide::round_trip(&*self.core.store);
+        let round_trip = deadline::round_trip(&*self.core.store);
         if let Some(round_trip) = round_trip.filter(|round_trip| deadline < *round_trip) {
             warn!(
                 ?deadline,

@@ -35,7 +35,7 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 
-use super::{Core, Limiter, decide::round_trip, failure::FailureMode};
+use super::{Core, Limiter, deadline::round_trip, failure::FailureMode};
 use crate::{
     check::{AdmissionId, Charge, Check},
     decision::{Decision, Places, settlement::Settlement},

@@ -122,7 +122,7 @@ impl Pool {
             }
             match (shared.as_mut().poll(cx), filled) {
                 (Poll::Ready(Some(shared)), _) => Poll::Ready(Ok((shared, None))),
-                (_, Poll::Ready(Err(cause))) => Poll::Ready(Err(errors::no_connection(&self.server, &cause))),
+                (_, Poll::Ready(Err(cause))) => Poll::Ready(Err(errors::no_connection(&*self.server, &cause))),
                 _ => Poll::Pending,
             }
         })

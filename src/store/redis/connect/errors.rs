@@ -4,11 +4,10 @@
 //! character. If a `/`, `?` or `#` in them is not percent-encoded, a parser takes the text before
 //! it for the host.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, fmt};
 
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 
-use super::server::Server;
 use crate::error::{ConfigError, ConfigErrorKind, StoreError, StoreErrorKind};
 
 /// A setting that is wrong.
@@ -39,7 +38,7 @@ pub(crate) fn failure(cause: RedisError) -> StoreError {
 }
 
 /// The failure that no connection could be opened.
-pub(super) fn no_connection(server: &Server, cause: &RedisError) -> StoreError {
+pub(super) fn no_connection(server: &dyn fmt::Display, cause: &RedisError) -> StoreError {
     let kind = match kind(cause) {
         StoreErrorKind::Other | StoreErrorKind::TimedOut => StoreErrorKind::Unreachable,
         kind => kind,
