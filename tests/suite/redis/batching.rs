@@ -472,3 +472,15 @@ async fn a_refusal_in_a_lost_reply_stays_a_refusal() {
     }
     panic!("no round was quick enough");
 }
+
+/// So none is idle for long: it would be found half open only by a burst.
+#[tokio::test]
+async fn batches_take_turns_with_the_connections() {
+    let server = RedisServer::start();
+    let limiter = Limiter::new(patient(&server.url()).connections(3).connect().await.unwrap()).deadline(TEST_TIMEOUT);
+    for _ in 0..6 {
+        used(ask(&limiter, ["ada"; 12])).await;
+    }
+    let clients = server.run::<String>("CLIENT LIST");
+    assert_eq!(clients.matches("cmd=evalsha").count(), 3, "{clients}");
+}

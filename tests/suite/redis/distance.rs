@@ -327,3 +327,76 @@ async fn a_cut_of_all_connections_loses_no_decision_far_away() {
         }
     }
 }
+
+/// Requests that are in flight together say no more of a connection than one of them.
+#[tokio::test]
+async fn callers_that_leave_together_end_no_connection() {
+    let (server, proxy) = at_a_distance(60).await;
+    let limiter = Limiter::new(server_at(proxy.url()).await).deadline(TEST_TIMEOUT);
+    assert!(limiter.check(&CALLS, "ada", 1).await.unwrap().is_allowed());
+    let opened = server.opened();
+    for _ in 0..3 {
+        let mut callers: JoinSet<_> = (0..4).map(|caller: u64| limiter.check(&CALLS, caller, 1)).collect();
+        sleep(ms(25)).await;
+        callers.abort_all();
+        while callers.join_next().await.is_some() {}
+        assert!(limiter.check(&CALLS, "ada", 1).await.unwrap().is_allowed());
+    }
+    assert_eq!(server.opened(), opened + 1);
+}
+
+/// Nobody has polled the first check, whose reply has come before those of the others.
+#[tokio::test]
+async fn a_check_that_is_not_polled_ends_no_connection() {
+    let server = RedisServer::start();
+    let limiter = Limiter::new(server_at(&server.url()).await).deadline(TEST_TIMEOUT);
+    assert!(limiter.check(&CALLS, "ada", 1).await.unwrap().is_allowed());
+    let mut unpolled = Box::pin(limiter.check(&CALLS, "eve", 1));
+    assert!(poll_fn(|cx| Poll::Ready(unpolled.as_mut().poll(cx).is_pending())).await);
+    let opened = server.opened();
+    for _ in 0..12 {
+        assert!(limiter.check(&CALLS, "ada", 1).await.unwrap().is_allowed());
+        sleep(ms(100)).await;
+    }
+    drop(unpolled);
+    for used in 14..20 {
+        assert_eq!(limiter.check(&CALLS, "ada", 1).await.unwrap().used(), used);
+    }
+    assert_eq!(server.opened(), opened + 1);
+}
+
+/// A reply that comes too late tells how far away the server is, also to callers that came alone.
+#[tokio::test]
+async fn few_checks_fail_while_the_server_moves_away() {
+    for together in [2, 4] {
+        // A pause of the machine fails some more.
+        let mut least = u64::MAX;
+        for _ in 0..3 {
+            least = least.min(failed_after_a_move(together).await);
+        }
+        assert!(least < 4 * together, "{least} with {together} at once");
+    }
+}
+
+/// The checks, so many at once, that fail once the server is 90 ms away.
+async fn failed_after_a_move(together: u64) -> u64 {
+    let (_server, proxy) = at_a_distance(0).await;
+    let limiter = Limiter::new(server_at(proxy.url()).await).breaker(Breaker::OFF);
+    for _ in 0..200 {
+        let _ = limiter.check(&CALLS, "ada", 1).await;
+    }
+    proxy.delay_replies(ms(90));
+    let mut failed = 0;
+    for _ in 0..20 {
+        let mut checks: JoinSet<_> = (0..together).map(|key: u64| limiter.check(&CALLS, key, 1)).collect();
+        while let Some(outcome) = checks.join_next().await {
+            failed += u64::from(outcome.unwrap().is_err());
+        }
+        sleep(ms(20)).await;
+    }
+    failed
+}
+
+async fn server_at(url: &str) -> RedisStore {
+    RedisStore::builder(url).connect_timeout(TEST_TIMEOUT).connect().await.unwrap()
+}

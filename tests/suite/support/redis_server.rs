@@ -117,6 +117,12 @@ impl RedisServer {
         self.run::<String>("CLIENT LIST TYPE normal").lines().count() - 1
     }
 
+    /// The number of connections that were opened so far, with one for each of these questions.
+    pub(crate) fn opened(&self) -> u64 {
+        let info: String = self.run("INFO stats");
+        info.lines().find_map(|line| line.strip_prefix("total_connections_received:")).unwrap().parse().unwrap()
+    }
+
     pub(crate) fn keys(&self) -> Vec<String> {
         self.run("KEYS *")
     }

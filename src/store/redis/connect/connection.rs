@@ -7,13 +7,16 @@
 //! 3. Only tasks take a connection or wait for one. A future that is not polled would keep the
 //!    connection, or its turn in the pool, from all others. A check that is sent without a task
 //!    shares the connection that a task took last.
-//! 4. Batches share the connections to a cluster, which lead to all of its nodes. They take turns:
-//!    a client of a cluster stands still while it connects to a node that hangs.
+//! 4. Batches share the connections to a cluster, which lead to all of its nodes. Batches take
+//!    turns with the connections. So none is idle while others are busy: it would be found half
+//!    open only by a burst. And a client of a cluster stands still while it connects to a node that
+//!    hangs.
 //! 5. A connection that failed takes its whole generation with it: a server that restarts or is
 //!    demoted has mostly cut all connections. Handing out the others one by one would fail one
 //!    check each.
 //! 6. A connection that left several requests in a row without a reply, or one for a second, is
-//!    given up too, with its generation. It may be half open, which no error ever reports. Nor may
+//!    given up too, with its generation. Those that were in flight together count as one, and one
+//!    that was sent before another that has its reply counts as none. It may be half open, which no error ever reports. Nor may
 //!    an error end a request that was sent just as its connection ended: tokio's channel keeps such
 //!    a message as long as its sender ([issue
 //!    7714](https://github.com/tokio-rs/tokio/issues/7714)).
@@ -34,7 +37,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use bb8::{ManageConnection, PooledConnection, QueueStrategy};
+use bb8::{ManageConnection, PooledConnection};
 use redis::{Cmd, Pipeline, RedisError, RedisFuture, RedisResult, Value, cmd};
 use tokio::{
     sync::{oneshot, watch},
@@ -82,12 +85,8 @@ pub(crate) type Place = PooledConnection<'static, Places>;
 impl Pool {
     /// Connects nowhere yet.
     pub(crate) fn new(server: &Arc<Server>, distance: Arc<AtomicU64>) -> Self {
-        // One batch after the other goes over one connection, whose memory is in the caches of both
-        // sides.
-        let turns = if server.is_cluster() { QueueStrategy::Fifo } else { QueueStrategy::Lifo };
         let places = bb8::Pool::builder()
             .max_size(server.settings.connections)
-            .queue_strategy(turns)
             // The wait for a place is a part of the wait for a connection.
             .connection_timeout(Duration::MAX)
             .idle_timeout(None)
@@ -332,6 +331,10 @@ pub(crate) struct ConnectionHealth {
     generation: u64,
     current: Arc<AtomicU64>,
     unanswered: AtomicU32,
+    /// Requests that were sent before this time tell nothing more: one that was sent later has its
+    /// reply, or they were in flight with one that was counted. In microseconds since the
+    /// connection was opened.
+    told_until: AtomicU64,
     last_replies: LastReplies,
     reply_timeout: Duration,
 }
@@ -341,8 +344,8 @@ impl ConnectionHealth {
     /// that connection may lead to the old server.
     fn new(current: &Arc<AtomicU64>, reply_timeout: Duration) -> Self {
         let generation = current.load(Ordering::Relaxed);
-        let (current, unanswered) = (Arc::clone(current), AtomicU32::new(0));
-        Self { generation, current, unanswered, last_replies: LastReplies::new(), reply_timeout }
+        let (current, unanswered, told_until) = (Arc::clone(current), AtomicU32::new(0), AtomicU64::new(0));
+        Self { generation, current, unanswered, told_until, last_replies: LastReplies::new(), reply_timeout }
     }
 
     /// Waits for the reply to what is sent `since` this time, and learns from it whether the
@@ -359,10 +362,17 @@ impl ConnectionHealth {
             mem::forget(wait);
             match &result {
                 Err(error) if needs_new_connection(error) => self.end_generation(),
-                _ => self.unanswered.store(0, Ordering::Relaxed),
+                _ => {
+                    self.unanswered.store(0, Ordering::Relaxed);
+                    self.told_until.fetch_max(self.micros_at(since), Ordering::Relaxed);
+                }
             }
         }
         result
+    }
+
+    fn micros_at(&self, time: Instant) -> u64 {
+        clock::micros(time.saturating_duration_since(self.last_replies.opened))
     }
 
     fn is_broken(&self) -> bool {
@@ -386,15 +396,18 @@ struct ReplyWait<'a> {
 
 impl Drop for ReplyWait<'_> {
     fn drop(&mut self) {
-        let waited = self.since.elapsed();
-        if waited < TOO_SOON {
+        let (health, now) = (self.health, Instant::now());
+        let waited = now.saturating_duration_since(self.since);
+        let tells_nothing = health.micros_at(self.since) < health.told_until.load(Ordering::Relaxed);
+        if waited < TOO_SOON || tells_nothing {
             return;
         }
+        health.told_until.fetch_max(health.micros_at(now), Ordering::Relaxed);
         // A probe of a breaker may wait for so long. It must not take several of them for each
         // connection.
         let counts = if waited < LONGEST_DEADLINE { 1 } else { MAX_UNANSWERED };
-        if self.health.unanswered.fetch_add(counts, Ordering::Relaxed) + counts >= MAX_UNANSWERED {
-            self.health.end_generation();
+        if health.unanswered.fetch_add(counts, Ordering::Relaxed) + counts >= MAX_UNANSWERED {
+            health.end_generation();
         }
     }
 }

@@ -139,8 +139,8 @@ impl Dispatcher {
         // the caller.
         if job.is_check()
             && wait.is_none()
-            && let Some(permit) = queue.lone_permit()
             && self.common.local_state.round_trip.known().is_some()
+            && let Some(permit) = queue.lone_permit()
             && let Some(connection) = self.pool.share()
         {
             let (dispatcher, common) = (Arc::downgrade(&self), Arc::clone(&self.common));
@@ -381,7 +381,7 @@ async fn send_alone(
     metrics::batch(1, || 0);
     let mut batch = Batch::new(vec![job], slot, &common);
     let reply = batch.send(&mut connection, false).await;
-    drop(permit);
+    permit.end();
     let error = match reply {
         Ok(reply) => return batch.only_answer(reply),
         Err(error) => error,

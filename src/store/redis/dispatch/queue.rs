@@ -14,7 +14,8 @@
 //!    never skips the queue, since it must happen even if its caller leaves. Where more checks have
 //!    come together of late, the first of them does not skip the queue. A task sends all that have
 //!    come by the time it runs as one batch: each script call costs Redis, and each reply wakes
-//!    this process.
+//!    this process. Nor does a check skip the queue after a caller has left without its reply: a
+//!    task hears a reply that comes too late, and learns how long the way is.
 //! 6. Prefetches are taken and given back before they are needed, so they wait for others for a
 //!    small part of their life. They leave earlier with the next batch of checks.
 //! 7. Callers hold the queue weakly. So it ends with its runtime, and all that wait in it get an
@@ -140,7 +141,7 @@ impl Queue {
             return None;
         }
         state.alone += 1;
-        Some(Permit { queue: Arc::downgrade(self), is_lone: true })
+        Some(Permit { queue: Arc::downgrade(self), is_lone: true, has_reply: false })
     }
 
     /// Queues a job, or returns its answer, in a box since that is rare. A task has to
@@ -194,7 +195,7 @@ impl Queue {
         let mut state = self.lock();
         let is_free = state.in_flight < self.max_in_flight || state.in_flight < for_distance();
         state.in_flight += usize::from(is_free);
-        is_free.then(|| Permit { queue: Arc::downgrade(self), is_lone: false })
+        is_free.then(|| Permit { queue: Arc::downgrade(self), is_lone: false, has_reply: false })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -302,9 +303,16 @@ impl State {
 pub(super) struct Permit {
     queue: Weak<Queue>,
     is_lone: bool,
+    /// Of a lone check.
+    has_reply: bool,
 }
 
 impl Permit {
+    /// Ends the permit of a lone check, which has its reply.
+    pub(super) fn end(mut self) {
+        self.has_reply = true;
+    }
+
     /// The next batch. `None` ends the permit: the queue is empty, and the next job gets a permit
     /// of its own.
     pub(super) fn next_batch(&mut self) -> Option<Vec<Box<Job>>> {
@@ -330,6 +338,9 @@ impl Drop for Permit {
         if let Some(queue) = self.queue.upgrade() {
             let mut state = queue.lock();
             state.alone -= usize::from(self.is_lone);
+            if self.is_lone && !self.has_reply {
+                state.until_alone = ALONE;
+            }
             state.in_flight -= usize::from(!self.is_lone);
         }
     }
@@ -644,16 +655,18 @@ mod tests {
                 sent
             };
             let batches_until_alone = || {
-                let is_alone = |batch: &u64| queue.lone_permit().is_some() || serve(&[*batch]) != [1];
+                let is_alone = |batch: &u64| queue.lone_permit().map(Permit::end).is_some() || serve(&[*batch]) != [1];
                 (0..100).find(is_alone)
             };
             assert_eq!(batches_until_alone(), Some(0), "nothing has come before");
             let alone = queue.lone_permit();
             assert_eq!(serve(&[1]), [1], "behind the lone check");
-            drop(alone);
+            alone.unwrap().end();
             assert_eq!(batches_until_alone(), Some(u64::from(ALONE) - 1));
             assert_eq!(serve(&[1, 2]), [2]);
             assert_eq!(batches_until_alone(), Some(ALONE.into()));
+            drop(queue.lone_permit());
+            assert_eq!(batches_until_alone(), Some(ALONE.into()), "a caller has left without its reply");
         });
     }
 
