@@ -86,12 +86,15 @@ fn is_name(text: &str) -> bool {
 #[test]
 fn the_files_and_names_that_the_docs_name_exist() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let (mut files, mut named) = (Vec::new(), 0);
+    let mut files = Vec::new();
     for folder in [".ci", "src", "tests", "examples", "benches"] {
         paths(&root.join(folder), &mut files);
     }
-    let sources: String = files.iter().filter_map(|file| fs::read_to_string(file).ok()).collect();
+    // Not the docs, which would find their own words.
+    let sources = files.iter().filter(|file| file.extension().is_none_or(|kind| kind != "md"));
+    let sources: String = sources.filter_map(|file| fs::read_to_string(file).ok()).collect();
     let words: HashSet<&str> = sources.split(|char: char| !char.is_ascii_alphanumeric() && char != '_').collect();
+    let mut named = 0;
     let mut missing = Vec::new();
     for page in ["CONTRIBUTING.md", "tests/README.md", "benches/README.md"] {
         let text = fs::read_to_string(root.join(page)).unwrap();

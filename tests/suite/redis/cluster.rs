@@ -435,6 +435,28 @@ async fn batches_use_all_connections_to_a_cluster() {
     assert_eq!(clients.matches("cmd=evalsha").count(), 3, "{clients}");
 }
 
+/// Requests that are in flight together say no more of the connections than one of them.
+#[tokio::test]
+async fn callers_that_leave_together_end_no_connections_to_a_cluster() {
+    let cluster = RedisCluster::start(1).await;
+    let store = cluster.builder().connections(2).reply_timeout(ms(300)).connect().await.unwrap();
+    let limiter = Limiter::new(store).deadline(ms(100)).breaker(Breaker::OFF);
+    let calls = Limit::per_hour("calls", 1_000);
+    for _ in 0..3 {
+        assert!(limiter.check(&calls, "ada", 1).await.unwrap().is_allowed());
+    }
+    let opened = cluster.0[0].opened();
+    cluster.0[0].pause();
+    let checks: JoinSet<_> = (0..4).map(|_| limiter.check(&calls, "ada", 1)).collect();
+    assert!(checks.join_all().await.into_iter().all(|outcome| outcome.is_err()));
+    cluster.0[0].resume();
+    sleep(ms(400)).await;
+    for _ in 0..3 {
+        assert!(limiter.check(&calls, "ada", 1).await.unwrap().is_allowed());
+    }
+    assert_eq!(cluster.0[0].opened(), opened + 1);
+}
+
 #[tokio::test]
 async fn an_unreachable_cluster_is_reported() {
     assert!(RedisStore::cluster(["redis://127.0.0.1:1/"]).connect().await.is_err());

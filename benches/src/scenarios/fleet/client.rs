@@ -114,8 +114,10 @@ async fn load(mut contender: impl Contender, rate: f64, lasting: Duration, seed:
     out.write_all(b"r").and_then(|()| out.flush()).expect("somebody reads");
     io::stdin().lock().read_line(&mut String::new()).expect("somebody writes");
     let before = processor_micros();
-    let (mut arrivals, mut requests) = (arrivals(rate, lasting, seed), JoinSet::new());
-    let (mut times, mut errors) = (Vec::new(), 0_u32);
+    let mut arrivals = arrivals(rate, lasting, seed);
+    let mut requests = JoinSet::new();
+    let mut times = Vec::new();
+    let mut errors = 0_u32;
     let mut note = |answer: (u32, Result<bool, StatusCode>)| {
         times.push(answer.0);
         errors += u32::from(answer.1.is_err());
@@ -142,7 +144,8 @@ async fn load(mut contender: impl Contender, rate: f64, lasting: Duration, seed:
 /// The times at which requests are due. The times between them are exponential, as between
 /// independent clients.
 fn arrivals(rate: f64, lasting: Duration, seed: u64) -> mpsc::UnboundedReceiver<Instant> {
-    let (mut dice, (arrive, arrivals)) = (Dice::new(!seed), mpsc::unbounded_channel());
+    let mut dice = Dice::new(!seed);
+    let (arrive, arrivals) = mpsc::unbounded_channel();
     thread::spawn(move || {
         let began = Instant::now();
         let mut due = began;

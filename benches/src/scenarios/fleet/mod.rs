@@ -137,8 +137,8 @@ pub(crate) fn tails(effort: Effort) -> Outcome {
         });
         let most = most.iter().map(|(_, most)| Spread::of(most.iter().copied()).median).fold(f64::INFINITY, f64::min);
         for load in LOADS {
-            let (rate, name) =
-                (load * most, format!("{processes}, {:.0}, {:.0} % of the most", load * most, load * 100.0));
+            let rate = load * most;
+            let name = format!("{processes}, {rate:.0}, {:.0} % of the most", load * 100.0);
             let mut measured = measure_all(&Side::ALL, effort.rounds, |side, server| {
                 measure(server, side, processes, rate, effort.round)
             });
@@ -162,7 +162,8 @@ pub(crate) fn tails(effort: Effort) -> Outcome {
 
 /// Measures sides in turn, each on its own server.
 fn measure_all<T>(all: &[Side], rounds: usize, measure: impl Fn(Side, &Server) -> T) -> Vec<(String, Vec<T>)> {
-    let (servers, mut sides) = (all.iter().map(|side| (*side, Server::start())).collect::<Vec<_>>(), Sides::new());
+    let servers: Vec<_> = all.iter().map(|side| (*side, Server::start())).collect();
+    let mut sides = Sides::new();
     for (side, server) in &servers {
         sides = sides.side(side.name(), || measure(*side, server));
     }

@@ -13,6 +13,7 @@
 //!    the moment when slots move can stop the client for ever.
 
 use std::{
+    mem,
     sync::{
         Mutex,
         atomic::{AtomicU32, Ordering},
@@ -44,13 +45,14 @@ const RETRY_WAIT: (u64, u64) = (5, 100);
 pub(crate) struct ClusterConnections {
     first: Nodes,
     again: Nodes,
-    reply_timeout: Duration,
 }
 
 /// The connections of one client to all nodes.
 struct Nodes {
     connection: ClusterConnection,
-    /// The requests since the last reply of any node, and the time of the first of them.
+    reply_timeout: Duration,
+    /// The requests since the last reply of any node that are in flight or got no reply within the
+    /// timeout, and the time of the first of them.
     unanswered: AtomicU32,
     since: Mutex<Instant>,
 }
@@ -84,10 +86,11 @@ pub(super) async fn connect(
     let (first, again) = (client(nodes, settings, 0)?, client(nodes, settings, RETRIES)?);
     // At the same time, since a node that hangs takes each of them a while.
     let mut connecting = JoinSet::new();
-    connecting.spawn(async move { Nodes::connect(&again).await });
-    let first = Nodes::connect(&first).await?;
+    let wait = settings.reply_timeout;
+    connecting.spawn(async move { Nodes::connect(&again, wait).await });
+    let first = Nodes::connect(&first, wait).await?;
     let again = connecting.join_all().await.pop().ok_or_else(silent)??;
-    Ok(ClusterConnections { first, again, reply_timeout: settings.reply_timeout })
+    Ok(ClusterConnections { first, again })
 }
 
 fn silent() -> RedisError {
@@ -120,32 +123,47 @@ impl ClusterConnections {
     /// Whether one of the clients left this number of requests without a reply, the first of them
     /// for longer than a reply may take.
     pub(super) fn are_silent(&self, requests: u32) -> bool {
-        [&self.first, &self.again].iter().any(|nodes| nodes.is_silent(requests, self.reply_timeout))
+        [&self.first, &self.again].iter().any(|nodes| nodes.is_silent(requests))
     }
 }
 
 impl Nodes {
     /// With the settings of the client.
-    async fn connect(client: &ClusterClient) -> RedisResult<Self> {
+    async fn connect(client: &ClusterClient, reply_timeout: Duration) -> RedisResult<Self> {
         let connection = timeout(CONNECT_TIMEOUT, client.get_async_connection()).await;
         let connection = connection.map_err(|_| silent())??;
-        Ok(Self { connection, unanswered: AtomicU32::new(0), since: Mutex::new(Instant::now()) })
+        Ok(Self { connection, reply_timeout, unanswered: AtomicU32::new(0), since: Mutex::new(Instant::now()) })
     }
 
     async fn hear<T>(&self, send: impl AsyncFnOnce(ClusterConnection) -> RedisResult<T>) -> RedisResult<T> {
-        // Counted before the wait: a caller whose deadline passes drops the future in the middle of
-        // it.
+        let wait = ReplyWait { nodes: self, sent: Instant::now() };
         if self.unanswered.fetch_add(1, Ordering::Relaxed) == 0 {
-            *lock(&self.since) = Instant::now();
+            *lock(&self.since) = wait.sent;
         }
         let result = send(self.connection.clone()).await;
         if !result.as_ref().is_err_and(RedisError::is_timeout) {
+            mem::forget(wait);
             self.unanswered.store(0, Ordering::Relaxed);
         }
         result
     }
 
-    fn is_silent(&self, requests: u32, reply_timeout: Duration) -> bool {
-        self.unanswered.load(Ordering::Relaxed) >= requests && lock(&self.since).elapsed() >= reply_timeout
+    fn is_silent(&self, requests: u32) -> bool {
+        self.unanswered.load(Ordering::Relaxed) >= requests && lock(&self.since).elapsed() >= self.reply_timeout
+    }
+}
+
+/// A wait for a reply. A caller that leaves before the timeout says nothing about the connections.
+struct ReplyWait<'a> {
+    nodes: &'a Nodes,
+    sent: Instant,
+}
+
+impl Drop for ReplyWait<'_> {
+    fn drop(&mut self) {
+        if self.sent.elapsed() < self.nodes.reply_timeout {
+            let less = |unanswered: u32| unanswered.checked_sub(1);
+            let _ = self.nodes.unanswered.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+        }
     }
 }

@@ -343,9 +343,14 @@ impl ConnectionHealth {
     /// To be called before connecting: if the generation ends while a connection is being made,
     /// that connection may lead to the old server.
     fn new(current: &Arc<AtomicU64>, reply_timeout: Duration) -> Self {
-        let generation = current.load(Ordering::Relaxed);
-        let (current, unanswered, told_until) = (Arc::clone(current), AtomicU32::new(0), AtomicU64::new(0));
-        Self { generation, current, unanswered, told_until, last_replies: LastReplies::new(), reply_timeout }
+        Self {
+            generation: current.load(Ordering::Relaxed),
+            current: Arc::clone(current),
+            unanswered: AtomicU32::new(0),
+            told_until: AtomicU64::new(0),
+            last_replies: LastReplies::new(),
+            reply_timeout,
+        }
     }
 
     /// Waits for the reply to what is sent `since` this time, and learns from it whether the
@@ -396,7 +401,8 @@ struct ReplyWait<'a> {
 
 impl Drop for ReplyWait<'_> {
     fn drop(&mut self) {
-        let (health, now) = (self.health, Instant::now());
+        let health = self.health;
+        let now = Instant::now();
         let waited = now.saturating_duration_since(self.since);
         let tells_nothing = health.micros_at(self.since) < health.told_until.load(Ordering::Relaxed);
         if waited < TOO_SOON || tells_nothing {

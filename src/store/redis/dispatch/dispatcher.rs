@@ -50,7 +50,7 @@ const CLUSTER_QUEUES: usize = 16;
 const BATCH_INTERVAL: Duration = Duration::from_millis(1);
 const MOST_IN_FLIGHT: u128 = 64;
 
-/// What the dispatchers of all runtimes of a store have in common.
+/// The parts of a store that the dispatchers of all its runtimes share.
 pub(crate) struct Common {
     pub(crate) server: Arc<Server>,
     pub(crate) keys: Keys,

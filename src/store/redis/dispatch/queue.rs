@@ -31,6 +31,7 @@ use std::sync::{Mutex, MutexGuard};
 use std::{
     collections::{VecDeque, hash_map::Entry},
     iter::from_fn,
+    mem,
     sync::{Arc, PoisonError, Weak, atomic::AtomicBool},
     time::{Duration, Instant},
 };
@@ -141,7 +142,7 @@ impl Queue {
             return None;
         }
         state.alone += 1;
-        Some(Permit { queue: Arc::downgrade(self), is_lone: true, has_reply: false })
+        Some(Permit { queue: Arc::downgrade(self), is_lone: true })
     }
 
     /// Queues a job, or returns its answer, in a box since that is rare. A task has to
@@ -195,7 +196,7 @@ impl Queue {
         let mut state = self.lock();
         let is_free = state.in_flight < self.max_in_flight || state.in_flight < for_distance();
         state.in_flight += usize::from(is_free);
-        is_free.then(|| Permit { queue: Arc::downgrade(self), is_lone: false, has_reply: false })
+        is_free.then(|| Permit { queue: Arc::downgrade(self), is_lone: false })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -303,14 +304,14 @@ impl State {
 pub(super) struct Permit {
     queue: Weak<Queue>,
     is_lone: bool,
-    /// Of a lone check.
-    has_reply: bool,
 }
 
 impl Permit {
     /// Ends the permit of a lone check, which has its reply.
     pub(super) fn end(mut self) {
-        self.has_reply = true;
+        if let Some(queue) = mem::take(&mut self.queue).upgrade() {
+            queue.lock().alone -= 1;
+        }
     }
 
     /// The next batch. `None` ends the permit: the queue is empty, and the next job gets a permit
@@ -337,11 +338,12 @@ impl Drop for Permit {
     fn drop(&mut self) {
         if let Some(queue) = self.queue.upgrade() {
             let mut state = queue.lock();
-            state.alone -= usize::from(self.is_lone);
-            if self.is_lone && !self.has_reply {
+            if self.is_lone {
+                state.alone -= 1;
                 state.until_alone = ALONE;
+            } else {
+                state.in_flight -= 1;
             }
-            state.in_flight -= usize::from(!self.is_lone);
         }
     }
 }
