@@ -115,7 +115,7 @@ mod tests {
     #[test]
     fn a_key_is_made_of_the_fixed_alphabet_and_one_hash_tag() {
         let limit = Limit::per_minute("login", 5);
-        let text = plain("tsw1").of(&limit, &Key::new("tenant", "a}:b{c}\r\n\0"));
+        let text = plain("tsw1").of(&limit, &Key::new("tenant", "a}:{b{c}\r\n\0"));
         let (digest, rest) = text.strip_prefix("tsw1:{").unwrap().split_once('}').unwrap();
         assert!(digest.len() == 22 && digest.bytes().all(|byte| BASE64URL.contains(&byte)));
         assert_eq!(rest, ":login/min");
