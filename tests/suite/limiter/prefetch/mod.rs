@@ -5,6 +5,7 @@
 mod attacks;
 mod calls;
 mod costs;
+mod counting;
 mod faults;
 mod giving_back;
 mod killed;
