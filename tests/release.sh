@@ -19,10 +19,12 @@ for path in $(grep -o '](\([^):#]*\))' README.md | tr -d ']()'); do
 done
 
 # As docs.rs builds it.
-RUSTC_BOOTSTRAP=1 RUSTDOCFLAGS="--cfg docsrs -D warnings" cargo doc --no-deps --all-features -p tower-sliding-window
-cargo package --no-verify -p tower-sliding-window
+packages=(-p tower-sliding-window -p tower-sliding-window-conformance)
+RUSTC_BOOTSTRAP=1 RUSTDOCFLAGS="--cfg docsrs -D warnings" cargo doc --no-deps --all-features "${packages[@]}"
+cargo package --no-verify "${packages[@]}"
 size="$(wc -c <"target/package/tower-sliding-window-$version.crate")"
 [ "$size" -lt 400000 ] || fail "the package has $size bytes, 400,000 or more"
-cargo publish --dry-run -p tower-sliding-window
+cargo publish --dry-run "${packages[@]}"
 
-[ "${1:-}" != --publish ] || cargo publish -p tower-sliding-window
+# The crate first, since the other package depends on it.
+[ "${1:-}" != --publish ] || cargo publish "${packages[@]}"

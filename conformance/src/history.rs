@@ -2,11 +2,9 @@
 
 use std::{fmt, iter, time::Duration};
 
-use crate::{
-    algorithm::Algorithm,
-    check::{AdmissionId, Charge, Check, Takes},
-    key::Key,
-    limit::Limit,
+use tower_sliding_window::{
+    Algorithm, Charge, Check, Key, Limit,
+    check::{AdmissionId, Takes},
 };
 
 const STEPS: u64 = 200;
@@ -21,17 +19,17 @@ const PAIRED: [u64; 8] = [0, 1, 2, 3, 4, 5, 6, 9];
 
 /// The steps, and when the first of them happens.
 #[derive(Clone, Debug)]
-pub(super) struct History {
-    pub(super) begins: Duration,
-    pub(super) steps: Vec<(u64, Step)>,
+pub(crate) struct History {
+    pub(crate) begins: Duration,
+    pub(crate) steps: Vec<(u64, Step)>,
     /// One unit of each limit and key: refused if any unit is used, and counted never.
-    pub(super) probes: Vec<Charge>,
+    pub(crate) probes: Vec<Charge>,
 }
 
 /// A step. Those that refer to an earlier step by its number do nothing if that has admitted
 /// nothing.
 #[derive(Clone, Debug)]
-pub(super) enum Step {
+pub(crate) enum Step {
     /// Decides a check so many times.
     Decide {
         check: Check,
@@ -88,7 +86,7 @@ impl Numbers {
 }
 
 impl History {
-    pub(super) fn random(seed: u64, algorithms: &[Algorithm]) -> Self {
+    pub(crate) fn random(seed: u64, algorithms: &[Algorithm]) -> Self {
         // Neighbouring seeds begin apart.
         let mut numbers = Numbers(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15));
         let limits: Vec<Limit> = algorithms.iter().flat_map(|algorithm| limits_by(*algorithm)).collect();
@@ -107,14 +105,14 @@ impl History {
 
     /// Checks of every pair of kinds, each with a key of its own, with an id and without, and
     /// settled at every cost, within the lease and after it.
-    pub(super) fn of_pairs(algorithms: &[Algorithm]) -> Self {
+    pub(crate) fn of_pairs(algorithms: &[Algorithm]) -> Self {
         let (lease, mut steps) = (Duration::from_secs(4), Vec::new());
         let cases = algorithms.iter().flat_map(|algorithm| (0..16 * 64).map(move |case| (*algorithm, case)));
         for (algorithm, case) in cases.filter(|(_, case)| case / 16 % 8 <= case / 16 / 8) {
             let (number, [first, second, ..]) = (steps.len() as u64, limits_by(algorithm));
             let charges = [(first, case / 16 % 8), (second, case / 16 / 8)]
                 .map(|(limit, kind)| charge_of(limit, &number.to_string(), 5, PAIRED[kind], lease));
-            let check = Check::of_distinct(charges.into_iter()).unwrap();
+            let check = check_of(charges);
             let check = if case % 2 == 0 { check } else { check.with_id(AdmissionId::from(number)) };
             let decide = Step::Decide { check, times: 1 };
             let pass = Step::Advance(if case / 2 % 2 == 0 { lease / 2 } else { lease });
@@ -141,6 +139,12 @@ fn charge_of(limit: Limit, key: &str, cost: u64, kind: u64, lease: Duration) -> 
     };
     let charge = if (kind / RESERVED).is_multiple_of(2) { charge } else { charge.reserve(lease) };
     if kind / 6 == 0 { charge } else { charge.in_shadow() }
+}
+
+fn check_of(charges: impl IntoIterator<Item = Charge>) -> Check {
+    let mut charges = charges.into_iter();
+    let first = Check::new(charges.next().unwrap());
+    charges.try_fold(first, Check::and).unwrap()
 }
 
 fn of_units(limit: &Limit, units: u64) -> Limit {
@@ -191,7 +195,7 @@ fn check(numbers: &mut Numbers, number: u64, pairs: &[(Limit, &'static str)]) ->
         };
         charge_of(limit, key, if numbers.once_in(40) { u64::MAX } else { cost }, kind, lease)
     });
-    let check = Check::of_distinct(charges).unwrap();
+    let check = check_of(charges);
     if numbers.once_in(2) { check.with_id(AdmissionId::from(number)) } else { check }
 }
 
@@ -212,7 +216,7 @@ impl fmt::Display for Step {
 }
 
 /// A check in words.
-pub(super) fn described(check: &Check) -> String {
+pub(crate) fn described(check: &Check) -> String {
     let charge = |charge: &Charge| {
         let (limit, cost) = (charge.limit(), charge.cost());
         let units = match charge.takes() {
@@ -231,8 +235,12 @@ pub(super) fn described(check: &Check) -> String {
 }
 
 /// The same units for the other key, under the same id.
-pub(super) fn for_the_other_key(check: &Check) -> Option<Check> {
-    let charge = check.only_charge().filter(|charge| charge.takes() == Takes::IfAdmitted)?;
+pub(crate) fn for_the_other_key(check: &Check) -> Option<Check> {
+    let mut charges = check.charges();
+    let charge = charges.next().filter(|charge| charge.takes() == Takes::IfAdmitted)?;
+    if charges.next().is_some() {
+        return None;
+    }
     let other = KEYS.into_iter().find(|key| Key::from(*key) != *charge.key())?;
     let moved = Check::new(Charge::new(charge.limit().clone(), other, charge.cost()).ok()?);
     Some(check.id().into_iter().fold(moved, Check::with_id))

@@ -3,19 +3,16 @@
 use std::{collections::HashMap, mem, time::Duration};
 
 use tokio::time::{Instant, timeout};
+use tower_sliding_window::{Charge, Check, Decision, Key, Limit, Store, settlement::Settlement};
 
-use super::{
-    Trial,
-    history::{History, Step, described, for_the_other_key},
-};
 use crate::{
-    check::{Charge, Check},
-    decision::{Decision, Settlement},
-    key::Key,
-    limit::Limit,
-    store::Store,
-    testing::oracle::Oracle,
+    history::{History, Step, described, for_the_other_key},
+    oracle::Oracle,
+    suite::Trial,
 };
+
+/// A store may look at so many entries for a retry time.
+const ENTRIES_READ: usize = 100;
 
 /// How long a history is shrunk, and a try of it may take.
 const SHRINKING: Duration = Duration::from_secs(10);
@@ -31,10 +28,11 @@ struct Replay<'a> {
 
 /// Replays a history, until a reply differs from the oracle's. Returns the place of the step that
 /// differs, and how it does.
-pub(super) async fn replay(trial: &Trial, history: &History) -> Result<(), (usize, String)> {
+pub(crate) async fn replay(trial: &Trial, history: &History) -> Result<(), (usize, String)> {
     trial.clock.step_back(Duration::MAX);
     trial.clock.advance(history.begins);
-    let mut replay = Replay { trial, oracle: Oracle::default(), number: 0, admitted: HashMap::new(), refused: None };
+    let oracle = Oracle::new().reading_entries(ENTRIES_READ);
+    let mut replay = Replay { trial, oracle, number: 0, admitted: HashMap::new(), refused: None };
     for (place, (number, step)) in history.steps.iter().enumerate() {
         replay.number = *number;
         replay.take(step, &history.probes).await.map_err(|difference| (place, difference))?;
@@ -108,7 +106,7 @@ impl Replay<'_> {
     }
 
     async fn decide(&mut self, check: &Check) -> Result<Decision, String> {
-        let now = self.trial.clock.micros();
+        let now = self.trial.clock.now();
         let at_once = if self.number.is_multiple_of(3) { self.store().decide_now(check) } else { None };
         let decided = match at_once {
             Some(decided) => decided,
@@ -129,12 +127,12 @@ impl Replay<'_> {
             |difference: String| format!("a settlement of the {}: {difference}", described(settlement.check()));
         let settled = self.store().settle(settlement.clone()).await;
         let settled = settled.map_err(|error| differs(format!("expected a reply, got {error:?}")))?;
-        self.oracle.settle(self.trial.clock.micros(), &settlement, &settled).map_err(differs)
+        self.oracle.settle(self.trial.clock.now(), &settlement, &settled).map_err(differs)
     }
 }
 
 /// Drops steps while the store still differs, and tells what is left; `None` if it differs no more.
-pub(super) async fn shrink(make: &impl AsyncFn() -> Trial, history: History) -> Option<String> {
+pub(crate) async fn shrink(make: &impl AsyncFn() -> Trial, history: History) -> Option<String> {
     let started = Instant::now();
     let failure_of = async |mut history: History| {
         let replayed = timeout(SHRINKING, async { replay(&make().await, &history).await.err() }).await;

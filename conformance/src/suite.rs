@@ -1,28 +1,25 @@
 //! The conformance suite: whether a store decides as the oracle does.
 
-mod history;
-mod replay;
-mod rules;
-
-use std::{future::Future, sync::Arc, time::Duration};
+use std::{
+    future::Future,
+    hash::{BuildHasher, RandomState},
+    sync::Arc,
+    time::Duration,
+};
 
 use tokio::time::timeout;
+use tower_sliding_window::{Algorithm, Store, store::ManualClock};
 
-use self::{
+use crate::{
     history::History,
     replay::{replay, shrink},
     rules::RULES,
-};
-use crate::{
-    algorithm::Algorithm,
-    check::random,
-    store::{ManualClock, Store},
 };
 
 /// Longer than any part of the suite takes on a store that needs 10 ms for a check.
 const TIME_LIMIT: Duration = Duration::from_secs(300);
 
-const ALGORITHMS: [Algorithm; 4] = [
+pub(crate) const ALGORITHMS: [Algorithm; 4] = [
     Algorithm::sliding_log(),
     Algorithm::compact_log(16),
     Algorithm::sliding_window_counter(),
@@ -39,7 +36,8 @@ const ALGORITHMS: [Algorithm; 4] = [
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() {
-/// use tower_sliding_window::{MemoryStore, testing::Conformance};
+/// use tower_sliding_window::MemoryStore;
+/// use tower_sliding_window_conformance::Conformance;
 ///
 /// Conformance::new().run(async |clock| MemoryStore::new().clock(&clock)).await;
 /// # }
@@ -54,13 +52,13 @@ pub struct Conformance {
 impl Conformance {
     /// All algorithms, and 30 histories of new seeds.
     pub fn new() -> Self {
-        let first = random();
+        let first = RandomState::new().hash_one(0);
         Self { algorithms: ALGORITHMS.into(), seeds: (0..30).map(|number| first.wrapping_add(number)).collect() }
     }
 
     /// The algorithms that the store counts by. Default: a log, a compact log of 16 entries, a
     /// counter, a fixed window. A check by another one has to be decided, or to fail with an [error
-    /// of one check](crate::error::StoreError::of_one_check).
+    /// of one check](tower_sliding_window::error::StoreError::of_one_check).
     ///
     /// # Panics
     ///
@@ -84,8 +82,8 @@ impl Conformance {
     /// and may own what has to live as long as the store, such as a server. It is called for each
     /// history and rule, and again to shrink a history. If the store has a [local
     /// state](Store::local_state), that goes by the clock as well:
-    /// [`LocalState::by`](crate::store::LocalState::by). Clones of the store have to share what
-    /// they remember; a store that is not `Clone` is given in an [`Arc`].
+    /// [`LocalState::by`](tower_sliding_window::store::LocalState::by). Clones of the store have to
+    /// share what they remember; a store that is not `Clone` is given in an [`Arc`].
     ///
     /// # Panics
     ///
@@ -122,9 +120,9 @@ impl Default for Conformance {
 }
 
 /// A store under test that has nothing stored: the store and a clone of it.
-struct Trial {
-    handles: [Arc<dyn Store>; 2],
-    clock: ManualClock,
+pub(crate) struct Trial {
+    pub(crate) handles: [Arc<dyn Store>; 2],
+    pub(crate) clock: ManualClock,
 }
 
 async fn within_time(part: impl Future<Output = Result<(), String>>) -> Result<(), String> {

@@ -22,7 +22,7 @@
 //!
 //! # A store of your own
 //!
-//! A store of your own implements [`Store`]. `testing::Conformance` (feature `test-util`) says
+//! A store of your own implements [`Store`]. The package `tower-sliding-window-conformance` says
 //! which rules it breaks: see
 //! [`guide::testing_your_limits`](crate::guide::testing_your_limits#a-store-of-your-own). Besides
 //! the rules above:

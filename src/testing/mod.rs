@@ -1,12 +1,11 @@
-//! Tests of limits, and of stores of your own: a store that fails on command, assertions on
-//! responses, and the rules that every store must keep. Needs the feature `test-util`; add it in
-//! `[dev-dependencies]`.
+//! Tests of limits: a store that fails on command, and assertions on responses. Needs the feature
+//! `test-util`; add it in `[dev-dependencies]`.
 //!
 //! | I want to test | with |
 //! |---|---|
 //! | which requests are admitted, and for how long clients are refused | [`assert_admitted`], [`assert_refused`] |
 //! | a route while its store fails, hangs, is slow, or loses replies | [`FaultyStore`], [`assert_unavailable`] |
-//! | that a store of my own keeps the rules of a store | [`Conformance`] |
+//! | that a store of my own keeps the rules of a store | the package `tower-sliding-window-conformance` |
 //!
 //! # Time
 //!
@@ -21,19 +20,15 @@
 //! 3. Do not pause the time around a store that does input and output, such as `RedisStore`: tokio
 //!    then moves the time to the next deadline while the test waits for a reply. Use a
 //!    `ManualClock`.
-//! 4. The [`Conformance`] suite moves a `ManualClock`, and takes as long as the store takes.
 //!
 //! [`guide::testing_your_limits`](crate::guide::testing_your_limits) has an example of each.
 
 #![allow(clippy::unwrap_used, reason = "a test says by a panic what it expects")]
 
-mod conformance;
 mod faulty_store;
-mod oracle;
 mod responses;
 
 pub use self::{
-    conformance::Conformance,
     faulty_store::{Fault, FaultyStore},
     responses::{assert_admitted, assert_refused, assert_unavailable},
 };

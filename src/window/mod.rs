@@ -2,7 +2,8 @@
 //!
 //! Times and windows are microseconds. `log.rs` remembers admissions, one by one or summed up by
 //! sub-window; `counter.rs` remembers two numbers. `store/redis/script/*.lua` is the same
-//! arithmetic in Lua. `testing/oracle.rs` and the model of the tests hold both to the same rules.
+//! arithmetic in Lua. The oracle of the package `tower-sliding-window-conformance` holds both
+//! to the same rules.
 
 mod counter;
 mod entry;

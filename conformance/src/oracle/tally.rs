@@ -1,27 +1,32 @@
-//! The rules of a decision, written as plainly as possible: all admissions in one list, with the
-//! time passed in. The in-process store (`window/`) and the script on Redis decide the same.
-//! [`Conformance`](super::Conformance) compares a store with this oracle.
+//! The units that one limit counts for one key: their times, their sums, and their settlements.
 
-use std::{collections::HashMap, iter};
+use std::time::{Duration, SystemTime};
 
-use crate::{
-    algorithm::Kind as Counts,
-    check::{AdmissionId, Charge, Check},
-    clock::{micros, micros_since_epoch},
-    decision::{Decision, LimitStatus, Settled, Settlement},
-    key::Key,
-    limit::{Identity, Limit},
+use tower_sliding_window::{
+    Algorithm, Charge,
+    check::{AdmissionId, Takes},
+    settlement::Settlement,
 };
 
-/// A store may look at so many entries for a retry time. If more have to leave, it may be earlier,
-/// but not before these have left.
-const LOOKED_AT: usize = 100;
+use super::{micros, micros_of, time};
 
-/// Says in words what differs in a store's replies. It gets the time, and the id that the store has
-/// given to the admission.
-#[derive(Default)]
-pub(super) struct Oracle {
-    entries: HashMap<(Identity<'static>, Key), Vec<Entry>>,
+/// How long a check waits at least that only reserved units refuse, unless their leases end before.
+const RETRY_RESERVED_AFTER: Duration = Duration::from_secs(1);
+
+/// The admissions of one limit and key.
+#[derive(Clone, Debug)]
+pub(super) struct Counted {
+    counts: Counts,
+    entries: Vec<Entry>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Counts {
+    Log,
+    /// A compact log of so many sub-windows.
+    Parts(u64),
+    Counter,
+    Fixed,
 }
 
 /// Units of one limit and key.
@@ -46,134 +51,132 @@ enum Kind {
     Settled(AdmissionId),
 }
 
-impl Oracle {
-    /// Decides a check. An error says what differs in the store's decision.
-    pub(super) fn decide(&mut self, now: u64, check: &Check, got: &Decision) -> Result<(), String> {
-        let id = check.id().unwrap_or_else(|| got.id());
-        // A check that was admitted before is admitted again, and counts nothing.
-        let is_own = |charge: &&Charge| check.id().is_some() && charge.units() > 0;
-        let admitted_before = check.charges().filter(is_own).find_map(|charge| self.of(charge, now).admission(id));
-        let is_new = admitted_before.is_none();
-        let refusals: Vec<Option<(u64, u64)>> =
-            check.charges().map(|charge| self.of(charge, now).refusal().filter(|_| is_new)).collect();
-        let charged = || check.charges().zip(&refusals);
-        let is_admitted = charged().all(|(charge, refusal)| refusal.is_none() || charge.is_shadow());
-        for (charge, refusal) in charged() {
-            let mut tally = self.of(charge, now);
-            if refusal.is_some() {
-                // A clock that has stepped back refuses for no longer than a window from the first
-                // refusal on.
-                tally.move_back(|_| true);
-            } else if is_admitted && is_new && charge.units() > 0 {
-                tally.admit(id, check.id().is_some());
-            }
-        }
-        if got.id() != id {
-            return Err(format!("got the id {:?}", got.id()));
-        }
-        if got.is_allowed() != is_admitted {
-            let verdict = |is_admitted| if is_admitted { "an admission" } else { "a refusal" };
-            let (used, limit, got) = (got.used(), got.binding().limit().name(), verdict(got.is_allowed()));
-            return Err(format!("expected {}, got {got} with {used} used units of {limit:?}", verdict(is_admitted)));
-        }
-        self.compare(now, check, admitted_before.unwrap_or(Some(now)), refusals.into_iter(), got)
+/// An admission that a repeated check has had before.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Admitted {
+    pub(super) at: SystemTime,
+    /// Whether a store still knows its time: a sub-window, and another lease, tell it only roughly.
+    is_exact: bool,
+}
+
+impl Admitted {
+    pub(super) fn is_at(self, time: SystemTime) -> bool {
+        !self.is_exact || self.at == time
+    }
+}
+
+/// How long a charge does not fit, in microseconds.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Refusal {
+    /// If all reserved units are given back now; 0 if it fits then.
+    least: u64,
+    /// If nothing is given back before its lease ends.
+    most: u64,
+    has_reserved: bool,
+}
+
+impl Refusal {
+    pub(super) fn is_by_reservations(self) -> bool {
+        self.has_reserved && self.least == 0
     }
 
-    /// Settles an admission, each charge by itself. An error says what differs in the store's
-    /// reply.
-    pub(super) fn settle(&mut self, now: u64, settlement: &Settlement, got: &Settled) -> Result<(), String> {
-        let mut was_applied = false;
-        for (charge, cost) in settlement.accounts() {
-            was_applied |= cost.is_some_and(|cost| self.of(charge, now).settle(settlement, cost));
-        }
-        if got.was_applied != was_applied {
-            let [expected, got] = [was_applied, got.was_applied].map(|is| if is { "counted" } else { "not counted" });
-            return Err(format!("expected it to be {expected}, got {got}"));
-        }
-        self.compare(now, settlement.check(), Some(now), iter::repeat(None), &got.decision)
+    pub(super) fn retry_after(self) -> Duration {
+        RETRY_RESERVED_AFTER.max(Duration::from_micros(self.least)).min(Duration::from_micros(self.most))
     }
 
-    /// An error says what differs in a decision. Its time is not known if it is that of a repeated
-    /// check which has lost it.
-    fn compare(
-        &mut self,
-        now: u64,
-        check: &Check,
-        at: Option<u64>,
-        refusals: impl Iterator<Item = Option<(u64, u64)>>,
-        got: &Decision,
-    ) -> Result<(), String> {
-        let got_at = micros_since_epoch(got.at());
-        if let Some(at) = at.filter(|at| *at != got_at) {
-            return Err(format!("expected a decision of the time {at}, got one of {got_at}"));
-        }
-        let mut statuses = iter::zip(check.charges().zip(refusals), got.statuses());
-        statuses.try_for_each(|((charge, refusal), got)| self.of(charge, now).compare(refusal, got))
+    /// The same, by entries that leave until then.
+    pub(super) fn before(self, time: u64) -> Self {
+        Self { least: self.least.min(time), most: self.most.min(time), ..self }
     }
+}
 
-    /// Forgets the units that `limit` counts for `key`.
-    pub(super) fn reset(&mut self, limit: &Limit, key: &Key) {
-        self.entries.remove(&(limit.own_identity(), key.clone()));
+impl Counts {
+    /// Whether it is one of the two numbers of a counter.
+    fn estimates(self, kind: Kind) -> bool {
+        self == Self::Counter && kind == Kind::Sum
     }
+}
 
-    fn of<'a>(&'a mut self, charge: &'a Charge, now: u64) -> Tally<'a> {
-        let entries = self.entries.entry((charge.limit().own_identity(), charge.key().clone())).or_default();
-        let (limit, window) = (charge.limit(), charge.limit().window_micros());
-        // The numbers of a counter stay until they are next written.
-        let is_counter = limit.algorithm().kind() == Counts::Counter;
-        entries.retain(|entry| is_counter && entry.kind == Kind::Sum || entry.at + window > now);
-        Tally { entries, charge, now, window }
+impl Counted {
+    pub(super) fn by(algorithm: Algorithm) -> Self {
+        let entries_of =
+            || (Algorithm::MIN_ENTRIES..=Algorithm::MAX_ENTRIES).find(|n| algorithm == Algorithm::compact_log(*n));
+        let counts = match algorithm {
+            log if log == Algorithm::sliding_log() => Counts::Log,
+            counter if counter == Algorithm::sliding_window_counter() => Counts::Counter,
+            fixed if fixed == Algorithm::fixed_window() => Counts::Fixed,
+            _ => Counts::Parts(u64::from(entries_of().expect("a limit by an algorithm of windows")) - 2),
+        };
+        Self { counts, entries: Vec::new() }
     }
 }
 
 /// The units that one limit counts for one key.
-struct Tally<'a> {
+pub(super) struct Tally<'a> {
+    counts: Counts,
     entries: &'a mut Vec<Entry>,
     charge: &'a Charge,
     now: u64,
     window: u64,
 }
 
-impl Tally<'_> {
-    fn counts(&self) -> Counts {
-        self.charge.limit().algorithm().kind()
-    }
-
-    /// Whether it is one of the two numbers of a counter.
-    fn is_estimated(&self, kind: Kind) -> bool {
-        self.counts() == Counts::Counter && kind == Kind::Sum
+impl<'a> Tally<'a> {
+    pub(super) fn new(counted: &'a mut Counted, charge: &'a Charge, now: u64) -> Self {
+        let window = micros_of(charge.limit().window());
+        let Counted { counts, entries } = counted;
+        // The numbers of a counter stay until they are next written.
+        entries.retain(|entry| counts.estimates(entry.kind) || entry.at + window > now);
+        Self { counts: *counts, entries, charge, now, window }
     }
 
     /// The time of an entry for an admission of `at`: the end of its sub-window, or the start of
     /// its fixed window.
     fn recorded(&self, at: u64) -> u64 {
-        match self.counts() {
-            Counts::Log | Counts::Counter | Counts::Concurrent => at,
-            Counts::Compact { entries } => {
-                let part = self.window.div_ceil(u64::from(entries) - 2);
+        match self.counts {
+            Counts::Log | Counts::Counter => at,
+            Counts::Parts(parts) => {
+                let part = self.window.div_ceil(parts);
                 (at / part + 1) * part - 1
             }
             Counts::Fixed => at / self.window * self.window,
-            #[cfg(feature = "calendar")]
-            Counts::Calendar(calendar) => calendar.end_of(at) - self.window,
         }
     }
 
     /// The same for the charge. With a lease it is recorded a window before the lease ends, so that
     /// it leaves then.
     fn charged_at(&self, at: u64) -> u64 {
-        let leased = self.charge.lease_micros().map_or(u64::MAX, |lease| (at + lease).saturating_sub(self.window));
+        let leased = self.lease().map_or(u64::MAX, |lease| (at + lease).saturating_sub(self.window));
         leased.min(self.recorded(at))
     }
 
+    fn lease(&self) -> Option<u64> {
+        self.charge.lease().map(micros_of)
+    }
+
+    /// Whether the units are reserved until they are settled.
+    fn reserves(&self) -> bool {
+        self.charge.lease().is_some() && self.charge.takes() != Takes::Always
+    }
+
+    pub(super) fn used(&self) -> u64 {
+        self.used_at(self.now, self.now, |_| true)
+    }
+
+    pub(super) fn reserved(&self) -> u64 {
+        self.used_at(self.now, self.now, is_reserved)
+    }
+
     /// The units used at a time, if entries of times after `present` count as of then.
-    fn used(&self, at: u64, present: u64, counts: impl Fn(Kind) -> bool) -> u64 {
+    fn used_at(&self, at: u64, present: u64, counts: impl Fn(Kind) -> bool) -> u64 {
         // No entry is later than this, unless the clock has stepped back.
-        let (start, latest) = (at / self.window * self.window, self.recorded(present));
-        let (mut used, mut current, mut previous) = (0, 0, 0);
+        let latest = self.recorded(present);
+        let start = at / self.window * self.window;
+        let mut used = 0;
+        let mut current = 0;
+        let mut previous = 0;
         for entry in self.entries.iter().filter(|entry| counts(entry.kind)) {
             let time = entry.at.min(latest);
-            match self.is_estimated(entry.kind) {
+            match self.counts.estimates(entry.kind) {
                 false if time + self.window > at => used += entry.units,
                 true if time >= start => current += entry.units,
                 true if time + self.window >= start => previous += entry.units,
@@ -191,7 +194,8 @@ impl Tally<'_> {
             return 0;
         }
         let last = self.entries.iter().map(|entry| entry.at).max().unwrap_or_default();
-        let (mut too_short, mut enough) = (0, 3 * self.window + last.saturating_sub(self.now));
+        let mut too_short = 0;
+        let mut enough = 3 * self.window + last.saturating_sub(self.now);
         while enough - too_short > 1 {
             let middle = too_short.midpoint(enough);
             let is_enough = used_at(self.now + middle) <= most;
@@ -200,78 +204,63 @@ impl Tally<'_> {
         enough
     }
 
-    /// How long the charge does not fit, if it does not now: if all reserved units are given back
-    /// now, where 0 means that it fits then, and if nothing is given back before its lease ends.
-    fn refusal(&self) -> Option<(u64, u64)> {
-        let most = self.charge.limit().units().saturating_sub(self.charge.cost());
-        if self.charge.cost() == 0 || self.charge.is_spent() || self.used(self.now, self.now, |_| true) <= most {
+    /// How long the charge does not fit, if it does not now.
+    pub(super) fn refusal(&self) -> Option<Refusal> {
+        let cost = self.charge.cost();
+        let most = self.charge.limit().units().saturating_sub(cost);
+        if cost == 0 || self.charge.takes() == Takes::Always || self.used() <= most {
             return None;
         }
-        let wait = |counts: fn(Kind) -> bool| self.until(most, |at| self.used(at, self.now, counts));
-        Some((wait(|kind| !is_reserved(kind)), wait(|_| true)))
+        let wait = |counts: fn(Kind) -> bool| self.until(most, |at| self.used_at(at, self.now, counts));
+        let least = wait(|kind| !is_reserved(kind));
+        Some(Refusal { least, most: wait(|_| true), has_reserved: self.reserved() > 0 })
     }
 
-    /// An error says which figure of a status differs.
-    fn compare(&self, refusal: Option<(u64, u64)>, got: &LimitStatus) -> Result<(), String> {
-        let name = self.charge.limit().name();
-        if got.limit().name() != name {
-            return Err(format!("expected the status of {name:?}, got that of {:?}", got.limit().name()));
-        }
-        let ((least, most), (got_least, got_most)) = (refusal.unwrap_or_default(), got.waits.unwrap_or_default());
-        let (exactly, last) = (|figure| figure..=figure, self.last_looked_at());
-        let used = |counts: fn(Kind) -> bool| exactly(self.used(self.now, self.now, counts));
-        let figures = [
-            ("used units", used(|_| true), got.used()),
-            ("reserved units", used(is_reserved), got.reserved()),
-            ("retry times", exactly(refusal.iter().count() as u64), got.waits.iter().count() as u64),
-            ("microseconds until the retry time", most.min(last)..=most, micros(got_most)),
-            ("microseconds until the retry time without reserved units", least.min(last)..=least, micros(got_least)),
-            ("microseconds until the reset time", exactly(self.reset_after()), micros(got.reset_after())),
-        ];
-        match figures.into_iter().find(|(_, right, got)| !right.contains(got)) {
-            Some((what, right, got)) => Err(format!("expected {} {what} of {name:?}, got {got}", right.end())),
-            None => Ok(()),
-        }
-    }
-
-    /// When the last of the entries leaves at which a store looks.
-    fn last_looked_at(&self) -> u64 {
-        let entries = self.entries.iter().filter(|entry| !self.is_estimated(entry.kind));
+    /// When the last of so many entries leaves.
+    pub(super) fn leaving_of(&self, most_entries: usize) -> u64 {
+        let entries = self.entries.iter().filter(|entry| !self.counts.estimates(entry.kind));
         let mut leaves: Vec<u64> = entries.map(|entry| entry.at + self.window - self.now).collect();
         leaves.sort_unstable();
-        leaves.get(LOOKED_AT - 1).copied().unwrap_or(u64::MAX)
+        leaves.get(most_entries.saturating_sub(1)).copied().unwrap_or(u64::MAX)
     }
 
-    fn reset_after(&self) -> u64 {
+    pub(super) fn reset_after(&self) -> Duration {
         // Entries of later times stay there until a check is refused.
-        match self.entries.iter().map(|entry| entry.at).min() {
-            Some(oldest) if self.counts() != Counts::Counter => oldest + self.window - self.now,
+        let after = match self.entries.iter().map(|entry| entry.at).min() {
+            Some(oldest) if self.counts != Counts::Counter => oldest + self.window - self.now,
             _ => {
-                let used = self.used(self.now, self.now, |_| true);
-                self.until(used.saturating_sub(1), |at| self.used(at, at, |_| true))
+                let used = self.used();
+                self.until(used.saturating_sub(1), |at| self.used_at(at, at, |_| true))
             }
-        }
+        };
+        Duration::from_micros(after)
     }
 
     /// Counts the units of an admitted charge.
-    fn admit(&mut self, id: AdmissionId, is_of_caller: bool) {
-        let is_named = is_of_caller || self.charge.lease().is_some() || self.counts() == Counts::Log;
-        let (at, kind) = match is_named {
-            true if self.charge.is_reserved() => (self.charged_at(self.now), Kind::Reserved(id)),
-            true => (self.charged_at(self.now), Kind::Named(id)),
-            false => (self.recorded(self.now), Kind::Sum),
+    pub(super) fn admit(&mut self, id: AdmissionId, is_of_caller: bool) {
+        let is_named = is_of_caller || self.charge.lease().is_some() || self.counts == Counts::Log;
+        let kind = match is_named {
+            true if self.reserves() => Kind::Reserved(id),
+            true => Kind::Named(id),
+            false => Kind::Sum,
         };
-        self.write(at, self.charge.cost(), kind, self.now);
+        self.write(self.charged_at(self.now), self.charge.cost(), kind, self.now);
     }
 
     fn write(&mut self, at: u64, units: u64, kind: Kind, admitted: u64) {
-        if self.is_estimated(kind) {
+        if self.counts.estimates(kind) {
             // The two numbers of a counter are brought up to the present.
             self.move_back(|kind| kind == Kind::Sum);
-            let (window, this_window) = (self.window, self.now / self.window);
+            let window = self.window;
+            let this_window = self.now / window;
             self.entries.retain(|entry| entry.kind != Kind::Sum || entry.at / window + 1 >= this_window);
         }
         self.entries.push(Entry { at, units, kind, admitted });
+    }
+
+    /// After a step back of the clock, no entry counts for longer than a window from now.
+    pub(super) fn come_back(&mut self) {
+        self.move_back(|_| true);
     }
 
     /// Lets entries of later times count as of now.
@@ -282,20 +271,23 @@ impl Tally<'_> {
         }
     }
 
-    /// The time of this very admission; of one that may have lost its exact time `Some(None)`.
-    fn admission(&self, id: AdmissionId) -> Option<Option<u64>> {
+    /// This very admission, if it is known and not settled.
+    pub(super) fn admission(&self, id: AdmissionId) -> Option<Admitted> {
         let is_it = |entry: &&Entry| {
             [Kind::Named(id), Kind::Reserved(id)].contains(&entry.kind) && entry.units == self.charge.cost()
         };
         let entry = self.entries.iter().find(is_it)?;
-        let at = self.charge.lease_micros().map_or(entry.at, |lease| (entry.at + self.window).saturating_sub(lease));
-        Some((at == entry.admitted && self.counts() == Counts::Log).then_some(at))
+        let at = self.lease().map_or(entry.at, |lease| (entry.at + self.window).saturating_sub(lease));
+        let is_exact = self.counts == Counts::Log && at == entry.admitted;
+        Some(Admitted { at: time(entry.admitted), is_exact })
     }
 
     /// Sets the cost of an admission, and returns whether it was known.
-    fn settle(&mut self, settlement: &Settlement, cost: u64) -> bool {
-        let (id, at, latest) = (settlement.id(), settlement.at_micros(), self.charged_at(settlement.at_micros()));
-        let kind = if self.charge.is_reserved() { Kind::Reserved(id) } else { Kind::Named(id) };
+    pub(super) fn settle(&mut self, settlement: &Settlement, cost: u64) -> bool {
+        let id = settlement.id();
+        let at = micros(settlement.at());
+        let latest = self.charged_at(at);
+        let kind = if self.reserves() { Kind::Reserved(id) } else { Kind::Named(id) };
         // After the clock has stepped back it may have an earlier time. A later one is another
         // admission of this id.
         let is_it = |entry: &Entry| entry.kind == kind && entry.units == self.charge.cost() && entry.at <= latest;
@@ -303,13 +295,13 @@ impl Tally<'_> {
         let entry = self.entries.remove(place);
         // Units with a lease count from their admission on.
         let at = if self.charge.lease().is_some() { at.min(self.now) } else { entry.at };
-        match self.counts() {
+        match self.counts {
             _ if cost == 0 => {}
             Counts::Log => self.write(at, cost, Kind::Settled(id), entry.admitted),
             Counts::Counter => self.write(self.recorded(at.min(self.now)), cost, Kind::Sum, entry.admitted),
             _ => self.write(self.recorded(at), cost, Kind::Sum, entry.admitted),
         }
-        if self.counts() == Counts::Counter && self.used(self.now, self.now, |_| true) == 0 {
+        if self.counts == Counts::Counter && self.used() == 0 {
             self.entries.clear();
         }
         true
@@ -320,7 +312,7 @@ impl Tally<'_> {
     fn settle_late(&mut self, id: AdmissionId, at: u64, cost: u64) -> bool {
         let time = self.recorded(at);
         let is_settled = self.entries.iter().any(|entry| entry.kind == Kind::Settled(id) && entry.at == time);
-        let is_late = self.charge.lease_micros().is_some_and(|lease| at + lease <= self.now);
+        let is_late = self.lease().is_some_and(|lease| at + lease <= self.now);
         let counts = cost > 0 && is_late && !is_settled && self.now < at.min(time) + self.window;
         if counts {
             self.entries.push(Entry { at: time, units: cost, kind: Kind::Settled(id), admitted: at });

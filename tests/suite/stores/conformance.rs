@@ -1,4 +1,4 @@
-//! The rules that every store must keep, by the crate's own test kit.
+//! The rules that every store must keep, by the kit for authors of stores.
 
 use std::{
     env,
@@ -9,7 +9,8 @@ use std::{
     },
 };
 
-use tower_sliding_window::{MemoryStore, RedisStore, Store, store::ManualClock, testing::Conformance};
+use tower_sliding_window::{MemoryStore, RedisStore, Store, store::ManualClock};
+use tower_sliding_window_conformance::Conformance;
 
 use crate::support::redis_server::RedisServer;
 

@@ -13,8 +13,8 @@ use tower_sliding_window::{
     error::{StoreError, StoreErrorKind},
     settlement::{Settled, Settlement},
     store::{ManualClock, StoreFuture},
-    testing::Conformance,
 };
+use tower_sliding_window_conformance::Conformance;
 
 /// All admissions in one list.
 #[derive(Clone)]

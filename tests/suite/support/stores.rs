@@ -10,8 +10,9 @@ use tower_sliding_window::{
     Check, Decision, Key, Limit, MemoryStore, Store,
     settlement::{Settled, Settlement},
     store::{ManualClock, StoreFuture},
-    testing::{Conformance, Fault, FaultyStore},
+    testing::{Fault, FaultyStore},
 };
+use tower_sliding_window_conformance::Conformance;
 
 /// A store in this process that has this fault until a test sets another.
 pub(crate) fn with_fault(fault: Fault) -> FaultyStore {

@@ -7,8 +7,9 @@ use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
     Algorithm, Error, Limit, Limiter, MemoryStore, RateLimitLayer, Store,
     limiter::Breaker,
-    testing::{Conformance, Fault, FaultyStore, assert_admitted, assert_unavailable},
+    testing::{Fault, FaultyStore, assert_admitted, assert_unavailable},
 };
+use tower_sliding_window_conformance::Conformance;
 
 use crate::support::{
     let_tasks_run, ms,

@@ -1,4 +1,5 @@
-//! The public test kit: what it does with a store, and which responses its assertions let pass.
+//! The module `testing`: what its faulty store does, and which responses its assertions let pass;
+//! and the report of the kit for authors of stores.
 
 mod faulty_store;
 mod report;

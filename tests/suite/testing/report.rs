@@ -2,10 +2,8 @@
 
 use std::future::pending;
 
-use tower_sliding_window::{
-    Algorithm, MemoryStore,
-    testing::{Conformance, Fault},
-};
+use tower_sliding_window::{Algorithm, MemoryStore, testing::Fault};
+use tower_sliding_window_conformance::Conformance;
 
 use crate::support::stores::{broken_rules, with_fault};
 

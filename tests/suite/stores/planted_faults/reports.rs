@@ -1,6 +1,7 @@
 //! What the conformance suite says of each planted fault.
 
-use tower_sliding_window::{Algorithm, testing::Conformance};
+use tower_sliding_window::Algorithm;
+use tower_sliding_window_conformance::Conformance;
 
 use super::{Fault, planted};
 use crate::support::stores::broken_rules;
