@@ -10,11 +10,9 @@ use tower_sliding_window::{
 };
 
 use crate::support::{
-    ALGORITHMS, Numbers, TEST_TIMEOUT, charge,
+    ALGORITHMS, Figures, Numbers, TEST_TIMEOUT, charge,
     clock_steps::{Action, HISTORIES},
-    memory,
-    model::ModelStatus,
-    redis,
+    memory, redis,
     redis_server::RedisServer,
     seconds,
 };
@@ -53,7 +51,7 @@ async fn both_stores_count_the_same_within_a_window_of_1970() {
                 let of_memory = memory.limiter.settle(settlement()).await.unwrap();
                 let of_redis = redis.limiter.settle(settlement()).await.unwrap();
                 assert_eq!(of_memory.was_applied, of_redis.was_applied, "{}", case());
-                let [memory, redis] = [of_memory, of_redis].map(|settled| ModelStatus::all_of(&settled.decision));
+                let [memory, redis] = [of_memory, of_redis].map(|settled| Figures::all_of(&settled.decision));
                 assert_eq!(memory, redis, "{}", case());
                 continue;
             }
@@ -65,7 +63,7 @@ async fn both_stores_count_the_same_within_a_window_of_1970() {
             let check = Check::new(made).with_id(AdmissionId::from(1 << 40 | id));
             let of_memory = memory.limiter.check_all(check.clone()).await.unwrap();
             let of_redis = redis.limiter.check_all(check.clone()).await.unwrap();
-            assert_eq!(ModelStatus::all_of(&of_memory), ModelStatus::all_of(&of_redis), "{}", case());
+            assert_eq!(Figures::all_of(&of_memory), Figures::all_of(&of_redis), "{}", case());
             assert_eq!(of_memory.at(), of_redis.at(), "{}", case());
             if of_memory.is_allowed() {
                 admitted.push((check, of_memory));

@@ -4,13 +4,13 @@
 pub(crate) mod certificates;
 pub(crate) mod clock_steps;
 pub(crate) mod example;
+mod figures;
 #[cfg(feature = "grpc")]
 pub(crate) mod grpc;
 pub(crate) mod http_client;
 pub(crate) mod http_server;
 pub(crate) mod load;
 pub(crate) mod log;
-pub(crate) mod model;
 pub(crate) mod outage;
 pub(crate) mod proxy;
 #[cfg(feature = "cluster")]
@@ -39,6 +39,7 @@ use tower_sliding_window::{
     store::ManualClock,
 };
 
+pub(crate) use self::figures::Figures;
 use self::redis_server::RedisServer;
 
 /// Long enough that no test fails because the machine is busy.

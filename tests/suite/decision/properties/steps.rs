@@ -1,15 +1,19 @@
 //! The steps of a random history.
 
-use std::ops::Range;
+use std::{iter, ops::Range, time::Duration};
 
 use proptest::{
     collection::vec,
     prelude::*,
     sample::{select, subsequence},
 };
+use tower_sliding_window::{
+    Charge, Check,
+    check::{AdmissionId, Takes},
+};
 
-use super::{Clocks, KEYS, charge};
-use crate::support::model::{ModelCharge, Takes};
+use super::{Clocks, KEYS, LIMITS};
+use crate::support::check_of;
 
 #[derive(Clone, Debug)]
 pub(super) enum Step {
@@ -40,6 +44,7 @@ pub(super) enum Step {
 
 #[derive(Clone, Debug)]
 pub(super) struct Asked {
+    /// The places of limits and keys.
     buckets: Vec<(usize, usize)>,
     cost: u64,
     id: Option<u64>,
@@ -63,7 +68,7 @@ pub(super) fn step(clocks: Clocks, limits: Range<usize>) -> impl Strategy<Value 
     let shadow = prop_oneof![8 => Just(None), 1 => (0..3usize).prop_map(Some)];
     let takes = prop_oneof![
         8 => Just(None),
-        1 => (0..3usize, select(vec![Takes::Nothing, Takes::WhatWasSpent])).prop_map(Some)
+        1 => (0..3usize, select(vec![Takes::Nothing, Takes::Always])).prop_map(Some)
     ];
     let asked = (subsequence(buckets, 1..=3), cost, id, copies, (lease, shadow, takes)).prop_map(
         |(buckets, cost, id, copies, (lease, shadow, takes))| Asked { buckets, cost, id, copies, lease, shadow, takes },
@@ -92,23 +97,24 @@ pub(super) fn step(clocks: Clocks, limits: Range<usize>) -> impl Strategy<Value 
 }
 
 impl Asked {
-    pub(super) fn checks(&self) -> impl Iterator<Item = (Vec<ModelCharge>, Option<u64>)> {
-        let mut charges: Vec<ModelCharge> = self.buckets.iter().map(|&bucket| charge(bucket, self.cost)).collect();
-        if let Some(charge) = self.lease.and_then(|(place, _)| charges.get_mut(place)) {
-            charge.lease = self.lease.map(|(_, lease)| lease.min(charge.window()));
-        }
-        if let Some(charge) = self.shadow.and_then(|place| charges.get_mut(place)) {
-            charge.is_shadow = true;
-        }
-        if let Some((place, takes)) = self.takes
-            && let Some(charge) = charges.get_mut(place)
-        {
-            charge.lease = None;
-            charge.takes = takes;
-            if takes == Takes::Nothing {
-                charge.cost = 1;
-            }
-        }
-        std::iter::repeat_n((charges, self.id), self.copies)
+    pub(super) fn checks(&self) -> impl Iterator<Item = Check> {
+        let charges = self.buckets.iter().enumerate().map(|(place, &(limit, key))| self.charge(place, limit, key));
+        let check = self.id.map(AdmissionId::from).into_iter().fold(check_of(charges), Check::with_id);
+        iter::repeat_n(check, self.copies)
+    }
+
+    fn charge(&self, place: usize, limit: usize, key: usize) -> Charge {
+        let limit = LIMITS[limit].clone();
+        let cost = self.cost.min(limit.units());
+        let takes = self.takes.filter(|(of, _)| *of == place).map(|(_, takes)| takes);
+        let charge = match takes {
+            Some(Takes::Nothing) => Charge::any_left(limit, KEYS[key]),
+            Some(Takes::Always) => Charge::spent(limit, KEYS[key], cost),
+            Some(Takes::IfAdmitted) | None => Charge::new(limit, KEYS[key], cost).unwrap(),
+        };
+        let lease = self.lease.filter(|(of, _)| *of == place && takes.is_none());
+        let leases = lease.map(|(_, lease)| Duration::from_micros(lease));
+        let charge = leases.into_iter().fold(charge, Charge::reserve);
+        if self.shadow == Some(place) { charge.in_shadow() } else { charge }
     }
 }
