@@ -93,16 +93,30 @@ pub(crate) const PATHS: &[Path] = &[
             load.one_client(layer(load.store(), wide()).limit(places.by(PeerIp::new())).layer(Inner), StatusCode::OK);
         },
     ),
+    path("Redis, 3 clients with a key each", 1_281, Counted("Redis's own share, 3 clients with a key each"), |load| {
+        load.many_clients(&layer(load.store(), wide()).layer(Inner), 3, 3);
+    }),
+    // Then they travel as one batch.
+    path(
+        "Redis, 3 clients with a key each, after a burst",
+        1_281,
+        Counted("Redis's own share, 3 clients with a key each, after a burst"),
+        |load| {
+            let service = layer(load.store(), wide()).layer(Inner);
+            load.burst(&service);
+            load.many_clients(&service, 3, 3);
+        },
+    ),
     path(
         "Redis, 256 clients with a key each",
         2_560,
         Counted("Redis's own share, 256 clients with a key each"),
         |load| {
-            load.many_clients(&layer(load.store_in_order(), wide()).layer(Inner), CLIENTS);
+            load.many_clients(&layer(load.store_in_order(), wide()).layer(Inner), CLIENTS, CLIENTS);
         },
     ),
     path("Redis, 256 clients with one key", 10_240, Counted("Redis's own share, 256 clients with one key"), |load| {
-        load.many_clients(&layer(load.store_in_order(), wide()).layer(Inner), 1);
+        load.many_clients(&layer(load.store_in_order(), wide()).layer(Inner), CLIENTS, 1);
     }),
 ];
 
@@ -178,12 +192,23 @@ impl Load {
         });
     }
 
-    /// Clients with so many keys. Each asks once all have their answers, and all are admitted. The
-    /// first round opens connections.
-    fn many_clients(&self, service: &RateLimit<Inner>, keys: usize) {
-        let (rounds, barrier) = (1 + self.requests / CLIENTS, Arc::new(Barrier::new(CLIENTS)));
-        let mut clients = JoinSet::new();
+    /// More requests at once than skip the queue.
+    fn burst(&self, service: &RateLimit<Inner>) {
+        let mut requests = JoinSet::new();
         for client in 0..CLIENTS {
+            let mut service = service.clone();
+            requests.spawn_on(async move { status(&mut service, client).await }, self.runtime.handle());
+        }
+        self.runtime.block_on(requests.join_all());
+    }
+
+    /// So many clients, and keys. Each asks once all have their answers, and all are admitted. The
+    /// first round opens connections.
+    fn many_clients(&self, service: &RateLimit<Inner>, count: usize, keys: usize) {
+        let rounds = 1 + self.requests / count;
+        let barrier = Arc::new(Barrier::new(count));
+        let mut clients = JoinSet::new();
+        for client in 0..count {
             let (mut service, barrier) = (service.clone(), Arc::clone(&barrier));
             let client = async move {
                 for _ in 0..rounds {
@@ -204,7 +229,7 @@ fn counted<T>(runtime: &Runtime, requests: impl Future<Output = T>) -> T {
 }
 
 /// A limit that is never reached.
-fn wide() -> Limit {
+pub(crate) fn wide() -> Limit {
     Limit::per("wide", 1_000_000_000, HOUR)
 }
 
@@ -214,7 +239,7 @@ fn spent() -> Limit {
 }
 
 /// Its refusal cache forgets nothing.
-fn limiter(store: impl Store) -> Limiter {
+pub(crate) fn limiter(store: impl Store) -> Limiter {
     Limiter::new(store).refusal_cache(HOUR).deadline(MAX_WAIT)
 }
 
