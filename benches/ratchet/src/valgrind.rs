@@ -1,19 +1,11 @@
 //! Counts the instructions of processes, by callgrind.
 
-use std::{
-    collections::BTreeMap,
-    env,
-    ffi::OsStr,
-    fs,
-    io::{self, Read, Write},
-    net::{TcpListener, TcpStream},
-    path::Path as FilePath,
-    process::{Child, Command, Stdio},
-    thread::sleep,
-    time::{Duration, Instant},
-};
+use std::{collections::BTreeMap, env, ffi::OsStr, fs, path::Path as FilePath, process::Command};
 
-use crate::paths::{MAX_WAIT, Path, Redis};
+use crate::{
+    paths::{Path, Redis},
+    server::Server,
+};
 
 /// Tells a process under valgrind how many requests to send on which path, and the URL of
 /// redis-server.
@@ -126,7 +118,7 @@ fn run(path: &Path, requests: usize) -> Result<Vec<(&'static str, Count)>, Strin
     env::current_exe()
         .and_then(|here| fs::copy(here, &this))
         .map_err(|error| format!("no copy of this program: {error}"))?;
-    let port = server.as_ref().map_or(0, |server| server.port);
+    let port = server.as_ref().map_or(0, |server| server.port());
     // When malloc joins the chunks of its fast bins depends on how replies arrive: it made 11 % of
     // a path between two counts.
     let fast_bins = if server.is_some() { "000" } else { "128" };
@@ -162,49 +154,4 @@ fn under_valgrind(program: impl AsRef<OsStr>, toggles: &[&str], counts: &FilePat
     command.arg("--tool=callgrind").arg(format!("--callgrind-out-file={}", counts.display()));
     command.args(toggles.iter().map(|function| format!("--toggle-collect={function}"))).arg(program);
     command
-}
-
-/// A redis-server that does nothing by itself but what it must.
-struct Server {
-    process: Child,
-    port: u16,
-}
-
-impl Server {
-    fn start(mut command: Command, dir: &FilePath) -> Result<Self, String> {
-        let failed = |error| format!("redis-server does not start: {error}");
-        let port = TcpListener::bind(("127.0.0.1", 0)).and_then(|free| free.local_addr()).map_err(failed)?.port();
-        command.args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]);
-        command.args(["--io-threads", "1", "--hz", "1", "--dynamic-hz", "no", "--activerehashing", "no", "--dir"]);
-        let process = command.arg(dir).stdout(Stdio::null()).stderr(Stdio::null()).spawn().map_err(failed)?;
-        let server = Self { process, port };
-        let started = Instant::now();
-        while server.say("PING", &mut [0; 7]).is_err() {
-            if started.elapsed() > MAX_WAIT {
-                return Err("redis-server does not answer".to_owned());
-            }
-            sleep(Duration::from_millis(20));
-        }
-        Ok(server)
-    }
-
-    /// Sends a command, and waits for a reply of this length.
-    fn say(&self, command: &str, reply: &mut [u8]) -> io::Result<()> {
-        let mut connection = TcpStream::connect(("127.0.0.1", self.port))?;
-        connection.write_all(format!("{command}\r\n").as_bytes())?;
-        connection.read_exact(reply)
-    }
-
-    /// So that valgrind writes its counts.
-    fn shut_down(&mut self) -> Result<(), String> {
-        let ended = self.say("SHUTDOWN NOSAVE", &mut []).and_then(|()| self.process.wait());
-        ended.map(drop).map_err(|error| format!("redis-server does not end: {error}"))
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
 }
