@@ -138,10 +138,12 @@ mod futures;
 mod headers;
 mod layer;
 mod options;
+mod plan;
 mod policy;
 pub mod rejection;
 mod response;
 mod service;
+mod usage;
 
 #[cfg(feature = "grpc")]
 pub use self::rejection::{GrpcOr, GrpcResponse};

@@ -16,7 +16,8 @@ use pin_project_lite::pin_project;
 use tower_service::Service;
 
 use super::{
-    policy::{CheckDetails, Decided, Plan, Policy},
+    plan::{CheckDetails, Decided, Plan},
+    policy::Policy,
     rejection::{JsonResponse, RejectionResponse},
     response::{Completion, Settling},
 };

@@ -8,16 +8,13 @@ use http::{
     response,
 };
 
-use super::{
-    super::{extract::KeyExtractor, rejection::Rejection},
-    ban::Ban,
-};
+use super::super::extract::KeyExtractor;
 use crate::{
-    check::Charge,
-    error::{ConfigError, ConfigErrorKind, NeverFits},
+    algorithm::Algorithm,
+    error::{ConfigError, ConfigErrorKind},
     key::Key,
     limit::Limit,
-    split::{Split, all_parts_of, number_of_parts},
+    split::{all_parts_of, number_of_parts},
 };
 
 /// Such as the units that a request takes.
@@ -41,9 +38,11 @@ pub struct Exchange<'a> {
     pub cost: u64,
 }
 
-/// Longer than most responses take. Short, since a client that hangs up keeps the units from others
-/// for this long.
-const DEFAULT_LEASE: Duration = Duration::from_secs(60);
+#[derive(Clone)]
+pub(crate) struct Ban {
+    pub(crate) limit: Limit,
+    pub(crate) time: Duration,
+}
 
 /// A limit and the extractor of its keys. Made by [`Limit::by`] or [`KeyedLimit::chosen`], and
 /// taken by [`RateLimitLayer::limit`](crate::RateLimitLayer::limit).
@@ -51,25 +50,20 @@ const DEFAULT_LEASE: Duration = Duration::from_secs(60);
 #[must_use]
 pub struct KeyedLimit {
     /// The limit, or what chooses it for each request.
-    limit: Result<Limit, ChooseLimit>,
-    extractor: Arc<dyn KeyExtractor>,
-    pub(super) cost: Option<Arc<ByRequest<u64>>>,
+    pub(crate) limit: Result<Limit, ChooseLimit>,
+    pub(crate) extractor: Arc<dyn KeyExtractor>,
+    pub(crate) cost: Option<Arc<ByRequest<u64>>>,
     pub(crate) cost_afterwards: Option<Arc<CostAfterwards>>,
     /// Whether nothing is reserved before the response.
-    pub(super) counts_afterwards: bool,
-    pub(super) lease: Option<Duration>,
+    pub(crate) counts_afterwards: bool,
+    pub(crate) lease: Option<Duration>,
     pub(crate) heeds_upstream: bool,
     pub(crate) is_shadow: bool,
-    is_hidden: bool,
-    pub(super) parts: Option<NonZeroU32>,
-    pub(super) ban: Option<Ban>,
-    pub(super) ban_status: Option<StatusCode>,
+    pub(crate) is_hidden: bool,
+    pub(crate) parts: Option<NonZeroU32>,
+    pub(crate) ban: Option<Ban>,
+    pub(crate) ban_status: Option<StatusCode>,
 }
-
-/// The charge of a request under one limit, and the one that begins its ban. `None` if no limit was
-/// chosen for this request. Otherwise the limit, as far as it is known, and the reason why it
-/// cannot charge the request.
-pub(super) type Draft = Result<(Option<Charge>, Option<Box<Charge>>), (Option<Limit>, Rejection)>;
 
 impl Limit {
     /// Counts requests by the key that `extractor` finds in them.
@@ -251,6 +245,92 @@ impl KeyedLimit {
         self
     }
 
+    /// Bans a key that has used up the limit: for this time, which may be longer than the window,
+    /// all requests of the key are refused, by all processes. Default: a key is refused until
+    /// enough units have left the window.
+    ///
+    /// The bans are a limit of one unit. No ban is longer than its window, here or by hand: a
+    /// longer time is shortened to it. So give it the window of the longest ban that you want.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use http::StatusCode;
+    /// use tower_sliding_window::{Limit, Limiter, MemoryStore, PeerIp, RateLimitLayer};
+    ///
+    /// const BAN: Limit = Limit::per_day("login.ban", 1);
+    ///
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// // Five failed logins in a minute are a ban of a quarter of an hour.
+    /// let store = MemoryStore::new();
+    /// let failures = Limit::per_minute("login", 5)
+    ///     .by(PeerIp::new())
+    ///     .settle(|exchange| u64::from(exchange.response.status == StatusCode::UNAUTHORIZED))
+    ///     .ban(BAN, Duration::from_secs(15 * 60))
+    ///     .ban_status(StatusCode::FORBIDDEN);
+    /// let layer = RateLimitLayer::new(store.clone()).limit(failures);
+    ///
+    /// // By hand, and lifted.
+    /// let (limiter, key) = (Limiter::new(store), PeerIp::new().key("203.0.113.7".parse()?));
+    /// limiter.block(&BAN, key.clone(), Duration::from_secs(24 * 60 * 60)).await?;
+    /// limiter.reset(&BAN, key).await?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// * A refusal by the limit begins the ban. If only [reserved](crate::Charge::reserve) units
+    ///   refuse, or others that [wait](crate::RateLimitLayer::wait_up_to) in line, it does not. Nor
+    ///   do the places of a [concurrent](Limit::concurrent) limit, so a layer takes none with a
+    ///   ban. A limit that [settles](Self::settle) or [counts afterwards](Self::count_afterwards)
+    ///   bans as soon as its response leaves nothing. That response keeps its status, and shows the
+    ///   figures of the ban already.
+    /// * With a time of zero, the limit begins no ban. Then only bans by hand hold.
+    /// * It lasts for exactly the time from its begin on: requests that are refused meanwhile do
+    ///   not prolong it. Redis keeps its key for the window of the ban's limit, which is 365 days
+    ///   at most: the limit of a ban of a century does not compile, or is a `ConfigError`.
+    /// * The rejection is [`Rejection::Banned`], also of the request that begins it. Its figures
+    ///   are those of the ban, such as the limit `login.ban`, or of the limit itself if that
+    ///   refuses for longer. Until then, clients do not see the ban.
+    /// * After a ban is lifted, a limit that is still used up begins another at the next refusal.
+    ///   [`RateLimitLayer::reset`](crate::RateLimitLayer::reset) resets both. Another window of the
+    ///   ban's limit lifts all bans.
+    /// * A ban concerns the key: in all parts of a [split](Self::split) limit, and where no limit
+    ///   is [chosen](Self::chosen) for a request.
+    /// * Limits of a layer that find the same key may have one ban. If several begin it at once,
+    ///   the longest time holds. Its status is that of the first of them. It is hidden if any of
+    ///   them is, and a limit in the shadow begins none that the others heed.
+    /// * A limit in the [shadow](Self::in_shadow) bans in the shadow, and one that is
+    ///   [hidden](Self::hidden) has a hidden ban.
+    /// * Each check also asks for the ban, so it takes no [prefetch](crate::limit::prefetch). A ban
+    ///   that the store does not take is logged, and the next refusal begins it. A
+    ///   [full](crate::MemoryStore#when-it-is-full) `MemoryStore` takes none.
+    /// * While Redis is gone, a ban stands in the processes that
+    ///   [know](crate::Limiter::refusal_cache) it, until it is over, in every failure mode: those
+    ///   that have begun it or refused by it. In others the failure mode decides. A process that
+    ///   decides in the store's place bans by itself. A Redis that restarts empty has forgotten the
+    ///   bans.
+    ///
+    /// # Panics
+    ///
+    /// If the limit of the bans has more than one unit, or another algorithm than the
+    /// [log](crate::Algorithm::sliding_log).
+    #[track_caller]
+    pub fn ban(mut self, ban: Limit, time: Duration) -> Self {
+        let is_ban = ban.units() == 1 && ban.algorithm() == Algorithm::sliding_log();
+        assert!(is_ban, "the limit of bans has one unit, and counts by the exact log");
+        self.ban = Some(Ban { limit: ban, time });
+        self
+    }
+
+    /// Sets the status of rejections by the [ban](Self::ban). Default: 429. A layer takes no limit
+    /// with it that has no ban.
+    pub fn ban_status(mut self, status: StatusCode) -> Self {
+        self.ban_status = Some(status);
+        self
+    }
+
+    pub(super) fn ban_name(&self) -> Option<&str> {
+        self.ban.as_ref().map(|ban| ban.limit.name())
+    }
+
     /// The whole limit, even if it is [split](Self::split). `None` if it is [chosen](Self::chosen)
     /// for each request.
     pub(crate) fn limit(&self) -> Option<&Limit> {
@@ -258,12 +338,12 @@ impl KeyedLimit {
     }
 
     /// The same limit without its parts, and without a cost of its own.
-    pub(super) fn whole_at_no_cost(&self) -> Self {
+    pub(crate) fn whole_at_no_cost(&self) -> Self {
         Self { parts: None, cost: None, ..self.clone() }
     }
 
     /// An error if an option would have no effect on this limit, fixed or chosen for a request.
-    pub(super) fn has_effect_on(&self, limit: Option<&Limit>) -> Result<(), ConfigError> {
+    pub(crate) fn has_effect_on(&self, limit: Option<&Limit>) -> Result<(), ConfigError> {
         let settles = self.cost_afterwards.is_some();
         let on_places = [
             (
@@ -301,70 +381,6 @@ impl KeyedLimit {
             && !self.is_hidden
             && self.parts.is_none()
             && self.ban.is_none()
-    }
-
-    /// The charge of a limit without options: made without the detour over a [`Draft`]. `None`
-    /// without a limit.
-    #[inline]
-    pub(super) fn plain_charge(&self, parts: &Parts, cost: u64) -> Result<Option<Charge>, Rejection> {
-        let Ok(limit) = &self.limit else { return Ok(None) };
-        let key = self.extractor.extract(parts).map_err(Rejection::NoKey)?;
-        if cost > limit.units() {
-            return Err(Rejection::NeverFits(NeverFits { limit: limit.clone(), cost, is_hidden: false }));
-        }
-        Ok(Some(Charge::fitting(limit.clone(), key, cost)))
-    }
-
-    /// The charge of a request of this cost.
-    pub(super) fn draft(&self, parts: &Parts, cost: u64) -> Draft {
-        let cost = self.cost.as_ref().map_or(cost, |own| own(parts));
-        let no_key = |error| (self.limit().cloned(), Rejection::NoKey(error));
-        let key = self.extractor.extract(parts).map_err(no_key)?;
-        let limit = match &self.limit {
-            Ok(limit) => Some(limit.clone()),
-            Err(choose) => {
-                let limit = choose(parts);
-                if let Err(error) = self.has_effect_on(limit.as_ref()) {
-                    return Err((limit, Rejection::NotSetUp(error)));
-                }
-                limit
-            }
-        };
-        let ban = self.begins_ban(&key);
-        // Without a limit, a key may still be banned.
-        let Some(limit) = limit else { return Ok((None, ban)) };
-        let (limit, key) = match self.parts {
-            Some(parts) => {
-                let split = Split::of_at_most(limit, parts);
-                let key = split.next_key(key);
-                (split.limit, key)
-            }
-            None => (limit, key),
-        };
-        let settled_within =
-            (self.cost_afterwards.is_some() && !self.counts_afterwards).then(|| self.lease.unwrap_or(DEFAULT_LEASE));
-        // A cost of 0 would leave no entry to settle, and take no place.
-        let cost = if settled_within.is_some() || limit.is_concurrent() { cost.max(1) } else { cost };
-        let charge =
-            if self.counts_afterwards { Ok(Charge::any_left(limit, key)) } else { Charge::new(limit, key, cost) };
-        let charge = charge.map_err(|error| {
-            let error = NeverFits { is_hidden: self.is_hidden, ..error };
-            (Some(error.limit.clone()), Rejection::NeverFits(error))
-        })?;
-        // Reserved until the response, and counted as of its time.
-        let heeding = (self.heeds_upstream && charge.units() > 0).then(|| charge.limit().window());
-        let charge = settled_within.or(heeding).into_iter().fold(charge, Charge::reserve);
-        Ok((Some(self.flagged(charge)), ban))
-    }
-
-    fn begins_ban(&self, key: &Key) -> Option<Box<Charge>> {
-        let Ban { limit, time, .. } = self.ban.as_ref()?;
-        Some(Box::new(self.flagged(Charge::ban(limit.clone(), key.clone(), *time))))
-    }
-
-    fn flagged(&self, charge: Charge) -> Charge {
-        let charge = if self.is_hidden { charge.hidden() } else { charge };
-        if self.is_shadow { charge.in_shadow() } else { charge }
     }
 
     /// The keys of all parts of a split limit, or the charged key alone.

@@ -12,7 +12,8 @@ use super::{
     super::{
         events::Events,
         futures::join,
-        policy::{CheckDetails, Exchange, KeyedLimit, Policy},
+        plan::CheckDetails,
+        policy::{Exchange, KeyedLimit, Policy},
     },
     body::changed,
     upstream::{BlockRequest, block_request},

@@ -19,7 +19,8 @@ use super::events::Events;
 use super::{
     events::Degraded,
     headers::HeaderSets,
-    policy::{CheckDetails, Decided, Policy, TimeWaited},
+    plan::{CheckDetails, Decided, TimeWaited},
+    policy::Policy,
     rejection::{Rejection, RejectionResponse, ShadowRefusals},
 };
 use crate::{decision::Decision, error::Error, limit::Limit, limiter::FailureMode};

@@ -4,10 +4,7 @@ use std::iter;
 
 use http::request::Parts;
 
-use super::{
-    super::{futures::join, layer::RateLimitLayer, rejection::Rejection},
-    CheckDetails, Policy,
-};
+use super::{futures::join, layer::RateLimitLayer, plan::CheckDetails, policy::Policy, rejection::Rejection};
 use crate::{
     check::{Charge, Check},
     decision::LimitStatus,

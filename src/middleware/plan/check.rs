@@ -3,18 +3,96 @@
 //! Chosen limits may be the same for a request: two of one identity for one key make one charge, by
 //! the stricter of them.
 
+use std::time::Duration;
+
 use http::request::Parts;
 
-use super::{
-    super::rejection::{Rejection, ShadowRefusals},
-    keyed_limit::{Draft, KeyedLimit},
-};
 use crate::{
     check::{Charge, Check, charged_twice},
     error::{Error, NeverFits, StoreError, StoreErrorKind},
+    key::Key,
     limit::Limit,
-    split::is_of_one_whole,
+    middleware::{
+        policy::KeyedLimit,
+        rejection::{Rejection, ShadowRefusals},
+    },
+    split::{Split, is_of_one_whole},
 };
+
+/// Longer than most responses take. Short, since a client that hangs up keeps the units from others
+/// for this long.
+const DEFAULT_LEASE: Duration = Duration::from_secs(60);
+
+/// The charge of a request under one limit, and the one that begins its ban. `None` if no limit was
+/// chosen for this request. Otherwise the limit, as far as it is known, and the reason why it
+/// cannot charge the request.
+type Draft = Result<(Option<Charge>, Option<Box<Charge>>), (Option<Limit>, Rejection)>;
+
+impl KeyedLimit {
+    /// The charge of a limit without options: made without the detour over a [`Draft`]. `None`
+    /// without a limit.
+    #[inline]
+    pub(super) fn plain_charge(&self, parts: &Parts, cost: u64) -> Result<Option<Charge>, Rejection> {
+        let Ok(limit) = &self.limit else { return Ok(None) };
+        let key = self.extractor.extract(parts).map_err(Rejection::NoKey)?;
+        if cost > limit.units() {
+            return Err(Rejection::NeverFits(NeverFits { limit: limit.clone(), cost, is_hidden: false }));
+        }
+        Ok(Some(Charge::fitting(limit.clone(), key, cost)))
+    }
+
+    /// The charge of a request of this cost.
+    pub(crate) fn draft(&self, parts: &Parts, cost: u64) -> Draft {
+        let cost = self.cost.as_ref().map_or(cost, |own| own(parts));
+        let no_key = |error| (self.limit().cloned(), Rejection::NoKey(error));
+        let key = self.extractor.extract(parts).map_err(no_key)?;
+        let limit = match &self.limit {
+            Ok(limit) => Some(limit.clone()),
+            Err(choose) => {
+                let limit = choose(parts);
+                if let Err(error) = self.has_effect_on(limit.as_ref()) {
+                    return Err((limit, Rejection::NotSetUp(error)));
+                }
+                limit
+            }
+        };
+        let ban = self.begins_ban(&key);
+        // Without a limit, a key may still be banned.
+        let Some(limit) = limit else { return Ok((None, ban)) };
+        let (limit, key) = match self.parts {
+            Some(parts) => {
+                let split = Split::of_at_most(limit, parts);
+                let key = split.next_key(key);
+                (split.limit, key)
+            }
+            None => (limit, key),
+        };
+        let settled_within =
+            (self.cost_afterwards.is_some() && !self.counts_afterwards).then(|| self.lease.unwrap_or(DEFAULT_LEASE));
+        // A cost of 0 would leave no entry to settle, and take no place.
+        let cost = if settled_within.is_some() || limit.is_concurrent() { cost.max(1) } else { cost };
+        let charge =
+            if self.counts_afterwards { Ok(Charge::any_left(limit, key)) } else { Charge::new(limit, key, cost) };
+        let charge = charge.map_err(|error| {
+            let error = NeverFits { is_hidden: self.is_hidden, ..error };
+            (Some(error.limit.clone()), Rejection::NeverFits(error))
+        })?;
+        // Reserved until the response, and counted as of its time.
+        let heeding = (self.heeds_upstream && charge.units() > 0).then(|| charge.limit().window());
+        let charge = settled_within.or(heeding).into_iter().fold(charge, Charge::reserve);
+        Ok((Some(self.flagged(charge)), ban))
+    }
+
+    fn begins_ban(&self, key: &Key) -> Option<Box<Charge>> {
+        let ban = self.ban.as_ref()?;
+        Some(Box::new(self.flagged(Charge::ban(ban.limit.clone(), key.clone(), ban.time))))
+    }
+
+    fn flagged(&self, charge: Charge) -> Charge {
+        let charge = if self.is_hidden { charge.hidden() } else { charge };
+        if self.is_shadow { charge.in_shadow() } else { charge }
+    }
+}
 
 /// The details of a check that its response needs. Most checks have none, so they are boxed.
 #[derive(Default)]
@@ -51,7 +129,7 @@ pub(crate) struct BanCharge {
 impl CheckDetails {
     /// Makes one check of the charges of all limits, in order. A limit in the shadow that cannot
     /// charge the request is left out. Any other rejects the request.
-    pub(super) fn of(limits: &[KeyedLimit], draft: impl Fn(&KeyedLimit) -> Draft) -> Result<Self, Rejection> {
+    pub(crate) fn of(limits: &[KeyedLimit], draft: impl Fn(&KeyedLimit) -> Draft) -> Result<Self, Rejection> {
         let draft = |limit: &KeyedLimit| match draft(limit) {
             Err((_, rejection)) if !limit.is_shadow => Err(rejection),
             draft => Ok(draft),

@@ -1,0 +1,84 @@
+//! Bans: a key that has used up a limit is refused for a time.
+//!
+//! 1. A ban is an exact log of one unit, which the check of a request only asks for. The unit has
+//!    the ban's time as its lease.
+//! 2. A refusal begins it, whether the store or this process has refused, and so does a count
+//!    afterwards that leaves nothing.
+//! 3. It is taken under one id for all, so that it begins once, however many requests and processes
+//!    begin it.
+
+use std::cmp::Reverse;
+
+use http::StatusCode;
+
+use super::check::BanCharge;
+use crate::{
+    decision::{Decision, LimitStatus},
+    limiter::Limiter,
+    middleware::{
+        policy::{Ban, KeyedLimit, Policy},
+        rejection::Rejection,
+    },
+};
+
+impl KeyedLimit {
+    /// Whether this status of a request of this cost begins the ban.
+    fn bans(&self, status: &LimitStatus, cost: u64) -> bool {
+        let settled = status.used().saturating_sub(status.reserved());
+        // Others that wait in line refuse a request that fits, and one that would fit if reserved
+        // units were given back.
+        let has_refused = status.retry_after().is_some() && settled.saturating_add(cost) > status.limit().units();
+        let begins = has_refused || self.cost_afterwards.is_some() && settled >= status.limit().units();
+        begins && self.ban.as_ref().is_some_and(|ban| !ban.time.is_zero())
+    }
+}
+
+impl Policy {
+    /// The bans that a decision begins.
+    pub(super) fn begun<'a>(&self, decision: &Decision, bans: &'a [BanCharge]) -> Vec<&'a BanCharge> {
+        let status = |index| decision.statuses().nth(index);
+        let begins = |ban: &&BanCharge| {
+            // One in the shadow begins none that refuses.
+            let may_begin =
+                |status: &LimitStatus| status.retry_after().is_none() && status.is_shadow() == ban.begins.is_shadow();
+            let limit = self.limits.get(ban.charged.limit_index).zip(status(ban.charged.charge_index));
+            status(ban.ban_index).is_some_and(may_begin)
+                && limit.is_some_and(|(limit, status)| limit.bans(status, ban.charged.cost))
+        };
+        let mut begun: Vec<_> = bans.iter().filter(begins).collect();
+        // The longest of those that several limits begin.
+        begun.sort_by_key(|ban| (ban.ban_index, Reverse(ban.begins.lease())));
+        begun.dedup_by_key(|ban| ban.ban_index);
+        begun
+    }
+
+    /// Begins the bans of limits that are used up, and adds them to the decision.
+    /// `is_local` if this process decides in the store's place.
+    pub(in super::super) async fn ban(
+        &self,
+        limiter: &Limiter,
+        decision: Decision,
+        bans: &[BanCharge],
+        is_local: bool,
+    ) -> Decision {
+        let mut banned = decision.clone();
+        for BanCharge { ban_index, begins, .. } in self.begun(&decision, bans) {
+            match limiter.ban(begins.clone(), is_local).await {
+                Ok(refusal) => banned = banned.with_statuses_of(&refusal, &[*ban_index]),
+                Err(error) => self.events.not_banned(&error),
+            }
+        }
+        banned
+    }
+
+    /// A refusal as one of a ban, if a ban has refused.
+    pub(in super::super) fn of_ban(&self, rejection: Rejection) -> Rejection {
+        let Rejection::Limited(decision) = rejection else { return rejection };
+        let refusing = || decision.statuses().filter(|status| status.refuses().is_some());
+        let refuses = |ban: &Ban| refusing().any(|status| status.limit().is_one_with(&ban.limit));
+        match self.limits.iter().find(|limit| limit.ban.as_ref().is_some_and(refuses)) {
+            Some(limit) => Rejection::Banned(decision, limit.ban_status.unwrap_or(StatusCode::TOO_MANY_REQUESTS)),
+            None => Rejection::Limited(decision),
+        }
+    }
+}
