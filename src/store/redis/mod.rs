@@ -31,7 +31,7 @@ use tokio::sync::watch;
 pub use self::builder::RedisStoreBuilder;
 use self::{
     connect::{Source, Topology},
-    dispatch::{Answer, Common, Job, ask_slots},
+    dispatch::{Answer, Common, Job},
 };
 use super::{Store, StoreFuture};
 use crate::{
@@ -68,7 +68,7 @@ impl Shared {
     /// Sends a job from the current runtime.
     async fn ask(&self, job: Box<Job>) -> Answer {
         let dispatcher = self.common.dispatcher()?;
-        if dispatcher.is_by_slot() { ask_slots(dispatcher, job).await } else { dispatcher.ask(job).await }
+        if dispatcher.is_by_slot() { dispatcher.ask_slots(job).await } else { dispatcher.ask(job).await }
     }
 }
 

@@ -50,30 +50,31 @@ struct CrossSlot {
     caller: Weak<Caller>,
 }
 
-/// Asks a cluster, or a server that refuses keys of several slots: slot by slot if there are
-/// several. In a box, since the dispatcher waits for it in turn.
-pub(crate) fn ask_slots(dispatcher: Arc<Dispatcher>, job: Box<Job>) -> StoreFuture<(Decision, bool)> {
-    Box::pin(async move {
-        let Some((task, _caller)) = in_slots(&dispatcher, &job) else { return dispatcher.ask(job).await };
-        drop(dispatcher);
-        task.await.unwrap_or_else(|error| Err(without_runtime(error)))
-    })
-}
+impl Dispatcher {
+    /// Asks a cluster, or a server that refuses keys of several slots: slot by slot if there are
+    /// several. In a box, since the dispatcher waits for it in turn.
+    pub(crate) fn ask_slots(self: Arc<Self>, job: Box<Job>) -> StoreFuture<(Decision, bool)> {
+        Box::pin(async move {
+            let Some((task, _caller)) = self.in_slots(&job) else { return self.ask(job).await };
+            drop(self);
+            task.await.unwrap_or_else(|error| Err(without_runtime(error)))
+        })
+    }
 
-/// A task that asks slot by slot, if there are several, and its caller as long as it waits.
-fn in_slots(dispatcher: &Arc<Dispatcher>, job: &Job) -> Option<(JoinHandle<Answer>, Arc<Caller>)> {
-    let runtime = &dispatcher.runtime;
-    match &job.work {
-        Work::Decide(check) => {
-            let id = check.id().unwrap_or_else(AdmissionId::fresh);
-            let (slots, caller) = CrossSlot::new(dispatcher, check, id, SystemTime::UNIX_EPOCH)?;
-            Some((runtime.spawn(slots.decide(job.deadline)), caller))
-        }
-        Work::Settle(settling) => {
-            let settlement = &settling.settlement;
-            let (slots, caller) = CrossSlot::new(dispatcher, settlement.check(), settlement.id(), settlement.at())?;
-            let costs = settlement.accounts().map(|(_, cost)| cost).collect();
-            Some((runtime.spawn(slots.settle(costs)), caller))
+    /// A task that asks slot by slot, if there are several, and its caller as long as it waits.
+    fn in_slots(self: &Arc<Self>, job: &Job) -> Option<(JoinHandle<Answer>, Arc<Caller>)> {
+        match &job.work {
+            Work::Decide(check) => {
+                let id = check.id().unwrap_or_else(AdmissionId::fresh);
+                let (slots, caller) = CrossSlot::new(self, check, id, SystemTime::UNIX_EPOCH)?;
+                Some((self.runtime.spawn(slots.decide(job.deadline)), caller))
+            }
+            Work::Settle(settling) => {
+                let settlement = &settling.settlement;
+                let (slots, caller) = CrossSlot::new(self, settlement.check(), settlement.id(), settlement.at())?;
+                let costs = settlement.accounts().map(|(_, cost)| cost).collect();
+                Some((self.runtime.spawn(slots.settle(costs)), caller))
+            }
         }
     }
 }

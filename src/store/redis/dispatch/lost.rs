@@ -5,7 +5,7 @@ use std::{mem, sync::Arc, time::Duration};
 
 use tokio::{runtime::Handle, task::JoinSet, time::sleep};
 
-use super::{cross_slot::ask_slots, dispatcher::Common, job::Job};
+use super::{dispatcher::Common, job::Job};
 use crate::{decision::Settlement, local::Underway, store::give_back};
 
 /// A server that has stood still may run a lost batch a moment after what came over another
@@ -62,7 +62,7 @@ async fn free(common: &Arc<Common>, taken: &[Settlement]) {
             // Each try finds a dispatcher, since that of a runtime that ends is of no use.
             let settle = move |taken| {
                 let (dispatcher, job) = (common.dispatcher(), Job::settle(taken, &common.local_state));
-                async move { ask_slots(dispatcher?, job).await }
+                async move { dispatcher?.ask_slots(job).await }
             };
             give_back(vec![taken.clone()], settle)
         };

@@ -16,9 +16,9 @@ mod dispatcher;
 mod job;
 mod lost;
 mod queue;
+mod send;
 
 pub(super) use self::{
-    cross_slot::ask_slots,
     dispatcher::Common,
     job::{Answer, Job},
 };

@@ -1,0 +1,261 @@
+//! Sends the checks and settlements of a [`Dispatcher`]: by their callers or by tasks, alone or in
+//! batches, and once more if that may help. Tries a new store out.
+
+use std::{
+    collections::BTreeMap,
+    mem,
+    sync::{Arc, Weak, atomic::Ordering},
+    time::Duration,
+};
+
+use redis::{ErrorKind, RedisResult, ServerErrorKind::CrossSlot, Value, cmd};
+use tokio::{
+    task::{JoinSet, yield_now},
+    time::sleep,
+};
+
+use super::{
+    batch::Batch,
+    dispatcher::{Common, Dispatcher, without_runtime},
+    job::{Answer, Job, hash_slot, only_slot},
+    queue::{Permit, Queue},
+};
+use crate::{
+    check::{Charge, Check},
+    error::StoreError,
+    key::Key,
+    limit::Limit,
+    metrics,
+    store::redis::{
+        connect::{Connection, failure},
+        script::TRY_OUT,
+    },
+};
+
+/// To a server that is far away, a batch leaves this often, and only so many are in flight.
+const BATCH_INTERVAL: Duration = Duration::from_millis(1);
+const MOST_IN_FLIGHT: u128 = 64;
+
+impl Dispatcher {
+    /// Sends a job, or lets a task do it. While it waits for the answer, it holds nothing of the
+    /// dispatcher, which so ends with its runtime, even if nobody polls the future.
+    ///
+    /// If few checks are in flight and a connection works, the caller of a check sends it.
+    pub(crate) async fn ask(self: Arc<Self>, job: Box<Job>) -> Answer {
+        let slot = self.is_by_slot().then(|| hash_slot(job.check(), &self.common.keys));
+        let (queue, wait) = (self.queue(slot.unwrap_or(0), job.is_release()), job.may_wait());
+        // Until the first reply, a task sends it, and hears the reply even if it comes too late for
+        // the caller.
+        if job.is_check()
+            && wait.is_none()
+            && self.common.local_state.round_trip.known().is_some()
+            && let Some(permit) = queue.lone_permit()
+            && let Some(connection) = self.pool.share()
+        {
+            let (dispatcher, common) = (Arc::downgrade(&self), Arc::clone(&self.common));
+            drop(self);
+            // In a box, since only few futures send their check themselves.
+            return Box::pin(send_alone(job, slot, connection, permit, dispatcher, common)).await;
+        }
+        // Dropped after it, so that the job of a caller that stops waiting is cancelled before it
+        // is counted.
+        let (answer, caller) = match queue.push(job) {
+            Ok(queued) => queued,
+            Err(answer) => return *answer,
+        };
+        match wait {
+            None => {
+                if let Some(permit) = self.batch_permit(queue) {
+                    self.runtime.spawn(Arc::clone(&self).serve(permit));
+                }
+            }
+            Some(wait) if !queue.is_gathering.swap(true, Ordering::SeqCst) => {
+                self.runtime.spawn(Arc::clone(&self).serve_after(wait, Arc::clone(queue)));
+            }
+            Some(_) => {}
+        }
+        drop(self);
+        let answer = answer.await;
+        caller.leave();
+        answer.unwrap_or_else(|error| Err(without_runtime(error)))
+    }
+
+    /// So many batches are in flight that a check waits for no more than a fraction of the round
+    /// trip. A server that is slow, and not far away, gets no more of them: they would wait there,
+    /// where keys take no turns.
+    fn batch_permit(&self, queue: &Arc<Queue>) -> Option<Permit> {
+        queue.batch_permit(|| {
+            let round_trip = &self.common.local_state.round_trip;
+            let round_trip = round_trip.smoothed().min(round_trip.distance());
+            (round_trip.as_micros() / BATCH_INTERVAL.as_micros()).min(MOST_IN_FLIGHT) as usize
+        })
+    }
+
+    /// Lets prefetches wait for each other.
+    async fn serve_after(self: Arc<Self>, wait: Duration, queue: Arc<Queue>) {
+        sleep(wait).await;
+        // A prefetch that comes later is gathered by another task.
+        queue.is_gathering.store(false, Ordering::SeqCst);
+        if let Some(permit) = self.batch_permit(&queue) {
+            self.serve(permit).await;
+        }
+    }
+
+    /// Sends batches until the queue is empty.
+    async fn serve(self: Arc<Self>, mut permit: Permit) {
+        loop {
+            // Tasks that are ready to run may add their checks to the batch.
+            yield_now().await;
+            let Some(jobs) = permit.next_batch() else { return };
+            self.send_all(jobs).await;
+        }
+    }
+
+    /// Sends jobs as one batch, or, if batches are formed a slot at a time, as one for each slot,
+    /// all at once.
+    async fn send_all(self: &Arc<Self>, jobs: Vec<Box<Job>>) {
+        if !self.is_by_slot() {
+            return self.send_batch(jobs, None).await;
+        }
+        // A check of several slots has come before the server refused one.
+        let mut slots = BTreeMap::<Option<u16>, Vec<_>>::new();
+        for job in jobs {
+            slots.entry(only_slot(job.check(), &self.common.keys)).or_default().push(job);
+        }
+        let send = |(slot, jobs)| {
+            let dispatcher = Arc::clone(self);
+            async move { dispatcher.send_batch(jobs, slot).await }
+        };
+        let mut batches: JoinSet<_> = slots.into_iter().map(send).collect();
+        while batches.join_next().await.is_some() {}
+    }
+
+    async fn send_batch(self: &Arc<Self>, mut jobs: Vec<Box<Job>>, slot: Option<u16>) {
+        let mut connection = self.pool.take().await;
+        // Callers may have stopped waiting while the connection was opened.
+        jobs.retain(|job| !job.is_cancelled());
+        if jobs.is_empty() {
+            return;
+        }
+        let mut batch = Batch::new(jobs, slot, &self.common);
+        let mut reply = try_send(&mut connection, &mut batch, false).await;
+        drop(connection);
+        if !matches!(reply, Ok(Ok(_))) {
+            // In a box, since few batches are sent again.
+            reply = Box::pin(self.try_again(&mut batch, reply)).await;
+        }
+        let refused = self.take_refused(&mut batch, &reply);
+        if refused.is_empty() {
+            return batch.finish(reply.and_then(|reply| reply.map_err(failure)));
+        }
+        for (job, caller) in refused.into_iter().flat_map(|job| job.apart()) {
+            let answer = Arc::clone(self).ask_slots(job);
+            self.runtime.spawn(async move { caller.send(answer.await) });
+        }
+    }
+
+    /// The jobs that the server has refused since their keys are in several slots. From then on
+    /// batches are formed a slot at a time.
+    fn take_refused(&self, batch: &mut Batch, reply: &Result<RedisResult<Value>, StoreError>) -> Vec<Box<Job>> {
+        match reply {
+            Ok(Err(error)) if error.kind() == ErrorKind::Server(CrossSlot) && batch.slot.is_none() => {
+                self.common.is_by_slot.store(true, Ordering::Relaxed);
+                mem::take(&mut batch.jobs)
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// The reply after a second try, if that may help. A node of a cluster that does not have the
+    /// slot has run nothing, and neither has a connection that did not prove itself, so all jobs
+    /// are sent again. After a broken connection, only those that count once. A check whose callers
+    /// have left is not.
+    async fn try_again(
+        self: &Arc<Self>,
+        batch: &mut Batch,
+        mut reply: Result<RedisResult<Value>, StoreError>,
+    ) -> Result<RedisResult<Value>, StoreError> {
+        let Ok(Err(error)) = &reply else { return reply };
+        if self.is_worth_another_try(error) {
+            self.common.server.note_moved(error);
+            let has_not_run = !batch.is_sent || self.has_certainly_not_run(error);
+            let failed = failure(error.clone());
+            if batch.keep(|job| has_not_run || job.is_repeatable(), &failed) {
+                let mut connection = self.pool.take().await;
+                if batch.keep(|job| !job.is_cancelled(), &failed) {
+                    let again = batch.is_sent || self.common.server.is_cluster();
+                    reply = try_send(&mut connection, batch, again).await;
+                }
+            }
+        }
+        reply
+    }
+
+    /// Runs each command on a key that no limit has, and looks at two keys. So the server is
+    /// reached, knows the script, and lets this user run all that will be needed, at our keys. If
+    /// it refuses keys of several slots, that is known from then on.
+    pub(crate) async fn try_out(self: Arc<Self>) -> Result<(), StoreError> {
+        self.in_task(|dispatcher| async move {
+            let time = if dispatcher.common.clock.is_none() { "" } else { "given" };
+            let key = format!("{}:", dispatcher.common.keys.prefix);
+            dispatcher.send(cmd("EVAL").arg(TRY_OUT).arg(1).arg(key).arg(time)).await?;
+            if dispatcher.common.server.is_cluster() {
+                // The client sends it to a node to which a slot moves.
+                dispatcher.send(&cmd("ASKING")).await?;
+            }
+            let peek = |key| Check::new(Charge::fitting(Limit::per_second("connect", 1), Key::from(key), 0));
+            let tries: &[&[&str]] = if dispatcher.is_by_slot() { &[&[]] } else { &[&[], &["1", "2"]] };
+            for keys in tries {
+                let jobs = keys.iter().map(|key| Job::decide(peek(*key), Duration::MAX)).collect();
+                let mut batch = Batch::new(jobs, None, &dispatcher.common);
+                let reply = try_send(&mut dispatcher.pool.take().await, &mut batch, false).await;
+                if dispatcher.take_refused(&mut batch, &reply).is_empty() {
+                    batch.answers(reply?.map_err(failure)?)?;
+                }
+            }
+            dispatcher.pool.open_all().await;
+            Ok(())
+        })
+        .await
+    }
+}
+
+/// Sends a batch over a connection. The outer error says that there was none. The inner one is of
+/// the server or of the connection.
+async fn try_send(
+    connection: &mut Result<(Connection, impl Send), StoreError>,
+    batch: &mut Batch,
+    again: bool,
+) -> Result<RedisResult<Value>, StoreError> {
+    let (connection, _) = connection.as_mut().map_err(|error| error.clone())?;
+    Ok(batch.send(connection, again).await)
+}
+
+/// Sends the check of its own caller. A task takes over after an error: a future that may not be
+/// polled must not wait for a connection.
+async fn send_alone(
+    job: Box<Job>,
+    slot: Option<u16>,
+    mut connection: Connection,
+    permit: Permit,
+    dispatcher: Weak<Dispatcher>,
+    common: Arc<Common>,
+) -> Answer {
+    metrics::batch(1, || 0);
+    let mut batch = Batch::new(vec![job], slot, &common);
+    let reply = batch.send(&mut connection, false).await;
+    permit.end();
+    let error = match reply {
+        Ok(reply) => return batch.only_answer(reply),
+        Err(error) => error,
+    };
+    let Some(dispatcher) = dispatcher.upgrade() else { return Err(without_runtime(error)) };
+    let try_again = |dispatcher: Arc<Dispatcher>| async move {
+        let reply = dispatcher.try_again(&mut batch, Ok(Err(error))).await;
+        match dispatcher.take_refused(&mut batch, &reply).pop() {
+            Some(job) => dispatcher.ask_slots(job).await,
+            None => batch.only_answer(reply?.map_err(failure)?),
+        }
+    };
+    dispatcher.in_task(try_again).await
+}
