@@ -51,7 +51,7 @@ fn figures_of_the_readme_stand_in_the_plots() {
 }
 
 /// All files of a folder and of those in it.
-fn paths(folder: &Path, files: &mut Vec<PathBuf>) {
+pub(crate) fn paths(folder: &Path, files: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
         if path.is_dir() {

@@ -10,6 +10,7 @@ mod examples;
 mod extract;
 mod faults;
 mod fuzz;
+mod layers;
 mod limiter;
 mod middleware;
 mod pairs;
