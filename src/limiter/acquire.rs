@@ -132,7 +132,7 @@ impl Limiter {
             }
             let outcome = limiter.decide(check.clone(), waited).await;
             place.answered(&outcome, PAUSE);
-            let Some(asks_at) = ask_again_at(end, &outcome, self.core.distance()) else { return outcome };
+            let Some(asks_at) = ask_again_at(end, &outcome, self.core.round_trip.distance()) else { return outcome };
             (is_in_line, limiter) = (true, self.clone());
             let Ok(decision) = outcome else { continue };
             place.is_refused(&decision, asks_at);

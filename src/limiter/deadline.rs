@@ -14,10 +14,7 @@ use tokio::{
     time::{Instant, Sleep, sleep_until},
 };
 
-use crate::{
-    error::{Error, StoreError, StoreErrorKind},
-    store::Store,
-};
+use crate::error::{Error, StoreError, StoreErrorKind};
 
 /// The least time for a call to the store, even if its request has used up the deadline: enough for
 /// a store that answers.
@@ -129,7 +126,8 @@ impl<F: Future> Future for Deadline<F> {
         if let Poll::Ready(output) = this.future.poll(cx) {
             return Poll::Ready(Ok(output));
         }
-        let (deadline, waited) = (*this.deadline, *this.waited);
+        let deadline = *this.deadline;
+        let waited = *this.waited;
         let end = this.timer.end().unwrap_or_else(|| Instant::now() + time_left(deadline, waited).min(LONGEST));
         ready!(this.timer.poll_until(end, cx))?;
         if !mem::replace(this.is_over, true) {
@@ -142,8 +140,4 @@ impl<F: Future> Future for Deadline<F> {
 
 pub(super) fn time_left(deadline: Duration, waited: Duration) -> Duration {
     deadline.saturating_sub(waited).max(LEAST.min(deadline))
-}
-
-pub(super) fn round_trip(store: &dyn Store) -> Option<Duration> {
-    store.local_state()?.round_trip.known()
 }

@@ -11,7 +11,7 @@ use std::{
 
 use super::{
     Core, Limiter,
-    deadline::{Deadline, round_trip, time_left},
+    deadline::{Deadline, time_left},
     failure::FailureMode,
     places,
 };
@@ -91,7 +91,9 @@ impl Asking {
         if kept.underway.is_none() && !self.lookup.as_ref().is_some_and(|lookup| lookup.has_turn) {
             return;
         }
-        let (core, kept, lookup) = (Arc::clone(&self.core), kept.clone(), self.lookup.take());
+        let core = Arc::clone(&self.core);
+        let kept = kept.clone();
+        let lookup = self.lookup.take();
         let reply = Deadline::new(self.reply.replace(Box::pin(pending())), MOST_TIME, Duration::ZERO);
         // Dropped at once, so that it goes on without a caller.
         drop(self.core.owed.detachable(async move {
@@ -126,7 +128,8 @@ impl Limiter {
         key: K,
         cost: u64,
     ) -> impl Future<Output = Result<Decision, Error>> + Send + 'static + use<K> {
-        let (limiter, charge) = (self.clone(), Charge::new(limit.clone(), key, cost));
+        let limiter = self.clone();
+        let charge = Charge::new(limit.clone(), key, cost);
         async move {
             // Without the future of `decide`, which would copy the check once more: a tenth of a
             // remembered refusal's time.
@@ -215,7 +218,8 @@ impl Limiter {
             let asked_after = core.prefetches.as_ref().map_or(0, |prefetches| prefetches.last_taken());
             Box::new(Kept { check: check.clone(), asked_after, underway: None })
         });
-        let (deadline, part) = (core.deadline(), core.store.part_of(&check));
+        let deadline = core.deadline();
+        let part = core.store.part_of(&check);
         let reply = core.store.decide_within(check, time_left(deadline, waited));
         Asking { reply: Deadline::new(reply, deadline, waited), core, lookup, kept, mode, part }
     }
@@ -259,17 +263,17 @@ impl Core {
             return None;
         }
         let deadline = self.deadline();
-        let (store, probe) = (Arc::clone(&self.store), probe());
-        let part = store.part_of(&probe);
+        let probe = probe();
+        let part = self.store.part_of(&probe);
+        let store = Arc::clone(&self.store);
+        let round_trip = Arc::clone(&self.round_trip);
         let probes = move |deadline| {
-            let (store, reply) = (Arc::clone(&store), store.decide(probe.clone()));
-            async move {
-                let reply = Deadline::new(reply, deadline, Duration::ZERO).await;
-                reply.map_err(|error| error.at_distance(round_trip(&*store)))
-            }
+            let round_trip = Arc::clone(&round_trip);
+            let reply = Deadline::new(store.decide(probe.clone()), deadline, Duration::ZERO);
+            async move { reply.await.map_err(|error| error.at_distance(round_trip.known())) }
         };
-        let longest = self.store.local_state().map_or(deadline, |state| state.round_trip.longest_deadline());
-        self.breaker.of_part(part, false)?.refuse(deadline, self.deadline.unwrap_or(longest), probes)
+        let longest = self.deadline.unwrap_or_else(|| self.round_trip.longest_deadline());
+        self.breaker.of_part(part, false)?.refuse(deadline, longest, probes)
     }
 
     /// Makes a decision of the store's reply, and lets it hold the places that it has taken. The
@@ -317,7 +321,7 @@ impl Core {
         outcome: Result<Result<T, StoreError>, Error>,
     ) -> Result<T, Error> {
         let outcome = outcome.and_then(|reply| Ok(reply?));
-        let outcome = outcome.map_err(|error| error.at_distance(round_trip(&*self.store)));
+        let outcome = outcome.map_err(|error| error.at_distance(self.round_trip.known()));
         let has_waited_for_others =
             || self.store.local_state().is_some_and(|state| state.has_answered_within(part.as_deref(), call.took()));
         if !matches!(outcome, Err(Error::TimedOut { .. })) || call.blames_store() && !has_waited_for_others() {

@@ -54,7 +54,7 @@ pub use self::{
 pub use crate::local::Breaker;
 use crate::{
     decision::RETRY_RESERVED_AFTER,
-    local::{LocalState, Owed, Prefetches, Refusals, SHORTEST_DEADLINE, SharedBreaker},
+    local::{LocalState, Owed, Prefetches, Refusals, RoundTrip, SHORTEST_DEADLINE, SharedBreaker},
     logging::warn,
     store::{MemoryStore, Store},
 };
@@ -82,6 +82,8 @@ struct Core {
     /// `None` if no refusal is remembered.
     refusals: Option<Arc<Refusals>>,
     breaker: SharedBreaker,
+    /// Of the store. Zero if it does not tell it.
+    round_trip: Arc<RoundTrip>,
     /// `None` if the store has no prefetches.
     prefetches: Option<Arc<Prefetches>>,
     lines: Arc<Lines>,
@@ -106,12 +108,14 @@ impl Limiter {
     /// state](Store::local_state), if it has one.
     pub fn new(store: impl Store) -> Self {
         let local_state = store.local_state();
+        let round_trip = local_state.map(|state| Arc::clone(&state.round_trip));
         let core = Core {
             deadline: None,
             retry_reserved_after: RETRY_RESERVED_AFTER,
             layer: Cow::Borrowed(""),
             refusals: local_state.map(|state| Arc::clone(&state.refusals)),
             breaker: local_state.map_or_else(|| SharedBreaker::new(Breaker::default()), LocalState::breaker),
+            round_trip: round_trip.unwrap_or_else(|| Arc::new(RoundTrip::new(SHORTEST_DEADLINE))),
             prefetches: local_state.and_then(|state| state.prefetches.clone()),
             lines: Arc::default(),
             renewals: Arc::default(),
@@ -138,8 +142,7 @@ impl Limiter {
     /// [`guide::redis_is_far_away`](crate::guide::redis_is_far_away) says what else a distance
     /// changes.
     pub fn deadline(self, deadline: Duration) -> Self {
-        let round_trip = deadline::round_trip(&*self.core.store);
-        if let Some(round_trip) = round_trip.filter(|round_trip| deadline < *round_trip) {
+        if let Some(round_trip) = self.core.round_trip.known().filter(|round_trip| deadline < *round_trip) {
             warn!(
                 ?deadline,
                 ?round_trip,
@@ -263,13 +266,7 @@ impl Limiter {
 }
 
 impl Core {
-    /// The least time in which the store can reply, as far as is known.
-    fn distance(&self) -> Duration {
-        self.store.local_state().map_or(Duration::ZERO, |state| state.round_trip.distance())
-    }
-
     fn deadline(&self) -> Duration {
-        let by_distance = || self.store.local_state().map_or(SHORTEST_DEADLINE, |state| state.round_trip.deadline());
-        self.deadline.unwrap_or_else(by_distance)
+        self.deadline.unwrap_or_else(|| self.round_trip.deadline())
     }
 }

@@ -35,7 +35,7 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 
-use super::{Core, Limiter, deadline::round_trip, failure::FailureMode};
+use super::{Core, Limiter, failure::FailureMode};
 use crate::{
     check::{AdmissionId, Charge, Check},
     decision::{Decision, Places, settlement::Settlement},
@@ -286,7 +286,7 @@ impl Holder for Renewals {
 impl Core {
     /// So that the reply arrives before the place is lost.
     fn renewed_after(&self, life: Duration) -> Duration {
-        (life / RENEWAL).saturating_sub(round_trip(&*self.store).unwrap_or_default())
+        (life / RENEWAL).saturating_sub(self.round_trip.smoothed())
     }
 }
 
@@ -301,7 +301,7 @@ async fn renew(renewals: Weak<Renewals>, runtime: runtime::Id) {
         let Some(renewals) = renewals.upgrade() else { return };
         let Some(mut due) = renewals.due(runtime) else { break };
         due.retain(|place| !busy.contains_key(&place.address()));
-        let distance = due.first().map_or(Duration::ZERO, |place| place.core.distance());
+        let distance = due.first().map_or(Duration::ZERO, |place| place.core.round_trip.distance());
         let far = IN_FLIGHT_FAR.saturating_mul(distance.as_millis() as usize);
         let mut is_late = false;
         // Together, so that they share batches.
@@ -323,7 +323,7 @@ async fn renew(renewals: Weak<Renewals>, runtime: runtime::Id) {
 async fn renew_one(limiter: Limiter, place: Arc<Place>) {
     let (began, renewals) = (Instant::now(), Arc::clone(&limiter.core.renewals));
     let (store, _underway) = (&limiter.core.store, limiter.core.owed.begin());
-    let deadline = (place.life / LONGEST_TRY + round_trip(&**store).unwrap_or_default()).min(MOST_TIME);
+    let deadline = (place.life / LONGEST_TRY + limiter.core.round_trip.smoothed()).min(MOST_TIME);
     let try_again = || lock(&renewals.0).delay(&place, began + place.life / NEXT_TRY);
     let Ok(settled) = limiter.upkeep(store.settle(place.settlement(1)), deadline).await else { return try_again() };
     if !settled.was_applied && renewals.has(&place) {

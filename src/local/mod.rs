@@ -24,13 +24,13 @@ use std::{
 
 #[cfg(feature = "redis")]
 pub(crate) use self::round_trip::LONGEST_DEADLINE;
-use self::{breaker::BreakerState, refusals::Generations, round_trip::RoundTrip};
+use self::{breaker::BreakerState, refusals::Generations};
 pub(crate) use self::{
     breaker::SharedBreaker,
     owed::{Detachable, Holder, Owed, Underway},
     prefetch::{KeptHolding, Prefetches, Step},
     refusals::{Lookup, Refusals},
-    round_trip::SHORTEST_DEADLINE,
+    round_trip::{RoundTrip, SHORTEST_DEADLINE},
 };
 use crate::{
     clock::{Clock, ManualClock, micros},

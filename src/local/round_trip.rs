@@ -18,6 +18,7 @@ pub(crate) const SHORTEST_DEADLINE: Duration = Duration::from_millis(50);
 /// that follows the round trip.
 pub(crate) const LONGEST_DEADLINE: Duration = Duration::from_secs(1);
 
+#[derive(Debug)]
 pub(crate) struct RoundTrip {
     /// The smoothed round trip, and its mean deviation: microseconds, in 32 bits each. Zero until
     /// the first reply.
@@ -31,7 +32,7 @@ pub(crate) struct RoundTrip {
 
 impl RoundTrip {
     /// Until the first reply, the deadline is this one.
-    pub(super) fn new(first_deadline: Duration) -> Self {
+    pub(crate) fn new(first_deadline: Duration) -> Self {
         Self { both: AtomicU64::new(0), learnt_at: AtomicU64::new(0), distance: Arc::default(), first_deadline }
     }
 
