@@ -16,12 +16,11 @@ use pin_project_lite::pin_project;
 use tower_service::Service;
 
 use super::{
-    plan::{CheckDetails, Decided, Plan},
+    plan::{Decided, Pending, Plan},
     policy::Policy,
     rejection::{JsonResponse, RejectionResponse},
     response::{Completion, Settling},
 };
-use crate::limiter::Asking;
 
 /// A service guarded by a [`RateLimitLayer`](super::RateLimitLayer). See the [module
 /// docs](crate::middleware).
@@ -51,10 +50,7 @@ where
         let (parts, body) = request.into_parts();
         let state = match self.policy.plan(&parts) {
             Ok(Plan::Decided(decided)) => self.forward(decided, parts, body),
-            Ok(Plan::Ask { asking, details }) => {
-                State::Asking { asking, details, held: Some((self.take(), parts, body)) }
-            }
-            Ok(Plan::Wait(decision)) => State::Waiting { decision, held: Some((self.take(), parts, body)) },
+            Ok(Plan::Pending(pending)) => State::Deciding { pending, held: Some((self.take(), parts, body)) },
             Err(rejection) => {
                 State::Rejected { response: Some(self.policy.reject(&parts, rejection, None, None, &*self.responder)) }
             }
@@ -122,15 +118,7 @@ pin_project! {
 pin_project! {
     #[project = StateProjection]
     enum State<I, R, ReqBody, F, ResBody> {
-        Asking {
-            asking: Asking,
-            details: Option<Box<CheckDetails>>,
-            held: Option<(RateLimit<I, R>, Parts, ReqBody)>,
-        },
-        Waiting {
-            decision: Pin<Box<dyn Future<Output = Decided> + Send>>,
-            held: Option<(RateLimit<I, R>, Parts, ReqBody)>,
-        },
+        Deciding { #[pin] pending: Pending, held: Option<(RateLimit<I, R>, Parts, ReqBody)> },
         Forwarded { #[pin] response: F, completion: Option<Completion> },
         Settling { #[pin] settling: Settling, response: Option<(Response<ResBody>, Completion)> },
         Rejected { response: Option<Response<ResBody>> },
@@ -149,15 +137,8 @@ where
         let mut state = self.project().state;
         loop {
             let next = match state.as_mut().project() {
-                StateProjection::Asking { asking, details, held } => {
-                    let outcome = ready!(Pin::new(&mut *asking).poll(cx)).map(Some);
-                    let (mut service, parts, body) = take(held);
-                    let (details, waited) = (details.take(), asking.reply.waited());
-                    let decided = Decided { outcome, mode: asking.mode, details, waited };
-                    service.forward(decided, parts, body)
-                }
-                StateProjection::Waiting { decision, held } => {
-                    let decided = ready!(decision.as_mut().poll(cx));
+                StateProjection::Deciding { pending, held } => {
+                    let decided = ready!(pending.poll(cx));
                     let (mut service, parts, body) = take(held);
                     service.forward(decided, parts, body)
                 }

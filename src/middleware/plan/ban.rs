@@ -14,9 +14,10 @@ use http::StatusCode;
 use super::check::BanCharge;
 use crate::{
     decision::{Decision, LimitStatus},
+    limit::Limit,
     limiter::Limiter,
     middleware::{
-        policy::{Ban, KeyedLimit, Policy},
+        policy::{KeyedLimit, Policy},
         rejection::Rejection,
     },
 };
@@ -35,7 +36,7 @@ impl KeyedLimit {
 
 impl Policy {
     /// The bans that a decision begins.
-    pub(super) fn begun<'a>(&self, decision: &Decision, bans: &'a [BanCharge]) -> Vec<&'a BanCharge> {
+    fn begun<'a>(&self, decision: &Decision, bans: &'a [BanCharge]) -> Vec<&'a BanCharge> {
         let status = |index| decision.statuses().nth(index);
         let begins = |ban: &&BanCharge| {
             // One in the shadow begins none that refuses.
@@ -54,29 +55,28 @@ impl Policy {
 
     /// Begins the bans of limits that are used up, and adds them to the decision.
     /// `is_local` if this process decides in the store's place.
-    pub(in super::super) async fn ban(
+    pub(crate) async fn ban(
         &self,
         limiter: &Limiter,
-        decision: Decision,
+        mut decision: Decision,
         bans: &[BanCharge],
         is_local: bool,
     ) -> Decision {
-        let mut banned = decision.clone();
         for BanCharge { ban_index, begins, .. } in self.begun(&decision, bans) {
             match limiter.ban(begins.clone(), is_local).await {
-                Ok(refusal) => banned = banned.with_statuses_of(&refusal, &[*ban_index]),
+                Ok(refusal) => decision = decision.with_statuses_of(&refusal, &[*ban_index]),
                 Err(error) => self.events.not_banned(&error),
             }
         }
-        banned
+        decision
     }
 
     /// A refusal as one of a ban, if a ban has refused.
-    pub(in super::super) fn of_ban(&self, rejection: Rejection) -> Rejection {
+    pub(crate) fn of_ban(&self, rejection: Rejection) -> Rejection {
         let Rejection::Limited(decision) = rejection else { return rejection };
         let refusing = || decision.statuses().filter(|status| status.refuses().is_some());
-        let refuses = |ban: &Ban| refusing().any(|status| status.limit().is_one_with(&ban.limit));
-        match self.limits.iter().find(|limit| limit.ban.as_ref().is_some_and(refuses)) {
+        let refuses = |ban: &Limit| refusing().any(|status| status.limit().is_one_with(ban));
+        match self.limits.iter().find(|limit| limit.ban.as_ref().is_some_and(|ban| refuses(&ban.limit))) {
             Some(limit) => Rejection::Banned(decision, limit.ban_status.unwrap_or(StatusCode::TOO_MANY_REQUESTS)),
             None => Rejection::Limited(decision),
         }

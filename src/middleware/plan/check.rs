@@ -10,7 +10,6 @@ use http::request::Parts;
 use crate::{
     check::{Charge, Check, charged_twice},
     error::{Error, NeverFits, StoreError, StoreErrorKind},
-    key::Key,
     limit::Limit,
     middleware::{
         policy::KeyedLimit,
@@ -56,7 +55,8 @@ impl KeyedLimit {
                 limit
             }
         };
-        let ban = self.begins_ban(&key);
+        let ban = self.ban.as_ref().map(|ban| Charge::ban(ban.limit.clone(), key.clone(), ban.time));
+        let ban = ban.map(|begins| Box::new(self.flagged(begins)));
         // Without a limit, a key may still be banned.
         let Some(limit) = limit else { return Ok((None, ban)) };
         let (limit, key) = match self.parts {
@@ -81,11 +81,6 @@ impl KeyedLimit {
         let heeding = (self.heeds_upstream && charge.units() > 0).then(|| charge.limit().window());
         let charge = settled_within.or(heeding).into_iter().fold(charge, Charge::reserve);
         Ok((Some(self.flagged(charge)), ban))
-    }
-
-    fn begins_ban(&self, key: &Key) -> Option<Box<Charge>> {
-        let ban = self.ban.as_ref()?;
-        Some(Box::new(self.flagged(Charge::ban(ban.limit.clone(), key.clone(), ban.time))))
     }
 
     fn flagged(&self, charge: Charge) -> Charge {
@@ -130,18 +125,14 @@ impl CheckDetails {
     /// Makes one check of the charges of all limits, in order. A limit in the shadow that cannot
     /// charge the request is left out. Any other rejects the request.
     pub(crate) fn of(limits: &[KeyedLimit], draft: impl Fn(&KeyedLimit) -> Draft) -> Result<Self, Rejection> {
-        let draft = |limit: &KeyedLimit| match draft(limit) {
-            Err((_, rejection)) if !limit.is_shadow => Err(rejection),
-            draft => Ok(draft),
-        };
-        let drafts = limits.iter().map(draft).collect::<Result<Vec<_>, _>>()?;
         let mut details = Self::default();
-        for (limit_index, draft) in drafts.into_iter().enumerate() {
-            match draft {
+        for (limit_index, limit) in limits.iter().enumerate() {
+            match draft(limit) {
                 Ok((charge, ban)) => {
                     charge.map(|charge| details.add_charge(limit_index, charge)).transpose()?;
                     ban.into_iter().for_each(|ban| details.add_ban(limit_index, *ban));
                 }
+                Err((_, rejection)) if !limit.is_shadow => return Err(rejection),
                 Err(left_out) => details.left_out.push(left_out),
             }
         }
@@ -220,7 +211,8 @@ impl CheckDetails {
 fn stricter(one: &Charge, other: &Charge) -> Result<Charge, NeverFits> {
     let kept = if other.limit().units() < one.limit().units() { other } else { one };
     let is_hidden = one.is_hidden || other.is_hidden;
-    let (limit, key) = (kept.limit().clone(), kept.key().clone());
+    let limit = kept.limit().clone();
+    let key = kept.key().clone();
     let charge = if one.takes_nothing() && other.takes_nothing() {
         Ok(Charge::any_left(limit, key))
     } else {

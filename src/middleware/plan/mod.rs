@@ -15,13 +15,14 @@
 mod ban;
 mod check;
 
-use std::{pin::Pin, sync::Arc, time::Duration};
-
-use http::{
-    HeaderMap, HeaderName, HeaderValue, Method,
-    header::{ACCESS_CONTROL_REQUEST_METHOD, CONTENT_LENGTH, ORIGIN, TRANSFER_ENCODING},
-    request::Parts,
+use std::{
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+    time::Duration,
 };
+
+use http::{HeaderName, Method, header, request::Parts};
 
 pub(super) use self::check::CheckDetails;
 use super::{policy::Policy, rejection::Rejection};
@@ -37,6 +38,11 @@ use crate::{
 pub(super) enum Plan {
     /// Without waiting, or there is nothing to decide.
     Decided(Decided),
+    Pending(Pending),
+}
+
+/// A decision that a request waits for.
+pub(super) enum Pending {
     /// The store is asked about its check.
     Ask { asking: Asking, details: Option<Box<CheckDetails>> },
     /// After a wait for capacity, or with a ban. In a box, since few requests need it.
@@ -54,6 +60,21 @@ pub(super) struct Decided {
     pub(super) waited: Duration,
 }
 
+impl Future for Pending {
+    type Output = Decided;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Decided> {
+        match &mut *self {
+            Self::Ask { asking, details } => {
+                let outcome = ready!(Pin::new(&mut *asking).poll(cx)).map(Some);
+                let waited = asking.reply.waited();
+                Poll::Ready(Decided { outcome, mode: asking.mode, details: details.take(), waited })
+            }
+            Self::Wait(decided) => decided.as_mut().poll(cx),
+        }
+    }
+}
+
 impl Policy {
     /// An error if the request is denied, has no key, or costs too much.
     #[inline]
@@ -69,44 +90,36 @@ impl Policy {
             (self.plain_check(request, cost)?, None)
         } else {
             let mut details = Box::new(CheckDetails::of(&self.limits, |limit| limit.draft(request, cost))?);
-            let keeps_check = self.any(|limit| limit.cost_afterwards.is_some() || limit.heeds_upstream);
+            let keeps_check = self.limits.iter().any(|limit| limit.cost_afterwards.is_some() || limit.heeds_upstream);
             let check = if keeps_check { details.check.clone() } else { details.check.take() };
             let begins_ban = !details.bans.is_empty();
             if let Some(check) = check.clone().filter(|_| self.max_wait.is_some() || begins_ban) {
-                return Ok(self.decide_later(check, details, mode, time_waited(request)));
+                return Ok(Plan::Pending(self.wait(check, details, mode, request)));
             }
             (check, Some(details))
         };
         let Some(check) = check else { return Ok(at_once(Ok(None), mode, details)) };
         Ok(match self.limiter.decide_now(check, mode, || time_waited(request)) {
             DecideNow::Decided(outcome) => at_once(outcome.map(Some), mode, details),
-            DecideNow::Ask(asking) => Plan::Ask { asking, details },
+            DecideNow::Ask(asking) => Plan::Pending(Pending::Ask { asking, details }),
         })
     }
 
-    /// Waits in line for capacity, if the layer does, and begins bans, for a request that has
-    /// `waited` for other decisions.
-    fn decide_later(
-        self: &Arc<Self>,
-        check: Check,
-        details: Box<CheckDetails>,
-        mode: FailureMode,
-        mut waited: Duration,
-    ) -> Plan {
+    /// Waits in line for capacity, if the layer does, and begins bans.
+    fn wait(self: &Arc<Self>, check: Check, details: Box<CheckDetails>, mode: FailureMode, request: &Parts) -> Pending {
         let policy = Arc::clone(self);
-        Plan::Wait(Box::pin(async move {
+        let mut waited = time_waited(request);
+        Pending::Wait(Box::pin(async move {
             let limiter = policy.limiter.clone().with_failure_mode(mode);
-            let decided = match policy.max_wait {
-                Some(max_wait) => limiter.acquire_after(check, max_wait, &mut waited).await,
-                None => limiter.decide(check, &mut waited).await,
+            let decide = async {
+                let decision = match policy.max_wait {
+                    Some(max_wait) => limiter.acquire_after(check, max_wait, &mut waited).await?,
+                    None => limiter.decide(check, &mut waited).await?,
+                };
+                let is_local = decision.local_cause().is_some();
+                Ok(Some(policy.ban(&limiter, decision, &details.bans, is_local).await))
             };
-            let outcome = match decided {
-                Ok(decision) => {
-                    let is_local = decision.local_cause().is_some();
-                    Ok(Some(policy.ban(&limiter, decision, &details.bans, is_local).await))
-                }
-                Err(error) => Err(error),
-            };
+            let outcome = decide.await;
             Decided { outcome, mode, details: Some(details), waited }
         }))
     }
@@ -119,18 +132,14 @@ impl Policy {
                 return Err(Rejection::Denied);
             }
         }
-        let is_preflight = || request.method == Method::OPTIONS && is_preflight(&request.headers);
         let mistake = |error| {
             self.events.mistake(&Rejection::NoKey(error));
             false
         };
-        let kind = if !self.counts_preflights && is_preflight() {
-            Some("preflight")
-        } else {
-            let mut lists = self.uncounted.iter();
-            lists.find_map(|(kind, list)| list(request).unwrap_or_else(mistake).then_some(*kind))
-        };
-        let Some(kind) = kind else { return Ok(true) };
+        let mut lists = self.uncounted.iter();
+        let listed = || lists.find_map(|(kind, list)| list(request).unwrap_or_else(mistake).then_some(*kind));
+        let preflight = (!self.counts_preflights && is_preflight(request)).then_some("preflight");
+        let Some(kind) = preflight.or_else(listed) else { return Ok(true) };
         metrics::uncounted(kind, &self.events.layer);
         Ok(false)
     }
@@ -166,19 +175,19 @@ fn time_waited(request: &Parts) -> Duration {
     request.extensions.get().map(|TimeWaited(time)| *time).unwrap_or_default()
 }
 
-/// Whether an `OPTIONS` request of these headers is a CORS preflight, which a browser sends by itself before a
-/// request to another origin (Fetch, section 3.3.2), which is counted in its place. A preflight has
-/// one origin, one method, and no body. Over HTTP/2 the headers do not tell whether there is a
-/// body, and a layer takes bodies of any type, so one with a body is taken for a preflight there.
-fn is_preflight(headers: &HeaderMap) -> bool {
-    only(headers, &ORIGIN).is_some()
-        && only(headers, &ACCESS_CONTROL_REQUEST_METHOD)
-            .is_some_and(|value| Method::from_bytes(value.as_bytes()).is_ok())
-        && !headers.contains_key(TRANSFER_ENCODING)
-        && headers.get_all(CONTENT_LENGTH).into_iter().all(|length| length == "0")
-}
-
-fn only<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a HeaderValue> {
-    let mut values = headers.get_all(name).into_iter();
-    values.next().filter(|_| values.next().is_none())
+/// Whether a browser sends this request by itself before one to another origin (Fetch, section
+/// 3.3.2), which is counted in its place. A CORS preflight has one origin, one method, and no body.
+/// Over HTTP/2 the headers do not tell whether there is a body, and a layer takes bodies of any
+/// type, so one with a body is taken for a preflight there.
+fn is_preflight(request: &Parts) -> bool {
+    let only = |name: HeaderName| {
+        let mut values = request.headers.get_all(name).into_iter();
+        values.next().filter(|_| values.next().is_none())
+    };
+    request.method == Method::OPTIONS
+        && only(header::ORIGIN).is_some()
+        && only(header::ACCESS_CONTROL_REQUEST_METHOD)
+            .is_some_and(|method| Method::from_bytes(method.as_bytes()).is_ok())
+        && !request.headers.contains_key(header::TRANSFER_ENCODING)
+        && request.headers.get_all(header::CONTENT_LENGTH).into_iter().all(|length| length == "0")
 }

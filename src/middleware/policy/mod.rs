@@ -8,7 +8,6 @@ use std::{collections::HashSet, fmt, sync::Arc, time::Duration};
 
 use http::request::Parts;
 
-pub(super) use self::keyed_limit::Ban;
 use self::keyed_limit::ByRequest;
 pub use self::keyed_limit::{Exchange, KeyedLimit};
 use super::{
@@ -88,12 +87,6 @@ impl Policy {
         self.is_plain &= limit.is_plain();
         self.limits.push(limit);
         Ok(())
-    }
-
-    /// Whether a limit is of this kind.
-    #[inline]
-    pub(super) fn any(&self, is_of_kind: impl Fn(&KeyedLimit) -> bool) -> bool {
-        self.limits.iter().any(is_of_kind)
     }
 
     /// For a log line.

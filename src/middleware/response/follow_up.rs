@@ -49,12 +49,13 @@ impl FollowUp {
     /// Begins what has to happen after this response; `None` if that is nothing.
     pub(super) fn begin(&self, admitted: &Decision, response: &response::Parts) -> Option<Settling> {
         let check = self.details.check.as_ref()?;
-        let heeds = self.policy.any(|limit| limit.heeds_upstream);
+        let heeds = self.policy.limits.iter().any(|limit| limit.heeds_upstream);
         let block = heeds.then(|| block_request(response.status, &response.headers, SystemTime::now())).flatten();
         // The cost of each reserved charge, if it is settled, and how much later than its admission
         // it counts.
         let mut costs = Vec::<(Option<u64>, Option<Duration>)>::new();
-        let (mut spent, mut blocked) = (Vec::new(), Vec::new());
+        let mut spent = Vec::new();
+        let mut blocked = Vec::new();
         for ((index, charge), status) in check.charges().enumerate().zip(admitted.statuses()) {
             // A limit in the shadow that would have refused has counted nothing.
             let has_counted = status.retry_after().is_none() && charge.cost() > 0;
@@ -96,7 +97,9 @@ impl FollowUp {
         if !settles && blocked.is_empty() {
             return None;
         }
-        let (policy, admitted, bans) = (Arc::clone(&self.policy), admitted.clone(), self.details.bans.clone());
+        let policy = Arc::clone(&self.policy);
+        let admitted = admitted.clone();
+        let bans = self.details.bans.clone();
         Some(self.policy.limiter.detachable(async move {
             let Policy { limiter, events, .. } = &*policy;
             let is_local = admitted.local_cause().is_some();

@@ -66,7 +66,7 @@ impl Policy {
         }
         let follow_up = details.and_then(|mut details| {
             details.shadow = self.report_shadow(decision.as_ref(), mem::take(&mut details.left_out));
-            let settles = details.check.is_some() && self.any(|limit| limit.cost_afterwards.is_some());
+            let settles = details.check.is_some() && self.limits.iter().any(|limit| limit.cost_afterwards.is_some());
             details.request = settles.then(|| Box::new(request.clone()));
             let is_needed = details.shadow.is_some() || details.check.is_some() || holds_place;
             is_needed.then(|| Box::new(FollowUp { policy: Arc::clone(self), details }))
@@ -78,8 +78,8 @@ impl Policy {
             }
         }
         // A response with figures of an upstream keeps them.
-        let headers =
-            if !self.is_plain && self.any(|limit| limit.heeds_upstream) { HeaderSets::NONE } else { self.headers };
+        let heeds = !self.is_plain && self.limits.iter().any(|limit| limit.heeds_upstream);
+        let headers = if heeds { HeaderSets::NONE } else { self.headers };
         Ok(Completion { decision, headers, degraded, follow_up })
     }
 
