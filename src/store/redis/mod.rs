@@ -55,24 +55,18 @@ use crate::{
 /// settled.
 #[derive(Clone)]
 pub struct RedisStore {
-    shared: Arc<Shared>,
-}
-
-/// The dispatchers end with it.
-struct Shared {
     common: Arc<Common>,
+    /// The dispatchers end with the last clone.
     _alive: watch::Sender<()>,
 }
 
-impl Shared {
+impl RedisStore {
     /// Sends a job from the current runtime.
     async fn ask(&self, job: Box<Job>) -> Answer {
         let dispatcher = self.common.dispatcher()?;
         if dispatcher.is_by_slot() { dispatcher.ask_slots(job).await } else { dispatcher.ask(job).await }
     }
-}
 
-impl RedisStore {
     /// A store on the server at `url`, such as `redis://127.0.0.1:6379/0`. The server has been
     /// reached and can be written to, and the connections of this runtime are open.
     ///
@@ -208,7 +202,7 @@ impl RedisStoreBuilder {
     pub fn build(self) -> Result<RedisStore, ConfigError> {
         let alive = watch::Sender::new(());
         let common = Arc::new(self.common(alive.subscribe())?);
-        Ok(RedisStore { shared: Arc::new(Shared { common, _alive: alive }) })
+        Ok(RedisStore { common, _alive: alive })
     }
 
     /// The store, after it has reached the server, run the script, and each command on a key that
@@ -225,7 +219,7 @@ impl RedisStoreBuilder {
     pub async fn connect(self) -> Result<RedisStore, StoreError> {
         let store =
             self.build().map_err(|error| StoreError::new("setting up the store", StoreErrorKind::Config, error))?;
-        let tried = async { store.shared.common.dispatcher()?.try_out().await };
+        let tried = async { store.common.dispatcher()?.try_out().await };
         tried.await.map_err(|error| error.when("connecting to Redis"))?;
         Ok(store)
     }
@@ -237,35 +231,36 @@ impl Store for RedisStore {
     }
 
     fn decide_within(&self, check: Check, deadline: Duration) -> StoreFuture<Decision> {
-        let (shared, job) = (Arc::clone(&self.shared), Job::decide(check, deadline));
+        let store = self.clone();
+        let job = Job::decide(check, deadline);
         Box::pin(async move {
-            let answer = shared.ask(job).await;
+            let answer = store.ask(job).await;
             answer.map(|(decision, _)| decision).map_err(|error| error.when("deciding a check"))
         })
     }
 
     fn settle(&self, settlement: Settlement) -> StoreFuture<Settled> {
-        let shared = Arc::clone(&self.shared);
+        let store = self.clone();
         Box::pin(async move {
-            let job = Job::settle(settlement, &shared.common.local_state);
-            let settled = shared.ask(job).await.map(|(decision, was_applied)| Settled::new(decision, was_applied));
+            let job = Job::settle(settlement, &store.common.local_state);
+            let settled = store.ask(job).await.map(|(decision, was_applied)| Settled::new(decision, was_applied));
             settled.map_err(|error| error.when("settling an admission"))
         })
     }
 
     fn reset(&self, limit: Limit, key: Key) -> StoreFuture<()> {
-        let shared = Arc::clone(&self.shared);
+        let store = self.clone();
         Box::pin(async move {
             if limit.is_concurrent() {
                 return Ok(());
             }
-            let reset = async { shared.common.dispatcher()?.reset(limit, &key).await };
+            let reset = async { store.common.dispatcher()?.reset(limit, &key).await };
             reset.await.map_err(|error| error.when("resetting a key"))
         })
     }
 
     fn part_of(&self, check: &Check) -> Option<Arc<str>> {
-        let Common { server, keys, .. } = &*self.shared.common;
+        let Common { server, keys, .. } = &*self.common;
         if !server.is_cluster() {
             return None;
         }
@@ -278,13 +273,13 @@ impl Store for RedisStore {
     }
 
     fn local_state(&self) -> Option<&LocalState> {
-        Some(&self.shared.common.local_state)
+        Some(&self.common.local_state)
     }
 }
 
 impl fmt::Debug for RedisStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let prefix = &self.shared.common.keys.prefix;
+        let prefix = &self.common.keys.prefix;
         f.debug_struct("RedisStore").field("prefix", prefix).finish_non_exhaustive()
     }
 }

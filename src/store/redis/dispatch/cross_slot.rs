@@ -66,14 +66,14 @@ impl Dispatcher {
         match &job.work {
             Work::Decide(check) => {
                 let id = check.id().unwrap_or_else(AdmissionId::fresh);
-                let (slots, caller) = CrossSlot::new(self, check, id, SystemTime::UNIX_EPOCH)?;
+                let (slots, caller) = CrossSlot::new(self, check, id)?;
                 Some((self.runtime.spawn(slots.decide(job.deadline)), caller))
             }
             Work::Settle(settling) => {
                 let settlement = &settling.settlement;
-                let (slots, caller) = CrossSlot::new(self, settlement.check(), settlement.id(), settlement.at())?;
+                let (slots, caller) = CrossSlot::new(self, settlement.check(), settlement.id())?;
                 let costs = settlement.accounts().map(|(_, cost)| cost).collect();
-                Some((self.runtime.spawn(slots.settle(costs)), caller))
+                Some((self.runtime.spawn(slots.settle(settlement.at(), costs)), caller))
             }
         }
     }
@@ -97,17 +97,14 @@ fn by_slot(keys: &Keys, check: &Check, id: AdmissionId) -> Option<Vec<(Check, Ve
 
 impl CrossSlot {
     /// `None` if all keys are in one slot.
-    fn new(
-        dispatcher: &Arc<Dispatcher>,
-        check: &Check,
-        id: AdmissionId,
-        at: SystemTime,
-    ) -> Option<(Self, Arc<Caller>)> {
+    fn new(dispatcher: &Arc<Dispatcher>, check: &Check, id: AdmissionId) -> Option<(Self, Arc<Caller>)> {
         let keys = &dispatcher.common.keys;
         let slots = by_slot(keys, check, id)?;
         let caller = Arc::new(Caller::of(dispatcher.queue(hash_slot(&slots.first()?.0, keys), false)));
         let statuses = check.charges().map(|charge| LimitStatus::new(charge, 0, Duration::ZERO, None)).collect();
-        let (dispatcher, check) = (Arc::clone(dispatcher), check.clone());
+        let dispatcher = Arc::clone(dispatcher);
+        let check = check.clone();
+        let at = SystemTime::UNIX_EPOCH;
         Some((Self { dispatcher, check, id, slots, statuses, at, caller: Arc::downgrade(&caller) }, caller))
     }
 
@@ -165,8 +162,10 @@ impl CrossSlot {
     }
 
     /// Sets the cost of each charge that has one.
-    async fn settle(mut self, costs: Vec<Option<u64>>) -> Answer {
-        let (mut was_applied, mut failure, at) = (false, None, self.at);
+    async fn settle(mut self, at: SystemTime, costs: Vec<Option<u64>>) -> Answer {
+        let mut was_applied = false;
+        let mut failure = None;
+        self.at = at;
         for number in 0..self.slots.len() {
             let (check, indices) = &self.slots[number];
             let mut costs = indices.iter().map(|index| costs[*index]);

@@ -73,7 +73,8 @@ impl Common {
         all.retain(|(_, dispatcher)| dispatcher.strong_count() > 0);
         all.push((runtime.id(), Arc::downgrade(&dispatcher)));
         drop(all);
-        let (owned, mut store) = (Arc::clone(&dispatcher), self.store.clone());
+        let owned = Arc::clone(&dispatcher);
+        let mut store = self.store.clone();
         runtime.spawn(async move {
             while store.changed().await.is_ok() {}
             drop(owned);
@@ -140,7 +141,8 @@ impl Dispatcher {
         T: Send + 'static,
         F: Future<Output = Result<T, StoreError>> + Send + 'static,
     {
-        let (runtime, mut task) = (self.runtime.clone(), JoinSet::new());
+        let runtime = self.runtime.clone();
+        let mut task = JoinSet::new();
         task.spawn_on(run(self), &runtime);
         let result = task.join_next().await.ok_or_else(|| without_runtime("its task is gone"))?;
         result.unwrap_or_else(|error| Err(without_runtime(error)))

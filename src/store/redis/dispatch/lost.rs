@@ -37,7 +37,9 @@ impl Drop for Lost {
         if self.taken.is_empty() {
             return;
         }
-        let (common, taken, underway) = (Arc::clone(&self.common), mem::take(&mut self.taken), self.underway.clone());
+        let common = Arc::clone(&self.common);
+        let taken = mem::take(&mut self.taken);
+        let underway = self.underway.clone();
         match Handle::try_current() {
             Ok(runtime) if !self.is_in_task => {
                 let lost = Self { common, taken, underway, is_in_task: true };
@@ -61,7 +63,8 @@ async fn free(common: &Arc<Common>, taken: &[Settlement]) {
             let common = Arc::clone(common);
             // Each try finds a dispatcher, since that of a runtime that ends is of no use.
             let settle = move |taken| {
-                let (dispatcher, job) = (common.dispatcher(), Job::settle(taken, &common.local_state));
+                let dispatcher = common.dispatcher();
+                let job = Job::settle(taken, &common.local_state);
                 async move { dispatcher?.ask_slots(job).await }
             };
             give_back(vec![taken.clone()], settle)

@@ -16,14 +16,13 @@ use tokio::{
 
 use super::{
     batch::Batch,
-    dispatcher::{Common, Dispatcher, without_runtime},
+    dispatcher::{Dispatcher, without_runtime},
     job::{Answer, Job, hash_slot, only_slot},
     queue::{Permit, Queue},
 };
 use crate::{
     check::{Charge, Check},
     error::StoreError,
-    key::Key,
     limit::Limit,
     metrics,
     store::redis::{
@@ -36,6 +35,9 @@ use crate::{
 const BATCH_INTERVAL: Duration = Duration::from_millis(1);
 const MOST_IN_FLIGHT: u128 = 64;
 
+/// The outer error says that there was no connection, the inner one is of it or of the server.
+type Reply = Result<RedisResult<Value>, StoreError>;
+
 impl Dispatcher {
     /// Sends a job, or lets a task do it. While it waits for the answer, it holds nothing of the
     /// dispatcher, which so ends with its runtime, even if nobody polls the future.
@@ -43,7 +45,8 @@ impl Dispatcher {
     /// If few checks are in flight and a connection works, the caller of a check sends it.
     pub(crate) async fn ask(self: Arc<Self>, job: Box<Job>) -> Answer {
         let slot = self.is_by_slot().then(|| hash_slot(job.check(), &self.common.keys));
-        let (queue, wait) = (self.queue(slot.unwrap_or(0), job.is_release()), job.may_wait());
+        let queue = self.queue(slot.unwrap_or(0), job.is_release());
+        let wait = job.may_wait();
         // Until the first reply, a task sends it, and hears the reply even if it comes too late for
         // the caller.
         if job.is_check()
@@ -52,10 +55,11 @@ impl Dispatcher {
             && let Some(permit) = queue.lone_permit()
             && let Some(connection) = self.pool.share()
         {
-            let (dispatcher, common) = (Arc::downgrade(&self), Arc::clone(&self.common));
+            let batch = Batch::new(vec![job], slot, &self.common);
+            let dispatcher = Arc::downgrade(&self);
             drop(self);
             // In a box, since only few futures send their check themselves.
-            return Box::pin(send_alone(job, slot, connection, permit, dispatcher, common)).await;
+            return Box::pin(send_alone(batch, connection, permit, dispatcher)).await;
         }
         // Dropped after it, so that the job of a caller that stops waiting is cancelled before it
         // is counted.
@@ -63,16 +67,12 @@ impl Dispatcher {
             Ok(queued) => queued,
             Err(answer) => return *answer,
         };
-        match wait {
-            None => {
-                if let Some(permit) = self.batch_permit(queue) {
-                    self.runtime.spawn(Arc::clone(&self).serve(permit));
-                }
-            }
-            Some(wait) if !queue.is_gathering.swap(true, Ordering::SeqCst) => {
+        if let Some(wait) = wait {
+            if !queue.is_gathering.swap(true, Ordering::SeqCst) {
                 self.runtime.spawn(Arc::clone(&self).serve_after(wait, Arc::clone(queue)));
             }
-            Some(_) => {}
+        } else if let Some(permit) = self.batch_permit(queue) {
+            self.runtime.spawn(Arc::clone(&self).serve(permit));
         }
         drop(self);
         let answer = answer.await;
@@ -156,7 +156,7 @@ impl Dispatcher {
 
     /// The jobs that the server has refused since their keys are in several slots. From then on
     /// batches are formed a slot at a time.
-    fn take_refused(&self, batch: &mut Batch, reply: &Result<RedisResult<Value>, StoreError>) -> Vec<Box<Job>> {
+    fn take_refused(&self, batch: &mut Batch, reply: &Reply) -> Vec<Box<Job>> {
         match reply {
             Ok(Err(error)) if error.kind() == ErrorKind::Server(CrossSlot) && batch.slot.is_none() => {
                 self.common.is_by_slot.store(true, Ordering::Relaxed);
@@ -170,11 +170,7 @@ impl Dispatcher {
     /// slot has run nothing, and neither has a connection that did not prove itself, so all jobs
     /// are sent again. After a broken connection, only those that count once. A check whose callers
     /// have left is not.
-    async fn try_again(
-        self: &Arc<Self>,
-        batch: &mut Batch,
-        mut reply: Result<RedisResult<Value>, StoreError>,
-    ) -> Result<RedisResult<Value>, StoreError> {
+    async fn try_again(self: &Arc<Self>, batch: &mut Batch, mut reply: Reply) -> Reply {
         let Ok(Err(error)) = &reply else { return reply };
         if self.is_worth_another_try(error) {
             self.common.server.note_moved(error);
@@ -203,10 +199,10 @@ impl Dispatcher {
                 // The client sends it to a node to which a slot moves.
                 dispatcher.send(&cmd("ASKING")).await?;
             }
-            let peek = |key| Check::new(Charge::fitting(Limit::per_second("connect", 1), Key::from(key), 0));
+            let peek = |key: &&str| Check::new(Charge::fitting(Limit::per_second("connect", 1), (*key).into(), 0));
             let tries: &[&[&str]] = if dispatcher.is_by_slot() { &[&[]] } else { &[&[], &["1", "2"]] };
             for keys in tries {
-                let jobs = keys.iter().map(|key| Job::decide(peek(*key), Duration::MAX)).collect();
+                let jobs = keys.iter().map(|key| Job::decide(peek(key), Duration::MAX)).collect();
                 let mut batch = Batch::new(jobs, None, &dispatcher.common);
                 let reply = try_send(&mut dispatcher.pool.take().await, &mut batch, false).await;
                 if dispatcher.take_refused(&mut batch, &reply).is_empty() {
@@ -220,36 +216,23 @@ impl Dispatcher {
     }
 }
 
-/// Sends a batch over a connection. The outer error says that there was none. The inner one is of
-/// the server or of the connection.
-async fn try_send(
-    connection: &mut Result<(Connection, impl Send), StoreError>,
-    batch: &mut Batch,
-    again: bool,
-) -> Result<RedisResult<Value>, StoreError> {
-    let (connection, _) = connection.as_mut().map_err(|error| error.clone())?;
+/// Sends a batch over a connection.
+async fn try_send(taken: &mut Result<(Connection, impl Send), StoreError>, batch: &mut Batch, again: bool) -> Reply {
+    let (connection, _) = taken.as_mut().map_err(|error| error.clone())?;
     Ok(batch.send(connection, again).await)
 }
 
 /// Sends the check of its own caller. A task takes over after an error: a future that may not be
 /// polled must not wait for a connection.
-async fn send_alone(
-    job: Box<Job>,
-    slot: Option<u16>,
-    mut connection: Connection,
-    permit: Permit,
-    dispatcher: Weak<Dispatcher>,
-    common: Arc<Common>,
-) -> Answer {
+async fn send_alone(mut batch: Batch, mut connection: Connection, permit: Permit, of: Weak<Dispatcher>) -> Answer {
     metrics::batch(1, || 0);
-    let mut batch = Batch::new(vec![job], slot, &common);
     let reply = batch.send(&mut connection, false).await;
     permit.end();
     let error = match reply {
         Ok(reply) => return batch.only_answer(reply),
         Err(error) => error,
     };
-    let Some(dispatcher) = dispatcher.upgrade() else { return Err(without_runtime(error)) };
+    let Some(dispatcher) = of.upgrade() else { return Err(without_runtime(error)) };
     let try_again = |dispatcher: Arc<Dispatcher>| async move {
         let reply = dispatcher.try_again(&mut batch, Ok(Err(error))).await;
         match dispatcher.take_refused(&mut batch, &reply).pop() {
