@@ -82,7 +82,8 @@ fn is_name(text: &str) -> bool {
     is_word && (is_type || text.contains('_')) && !text.starts_with(|char: char| char.is_ascii_digit())
 }
 
-/// Those of CONTRIBUTING.md and of the READMEs of folders. Paths may begin in any folder.
+/// Those of CONTRIBUTING.md, and of the READMEs and how-tos of folders. Paths may begin in any
+/// folder.
 #[test]
 fn the_files_and_names_that_the_docs_name_exist() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -96,8 +97,10 @@ fn the_files_and_names_that_the_docs_name_exist() {
     let words: HashSet<&str> = sources.split(|char: char| !char.is_ascii_alphanumeric() && char != '_').collect();
     let mut named = 0;
     let mut missing = Vec::new();
-    for page in ["CONTRIBUTING.md", "tests/README.md", "benches/README.md"] {
-        let text = fs::read_to_string(root.join(page)).unwrap();
+    let mut pages = ["CONTRIBUTING.md", "tests/README.md", "benches/README.md"].map(|page| root.join(page)).to_vec();
+    pages.extend(files.iter().filter(|file| file.ends_with("HOWTO.md")).cloned());
+    for page in pages {
+        let text = fs::read_to_string(&page).unwrap();
         for span in code_spans(&text).filter_map(|span| span.rsplit("::").next()) {
             let is_path = [".rs", ".lua", ".sh"].iter().any(|end| span.ends_with(end));
             let is_there = match (is_path, is_name(span)) {
@@ -107,11 +110,25 @@ fn the_files_and_names_that_the_docs_name_exist() {
             };
             named += 1;
             if !is_there {
-                missing.push(format!("{page}: {span}"));
+                missing.push(format!("{}: {span}", page.display()));
             }
         }
     }
     assert!(named > 100 && missing.is_empty(), "{missing:#?} of {named}");
+}
+
+/// A newcomer looks for a room there.
+#[test]
+fn the_map_has_each_folder_of_the_sources() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let page = fs::read_to_string(root.join("CONTRIBUTING.md")).unwrap();
+    let map: HashSet<&str> = code_spans(page.split("## ").find(|section| section.starts_with("Map")).unwrap()).collect();
+    let mut files = Vec::new();
+    paths(&root.join("src"), &mut files);
+    let folders: HashSet<PathBuf> = files.into_iter().filter_map(|file| Some(file.parent()?.to_owned())).collect();
+    let is_told = |folder: &&PathBuf| map.iter().any(|span| span.ends_with('/') && folder.ends_with(span));
+    let missing: Vec<&PathBuf> = folders.iter().filter(|folder| !is_told(folder)).collect();
+    assert!(folders.len() > 15 && missing == [&root.join("src")], "{missing:?} are not in the map");
 }
 
 #[test]
