@@ -198,12 +198,14 @@ mod tests {
     /// that of the day before. `CALENDAR=all` tests everything.
     #[test]
     fn periods_end_where_the_library_says() {
-        let (is_all, mut tested) = (std::env::var("CALENDAR").is_ok(), 0);
+        let is_all = std::env::var("CALENDAR").is_ok();
+        let mut tested = 0;
         let zones: BTreeSet<String> = tz::db().available().map(|name| name.to_string()).collect();
         assert!(zones.len() > 300);
         for zone in zones.iter().step_by(if is_all { 1 } else { 5 }) {
             let [day, week, month, contract] = ["d", "week", "month", "month(15)"].map(|text| calendar(text, zone));
-            let (mut before, mut length) = (days(zone).next().unwrap(), None);
+            let mut before = days(zone).next().unwrap();
+            let mut length = None;
             for start in days(zone).skip(1) {
                 let this_length = start.duration_since(&before);
                 let is_changed = length.replace(this_length).is_some_and(|length| length != this_length);

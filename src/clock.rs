@@ -120,7 +120,8 @@ impl Following {
     #[cold]
     fn compare(&self, elapsed: u64) {
         self.compared_at.store(elapsed, Ordering::Relaxed);
-        let (before, system) = (self.really_started.elapsed(), SystemTime::now());
+        let before = self.really_started.elapsed();
+        let system = SystemTime::now();
         if self.really_started.elapsed().saturating_sub(before) <= PRECISION {
             self.follow(micros(before), micros_since_epoch(system));
         }
@@ -203,7 +204,8 @@ mod tests {
     #[test]
     fn a_clock_follows_steps_of_the_system_clock_and_nothing_less() {
         let Clock::Following(clock) = Clock::following() else { panic!("another clock") };
-        let (start, hour) = (1_784_111_777_000_000, 3_600_000_000);
+        let start = 1_784_111_777_000_000;
+        let hour = 3_600_000_000;
         clock.epoch.store(start, Ordering::Relaxed);
         let shown = |elapsed, system| {
             clock.follow(elapsed, system);

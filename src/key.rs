@@ -102,7 +102,8 @@ impl Value {
         if length > Self::SHORT {
             return Self::Long(parts.concat().into());
         }
-        let (mut bytes, mut end) = ([0; Self::SHORT], 0);
+        let mut bytes = [0; Self::SHORT];
+        let mut end = 0;
         for part in parts {
             bytes[end..end + part.len()].copy_from_slice(part);
             end += part.len();
@@ -231,10 +232,12 @@ mod tests {
 
     #[test]
     fn keys_of_all_lengths_are_what_they_were_made_of() {
-        let (text, hasher) = ([7; 64], RandomState::new());
+        let text = [7; 64];
+        let hasher = RandomState::new();
         for length in 0..text.len() {
             let (first, second) = text[..length].split_at(length / 3);
-            let (whole, joined) = (Key::new("a", &text[..length]), Key::joined("a", &[first, second]));
+            let whole = Key::new("a", &text[..length]);
+            let joined = Key::joined("a", &[first, second]);
             assert_eq!((whole.value(), &whole), (&text[..length], &joined));
             assert_eq!(hasher.hash_one(&whole), hasher.hash_one(&joined));
             assert_ne!(whole, Key::new("a", &text[..=length]));
@@ -286,7 +289,9 @@ mod tests {
 
     #[test]
     fn texts_of_all_lengths_have_digests_of_their_own() {
-        let (digester, limit, bytes) = (Digester::default(), &Limit::per_second("a", 1), [7; 400]);
+        let digester = Digester::default();
+        let limit = &Limit::per_second("a", 1);
+        let bytes = [7; 400];
         let digests = (0..bytes.len()).map(|length| limit.digest(&digester, &Key::new("k", &bytes[..length])));
         let mut digests: Vec<u64> = digests.collect();
         assert_eq!(digests[300], limit.digest(&digester, &Key::new("k", &bytes[..300])));

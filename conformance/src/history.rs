@@ -106,10 +106,12 @@ impl History {
     /// Checks of every pair of kinds, each with a key of its own, with an id and without, and
     /// settled at every cost, within the lease and after it.
     pub(crate) fn of_pairs(algorithms: &[Algorithm]) -> Self {
-        let (lease, mut steps) = (Duration::from_secs(4), Vec::new());
+        let lease = Duration::from_secs(4);
+        let mut steps = Vec::new();
         let cases = algorithms.iter().flat_map(|algorithm| (0..16 * 64).map(move |case| (*algorithm, case)));
         for (algorithm, case) in cases.filter(|(_, case)| case / 16 % 8 <= case / 16 / 8) {
-            let (number, [first, second, ..]) = (steps.len() as u64, limits_by(algorithm));
+            let number = steps.len() as u64;
+            let [first, second, ..] = limits_by(algorithm);
             let charges = [(first, case / 16 % 8), (second, case / 16 / 8)]
                 .map(|(limit, kind)| charge_of(limit, &number.to_string(), 5, PAIRED[kind], lease));
             let check = check_of(charges);
@@ -218,7 +220,8 @@ impl fmt::Display for Step {
 /// A check in words.
 pub(crate) fn described(check: &Check) -> String {
     let charge = |charge: &Charge| {
-        let (limit, cost) = (charge.limit(), charge.cost());
+        let limit = charge.limit();
+        let cost = charge.cost();
         let units = match charge.takes() {
             Takes::Always => format!("{cost} spent units"),
             Takes::Nothing => "whether any unit is left".to_owned(),

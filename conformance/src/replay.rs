@@ -48,7 +48,8 @@ impl Replay<'_> {
             Step::ClockBack(time) => {
                 // A store may forget units that have left at once, or when it next writes.
                 for probe in probes {
-                    let (limit, key) = (probe.limit(), probe.key());
+                    let limit = probe.limit();
+                    let key = probe.key();
                     match self.decide(&Check::new(probe.clone())).await?.used() {
                         0 => self.reset(limit, key).await?,
                         _ => drop(self.decide(&Check::new(Charge::spent(limit.clone(), key, 1))).await?),

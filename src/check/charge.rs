@@ -116,7 +116,8 @@ impl Charge {
     /// The ban that two limits ask for. As of two limits that are one, it is hidden if either is,
     /// and in the shadow only if both are.
     pub(crate) fn asked_with(self, other: &Self) -> Self {
-        let (is_shadow, is_hidden) = (self.is_shadow && other.is_shadow, self.is_hidden || other.is_hidden);
+        let is_shadow = self.is_shadow && other.is_shadow;
+        let is_hidden = self.is_hidden || other.is_hidden;
         if self.is_ban { Self { is_shadow, is_hidden, ..self } } else { self }
     }
 

@@ -117,7 +117,8 @@ impl Limit {
 
     const fn of_valid(name: Cow<'static, str>, units: u64, window: Duration) -> Self {
         // Rounded up, since a unit would otherwise leave before its window has passed.
-        let (window_micros, algorithm) = (window.as_nanos().div_ceil(1_000) as u64, Algorithm::sliding_log());
+        let window_micros = window.as_nanos().div_ceil(1_000) as u64;
+        let algorithm = Algorithm::sliding_log();
         Self { name, units, window_micros, algorithm, prefetches: None }
     }
 

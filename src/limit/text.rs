@@ -97,7 +97,9 @@ fn window_text(window_micros: u64) -> String {
 }
 
 fn prefetches_text(prefetches: Prefetch) -> String {
-    let (most, life, default) = (prefetches.most(), prefetches.life_micros(), Prefetch::new());
+    let most = prefetches.most();
+    let life = prefetches.life_micros();
+    let default = Prefetch::new();
     let most = (most != default.most()).then(|| most.to_string());
     let life = (life != default.life_micros()).then(|| window_text(life));
     let settings: Vec<String> = most.into_iter().chain(life).collect();
@@ -128,7 +130,8 @@ pub(super) fn read(name: Cow<'static, str>, text: &str) -> Result<Limit, String>
         None => (window(window_text)?, None),
     };
     let is_algorithm = |word: &&str| !word.starts_with("prefetch");
-    let (algorithm, prefetch) = (words.next_if(is_algorithm), words.next());
+    let algorithm = words.next_if(is_algorithm);
+    let prefetch = words.next();
     if let Some(word) = words.next() {
         return Err(format!("prefetch is the last word, such as prefetch(50ms), so {word:?} has no place"));
     }

@@ -60,7 +60,9 @@ pub(super) struct Place {
 impl Lines {
     /// A caller arrives. Returns whether others are in its line; otherwise it asks now.
     pub(super) fn arrive(self: &Arc<Self>, check: &Check, deadline: Option<Duration>) -> (Place, bool) {
-        let (now, mut line, mut table) = (Instant::now(), deadline.map_or(u64::MAX, micros), lock(&self.table));
+        let now = Instant::now();
+        let mut line = deadline.map_or(u64::MAX, micros);
+        let mut table = lock(&self.table);
         let wanted = check.charges().map(|charge| {
             let digest = charge.digest(&self.digester);
             // The same for the same limits and keys in any order, and for callers that these can
@@ -73,9 +75,10 @@ impl Lines {
         });
         let wanted = wanted.collect();
         table.last_number += 1;
-        let (lines, number) = (Arc::clone(self), table.last_number);
-        let (mut place, is_in_line) =
-            (Place { lines, line, number, wanted, asks_from: now }, table.lines.contains_key(&line));
+        let lines = Arc::clone(self);
+        let number = table.last_number;
+        let mut place = Place { lines, line, number, wanted, asks_from: now };
+        let is_in_line = table.lines.contains_key(&line);
         if !is_in_line {
             table.note_asked(&mut place);
         }
@@ -106,7 +109,9 @@ impl Lines {
     /// Changes a line, and then wakes the callers that are to know. Starts its watch, or ends the
     /// line.
     fn change<T>(self: &Arc<Self>, change: impl FnOnce(&mut Table, &mut Wakers) -> (u64, T)) -> T {
-        let (mut wakers, mut ended, mut table) = (Wakers::default(), None, lock(&self.table));
+        let mut wakers = Wakers::default();
+        let mut ended = None;
+        let mut table = lock(&self.table);
         let (id, result) = change(&mut table, &mut wakers);
         if let Some(line) = table.lines.get_mut(&id) {
             if line.is_empty() {
@@ -160,7 +165,8 @@ impl Table {
             line.wanted.clone_from(&place.wanted);
             self.wait_or_ask(place.line, place.asks_from.saturating_duration_since(now), wakers);
         }
-        let (line, now) = (self.lines.get_mut(&place.line)?, Instant::now());
+        let line = self.lines.get_mut(&place.line)?;
+        let now = Instant::now();
         if line.asks_at > now {
             wakers.unused.extend(line.sleeper.replace(waker.clone()));
             return Some(line.asks_at);
@@ -181,7 +187,8 @@ impl Table {
     /// The first waits in the list of the limit and key that refuses it for longest. If none
     /// refuses it any more, it asks after the delay.
     fn wait_or_ask(&mut self, id: u64, delay: Duration, wakers: &mut Wakers) {
-        let (Self { lines, pairs, .. }, now) = (&mut *self, Instant::now());
+        let Self { lines, pairs, .. } = &mut *self;
+        let now = Instant::now();
         let Some((line, number)) = lines.get_mut(&id).and_then(|line| line.first.map(|first| (line, first))) else {
             return;
         };
@@ -290,10 +297,12 @@ impl Place {
         end: Option<Instant>,
         deadline: impl Fn() -> Duration,
     ) -> Result<bool, Error> {
-        let (mut timer, mut is_first) = (Timer::default(), false);
+        let mut timer = Timer::default();
+        let mut is_first = false;
         poll_fn(|cx| {
             loop {
-                let (lines, line) = (Arc::clone(&self.lines), self.line);
+                let lines = Arc::clone(&self.lines);
+                let line = self.line;
                 let at = lines.change(|table, wakers| {
                     (line, table.take_turn(self, &mut is_first, &deadline, cx.waker(), wakers))
                 });

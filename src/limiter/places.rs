@@ -121,11 +121,16 @@ pub(super) fn hold(core: &Arc<Core>, check: &Check, decision: Decision, took: Op
         .filter(|(charge, status)| charge.takes_place() && status.retry_after().is_none())
         .map(|(charge, status)| charge.on(status.limit().clone()));
     let Some(check) = Check::of_distinct(taken).filter(|_| decision.is_allowed()) else { return decision };
-    let (id, at, is_local) = (decision.id(), decision.at(), decision.local_cause().is_some());
+    let id = decision.id();
+    let at = decision.at();
+    let is_local = decision.local_cause().is_some();
     let runtime = Handle::try_current().ok().filter(|_| !is_local && took.is_some());
     let place = |charge: &Charge, runtime| {
-        let (check, life, now) = (Check::new(charge.clone()), charge.limit().window(), Instant::now());
-        let (took, core) = (took.unwrap_or_default(), Arc::clone(core));
+        let check = Check::new(charge.clone());
+        let life = charge.limit().window();
+        let now = Instant::now();
+        let took = took.unwrap_or_default();
+        let core = Arc::clone(core);
         let [due, kept_until] =
             [now + core.renewed_after(life).saturating_sub(took), now + life.saturating_sub(took)].map(Mutex::new);
         Arc::new(Place { core, check, life, id, at, runtime, is_lost: AtomicBool::new(false), due, kept_until })
@@ -169,7 +174,8 @@ impl Drop for Held {
         let Some(free) = self.free.take().filter(|_| !are_given_back) else { return };
         if self.runtime.is_none() {
             // A store in this process is ready at once.
-            let (call, mut now) = (limiter(&self.core).release(free.clone()), Context::from_waker(Waker::noop()));
+            let call = limiter(&self.core).release(free.clone());
+            let mut now = Context::from_waker(Waker::noop());
             if let Poll::Ready(Ok(_)) = pin!(call).poll(&mut now) {
                 return;
             }
@@ -206,7 +212,9 @@ impl Release {
 impl Drop for Release {
     fn drop(&mut self) {
         if !self.is_done {
-            let (core, places, underway) = (Arc::clone(&self.core), self.places.clone(), self.underway.clone());
+            let core = Arc::clone(&self.core);
+            let places = self.places.clone();
+            let underway = self.underway.clone();
             self.core.owed.on_thread(Self { core, places, underway, is_done: true }.free());
         }
     }
@@ -240,7 +248,8 @@ impl Renewals {
 
     /// The places that the task of a runtime renews now; `None` if no place is held.
     fn due(&self, runtime: runtime::Id) -> Option<Vec<Arc<Place>>> {
-        let (mut table, now) = (lock(&self.0), Instant::now());
+        let mut table = lock(&self.0);
+        let now = Instant::now();
         if table.held.is_empty() {
             table.tasks.remove(&runtime);
             return None;
@@ -321,8 +330,10 @@ async fn renew(renewals: Weak<Renewals>, runtime: runtime::Id) {
 
 /// After a failure, the next try is due soon.
 async fn renew_one(limiter: Limiter, place: Arc<Place>) {
-    let (began, renewals) = (Instant::now(), Arc::clone(&limiter.core.renewals));
-    let (store, _underway) = (&limiter.core.store, limiter.core.owed.begin());
+    let began = Instant::now();
+    let renewals = Arc::clone(&limiter.core.renewals);
+    let store = &limiter.core.store;
+    let _underway = limiter.core.owed.begin();
     let deadline = (place.life / LONGEST_TRY + limiter.core.round_trip.smoothed()).min(MOST_TIME);
     let try_again = || lock(&renewals.0).delay(&place, began + place.life / NEXT_TRY);
     let Ok(settled) = limiter.upkeep(store.settle(place.settlement(1)), deadline).await else { return try_again() };

@@ -45,7 +45,8 @@ impl Core {
         let core = self.clone();
         runtime.spawn(async move {
             // Calls that get no reply do not keep it from giving back what is over meanwhile.
-            let (kept, mut calls) = (Arc::new(kept), JoinSet::new());
+            let kept = Arc::new(kept);
+            let mut calls = JoinSet::new();
             loop {
                 while calls.try_join_next().is_some() {}
                 let part = || core.store.part_of(&kept.check());
@@ -58,7 +59,8 @@ impl Core {
                         if let Some(check) = take {
                             // Without a deadline: one that comes too late is given back, and one
                             // that nobody waits for would stay charged.
-                            let (kept, taken) = (Arc::clone(&kept), core.store.decide(check));
+                            let kept = Arc::clone(&kept);
+                            let taken = core.store.decide(check);
                             calls.spawn(async move { kept.answer(taken.await) });
                         }
                     }

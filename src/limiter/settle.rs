@@ -221,7 +221,8 @@ impl Limiter {
 
     /// Begins a ban, unless it has begun, and remembers it. Returns its refusal.
     pub(crate) async fn ban(&self, begins: Charge, is_local: bool) -> Result<Decision, Error> {
-        let (asks, time) = (Check::new(begins.asks()), begins.lease().unwrap_or_default());
+        let asks = Check::new(begins.asks());
+        let time = begins.lease().unwrap_or_default();
         let refusals = self.core.refusals.as_ref().filter(|_| !is_local);
         let remembering = refusals.and_then(|refusals| Some((refusals, refusals.look_up(&asks)?)));
         // The id is free again when the ban has ended.

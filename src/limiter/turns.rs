@@ -86,8 +86,17 @@ pub(super) enum First {
 
 impl Turns {
     pub(super) fn new(now: Instant) -> Self {
-        let (first, sleeper, watch, waiting, wanted) = (None, None, None, BTreeMap::new(), Vec::new());
-        Self { first, sleeper, waiting, asks_at: now, due: now, watch, asks_up_to: 0, wanted, state: First::Waits }
+        Self {
+            first: None,
+            sleeper: None,
+            waiting: BTreeMap::new(),
+            asks_at: now,
+            due: now,
+            watch: None,
+            asks_up_to: 0,
+            wanted: Vec::new(),
+            state: First::Waits,
+        }
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -196,7 +205,8 @@ impl Turns {
     /// A first caller that is late loses its turn. Returns when the watch looks again.
     pub(super) fn look(&mut self, now: Instant, wakers: &mut Wakers) -> Instant {
         if self.is_late(now) {
-            let (is_first_late, last) = (self.first.take().is_some(), self.waiting.last_key_value());
+            let is_first_late = self.first.take().is_some();
+            let last = self.waiting.last_key_value();
             self.state = last.map_or(First::Waits, |(last, _)| First::IsSought(*last));
             if is_first_late {
                 wakers.woken.extend(self.waiting.pop_first().map(|(_, next)| next.waker));

@@ -242,7 +242,8 @@ impl BreakerState {
         if deadline <= self.open_for.load(Ordering::Relaxed) {
             return;
         }
-        let (failures, enough) = (&mut history.failures, self.settings.failures as usize);
+        let failures = &mut history.failures;
+        let enough = self.settings.failures as usize;
         failures.insert(failures.partition_point(|longer| *longer >= deadline), deadline);
         failures.truncate(enough);
         let shortest = failures.get(enough - 1).copied().unwrap_or(0);
@@ -265,14 +266,16 @@ impl BreakerState {
             false => (&self.lines.opened, "has failed repeatedly: the breaker opens"),
         };
         if let Some(suppressed) = line.pass() {
-            let (error, part) = (Chain(error), self.part.as_deref());
+            let error = Chain(error);
+            let part = self.part.as_deref();
             warn!(%error, part, suppressed, "the rate-limit store {trouble}");
         }
     }
 
     /// Counts an answer. It proves nothing for checks with a shorter deadline than it took.
     fn count_answer(&self, took: impl FnOnce() -> Duration) {
-        let (took, mut history) = (took(), self.history());
+        let took = took();
+        let mut history = self.history();
         history.failures.retain(|deadline| *deadline < micros(took));
         self.note_trouble(&mut history);
         if self.is_open_for(took) {
@@ -406,7 +409,8 @@ mod models {
             let runtime = runtime();
             let _entered = runtime.enter();
             let breaker = run(&runtime);
-            let (failures, is_open) = (breaker.0.history().failures.len(), breaker.0.is_open());
+            let failures = breaker.0.history().failures.len();
+            let is_open = breaker.0.is_open();
             assert_eq!(breaker.may_be_open(), is_open || failures > 0);
             assert!(is_open || failures < breaker.0.settings.failures as usize, "enough to open it");
             assert_gauge(is_open.into());
@@ -466,7 +470,8 @@ mod models {
     fn another_caller_takes_over_when_the_runtime_of_the_probes_ends() {
         for (is_polled, outcome) in [(false, None), (true, None), (true, Some(TIMED_OUT))] {
             in_each_order(None, move |lasting| {
-                let (ending, breaker) = (runtime(), open_breaker(1));
+                let ending = runtime();
+                let breaker = open_breaker(1);
                 ending.block_on(async { assert_eq!(refuse(&breaker, outcome.clone()), (true, true)) });
                 is_polled.then(|| ending.block_on(yield_now()));
                 // Time passes.
@@ -497,10 +502,12 @@ mod models {
             in_each_order(None, move |_| {
                 let breaker = open_breaker(failures);
                 assert!(refuse(&breaker, None).1);
-                let (state, outcome) = (Arc::clone(&breaker.0), outcome.clone());
+                let state = Arc::clone(&breaker.0);
+                let outcome = outcome.clone();
                 let task = spawn(move || state.end_probe(Err(outcome)));
                 breaker.count::<()>(|| None, &Err(failure.clone()), || DEADLINE);
-                let (goes_on, last_probe) = (task.join().unwrap(), breaker.0.history().last_probe);
+                let goes_on = task.join().unwrap();
+                let last_probe = breaker.0.history().last_probe;
                 assert!(goes_on || last_probe.is_none() || !breaker.0.is_open(), "the probe is lost");
                 let is_counted = breaker.0.is_open() || breaker.0.history().failures.len() == failures as usize - 1;
                 assert!(is_counted, "a failure after the probe is lost");
@@ -516,9 +523,12 @@ mod models {
         let cases = [(2, Ok(()), TIMED_OUT), (2, Err(TIMED_OUT), answer()), (2, Ok(()), answer()), (1, long, answer())];
         for (failures, counted, outcome) in cases {
             in_each_order(Some(2), move |_| {
-                let (last, outcome, counted) = (open_breaker(failures), outcome.clone(), counted.clone());
+                let last = open_breaker(failures);
+                let outcome = outcome.clone();
+                let counted = counted.clone();
                 assert!(refuse(&last, None).1);
-                let (state, task) = (Arc::clone(&last.0), Arc::clone(&last.0));
+                let state = Arc::clone(&last.0);
+                let task = Arc::clone(&last.0);
                 let task = spawn(move || (task.begin_probe(DEADLINE), task.end_probe(Err(outcome))));
                 let leaving = spawn(move || last.count(|| None, &counted, || DEADLINE));
                 let new = SharedBreaker::of(&state);

@@ -167,7 +167,8 @@ impl<T: Send + 'static> Future for Detachable<T> {
 impl<T: Send + 'static> Drop for Detachable<T> {
     fn drop(&mut self) {
         let Some(future) = self.future.take() else { return };
-        let (owed, underway) = (Arc::clone(&self.owed), self.underway.clone());
+        let owed = Arc::clone(&self.owed);
+        let underway = self.underway.clone();
         match Handle::try_current() {
             Ok(runtime) if !self.is_in_task => {
                 runtime.spawn(Self { owed, underway, future: Some(future), is_in_task: true });

@@ -131,7 +131,8 @@ impl Refusals {
 
     /// The same refusals, for a caller that asks the store each time.
     pub(crate) fn asking(&self) -> Self {
-        let (generations, table) = (Arc::clone(&self.generations), Arc::clone(&self.table));
+        let generations = Arc::clone(&self.generations);
+        let table = Arc::clone(&self.table);
         Self { max_age: self.max_age, is_asking: true, generations, table }
     }
 
@@ -158,7 +159,8 @@ impl Refusals {
         reserved_for: Duration,
         may_ask: bool,
     ) -> Option<Decision> {
-        let (table, now) = (self.table.get()?, lookup.asked_at);
+        let table = self.table.get()?;
+        let now = lookup.asked_at;
         let find = |index, charge: &Charge, digest: u64| {
             let refusal = table.get(&place(digest, charge.limit()))?;
             // Since then, units can only have been added.
@@ -187,7 +189,8 @@ impl Refusals {
         let asks_each_time = self.is_asking || is_unsure;
         lookup.has_turn = !asks_each_time && refusing().all(is_due) && is_asked_for();
         lookup.asks = asks_each_time || lookup.has_turn;
-        let (mut found, mut index) = (all().peekable(), 0..);
+        let mut found = all().peekable();
+        let mut index = 0..;
         Some(Decision::new(check, refused.at + refused.age(now), refused.id, |charge| {
             let index = index.next();
             let known = found.next_if(|known| Some(known.index) == index);

@@ -33,7 +33,8 @@ impl Events {
     pub(crate) fn undecided(&self, error: &Error, mode: FailureMode, limits: impl FnOnce() -> String) {
         metrics::degraded(mode.label(), &self.layer);
         let Some((layer, suppressed)) = self.pass(0) else { return };
-        let (error, limits) = (Chain(error), limits());
+        let error = Chain(error);
+        let limits = limits();
         warn!(%error, limits, ?mode, layer, suppressed, "no rate-limit decision");
     }
 

@@ -128,7 +128,9 @@ impl FaultyStore {
         outdated: Vec<(Limit, Key)>,
     ) -> StoreFuture<T> {
         self.calls.fetch_add(1, Ordering::SeqCst);
-        let (store, local_state, fault) = (Arc::clone(&self.store), self.local_state.clone(), *lock(&self.fault));
+        let store = Arc::clone(&self.store);
+        let local_state = self.local_state.clone();
+        let fault = *lock(&self.fault);
         let hanging = (fault == Fault::Hangs).then(|| Arc::downgrade(&self.hanging));
         Box::pin(async move {
             let _hanging = hanging;

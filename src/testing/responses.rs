@@ -42,7 +42,8 @@ use http::{
 /// the layer may have rejected the request.
 #[track_caller]
 pub fn assert_admitted<B>(response: &Response<B>) -> Option<u64> {
-    let (status, headers) = (response.status(), response.headers());
+    let status = response.status();
+    let headers = response.headers();
     if let Some(cause) = rejection_cause(status, headers) {
         panic!("expected an admitted request, but the layer rejected it: {cause}. Got {status} with {headers:?}");
     }
@@ -115,7 +116,8 @@ pub fn assert_unavailable<B>(response: &Response<B>) -> Duration {
 /// Asserts the status of a rejection, and returns its retry time.
 #[track_caller]
 fn rejected<B>(response: &Response<B>, expected: StatusCode) -> Duration {
-    let (status, headers) = (response.status(), response.headers());
+    let status = response.status();
+    let headers = response.headers();
     assert_eq!(status, expected, "expected {expected}, got {status} with {headers:?}");
     let Some(seconds) = number(headers, RETRY_AFTER.as_str()) else {
         panic!("{status} without Retry-After: {headers:?}")

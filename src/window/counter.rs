@@ -51,7 +51,8 @@ impl Counter {
     /// The time until at most `most` units are used. Beside them, the chosen units of the entries
     /// with an id count in full.
     pub(super) fn wait_for(self, most: u64, now: u64, window: u64, (named, units_of): (&Log, UnitsOf)) -> u64 {
-        let (mut units, mut from) = (units_of(named.sum()), now);
+        let mut units = units_of(named.sum());
+        let mut from = now;
         let fit = |units: u64, from: u64| most.checked_sub(units).map(|most| self.first_fit(most, from, window));
         // The used units never rise. So if the check fits after a departure, the first fit is then
         // or just before it.

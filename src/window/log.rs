@@ -388,7 +388,10 @@ mod tests {
     }
 
     fn replay(steps: &[Step]) {
-        let (mut log, mut plain, mut since, mut next_id) = (Log::default(), Plain::default(), 0, 0);
+        let mut log = Log::default();
+        let mut plain = Plain::default();
+        let mut since = 0;
+        let mut next_id = 0;
         for step in steps {
             match *step {
                 Step::Insert { at, units, is_reserved } => {
@@ -412,7 +415,8 @@ mod tests {
                 Step::Drop { until } => {
                     since += until;
                     let left = plain.0.split_off(plain.0.partition_point(|entry| entry.at <= since));
-                    let (gone, before) = (mem::replace(&mut plain.0, left), (log.len(), log.sum()));
+                    let gone = mem::replace(&mut plain.0, left);
+                    let before = (log.len(), log.sum());
                     log.trim(since + WINDOW, WINDOW);
                     let mut whole = log.sum();
                     gone.iter().for_each(|entry| whole.add(entry.sum()));
@@ -425,7 +429,8 @@ mod tests {
                 }
                 Step::Find { nth, later } if !plain.0.is_empty() => {
                     let nth = nth % plain.0.len();
-                    let (entry, at) = (plain.0[nth], plain.0[nth].at + later);
+                    let entry = plain.0[nth];
+                    let at = plain.0[nth].at + later;
                     let find = |at| log.of_id(entry.id, at).map(|(_, entry)| entry).collect::<Vec<_>>();
                     assert_eq!(find(at), [entry]);
                     assert!(log.of_id_and_time(entry.id, entry.at).eq(log.of_id(entry.id, at)));
@@ -448,7 +453,8 @@ mod tests {
                 Step::Settle { .. } | Step::Add { .. } | Step::Find { .. } => {}
             }
             assert!(log.iter().eq(plain.0.iter().copied()));
-            let (oldest, last) = (plain.0.first().copied(), plain.0.last().copied());
+            let oldest = plain.0.first().copied();
+            let last = plain.0.last().copied();
             let at = |entry: Option<Entry>| entry.map(|entry| entry.at);
             assert_eq!((log.len(), log.oldest_at), (plain.0.len(), at(oldest).unwrap_or(u64::MAX)));
             assert_eq!(at(log.iter().last()), at(last));

@@ -154,7 +154,8 @@ impl Window {
     /// then, and stay.
     #[inline]
     pub(crate) fn refuse(&mut self, charge: &Charge, now: u64, is_of_sums: bool) -> Figures {
-        let (limit, window) = (charge.limit(), charge.limit().window_micros());
+        let limit = charge.limit();
+        let window = charge.limit().window_micros();
         let present = if is_of_sums { u64::MAX } else { limit.recorded_at(now) };
         self.log.pull_back(present);
         if let Some(counter) = &mut self.counter {

@@ -122,7 +122,8 @@ fn the_files_and_names_that_the_docs_name_exist() {
 fn the_map_has_each_folder_of_the_sources() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let page = fs::read_to_string(root.join("CONTRIBUTING.md")).unwrap();
-    let map: HashSet<&str> = code_spans(page.split("## ").find(|section| section.starts_with("Map")).unwrap()).collect();
+    let map: HashSet<&str> =
+        code_spans(page.split("## ").find(|section| section.starts_with("Map")).unwrap()).collect();
     let mut files = Vec::new();
     paths(&root.join("src"), &mut files);
     let folders: HashSet<PathBuf> = files.into_iter().filter_map(|file| Some(file.parent()?.to_owned())).collect();

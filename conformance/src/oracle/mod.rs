@@ -199,8 +199,10 @@ impl Oracle {
         }
         if got.is_allowed() != expected.is_allowed() {
             let verdict = |decision: &Decision| if decision.is_allowed() { "an admission" } else { "a refusal" };
-            let (used, limit) = (got.used(), got.binding().limit().name());
-            let (expected, got) = (verdict(expected), verdict(got));
+            let used = got.used();
+            let limit = got.binding().limit().name();
+            let expected = verdict(expected);
+            let got = verdict(got);
             return Err(format!("expected {expected}, got {got} with {used} used units of {limit:?}"));
         }
         let at = |decision: &Decision| micros(decision.at());

@@ -109,7 +109,8 @@ mod tests {
     #[test]
     fn a_busy_key_is_found_among_rare_ones_of_another_life() {
         for life_of_rare in [LIFE / 100, LIFE, LIFE * 100] {
-            let (demand, mut is_found) = (Demand::default(), false);
+            let demand = Demand::default();
+            let mut is_found = false;
             for request in 0..1_000 {
                 let now = 1_000_000 + 2_000 * request;
                 is_found |= demand.count(neighbour(1), now, pace(LIFE)).is_some();

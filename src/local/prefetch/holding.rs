@@ -86,7 +86,8 @@ impl Holding {
         now: u64,
         pace: Pace,
     ) -> Self {
-        let (limit, key) = (charge.limit().clone(), charge.key().clone());
+        let limit = charge.limit().clone();
+        let key = charge.key().clone();
         let state = State {
             prefetches: VecDeque::with_capacity(2),
             asked: None,

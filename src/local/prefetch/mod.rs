@@ -144,7 +144,8 @@ impl Prefetches {
         asked_after: u64,
         mut keep: impl FnMut(KeptHolding),
     ) -> Decision {
-        let (now, at) = (self.clock.now(), decision.at());
+        let now = self.clock.now();
+        let at = decision.at();
         self.budget.count_asked(now, micros(self.round_trip.smoothed()));
         let find = |(charge, status)| self.find_or_make(charge, status, at, now);
         let found: Vec<Option<Arc<Holding>>> = check.charges().zip(decision.statuses()).map(find).collect();
@@ -173,7 +174,8 @@ impl Prefetches {
         let digest = charge.digest(&self.digester);
         let is_usable = |holding: &Arc<Holding>| holding.is_of(charge) && !holding.is_abandoned(now);
         self.holding(digest).filter(is_usable).or_else(|| {
-            let (most, pace) = (charge.prefetched()?.most(), self.pace(charge.limit()));
+            let most = charge.prefetched()?.most();
+            let pace = self.pace(charge.limit());
             let requests = self.demand.get_or_init(Demand::default).count(digest, now, pace)?;
             let requests = Some(requests).filter(|_| self.budget.has_room())?;
             let figures = (status.used(), status.remaining());
@@ -203,7 +205,8 @@ impl Prefetches {
 
     /// The holdings that no task takes care of any more, since their runtimes have ended.
     fn abandoned(self: &Arc<Self>) -> Vec<KeptHolding> {
-        let (_keeping, now) = (lock(&self.keeping), self.clock.now());
+        let _keeping = lock(&self.keeping);
+        let now = self.clock.now();
         let holdings = self.holdings.get().into_iter().flat_map(Cache::iter);
         holdings.filter_map(|(_, holding)| KeptHolding::begin(self, &holding, now)).collect()
     }

@@ -60,7 +60,8 @@ impl KeptHolding {
 
     /// Chooses the next action. It takes no prefetch while the breaker is open.
     pub(crate) fn next(&self, is_open: bool) -> Step {
-        let (holding, now) = (&*self.holding, self.prefetches.clock.now());
+        let holding = &*self.holding;
+        let now = self.prefetches.clock.now();
         let mut state = holding.lock();
         (state.stepped_at, state.pace) = (now, self.prefetches.pace(&holding.limit));
         let life = state.pace.life;
@@ -105,11 +106,13 @@ impl KeptHolding {
     /// failed, the next step gives it back.
     pub(crate) fn answer(&self, answer: Result<Decision, StoreError>) {
         let prefetches = &*self.prefetches;
-        let (number, now) = (prefetches.taken.fetch_add(1, Ordering::SeqCst) + 1, prefetches.clock.now());
+        let number = prefetches.taken.fetch_add(1, Ordering::SeqCst) + 1;
+        let now = prefetches.clock.now();
         let mut state = self.holding.lock();
         let Some(mut asked) = state.asked.take() else { return };
         let life = state.pace.life;
-        let (asked_at, is_dropped) = (asked.asked_at, asked.until == 0);
+        let asked_at = asked.asked_at;
+        let is_dropped = asked.until == 0;
         let wait = match &answer {
             Ok(decision) if decision.is_allowed() => {
                 let units = asked.check.charges().map(Charge::cost).sum();

@@ -198,7 +198,8 @@ impl ClientIp {
             let value = single_value(&parts.headers, header)?;
             return style.address(value.as_bytes()).ok_or_else(|| invalid("not an address"));
         }
-        let (mut client, mut hops) = (peer, hops(&parts.headers, header, *style).take(MAX_HOPS));
+        let mut client = peer;
+        let mut hops = hops(&parts.headers, header, *style).take(MAX_HOPS);
         while self.is_trusted(client) {
             match hops.next() {
                 Some(Hop::Address(address)) => client = address,

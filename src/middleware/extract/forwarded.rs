@@ -28,7 +28,8 @@ pub(super) enum Hop {
 /// The elements of all lines of a header, the last one first, without empty ones.
 pub(super) fn hops<'a>(headers: &'a HeaderMap, name: &HeaderName, style: Style) -> impl Iterator<Item = Hop> + use<'a> {
     let mut lines = headers.get_all(name).into_iter().rev().map(HeaderValue::as_bytes);
-    let (mut rest, mut bytes_left) = (None, MAX_BYTES);
+    let mut rest = None;
+    let mut bytes_left = MAX_BYTES;
     let elements = iter::from_fn(move || {
         let line: &[u8] = rest.take().or_else(|| lines.next())?;
         let near = &line[line.len().saturating_sub(bytes_left)..];
@@ -104,7 +105,8 @@ fn for_parameter(mut element: &[u8]) -> Option<Vec<u8>> {
         // RFC 7239 allows empty parameters.
         if !parameter.is_empty() {
             let equals = parameter.iter().position(|byte| *byte == b'=')?;
-            let (name, value) = (&parameter[..equals], &parameter[equals + 1..]);
+            let name = &parameter[..equals];
+            let value = &parameter[equals + 1..];
             let value = unquote(value.trim_ascii())?;
             if name.trim_ascii().eq_ignore_ascii_case(b"for") && found.replace(value).is_some() {
                 return None;

@@ -240,7 +240,8 @@ static DIGITS: [[u8; 4]; STATIC_TEXTS] = {
     let mut digits = [[0; 4]; STATIC_TEXTS];
     let mut number = 0;
     while number < STATIC_TEXTS {
-        let (mut place, mut rest) = (4, number);
+        let mut place = 4;
+        let mut rest = number;
         while place > 0 {
             place -= 1;
             digits[number][place] = b'0' + (rest % 10) as u8;
@@ -270,7 +271,9 @@ fn header_value(number: u64) -> HeaderValue {
 }
 
 fn long_header_value(number: u64) -> HeaderValue {
-    let (mut digits, mut begin, mut rest) = ([b'0'; 20], 20, number);
+    let mut digits = [b'0'; 20];
+    let mut begin = 20;
+    let mut rest = number;
     while rest > 0 {
         begin -= 4;
         digits[begin..begin + 4].copy_from_slice(&DIGITS[(rest % STATIC_TEXTS as u64) as usize]);

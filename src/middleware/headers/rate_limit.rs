@@ -24,7 +24,8 @@ pub(super) fn write(decision: &Decision, headers: &mut HeaderMap) {
     if decision.visible().is_none() {
         return;
     }
-    let (mut policies, mut quotas) = (String::new(), String::new());
+    let mut policies = String::new();
+    let mut quotas = String::new();
     let shows_shadow = decision.statuses().all(LimitStatus::is_shadow);
     let is_shown = |status: &LimitStatus| !status.is_hidden() && (shows_shadow || !status.is_shadow());
     for status in decision.statuses().filter(|status| is_shown(status)) {
@@ -94,7 +95,8 @@ fn is_list(line: &str) -> bool {
 
 /// Splits at the separators outside of quoted strings.
 pub(crate) fn split(text: &str, separator: char) -> impl Iterator<Item = &str> {
-    let (mut is_quoted, mut is_escaped) = (false, false);
+    let mut is_quoted = false;
+    let mut is_escaped = false;
     text.split(move |character| {
         let was_escaped = mem::take(&mut is_escaped);
         match character {

@@ -154,8 +154,10 @@ impl Rejection {
                 text.push_str("The request costs more than a limit ever admits.");
             }
             Self::NeverFits(error) => {
-                let (limit, cost) = (&error.limit, error.cost);
-                let (name, units) = (limit.name(), limit.units());
+                let limit = &error.limit;
+                let cost = error.cost;
+                let name = limit.name();
+                let units = limit.units();
                 let _ =
                     write!(text, "The request costs {cost} units. The limit '{name}' never admits more than {units}.");
             }
@@ -196,7 +198,8 @@ impl Rejection {
             )),
             Self::NoKey(_) | Self::Denied | Self::Banned(..) | Self::NotSetUp(_) => {
                 let status = self.status();
-                let (title, status) = (status.canonical_reason().unwrap_or("Rejected"), status.as_u16());
+                let title = status.canonical_reason().unwrap_or("Rejected");
+                let status = status.as_u16();
                 // Writing to a String cannot fail.
                 let _ = write!(body, r#"{{"title":"{title}","status":{status},"detail":""#);
             }

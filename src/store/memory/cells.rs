@@ -75,7 +75,8 @@ impl Cells {
             }
             self.newest = part;
         }
-        let (newest, step) = (self.newest as u32, digest.rotate_left(32) | 1);
+        let newest = self.newest as u32;
+        let step = digest.rotate_left(32) | 1;
         array::from_fn(|number| {
             let place = digest.wrapping_add(step.wrapping_mul(number as u64)) % self.cells.len() as u64;
             go_on(&mut self.cells[place as usize], newest);

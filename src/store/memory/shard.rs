@@ -108,7 +108,8 @@ impl Place<'_> {
     /// Counts the charge, or does not.
     #[inline]
     pub(super) fn conclude(mut self, look: &Look<'_>, context: CheckContext, verdict: Verdict) -> Figures {
-        let (charge, now) = (look.charge, context.now);
+        let charge = look.charge;
+        let now = context.now;
         if !look.refuses && matches!(verdict, Verdict::Admitted) {
             return self.admit(charge, context);
         }
@@ -124,7 +125,8 @@ impl Place<'_> {
     #[inline]
     fn admit(mut self, charge: &Charge, context: CheckContext) -> Figures {
         let grows = self.record.get().window.grows(charge, context);
-        let (has_room, is_new) = (self.has_room(usize::from(grows)), self.is_new());
+        let has_room = self.has_room(usize::from(grows));
+        let is_new = self.is_new();
         let window = &mut self.record.get_mut().window;
         // Cells would ban all their keys, and for the longest ban.
         if charge.is_ban && !has_room {
@@ -142,7 +144,8 @@ impl Place<'_> {
     pub(super) fn settle(mut self, now: u64, settlement: ChargeSettlement<'_>) -> (Figures, bool) {
         let ChargeSettlement { charge, cost, at, .. } = settlement;
         self.record.get_mut().window.trim(now, charge.limit().window_micros());
-        let (has_room, is_new) = (self.has_room(1), self.is_new());
+        let has_room = self.has_room(1);
+        let is_new = self.is_new();
         let Record { usage, window, entries, .. } = self.record.get_mut();
         let is_known = window.settle(now, settlement, has_room || is_new);
         let above = cost.unwrap_or_default().saturating_sub(charge.cost());
@@ -177,7 +180,8 @@ impl Place<'_> {
     /// without room are counted in cells.
     #[inline]
     fn leave(mut self, counted: u64, now: u64, has_room: bool) {
-        let (capacity, is_new) = (self.capacity, self.is_new());
+        let capacity = self.capacity;
+        let is_new = self.is_new();
         let Record { digest, usage, window, entries, .. } = self.record.get_mut();
         if counted > 0 && !has_room {
             capacity.count_in_cells(usage, *digest, now, if is_new { counted } else { 0 });
@@ -217,7 +221,8 @@ impl Record {
         capacity: &Capacity,
     ) -> OccupiedEntry<'a, Self> {
         let limit = charge.limit();
-        let (key, usage) = (charge.key().clone(), capacity.usage(limit));
+        let key = charge.key().clone();
+        let usage = capacity.usage(limit);
         let window = usage.window_of(limit, digest, now);
         let record = Self { digest, key, usage, entries: 0, window };
         records.insert_unique(digest, record, |record| record.digest)

@@ -114,8 +114,11 @@ impl Table {
 
     /// Settles one charge after the other.
     pub(super) fn settle(&self, settlement: &Settlement) -> Settled {
-        let (now, id, at) = (self.clock.now(), settlement.id(), settlement.at_micros());
-        let (mut was_applied, mut figures) = (false, Vec::new());
+        let now = self.clock.now();
+        let id = settlement.id();
+        let at = settlement.at_micros();
+        let mut was_applied = false;
+        let mut figures = Vec::new();
         for (charge, cost) in settlement.accounts() {
             let of_charge = ChargeSettlement { charge, cost, id, at };
             let digest = charge.digest(&self.digester);

@@ -187,7 +187,8 @@ impl RedisStoreBuilder {
     /// The client certificate to present to the servers, and its key, both in PEM. Default: none.
     #[cfg(feature = "tls")]
     pub fn client_certificate(mut self, pem: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
-        let (client_cert, client_key) = (pem.into(), key.into());
+        let client_cert = pem.into();
+        let client_key = key.into();
         self.opening().certificates.client_tls = Some(ClientTlsConfig { client_cert, client_key });
         self
     }

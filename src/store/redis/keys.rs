@@ -146,7 +146,8 @@ mod tests {
     /// HMAC-SHA-256 over the domain and the same bytes.
     #[test]
     fn the_digest_under_a_secret_stays_what_it_is() {
-        let (limit, key) = (Limit::per_minute("login", 5), Key::new("tenant", "7"));
+        let limit = Limit::per_minute("login", 5);
+        let key = Key::new("tenant", "7");
         let text = keyed("a secret that only the tests know").of(&limit, &key);
         assert_eq!(text, "tsw1:{weHqiYKMni9dJG7HCQF8fw}:login/min");
         assert_ne!(text, keyed("another secret that only tests know").of(&limit, &key));

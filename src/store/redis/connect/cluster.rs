@@ -83,7 +83,8 @@ pub(super) async fn connect(
     nodes: &[ConnectionInfo],
     settings: &ConnectionSettings,
 ) -> RedisResult<ClusterConnections> {
-    let (first, again) = (client(nodes, settings, 0)?, client(nodes, settings, RETRIES)?);
+    let first = client(nodes, settings, 0)?;
+    let again = client(nodes, settings, RETRIES)?;
     // At the same time, since a node that hangs takes each of them a while.
     let mut connecting = JoinSet::new();
     let wait = settings.reply_timeout;

@@ -92,7 +92,8 @@ impl Pool {
             .idle_timeout(None)
             .max_lifetime(None)
             .build_unchecked(Places);
-        let (shared, openings) = (watch::Sender::default(), Mutex::default());
+        let shared = watch::Sender::default();
+        let openings = Mutex::default();
         Self { places, shared, openings, server: Arc::clone(server), generation: Arc::default(), distance }
     }
 
@@ -110,7 +111,8 @@ impl Pool {
             let may_work = |shared: &Option<Connection>| shared.as_ref().is_some_and(Connection::may_work);
             shared.wait_for(may_work).await.ok()?.clone()
         };
-        let (mut filled, mut shared) = (pin!(timeout(wait, self.fill())), pin!(shared));
+        let mut filled = pin!(timeout(wait, self.fill()));
+        let mut shared = pin!(shared);
         poll_fn(|cx| {
             let filled = filled.as_mut().poll(cx).map(|filled| filled.unwrap_or_else(|_| Err(late(wait))));
             if let Poll::Ready(Ok((connection, place))) = filled {
@@ -131,7 +133,8 @@ impl Pool {
     /// Opens the connections of all places, which nobody uses yet. Those that fail are opened again
     /// when they are needed.
     pub(crate) async fn open_all(&self) {
-        let (mut opening, mut open) = (Vec::new(), Vec::new());
+        let mut opening = Vec::new();
+        let mut open = Vec::new();
         for _ in 0..self.server.settings.connections {
             let Ok(place) = self.places.get_owned().await else { return };
             if place.is_some() {
@@ -159,8 +162,10 @@ impl Pool {
 
     /// Opens the connection of a place.
     fn open(&self, mut place: Place) -> oneshot::Receiver<RedisResult<(Connection, Place)>> {
-        let (server, shared) = (Arc::clone(&self.server), self.shared.clone());
-        let (generation, distance) = (Arc::clone(&self.generation), Arc::clone(&self.distance));
+        let server = Arc::clone(&self.server);
+        let shared = self.shared.clone();
+        let generation = Arc::clone(&self.generation);
+        let distance = Arc::clone(&self.distance);
         let (opened, outcome) = oneshot::channel();
         let mut openings = lock(&self.openings);
         while openings.try_join_next().is_some() {}
@@ -361,7 +366,8 @@ impl ConnectionHealth {
         reply: RedisFuture<'_, T>,
         read: impl FnOnce(T) -> RedisResult<Value>,
     ) -> RedisResult<Value> {
-        let (wait, most) = (ReplyWait { health: self, since }, self.reply_timeout);
+        let wait = ReplyWait { health: self, since };
+        let most = self.reply_timeout;
         let result = timeout(most, reply).await.unwrap_or_else(|_| Err(late(most))).and_then(read);
         if !result.as_ref().is_err_and(RedisError::is_timeout) {
             mem::forget(wait);

@@ -193,7 +193,8 @@ impl Server {
     async fn connect_to_primary(&self, name: &str) -> RedisResult<MultiplexedConnection> {
         let ask = |sentinel: &ConnectionInfo| ask(sentinel.clone(), name.to_owned());
         let mut steps: JoinSet<_> = self.nodes.iter().map(ask).collect();
-        let (mut tried, mut failure) = (Vec::new(), None);
+        let mut tried = Vec::new();
+        let mut failure = None;
         while let Some(step) = steps.join_next().await {
             match step {
                 Ok(Ok(Step::Named(address))) if !tried.contains(&address) => {

@@ -78,7 +78,8 @@ impl Source {
     {
         let home = Arc::new(Handle::try_current().map_or_else(|_| OnceLock::new(), |home| home.id().into()));
         Self::new(move |patience| {
-            let (pool, home) = (pool.clone(), Arc::clone(&home));
+            let pool = pool.clone();
+            let home = Arc::clone(&home);
             async move {
                 let runtime = Handle::current().id();
                 if *home.get_or_init(|| runtime) == runtime

@@ -58,7 +58,8 @@ impl Batch {
         let mut jobs = if jobs.len() > 1 { copies::join(jobs) } else { jobs };
         jobs.iter_mut().for_each(|job| job.set_id());
         let now = common.clock.as_ref().map(Clock::now);
-        let (common, lost) = (Arc::clone(common), HashMap::new());
+        let common = Arc::clone(common);
+        let lost = HashMap::new();
         Self { common, jobs, slot, now, is_sent: false, is_in_flight: false, lost, owed: None }
     }
 
@@ -247,7 +248,8 @@ fn write_short(jobs: &[Box<Job>], command: &mut Cmd) -> bool {
     if !others.iter().all(|job| !first.check().takes_place() && have_one_shape(first, job)) {
         return false;
     }
-    let (mut parts, mut count) = ([[0; 8]; MAX_BATCH + 5], 0);
+    let mut parts = [[0; 8]; MAX_BATCH + 5];
+    let mut count = 0;
     let ids = jobs.iter().map(|job| job.id.0.to_be_bytes());
     for (part, bytes) in parts.iter_mut().zip(ids.chain(figures.map(|figure| (figure as f64).to_le_bytes()))) {
         (*part, count) = (bytes, count + 1);
@@ -292,7 +294,9 @@ fn read(reply: Value, jobs: &[Box<Job>], time: impl Fn() -> u64, answers: &mut V
     // Their memory is used again: that saves 1.3 % of a check with a key of its own.
     let mut figures: Vec<Figures> = Vec::new();
     for job in jobs {
-        let (check, count, is_of_places) = (job.check(), job.count(), job.is_release() || job.is_renewal());
+        let check = job.check();
+        let count = job.count();
+        let is_of_places = job.is_release() || job.is_renewal();
         figures.clear();
         // Mostly all copies are admitted, and nothing is reserved.
         let (admitted, counted_at) = if let Some(Value::Int(_)) = fields.as_slice().first() {

@@ -10,8 +10,9 @@ pub(super) fn join(jobs: Vec<Box<Job>>) -> Vec<Box<Job>> {
     let digester = Digester::default();
     // The last job that touches a key. If two keys have one hash, equal checks only travel apart.
     let mut last_touch = ByDigest::<usize>::with_capacity_and_hasher(jobs.len(), Default::default());
-    let (mut touched, mut prefetches, mut joined) =
-        (Vec::new(), Vec::new(), Vec::<Box<Job>>::with_capacity(jobs.len()));
+    let mut touched = Vec::new();
+    let mut prefetches = Vec::new();
+    let mut joined = Vec::<Box<Job>>::with_capacity(jobs.len());
     for job in jobs {
         if job.is_of_prefetch() {
             prefetches.push(job);

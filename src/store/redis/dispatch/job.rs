@@ -191,7 +191,8 @@ impl Job {
 
     /// Its callers, each with a job of its own. It has not run.
     pub(super) fn apart(mut self: Box<Self>) -> Vec<(Box<Self>, Sender<Answer>)> {
-        let (caller, copies) = (self.caller.take(), mem::take(&mut self.copies));
+        let caller = self.caller.take();
+        let copies = mem::take(&mut self.copies);
         // It joins the queue again.
         self.crowd = None;
         let copy = |caller| (Self::decide(self.check().clone(), self.deadline), caller);
@@ -221,7 +222,8 @@ pub(super) fn hash_slot(check: &Check, keys: &Keys) -> u16 {
 
 /// The slot of a check, if all of its keys are in one.
 pub(super) fn only_slot(check: &Check, keys: &Keys) -> Option<u16> {
-    let (slot, first) = (hash_slot(check, keys), check.charges().next().map(Charge::key));
+    let slot = hash_slot(check, keys);
+    let first = check.charges().next().map(Charge::key);
     let is_there = |charge: &Charge| Some(charge.key()) == first || keys.hash_slot(charge.key()) == slot;
     check.charges().all(is_there).then_some(slot)
 }
@@ -251,7 +253,8 @@ pub(super) fn write_shape(job: &Job, command: &mut Cmd, again: bool, now: impl F
     command.arg(kind).arg(job.count()).arg(check.charges().count());
     let mut costs = job.settlement().into_iter().flat_map(Settlement::accounts).map(|(_, cost)| cost);
     for charge in check.charges() {
-        let (limit, cost) = (charge.limit(), costs.next().flatten());
+        let limit = charge.limit();
+        let cost = costs.next().flatten();
         command.arg(limit.units()).arg(charge.cost()).arg(limit.window_micros());
         if kind == "plain" {
             continue;
@@ -296,9 +299,11 @@ pub(super) fn have_one_shape(job: &Job, other: &Job) -> bool {
 /// the unit, and three of the place.
 pub(super) fn single(job: &Job) -> Option<impl Iterator<Item = u64> + use<>> {
     let Work::Decide(check) = &job.work else { return None };
-    let (mut figures, mut count) = ([0; 5], 2);
+    let mut figures = [0; 5];
+    let mut count = 2;
     for (charge, key) in check.charges().zip(1..) {
-        let (limit, [unit, window, place, life, its_key]) = (charge.limit(), &mut figures);
+        let limit = charge.limit();
+        let [unit, window, place, life, its_key] = &mut figures;
         let (units, time) = if limit.is_concurrent() { (place, life) } else { (unit, window) };
         if charge.cost() != 1 || !is_plain(charge) || *units > 0 {
             return None;

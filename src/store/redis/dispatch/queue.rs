@@ -129,8 +129,13 @@ struct State {
 
 impl Queue {
     pub(super) fn new(max_in_flight: usize, capacity: usize) -> Arc<Self> {
-        let (digester, is_gathering, state) = (Digester::default(), AtomicBool::new(false), Mutex::default());
-        Arc::new(Self { capacity, max_in_flight, digester, is_gathering, state })
+        Arc::new(Self {
+            capacity,
+            max_in_flight,
+            digester: Digester::default(),
+            is_gathering: AtomicBool::new(false),
+            state: Mutex::default(),
+        })
     }
 
     /// The permit to send a check without a batch, if few are in flight. A queue that may have only
@@ -157,7 +162,8 @@ impl Queue {
         if job.is_check() && job.is_of_prefetch() && state.waiting > self.capacity / PART_OF_PREFETCHES {
             return Err(Box::new(Err(state.refusal(turn))));
         }
-        let (is_check, most_crowds) = (job.is_check(), FEW + 2 * state.waiting);
+        let is_check = job.is_check();
+        let most_crowds = FEW + 2 * state.waiting;
         let digest = turn.filter(|_| is_check);
         let crowd = digest.and_then(|_| state.crowds.join(job.check(), &self.digester, most_crowds));
         let is_behind = |crowd: &&Crowd, state: &State| crowd.refuses(job.check(), || state.cancelled_in(turn, crowd));
@@ -319,7 +325,8 @@ impl Permit {
     pub(super) fn next_batch(&mut self) -> Option<Vec<Box<Job>>> {
         let queue = self.queue.upgrade()?;
         let mut state = queue.lock();
-        let (jobs, waiting) = (state.next_batch(), state.waiting);
+        let jobs = state.next_batch();
+        let waiting = state.waiting;
         if jobs.is_empty() {
             state.in_flight -= 1;
             (state.time_per_check, state.last_batch, state.first_end) = (Duration::ZERO, None, None);
@@ -449,7 +456,8 @@ mod tests {
     #[test]
     fn cancelled_checks_delay_no_other_of_their_key() {
         for (cancelled, are_removed) in [(0, false), (200, false), (4_000, false), (200, true), (4_000, true)] {
-            let (mut crowd, mut others) = (Crowd::default(), (0..400_u64).cycle());
+            let mut crowd = Crowd::default();
+            let mut others = (0..400_u64).cycle();
             others.by_ref().take(400).for_each(|other| crowd.push(other, 1));
             (0..cancelled).for_each(|_| crowd.push_cancelled("ada"));
             if are_removed {
@@ -522,7 +530,8 @@ mod tests {
     /// queue has been empty.
     #[test]
     fn the_time_per_check_is_that_of_batches_with_others_behind_them() {
-        let (mut crowd, mut now) = (Crowd::default(), Instant::now());
+        let mut crowd = Crowd::default();
+        let mut now = Instant::now();
         crowd.state.in_flight = 4;
         let mut leave = |crowd: &mut Crowd, after: u64| {
             now += Duration::from_millis(after);
@@ -543,7 +552,8 @@ mod tests {
     #[test]
     fn a_pause_changes_the_time_per_check_little() {
         for (batches_before, later, most) in [(0, 40, 200), (1, 40, 200), (40, 40, 500), (40, 1_000, 6_000)] {
-            let (mut crowd, mut now) = (Crowd::default(), Instant::now());
+            let mut crowd = Crowd::default();
+            let mut now = Instant::now();
             crowd.state.in_flight = 4;
             (0..20_000_u64).for_each(|key| crowd.push(key, 1));
             let mut leave = |after: u64| {
@@ -568,7 +578,8 @@ mod tests {
     #[test]
     fn a_check_is_refused_that_would_wait_for_longer_than_its_caller() {
         on_one_thread(|| {
-            let (queue, mut callers) = (Queue::new(4, CAPACITY), Vec::new());
+            let queue = Queue::new(4, CAPACITY);
+            let mut callers = Vec::new();
             let _permit = queue.batch_permit(|| 0);
             let mut push = |key, deadline| push(&queue, key, deadline).map(|queued| callers.push(queued));
             assert!((0..1_000).all(|key| push(key, 1).is_ok()), "nothing is known");
@@ -590,7 +601,8 @@ mod tests {
     #[test]
     fn few_checks_of_a_slow_server_are_refused() {
         on_one_thread(|| {
-            let (queue, mut callers) = (Queue::new(1, CAPACITY), Vec::new());
+            let queue = Queue::new(1, CAPACITY);
+            let mut callers = Vec::new();
             let _permit = queue.batch_permit(|| 0);
             queue.lock().time_per_check = Duration::from_micros(200);
             callers.extend((0..FEW as u64).map_while(|key| push(&queue, key, 50).ok()));
@@ -617,7 +629,8 @@ mod tests {
     #[test]
     fn no_more_equal_checks_wait_than_their_limit_admits() {
         on_one_thread(|| {
-            let (queue, mut callers) = (Queue::new(4, CAPACITY), Vec::new());
+            let queue = Queue::new(4, CAPACITY);
+            let mut callers = Vec::new();
             let push = |key: u64, cost| queue.push(Job::decide(login(key, cost), Duration::MAX));
             let check_of = |cost| Charge::new(LOGINS, 9_999, cost).unwrap();
             callers.extend((0..FEW as u64).map(|key| push(key, 1).unwrap()));
@@ -676,7 +689,8 @@ mod tests {
     #[test]
     fn a_queue_full_of_checks_takes_settlements() {
         on_one_thread(|| {
-            let (queue, local_state) = (Queue::new(1, 10), LocalState::by(&ManualClock::new()));
+            let queue = Queue::new(1, 10);
+            let local_state = LocalState::by(&ManualClock::new());
             let checks: Vec<_> = (0..12).map_while(|key| push(&queue, key, 50).ok()).collect();
             let settle = || {
                 let check = Check::new(Charge::prefetch(CALLS, Key::from("ada"), 10, 100_000));
@@ -697,7 +711,8 @@ mod tests {
     #[test]
     fn prefetches_leave_the_queue_to_the_checks_of_callers() {
         on_one_thread(|| {
-            let (queue, mut callers) = (Queue::new(1, 640), Vec::new());
+            let queue = Queue::new(1, 640);
+            let mut callers = Vec::new();
             let mut push = |charge: Charge| {
                 let pushed = queue.push(Job::decide(Check::new(charge), Duration::MAX));
                 pushed
