@@ -202,8 +202,8 @@ impl KeyedLimit {
     /// * If only hidden limits refuse, the 429 has a `Retry-After`, but no figures, and its default
     ///   body names no limit. If a visible limit refuses as well, the client sees that one.
     /// * The server sees the limit: in the [`Decision`](crate::Decision), the extensions, metrics,
-    ///   log lines, and the text of a [`Rejection`]. A responder of your own should not pass these
-    ///   on.
+    ///   log lines, and the text of a [`Rejection`](crate::Rejection). A responder of your own
+    ///   should not pass these on.
     /// * If two [chosen](Self::chosen) limits are the same for a request, the limit that is decided
     ///   is hidden if either is.
     ///
@@ -286,9 +286,9 @@ impl KeyedLimit {
     /// * It lasts for exactly the time from its begin on: requests that are refused meanwhile do
     ///   not prolong it. Redis keeps its key for the window of the ban's limit, which is 365 days
     ///   at most: the limit of a ban of a century does not compile, or is a `ConfigError`.
-    /// * The rejection is [`Rejection::Banned`], also of the request that begins it. Its figures
-    ///   are those of the ban, such as the limit `login.ban`, or of the limit itself if that
-    ///   refuses for longer. Until then, clients do not see the ban.
+    /// * The rejection is [`Rejection::Banned`](crate::Rejection::Banned), also of the request that
+    ///   begins it. Its figures are those of the ban, such as the limit `login.ban`, or of the
+    ///   limit itself if that refuses for longer. Until then, clients do not see the ban.
     /// * After a ban is lifted, a limit that is still used up begins another at the next refusal.
     ///   [`RateLimitLayer::reset`](crate::RateLimitLayer::reset) resets both. Another window of the
     ///   ban's limit lifts all bans.

@@ -16,7 +16,7 @@ use tokio::{
 
 use super::{
     batch::Batch,
-    dispatcher::{Dispatcher, without_runtime},
+    dispatcher::{Common, Dispatcher, without_runtime},
     job::{Answer, Job, hash_slot, only_slot},
     queue::{Permit, Queue},
 };
@@ -55,11 +55,11 @@ impl Dispatcher {
             && let Some(permit) = queue.lone_permit()
             && let Some(connection) = self.pool.share()
         {
-            let batch = Batch::new(vec![job], slot, &self.common);
             let dispatcher = Arc::downgrade(&self);
+            let common = Arc::clone(&self.common);
             drop(self);
             // In a box, since only few futures send their check themselves.
-            return Box::pin(send_alone(batch, connection, permit, dispatcher)).await;
+            return Box::pin(send_alone(job, slot, connection, permit, dispatcher, common)).await;
         }
         // Dropped after it, so that the job of a caller that stops waiting is cancelled before it
         // is counted.
@@ -224,15 +224,23 @@ async fn try_send(taken: &mut Result<(Connection, impl Send), StoreError>, batch
 
 /// Sends the check of its own caller. A task takes over after an error: a future that may not be
 /// polled must not wait for a connection.
-async fn send_alone(mut batch: Batch, mut connection: Connection, permit: Permit, of: Weak<Dispatcher>) -> Answer {
+async fn send_alone(
+    job: Box<Job>,
+    slot: Option<u16>,
+    mut connection: Connection,
+    permit: Permit,
+    dispatcher: Weak<Dispatcher>,
+    common: Arc<Common>,
+) -> Answer {
     metrics::batch(1, || 0);
+    let mut batch = Batch::new(vec![job], slot, &common);
     let reply = batch.send(&mut connection, false).await;
     permit.end();
     let error = match reply {
         Ok(reply) => return batch.only_answer(reply),
         Err(error) => error,
     };
-    let Some(dispatcher) = of.upgrade() else { return Err(without_runtime(error)) };
+    let Some(dispatcher) = dispatcher.upgrade() else { return Err(without_runtime(error)) };
     let try_again = |dispatcher: Arc<Dispatcher>| async move {
         let reply = dispatcher.try_again(&mut batch, Ok(Err(error))).await;
         match dispatcher.take_refused(&mut batch, &reply).pop() {

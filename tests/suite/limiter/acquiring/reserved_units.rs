@@ -127,7 +127,8 @@ async fn a_caller_on_redis_asks_again_after_the_setting() {
         let decision = waiting.await.unwrap();
         let elapsed = begun.elapsed();
         assert!(decision.is_allowed(), "{setting:?} {max_wait:?}: {decision:?}");
-        assert!(elapsed >= ms(299) && elapsed < seconds(10), "{setting:?} {max_wait:?}: {elapsed:?}");
+        // It asks earlier by the least round trip, so that its check arrives then.
+        assert!(elapsed >= ms(250) && elapsed < seconds(10), "{setting:?} {max_wait:?}: {elapsed:?}");
 
         // A settlement through the same limiter wakes the caller, which would ask again after a
         // minute otherwise.
