@@ -1,0 +1,223 @@
+-- The golden pairs: calls of the script, of each kind and algorithm. replay.lua says what they are
+-- made of. The arguments are those that head.lua of the script describes. golden.txt has the replies.
+
+local case, at, command, call, call_short = cases.case, cases.at, cases.command, cases.call, cases.call_short
+local id, score, run, server = cases.id, cases.score, cases.run, cases.server
+local MS, S = 1000, 1000000
+
+-- The figures of one unit.
+local function one(units, window, algorithm, lease, mode)
+  return units, 1, window, algorithm, lease or 0, mode or ''
+end
+
+-- A run of one charge in six figures, of one copy of each check.
+local function any(kind, units, cost, window, algorithm, lease, mode)
+  return { kind, 1, 1, units, cost, window, algorithm, lease or 0, mode or '' }
+end
+
+case 'single units, until one is refused'
+for number, micros in ipairs({ 0, 1 * S, 2 * S, 3 * S }) do
+  at(micros)
+  call('', run({ 'single', 3, 10 * S }, { 'a', id = id('no' .. number) }))
+end
+
+case 'single units in the short form, of which the last is refused'
+call_short({ 2, 10 * S }, { 'a', id = id 'first' }, { 'b', id = id 'second' })
+call_short({ 2, 10 * S }, { 'a', id = id 'third' })
+at(1500 * MS)
+call_short({ 2, 10 * S }, { 'b', id = id 'fourth' }, { 'a', id = id 'fifth' })
+
+case 'a single unit after others have left'
+command('ZADD', 'a', score(-12 * S), id 'gone', score(-11 * S), id 'gone too', score(-4 * S), id 'stays')
+command('PEXPIREAT', 'a', 1000000000000 + 9000)
+call('', run({ 'single', 3, 10 * S }, { 'a', id = id 'new' }))
+
+case 'a single unit after others have left, of which one has copies, and the total follows'
+command('ZADD', 'a', 7, 'used', score(-12 * S), id 'gone' .. '2*3', score(-4 * S), id 'stays')
+command('PEXPIREAT', 'a', 1000000000000 + 9000)
+call('', run({ 'single', 3, 10 * S }, { 'a', id = id 'new' }))
+
+case 'a single unit of a window longer than since 1970'
+call('', run({ 'single', 3, 2000000000 * S }, { 'a', id = id 'new' }))
+
+case 'single units before Redis 7.0'
+server { is_before_7 = true }
+call('', run({ 'single', 2, 10 * S }, { 'a', id = id 'first' }, { 'a', id = id 'second' }, { 'a', id = id 'third' }))
+
+case 'places alone: taken, refused, and free after a life'
+call_short({ 0, 0, 1, 30 * S, 1 }, { 'p', id = id 'first' })
+at(29 * S)
+call_short({ 0, 0, 1, 30 * S, 1 }, { 'p', id = id 'second' })
+at(30 * S)
+call_short({ 0, 0, 1, 30 * S, 1 }, { 'p', id = id 'third' })
+
+case 'places with a unit each, and then a refusal by either'
+call_short({ 3, 10 * S, 2, 30 * S, 1 }, { 'p', 'a', id = id 'first' })
+call('', run({ 'place', 3, 10 * S, 2, 30 * S, 2 }, { 'a', 'p', id = id 'second' }, { 'a', 'p', id = id 'third' }))
+call('', run({ 'place', 2, 10 * S, 3, 30 * S, 2 }, { 'a', 'p', id = id 'fourth' }))
+
+case 'a place whose id is there already'
+command('ZADD', 'p', score(-1 * S), id 'first')
+call_short({ 3, 10 * S, 2, 30 * S, 2 }, { 'a', 'p', id = id 'first' })
+
+case 'places that are renewed: held, over but there, lost, of a key of another type, and twice at once'
+command('ZADD', 'p', score(-10 * S), id 'held', score(-50 * S), id 'over')
+command('SET', 'text', 'x')
+call('', run({ 'renew', 30 * S }, { 'p', id = id 'held' }, { 'q', id = id 'lost' }, { 'text', id = id 'held' },
+  { 'p', id = id 'over' }))
+call('', run({ 'renew', 30 * S }, { 'p', id = id 'held' }))
+
+case 'plain checks of two limits, of which the second refuses'
+call('', run({ 'plain', 1, 2, 10, 3, 10 * S, 4, 3, 60 * S }, { 'a', 'b', id = id 'first' }, { 'a', 'b', id = id 'second' }))
+
+case 'copies: a few, many, and more than fit'
+call('', run({ 'plain', 3, 1, 10, 1, 10 * S }, { 'a', id = id 'few' }))
+at(1 * S)
+call('', run({ 'plain', 5, 1, 10, 1, 10 * S }, { 'a', id = id 'many' }))
+at(2 * S)
+call('', run({ 'plain', 4, 1, 10, 1, 10 * S }, { 'a', id = id 'more' }))
+call('', run({ 'settle', 1, 1, 10, 1, 10 * S, 'log', 0, '0' }, { 'a', id = id('many', 2), at = 1 * S }))
+
+case 'copies that an earlier try has counted in part'
+call('', run({ 'any', 3, 1, one(10, 10 * S, 'log') }, { 'a', id = id 'few' }))
+call('', run({ 'again', 4, 1, one(10, 10 * S, 'log') }, { 'a', id = id 'few' }))
+call('', run({ 'again', 2, 1, one(10, 10 * S, 'log') }, { 'a', id = id 'new' }))
+
+case 'an exact log: a refusal finds the retry time by costs'
+call('', run(any('any', 10, 4, 10 * S, 'log'), { 'a', id = id 'first' }))
+at(1 * S)
+call('', run(any('any', 10, 5, 10 * S, 'log'), { 'a', id = id 'second' }))
+at(2 * S)
+call('', run(any('any', 10, 6, 10 * S, 'log'), { 'a', id = id 'third' }))
+call('', run(any('any', 10, 0, 10 * S, 'log'), { 'a', id = id 'asks' }))
+
+case 'a fixed window: sums, a refusal, and the next window'
+for _, micros in ipairs({ 1 * S, 2 * S, 3 * S, 11 * S }) do
+  at(micros)
+  call('', run(any('any', 5, 2, 10 * S, 'fixed'), { 'a', id = id 'new' }))
+end
+call('', run(any('again', 5, 2, 10 * S, 'fixed'), { 'a', id = id 'again' }))
+call('', run(any('again', 5, 2, 10 * S, 'fixed'), { 'a', id = id 'again' }))
+
+case 'a counter: two windows, a refusal, reserved units and their settlement'
+at(9 * S)
+call('', run(any('any', 6, 4, 10 * S, 'counter'), { 'a', id = id 'first' }))
+at(12 * S)
+call('', run(any('any', 6, 2, 10 * S, 'counter', 5 * S), { 'a', id = id 'second' }))
+at(13 * S)
+call('', run(any('any', 6, 3, 10 * S, 'counter'), { 'a', id = id 'third' }))
+call('', run(any('settle', 6, 2, 10 * S, 'counter', 5 * S, '1'), { 'a', id = id 'second', at = 12 * S }))
+at(8 * S)
+call('', run(any('any', 6, 6, 10 * S, 'counter'), { 'a', id = id 'earlier' }))
+
+case 'a compact log: parts of the window, and reserved units'
+call('', run(any('any', 5, 2, 10 * S, '12'), { 'a', id = id 'first' }))
+at(1500 * MS)
+call('', run(any('any', 5, 1, 10 * S, '12'), { 'a', id = id 'second' }, { 'a', id = id 'third' }))
+call('', run(any('any', 6, 1, 10 * S, '12', 2 * S), { 'a', id = id 'fourth' }))
+call('', run(any('any', 5, 1, 10 * S, '12'), { 'a', id = id 'fifth' }))
+
+case 'periods of the calendar, and a clock that is too far from them'
+local ENDS = 'ends 1000000005000000 1000000036000000'
+call('', run(any('any', 2, 2, 31 * S, ENDS), { 'a', id = id 'first' }, { 'a', id = id 'second' }))
+at(6 * S)
+call('', run(any('any', 2, 2, 31 * S, ENDS), { 'a', id = id 'third' }))
+at(36 * S)
+call('', run(any('any', 2, 2, 31 * S, ENDS), { 'a', id = id 'fourth' }))
+
+case 'reserved units of an exact log: settled for less, again, and late'
+call('', run(any('any', 10, 4, 10 * S, 'log', 3 * S), { 'a', id = id 'first' }, { 'a', id = id 'second' }))
+call('', run(any('any', 10, 4, 10 * S, 'log', 3 * S), { 'a', id = id 'refused' }))
+at(1 * S)
+call('', run(any('settle', 10, 4, 10 * S, 'log', 3 * S, '1'), { 'a', id = id 'first', at = 0 }))
+call('', run(any('settle again', 10, 4, 10 * S, 'log', 3 * S, '1'), { 'a', id = id 'first', at = 0 }))
+at(4 * S)
+call('', run(any('settle', 10, 4, 10 * S, 'log', 3 * S, '5'), { 'a', id = id 'second', at = 0 }))
+call('', run(any('settle', 10, 4, 10 * S, 'log', 3 * S, '5'), { 'a', id = id 'second', at = 0 }))
+
+case 'reserved units of a fixed window, settled late, and leave a mark'
+call('', run(any('any', 10, 4, 10 * S, 'fixed', 3 * S), { 'a', id = id 'first' }))
+at(4 * S)
+call('', run(any('settle', 10, 4, 10 * S, 'fixed', 3 * S, '2'), { 'a', id = id 'first', at = 0 }))
+call('', run(any('settle', 10, 4, 10 * S, 'fixed', 3 * S, '2'), { 'a', id = id 'first', at = 0 }))
+
+case 'a prefetch: taken, asked for again, and given back in part'
+call('', run(any('any', 10, 8, 10 * S, 'log', 10500 * MS), { 'a', id = id 'prefetch' }))
+call('', run(any('again', 10, 8, 10 * S, 'log', 10500 * MS), { 'a', id = id 'prefetch' }))
+at(200 * MS)
+call('', run(any('any', 10, 5, 10 * S, 'log'), { 'a', id = id 'refused' }))
+call('', run(any('settle', 10, 8, 10 * S, 'log', 10500 * MS, '3'), { 'a', id = id 'prefetch', at = 0 }))
+
+case 'limits that do not refuse, and charges that take nothing'
+for _, mode in ipairs({ 'shadow', 'left', 'left shadow', 'spent' }) do
+  call('', run(any('any', 2, 2, 10 * S, 'log', 0, mode), { 'a', id = id 'first' }, { 'a', id = id 'second' }))
+end
+
+case 'a check of all algorithms at once, and its settlement'
+local ALL = { 'any', 1, 4 }
+local SETTLED = { 'settle', 1, 4 }
+for _, algorithm in ipairs({ 'log', 'fixed', 'counter', '12' }) do
+  for _, word in ipairs({ 9, 2, 10 * S, algorithm, 5 * S, '' }) do
+    ALL[#ALL + 1] = word
+  end
+  for _, word in ipairs({ 9, 2, 10 * S, algorithm, 5 * S, algorithm == '12' and 'left' or '1' }) do
+    SETTLED[#SETTLED + 1] = word
+  end
+end
+at(3 * S)
+call('', run(ALL, { 'a', 'b', 'c', 'd', id = id 'first' }))
+at(4 * S)
+call('', run(SETTLED, { 'a', 'b', 'c', 'd', id = id 'first', at = 3 * S }))
+
+case 'a place by the general way: taken, found by a second try, and refused'
+call('', run(any('any', 1, 1, 30 * S, 'concurrent'), { 'p', id = id 'first' }))
+at(1 * S)
+call('', run(any('again', 1, 1, 30 * S, 'concurrent'), { 'p', id = id 'first' }, { 'p', id = id 'second' }))
+call('', run(any('settle', 1, 1, 30 * S, 'concurrent', 0, '0'), { 'p', id = id 'first', at = 0 }))
+
+case 'a step back of the clock: a refusal moves the newest entries'
+at(60 * S)
+call('', run({ 'plain', 3, 1, 3, 1, 10 * S }, { 'a', id = id 'first' }))
+call('', run(any('any', 3, 3, 10 * S, '12'), { 'b', id = id 'first' }))
+at(30 * S)
+call('', run({ 'single', 3, 10 * S }, { 'a', id = id 'second' }))
+call('', run(any('any', 3, 3, 10 * S, '12'), { 'b', id = id 'second' }))
+
+case 'keys of another type fail alone'
+command('SET', 'text', 'x')
+call('', run({ 'plain', 1, 2, 3, 1, 10 * S, 3, 1, 10 * S }, { 'a', 'text', id = id 'first' }),
+  run({ 'single', 3, 10 * S }, { 'text', id = id 'second' }, { 'a', id = id 'third' }),
+  run(any('settle', 3, 1, 10 * S, 'log', 0, '0'), { 'text', id = id 'first', at = 0 }))
+
+case 'a server without memory: new units fail, a refusal and a settlement do not'
+call('', run(any('any', 1, 1, 10 * S, 'log', 5 * S), { 'a', id = id 'first' }))
+server { is_full = true }
+call('', run({ 'single', 1, 10 * S }, { 'b', id = id 'second' }))
+call('', run({ 'single', 1, 10 * S }, { 'a', id = id 'third' }))
+call('', run(any('settle', 1, 1, 10 * S, 'log', 5 * S, '0'), { 'a', id = id 'first', at = 0 }))
+
+case 'more entries have left than one check drops, and many stay'
+for number = 1, 1200 do
+  command('ZADD', 'a', score((number < 601 and -20 or -5) * S), id('n' .. number))
+end
+command('PEXPIREAT', 'a', 1000000000000 + 9000)
+call('', run({ 'single', 1000, 10 * S }, { 'a', id = id 'new' }))
+
+case 'more entries have left than one check drops, and few stay'
+for number = 1, 620 do
+  command('ZADD', 'a', score((number < 601 and -20 or -5) * S), id('n' .. number))
+end
+command('ZADD', 'a', 620, 'used')
+call('', run(any('any', 30, 2, 10 * S, 'log'), { 'a', id = id 'new' }))
+
+case 'by the clock of a process, and by that of a test'
+for _, clock in ipairs({ 'process', 'test' }) do
+  call(clock, run({ 'single', 2, 10 * S }, { 'a', id = id(clock) }), run({ 'plain', 2, 1, 8, 2, 10 * S }, { 'b', id = id(clock) }))
+end
+
+case 'heads that are not of the script'
+command('ZADD', 'a', 5, 'held', 2, 'used', score(-1 * S), id 'first' .. '2')
+command('ZADD', 'b', '9100000000000000', 'used', score(-1 * S), id 'first')
+command('ZADD', 'c', '+inf', '900000000000000000000:1:1')
+call('', run(any('any', 3, 1, 10 * S, 'log'), { 'a', id = id 'new' }, { 'b', id = id 'new' }))
+call('', run(any('any', 3, 1, 10 * S, 'counter'), { 'c', id = id 'new' }))
