@@ -1,12 +1,12 @@
-# For scripts to source, with `ensure PROGRAM [PACKAGE]`: installs a program if it is missing. The package has the name of the
-# program on Debian, and this name elsewhere.
+# For scripts to source, with `ensure PROGRAM [PACKAGE [PACKAGE_ON_DEBIAN]]`: installs a program if it is missing. A package that is
+# not given has the name of the program.
 ensure() {
-  local program="$1" package="${2:-$1}" as_root=""
+  local program="$1" package="${2:-$1}" debian="${3:-$1}" as_root=""
   command -v "$program" >/dev/null && return
   echo "$program is missing: installing it"
   [ "$(id -u)" = 0 ] || as_root="sudo"
   if command -v apt-get >/dev/null; then
-    $as_root apt-get update -qq && $as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "$program"
+    $as_root apt-get update -qq && $as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "$debian"
   elif command -v dnf >/dev/null; then
     $as_root dnf install -y -q "$package"
   elif command -v apk >/dev/null; then

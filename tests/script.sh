@@ -1,7 +1,11 @@
 #!/usr/bin/env bash
-# Replays the golden pairs of the script: arguments, reply, the commands that it runs, and what the keys have after that. It shows
-# the difference to `script/golden.txt` within a second, and compiles nothing. `script/cases.lua` has the calls, `script/replay.lua`
-# makes them.
+# Checks the script: each file with luacheck, and then its golden pairs.
+#
+# A file takes and gives the names that its head says, and no others: luacheck sees it as a function that takes the ones and returns
+# the others. Then it sees all files in a row.
+#
+# A golden pair is the arguments of a call, and its reply, commands, and what the keys have after it. Each difference to
+# `script/golden.txt` is shown within seconds, and nothing is compiled. `script/cases.lua` has the calls, `script/replay.lua` makes them.
 #
 #   bash tests/script.sh           # compares
 #   bash tests/script.sh --write   # accepts the replies of now
@@ -9,6 +13,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 . tests/install.sh
 ensure redis-server redis
+ensure luacheck luacheck lua-check
 
 FOLDER=src/store/redis/script
 
@@ -21,6 +26,43 @@ assemble() {
     esac
   done
 }
+
+# Prints the names that the head of a file has behind this word.
+names() {
+  awk -v word="-- $1  " '
+    index($0, word) == 1 { is_on = 1; $0 = "--        " substr($0, length(word) + 1) }
+    is_on && !/^--        [^ ]/ { exit }
+    is_on { print substr($0, 11) }' "$2" | grep -vx nothing || true
+}
+
+is_clean=true
+lint() {
+  local file="$1" warnings
+  shift
+  warnings="$(luacheck "$@" --quiet --no-color --std lua51 --read-globals redis KEYS ARGV struct --no-max-line-length --filename "$file" -)" && return
+  echo "$warnings"
+  is_clean=false
+}
+
+# Prints a file as a function. The lines keep their numbers.
+as_function() {
+  local takes
+  takes="$(names Takes "$1")"
+  [ -z "$takes" ] || echo "local" $takes "= ..." | tr '\n' ' '
+  cat "$1"
+  grep -q '^return ' "$1" || echo "return" $(names Gives "$1")
+}
+
+taken=" $(for file in "$FOLDER"/*.lua; do names Takes "$file"; done | tr -s ',\n' ' ') "
+for file in "$FOLDER"/*.lua; do
+  lint "$file" < <(as_function "$file")
+  for name in $(names Gives "$file" | tr -d ,); do
+    [[ "$taken" == *" $name "* ]] || grep -q '^return ' "$file" || { echo "$file gives $name, which no file takes"; is_clean=false; }
+  done
+done
+# `members.lua` gives some names of `head.lua` anew.
+lint "all files of $FOLDER" --ignore 431 < <(assemble)
+$is_clean
 
 work="$(mktemp -d)"
 server=""

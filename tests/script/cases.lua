@@ -1,5 +1,5 @@
--- The golden pairs: calls of the script, of each kind and algorithm. replay.lua says what they are
--- made of. The arguments are those that head.lua of the script describes. golden.txt has the replies.
+-- The golden pairs: calls of the script, of each kind and algorithm. replay.lua has the functions,
+-- head.lua of the script describes the arguments, and golden.txt has the replies.
 
 local case, at, command, call, call_short = cases.case, cases.at, cases.command, cases.call, cases.call_short
 local id, score, run, server = cases.id, cases.score, cases.run, cases.server

@@ -1,10 +1,10 @@
--- Replays the cases of cases.lua. Returns a text: what the script replied, which commands it ran, and
--- what the keys had after that. It runs in a redis-server, as the script does.
+-- Replays the cases of cases.lua, in a redis-server, as the script runs. Returns a text: the
+-- replies, the commands of each call, and what the keys have after it.
 --
 -- ARGV   the script, and the cases
 --
--- The keys are those of the server. Its clock, its version, its memory and the expiries are those of
--- a case. So any redis-server has the same replies at any time.
+-- The keys are those of the server. Its clock, its version, its memory and the expiries are those
+-- of a case. So any redis-server has the same replies at any time.
 
 local real, floor = redis, math.floor
 local S, START = 1000000, 1000000000 * 1000000  -- a second, and the time at which a case begins
@@ -27,7 +27,7 @@ local function since_start(time)
   return string.format('%+.6f s', (time - START) / S)
 end
 
--- The server ------------------------------------------------------------------------------------
+-- The server of a case.
 
 local WRITES = { ZADD = true, ZREM = true, ZREMRANGEBYRANK = true, UNLINK = true }
 
@@ -76,7 +76,7 @@ local function call_server(...)
   return reply
 end
 
--- What is printed -------------------------------------------------------------------------------
+-- What is printed of a call.
 
 local FIGURES = { 'used', 'reset', 'reserved', 'retry', 'least' }
 
@@ -125,7 +125,7 @@ local function print_keys()
   end
 end
 
--- What cases are made of ------------------------------------------------------------------------
+-- The functions of cases.lua.
 
 local cases = {}
 
@@ -163,8 +163,8 @@ function cases.score(micros)
   return string.format('-%.0f', START + micros)
 end
 
--- A run of checks, or of settlements: these words, and then for each check its id, its keys, and the
--- time `at` at which an admission was decided.
+-- A run of checks, or of settlements: these words, and then for each check its id, its keys, and
+-- the time `at` at which an admission was decided.
 function cases.run(words, ...)
   return { words = words, checks = { ... } }
 end

@@ -1,4 +1,9 @@
 -- Deciding a check: all charges or none.
+--
+-- Takes  add_to_sum, byte, call, clamped, copies_counted, count, estimate_now, falls_to, floor,
+--        is_full, LARGEST, LONGEST_LIFE, LOOKED_AT, max, min, NAMED, now, outlive, read, score_of,
+--        text, time_in, time_of, try, weigh, write_counts
+-- Gives  write_status, failure_of, decide
 
 -- Whether the total still has units of entries that have left: more than one check may drop. Then
 -- no time is known.
@@ -91,9 +96,9 @@ end
 local function write_status(record, place, log, retry, least)
   -- The moment from which on fewer units are used.
   local fewer = log.oldest and log.oldest + log.window
-  local estimate = log.is_counter and estimate_now(log) or 0
-  if estimate > 0 then
-    local falls = falls_to(log, estimate - 1, now)
+  local estimated = log.is_counter and estimate_now(log) or 0
+  if estimated > 0 then
+    local falls = falls_to(log, estimated - 1, now)
     fewer = min(falls, fewer or falls)
   end
   local r = 5 * place - 2

@@ -1,5 +1,9 @@
 -- Copies of a check: equal checks of several callers, which travel as one. members.lua says how
 -- they are kept.
+--
+-- Takes  add_named, byte, call, entries_of, FEW, find, following, max, named, now, score_of, shared,
+--        sub
+-- Gives  add_copies, copies_counted, find_shared, part_copies
 
 local MOST = 128  -- the copies of a check that travel together at most
 

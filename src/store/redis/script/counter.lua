@@ -2,6 +2,10 @@
 -- by how much of it the sliding window still overlaps, rounded up to whole units. Entries with an
 -- id count in full.
 --
+-- Takes  call, ceil, clamped, floor, match, max, min, now, read_totals, recorded_at, text, time_in,
+--        time_of, trim
+-- Gives  estimate_now, read_counter, write_counts, add_to_counts, falls_to
+--
 -- The two numbers are in one member behind all others, with the start of their window: its score is
 -- infinite. The key expires two windows + SLACK after the start of the newest window.
 

@@ -2,6 +2,11 @@
 -- the newest entry comes first, where writing is quick. An entry counts until a window after that
 -- time.
 --
+-- Takes  call, ceil, is_expiry_telling, is_server_time, now, SHARED, SLACK
+-- Gives  NAMED, MOST_NAMED, LARGEST, LOOKED_AT, DROPPED, LONGEST_LIFE, floor, max, min, byte, char,
+--        match, sub, text, clamped, time_in, recorded_at, named_at, begin_with, named, weigh,
+--        weigh_all, find, time_of, outlive
+--
 -- Time      An exact log records an admission under its time and its id. A compact log uses the end of a sub-window
 --           instead, a fixed window and a counter the start of a window, a period of the calendar a window before its end, and
 --           they put admissions of one time together. An admission whose id the caller gave, or whose units are reserved, has
@@ -34,8 +39,8 @@ local function clamped(number)
 end
 
 -- The time of a score.
-local function time_in(score)
-  return clamped(-tonumber(score))
+local function time_in(text_of_score)
+  return clamped(-tonumber(text_of_score))
 end
 
 -- The time under which an admission is recorded.

@@ -1,6 +1,9 @@
 -- The fast way: a check of exact logs that have capacity for all of its copies, whose units are not
 -- reserved, under ids that are new. It decides what check.lua decides, before the functions of the
 -- general way are made. It reads the server's expiries, as run.lua does.
+--
+-- Takes  call, ceil, entries_of, FEW, now, score, shared, SHARED, SLACK, try
+-- Gives  decide_fast
 
 local MANY = 100                  -- more entries that have left are dropped in steps, by the general way
 local present = ceil(now / 1000)  -- now in milliseconds
@@ -13,7 +16,8 @@ local function look(charge, key, copies, expires, size)
   local counted, window, window_ms = charge.cost * copies, charge.window, charge.window_ms
   if counted > charge.units then return end
   -- The entries that have left, and the total.
-  local beyond, used, total, gone = try('ZCOUNT', key, charge.cutoff, '+inf'), nil, nil, 0
+  local beyond, total, gone = try('ZCOUNT', key, charge.cutoff, '+inf'), nil, 0
+  local used
   if beyond == 0 then
     expires = expires or call('PEXPIRETIME', key)
     if expires == -2 then return 0, window, present + (counted > 1 and 2 or 1) * window_ms + SLACK, nil, 0 end
@@ -58,8 +62,9 @@ end
 
 -- Counts a charge that was looked at. Returns false if it has done nothing.
 local function add(charge, key, id, copies)
-  local cost, gone, written = charge.cost, charge.gone, nil
+  local cost, gone = charge.cost, charge.gone
   local has_total = charge.total or cost > 1 or copies > FEW
+  local written
   -- The first write of a check is the only one that a server without memory refuses.
   if has_total then
     local member = copies > 1 and shared(id, copies, cost) or cost > 1 and id .. string.format('%.0f', cost) or id

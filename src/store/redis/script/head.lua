@@ -2,6 +2,9 @@
 -- or refused whole. Equal checks of several callers may come as copies of one: they are decided as
 -- if one after the other, too.
 --
+-- Takes  nothing
+-- Gives  SLACK, call, try, ceil, short, now, score, is_server_time, score_of, is_expiry_telling
+--
 -- The script is the Lua files of this folder in a row, as mod.rs lists them. run.lua goes through
 -- the batch. It counts most single units, takes most places, and renews places. For all else there
 -- are two ways, and ways.lua sends each check one of them. The fast way (fast.lua) decides checks

@@ -1,4 +1,9 @@
 -- How a log counts: an exact one, a compact one, and a fixed window.
+--
+-- Takes  add_copies, add_named, add_to_counts, add_to_sum, add_to_total, call, is_expiry_telling,
+--        min, MOST_NAMED, named, named_at, now, outlive, read_counter, read_totals, recorded_at,
+--        time_of, trim
+-- Gives  read, is_full, count
 
 -- Reads the key of a charge into it, which makes it a log, and drops the entries that have left. A
 -- log has

@@ -5,11 +5,9 @@ use std::sync::LazyLock;
 /// `head.lua` describes its arguments and its reply.
 pub(super) const DECIDE: &str = concat!(
     include_str!("head.lua"),
-    // In functions, because most calls never need what these files define. They take what they
-    // share of the head as arguments, and name the rest anew: a function that refers to locals of
-    // another costs more to make.
-    "local function other_ways(now, score, score_of, SLACK, is_server_time, is_expiry_telling)\n",
-    "local call, try, ceil = redis.call, redis.pcall, math.ceil\n",
+    // In functions, because most calls never need what these files define. `members.lua` has the
+    // arguments, `settle.lua` and `ways.lua` end with what they return.
+    "local function other_ways(...)\n",
     include_str!("members.lua"),
     include_str!("fast.lua"),
     "local function general_way()\n",
@@ -20,9 +18,9 @@ pub(super) const DECIDE: &str = concat!(
     include_str!("log.lua"),
     include_str!("check.lua"),
     include_str!("settle.lua"),
-    "return decide, settle\nend\n",
+    "end\n",
     include_str!("ways.lua"),
-    "return do_next, read_charges, charge_of\nend\n",
+    "end\n",
     include_str!("run.lua"),
 );
 

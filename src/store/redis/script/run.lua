@@ -3,6 +3,10 @@
 -- and a place. It needs no function and no table. It reads the server's expiries, so it needs Redis
 -- 7.0 and the server's clock.
 --
+-- Takes  call, ceil, is_expiry_telling, is_server_time, now, other_ways, score, score_of, short,
+--        SLACK, try
+-- Gives  reply
+--
 -- A place is an entry of one unit in an exact log, which its process renews as long as it is held:
 -- so the window of the log, the life of a place, is the time after which the places of a dead
 -- process are free. To free one, its process removes the entry, without this script. An entry whose

@@ -1,5 +1,10 @@
 -- Settling an admission: each charge by itself. One that cannot be settled does not stop the
 -- others.
+--
+-- Takes  add_to_counts, add_to_sum, add_to_total, begin_with, call, decide, DROPPED, estimate_now,
+--        failure_of, find, find_shared, is_full, LOOKED_AT, min, named, named_at, now, outlive,
+--        part_copies, read, recorded_at, score_of, sub, text, time_in, time_of, write_status
+-- Gives  decide, settle
 
 -- Writes an entry of a settlement, which no id finds any more: its units with a point behind them.
 -- If the id is given and settled again, the same member may be there: then a time that none has
@@ -114,3 +119,5 @@ local function settle(logs, k, id, time, is_again)
   end
   return failure or record
 end
+
+return decide, settle

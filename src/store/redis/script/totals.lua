@@ -1,5 +1,9 @@
 -- The heads of a key, and dropping entries that have left.
 --
+-- Takes  byte, call, char, clamped, DROPPED, floor, max, min, NAMED, outlive, score_of, text,
+--        time_in, weigh, weigh_all
+-- Gives  read_totals, add_to_total, add_named, add_to_sum, trim
+--
 -- Heads     As long as all entries are of one unit, their number is the total. After that the score of one more member,
 --           'used', is the total of all entries. It is positive, so 'used' has the last rank. While units are reserved, the
 --           score of 'held' is their total. It has the rank before, since it is never greater. Neither has as many bytes as

@@ -1,5 +1,8 @@
 -- The two ways: reading the charges of a run, and sending each of its checks the fast way or the
 -- general one.
+--
+-- Takes  ceil, decide_fast, general_way, is_expiry_telling, now, score_of
+-- Gives  do_next, read_charges, charge_of
 
 -- A charge that is counted or refused, and not reserved.
 local function charge_of(units, cost, window)
@@ -57,3 +60,5 @@ local function do_next(kind, copies, charges, id, at, k, reply, r, expires, size
   end
   return r + 1
 end
+
+return do_next, read_charges, charge_of
