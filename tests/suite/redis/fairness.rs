@@ -18,12 +18,15 @@ const CALLS: Limit = Limit::per_hour("calls", 100_000_000);
 const CROWD: usize = 8_000;
 
 /// A limiter on a store whose replies take this long.
-async fn distant(proxy: &Proxy, delay: Duration, connections: u32) -> Limiter {
+async fn slow(proxy: &Proxy, delay: Duration, connections: u32) -> Limiter {
     let store = RedisStore::builder(proxy.url())
         .connections(connections)
         .connect_timeout(TEST_TIMEOUT)
         .reply_timeout(TEST_TIMEOUT);
-    let limiter = Limiter::new(store.build().unwrap()).refusal_cache(Duration::ZERO).deadline(TEST_TIMEOUT);
+    // All connections are open before: a connection that opens behind the delay takes it for distance,
+    // and a distant server gets many batches at once.
+    let store = store.connect().await.unwrap();
+    let limiter = Limiter::new(store).refusal_cache(Duration::ZERO).deadline(TEST_TIMEOUT);
     assert!(limiter.check(&CALLS, "first", 1).await.unwrap().is_allowed());
     proxy.delay_replies(delay);
     limiter
@@ -35,7 +38,7 @@ async fn distant(proxy: &Proxy, delay: Duration, connections: u32) -> Limiter {
 async fn checks_that_were_never_sent_open_no_breaker() {
     let server = RedisServer::start();
     let proxy = Proxy::start(&server).await;
-    let patient = distant(&proxy, ms(50), 2).await;
+    let patient = slow(&proxy, ms(50), 2).await;
     let limiter = patient.clone().deadline(ms(400));
     let (mut crowd, mut timed_out) = (JoinSet::new(), 0);
     for number in 0..2_500 {
@@ -107,7 +110,7 @@ async fn a_check_behind_as_many_as_its_limit_admits_is_refused_at_once() {
 async fn a_key_that_floods_the_queue_delays_itself_first() {
     let server = RedisServer::start();
     let proxy = Proxy::start(&server).await;
-    let limiter = distant(&proxy, ms(5), 2).await;
+    let limiter = slow(&proxy, ms(5), 2).await;
     let decided = Arc::new(AtomicUsize::new(0));
     let mut crowd = JoinSet::new();
     for number in 0..CROWD {
@@ -134,7 +137,7 @@ async fn a_key_that_floods_the_queue_delays_itself_first() {
 async fn a_queue_refuses_by_the_time_that_waiting_would_take() {
     let server = RedisServer::start();
     let proxy = Proxy::start(&server).await;
-    let patient = distant(&proxy, ms(50), 2).await;
+    let patient = slow(&proxy, ms(50), 2).await;
     let mut crowd = JoinSet::new();
     for number in 0..6_000_u64 {
         // Half of them have one key.
@@ -164,7 +167,7 @@ async fn a_queue_refuses_by_the_time_that_waiting_would_take() {
 async fn a_key_that_floods_the_queue_is_refused_first() {
     let server = RedisServer::start();
     let proxy = Proxy::start(&server).await;
-    let patient = distant(&proxy, ms(50), 2).await;
+    let patient = slow(&proxy, ms(50), 2).await;
     let mut crowd = JoinSet::new();
     for number in 0..6_000_u64 {
         crowd.spawn(patient.check(&CALLS, "mallory", 1 + number % 2));
@@ -187,7 +190,7 @@ async fn a_key_that_floods_the_queue_is_refused_first() {
 async fn a_slow_server_decides_in_time_what_it_can() {
     let server = RedisServer::start();
     let proxy = Proxy::start(&server).await;
-    let limiter = distant(&proxy, ms(50), 1).await.deadline(ms(200)).breaker(Breaker::OFF);
+    let limiter = slow(&proxy, ms(50), 1).await.deadline(ms(200)).breaker(Breaker::OFF);
     let (decided, begun, mut key) = (Arc::<AtomicUsize>::default(), Instant::now(), 0_u64);
     // Of the first second, most are decided in any case.
     while decided.load(Ordering::SeqCst) < 1_000 {
@@ -210,7 +213,7 @@ async fn a_slow_server_decides_in_time_what_it_can() {
 async fn a_flood_of_one_key_is_decided_in_order() {
     let server = RedisServer::start();
     let proxy = Proxy::start(&server).await;
-    let limiter = distant(&proxy, ms(5), 1).await;
+    let limiter = slow(&proxy, ms(5), 1).await;
     let mut crowd = JoinSet::new();
     for number in 0..2_000_u64 {
         let (flood, other) =
