@@ -10,9 +10,9 @@ use std::{borrow::Cow, error, fmt};
 /// use std::time::Duration;
 /// use tower_sliding_window::{Limit, error::ConfigErrorKind};
 ///
-/// let error = Limit::new("login", 0, Duration::from_secs(60)).unwrap_err();
+/// let error = Limit::new("login", 5, Duration::ZERO).unwrap_err();
 /// assert_eq!(error.kind(), ConfigErrorKind::Limit);
-/// assert_eq!(error.to_string(), "limit \"login\": a limit's units must be 1 to 2^52, not 0");
+/// assert_eq!(error.to_string(), "limit \"login\": a limit's window must be 1 ms to 365 days, not 0ns");
 /// ```
 #[derive(Clone, PartialEq, Eq)]
 pub struct ConfigError {

@@ -99,7 +99,7 @@ impl History {
         let steps_back = numbers.once_in(2);
         let begins = Duration::from_micros(500_000 * HOUR + numbers.below(24 * HOUR));
         let steps = (0..STEPS).map(|number| (number, step(&mut numbers, number, &pairs, steps_back))).collect();
-        let probe = |(limit, key): &(Limit, &'static str)| Charge::any_left(of_units(limit, 1), *key);
+        let probe = |(limit, key): &(Limit, &'static str)| Charge::any_left(of_units(limit, 1), *key).unwrap();
         Self { begins, steps, probes: pairs.iter().map(probe).collect() }
     }
 
@@ -136,7 +136,7 @@ fn limits_by(algorithm: Algorithm) -> [Limit; 4] {
 fn charge_of(limit: Limit, key: &str, cost: u64, kind: u64, lease: Duration) -> Charge {
     let charge = match kind % 3 {
         0 => Charge::new(limit.clone(), key, cost.min(limit.units())).unwrap(),
-        1 => Charge::any_left(limit, key),
+        1 => Charge::any_left(limit, key).unwrap(),
         _ => Charge::spent(limit, key, cost),
     };
     let charge = if (kind / RESERVED).is_multiple_of(2) { charge } else { charge.reserve(lease) };

@@ -71,7 +71,8 @@ impl Charge {
     ///
     /// [`NeverFits`] if the cost is above the limit.
     pub fn new(limit: Limit, key: impl Into<Key>, cost: u64) -> Result<Self, NeverFits> {
-        if cost > limit.units() && !limit.is_concurrent() {
+        let needs = if limit.is_concurrent() { cost.min(1) } else { cost };
+        if needs > limit.units() {
             return Err(NeverFits { limit, cost, is_hidden: false });
         }
         Ok(Self::fitting(limit, key.into(), cost))
@@ -98,8 +99,12 @@ impl Charge {
 
     /// A charge that takes nothing, and refuses the check if no unit is left: for work whose cost
     /// is counted [afterwards](Self::spent).
-    pub fn any_left(limit: Limit, key: impl Into<Key>) -> Self {
-        Self { takes: Takes::Nothing, ..Self::fitting(limit, key.into(), 1) }
+    ///
+    /// # Errors
+    ///
+    /// [`NeverFits`] if the limit has no units at all.
+    pub fn any_left(limit: Limit, key: impl Into<Key>) -> Result<Self, NeverFits> {
+        Ok(Self { takes: Takes::Nothing, ..Self::new(limit, key, 1)? })
     }
 
     /// A charge that begins a ban. No share makes it smaller, and clients see it only if it
@@ -283,7 +288,8 @@ impl Charge {
         self.is_shadow
     }
 
-    /// Whether the order of two such charges makes no difference, nor which admission is whose.
+    /// Whether two such charges can be exchanged: neither their order nor the owner of each admission
+    /// makes a difference.
     #[cfg(feature = "redis")]
     pub(crate) fn is_interchangeable(&self) -> bool {
         // A counter gives the first of two checks other figures than the second, and each place is

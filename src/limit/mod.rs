@@ -9,8 +9,11 @@
 //!    5, shows 14 used and 0 remaining.
 //! 3. A limit counts by an exact log, unless you choose another [algorithm](crate::algorithm).
 //! 4. Every check asks the store, unless the limit is [prefetched](prefetch).
-//! 5. Units are 1 to [`Limit::MAX_UNITS`], windows 1 ms to 365 days, names 1 to 64 characters of
+//! 5. Units are 0 to [`Limit::MAX_UNITS`], windows 1 ms to 365 days, names 1 to 64 characters of
 //!    `A-Z a-z 0-9 _ . -`.
+//! 6. A limit of 0 units admits nothing, such as for a tenant that is kept out: each cost of 1 or
+//!    more is [`NeverFits`](crate::error::NeverFits). The store is not asked, so this holds while it
+//!    is gone, too.
 //!
 //! ```
 //! use std::time::Duration;

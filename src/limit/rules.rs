@@ -6,7 +6,7 @@ use std::{error, fmt, time::Duration};
 use super::Limit;
 
 pub(super) const NAME_RULE: &str = "a limit's name must be 1 to 64 characters of A-Z a-z 0-9 _ . -";
-pub(super) const UNITS_RULE: &str = "a limit's units must be 1 to 2^52";
+pub(super) const UNITS_RULE: &str = "a limit's units must be 0 to 2^52";
 const WINDOW_RULE: &str = "a limit's window must be 1 ms to 365 days";
 
 pub(super) const LIFE_RULE: &str = "the window of a concurrent limit must be 1 s to 365 days";
@@ -21,7 +21,7 @@ pub(super) const fn is_life(window: Duration) -> bool {
 pub(super) const fn broken_rule(name: &str, units: u64, window: Duration) -> Option<&'static str> {
     if !is_fixed_alphabet(name) {
         Some(NAME_RULE)
-    } else if units == 0 || units > Limit::MAX_UNITS {
+    } else if units > Limit::MAX_UNITS {
         Some(UNITS_RULE)
     } else if window.as_nanos() < Limit::MIN_WINDOW.as_nanos() || window.as_nanos() > Limit::MAX_WINDOW.as_nanos() {
         Some(WINDOW_RULE)

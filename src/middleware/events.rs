@@ -53,7 +53,10 @@ impl Events {
     /// not logged.
     pub(crate) fn mistake(&self, rejection: &Rejection) {
         let (kind, error, problem): (_, &dyn error::Error, _) = match rejection {
-            Rejection::NeverFits(error) => return self.warn(3, error, "request can never be admitted"),
+            // A limit of 0 units is set on purpose.
+            Rejection::NeverFits(error) if error.limit.units() > 0 => {
+                return self.warn(3, error, "request can never be admitted");
+            }
             Rejection::NoKey(error) if error.status().is_server_error() => {
                 (2, error, "the server is not set up to find a rate-limit key")
             }

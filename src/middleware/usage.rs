@@ -86,7 +86,7 @@ impl Policy {
     /// With a limiter that asks the store alone: a store that fails is an error, and no share tells
     /// how its limits stand.
     fn usage(&self, request: &Parts) -> Result<(Usage, Limiter), Rejection> {
-        let details = CheckDetails::of(&self.limits, |limit| limit.whole_at_no_cost().draft(request, 0))?;
+        let details = CheckDetails::of(&self.limits, |limit| limit.whole().draft(request, None))?;
         let whole = details.check.iter().flat_map(Check::charges).map(Charge::without_cost).enumerate();
         let in_parts = whole.map(|(index, whole)| {
             let limit = details.charged.iter().find(|charged| charged.charge_index == index);

@@ -40,9 +40,9 @@ impl KeyedLimit {
         Ok(Some(Charge::fitting(limit.clone(), key, cost)))
     }
 
-    /// The charge of a request of this cost.
-    pub(crate) fn draft(&self, parts: &Parts, cost: u64) -> Draft {
-        let cost = self.cost.as_ref().map_or(cost, |own| own(parts));
+    /// The charge of a request of this cost; of none if it is only to show how the limit stands.
+    pub(crate) fn draft(&self, parts: &Parts, cost: Option<u64>) -> Draft {
+        let cost = cost.map(|cost| self.cost.as_ref().map_or(cost, |own| own(parts)));
         let no_key = |error| (self.limit().cloned(), Rejection::NoKey(error));
         let key = self.extractor.extract(parts).map_err(no_key)?;
         let limit = match &self.limit {
@@ -70,9 +70,12 @@ impl KeyedLimit {
         let settled_within =
             (self.cost_afterwards.is_some() && !self.counts_afterwards).then(|| self.lease.unwrap_or(DEFAULT_LEASE));
         // A cost of 0 would leave no entry to settle, and take no place.
-        let cost = if settled_within.is_some() || limit.is_concurrent() { cost.max(1) } else { cost };
-        let charge =
-            if self.counts_afterwards { Ok(Charge::any_left(limit, key)) } else { Charge::new(limit, key, cost) };
+        let least = u64::from(settled_within.is_some() || limit.is_concurrent());
+        let charge = match cost {
+            None => Charge::new(limit, key, 0),
+            Some(_) if self.counts_afterwards => Charge::any_left(limit, key),
+            Some(cost) => Charge::new(limit, key, cost.max(least)),
+        };
         let charge = charge.map_err(|error| {
             let error = NeverFits { is_hidden: self.is_hidden, ..error };
             (Some(error.limit.clone()), Rejection::NeverFits(error))
@@ -214,7 +217,7 @@ fn stricter(one: &Charge, other: &Charge) -> Result<Charge, NeverFits> {
     let limit = kept.limit().clone();
     let key = kept.key().clone();
     let charge = if one.takes_nothing() && other.takes_nothing() {
-        Ok(Charge::any_left(limit, key))
+        Charge::any_left(limit, key)
     } else {
         Charge::new(limit, key, one.cost().max(other.cost()))
     };

@@ -116,7 +116,7 @@ impl KeyedLimit {
     /// 1. The key comes first: a request without one is rejected before a limit is chosen. The
     ///    closure runs for each request that has a key, and must not wait. If it panics, it ends
     ///    its own request, as a handler that panics does, and nothing is charged.
-    /// 2. With `None`, only the layer's other limits charge the request. If there are none, it goes
+    /// 2. A limit of 0 units refuses the request. With `None`, only the layer's other limits charge the request. If there are none, it goes
     ///    through without a decision and without figures, unless its key is [banned](Self::ban).
     /// 3. Limits of one name, window and [`Algorithm`](crate::Algorithm) share the units of a key.
     ///    So a tenant keeps its used units when it moves to another plan. Under another window or
@@ -249,8 +249,8 @@ impl KeyedLimit {
     /// all requests of the key are refused, by all processes. Default: a key is refused until
     /// enough units have left the window.
     ///
-    /// The bans are a limit of one unit. No ban is longer than its window, here or by hand: a
-    /// longer time is shortened to it. So give it the window of the longest ban that you want.
+    /// The bans are a limit of one unit. No ban is longer than its window, so give it the window of
+    /// the longest ban that you want. One [by hand](crate::Limiter::block) is shortened to it.
     ///
     /// ```
     /// use std::time::Duration;
@@ -282,7 +282,8 @@ impl KeyedLimit {
     ///   ban. A limit that [settles](Self::settle) or [counts afterwards](Self::count_afterwards)
     ///   bans as soon as its response leaves nothing. That response keeps its status, and shows the
     ///   figures of the ban already.
-    /// * With a time of zero, the limit begins no ban. Then only bans by hand hold.
+    /// * With a time of zero, the limit begins no ban. Then only bans by hand hold. Nor does a limit
+    ///   of 0 units, which refuses each request anyway.
     /// * It lasts for exactly the time from its begin on: requests that are refused meanwhile do
     ///   not prolong it. Redis keeps its key for the window of the ban's limit, which is 365 days
     ///   at most: the limit of a ban of a century does not compile, or is a `ConfigError`.
@@ -310,12 +311,14 @@ impl KeyedLimit {
     ///
     /// # Panics
     ///
-    /// If the limit of the bans has more than one unit, or another algorithm than the
-    /// [log](crate::Algorithm::sliding_log).
+    /// If the limit of the bans has another number of units than one, or another algorithm than the
+    /// [log](crate::Algorithm::sliding_log), or if the time is longer than its window.
     #[track_caller]
     pub fn ban(mut self, ban: Limit, time: Duration) -> Self {
         let is_ban = ban.units() == 1 && ban.algorithm() == Algorithm::sliding_log();
         assert!(is_ban, "the limit of bans has one unit, and counts by the exact log");
+        let window = ban.window();
+        assert!(time <= window, "no ban is longer than the window of its limit, {window:?}: give it a longer one");
         self.ban = Some(Ban { limit: ban, time });
         self
     }
@@ -337,9 +340,9 @@ impl KeyedLimit {
         self.limit.as_ref().ok()
     }
 
-    /// The same limit without its parts, and without a cost of its own.
-    pub(crate) fn whole_at_no_cost(&self) -> Self {
-        Self { parts: None, cost: None, ..self.clone() }
+    /// The same limit without its parts.
+    pub(crate) fn whole(&self) -> Self {
+        Self { parts: None, ..self.clone() }
     }
 
     /// An error if an option would have no effect on this limit, fixed or chosen for a request.

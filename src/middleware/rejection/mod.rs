@@ -3,7 +3,7 @@
 //! | rejection | status | headers |
 //! |---|---|---|
 //! | over a limit | 429 | `Retry-After`, and the [sets](super::HeaderSets) that the layer sends |
-//! | cost above the limit | 429 | none of these, since waiting does not help |
+//! | cost above the limit, or a limit of 0 units | 429 | none of these, since waiting does not help |
 //! | no key | 400; 401 with `WWW-Authenticate` for API keys; 500 if the server does not know its peers | |
 //! | [banned](super::KeyedLimit::ban) | 429, or the [status](super::KeyedLimit::ban_status) of the ban | as over a limit |
 //! | a body that [cannot hold](crate::guide::at_most_n_at_once#bodies) the place of a concurrent limit | 500 | |
@@ -163,6 +163,7 @@ impl Rejection {
         match self {
             Self::Limited(_) => "limited",
             Self::Banned(..) => "banned",
+            Self::NeverFits(error) if error.limit.units() == 0 => "limited",
             Self::NeverFits(_) => "never_fits",
             // The server's mistake. Clients cannot cause it, so it can be an alert.
             Self::NoKey(error) if error.status().is_server_error() => "not_set_up",

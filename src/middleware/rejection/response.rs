@@ -154,12 +154,15 @@ impl Rejection {
                 text.push_str("The request costs more than a limit ever admits.");
             }
             Self::NeverFits(error) => {
-                let limit = &error.limit;
                 let cost = error.cost;
-                let name = limit.name();
-                let units = limit.units();
-                let _ =
-                    write!(text, "The request costs {cost} units. The limit '{name}' never admits more than {units}.");
+                let name = error.limit.name();
+                let _ = match error.limit.units() {
+                    0 => write!(text, "The limit '{name}' admits no requests."),
+                    units => write!(
+                        text,
+                        "The request costs {cost} units. The limit '{name}' never admits more than {units}."
+                    ),
+                };
             }
             // The server's mistake is for its log only.
             Self::NoKey(error) if error.status().is_server_error() => text.push_str("The server has made a mistake."),

@@ -152,7 +152,7 @@ async fn a_ban_by_hand_lasts_up_to_a_year_and_is_lifted<S: Store>(fixture: Fixtu
     layer.reset(&request("ada", 200).into_parts().0).await.unwrap();
     use_up(&layer, "ada").await;
     assert_eq!(
-        banned_for(&RateLimitLayer::new(limiter.clone()).limit(LOGIN.by(by_user()).ban(BAN, Duration::MAX)), "ada")
+        banned_for(&RateLimitLayer::new(limiter.clone()).limit(LOGIN.by(by_user()).ban(BAN, BAN.window())), "ada")
             .await,
         Some(year)
     );
@@ -228,8 +228,9 @@ async fn all_processes_ban_once_and_a_remembered_refusal_bans_too() {
     let layers = limiters.clone().map(|limiter| RateLimitLayer::new(limiter).limit(login()));
     for user in ["ada", "bob"] {
         use_up(&layers[0], user).await;
-        let check =
-            Check::new(Charge::new(LOGIN, key(user), 1).unwrap()).and(Charge::any_left(BAN, key(user))).unwrap();
+        let check = Check::new(Charge::new(LOGIN, key(user), 1).unwrap())
+            .and(Charge::any_left(BAN, key(user)).unwrap())
+            .unwrap();
         assert!(!limiters[1].check_all(check).await.unwrap().is_allowed());
     }
     clock.advance(Duration::from_millis(100));
@@ -397,6 +398,10 @@ fn a_ban_has_a_name_of_its_own_and_its_own_kind_of_limit() {
         let made = std::panic::catch_unwind(|| by("login").ban(other, TIME));
         assert!(made.is_err());
     }
+    // It would be shortened without a word.
+    let made = std::panic::catch_unwind(|| by("login").ban(Limit::per_minute("login.ban", 1), TIME));
+    let error = made.unwrap_err().downcast::<String>().unwrap();
+    assert!(error.contains("no ban is longer than the window of its limit, 60s"), "{error}");
     // Its status may come first, and is nothing without it.
     assert!(layer().limits([by("login").ban_status(StatusCode::FORBIDDEN).ban(BAN, TIME)]).is_ok());
     let error = layer().limits([by("login").ban_status(StatusCode::FORBIDDEN)]).unwrap_err();

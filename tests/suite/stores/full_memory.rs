@@ -166,7 +166,7 @@ fn a_full_store_never_admits_more_than_a_limit() {
                 }
                 4 | 5 if decide(Check::new(charge(place))).is_allowed() => admitted.push((place, cost)),
                 6 => {
-                    let any = Check::new(Charge::any_left(limits[place].clone(), key.to_string()));
+                    let any = Check::new(Charge::any_left(limits[place].clone(), key.to_string()).unwrap());
                     let before = truth.used((place, key), now);
                     prop_assert!(
                         !decide(any).is_allowed() || before < limits[place].units(),
@@ -273,7 +273,7 @@ async fn a_flood_of_keys_keeps_new_keys_out_of_a_small_limit() {
         for key in 0..flood {
             drop(limiter.check(&limit, format!("{key}"), 1).await.unwrap());
         }
-        let any_left = |key| Check::new(Charge::any_left(limit.clone(), format!("new-{key}")));
+        let any_left = |key| Check::new(Charge::any_left(limit.clone(), format!("new-{key}")).unwrap());
         let mut waits = Vec::new();
         for key in 0..1_000 {
             waits.extend(limiter.check_all(any_left(key)).await.unwrap().retry_after());

@@ -113,7 +113,8 @@ struct State {
     /// The callers that stopped waiting since cancelled jobs were last removed. Some of their jobs
     /// have left the queue.
     cancelled: usize,
-    /// When the first of the checks that take places may be cancelled, which nobody counts.
+    /// When the queue is next looked through for checks that take places and whose deadlines have
+    /// passed, which are not in `cancelled`. At first the deadline of the one that came first.
     first_end: Option<Instant>,
     in_flight: usize,
     /// The checks in flight that skipped the queue.
@@ -643,7 +644,7 @@ mod tests {
                 Check::new(check_of(1)).with_id(AdmissionId::from(7)),
                 Check::new(check_of(1).in_shadow()),
                 Check::new(check_of(0)),
-                Check::new(Charge::any_left(LOGINS, 9_999)),
+                Check::new(Charge::any_left(LOGINS, 9_999).unwrap()),
             ];
             for other in others {
                 callers.extend((0..9).map(|_| queue.push(Job::decide(other.clone(), Duration::MAX)).unwrap()));

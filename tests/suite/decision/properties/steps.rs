@@ -108,7 +108,7 @@ impl Asked {
         let cost = self.cost.min(limit.units());
         let takes = self.takes.filter(|(of, _)| *of == place).map(|(_, takes)| takes);
         let charge = match takes {
-            Some(Takes::Nothing) => Charge::any_left(limit, KEYS[key]),
+            Some(Takes::Nothing) => Charge::any_left(limit, KEYS[key]).unwrap(),
             Some(Takes::Always) => Charge::spent(limit, KEYS[key], cost),
             Some(Takes::IfAdmitted) | None => Charge::new(limit, KEYS[key], cost).unwrap(),
         };

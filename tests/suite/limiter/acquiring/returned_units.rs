@@ -190,7 +190,7 @@ async fn a_unit_that_a_woken_caller_does_not_use_is_for_the_next() {
     for case in ["dropped", "not polled", "takes nothing"] {
         let test = Test::start();
         let reservations = four_reservations(&test, &shared).await;
-        let any_left = Check::new(Charge::any_left(shared.clone(), "all"));
+        let any_left = Check::new(Charge::any_left(shared.clone(), "all").unwrap());
         let check = if case == "takes nothing" { any_left } else { check_of("a", &shared, &own) };
         let mut first = poll_once_for(&test.limiter, check, Duration::MAX).await;
         test.wait("b", check_of("b", &shared, &own), Duration::MAX).await;

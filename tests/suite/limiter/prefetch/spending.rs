@@ -106,7 +106,7 @@ async fn checks_that_the_store_has_to_know_always_ask_it() {
     for check in [
         Check::new(charge()).with_id(AdmissionId::fresh()),
         Check::new(charge().reserve(LIFE)),
-        Check::new(Charge::any_left(API, "ada")),
+        Check::new(Charge::any_left(API, "ada").unwrap()),
         Check::new(Charge::spent(API, "ada", 1)),
         Check::new(Charge::new(API, "ada", 0).unwrap()),
         Check::new(charge()).and(Charge::new(plain, "ada", 1).unwrap()).unwrap(),

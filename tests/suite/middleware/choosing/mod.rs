@@ -3,6 +3,7 @@
 mod chosen;
 mod chosen_limits;
 mod duplicate_limits;
+mod no_units;
 
 use axum::body::Body;
 use http::{Request, request::Parts};

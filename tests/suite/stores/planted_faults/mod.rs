@@ -114,7 +114,7 @@ fn rebuilt(charge: &Charge, limit: Limit, key: Key, cost: u64) -> Charge {
 fn without_shadow(charge: &Charge, limit: Limit, key: Key, cost: u64) -> Charge {
     let rebuilt = match charge.takes() {
         Takes::Always => Charge::spent(limit, key, cost),
-        Takes::Nothing => Charge::any_left(limit, key),
+        Takes::Nothing => Charge::any_left(limit, key).unwrap(),
         Takes::IfAdmitted => Charge::new(limit, key, cost).unwrap(),
     };
     charge.lease().into_iter().fold(rebuilt, Charge::reserve)

@@ -109,10 +109,10 @@ pub(super) async fn a_repeated_check_is_neither_charged_nor_refused_while_any_li
 pub(super) async fn a_repeated_check_may_hold_charges_of_every_kind(test: Trial) {
     let third = |units| Limit::per_minute("third", units);
     let free = || charge(&third(3), 0);
-    let any_left = || Charge::any_left(third(3), "ada");
+    let any_left = || Charge::any_left(third(3), "ada").unwrap();
     let spent = || Charge::spent(third(3), "ada", 5);
     let shadow = || charge(&third(3), 1).in_shadow();
-    let shadow_left = || Charge::any_left(third(3), "ada").in_shadow();
+    let shadow_left = || Charge::any_left(third(3), "ada").unwrap().in_shadow();
     let kinds: [(&str, &dyn Fn() -> Charge, u64); 5] = [
         ("free", &free, 0),
         ("any left", &any_left, 0),
@@ -166,7 +166,7 @@ pub(super) async fn a_repeated_check_may_hold_charges_of_every_kind(test: Trial)
     }
 
     // A check that charges nothing is not remembered.
-    let check = Check::new(Charge::any_left(SHORT, "ada")).with_id(AdmissionId::from(4_000));
+    let check = Check::new(Charge::any_left(SHORT, "ada").unwrap()).with_id(AdmissionId::from(4_000));
     for _ in 0..3 {
         assert!(test.decide(&check).await.is_allowed());
         test.fill(&SHORT, 1).await;

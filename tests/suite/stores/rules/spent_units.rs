@@ -14,7 +14,7 @@ pub(super) async fn spent_units_count_beyond_the_limit_and_refuse_until_they_lea
         to_the_start_of_a_window(&test.clock, FAILURES.window());
         let limit = FAILURES.with_algorithm(algorithm);
         let any_left =
-            async || test.limiter.check_all(Check::new(Charge::any_left(limit.clone(), "ada"))).await.unwrap();
+            async || test.limiter.check_all(Check::new(Charge::any_left(limit.clone(), "ada").unwrap())).await.unwrap();
         let spent = async |cost| {
             let check = Check::new(Charge::spent(limit.clone(), "ada", cost));
             test.limiter.check_all(check).await.unwrap()
@@ -31,7 +31,8 @@ pub(super) async fn spent_units_count_beyond_the_limit_and_refuse_until_they_lea
 
         // The retry time is exact. The refusal cache is off, so that the store itself decides.
         let limiter = test.limiter.clone().refusal_cache(Duration::ZERO);
-        let ask = async || limiter.check_all(Check::new(Charge::any_left(limit.clone(), "ada"))).await.unwrap();
+        let ask =
+            async || limiter.check_all(Check::new(Charge::any_left(limit.clone(), "ada").unwrap())).await.unwrap();
         let wait = ask().await.retry_after().unwrap();
         assert!(wait >= Duration::from_secs(39), "{algorithm:?}: {wait:?}");
         test.clock.advance(wait - MICROSECOND);
