@@ -29,7 +29,8 @@
 //! | start | read |
 //! |---|---|
 //! | choose numbers, algorithm and failure mode for each kind of route | [`guide::choosing_limits`] |
-//! | limit by address behind a proxy, by API key, user or tenant | [`guide::choosing_keys`] |
+//! | limit by API key, user, tenant or address | [`guide::choosing_keys`] |
+//! | limit by address behind nginx, haproxy, Apache, Caddy, Traefik, Envoy or a cloud's balancer | [`guide::behind_a_proxy`] |
 //! | copy a short program: JWT, login, WebSockets, SSE, GraphQL, LLM gateway, quota, reload, usage and reset, workers | [`guide::recipes`] |
 //! | move from tower_governor, axum_gcra, actix-limitation, express-rate-limit or nginx | [`guide::moving_here`] |
 //! | go live: eleven lines to check | [`guide::before_production`] |

@@ -6,6 +6,8 @@ pub mod at_most_n_at_once {}
 pub mod around_a_client {}
 #[doc = include_str!("before_production.md")]
 pub mod before_production {}
+#[doc = include_str!("behind_a_proxy.md")]
+pub mod behind_a_proxy {}
 #[doc = include_str!("choosing_keys.md")]
 pub mod choosing_keys {}
 #[doc = include_str!("choosing_limits.md")]

@@ -31,7 +31,7 @@ const MAX_HOPS: usize = 32;
 /// server needs nothing but the feature `grpc`. With other servers, and where you accept TLS
 /// yourself, put the connection's [`SocketAddr`] into the request's extensions. A request with none
 /// of these gets a 500, and is logged. So does one over a [Unix
-/// socket](crate::guide::choosing_keys#behind-a-unix-socket), until you say what its peer is.
+/// socket](crate::guide::behind_a_proxy#a-unix-socket), until you say what its peer is.
 ///
 /// ```
 /// use std::net::SocketAddr;
@@ -235,8 +235,8 @@ fn peer(parts: &Parts) -> Result<IpAddr, KeyError> {
         // A mistake in the set-up: `invalid`, so that `or` does not hide it.
         KeyError::invalid(
             "peer address",
-            "unknown; serve with into_make_service_with_connect_info::<SocketAddr>(), or put a SocketAddr into the \
-             request's extensions",
+            "unknown; serve with into_make_service_with_connect_info::<SocketAddr>() of axum 0.8, or put a SocketAddr \
+             into the request's extensions",
         )
         .with_status(StatusCode::INTERNAL_SERVER_ERROR)
     })

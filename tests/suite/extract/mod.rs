@@ -5,6 +5,8 @@ mod client_ip;
 mod combinations;
 mod header;
 mod peer_ip;
+#[cfg(unix)]
+mod proxies;
 mod secrets;
 mod upstream_host;
 
