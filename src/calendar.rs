@@ -34,7 +34,7 @@ pub(crate) enum Period {
 }
 
 impl Calendar {
-    /// In UTC, and with months from the first on.
+    /// This period in UTC. A month begins on its first day.
     pub(crate) const fn of(period: Period) -> Self {
         Self { period, from_day: 1, zone: 0 }
     }

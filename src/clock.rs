@@ -1,7 +1,6 @@
-//! The clocks that stores decide by, and times and windows as numbers and text.
+//! The clocks that stores decide by, and times as numbers.
 
 use std::{
-    fmt::Write,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -172,29 +171,6 @@ pub(crate) fn micros(duration: Duration) -> u64 {
 
 pub(crate) fn micros_since_epoch(time: SystemTime) -> u64 {
     micros(time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default())
-}
-
-/// The microseconds of each unit of a window, and its names. A window is written with the first
-/// name.
-pub(crate) const WINDOW_UNITS: [(u64, &[&str]); 6] = [
-    (86_400_000_000, &["d", "day", "days"]),
-    (3_600_000_000, &["h", "hour", "hours"]),
-    (60_000_000, &["min", "m", "minute", "minutes"]),
-    (1_000_000, &["s", "sec", "second", "seconds"]),
-    (1_000, &["ms"]),
-    (1, &["us"]),
-];
-
-/// Appends a window in the largest unit that divides it.
-pub(crate) fn write_window(text: &mut String, window_micros: u64) {
-    let divides = |(micros, _): &&(u64, _)| window_micros.is_multiple_of(*micros);
-    let (micros, names) = WINDOW_UNITS.iter().find(divides).unwrap_or(&(1, &["us"]));
-    let count = window_micros / micros;
-    if count > 1 {
-        // Writing to a String cannot fail.
-        let _ = write!(text, "{count}");
-    }
-    text.push_str(names[0]);
 }
 
 #[cfg(test)]

@@ -4,8 +4,8 @@
 //! It decides by itself as long as they last, and gives back the rest.
 //! [`guide::hot_keys`](crate::guide::hot_keys) says when this pays off.
 //!
-//! 1. **Never too much.** A prefetch is counted in Redis when it is taken, until a window after its
-//!    life. So no window ever holds more than the limit, by any number of processes, even if one is
+//! 1. **Never too much.** A prefetch counts in Redis from the moment it is taken until one window
+//!    after the end of its life. So no window ever holds more than the limit, by any number of processes, even if one is
 //!    killed or a reply is lost.
 //! 2. **Early by little.** A unit that a process holds and does not spend is missing to others for
 //!    the life of the prefetch, and until the process has given it back, a call later. That call

@@ -1,6 +1,11 @@
 //! Limits as text, such as `login=5/min`.
 
-use std::{borrow::Cow, fmt, str::FromStr, time::Duration};
+use std::{
+    borrow::Cow,
+    fmt::{self, Write},
+    str::FromStr,
+    time::Duration,
+};
 
 use super::{
     Limit,
@@ -11,9 +16,19 @@ use super::{
 use crate::calendar::Calendar;
 use crate::{
     algorithm::Algorithm,
-    clock::{WINDOW_UNITS, write_window},
     config_error::{ConfigError, ConfigErrorKind},
 };
+
+/// The microseconds of each unit of a window, and its names. A window is written with the first
+/// name.
+const WINDOW_UNITS: [(u64, &[&str]); 6] = [
+    (86_400_000_000, &["d", "day", "days"]),
+    (3_600_000_000, &["h", "hour", "hours"]),
+    (60_000_000, &["min", "m", "minute", "minutes"]),
+    (1_000_000, &["s", "sec", "second", "seconds"]),
+    (1_000, &["ms"]),
+    (1, &["us"]),
+];
 
 impl Limit {
     /// A limit with this name, from a text such as `100/min`.
@@ -96,6 +111,18 @@ fn window_text(window_micros: u64) -> String {
     text
 }
 
+/// Appends a window in the largest unit that divides it.
+pub(crate) fn write_window(text: &mut String, window_micros: u64) {
+    let divides = |(micros, _): &&(u64, _)| window_micros.is_multiple_of(*micros);
+    let (micros, names) = WINDOW_UNITS.iter().find(divides).unwrap_or(&(1, &["us"]));
+    let count = window_micros / micros;
+    if count > 1 {
+        // Writing to a String cannot fail.
+        let _ = write!(text, "{count}");
+    }
+    text.push_str(names[0]);
+}
+
 fn prefetches_text(prefetches: Prefetch) -> String {
     let most = prefetches.most();
     let life = prefetches.life_micros();
@@ -169,7 +196,8 @@ fn window(text: &str) -> Result<Duration, String> {
     }
     let of_this_name = |(_, names): &(u64, &[&str])| names.contains(&unit);
     let (micros, _) = WINDOW_UNITS.into_iter().find(of_this_name).ok_or_else(|| {
-        format!("the window must be a whole number and a unit (us, ms, s, min, h or d), such as 10s, not {text:?}")
+        format!("the window must be a whole number and a unit (us, ms, s, min, h or d), such as 10s, or of the calendar, such \
+             as month or week, not {text:?}")
     })?;
     Ok(Duration::from_micros(whole_number(count).unwrap_or(1).saturating_mul(micros)))
 }

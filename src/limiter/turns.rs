@@ -46,8 +46,8 @@ pub(super) struct Wakers {
 }
 
 pub(super) struct Turns {
-    /// `None` until one of those is polled that were woken in the place of a first caller that was
-    /// late.
+    /// The number of the first caller. `None` in an empty line, and after a first caller was late,
+    /// until one of those is polled that were woken in its place.
     pub(super) first: Option<u64>,
     /// Of the first, until it asks: units may be freed before.
     pub(super) sleeper: Option<Waker>,

@@ -39,7 +39,7 @@ use crate::{
     lock::lock,
 };
 
-/// How long the limiters of a store remember a refusal by default.
+/// After this time, one check asks the store whether a remembered refusal still holds.
 const DEFAULT_MAX_AGE: Duration = Duration::from_secs(1);
 
 /// The most failures in a row that a breaker waits for. It remembers each of them.

@@ -98,6 +98,18 @@
 //! # Ok(()) }
 //! ```
 //!
+//! * On the methods of a route, two layers are one tuple, the outermost first: between two calls of
+//!   `layer` the compiler cannot tell the error type (E0283).
+//!
+//! ```
+//! # use axum::{Router, routing::get};
+//! # use tower_http::cors::CorsLayer;
+//! # use tower_sliding_window::{Everyone, Limit, MemoryStore, RateLimitLayer};
+//! # let limits = RateLimitLayer::new(MemoryStore::new()).limit(Limit::per_hour("calls", 1).by(Everyone));
+//! let route = get(|| async { "hello" }).layer((CorsLayer::permissive(), limits));
+//! # let _: Router = Router::new().route("/", route);
+//! ```
+//!
 //! * Without axum, a closure makes the body of a rejection: see [`Rejection::problem`].
 //! * `Router::layer` charges requests that end as a 404 or a 405, and `Router::route_layer` those
 //!   that end as a 405. On the methods of a route, `layer` charges a 405, and `route_layer` charges

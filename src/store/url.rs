@@ -21,6 +21,9 @@ use crate::error::{ConfigError, ConfigErrorKind, StoreError, StoreErrorKind};
 /// all nodes, or for the primary. With `rediss`, all are reached by TLS. Schemes are compared
 /// without case (RFC 3986, section 3.1).
 ///
+/// Call it once, and give clones of the store to all routes. Two stores of `memory:` count apart, so a
+/// limit that two routes share would admit twice as much. Two on one Redis count together.
+///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// use tower_sliding_window::{Everyone, Limit, RateLimitLayer, store};
@@ -50,8 +53,8 @@ pub fn from_url(url: &str) -> Result<Arc<dyn Store>, ConfigError> {
 ///
 /// # Errors
 ///
-/// [`StoreError`] if the URL is invalid, as for [`from_url`], if the server cannot be reached, if
-/// it is a replica, or if this user may not write keys. Print its
+/// [`StoreError`] if the URL is invalid (see [`from_url`]), if the server cannot be reached or is a
+/// replica, or if this user may not write keys. Print its
 /// [sources](std::error::Error::source) as well: they have the address and the cause.
 pub async fn connect(url: &str) -> Result<Arc<dyn Store>, StoreError> {
     let invalid = |error| StoreError::new("setting up the store", StoreErrorKind::Config, error);

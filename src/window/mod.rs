@@ -228,7 +228,7 @@ impl Window {
         }
     }
 
-    /// Adds units to those of the same sub-window, or of the counter.
+    /// Adds units to the sum of their sub-window, or to the counter.
     fn add_up(&mut self, at: u64, now: u64, limit: &Limit, units: u64) {
         match &mut self.counter {
             Some(counter) => counter.add(at, now, limit.window_micros(), units),

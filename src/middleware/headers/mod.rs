@@ -18,6 +18,8 @@
 //!    if it has no other limit, or if it refuses.
 //! 7. The figures are as of the decision, or of the settlement. A `-Reset` in seconds is too long
 //!    by the time that the service has worked since.
+//! 8. They are those of one client. A response that others may get from a shared cache, as by
+//!    `Cache-Control: public`, needs a layer with [`HeaderSets::NONE`].
 //!
 mod rate_limit;
 

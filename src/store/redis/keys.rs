@@ -18,9 +18,8 @@ use sha2::{Digest, Sha256};
 
 use crate::{
     algorithm::Kind,
-    clock::write_window,
     key::Key,
-    limit::{Identity, Limit},
+    limit::{Identity, Limit, text::write_window},
     secret::{Domain, Secret},
 };
 

@@ -107,14 +107,15 @@ async fn an_error_says_what_is_wrong_with_a_url_and_shows_no_password() {
         ("s3cr3t://host", "is not a Redis URL"),
         ("shop:s3://cr3t@host", "is not a Redis URL"),
         ("://s3cr3t@host", "is not a Redis URL"),
-        ("redis+sentinel://shop:s3cr3t/@host/main", "is not a Redis URL"),
+        ("redis+sentinel://shop:s3cr3t/@host/main", "has an @ behind its host"),
         ("redis+sentinel://shop:s3cr3t@host", "the name of the primary must not be empty"),
         ("redis+sentinel://shop:s3cr3t@host:port/main", "is not a Redis URL"),
         ("redis+other://shop:s3cr3t@host", "is not a Redis URL"),
         #[cfg(not(feature = "cluster"))]
         ("redis+cluster://shop:s3cr3t@host", "need this crate's feature `cluster`"),
         #[cfg(feature = "cluster")]
-        ("redis+cluster://shop:s3cr3t/@host", "is not a Redis URL"),
+        ("redis+cluster://shop:s3cr3t/@host", "has an @ behind its host"),
+        ("redis://:s3cr3t@ss/w0rd@host", "has an @ behind its host"),
         ("memory://shop:s3cr3t", "the URL of the in-process store is memory: with nothing behind it"),
         ("redis://shop:s3cr3t@host/db", "is not a Redis URL such as redis://"),
         #[cfg(not(feature = "tls"))]

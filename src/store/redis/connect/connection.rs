@@ -130,8 +130,8 @@ impl Pool {
         .await
     }
 
-    /// Opens the connections of all places, which nobody uses yet. Those that fail are opened again
-    /// when they are needed.
+    /// Opens all connections, before any is in use: it waits for each of them. Those that fail are
+    /// opened again when they are needed.
     pub(crate) async fn open_all(&self) {
         let mut opening = Vec::new();
         let mut open = Vec::new();

@@ -70,14 +70,15 @@ impl Default for ConnectionSettings {
 
 /// The server at `url`, with the user, password and database of the URL.
 pub(crate) fn node(url: &str) -> Result<ConnectionInfo, ConfigError> {
-    let info = url.into_connection_info().map_err(|cause| errors::url(url, &cause))?;
-    if errors::is_ambiguous(url) {
+    let info = url.into_connection_info().map_err(|cause| errors::url(url, &cause));
+    // The words of the client's error say nothing of the password.
+    if errors::is_ambiguous(url) && (info.is_ok() || url.contains("//")) {
         return Err(errors::setting(
             "a URL, not shown since it may hold a password, has an @ behind its host: in a user name or password write \
              / as %2F, ? as %3F and # as %23",
         ));
     }
-    Ok(info)
+    info
 }
 
 impl ConnectionSettings {
