@@ -19,6 +19,7 @@ mod load;
 mod measure;
 mod proxy;
 mod report;
+mod research;
 mod scenarios;
 mod server;
 

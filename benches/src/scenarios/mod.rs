@@ -4,7 +4,6 @@ mod attack;
 mod burst;
 mod cost;
 mod distance;
-mod early_refusals;
 mod entries;
 mod exhaustion;
 mod fleet;
@@ -18,13 +17,15 @@ mod memory;
 mod one_client;
 mod pool;
 mod prefetch;
-mod regions;
 mod server_time;
 mod throughput;
 mod zipf;
 
 pub(crate) use self::fleet::{CLIENT, run_client};
-use crate::measure::{Comparison, Effort};
+use crate::{
+    measure::{Comparison, Effort},
+    research::{early_refusals, regions},
+};
 
 /// The comparisons, or one line that says why there are none.
 pub(crate) type Outcome = Result<Vec<Comparison>, String>;

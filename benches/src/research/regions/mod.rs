@@ -25,8 +25,7 @@ use self::{
     ours::Ours,
     rivals::{Doorman, Shares},
 };
-use super::Outcome;
-use crate::{dice::Dice, measure::Effort};
+use crate::{dice::Dice, measure::Effort, scenarios::Outcome};
 
 type Time = u64;
 

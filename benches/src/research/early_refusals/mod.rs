@@ -24,8 +24,7 @@ use self::{
     judge::{Answer, Verdict, judge},
     leases::lease,
 };
-use super::Outcome;
-use crate::{dice::Dice, load::two_threads, measure::Effort, server::Server};
+use crate::{dice::Dice, load::two_threads, measure::Effort, scenarios::Outcome, server::Server};
 
 /// The units of the limit.
 const UNITS: usize = 2_000;
