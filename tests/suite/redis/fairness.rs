@@ -23,8 +23,8 @@ async fn slow(proxy: &Proxy, delay: Duration, connections: u32) -> Limiter {
         .connections(connections)
         .connect_timeout(TEST_TIMEOUT)
         .reply_timeout(TEST_TIMEOUT);
-    // All connections are open before: a connection that opens behind the delay takes it for distance,
-    // and a distant server gets many batches at once.
+    // All connections are open before. One that opens behind the delay takes it for distance, and a
+    // distant server gets many batches at once.
     let store = store.connect().await.unwrap();
     let limiter = Limiter::new(store).refusal_cache(Duration::ZERO).deadline(TEST_TIMEOUT);
     assert!(limiter.check(&CALLS, "first", 1).await.unwrap().is_allowed());
