@@ -114,8 +114,8 @@ async fn a_caller_on_redis_asks_again_after_the_setting() {
     for (setting, max_wait) in [(ms(300), TEST_TIMEOUT), (seconds(60), ms(300))] {
         let (here, there) = (limiter().retry_reserved_after(setting), limiter());
         let reservation = there.reserve(&TOKENS, "ada", 100, Duration::MAX).await.unwrap().unwrap();
-        // A caller asks earlier by a part of the round trip, so that its check arrives in time. On a
-        // busy machine that takes many milliseconds.
+        // A caller asks earlier by a part of the round trip, so that its check arrives in time. On
+        // a busy machine that takes many milliseconds.
         let asked = std::time::Instant::now();
         let _ = here.peek(&TOKENS, "ada").await.unwrap();
         let round_trip = asked.elapsed();
