@@ -288,8 +288,8 @@ impl Charge {
         self.is_shadow
     }
 
-    /// Whether two such charges can be exchanged: neither their order nor the owner of each admission
-    /// makes a difference.
+    /// Whether two such charges can be exchanged: neither their order nor the owner of each
+    /// admission makes a difference.
     #[cfg(feature = "redis")]
     pub(crate) fn is_interchangeable(&self) -> bool {
         // A counter gives the first of two checks other figures than the second, and each place is

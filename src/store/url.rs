@@ -21,8 +21,8 @@ use crate::error::{ConfigError, ConfigErrorKind, StoreError, StoreErrorKind};
 /// all nodes, or for the primary. With `rediss`, all are reached by TLS. Schemes are compared
 /// without case (RFC 3986, section 3.1).
 ///
-/// Call it once, and give clones of the store to all routes. Two stores of `memory:` count apart, so a
-/// limit that two routes share would admit twice as much. Two on one Redis count together.
+/// Call it once, and give clones of the store to all routes. Two stores of `memory:` count apart,
+/// so a limit that two routes share would admit twice as much. Two on one Redis count together.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -129,8 +129,8 @@ impl KeptHolding {
                 Some(life / 8)
             }
         };
-        // The task waits before it asks again, since the key is asked for often. If all prefetches were
-        // dropped while the reply was on its way, it does not wait.
+        // The task waits before it asks again, since the key is asked for often. If all prefetches
+        // were dropped while the reply was on its way, it does not wait.
         if let Some(wait) = wait.filter(|_| !is_dropped) {
             let time = now.saturating_add(wait);
             (state.asks_from, state.waits_until) = (time, time);

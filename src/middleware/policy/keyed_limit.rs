@@ -116,8 +116,9 @@ impl KeyedLimit {
     /// 1. The key comes first: a request without one is rejected before a limit is chosen. The
     ///    closure runs for each request that has a key, and must not wait. If it panics, it ends
     ///    its own request, as a handler that panics does, and nothing is charged.
-    /// 2. A limit of 0 units refuses the request. With `None`, only the layer's other limits charge the request. If there are none, it goes
-    ///    through without a decision and without figures, unless its key is [banned](Self::ban).
+    /// 2. A limit of 0 units refuses the request. With `None`, only the layer's other limits charge
+    ///    the request. If there are none, it goes through without a decision and without figures,
+    ///    unless its key is [banned](Self::ban).
     /// 3. Limits of one name, window and [`Algorithm`](crate::Algorithm) share the units of a key.
     ///    So a tenant keeps its used units when it moves to another plan. Under another window or
     ///    algorithm it starts anew.
@@ -282,8 +283,8 @@ impl KeyedLimit {
     ///   ban. A limit that [settles](Self::settle) or [counts afterwards](Self::count_afterwards)
     ///   bans as soon as its response leaves nothing. That response keeps its status, and shows the
     ///   figures of the ban already.
-    /// * With a time of zero, the limit begins no ban. Then only bans by hand hold. Nor does a limit
-    ///   of 0 units, which refuses each request anyway.
+    /// * With a time of zero, the limit begins no ban. Then only bans by hand hold. Nor does a
+    ///   limit of 0 units, which refuses each request anyway.
     /// * It lasts for exactly the time from its begin on: requests that are refused meanwhile do
     ///   not prolong it. Redis keeps its key for the window of the ban's limit, which is 365 days
     ///   at most: the limit of a ban of a century does not compile, or is a `ConfigError`.

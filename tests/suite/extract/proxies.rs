@@ -350,7 +350,8 @@ async fn the_proxy_protocol_in_front_of_nginx() {
             let lines = lines.replacen(from, "", 1).replace("8080", &outer.to_string());
             lines.replace("8081", &inner.to_string()).replace("3000", &app.port().to_string())
         };
-        // A connection without the protocol's first line is refused, but it shows that nginx listens.
+        // A connection without the protocol's first line is refused, but it shows that nginx
+        // listens.
         let _inner = Proxy::start("nginx", &port(nginx), inner).await;
         let _outer = Proxy::start("haproxy", &port(front), outer).await;
         let admitted = admitted(outer, &CLIENTS).await;
