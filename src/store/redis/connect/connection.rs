@@ -1,6 +1,6 @@
-//! The connections of one runtime, in the places of bb8's pool.
+//! The connections of one runtime, in the seats of bb8's pool.
 //!
-//! 1. A caller that takes an empty place opens its connection, in a task. Meanwhile it uses any
+//! 1. A caller that takes an empty seat opens its connection, in a task. Meanwhile it uses any
 //!    connection that works. So callers wait only while there is none, and learn at once why.
 //! 2. Taking a connection sends nothing: the replies that pass through a connection tell whether it
 //!    works.
@@ -69,7 +69,7 @@ const PARTS: usize = 16;
 
 /// The connections of one runtime. Only that runtime may take them.
 pub(crate) struct Pool {
-    places: bb8::Pool<Places>,
+    seats: bb8::Pool<Seats>,
     /// One that works, once one has been opened.
     shared: watch::Sender<Option<Connection>>,
     /// The tasks that open connections. They end with the pool.
@@ -79,22 +79,22 @@ pub(crate) struct Pool {
     distance: Arc<AtomicU64>,
 }
 
-/// A place in the pool, which goes back to it when it is dropped.
-pub(crate) type Place = PooledConnection<'static, Places>;
+/// A seat in the pool, which goes back to it when it is dropped.
+pub(crate) type Seat = PooledConnection<'static, Seats>;
 
 impl Pool {
     /// Connects nowhere yet.
     pub(crate) fn new(server: &Arc<Server>, distance: Arc<AtomicU64>) -> Self {
-        let places = bb8::Pool::builder()
+        let seats = bb8::Pool::builder()
             .max_size(server.settings.connections)
-            // The wait for a place is a part of the wait for a connection.
+            // The wait for a seat is a part of the wait for a connection.
             .connection_timeout(Duration::MAX)
             .idle_timeout(None)
             .max_lifetime(None)
-            .build_unchecked(Places);
+            .build_unchecked(Seats);
         let shared = watch::Sender::default();
         let openings = Mutex::default();
-        Self { places, shared, openings, server: Arc::clone(server), generation: Arc::default(), distance }
+        Self { seats, shared, openings, server: Arc::clone(server), generation: Arc::default(), distance }
     }
 
     /// A clone of a connection that works. Unlike taking one, this reads no clock.
@@ -102,9 +102,9 @@ impl Pool {
         self.shared.borrow().clone().filter(Connection::works)
     }
 
-    /// A connection, and its place as long as it is used alone. While that connection opens, or if
+    /// A connection, and its seat as long as it is used alone. While that connection opens, or if
     /// it fails to, this returns another one that works. To be called in a task.
-    pub(crate) async fn take(&self) -> Result<(Connection, Option<Place>), StoreError> {
+    pub(crate) async fn take(&self) -> Result<(Connection, Option<Seat>), StoreError> {
         let wait = self.server.settings.connect_timeout;
         let mut shared = self.shared.subscribe();
         let shared = async {
@@ -115,11 +115,11 @@ impl Pool {
         let mut shared = pin!(shared);
         poll_fn(|cx| {
             let filled = filled.as_mut().poll(cx).map(|filled| filled.unwrap_or_else(|_| Err(late(wait))));
-            if let Poll::Ready(Ok((connection, place))) = filled {
+            if let Poll::Ready(Ok((connection, seat))) = filled {
                 // Connections to a cluster return at once: a slow node must not keep other batches
                 // from the rest.
                 let is_exclusive = matches!(connection, Connection::Server(..));
-                return Poll::Ready(Ok((connection, is_exclusive.then_some(place))));
+                return Poll::Ready(Ok((connection, is_exclusive.then_some(seat))));
             }
             match (shared.as_mut().poll(cx), filled) {
                 (Poll::Ready(Some(shared)), _) => Poll::Ready(Ok((shared, None))),
@@ -136,11 +136,11 @@ impl Pool {
         let mut opening = Vec::new();
         let mut open = Vec::new();
         for _ in 0..self.server.settings.connections {
-            let Ok(place) = self.places.get_owned().await else { return };
-            if place.is_some() {
-                open.push(place);
+            let Ok(seat) = self.seats.get_owned().await else { return };
+            if seat.is_some() {
+                open.push(seat);
             } else {
-                opening.push(self.open(place));
+                opening.push(self.open(seat));
             }
         }
         for opened in opening {
@@ -148,20 +148,20 @@ impl Pool {
         }
     }
 
-    /// Waits for a place, and opens its connection if it is empty.
-    async fn fill(&self) -> RedisResult<(Connection, Place)> {
-        let place = self.places.get_owned().await.map_err(io::Error::other)?;
-        if let Some(connection) = &*place {
+    /// Waits for a seat, and opens its connection if it is empty.
+    async fn fill(&self) -> RedisResult<(Connection, Seat)> {
+        let seat = self.seats.get_owned().await.map_err(io::Error::other)?;
+        if let Some(connection) = &*seat {
             if self.share().is_none() {
                 self.shared.send_replace(Some(connection.clone()));
             }
-            return Ok((connection.clone(), place));
+            return Ok((connection.clone(), seat));
         }
-        self.open(place).await.map_err(|_| io::Error::other("opening it has panicked"))?
+        self.open(seat).await.map_err(|_| io::Error::other("opening it has panicked"))?
     }
 
-    /// Opens the connection of a place.
-    fn open(&self, mut place: Place) -> oneshot::Receiver<RedisResult<(Connection, Place)>> {
+    /// Opens the connection of a seat.
+    fn open(&self, mut seat: Seat) -> oneshot::Receiver<RedisResult<(Connection, Seat)>> {
         let server = Arc::clone(&self.server);
         let shared = self.shared.clone();
         let generation = Arc::clone(&self.generation);
@@ -174,9 +174,9 @@ impl Pool {
             let new = outcome.as_ref().ok().cloned();
             // If its caller has stopped waiting, the connection is for later callers.
             let _ = opened.send(outcome.map(|connection| {
-                *place = Some(connection.clone());
+                *seat = Some(connection.clone());
                 shared.send_replace(Some(connection.clone()));
-                (connection, place)
+                (connection, seat)
             }));
             match new {
                 Some(mut new @ Connection::Server(..)) => {
@@ -201,10 +201,10 @@ fn late(wait: Duration) -> RedisError {
     io::Error::new(io::ErrorKind::TimedOut, format!("not within {wait:?}")).into()
 }
 
-/// Makes empty places.
-pub(crate) struct Places;
+/// Makes empty seats.
+pub(crate) struct Seats;
 
-impl ManageConnection for Places {
+impl ManageConnection for Seats {
     type Connection = Option<Connection>;
     type Error = Infallible;
 
@@ -212,7 +212,7 @@ impl ManageConnection for Places {
         Ok(None)
     }
 
-    /// Empties a place whose connection does not work.
+    /// Empties a seat whose connection does not work.
     async fn is_valid(&self, connection: &mut Option<Connection>) -> Result<(), Infallible> {
         drop(connection.take_if(|connection| !connection.works()));
         Ok(())

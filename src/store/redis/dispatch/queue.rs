@@ -6,7 +6,7 @@
 //! 2. A check that would not have its answer within its caller's deadline is an error at once. The
 //!    batches that have left tell how long the wait is. The batches, their number in flight, and
 //!    the number of checks that wait are bounded, too.
-//! 3. A check whose caller has stopped waiting is not sent, and takes no place in the queue from
+//! 3. A check whose caller has stopped waiting is not sent, and takes no room in the queue from
 //!    other checks.
 //! 4. A task that has a permit serves the queue until it is empty.
 //! 5. A check that finds no batch and few other checks in flight skips the queue: its caller sends
@@ -169,9 +169,9 @@ impl Queue {
         let crowd = digest.and_then(|_| state.crowds.join(job.check(), &self.digester, most_crowds));
         let is_behind = |crowd: &&Crowd, state: &State| crowd.refuses(job.check(), || state.cancelled_in(turn, crowd));
         let behind = |state: &State| crowd.as_ref().filter(|crowd| is_behind(crowd, state));
-        // A settlement that is refused is lost, so checks leave places to them.
-        let places = if is_check { self.capacity } else { 2 * self.capacity };
-        let is_too_long = |state: &State| state.waiting >= places || state.wait(turn) > job.deadline;
+        // A settlement that is refused is lost, so checks leave room for them.
+        let most = if is_check { self.capacity } else { 2 * self.capacity };
+        let is_too_long = |state: &State| state.waiting >= most || state.wait(turn) > job.deadline;
         if behind(&state).is_some() || is_too_long(&state) {
             let is_any_over = state.first_end.is_some_and(|end| end <= Instant::now());
             if is_any_over || state.cancelled > state.waiting / PART_OF_CANCELLED {
