@@ -14,7 +14,7 @@ use tower_sliding_window::{
 };
 
 use crate::support::{
-    Fixture, for_every_store,
+    Fixture, TEST_TIMEOUT, for_every_store,
     redis_server::RedisServer,
     requests::{anyone, figures, hello, request},
     seconds,
@@ -143,7 +143,7 @@ async fn many_parts_are_shown_and_reset() {
     const PARTS: u32 = 16_000;
     let server = RedisServer::start();
     let split = Limit::per_hour("split", PARTS.into()).by(anyone).split(PARTS);
-    let limiter = Limiter::new(server.store().build().unwrap()).deadline(seconds(1));
+    let limiter = Limiter::new(server.store().build().unwrap()).deadline(TEST_TIMEOUT);
     let layer = RateLimitLayer::new(limiter).limit(split);
     for _ in 0..3 {
         assert_eq!(call(&layer, "ada").await.status(), 200);

@@ -81,9 +81,9 @@ fn limiter(store: RedisStoreBuilder) -> Limiter {
 
 async fn only_the_first_works(server: &RedisServer) -> Limiter {
     let door = Door::to(server, |number| if number == 0 { Fate::Works } else { Fate::Hangs }).await;
-    let limiter = limiter(RedisStore::builder(&door.url).connect_timeout(TEST_TIMEOUT)).deadline(ms(500));
-    assert!(limiter.check(&CALLS, "ada", 1).await.unwrap().is_allowed());
-    limiter
+    let patient = limiter(RedisStore::builder(&door.url).connect_timeout(TEST_TIMEOUT));
+    assert!(patient.check(&CALLS, "ada", 1).await.unwrap().is_allowed());
+    patient.deadline(ms(500))
 }
 
 #[tokio::test]

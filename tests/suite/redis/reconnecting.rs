@@ -113,7 +113,7 @@ async fn a_connection_that_is_cut_while_it_signs_in_fails_no_check() {
             open.spawn(async move { copy_bidirectional(&mut client, &mut server).await });
         }
     });
-    let store = store_at(&url).connections(1).build().unwrap();
+    let store = store_at(&url).connections(1).connect_timeout(TEST_TIMEOUT).build().unwrap();
     let limiter = Limiter::new(store).deadline(TEST_TIMEOUT);
     assert_eq!(used(&limiter).await.unwrap(), 1);
     proxy.abort();

@@ -65,7 +65,10 @@ async fn a_mistake_in_a_layer_says_what_to_write() {
     );
     check("a layer without a limit", &panic_of(|| drop(Router::<()>::new().layer(layer()))));
     check_error("a secret that is short, or stands in an example", &Secret::new("short").unwrap_err());
-    check_error("the URL of another kind of server", &store::from_url("http://127.0.0.1").unwrap_err());
+    check_error(
+        "the URL of another kind of server, or `redis-sentinel://`",
+        &store::from_url("http://127.0.0.1").unwrap_err(),
+    );
 
     let log = Log::start();
     let app = Router::new().route("/", get(|| async {})).layer(layer().limit(CALLS.by(PeerIp::new())));

@@ -149,8 +149,9 @@ async fn comes_back(is_one_kept: bool, connect_timeout: Duration) {
     while begun.elapsed() < seconds(6) {
         texts.push(with_causes(&limiter.check(&CALLS, "ada", 1).await.unwrap_err()));
     }
-    let text = texts.last().unwrap();
-    assert!(text.contains("Connection refused"), "{text}");
+    // On a busy machine, the last try may have been too slow to learn that.
+    let is_refused = texts.iter().any(|text| text.contains("Connection refused"));
+    assert!(is_refused, "{:?}", texts.last());
     server.restart();
     let begun = Instant::now();
     while limiter.check(&CALLS, "ada", 1).await.is_err() {
