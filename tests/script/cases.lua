@@ -221,3 +221,113 @@ command('ZADD', 'b', '9100000000000000', 'used', score(-1 * S), id 'first')
 command('ZADD', 'c', '+inf', '900000000000000000000:1:1')
 call('', run(any('any', 3, 1, 10 * S, 'log'), { 'a', id = id 'new' }, { 'b', id = id 'new' }))
 call('', run(any('any', 3, 1, 10 * S, 'counter'), { 'c', id = id 'new' }))
+
+case 'a charge that takes nothing, beside an id that was admitted before'
+call('', run(any('any', 3, 1, 10 * S, 'log'), { 'a', id = id 'before' }))
+at(1 * S)
+call('', run({ 'again', 1, 2, 3, 1, 10 * S, 'log', 0, 'left', 3, 1, 10 * S, 'log', 0, '' }, { 'a', 'b', id = id 'before' }))
+call('', run(any('again', 3, 1, 10 * S, 'log', 0, 'left'), { 'a', id = id 'before' }))
+call('', run(any('again', 3, 0, 10 * S, 'log'), { 'a', id = id 'before' }))
+
+case 'a repeated check has the time of its exact log, and else the latest of the others'
+local TWO = { 'again', 1, 2, 3, 1, 30 * S, 'concurrent', 0, '', 3, 1, 10 * S, 'log', 0, '' }
+call('', run(TWO, { 'p', 'a', id = id 'held' }))
+at(2 * S)
+call('', run({ 'renew', 30 * S }, { 'p', id = id 'held' }))
+call('', run(TWO, { 'p', 'a', id = id 'held' }))
+call('', run({ 'again', 1, 2, 3, 1, 30 * S, 'concurrent', 0, '', 3, 2, 10 * S, 'fixed', 0, '' }, { 'p', 'b', id = id 'held' }))
+
+case 'copies of a fixed window under ids that may be known, and a check that only some of them pass'
+call('', run({ 'again', 3, 1, 5, 1, 10 * S, 'fixed', 0, '' }, { 'a', id = id 'copies' }))
+call('', run({ 'again', 3, 1, 5, 1, 10 * S, 'fixed', 0, '' }, { 'a', id = id 'copies' }, { 'a', id = id 'others' }))
+call('', run({ 'any', 3, 2, 5, 1, 10 * S, 'log', 0, 'shadow', 2, 1, 10 * S, 'log', 0, '' }, { 'b', 'c', id = id 'copies' }))
+
+case 'a key with as many named entries as it may have: units without an id, and no prefetch'
+for number = 1, 10000 do
+  command('ZADD', 'a', score(-1 * S), '\255' .. string.format('%08d', number))
+end
+command('ZADD', 'a', 10000, 'used')
+call('', run(any('again', 20000, 2, 10 * S, '12'), { 'a', id = id 'new' }))
+call('', run(any('any', 20000, 2, 10 * S, '12', 10500 * MS), { 'a', id = id 'prefetch' }))
+
+case 'more entries with units have left than one check drops, and many stay'
+for number = 1, 1200 do
+  command('ZADD', 'a', score((number < 601 and -20 or -5) * S), id('n' .. number) .. '2')
+end
+command('ZADD', 'a', 2400, 'used')
+for _ = 1, 2 do
+  call('', run(any('any', 1400, 2, 10 * S, 'log'), { 'a', id = id 'new' }))
+end
+
+case 'a refusal whose retry time needs more entries than a check reads'
+for number = 1, 150 do
+  command('ZADD', 'a', score(number * S / 100 - 5 * S), id('n' .. number) .. '2')
+  command('ZADD', 'b', score(number * S / 100 - 5 * S), '\255' .. id('n' .. number) .. '+2')
+end
+command('ZADD', 'a', 300, 'used')
+command('ZADD', 'b', 300, 'used', 300, 'held', '+inf', '1000000000000000:7:3')
+call('', run(any('any', 300, 250, 10 * S, 'log'), { 'a', id = id 'many' }))
+call('', run(any('any', 300, 250, 10 * S, 'counter'), { 'b', id = id 'many' }))
+call('', run(any('any', 300, 5, 10 * S, 'counter', 0, 'shadow'), { 'b', id = id 'few' }))
+
+case 'settled late: a counter, a fixed window that is over, and an id that is given and settled again'
+call('', run(any('any', 9, 2, 10 * S, 'counter', 1 * S), { 'a', id = id 'late' }))
+call('', run(any('any', 9, 2, 10 * S, 'log', 1 * S), { 'c', id = id 'late' }))
+at(9 * S)
+call('', run(any('any', 9, 2, 10 * S, 'fixed', 2 * S), { 'b', id = id 'late' }))
+call('', run(any('settle', 9, 2, 10 * S, 'counter', 1 * S, '3'), { 'a', id = id 'late', at = 0 }))
+call('', run(any('settle', 9, 2, 10 * S, 'log', 1 * S, '3'), { 'c', id = id 'late', at = 0 }))
+call('', run(any('any', 9, 2, 10 * S, 'log', 1 * S), { 'c', id = id 'late' }))
+call('', run(any('settle', 9, 2, 10 * S, 'log', 1 * S, '3'), { 'c', id = id 'late', at = 9 * S }))
+at(12 * S)
+call('', run(any('settle', 9, 2, 10 * S, 'fixed', 2 * S, '1'), { 'b', id = id 'late', at = 9 * S }))
+call('', run(any('settle', 9, 2, 10 * S, 'log', 1 * S, 'spent 1'), { 'b', id = id 'unknown', at = 9 * S }))
+
+case 'settled for nothing, a key goes, and an unknown admission is none'
+call('', run({ 'plain', 1, 1, 9, 2, 10 * S }, { 'a', id = id 'first' }))
+call('', run(any('settle', 9, 2, 10 * S, 'log', 0, '1'), { 'a', id = id 'other', at = 0 }))
+call('', run(any('settle', 9, 2, 10 * S, 'log', 0, '0'), { 'a', id = id 'first', at = 0 }))
+call('', run(any('any', 9, 2, 10 * S, 'counter'), { 'b', id = id 'first' }))
+call('', run(any('any', 9, 2, 10 * S, 'counter', 5 * S), { 'b', id = id 'second' }))
+call('', run(any('settle', 9, 2, 10 * S, 'counter', 5 * S, '0'), { 'b', id = id 'second', at = 0 }))
+
+case 'a counter over some windows, with an entry that has left'
+call('', run(any('any', 9, 3, 10 * S, 'counter', 2 * S), { 'a', id = id 'first' }))
+call('', run(any('any', 9, 4, 10 * S, 'counter'), { 'a', id = id 'second' }))
+at(11 * S)
+call('', run(any('any', 9, 6, 10 * S, 'counter'), { 'a', id = id 'third' }))
+call('', run(any('any', 9, 4, 10 * S, 'counter'), { 'a', id = id 'fourth' }))
+at(35 * S)
+call('', run(any('any', 9, 9, 10 * S, 'counter'), { 'a', id = id 'fifth' }))
+
+case 'a step back of the clock: named entries of a counter and of a compact log'
+at(60 * S)
+call('', run(any('again', 3, 3, 10 * S, '12'), { 'a', id = id 'named' }))
+call('', run(any('any', 4, 2, 10 * S, 'counter', 2 * S), { 'b', id = id 'named' }))
+call('', run(any('any', 4, 2, 10 * S, 'counter'), { 'b', id = id 'counted' }))
+at(50 * S)
+for _ = 1, 2 do
+  call('', run(any('any', 3, 3, 10 * S, '12'), { 'a', id = id 'second' }))
+  call('', run(any('any', 4, 3, 10 * S, 'counter'), { 'b', id = id 'second' }))
+end
+
+case 'expiries that tell nothing: none, one of later, and one that is just over'
+for name, millis in pairs({ later = 50000, over = 11000 }) do
+  command('ZADD', name, score(-1 * S), id 'first')
+  command('PEXPIREAT', name, 1000000000000 + millis)
+end
+command('ZADD', 'none', score(-1 * S), id 'first')
+at(9 * S)
+call('', run({ 'single', 3, 10 * S }, { 'later', id = id 'new' }, { 'none', id = id 'new' }, { 'over', id = id 'new' }))
+
+case 'a first try that is read after the second'
+call('', run(any('again', 9, 2, 10 * S, 'log'), { 'a', id = id 'twice' }))
+call('', run({ 'plain', 1, 1, 9, 2, 10 * S }, { 'a', id = id 'twice' }))
+call('', run(any('again', 9, 1, 10 * S, 'log'), { 'b', id = id 'twice' }))
+call('', run({ 'single', 9, 10 * S }, { 'b', id = id 'twice' }))
+
+case 'errors of the server end the script'
+server { error = 'READONLY You cannot write against a read only replica.' }
+call('', run({ 'single', 3, 10 * S }, { 'a', id = id 'first' }))
+call('', run(any('any', 3, 1, 10 * S, 'fixed'), { 'a', id = id 'first' }))
+call('', run({ 'renew', 30 * S }, { 'p', id = id 'first' }))

@@ -11,7 +11,7 @@ local S, START = 1000000, 1000000000 * 1000000  -- a second, and the time at whi
 
 local script = assert(loadstring('local redis, KEYS, ARGV = ...\n' .. ARGV[1], '@script'))
 local lines = {}
-local server  -- of the case: its time `now`, `expiries`, `is_full`, `is_before_7`, and the `commands` of a call
+local server  -- of the case: its time `now`, `expiries`, `is_full`, `is_before_7`, the `error` of writes, and the `commands` of a call
 
 local function print(format, ...)
   lines[#lines + 1] = string.format(format, ...)
@@ -60,6 +60,7 @@ local function pcall_server(name, key, ...)
     server.expiries[key] = exists(key) and from + (...) or nil
     return server.expiries[key] and 1 or 0
   end
+  if server.error and WRITES[name] then return { err = server.error } end
   if server.is_full and not server.has_written and name == 'ZADD' then
     return { err = 'OOM command not allowed' }
   end
@@ -136,7 +137,7 @@ function cases.case(name)
   print('\n== %s', name)
 end
 
--- Changes the server: `is_full` of memory, `is_before_7`.
+-- Changes the server: `is_full` of memory, `is_before_7`, and the `error` of its writes.
 function cases.server(settings)
   for name, value in pairs(settings) do
     server[name] = value
