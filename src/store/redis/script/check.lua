@@ -1,8 +1,8 @@
 -- Deciding a check: all charges or none.
 --
--- Takes  add_to_sum, byte, call, clamped, copies_counted, count, estimate_now, falls_to, floor,
---        is_full, LARGEST, LONGEST_LIFE, LOOKED_AT, max, min, NAMED, now, outlive, read, score_of,
---        text, time_in, time_of, try, weigh, write_counts
+-- Takes  add_to_sum, call, clamped, copies_counted, count, estimate_now, falls_to, heads_of,
+--        is_full, LARGEST, LONGEST_LIFE, LOOKED_AT, NAMED, now, outlive, read, score_of, text,
+--        time_in, time_of, try, weigh, write_counts
 -- Gives  write_status, failure_of, decide
 
 -- Whether the total still has units of entries that have left: more than one check may drop. Then
@@ -14,7 +14,7 @@ end
 -- The time from which an entry counts by the present clock: the latest time under which anything of
 -- now is recorded. The end of a prefetch's life may be ahead of the clock.
 local function counted_from(log, time, is_prefetch)
-  return min(time, is_prefetch and now + LONGEST_LIFE or log.is_counter and now or log.at)
+  return math.min(time, is_prefetch and now + LONGEST_LIFE or log.is_counter and now or log.at)
 end
 
 -- Where the clock has stepped back, entries from the future count as having happened now, so that
@@ -24,29 +24,27 @@ local function pull_back(log)
   if log.ahead then
     -- ZREM comes first, so that a server without memory accepts the ZADD.
     call('ZREM', log.key, log.counts)
-    log.counts, log.heads = nil, log.heads - 1
+    log.counts = nil
     write_counts(log)
     outlive(log, log.at)
   end
   local latest = counted_from(log, LARGEST)
-  local first = call('ZRANGE', log.key, 0, 0, 'WITHSCORES')
-  if #first == 0 or time_in(first[2]) <= latest then return end
-  local sum, is_any = 0, false
+  local is_any = false
   local newest = call('ZRANGEBYSCORE', log.key, '-inf', '(' .. score_of(latest), 'WITHSCORES', 'LIMIT', 0, LOOKED_AT)
   for i = 1, #newest, 2 do
     local member, time = newest[i], time_in(newest[i + 1])
     local units, _, is_prefetch = weigh(log, member)
     local from = counted_from(log, time, is_prefetch)
-    if log.part and byte(member) ~= NAMED then
-      sum, is_any = sum + units, true
+    if log.part and string.byte(member) ~= NAMED then
       call('ZREM', log.key, member)
+      add_to_sum(log, latest, units)
+      is_any = true
     elseif from < time then
       if try('ZADD', log.key, score_of(from), member) ~= 0 then return end
       is_any = true
     end
   end
   if not is_any then return end
-  if sum > 0 then add_to_sum(log, latest, sum) end
   log.oldest = time_of(log, 0)
   outlive(log, log.at)
 end
@@ -66,13 +64,13 @@ local function first_fit(log, most, total, entries, with_reserved)
         local fits = falls_to(log, most - total, from)
         if fits < leaves or fits == from then return fits end
       end
-      total, from = total - units, max(leaves, from)
+      total, from = total - units, math.max(leaves, from)
     end
   end
   if not log.is_counter then return total <= most and from or leaves end
   local is_bound = total > 0 and #entries == 2 * LOOKED_AT  -- the entries that were not read leave later
-  local fits = is_bound and total > most and leaves or falls_to(log, max(0, most - total), from)
-  return is_bound and min(fits, leaves) or fits
+  local fits = is_bound and total > most and leaves or falls_to(log, math.max(0, most - total), from)
+  return is_bound and math.min(fits, leaves) or fits
 end
 
 -- Microseconds until at most `most` units are used, and the same if all reserved units were given
@@ -84,9 +82,9 @@ local function wait(log, most)
     local leaves = counted_from(log, time_of(log, log.total - most - 1)) + log.window - now
     return leaves, leaves
   end
-  local first, settled = log.heads + log.gone, log.total - log.reserved
+  local first, settled = heads_of(log) + log.gone, log.total - log.reserved
   -- Each entry of an exact log has at least one unit, so no more than these have to leave.
-  local enough = not log.part and log.reserved == 0 and min(LOOKED_AT, log.total - most) or LOOKED_AT
+  local enough = not log.part and log.reserved == 0 and math.min(LOOKED_AT, log.total - most) or LOOKED_AT
   local entries = call('ZREVRANGE', log.key, first, first + enough - 1, 'WITHSCORES')
   local retry = first_fit(log, most, log.total, entries, true) - now
   return retry, log.reserved > 0 and first_fit(log, most, settled, entries, false) - now or retry
@@ -99,7 +97,7 @@ local function write_status(record, place, log, retry, least)
   local estimated = log.is_counter and estimate_now(log) or 0
   if estimated > 0 then
     local falls = falls_to(log, estimated - 1, now)
-    fewer = min(falls, fewer or falls)
+    fewer = math.min(falls, fewer or falls)
   end
   local r = 5 * place - 2
   record[r], record[r + 1] = clamped(log.used), is_behind(log) and 1 or clamped(fewer and fewer - now)
@@ -110,18 +108,18 @@ end
 -- entry under any of its charges shows it.
 local function counted_before(logs, id, copies)
   local counted, exact_at, rounded_at = 0, -1, -1
-  for i = 1, #logs do
-    local log = logs[i]
+  for _, log in ipairs(logs) do
     local before, time = 0, nil
+    -- An entry under the id of a charge that takes nothing is of another admission.
     if log.takes > 0 then before, time = copies_counted(log, id, copies) end
     if before > 0 then
-      counted = max(counted, before)
+      counted = math.max(counted, before)
       if log.lease then time = time + log.window - log.lease end
       -- A place has the time at which it was renewed.
       if log.part or log.is_place then
-        rounded_at = max(rounded_at, time)
+        rounded_at = math.max(rounded_at, time)
       else
-        exact_at = max(exact_at, time)
+        exact_at = math.max(exact_at, time)
       end
     end
   end
@@ -131,14 +129,13 @@ end
 -- How many copies of a check are admitted.
 local function admissible(logs, copies)
   local admitted = copies
-  for i = 1, #logs do
-    local log = logs[i]
+  for _, log in ipairs(logs) do
     local is_over = log.needs > 0 and log.used + log.needs * copies > log.units
     log.is_left_out = log.is_shadow and is_over
     -- Without an entry of its own a prefetch would leave too early.
     if log.is_prefetch and is_full(log) then admitted = 0 end
     if is_over and not log.is_shadow then
-      admitted = min(admitted, max(0, floor((log.units - log.used) / log.needs)))
+      admitted = math.min(admitted, math.max(0, math.floor((log.units - log.used) / log.needs)))
     end
   end
   return admitted
@@ -165,27 +162,25 @@ end
 
 -- Decides a check, and returns its record. Every charge is read first: no key gets an entry unless
 -- all of them fit. `logs.place` is the charge that was reached.
-local function decide_all(logs, k, id, copies, is_again)
-  for i = 1, #logs do
-    local log = logs[i]
+local function decide_all(logs, charges, k, id, copies, is_again)
+  for i, charge in ipairs(charges) do
     logs.place = i
-    read(log, KEYS[k + i])
+    logs[i] = read(charge, KEYS[k + i])
   end
   local before, at, has_retry = 0, -1, false
   if is_again then before, at = counted_before(logs, id, copies) end
   -- Copies that the earlier try has refused stay refused.
-  local admitted = before > 0 and min(copies, before) or admissible(logs, copies)
+  local admitted = before > 0 and math.min(copies, before) or admissible(logs, copies)
   local is_whole = admitted == copies
   local record = { admitted, at, 0, 0, 0, 0, 0 }  -- as long as most are: a table that grows is slow
-  for i = 1, #logs do
-    local log = logs[i]
+  for i, log in ipairs(logs) do
     logs.place = i
     if admitted > 0 and before == 0 and log.takes > 0 and not log.is_left_out then count(log, id, admitted, is_again) end
     local refuses, retry, least = log.is_left_out, 0, 0
     if not is_whole then refuses = log.needs > 0 and log.used + log.needs > log.units end
     if refuses then
       retry, least = wait(log, log.units - log.needs)
-      retry = max(1, retry)
+      retry = math.max(1, retry)
       has_retry = has_retry or not log.is_shadow
     end
     -- A check that is refused only because an earlier try has refused it may be tried again at
@@ -197,7 +192,8 @@ local function decide_all(logs, k, id, copies, is_again)
 end
 
 -- Decides a check. Returns its record, or the text of an error.
-local function decide(logs, k, id, copies, is_again)
-  local is_done, record = pcall(decide_all, logs, k, id, copies, is_again)
+local function decide(charges, k, id, copies, is_again)
+  local logs = {}
+  local is_done, record = pcall(decide_all, logs, charges, k, id, copies, is_again)
   return is_done and record or failure_of(logs.place, record)
 end

@@ -1,8 +1,7 @@
 -- Copies of a check: equal checks of several callers, which travel as one. members.lua says how
 -- they are kept.
 --
--- Takes  add_named, byte, call, entries_of, FEW, find, following, max, named, now, score_of, shared,
---        sub
+-- Takes  add_named, call, entries_of, FEW, find, following, named, now, score_of, shared
 -- Gives  add_copies, copies_counted, find_shared, part_copies
 
 local MOST = 128  -- the copies of a check that travel together at most
@@ -10,7 +9,7 @@ local MOST = 128  -- the copies of a check that travel together at most
 -- Counts copies in an exact log.
 local function add_copies(log, id, copies)
   local cost, units = log.cost, log.cost * copies
-  if log.has_total or units > 1 and (cost > 1 or units > FEW) then
+  if log.has_total or cost > 1 or copies > FEW then
     add_named(log, now, copies == 1 and named(log, id, cost) or shared(id, copies, cost), units)
   else
     call('ZADD', log.key, entries_of(id, units))
@@ -37,8 +36,8 @@ end
 -- Finds the entry that an admission shares with its copies: the entry, its time, and how many
 -- copies share it.
 local function find_shared(log, id)
-  local first = sub(id, 1, 7) .. '\0'
-  for copies = max(byte(id, 8) + 1, 2), MOST do
+  local first = string.sub(id, 1, 7) .. '\0'
+  for copies = math.max(string.byte(id, 8) + 1, 2), MOST do
     local member = shared(first, copies, log.cost)
     local at = find(log, member)
     if at then return member, at, copies end
@@ -47,7 +46,7 @@ end
 
 -- Gives those that shared an entry with this id entries of their own.
 local function part_copies(log, id, copies, time)
-  local place = copies > 1 and byte(id, 8) or 0
+  local place = copies > 1 and string.byte(id, 8) or 0
   for other = 0, copies - 1 do
     if other ~= place then
       call('ZADD', log.key, score_of(time), named(log, following(id, other - place), log.cost))

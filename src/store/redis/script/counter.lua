@@ -2,47 +2,37 @@
 -- by how much of it the sliding window still overlaps, rounded up to whole units. Entries with an
 -- id count in full.
 --
--- Takes  call, ceil, clamped, floor, match, max, min, now, read_totals, recorded_at, text, time_in,
---        time_of, trim
--- Gives  estimate_now, read_counter, write_counts, add_to_counts, falls_to
+-- Takes  call, clamped, now, recorded_at, text
+-- Gives  estimate_now, read_counts, write_counts, add_to_counts, falls_to
 --
 -- The two numbers are in one member behind all others, with the start of their window: its score is
 -- infinite. The key expires two windows + SLACK after the start of the newest window.
 
 -- The units of two windows, of which the present one has begun at `start`.
 local function estimate(log, current, previous, start, time)
-  return current + ceil(previous * (start + log.window - time) / log.window)
+  return current + math.ceil(previous * (start + log.window - time) / log.window)
 end
 
 local function estimate_now(log)
   return estimate(log, log.current, log.previous, log.at, now)
 end
 
--- Reads the numbers and the totals of a counter, and drops the entries that have left.
-local function read_counter(log)
-  local last = call('ZREVRANGE', log.key, 0, 3, 'WITHSCORES')
-  log.current, log.previous, log.counts, log.ahead = 0, 0, nil, nil
-  local start, current, previous = match(last[1] or '', '^(%d+):(%d+):(%d+)$')
-  if start then
-    log.heads, log.counts = 1, last[1]
-    start, current, previous = clamped(tonumber(start)), clamped(tonumber(current)), clamped(tonumber(previous))
-    if start > log.at then
-      -- The clock has stepped back: units of a later window count as those of now.
-      log.ahead = { start = start, current = current, previous = previous }
-      log.current = current + previous
-    elseif start == log.at then
-      log.current, log.previous = current, previous
-    elseif start + log.window >= log.at then
-      log.previous = current
-    end
+-- Reads the numbers, if the last member of a key is their head.
+local function read_counts(log, last)
+  log.current, log.previous = 0, 0
+  local start, current, previous = string.match(last or '', '^(%d+):(%d+):(%d+)$')
+  if not start then return end
+  log.counts = last
+  start, current, previous = clamped(tonumber(start)), clamped(tonumber(current)), clamped(tonumber(previous))
+  if start > log.at then
+    -- The clock has stepped back: units of a later window count as those of now.
+    log.ahead = { start = start, current = current, previous = previous }
+    log.current = current + previous
+  elseif start == log.at then
+    log.current, log.previous = current, previous
+  elseif start + log.window >= log.at then
+    log.previous = current
   end
-  read_totals(log, last, 2 * log.heads + 1)
-  local oldest = last[2 * log.heads + 2]
-  if oldest and time_in(oldest) + log.window <= now then
-    trim(log, call('ZCOUNT', log.key, log.cutoff, '+inf') - log.heads)
-  end
-  log.oldest = log.total > 0 and time_of(log, 0) or nil
-  log.used = log.total + estimate_now(log)
 end
 
 -- Writes the numbers of the present window.
@@ -50,11 +40,7 @@ local function write_counts(log)
   local counts, before = text(log.at) .. ':' .. text(log.current) .. ':' .. text(log.previous), log.counts
   if counts == before then return end
   call('ZADD', log.key, '+inf', counts)
-  if before then
-    call('ZREM', log.key, before)
-  else
-    log.heads = log.heads + 1
-  end
+  if before then call('ZREM', log.key, before) end
   log.counts, log.ahead = counts, nil
 end
 
@@ -74,7 +60,7 @@ local function falls_to(log, most, from)
   local start, current, previous, ahead = log.at, log.current, log.previous, log.ahead
   -- Units of a later window stay as they are until it begins.
   if ahead and current > most then
-    start, current, previous, from = ahead.start, ahead.current, ahead.previous, max(from, ahead.start)
+    start, current, previous, from = ahead.start, ahead.current, ahead.previous, math.max(from, ahead.start)
   end
   while from >= start + log.window do
     if current + previous == 0 then return from end
@@ -86,7 +72,7 @@ local function falls_to(log, most, from)
     if current <= most then
       -- The estimate is of doubles, so the moment it falls to this may be a step or two beside the
       -- computed one.
-      local fits = max(stop - min(floor((most - current) * log.window / previous), log.window), from + 1)
+      local fits = math.max(stop - math.min(math.floor((most - current) * log.window / previous), log.window), from + 1)
       while fits > from + 1 and estimate(log, current, previous, start, fits - 1) <= most do
         fits = fits - 1
       end

@@ -2,10 +2,9 @@
 -- the newest entry comes first, where writing is quick. An entry counts until a window after that
 -- time.
 --
--- Takes  call, ceil, is_expiry_telling, is_server_time, now, SHARED, SLACK
--- Gives  NAMED, MOST_NAMED, LARGEST, LOOKED_AT, DROPPED, LONGEST_LIFE, floor, max, min, byte, char,
---        match, sub, text, clamped, time_in, recorded_at, named_at, begin_with, named, weigh,
---        weigh_all, find, time_of, outlive
+-- Takes  call, is_expiry_telling, is_server_time, now
+-- Gives  NAMED, MOST_NAMED, LARGEST, LOOKED_AT, DROPPED, LONGEST_LIFE, text, clamped, time_in,
+--        recorded_at, named_at, begin_with, named, weigh, weigh_all, find, outlive
 --
 -- Time      An exact log records an admission under its time and its id. A compact log uses the end of a sub-window
 --           instead, a fixed window and a counter the start of a window, a period of the calendar a window before its end, and
@@ -15,8 +14,8 @@
 --           the clock.
 -- Expiry    An exact log of one entry of one unit expires a window + SLACK after it. Any other exact log expires two
 --           windows + SLACK after its oldest entry. That is late enough for every entry of the window after that one, so
---           run.lua and fast.lua mostly leave it as it is, and read from it when the oldest entry leaves. Only that figure
---           depends on it, no decision. Other logs, and all by another clock than the server's, expire a window + SLACK after
+--           fast.lua mostly leaves it as it is, and reads from it when the oldest entry leaves. Only that figure depends on
+--           it, no decision. Other logs, and all by another clock than the server's, expire a window + SLACK after
 --           their newest entry.
 
 local NAMED = 255         -- the first byte of a named entry, where most entries have no id
@@ -26,16 +25,13 @@ local LOOKED_AT = 100     -- entries that are looked at for a retry time, or mov
 local DROPPED = 500       -- entries that have left and are dropped in one check, or that are read to find one
 local LONGEST_LIFE = 1000000  -- microseconds that a process may hold a prefetch: no more than SLACK
 
-local floor, max, min = math.floor, math.max, math.min
-local byte, char, match, sub = string.byte, string.char, string.match, string.sub
-
 local function text(number)
   return string.format('%.0f', number)
 end
 
 -- A number as it may stand in a reply, whatever a key of ours was made to hold.
 local function clamped(number)
-  return number and number > 0 and min(ceil(number), LARGEST) or 0
+  return number and number > 0 and math.min(math.ceil(number), LARGEST) or 0
 end
 
 -- The time of a score.
@@ -48,11 +44,11 @@ local function recorded_at(charge, time)
   if not charge.part then return time end
   if charge.ends then
     -- Not `time`, which is earlier for an admission that is settled.
-    if now < charge.ends[1] then
+    if now < tonumber(string.match(charge.ends, '%d+')) then
       error('the clock of the process that asks is more than two periods ahead of that of the server', 0)
     end
-    for _, finish in ipairs(charge.ends) do
-      if time < finish then return finish - charge.window end
+    for finish in string.gmatch(charge.ends, '%d+') do
+      if time < tonumber(finish) then return finish - charge.window end
     end
     error('the clock of the process that asks is more than two periods behind that of the server', 0)
   end
@@ -65,13 +61,13 @@ end
 -- not before 1970, since a score above 0 is that of a head.
 local function named_at(charge, time)
   if not charge.lease then return charge.is_counter and time or recorded_at(charge, time) end
-  local start = max(0, time + charge.lease - charge.window)
-  return (charge.is_prefetch or charge.is_counter) and start or min(start, recorded_at(charge, time))
+  local start = math.max(0, time + charge.lease - charge.window)
+  return (charge.is_prefetch or charge.is_counter) and start or math.min(start, recorded_at(charge, time))
 end
 
 -- An id as the entries of a key begin with it.
 local function begin_with(charge, id)
-  return charge.part and char(NAMED) .. id or id
+  return charge.part and string.char(NAMED) .. id or id
 end
 
 -- The member of a named entry: the id, and behind it its units if there are more than 1, or if they
@@ -85,19 +81,13 @@ end
 -- The units of an entry, and whether they are reserved, and a prefetch. An entry without an id is
 -- two bytes of its time, and its units.
 local function weigh(charge, member)
-  local place = not charge.part and 9 or byte(member) == NAMED and 10
-  local rest, is_reserved = sub(member, place or 3), place and byte(member, place) == 43  -- a plus sign
-  local units = rest == '' and 1 or tonumber(rest)
-  if not units or units % 1 > 0 then
-    -- Behind the point of a settlement there may be its time. A mark has no units before it.
-    local settled = match(rest, '^(%d*)%.')
-    local copies, cost = match(rest, SHARED)
-    units = settled == '' and 0 or tonumber(settled) or copies and copies * cost
-  end
-  -- Other than a whole number it is not of our making. Over such units a counter would look for a
-  -- moment for ever.
-  local is_ours = units and units >= 0 and units < LARGEST and units % 1 == 0
-  return is_ours and units or 1, is_reserved, is_reserved and byte(member, place + 1) == 48  -- a zero
+  local place = not charge.part and 9 or string.byte(member) == NAMED and 10 or 3
+  -- Behind the point of a settlement there may be its time. A mark has no units before it.
+  local sign, zero, number, times, point = string.match(member, '^(%+?)(0?)(%d*)%*?(%d*)(%.?)%d*$', place)
+  local units = (tonumber(number) or (zero == '0' or point == '.') and 0 or 1) * (tonumber(times) or 1)
+  -- What is too large is not of our making. Over such units a counter would look for a moment for
+  -- ever.
+  return units < LARGEST and units or 1, sign == '+', sign == '+' and zero == '0'
 end
 
 -- The units of some entries together, and how many of them are reserved. `step` is 2 where scores
@@ -119,24 +109,16 @@ local function find(log, member)
   return at and at + log.window > now and at
 end
 
--- The time of the entry of this rank, from the oldest that has not left the window.
-local function time_of(log, rank)
-  rank = rank + log.heads + log.gone
-  local at = call('ZREVRANGE', log.key, rank, rank, 'WITHSCORES')[2]
-  return at and time_in(at) or now
-end
-
 -- Lets a key live as its entries need it: the oldest of an exact log decides, and the newest of
 -- others. An admission keeps an expiry that is later: it is from before a step back of the clock.
 local function outlive(log, newest, is_admission)
-  local time, windows = newest, log.is_counter and 2 or 1
+  local time, life = newest, log.is_counter and log.long_life or log.life
   if not log.part and is_expiry_telling and log.oldest then
-    time, windows = log.oldest, (log.has_total or log.total > 1) and 2 or 1
+    time, life = log.oldest, (log.has_total or log.total > 1) and log.long_life or log.life
   end
-  local left = windows * log.window_ms + SLACK
-  local expiry = ceil(time / 1000) + left
+  local expiry = math.ceil(time / 1000) + life
   if not is_server_time then
-    call('PEXPIRE', log.key, ceil((time - now) / 1000) + left)
+    call('PEXPIRE', log.key, math.ceil((time - now) / 1000) + life)
   elseif not (is_admission and is_expiry_telling and call('PEXPIRETIME', log.key) >= expiry) then
     call('PEXPIREAT', log.key, expiry)
   end

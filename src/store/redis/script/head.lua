@@ -102,9 +102,10 @@ local is_server_time = not now
 -- The clock of a test may stand still, while keys expire by the server's.
 if now and string.sub(ARGV[1], 1, 1) == '+' then SLACK = 60000 end
 
--- The score of an entry of this time. %.0f instead would cost a check that is alone 5 % more
--- instructions.
+-- The score of an entry of this time, or behind all entries if it is before 1970. %.0f instead would
+-- cost a check that is alone 5 % more instructions.
 local function score_of(time)
+  if time < 0 then return '(0' end
   local micros = time % 1000000
   return string.format('-%d%06d', (time - micros) / 1000000, micros)
 end

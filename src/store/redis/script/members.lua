@@ -1,8 +1,8 @@
 -- How copies of a check stand in an exact log, whichever way counts them.
 --
 -- Takes  nothing
--- Gives  now, score, score_of, SLACK, is_server_time, is_expiry_telling, call, try, ceil, FEW,
---        SHARED, shared, following, entries_of
+-- Gives  now, score, score_of, SLACK, is_server_time, is_expiry_telling, call, try, FEW, shared,
+--        following, entries_of
 --
 -- Copies that are admitted together share an entry under the first id, with their number and the
 -- cost of each; a few of cost 1 get entries of their own. The last byte of the first id is 0, and
@@ -11,10 +11,9 @@
 -- What it shares of the head comes as arguments: a function that refers to locals of another costs
 -- more to make.
 local now, score, score_of, SLACK, is_server_time, is_expiry_telling = ...
-local call, try, ceil = redis.call, redis.pcall, math.ceil
+local call, try = redis.call, redis.pcall
 
-local FEW = 4                          -- up to 4 copies of cost 1 get an entry each, so that the key needs no total
-local SHARED = '^(%d+)%*(%d+)$'        -- what a shared entry has behind the id: the number of copies, and their cost
+local FEW = 4  -- up to 4 copies of cost 1 get an entry each, so that the key needs no total
 
 -- The member of an entry that copies share.
 local function shared(id, copies, cost)

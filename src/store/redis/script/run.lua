@@ -36,11 +36,11 @@ while k < #KEYS do
   end
   -- What all checks of the run share.
   local window_ms, due, cutoff, since, expiry_of_place, renewed
-  local is_short_way = units and is_expiry_telling and now >= window and not (life and now < life)
+  local is_short_way = units and is_expiry_telling
   if is_short_way then
-    window_ms = ceil(window / 1000)
+    window_ms, cutoff = ceil(window / 1000), score_of(now - window)
     -- The expiry, in microseconds, of a log whose oldest entry is just leaving.
-    due, cutoff = (2 * window_ms + SLACK) * 1000 - window + now, score_of(now - window)
+    due = (2 * window_ms + SLACK) * 1000 - window + now
   end
   -- As a text, since Redis would format the number in each call.
   if life then expiry_of_place = string.format('%.0f', 2 * ceil(life / 1000) + SLACK) end
@@ -116,8 +116,8 @@ while k < #KEYS do
     else
       if not do_next then do_next, read_charges, charge_of = other_ways(now, score, score_of, SLACK, is_server_time, is_expiry_telling) end
       if not charges then
-        charges = { charge_of(p and places or units, 1, life or window) }
-        if keys == 2 then table.insert(charges, 3 - p, charge_of(units, 1, window)) end
+        charges = { charge_of(p and places or units, 1, life or window, 'log', 0, '') }
+        if keys == 2 then table.insert(charges, 3 - p, charge_of(units, 1, window, 'log', 0, '')) end
       end
       r = do_next(kind, copies, charges, id, ARGV[at + 1], k, reply, r, p ~= 1 and expires, p ~= 1 and size)
     end

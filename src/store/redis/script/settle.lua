@@ -2,8 +2,8 @@
 -- others.
 --
 -- Takes  add_to_counts, add_to_sum, add_to_total, begin_with, call, decide, DROPPED, estimate_now,
---        failure_of, find, find_shared, is_full, LOOKED_AT, min, named, named_at, now, outlive,
---        part_copies, read, recorded_at, score_of, sub, text, time_in, time_of, write_status
+--        failure_of, find, find_shared, is_full, LOOKED_AT, named, named_at, now, outlive,
+--        part_copies, read, recorded_at, score_of, text, time_in, time_of, write_status
 -- Gives  decide, settle
 
 -- Writes an entry of a settlement, which no id finds any more: its units with a point behind them.
@@ -22,7 +22,7 @@ end
 local function has_settled(log, id, time)
   local at, prefix = score_of(time), begin_with(log, id)
   for _, member in ipairs(call('ZRANGEBYSCORE', log.key, at, at, 'LIMIT', 0, DROPPED)) do
-    if sub(member, 1, #prefix) == prefix and string.find(member, '%.%d*$', #prefix + 1) then return true end
+    if string.sub(member, 1, #prefix) == prefix and string.find(member, '%.%d*$', #prefix + 1) then return true end
   end
   return false
 end
@@ -43,8 +43,7 @@ local function settle_late(log, id, time, cost)
   if at + log.window <= now then return false end
   -- The id may have been given again: the time tells the marks apart.
   local mark = begin_with(log, id) .. '.' .. text(at)
-  local marked_at = call('ZSCORE', log.key, mark)
-  if marked_at and time_in(marked_at) == at then return false end
+  if call('ZSCORE', log.key, mark) then return false end
   local has_mark = not is_full(log)
   add_to_total(log, cost)
   add_to_sum(log, at, cost)
@@ -62,7 +61,7 @@ local function settle_named(log, id, time, cost)
   -- A place may have been renewed since.
   if not at or at > named_at(log, time) and not log.is_place then return false end
   -- All units of a prefetch that are spent by now count from now at the latest.
-  time = log.lease and min(log.is_prefetch and at or time, now) or at
+  time = log.lease and math.min(log.is_prefetch and at or time, now) or at
   -- The first write, so that a server without memory lets units be given back.
   call('ZREM', log.key, member)
   local stays = log.is_counter and 0 or cost  -- a counter adds it to its numbers
@@ -87,11 +86,8 @@ end
 -- Sets the real cost of an admission, as of its own time. Returns whether the admission was known.
 local function settle_charge(log, id, time, cost)
   if not settle_named(log, id, time, cost) and not settle_late(log, id, time, cost) then return false end
-  local is_counted = false  -- in the numbers of a counter
-  if log.is_counter then
-    log.used, is_counted = log.total + estimate_now(log), log.current + log.previous > 0
-  end
-  if log.used == 0 and not is_counted then
+  if log.is_counter then log.used = log.total + estimate_now(log) end
+  if log.used == 0 then
     call('UNLINK', log.key)
     log.oldest = nil
     return true
@@ -101,17 +97,17 @@ local function settle_charge(log, id, time, cost)
   -- The oldest may have gone, so the expiry must not tell of it any more. The newest may be as old
   -- as the admission, and all that is left of a counter may be of the window before.
   if log.is_counter then newest = (log.current > 0 or log.total > 0 and newest > log.at) and log.at or log.at - log.window end
-  outlive(log, min(newest, log.at))
+  outlive(log, math.min(newest, log.at))
   return true
 end
 
 -- Settles an admission. Returns its record, or the text of an error. A second try cannot tell an
 -- admission that the first one has settled from an unknown one.
-local function settle(logs, k, id, time, is_again)
+local function settle(charges, k, id, time, is_again)
   local record, failure = { is_again and 1 or 0, -1, 0, 0, 0, 0, 0 }, nil
-  for i, log in ipairs(logs) do
+  for i, charge in ipairs(charges) do
     local is_done, problem = pcall(function()
-      read(log, KEYS[k + i])
+      local log = read(charge, KEYS[k + i])
       if log.settled and settle_charge(log, id, time, log.settled) then record[1] = 1 end
       write_status(record, i, log, 0, 0)
     end)
