@@ -55,22 +55,20 @@ end
 local function first_fit(log, most, total, entries, with_reserved)
   local from, leaves = now, counted_from(log, now) + log.window
   for i = 1, #entries, 2 do
-    if not log.is_counter and total <= most then return from end
     local units, is_reserved, is_prefetch = weigh(log, entries[i])
     leaves = counted_from(log, time_in(entries[i + 1]), is_prefetch) + log.window
     if with_reserved or not is_reserved then
-      if log.is_counter and total <= most then
-        -- Until the entry leaves, only the estimate falls.
+      if total <= most then
+        -- Until the entry leaves, only the estimate of a counter falls.
         local fits = falls_to(log, most - total, from)
         if fits < leaves or fits == from then return fits end
       end
       total, from = total - units, math.max(leaves, from)
     end
   end
-  if not log.is_counter then return total <= most and from or leaves end
-  local is_bound = total > 0 and #entries == 2 * LOOKED_AT  -- the entries that were not read leave later
-  local fits = is_bound and total > most and leaves or falls_to(log, math.max(0, most - total), from)
-  return is_bound and math.min(fits, leaves) or fits
+  local fits = total > most and leaves or falls_to(log, most - total, from)
+  -- The entries that were not read leave later.
+  return total > 0 and #entries == 2 * LOOKED_AT and math.min(fits, leaves) or fits
 end
 
 -- Microseconds until at most `most` units are used, and the same if all reserved units were given

@@ -55,25 +55,21 @@ local function add_to_counts(log, time, units)
   write_counts(log)
 end
 
--- The first moment, not before `from`, at which the estimate is at most `most`.
+-- The first moment, not before `from`, at which the estimate is at most `most`. Other logs have none.
 local function falls_to(log, most, from)
+  if not log.is_counter then return from end
   local start, current, previous, ahead = log.at, log.current, log.previous, log.ahead
   -- Units of a later window stay as they are until it begins.
   if ahead and current > most then
     start, current, previous, from = ahead.start, ahead.current, ahead.previous, math.max(from, ahead.start)
   end
-  while from >= start + log.window do
-    if current + previous == 0 then return from end
-    start, current, previous = start + log.window, 0, current
-  end
-  while true do
-    if estimate(log, current, previous, start, from) <= most then return from end
+  while current + previous > 0 do
     local stop = start + log.window
-    if current <= most then
+    if current <= most and from < stop then
       -- The estimate is of doubles, so the moment it falls to this may be a step or two beside the
       -- computed one.
-      local fits = math.max(stop - math.min(math.floor((most - current) * log.window / previous), log.window), from + 1)
-      while fits > from + 1 and estimate(log, current, previous, start, fits - 1) <= most do
+      local fits = previous == 0 and from or math.max(from, stop - math.floor((most - current) * log.window / previous))
+      while fits > from and estimate(log, current, previous, start, fits - 1) <= most do
         fits = fits - 1
       end
       while fits < stop and estimate(log, current, previous, start, fits) > most do
@@ -81,6 +77,7 @@ local function falls_to(log, most, from)
       end
       if fits < stop then return fits end
     end
-    start, from, current, previous = stop, stop, 0, current
+    start, from, current, previous = stop, math.max(from, stop), 0, current
   end
+  return from
 end

@@ -51,22 +51,18 @@ while k < #KEYS do
     local id = short and string.sub(short, 8 * i - 7, 8 * i) or ARGV[at]
     local key, place = KEYS[k + 1], p and KEYS[k + p]
     if p then key = keys == 2 and KEYS[k + 3 - p] end
-    local used, reset, held, expires, size
+    local is_counted, used, reset, held, expires, size
     if is_short_way then
-      if place then
-        held = try('ZCARD', place)
-        if held ~= 0 then
-          since = since or score_of(now - life)
-          if type(held) == 'table' or held >= places or try('ZCOUNT', place, since, '+inf') ~= 0 then held = nil end
-        end
-      end
-      if key and not (place and not held) then
-        expires = call('PEXPIRETIME', key)
+      if place then held = try('ZCARD', place) end
+      if place and held ~= 0 then since = since or score_of(now - life) end
+      is_counted = not place or held == 0 or type(held) == 'number' and held < places and try('ZCOUNT', place, since, '+inf') == 0
+      if key and is_counted then
+        is_counted, expires = false, call('PEXPIRETIME', key)
         if expires == -2 then
           -- A server without memory refuses this write.
           if try('ZADD', key, score, id) == 1 then
             call('PEXPIREAT', key, ceil(now / 1000) + window_ms + SLACK)
-            used, reset = 1, window
+            is_counted, used, reset = true, 1, window
           end
         else
           size = try('ZCARD', key)
@@ -77,24 +73,24 @@ while k < #KEYS do
           if left >= 1000 and not (expiry and left > window + 1000) and try('ZCOUNT', key, cutoff, '+inf') == 0
             and size < units and try('ZADD', key, score, id) == 1 then
             if expiry then call('PEXPIREAT', key, expiry) end
-            used, reset = size + 1, left < window and left or window
+            is_counted, used, reset = true, size + 1, left < window and left or window
           end
         end
       end
-      if held and key and not used then held = nil end
-      if held then
-        if try('ZADD', place, score, id) == 1 then
+      if place and is_counted then
+        is_counted = try('ZADD', place, score, id) == 1
+        if is_counted then
           call('PEXPIRE', place, expiry_of_place)
           held = held + 1
         else
-          held, expires, size = nil, nil, nil  -- the unit may be counted, so that these are of before
+          expires, size = nil, nil  -- the unit may be counted, so that these are of before
         end
       end
     end
-    if held or used and not place then
+    if is_counted then
       -- A check that is alone needs no table.
       if short and keys == #KEYS then
-        if keys == 1 then return struct.pack('<ddd', now, held or used, held and 0 or reset) end
+        if keys == 1 then return struct.pack('<ddd', now, used or held, reset or 0) end
         if p == 1 then return struct.pack('<ddddd', now, held, 0, used, reset) end
         return struct.pack('<ddddd', now, used, reset, held, 0)
       end

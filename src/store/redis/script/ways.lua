@@ -9,7 +9,8 @@ local function charge_of(units, cost, window, algorithm, lease, mode)
   local millis, entries, is_spent = math.ceil(window / 1000), tonumber(algorithm), string.find(mode, '^spent')
   local charge = {
     units = units, cost = cost, window = window,
-    needs = is_spent and 0 or cost, takes = string.find(mode, '^left') and 0 or cost,  -- units that have to be left, and units that are counted
+    -- Units that have to be left, and units that are counted.
+    needs = is_spent and 0 or cost, takes = string.find(mode, '^left') and 0 or cost,
     -- The milliseconds that a key outlives its oldest entry: if that is all, of one unit, and else.
     life = millis + SLACK, long_life = 2 * millis + SLACK,
     cutoff = score_of(now - window),  -- the score above which entries have left, and heads
@@ -46,11 +47,9 @@ local function do_next(kind, copies, charges, id, at, k, reply, r, expires, size
   local is_fast = is_expiry_telling and (kind == 'single' or kind == 'place' or kind == 'plain')
   if is_fast and decide_fast(charges, 1, k, id, copies, reply, r, expires, size) then return r + 2 * #charges end
   if not decide then decide, settle = general_way() end
-  if kind == 'settle' or kind == 'settle again' then
-    reply[r + 1] = settle(charges, k, id, at + 0, kind == 'settle again')
-  else
-    reply[r + 1] = decide(charges, k, id, copies, kind == 'again')
-  end
+  local is_again = string.find(kind, 'again$')
+  local is_settled = string.find(kind, '^settle')
+  reply[r + 1] = is_settled and settle(charges, k, id, at + 0, is_again) or decide(charges, k, id, copies, is_again)
   return r + 1
 end
 
