@@ -77,19 +77,17 @@ end
 -- Writes a key anew with these entries, each with its score. The many others are freed off the
 -- server's main thread.
 local function keep_only(log, entries)
-  local scored = {}
+  local scored, has_total = {}, log.has_total and #entries > 0  -- without entries, no total is left
   for i = #entries, 1, -1 do
     scored[#scored + 1] = entries[i]
   end
   call('UNLINK', log.key)
   if log.counts then call('ZADD', log.key, '+inf', log.counts) end
   if #entries > 0 then call('ZADD', log.key, unpack(scored)) end
-  if log.has_total then
-    local units, reserved = weigh_all(log, entries, 2)
-    log.has_held = false
-    add_to_total(log, units - log.total, reserved - log.reserved)
-  end
-  outlive(log, math.max(log.at, #entries > 0 and time_in(entries[2]) or 0))
+  log.has_total, log.has_held = false, false
+  log.total, log.reserved = weigh_all(log, entries, 2)
+  if has_total then add_to_total(log, 0) end
+  if #scored > 0 or log.counts then outlive(log, math.max(log.at, #scored > 0 and time_in(entries[2]) or 0)) end
 end
 
 -- Drops entries that have left the window, and notes in the log how many are still there. One check
@@ -98,20 +96,17 @@ end
 local function trim(log, gone)
   local heads, dropped = heads_of(log), math.min(gone, DROPPED)
   local live = call('ZCARD', log.key) - gone - heads
-  if not log.has_total then log.total = live end
-  if live == 0 and not log.is_counter then
-    call('UNLINK', log.key)
-    log.total, log.reserved, log.has_total, log.has_held = 0, 0, false, false
-  elseif dropped < gone and live <= DROPPED then
-    keep_only(log, live > 0 and call('ZRANGE', log.key, 0, live - 1, 'WITHSCORES') or {})
-  else
-    local left = log.has_total and call('ZREVRANGE', log.key, heads, heads + dropped - 1)
-    -- The first write, so that a server without memory lets the totals follow.
-    call('ZREMRANGEBYRANK', log.key, -heads - dropped, -heads - 1)
-    if left then
-      local units, reserved = weigh_all(log, left, 1)
-      add_to_total(log, -units, -reserved)
-    end
-    log.gone = gone - dropped
+  if live == 0 and not log.is_counter or dropped < gone and live <= DROPPED then
+    return keep_only(log, live > 0 and call('ZRANGE', log.key, 0, live - 1, 'WITHSCORES') or {})
   end
+  local left = log.has_total and call('ZREVRANGE', log.key, heads, heads + dropped - 1)
+  -- The first write, so that a server without memory lets the totals follow.
+  call('ZREMRANGEBYRANK', log.key, -heads - dropped, -heads - 1)
+  if left then
+    local units, reserved = weigh_all(log, left, 1)
+    add_to_total(log, -units, -reserved)
+  else
+    log.total = live
+  end
+  log.gone = gone - dropped
 end
