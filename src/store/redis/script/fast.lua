@@ -18,14 +18,14 @@ local MANY = 100  -- more entries that have left are dropped in steps, by the ge
 local function look(charge, key, copies, expires, size)
   local counted, window = charge.cost * copies, charge.window
   expires = expires or call('PEXPIRETIME', key)
-  local used, beyond, gone, total = 0, 0, 0, nil
+  local used, gone, total, oldest = 0, 0, nil, now
   if expires ~= -2 then
     -- Those that have left, and the total.
-    used, beyond = size or try('ZCARD', key), try('ZCOUNT', key, charge.cutoff, '+inf')
+    local beyond = try('ZCOUNT', key, charge.cutoff, '+inf')
     if type(beyond) == 'table' or beyond > MANY then return end
     total = beyond > 0 and call('ZSCORE', key, 'used')
     gone = total and beyond - 1 or beyond
-    used = total and tonumber(total) or used - gone
+    used = total and tonumber(total) or (size or call('ZCARD', key)) - gone
     for _, member in ipairs(total and gone > 0 and call('ZREVRANGE', key, 1, gone) or {}) do
       -- Its units, or copies and their cost. Behind the point of a settlement may be its time.
       local number, times = string.match(member, '^(%d*)%*?(%d*)%.?%d*$', 9)
@@ -33,12 +33,6 @@ local function look(charge, key, copies, expires, size)
       if not number or #member < 8 then return end
       used = used - (tonumber(number) or 1) * (tonumber(times) or 1)
     end
-  end
-  -- Also where the total is no number.
-  if not (used >= 0 and used + counted <= charge.units) then return end
-
-  local oldest = now
-  if expires ~= -2 then
     -- The expiry tells the time of the oldest entry: less than a millisecond may come from rounding.
     -- One that is moved must not be from before a step back of the clock.
     local is_one = used == 1 and not total
@@ -49,6 +43,8 @@ local function look(charge, key, copies, expires, size)
       if oldest > now or total and not at then return end
     end
   end
+  -- Also where the total is no number.
+  if not (used >= 0 and used + counted <= charge.units) then return end
   local expiry = math.ceil(oldest / 1000) + ((total or used + counted > 1) and charge.long_life or charge.life)
   return used, math.min(oldest + window - now, window), expiry ~= expires and expiry, gone, total
 end
