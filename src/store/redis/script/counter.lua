@@ -55,7 +55,8 @@ local function add_to_counts(log, time, units)
   write_counts(log)
 end
 
--- The first moment, not before `from`, at which the estimate is at most `most`. Other logs have none.
+-- The first moment, not before `from`, at which the estimate is at most `most`. A log that is no
+-- counter has none.
 local function falls_to(log, most, from)
   if not log.is_counter then return from end
   local start, current, previous, ahead = log.at, log.current, log.previous, log.ahead

@@ -13,8 +13,8 @@ local MANY = 100  -- more entries that have left are dropped in steps, by the ge
 --   expiry  when the key has to expire then, if that is another time than now
 --   gone    how many entries have left and are still there
 --   total   the score of the total, if the key has one
--- or nothing, if not all copies fit, or if there is more to do than to count them. The expiry of the
--- key and the number of its entries may be known.
+-- or nothing, if not all copies fit, or if there is more to do than to count them. The expiry of
+-- the key and the number of its entries may be known.
 local function look(charge, key, copies, expires, size)
   local counted, window = charge.cost * copies, charge.window
   expires = expires or call('PEXPIRETIME', key)
@@ -33,8 +33,8 @@ local function look(charge, key, copies, expires, size)
       if not number or #member < 8 then return end
       used = used - (tonumber(number) or 1) * (tonumber(times) or 1)
     end
-    -- The expiry tells the time of the oldest entry: less than a millisecond may come from rounding.
-    -- One that is moved must not be from before a step back of the clock.
+    -- The expiry tells the time of the oldest entry, but less than a millisecond of it may come
+    -- from rounding. One that is moved must not be from before a step back of the clock.
     local is_one = used == 1 and not total
     oldest = (expires - (is_one and charge.life or charge.long_life)) * 1000
     if gone > 0 or oldest + window < now + 1000 or is_one and oldest > now + 1000 then
@@ -49,9 +49,9 @@ local function look(charge, key, copies, expires, size)
   return used, math.min(oldest + window - now, window), expiry ~= expires and expiry, gone, total
 end
 
--- Decides copies of a check, from its charge `i` on, and appends its status to the reply of this
--- length. Returns false if it has done nothing. Of the first key, the expiry and the number of
--- entries may be known.
+-- Decides copies of a check, from its charge `i` on, and appends their status to the reply of this
+-- length. Returns false if it has done nothing. The expiry of the key and the number of its entries
+-- may be known.
 local function decide_fast(charges, i, k, id, copies, reply, r, expires, size)
   local charge, key = charges[i], KEYS[k + i]
   local used, reset, expiry, gone, total = look(charge, key, copies, expires, size)

@@ -102,8 +102,8 @@ local is_server_time = not now
 -- The clock of a test may stand still, while keys expire by the server's.
 if now and string.sub(ARGV[1], 1, 1) == '+' then SLACK = 60000 end
 
--- The score of an entry of this time, or behind all entries if it is before 1970. %.0f instead would
--- cost a check that is alone 5 % more instructions.
+-- The score of an entry of this time, or of a time before 1970 a limit that no entry is beyond.
+-- %.0f instead would cost a check that is alone 5 % more instructions.
 local function score_of(time)
   if time < 0 then return '(0' end
   local micros = time % 1000000

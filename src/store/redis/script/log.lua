@@ -5,10 +5,10 @@
 --        read_totals, recorded_at, time_of, trim
 -- Gives  read, is_full, count
 
--- Reads the key of a charge, and drops the entries that have left. Returns a log, which has all that
--- the charge has, and
+-- Reads the key of a charge, and drops the entries that have left. Returns a log, which has all
+-- that the charge has, and
 --   key
---   used, total, reserved  the units used, those of them in entries, and those of them that are reserved
+--   used, total, reserved  the units used, of them those in entries, and of them those reserved
 --   oldest                 the time of the oldest entry, if there is one
 --   has_total, has_held    whether there are the heads of the total and of the reserved units
 --   gone                   how many entries have left and are still there

@@ -15,7 +15,7 @@ local function charge_of(units, cost, window, algorithm, lease, mode)
     life = millis + SLACK, long_life = 2 * millis + SLACK,
     cutoff = score_of(now - window),  -- the score above which entries have left, and heads
     is_counter = algorithm == 'counter', is_compact = entries ~= nil, is_place = algorithm == 'concurrent',
-    ends = string.match(algorithm, '^ends (.+)'),
+    ends = string.match(algorithm, '^ends (.+)'),  -- when the periods of a calendar end
     lease = lease > 0 and lease, is_reserving = lease > 0 and not is_spent, is_prefetch = lease > window,
     is_shadow = string.find(mode, 'shadow$'), settled = tonumber(string.match(mode, '%d+$')),
   }
