@@ -16,7 +16,7 @@
 -- and of a counter what read_counts notes.
 local function read(charge, key)
   local log = { key = key, used = 0, total = 0, reserved = 0, gone = 0, at = recorded_at(charge, now) }
-  setmetatable(log, charge)
+  setmetatable(log, { __index = charge })
   -- The entries that have left, and the heads.
   local beyond = call('ZCOUNT', key, log.cutoff, '+inf')
   local last = beyond > 0 and call('ZREVRANGE', key, 0, 2, 'WITHSCORES') or {}

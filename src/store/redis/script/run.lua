@@ -113,8 +113,8 @@ while k < #KEYS do
     else
       if not do_next then do_next, read_charges, charge_of = other_ways(now, score, score_of, SLACK, is_server_time, is_expiry_telling) end
       if not charges then
-        charges = { charge_of(p and places or units, 1, life or window, 'log', 0, '') }
-        if keys == 2 then table.insert(charges, 3 - p, charge_of(units, 1, window, 'log', 0, '')) end
+        charges = { charge_of(p and places or units, 1, life or window) }
+        if keys == 2 then table.insert(charges, 3 - p, charge_of(units, 1, window)) end
       end
       r = do_next(kind, copies, charges, id, ARGV[at + 1], k, reply, r, p ~= 1 and expires, p ~= 1 and size)
     end

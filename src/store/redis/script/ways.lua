@@ -4,25 +4,16 @@
 -- Takes  decide_fast, general_way, is_expiry_telling, now, score_of, SLACK
 -- Gives  do_next, read_charges, charge_of
 
--- A charge. The words are those of head.lua.
-local function charge_of(units, cost, window, algorithm, lease, mode)
-  local millis, entries, is_spent = math.ceil(window / 1000), tonumber(algorithm), string.find(mode, '^spent')
-  local charge = {
+-- A charge that is counted or refused, and not reserved.
+local function charge_of(units, cost, window)
+  local millis = math.ceil(window / 1000)
+  return {
     units = units, cost = cost, window = window,
-    -- Units that have to be left, and units that are counted.
-    needs = is_spent and 0 or cost, takes = string.find(mode, '^left') and 0 or cost,
+    needs = cost, takes = cost,  -- units that have to be left, and units that are counted
     -- The milliseconds that a key outlives its oldest entry: if that is all, of one unit, and else.
     life = millis + SLACK, long_life = 2 * millis + SLACK,
     cutoff = score_of(now - window),  -- the score above which entries have left, and heads
-    is_counter = algorithm == 'counter', is_compact = entries ~= nil, is_place = algorithm == 'concurrent',
-    ends = string.match(algorithm, '^ends (.+)'),  -- when the periods of a calendar end
-    lease = lease > 0 and lease, is_reserving = lease > 0 and not is_spent, is_prefetch = lease > window,
-    is_shadow = string.find(mode, 'shadow$'), settled = tonumber(string.match(mode, '%d+$')),
   }
-  -- Admissions of one part of the window are put together. An exact log has no parts.
-  charge.part = algorithm ~= 'log' and not charge.is_place and (entries and math.ceil(window / (entries - 2)) or window)
-  charge.__index = charge  -- for its logs
-  return charge
 end
 
 -- Reads so many charges of a run from these arguments on: three or six figures of each. Returns
@@ -30,10 +21,21 @@ end
 local function read_charges(place, count, is_plain)
   local charges = {}
   for i = 1, count do
-    local algorithm, lease, mode, step = 'log', 0, '', 3
-    if not is_plain then algorithm, lease, mode, step = ARGV[place + 3], ARGV[place + 4] + 0, ARGV[place + 5], 6 end
-    charges[i] = charge_of(ARGV[place] + 0, ARGV[place + 1] + 0, ARGV[place + 2] + 0, algorithm, lease, mode)
-    place = place + step
+    local charge = charge_of(ARGV[place] + 0, ARGV[place + 1] + 0, ARGV[place + 2] + 0)
+    place, charges[i] = place + 3, charge
+    if not is_plain then
+      local window, algorithm, lease, mode = charge.window, ARGV[place], ARGV[place + 1] + 0, ARGV[place + 2]
+      local entries, is_spent = tonumber(algorithm), string.find(mode, '^spent')
+      charge.is_counter, charge.is_compact, charge.is_place = algorithm == 'counter', entries ~= nil, algorithm == 'concurrent'
+      charge.ends = string.match(algorithm, '^ends (.+)')  -- when the periods of a calendar end
+      -- Admissions of one part of the window are put together. An exact log has no parts.
+      charge.part = algorithm ~= 'log' and not charge.is_place and (entries and math.ceil(window / (entries - 2)) or window)
+      charge.lease, charge.is_reserving, charge.is_prefetch = lease > 0 and lease, lease > 0 and not is_spent, lease > window
+      charge.is_shadow, charge.settled = string.find(mode, 'shadow$'), tonumber(string.match(mode, '%d+$'))
+      if is_spent then charge.needs = 0 end
+      if string.find(mode, '^left') then charge.takes = 0 end
+      place = place + 3
+    end
   end
   return charges, place
 end
