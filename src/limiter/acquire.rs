@@ -118,7 +118,7 @@ impl Limiter {
         }
         // `None` if that is beyond what a clock can show.
         let end = Instant::now().checked_add(max_wait);
-        let (mut place, mut is_in_line) = self.core.lines.arrive(&check, self.core.deadline);
+        let (place, mut is_in_line) = self.core.lines.arrive(&check, self.core.deadline);
         if is_in_line && !is_within(left(end, Instant::now()), place.first_waits()) {
             return self.refuse(&check, &place, waited).await;
         }
@@ -131,12 +131,13 @@ impl Limiter {
                 *waited = Duration::ZERO;
             }
             let outcome = limiter.decide(check.clone(), waited).await;
-            place.answered(&outcome, PAUSE);
-            let Some(asks_at) = ask_again_at(end, &outcome, self.core.round_trip.distance()) else { return outcome };
+            let asks_at = ask_again_at(end, &outcome, self.core.round_trip.distance());
+            place.answer(&outcome, asks_at);
+            if asks_at.is_none() {
+                return outcome;
+            }
             (is_in_line, limiter) = (true, self.clone());
-            let Ok(decision) = outcome else { continue };
-            place.is_refused(&decision, asks_at);
-            if decision.is_refused_by_reservations() {
+            if outcome.is_ok_and(|decision| decision.is_refused_by_reservations()) {
                 // Others may have given back units by then.
                 limiter = limiter.asking_each_time();
             }
@@ -161,19 +162,18 @@ impl Limiter {
 fn ask_again_at(end: Option<Instant>, outcome: &Result<Decision, Error>, distance: Duration) -> Option<Instant> {
     let now = Instant::now();
     let left = left(end, now);
-    let wait = match outcome {
+    let (wait, asks_after) = match outcome {
         Ok(decision) => {
             let wait = decision.retry_after()?;
             let at_the_end = left.filter(|_| decision.is_refused_by_reservations());
-            at_the_end.map_or(wait, |left| wait.min(left))
+            let wait = at_the_end.map_or(wait, |left| wait.min(left));
+            // The reply was on its way for a part of the round trip, and the next check will be for
+            // the other part. The store may be back long before a share has units again.
+            let is_local = decision.local_cause().is_some();
+            (wait, if is_local { wait.min(PAUSE) } else { wait.saturating_sub(distance) })
         }
-        Err(error) => error.may_pass().then_some(PAUSE)?,
+        Err(error) => error.may_pass().then_some((PAUSE, PAUSE))?,
     };
-    // The store may be back long before the share has units again.
-    let is_local = matches!(outcome, Ok(decision) if decision.local_cause().is_some());
-    // The reply was on its way for a part of the round trip, and the next check will be for the
-    // other part.
-    let asks_after = if is_local { wait.min(PAUSE) } else { wait.saturating_sub(distance) };
     now.checked_add(asks_after.max(LEAST_BLOCK)).filter(|_| is_within(left, wait))
 }
 

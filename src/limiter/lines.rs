@@ -1,27 +1,30 @@
 //! The lines of callers that wait in [`Limiter::acquire`](super::Limiter::acquire), which has the
-//! rules: one for each set of limits and keys. `turns.rs` is the order in one of them, `freed.rs`
+//! rules: one for each set of limits and keys. `line.rs` is the order in one of them, `freed.rs`
 //! says who asks when units are freed.
 
 use std::{
     fmt,
     future::poll_fn,
-    mem,
+    pin::pin,
     sync::{Arc, Mutex},
-    task::{Poll, Waker, ready},
+    task::Poll,
     time::Duration,
 };
 
-use tokio::time::{Instant, sleep_until};
+use tokio::{
+    sync::Notify,
+    time::{Instant, sleep_until},
+};
 
 use super::{
     deadline::Timer,
-    freed::{Freed, Pair, Wanted},
-    turns::{First, Turns, Wakers, later},
+    freed::{Pair, Wanted},
+    line::{Caller, Line, later},
 };
 use crate::{
     check::Check,
     clock::micros,
-    decision::Decision,
+    decision::{Decision, LimitStatus},
     error::Error,
     key::{ByDigest, Digester},
     lock::lock,
@@ -39,253 +42,200 @@ struct Table {
     last_number: u64,
     /// By their limits and keys. Two sets with the same digest share a line, which makes them
     /// slower, not wrong.
-    lines: ByDigest<Turns>,
+    lines: ByDigest<Line>,
     /// The limits and keys of all callers.
     pairs: ByDigest<Pair>,
-    /// The limits and keys with units that a caller has claimed and does not use. Others are woken
-    /// for them when the lock is free.
-    released: Vec<u64>,
 }
 
-/// A caller, and its place in a line. Dropped, it leaves.
+/// The place of a caller in a line. Dropped, it leaves.
 pub(super) struct Place {
     lines: Arc<Lines>,
-    line: u64,
-    number: u64,
-    wanted: Vec<Wanted>,
-    /// After a failure, it does not ask before.
-    asks_from: Instant,
+    caller: Arc<Caller>,
 }
 
 impl Lines {
     /// A caller arrives. Returns whether others are in its line; otherwise it asks now.
     pub(super) fn arrive(self: &Arc<Self>, check: &Check, deadline: Option<Duration>) -> (Place, bool) {
-        let now = Instant::now();
         let mut line = deadline.map_or(u64::MAX, micros);
-        let mut table = lock(&self.table);
         let wanted = check.charges().map(|charge| {
             let digest = charge.digest(&self.digester);
-            // The same for the same limits and keys in any order, and for callers that these can
-            // refuse.
-            line = line.wrapping_add(if charge.can_refuse() { digest } else { 0 });
-            let pair = table.pairs.entry(digest).or_default();
-            pair.callers += 1;
-            let room = charge.limit().units().saturating_sub(charge.cost());
-            Wanted { digest, room, takes: charge.units(), freed_before: 0, asked_before: 0, until: now }
+            let mut room = u64::MAX;
+            if charge.can_refuse() {
+                // The same for the same limits and keys in any order.
+                line = line.wrapping_add(digest);
+                room = charge.limit().units().saturating_sub(charge.cost());
+            }
+            Wanted { digest, room, takes: charge.units() }
         });
-        let wanted = wanted.collect();
+        let wanted: Vec<_> = wanted.collect();
+        let mut table = lock(&self.table);
+        for wanted in &wanted {
+            table.pairs.entry(wanted.digest).or_default().callers += 1;
+        }
         table.last_number += 1;
-        let lines = Arc::clone(self);
         let number = table.last_number;
-        let mut place = Place { lines, line, number, wanted, asks_from: now };
         let is_in_line = table.lines.contains_key(&line);
-        if !is_in_line {
-            table.note_asked(&mut place);
-        }
-        (place, is_in_line)
-    }
-
-    /// Units were freed: the callers that fit ask after a delay.
-    pub(super) fn free(self: &Arc<Self>, freed: &[Freed], delay: Duration) {
-        let mut table = lock(&self.table);
-        for freed in freed {
-            table.pairs.get_mut(&freed.digest).into_iter().for_each(|pair| pair.free(freed));
-        }
         drop(table);
-        self.wake(freed.iter().map(|freed| freed.digest), delay);
+        let caller = Arc::new(Caller { number, line, wanted, wakes: Notify::new() });
+        (Place { lines: Arc::clone(self), caller }, is_in_line)
     }
 
-    /// Lets the callers ask that fit into one of these limits and keys: one at a time, so that no
-    /// lock is held for long.
-    fn wake(self: &Arc<Self>, digests: impl IntoIterator<Item = u64>, delay: Duration) {
-        for digest in digests {
-            let wake_next = |table: &mut Table, wakers: &mut Wakers| {
-                table.wake_next(digest, delay, wakers).map_or((0, false), |line| (line, true))
-            };
-            while self.change(wake_next) {}
-        }
+    /// Units were freed, after which so many are used, if that is known. Callers ask after a delay.
+    pub(super) fn free(self: &Arc<Self>, digest: u64, used: Option<u64>, delay: Duration) {
+        self.change(None, |table, woken| {
+            let Some(pair) = table.pairs.get_mut(&digest) else { return };
+            let most = pair.note_used(used.unwrap_or_default());
+            table.pass_on(digest, if used.is_some() { most } else { 1 }, delay, woken);
+        });
     }
 
-    /// Changes a line, and then wakes the callers that are to know. Starts its watch, or ends the
+    /// Changes a line, and wakes the callers that are to know. Starts their watches, or ends the
     /// line.
-    fn change<T>(self: &Arc<Self>, change: impl FnOnce(&mut Table, &mut Wakers) -> (u64, T)) -> T {
-        let mut wakers = Wakers::default();
-        let mut ended = None;
+    fn change<T>(
+        self: &Arc<Self>,
+        line: Option<u64>,
+        change: impl FnOnce(&mut Table, &mut Vec<Arc<Caller>>) -> T,
+    ) -> T {
+        let mut woken = Vec::new();
         let mut table = lock(&self.table);
-        let (id, result) = change(&mut table, &mut wakers);
-        if let Some(line) = table.lines.get_mut(&id) {
+        let result = change(&mut table, &mut woken);
+        for id in woken.iter().map(|caller| caller.line).chain(line) {
+            let Some(line) = table.lines.get_mut(&id) else { continue };
             if line.is_empty() {
                 line.end_watch();
-                ended = table.lines.remove(&id);
+                table.lines.remove(&id);
             } else {
                 line.be_watched(|due| watch(Arc::clone(self), id, due));
             }
         }
-        let released = mem::take(&mut table.released);
         drop(table);
-        drop(ended);
-        wakers.woken.into_iter().for_each(Waker::wake);
-        self.wake(released, Duration::ZERO);
+        woken.iter().for_each(|caller| caller.wakes.notify_one());
         result
     }
 }
 
 /// Watches that the first in a line is polled, as long as others need that.
-async fn watch(lines: Arc<Lines>, line: u64, mut due: Instant) {
+async fn watch(lines: Arc<Lines>, id: u64, mut due: Instant) {
     loop {
         sleep_until(due).await;
-        let Some(look_again_at) = lines.change(|table, wakers| (line, table.look(line, wakers))) else { return };
+        let Some(look_again_at) = lines.change(Some(id), |table, woken| table.look(id, woken)) else { return };
         due = look_again_at;
     }
 }
 
 impl Table {
-    /// Whether the caller asks now; otherwise when to look again. One that was not the first waits
-    /// as long as it is refused. The call that follows may take as long as the deadline.
-    fn take_turn(
+    /// As [`Line::ask`].
+    fn ask(&mut self, caller: &Arc<Caller>, takes: impl Fn() -> Duration) -> Option<(bool, Instant)> {
+        let line = self.lines.entry(caller.line).or_insert_with(|| Line::new(Instant::now()));
+        let look_again = line.ask(caller, takes);
+        if look_again.is_none() {
+            self.pairs_of(caller, Pair::ask);
+        }
+        look_again
+    }
+
+    /// Takes note of the reply to a caller, which asks again then, or leaves.
+    fn answer(
         &mut self,
-        place: &mut Place,
-        is_first: &mut bool,
-        deadline: impl Fn() -> Duration,
-        waker: &Waker,
-        wakers: &mut Wakers,
-    ) -> Option<Instant> {
-        let now = Instant::now();
-        let line = self.lines.entry(place.line).or_insert_with(|| Turns::new(now));
-        if place.asks_from <= now && line.asks_beside(place.number, wakers) {
-            self.note_asked(place);
-            return None;
+        caller: &Arc<Caller>,
+        outcome: &Result<Decision, Error>,
+        asks_at: Option<Instant>,
+        woken: &mut Vec<Arc<Caller>>,
+    ) {
+        let replies = || caller.wanted.iter().zip(outcome.iter().flat_map(Decision::statuses));
+        let learn = |(wanted, status): (&Wanted, &LimitStatus)| {
+            let pair = self.pairs.get_mut(&wanted.digest)?;
+            Some((wanted.digest, pair.answer(caller.number, wanted, status)))
+        };
+        let others: Vec<_> = replies().filter_map(learn).collect();
+        match asks_at {
+            Some(asks_at) => self.refuse(caller, replies(), asks_at),
+            None => self.leave(caller, woken),
         }
-        let look_again_at = line.take(place.number, &place.wanted, waker, now, wakers);
-        let was_first = mem::replace(is_first, look_again_at.is_none());
-        if look_again_at.is_some() {
-            return look_again_at;
+        // The figures of a share say nothing about the store.
+        let is_admission = |decision: &&Decision| decision.is_allowed() && decision.local_cause().is_none();
+        let used = outcome
+            .as_ref()
+            .ok()
+            .filter(is_admission)
+            .map(|_| replies().map(|(wanted, status)| (wanted.digest, status.used())).collect());
+        if let Some(line) = self.lines.get_mut(&caller.line) {
+            line.let_ask(caller.number, used, woken);
         }
-        if !was_first {
-            line.wanted.clone_from(&place.wanted);
-            self.wait_or_ask(place.line, place.asks_from.saturating_duration_since(now), wakers);
-        }
-        let line = self.lines.get_mut(&place.line)?;
-        let now = Instant::now();
-        if line.asks_at > now {
-            wakers.unused.extend(line.sleeper.replace(waker.clone()));
-            return Some(line.asks_at);
-        }
-        line.ask(now, deadline(), wakers);
-        self.claim(place.line);
-        self.note_asked(place);
-        None
-    }
-
-    /// The caller asks now.
-    fn note_asked(&mut self, place: &mut Place) {
-        for wanted in &mut place.wanted {
-            self.pairs.get_mut(&wanted.digest).into_iter().for_each(|pair| pair.note_asked(wanted));
+        for (digest, most) in others {
+            self.pass_on(digest, most, Duration::ZERO, woken);
         }
     }
 
-    /// The first waits in the list of the limit and key that refuses it for longest. If none
-    /// refuses it any more, it asks after the delay.
-    fn wait_or_ask(&mut self, id: u64, delay: Duration, wakers: &mut Wakers) {
-        let Self { lines, pairs, .. } = &mut *self;
+    /// The caller waits in line. If it is the first, it asks at this time, or when the units are
+    /// freed that refuse it.
+    fn refuse<'a>(
+        &mut self,
+        caller: &Arc<Caller>,
+        replies: impl Iterator<Item = (&'a Wanted, &'a LimitStatus)>,
+        asks_at: Instant,
+    ) {
         let now = Instant::now();
-        let Some((line, number)) = lines.get_mut(&id).and_then(|line| line.first.map(|first| (line, first))) else {
+        let line = self.lines.entry(caller.line).or_insert_with(|| Line::new(now));
+        if !line.join(caller, now) {
             return;
-        };
-        let refuses = |wanted: &Wanted| {
-            wanted.until > now && !pairs.get(&wanted.digest).is_some_and(|pair| pair.may_admit(wanted))
-        };
-        let refusing = line.wanted.iter().copied().filter(refuses);
-        let Some(longest) = refusing.max_by_key(|wanted| wanted.until) else {
-            line.ask(later(now, delay), Duration::ZERO, wakers);
-            return self.claim(id);
-        };
-        pairs.get_mut(&longest.digest).into_iter().for_each(|pair| pair.enlist(&longest, number, id));
-        line.state = First::Listed(longest);
-        line.ask(longest.until, Duration::ZERO, wakers);
-    }
-
-    /// The first asks for what it wants.
-    fn claim(&mut self, id: u64) {
-        self.release(id);
-        let Some(line) = self.lines.get_mut(&id) else { return };
-        line.state = First::Asks;
-        for wanted in &line.wanted {
-            self.pairs.get_mut(&wanted.digest).into_iter().for_each(|pair| pair.claim(wanted));
         }
-    }
-
-    /// The first waits in no list and asks for nothing any more.
-    fn release(&mut self, id: u64) {
-        let Self { lines, pairs, released, .. } = self;
-        let Some(line) = lines.get_mut(&id) else { return };
-        match (mem::replace(&mut line.state, First::Waits), line.first) {
-            (First::Listed(wanted), Some(first)) => {
-                pairs.get_mut(&wanted.digest).into_iter().for_each(|pair| pair.delist(&wanted, first));
+        let mut refused_by = Vec::new();
+        for (wanted, status) in replies {
+            let Some(wait) = status.refuses() else { continue };
+            refused_by.push((wanted.digest, later(now, wait)));
+            if let Some(pair) = self.pairs.get_mut(&wanted.digest) {
+                pair.refuse(caller.number, *wanted, caller.line);
             }
-            (First::Asks, _) => {
-                for wanted in &line.wanted {
-                    pairs.get_mut(&wanted.digest).into_iter().for_each(|pair| pair.unclaim(wanted));
-                    released.push(wanted.digest);
-                }
+        }
+        line.refuse(refused_by, asks_at);
+    }
+
+    /// Lets callers ask, after a delay, that fit into what is left of a limit and key.
+    fn pass_on(&mut self, digest: u64, most: usize, delay: Duration, woken: &mut Vec<Arc<Caller>>) {
+        let Self { lines, pairs, .. } = self;
+        let Some(pair) = pairs.get_mut(&digest) else { return };
+        let from = later(Instant::now(), delay);
+        let mut left = most;
+        while left > 0
+            && let Some((number, wanted, line)) = pair.take_next()
+        {
+            let Some(line) = lines.get_mut(&line) else { continue };
+            if line.has_units_of(digest, from) {
+                pair.wake(number, wanted);
+                left -= 1;
             }
-            _ => {}
-        }
-    }
-
-    fn release_own(&mut self, place: &Place) {
-        if self.lines.get(&place.line).is_some_and(|line| line.first == Some(place.number)) {
-            self.release(place.line);
-        }
-    }
-
-    /// Lets the next caller in the list ask, or go over to another list. Returns its line.
-    fn wake_next(&mut self, digest: u64, delay: Duration, wakers: &mut Wakers) -> Option<u64> {
-        let id = self.pairs.get(&digest)?.next()?;
-        self.release(id);
-        self.wait_or_ask(id, delay, wakers);
-        Some(id)
-    }
-
-    /// Takes note of the store's reply. After a failure of the store, no other caller is to ask it
-    /// at once.
-    fn answered(&mut self, place: &Place, outcome: &Result<Decision, Error>, wakers: &mut Wakers) {
-        self.release_own(place);
-        if let Some(line) = self.lines.get_mut(&place.line) {
-            // The figures of a share say nothing about the store.
-            let is_admission = |decision: &&Decision| decision.is_allowed() && decision.local_cause().is_none();
-            let used = outcome.as_ref().ok().filter(is_admission).map(|admission| {
-                let statuses = place.wanted.iter().zip(admission.statuses()).filter(|(_, status)| !status.is_shadow());
-                let used = |(wanted, status): (&Wanted, _)| {
-                    self.pairs.get(&wanted.digest).map(|pair| (wanted.digest, pair.used_next(wanted, status)))
-                };
-                statuses.filter_map(used).collect()
-            });
-            line.let_ask(place.number, used, wakers);
-        }
-        for (wanted, status) in outcome.iter().flat_map(|reply| place.wanted.iter().zip(reply.statuses())) {
-            self.pairs.get_mut(&wanted.digest).into_iter().for_each(|pair| pair.learn(wanted, status));
-        }
-        if outcome.as_ref().is_err_and(|error| error.is_the_stores() || matches!(error, Error::BreakerOpen(_))) {
-            self.released.clear();
+            woken.extend(line.first.clone());
         }
     }
 
     /// Leaves the line. If the caller was the first, the next one is then.
-    fn leave(&mut self, place: &Place, wakers: &mut Wakers) {
-        self.release_own(place);
-        if let Some(line) = self.lines.get_mut(&place.line) {
-            line.leave(place.number, Instant::now(), wakers);
+    fn leave(&mut self, caller: &Caller, woken: &mut Vec<Arc<Caller>>) {
+        if let Some(line) = self.lines.get_mut(&caller.line) {
+            line.leave(caller.number, woken);
+        }
+        self.let_go(caller, woken);
+    }
+
+    /// What the caller was woken for is for others.
+    fn let_go(&mut self, caller: &Caller, woken: &mut Vec<Arc<Caller>>) {
+        self.pairs_of(caller, Pair::leave);
+        for wanted in &caller.wanted {
+            self.pass_on(wanted.digest, 1, Duration::ZERO, woken);
+        }
+    }
+
+    fn pairs_of(&mut self, caller: &Caller, change: impl Fn(&mut Pair, u64)) {
+        for wanted in &caller.wanted {
+            self.pairs.get_mut(&wanted.digest).into_iter().for_each(|pair| change(pair, caller.number));
         }
     }
 
     /// When the watch looks again; `None` if the line has ended.
-    fn look(&mut self, id: u64, wakers: &mut Wakers) -> Option<Instant> {
-        let now = Instant::now();
-        if self.lines.get(&id)?.is_late(now) {
-            self.release(id);
-        }
-        Some(self.lines.get_mut(&id)?.look(now, wakers))
+    fn look(&mut self, id: u64, woken: &mut Vec<Arc<Caller>>) -> Option<Instant> {
+        let (late, look_again_at) = self.lines.get_mut(&id)?.look(woken);
+        late.iter().for_each(|late| self.let_go(late, woken));
+        Some(look_again_at)
     }
 }
 
@@ -293,74 +243,61 @@ impl Place {
     /// Waits to be the first in line, and then as long as it is refused; `false` if `end` comes
     /// before it is the first. The call that follows may take as long as the deadline.
     pub(super) async fn has_turn_before(
-        &mut self,
+        &self,
         end: Option<Instant>,
         deadline: impl Fn() -> Duration,
     ) -> Result<bool, Error> {
         let mut timer = Timer::default();
-        let mut is_first = false;
-        poll_fn(|cx| {
-            loop {
-                let lines = Arc::clone(&self.lines);
-                let line = self.line;
-                let at = lines.change(|table, wakers| {
-                    (line, table.take_turn(self, &mut is_first, &deadline, cx.waker(), wakers))
-                });
-                let Some(at) = at else { return Poll::Ready(Ok(true)) };
-                let end = end.filter(|_| !is_first);
-                if end.is_some_and(|end| end <= Instant::now()) {
-                    self.change(|table, wakers| table.leave(self, wakers));
-                    return Poll::Ready(Ok(false));
-                }
-                ready!(timer.poll_until(end.map_or(at, |end| at.min(end)), cx))?;
+        loop {
+            let Some((is_first, at)) = self.change(|table, _| table.ask(&self.caller, &deadline)) else {
+                return Ok(true);
+            };
+            let end = end.filter(|_| !is_first);
+            if end.is_some_and(|end| end <= Instant::now()) {
+                self.leave();
+                return Ok(false);
             }
-        })
-        .await
+            let at = end.map_or(at, |end| at.min(end));
+            let mut woken = pin!(self.caller.wakes.notified());
+            poll_fn(|cx| match woken.as_mut().poll(cx) {
+                Poll::Ready(()) => Poll::Ready(Ok(())),
+                Poll::Pending => timer.poll_until(at, cx),
+            })
+            .await?;
+        }
     }
 
-    /// Takes note of the store's reply. Units that this caller did not use are for others. After a
-    /// failure, it asks again after a pause.
-    pub(super) fn answered(&mut self, outcome: &Result<Decision, Error>, pause: Duration) {
-        if outcome.is_err() {
-            self.asks_from = later(Instant::now(), pause);
-        }
-        self.change(|table, wakers| table.answered(self, outcome, wakers));
-    }
-
-    /// Takes note of what refuses the caller until `asks_at`, when it asks again.
-    pub(super) fn is_refused(&mut self, refusal: &Decision, asks_at: Instant) {
-        let now = Instant::now();
-        for (wanted, status) in self.wanted.iter_mut().zip(refusal.statuses()) {
-            wanted.until = status.refuses().map_or(now, |wait| later(now, wait).min(asks_at));
-        }
-        if let Some(longest) = self.wanted.iter_mut().max_by_key(|wanted| wanted.until) {
-            longest.until = asks_at;
-        }
+    /// Takes note of the store's reply to the caller, which asks again then, or leaves.
+    pub(super) fn answer(&self, outcome: &Result<Decision, Error>, asks_at: Option<Instant>) {
+        self.change(|table, woken| table.answer(&self.caller, outcome, asks_at, woken));
     }
 
     /// How long the first in line waits until it asks.
     pub(super) fn first_waits(&self) -> Duration {
-        let asks_at = lock(&self.lines.table).lines.get(&self.line).map(|line| line.asks_at);
+        let asks_at = lock(&self.lines.table).lines.get(&self.caller.line).map(|line| line.asks_at);
         asks_at.map_or(Duration::ZERO, |at| at.saturating_duration_since(Instant::now()))
     }
 
-    fn change<T>(&self, change: impl FnOnce(&mut Table, &mut Wakers) -> T) -> T {
-        self.lines.change(|table, wakers| (self.line, change(table, wakers)))
+    fn leave(&self) {
+        self.change(|table, woken| table.leave(&self.caller, woken));
+    }
+
+    fn change<T>(&self, change: impl FnOnce(&mut Table, &mut Vec<Arc<Caller>>) -> T) -> T {
+        self.lines.change(Some(self.caller.line), change)
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.change(|table, wakers| {
-            table.leave(self, wakers);
-            for wanted in &self.wanted {
-                let Some(pair) = table.pairs.get_mut(&wanted.digest) else { continue };
-                pair.callers -= 1;
-                if pair.callers == 0 {
-                    table.pairs.remove(&wanted.digest);
-                }
+        self.leave();
+        let mut table = lock(&self.lines.table);
+        for Wanted { digest, .. } in &self.caller.wanted {
+            let Some(pair) = table.pairs.get_mut(digest) else { continue };
+            pair.callers -= 1;
+            if pair.callers == 0 {
+                table.pairs.remove(digest);
             }
-        });
+        }
     }
 }
 

@@ -36,12 +36,12 @@ mod deadline;
 mod decide;
 mod failure;
 mod freed;
+mod line;
 mod lines;
 mod places;
 mod prefetch;
 mod settle;
 mod shutdown;
-mod turns;
 
 use std::{borrow::Cow, sync::Arc, time::Duration};
 

@@ -2,7 +2,7 @@
 
 use std::{fmt, iter, sync::Arc, time::Duration};
 
-use super::{Limiter, deadline::Deadline, failure::FailureMode, freed::Freed, lines::Lines};
+use super::{Limiter, deadline::Deadline, failure::FailureMode, lines::Lines};
 use crate::{
     check::{AdmissionId, Charge, Check},
     decision::{Decision, Settled, Settlement},
@@ -28,7 +28,8 @@ pub struct Reservation {
 /// Units on their way back. When this is dropped, the callers that they may admit ask.
 struct Returning<'a> {
     lines: &'a Arc<Lines>,
-    freed: Vec<Freed>,
+    /// The limits and keys, and how many units are used afterwards, as far as is known.
+    freed: Vec<(u64, Option<u64>)>,
     /// Until the units are back, as far as is known.
     delay: Duration,
 }
@@ -117,8 +118,7 @@ impl Limiter {
     /// [`Error::TimedOut`] past the deadline, [`Error::Unavailable`] if the store fails,
     /// [`Error::BreakerOpen`] if it has failed repeatedly. It may be tried again.
     pub async fn settle(&self, settlement: Settlement) -> Result<Settled, Error> {
-        let freed = |(charge, cost): (&Charge, Option<u64>)| charge.units().saturating_sub(cost.unwrap_or(u64::MAX));
-        let returning = self.returning(settlement.check(), settlement.accounts().map(freed));
+        let returning = self.returning(settlement.check());
         let outcome = if settlement.is_local {
             self.core.local.settle(settlement).await.map_err(Error::from)
         } else {
@@ -156,7 +156,7 @@ impl Limiter {
         let key = key.into();
         of_window(limit, "resetting a limit")?;
         let check = Check::new(Charge::fitting(limit.clone(), key.clone(), 0));
-        let returning = self.returning(&check, [u64::MAX]);
+        let returning = self.returning(&check);
         let outdated = self.core.outdate(limit, &key);
         // This process may have counted in the store's place.
         let _ = self.core.local.reset(limit.clone(), key.clone()).await;
@@ -242,7 +242,7 @@ impl Limiter {
 
     /// Frees the places of an admission.
     pub(super) async fn release(self, places: Settlement) -> Result<Settled, Error> {
-        let returning = self.returning(places.check(), places.check().charges().map(Charge::units));
+        let returning = self.returning(places.check());
         let store: &dyn Store = if places.is_local { &self.core.local } else { &self.core.store };
         let outcome = self.upkeep(store.settle(places), MOST_TIME).await;
         returning.end(outcome.as_ref().map(|settled| Some(&settled.decision)));
@@ -255,13 +255,11 @@ impl Limiter {
         outcome.inspect_err(|error| metrics::failed(error.label(), &self.core.layer))
     }
 
-    /// So many units of the limits and keys of a check are on their way back. How many will be used
-    /// then is not known yet.
-    fn returning(&self, check: &Check, units: impl IntoIterator<Item = u64>) -> Returning<'_> {
+    /// Units of the limits and keys of a check are on their way back. How many will be used then is
+    /// not known yet.
+    fn returning(&self, check: &Check) -> Returning<'_> {
         let lines = &self.core.lines;
-        let freed =
-            |(charge, units): (&Charge, _)| Freed { digest: charge.digest(&lines.digester), units, used: u64::MAX };
-        let freed = check.charges().zip(units).map(freed).collect();
+        let freed = check.charges().map(|charge| (charge.digest(&lines.digester), None)).collect();
         Returning { lines, freed, delay: self.core.deadline().min(LONGEST_RETURN) }
     }
 
@@ -301,7 +299,7 @@ impl Returning<'_> {
                 let statuses = decision.into_iter().flat_map(Decision::statuses);
                 let counted =
                     iter::zip(&mut self.freed, statuses).filter(|(_, status)| !status.limit().is_concurrent());
-                counted.for_each(|(freed, status)| freed.used = status.used());
+                counted.for_each(|((_, used), status)| *used = Some(status.used()));
                 self.delay = Duration::ZERO;
             }
             Err(Error::TimedOut { .. }) => {}
@@ -312,7 +310,9 @@ impl Returning<'_> {
 
 impl Drop for Returning<'_> {
     fn drop(&mut self) {
-        self.lines.free(&self.freed, self.delay);
+        for (digest, used) in &self.freed {
+            self.lines.free(*digest, *used, self.delay);
+        }
     }
 }
 
