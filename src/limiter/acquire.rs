@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Limiter, lines::Place};
+use super::{Limiter, line::later, lines::Place};
 use crate::{
     check::{Charge, Check},
     decision::Decision,
@@ -41,14 +41,13 @@ impl Limiter {
     ///    polled does. When a caller is polled again, it gets its old place back.
     /// 5. [`check`](Self::check), limiters of other processes, and checks of other sets of limits
     ///    or keys do not join the line. Of those, the first to ask when units are left gets them.
-    /// 6. After a [settlement](Self::settle) or [reset](Self::reset) through this limiter, the
-    ///    callers that it may admit ask at once, and no more of them than there are units: callers
-    ///    that are first in line, and that nothing but its limits and keys refuses. They ask in the
-    ///    order of their arrival; of more than 16 different costs, the lowest come first. A caller
-    ///    that does not use the units, because it is dropped, not polled, or refused by something
-    ///    else, leaves them to the next. If the caller of the settlement leaves before the reply,
-    ///    or the call times out, they ask after the deadline, at most a second later. If only
-    ///    [reserved](crate::Charge::reserve) units are in the way, the first asks again after
+    /// 6. After a [settlement](Self::settle) or [reset](Self::reset) through this limiter, callers
+    ///    ask at once, in the order of their arrival: those that are first in line, that fit into
+    ///    what is left, and that nothing else refuses. If it is not known how many units are left,
+    ///    as after a reset, one asks, and the others after its reply. A caller that does not use
+    ///    the units leaves them to the next. If the caller of the settlement leaves before the
+    ///    reply, or the call times out, they ask after the deadline, at most a second later. If
+    ///    only [reserved](crate::Charge::reserve) units are in the way, the first asks again after
     ///    [`retry_reserved_after`](Self::retry_reserved_after), and once more at the end of
     ///    `max_wait`.
     /// 7. A settlement or reset through another limiter wakes no caller of this one, even if both
@@ -116,16 +115,13 @@ impl Limiter {
         if !check.can_be_refused() {
             return self.decide(check, waited).await;
         }
-        // `None` if that is beyond what a clock can show.
-        let end = Instant::now().checked_add(max_wait);
+        let end = later(Instant::now(), max_wait);
         let (place, mut is_in_line) = self.core.lines.arrive(&check, self.core.deadline);
-        if is_in_line && !is_within(left(end, Instant::now()), place.first_waits()) {
-            return self.refuse(&check, &place, waited).await;
-        }
         let mut limiter = self.clone();
         loop {
             if is_in_line {
-                if !place.has_turn_before(end, || self.core.deadline()).await? {
+                let may_come = is_within(left(end), place.first_waits());
+                if !may_come || !place.has_turn_before(end, || self.core.deadline()).await? {
                     return self.refuse(&check, &place, waited).await;
                 }
                 *waited = Duration::ZERO;
@@ -159,14 +155,12 @@ impl Limiter {
 
 /// When to ask again; `None` after an admission, or if that is after the end of the wait. Reserved
 /// units may be given back at any time, so the last attempt is at the very end.
-fn ask_again_at(end: Option<Instant>, outcome: &Result<Decision, Error>, distance: Duration) -> Option<Instant> {
-    let now = Instant::now();
-    let left = left(end, now);
+fn ask_again_at(end: Instant, outcome: &Result<Decision, Error>, distance: Duration) -> Option<Instant> {
+    let left = left(end);
     let (wait, asks_after) = match outcome {
         Ok(decision) => {
             let wait = decision.retry_after()?;
-            let at_the_end = left.filter(|_| decision.is_refused_by_reservations());
-            let wait = at_the_end.map_or(wait, |left| wait.min(left));
+            let wait = if decision.is_refused_by_reservations() { wait.min(left) } else { wait };
             // The reply was on its way for a part of the round trip, and the next check will be for
             // the other part. The store may be back long before a share has units again.
             let is_local = decision.local_cause().is_some();
@@ -174,15 +168,15 @@ fn ask_again_at(end: Option<Instant>, outcome: &Result<Decision, Error>, distanc
         }
         Err(error) => error.may_pass().then_some((PAUSE, PAUSE))?,
     };
-    now.checked_add(asks_after.max(LEAST_BLOCK)).filter(|_| is_within(left, wait))
+    is_within(left, wait).then(|| later(Instant::now(), asks_after.max(LEAST_BLOCK)))
 }
 
-fn left(end: Option<Instant>, now: Instant) -> Option<Duration> {
-    end.map(|end| end.saturating_duration_since(now))
+fn left(end: Instant) -> Duration {
+    end.saturating_duration_since(Instant::now())
 }
 
-fn is_within(left: Option<Duration>, wait: Duration) -> bool {
+fn is_within(left: Duration, wait: Duration) -> bool {
     // With nothing left, a wait of zero is too long as well: a store that always returns zero would
     // be asked for ever.
-    left.is_none_or(|left| !left.is_zero() && wait <= left)
+    !left.is_zero() && wait <= left
 }

@@ -10,17 +10,15 @@
 //!    when it is polled.
 //! 5. After an admission that leaves units, the next callers ask as well, if all that ask fit
 //!    together. So a line of a store that is far away does not move by one caller in each round
-//!    trip. Only the reply to the last that asked says so, since it counts the others. While the
-//!    first waits for units, no other asks: one that needs many would wait for ever. Once one of
-//!    them is refused, only the first asks again.
+//!    trip. Only the reply to the last that has asked says how many units are left, since it counts
+//!    the others. While the first waits for units, no other asks: one that needs many would wait
+//!    for ever. Once one of them is refused, only the first asks again.
 //! 6. If the runtime of the task is not driven, the task is late. Callers look at that from time to
 //!    time, less often the more of them there are, and start another on their own runtime.
 
 use std::{collections::BTreeMap, future::Future, mem, sync::Arc, time::Duration};
 
-use tokio::{runtime::Handle, sync::Notify, task::AbortHandle, time::Instant};
-
-use super::freed::{MOST_WOKEN, Wanted};
+use tokio::{runtime::Handle, sync::Notify, task::JoinSet, time::Instant};
 
 /// How late the first in line may be.
 const GRACE: Duration = Duration::from_millis(100);
@@ -28,12 +26,25 @@ const GRACE: Duration = Duration::from_millis(100);
 /// The time for the next to take over, before all others may.
 const HEAD_START: Duration = Duration::from_millis(1);
 
-/// After this time, and more for each caller that waits, a caller looks whether the task is late.
-const LOOK_INTERVAL: Duration = Duration::from_secs(1);
-const LOOK_INTERVAL_PER_CALLER: Duration = Duration::from_millis(20);
+/// A caller looks whether the task is late after so long for each caller that waits, and fifty more.
+const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 
-/// No call takes longer.
-const LONGEST_CALL: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+/// So many callers are woken at once to ask beside the first.
+const MOST_BESIDE: usize = 1_024;
+
+/// No caller waits longer.
+const LONGEST_WAIT: Duration = Duration::from_secs(30 * 365 * 24 * 60 * 60);
+
+/// A limit and key of a caller.
+#[derive(Clone, Copy)]
+pub(super) struct Wanted {
+    pub(super) digest: u64,
+    /// The most units that may be used for the caller to fit. Limits that share units may differ in
+    /// it.
+    pub(super) room: u64,
+    /// The units that an admission takes.
+    pub(super) takes: u64,
+}
 
 /// A caller. Callers have numbers in the order of arrival.
 pub(super) struct Caller {
@@ -45,111 +56,93 @@ pub(super) struct Caller {
     pub(super) wakes: Notify,
 }
 
+#[derive(Default)]
 pub(super) struct Line {
+    /// The callers that are polled, as far as the line knows, but those that ask beside the first.
+    callers: BTreeMap<u64, Arc<Caller>>,
     /// `None` while one is sought in the place of a first caller that was late.
-    pub(super) first: Option<Arc<Caller>>,
+    first: Option<u64>,
     /// Of the callers up to this number, the one that is polled next takes over.
     sought_up_to: Option<u64>,
-    /// The callers behind the first that are polled, as far as the line knows.
-    waiting: BTreeMap<u64, Arc<Caller>>,
     /// What refuses the first, and until when, as far as is known. Nothing does when it asks.
     refused_by: Vec<(u64, Instant)>,
     /// When the first asks.
-    pub(super) asks_at: Instant,
+    pub(super) asks_at: Option<Instant>,
     /// When the first loses its turn.
-    due: Instant,
+    pub(super) due: Option<Instant>,
     /// The last caller that has asked.
     last_asked: u64,
     /// Callers up to this number ask beside the first.
     asks_up_to: u64,
-    /// The task that watches, and when it looks next.
-    watch: Option<(AbortHandle, Instant)>,
+    /// The task that watches, once others have needed it.
+    watch: JoinSet<()>,
+    /// When it looks next.
+    looks_at: Option<Instant>,
 }
 
 impl Line {
-    pub(super) fn new(now: Instant) -> Self {
-        Self {
-            first: None,
-            sought_up_to: None,
-            waiting: BTreeMap::new(),
-            refused_by: Vec::new(),
-            asks_at: now,
-            due: now,
-            last_asked: 0,
-            asks_up_to: 0,
-            watch: None,
-        }
-    }
-
     pub(super) fn is_empty(&self) -> bool {
-        self.first.is_none() && self.sought_up_to.is_none() && self.waiting.is_empty()
+        self.callers.is_empty() && self.sought_up_to.is_none()
     }
 
     /// Joins the line, at the caller's old place if it had one. Returns whether it is the first.
-    pub(super) fn join(&mut self, caller: &Arc<Caller>, now: Instant) -> bool {
+    pub(super) fn join(&mut self, caller: &Arc<Caller>) -> bool {
+        self.callers.insert(caller.number, Arc::clone(caller));
         if self.first.is_none() && self.sought_up_to.is_none_or(|last| caller.number <= last) {
-            self.appoint(Arc::clone(caller), now);
+            self.appoint(caller.number);
         }
-        let is_first = self.first.as_ref().is_some_and(|first| first.number == caller.number);
-        if !is_first {
-            self.waiting.insert(caller.number, Arc::clone(caller));
-        }
-        is_first
+        self.first == Some(caller.number)
+    }
+
+    fn appoint(&mut self, first: u64) {
+        (self.first, self.sought_up_to) = (Some(first), None);
+        self.wait(Vec::new(), Instant::now());
+    }
+
+    /// The first asks at this time, since these refuse it until then.
+    pub(super) fn wait(&mut self, refused_by: Vec<(u64, Instant)>, asks_at: Instant) {
+        (self.refused_by, self.asks_at, self.due) = (refused_by, Some(asks_at), Some(later(asks_at, GRACE)));
     }
 
     /// Takes note that the caller asks, and returns `None`, if it is its turn. Otherwise returns
     /// whether it is the first, and when to look again. The call may take so long.
     pub(super) fn ask(&mut self, caller: &Arc<Caller>, takes: impl Fn() -> Duration) -> Option<(bool, Instant)> {
         let now = Instant::now();
-        let is_first = self.join(caller, now);
-        if is_first && self.asks_at > now {
-            return Some((true, self.asks_at));
-        }
-        if is_first {
-            self.refused_by.clear();
-            self.wait(now, takes());
-        } else if self.first.is_some() && caller.number <= self.asks_up_to {
-            self.waiting.remove(&caller.number);
+        if self.join(caller) {
+            if let Some(asks_at) = self.asks_at.filter(|at| *at > now) {
+                return Some((true, asks_at));
+            }
+            self.wait(Vec::new(), now);
+            self.due = Some(later(now, takes().saturating_add(GRACE)));
         } else {
-            let others = u32::try_from(self.waiting.len()).unwrap_or(u32::MAX);
-            return Some((false, later(now, LOOK_INTERVAL + LOOK_INTERVAL_PER_CALLER * others)));
+            if self.first.is_none() || caller.number > self.asks_up_to {
+                let others = u32::try_from(self.callers.len()).unwrap_or(u32::MAX).saturating_add(50);
+                return Some((false, later(now, LOOK_INTERVAL * others)));
+            }
+            self.callers.remove(&caller.number);
         }
         self.last_asked = caller.number;
         None
     }
 
-    /// The first is refused, and asks again at this time.
-    pub(super) fn refuse(&mut self, refused_by: Vec<(u64, Instant)>, asks_at: Instant) {
-        self.refused_by = refused_by;
-        self.wait(asks_at, Duration::ZERO);
-    }
-
     /// A limit and key has units for the first from this time on. Returns whether the first asks
     /// then, since no other refuses it.
     pub(super) fn has_units_of(&mut self, digest: u64, from: Instant) -> bool {
-        self.refused_by.retain(|(by, until)| *by != digest && *until > from);
-        let refused_until = self.refused_by.iter().map(|(_, until)| *until).max();
-        self.wait(refused_until.unwrap_or(from).min(self.asks_at), Duration::ZERO);
-        refused_until.is_none()
+        let mut others = mem::take(&mut self.refused_by);
+        others.retain(|(by, until)| *by != digest && *until > from);
+        let asks_at = others.iter().fold(from, |latest, (_, until)| latest.max(*until));
+        self.wait(others, self.asks_at.map_or(asks_at, |at| at.min(asks_at)));
+        self.refused_by.is_empty()
     }
 
-    /// The first asks at this time, which takes at most so long.
-    fn wait(&mut self, asks_at: Instant, takes: Duration) {
-        (self.asks_at, self.due) = (asks_at, later(asks_at, takes.min(LONGEST_CALL) + GRACE));
-    }
-
-    /// After the reply to a caller, the next ones ask beside the first if so many units of each
-    /// limit and key are used. With `None`, the caller was not admitted.
+    /// After an admission, with which so many units of each limit and key are used, the next
+    /// callers ask beside the first. After any other reply, there is no `used`.
     pub(super) fn let_ask(&mut self, answered: u64, used: Option<Vec<(u64, u64)>>, woken: &mut Vec<Arc<Caller>>) {
-        let woken_up_to = self.asks_up_to;
-        let Some(mut used) = used.filter(|_| self.asks_at <= Instant::now()) else {
-            self.asks_up_to = 0;
-            return;
-        };
-        if self.last_asked != answered {
+        if used.is_some() && self.last_asked != answered {
             return;
         }
-        self.asks_up_to = 0;
+        let woken_up_to = mem::take(&mut self.asks_up_to);
+        let Some(mut used) = used.filter(|_| self.asks_at <= Some(Instant::now())) else { return };
         let mut fits = |caller: &Caller| {
             caller.wanted.iter().all(|wanted| {
                 let Some((_, used)) = used.iter_mut().find(|(digest, _)| *digest == wanted.digest) else { return true };
@@ -158,73 +151,55 @@ impl Line {
                 fits
             })
         };
-        if self.first.as_deref().is_some_and(|first| !fits(first)) {
-            return;
-        }
-        for next in self.waiting.values().take(MOST_WOKEN).take_while(|next| fits(next)) {
+        for next in self.callers.values().take(MOST_BESIDE).take_while(|next| fits(next)) {
             self.asks_up_to = next.number;
             woken.extend((next.number > woken_up_to).then(|| Arc::clone(next)));
         }
     }
 
-    /// Leaves the line. If the caller was the first, the next one is then, and asks now.
-    pub(super) fn leave(&mut self, number: u64, woken: &mut Vec<Arc<Caller>>) {
-        self.waiting.remove(&number);
-        if self.first.as_ref().is_some_and(|first| first.number == number) {
-            self.first = None;
-            if let Some((_, next)) = self.waiting.pop_first() {
-                woken.push(Arc::clone(&next));
-                self.appoint(next, Instant::now());
-            }
-        }
-    }
-
-    fn appoint(&mut self, first: Arc<Caller>, now: Instant) {
-        self.waiting.remove(&first.number);
-        (self.first, self.sought_up_to) = (Some(first), None);
-        self.refuse(Vec::new(), now);
+    /// Leaves the line. If the caller was the first, returns the next one, which asks now.
+    pub(super) fn leave(&mut self, number: u64) -> Option<Arc<Caller>> {
+        self.callers.remove(&number);
+        self.first.take_if(|first| *first == number)?;
+        let next = self.callers.values().next().map(Arc::clone)?;
+        self.appoint(next.number);
+        Some(next)
     }
 
     /// Starts a watch if others need it, and none looks in time.
-    pub(super) fn be_watched<F: Future<Output = ()> + Send + 'static>(&mut self, watch: impl FnOnce(Instant) -> F) {
-        let due = self.due;
-        let looks = |(task, at): &(AbortHandle, Instant)| {
-            !task.is_finished() && *at <= due && later(*at, GRACE) >= Instant::now()
-        };
-        let is_needed = !self.waiting.is_empty() || self.refused_by.is_empty();
+    pub(super) fn be_watched(&mut self, watch: impl Future<Output = ()> + Send + 'static) {
+        let is_needed = self.callers.len() > 1 || self.refused_by.is_empty();
+        let is_late = self.looks_at.is_none_or(|at| later(at, GRACE) < Instant::now());
         if is_needed
-            && !self.watch.as_ref().is_some_and(looks)
+            && (is_late || self.looks_at > self.due)
             && let Ok(runtime) = Handle::try_current()
         {
-            self.end_watch();
-            self.watch = Some((runtime.spawn(watch(due)).abort_handle(), due));
+            self.looks_at = self.due;
+            self.watch = JoinSet::new();
+            self.watch.spawn_on(watch, &runtime);
         }
     }
 
-    /// Takes the turn of a first caller that is late, and returns it. Returns when to look again.
-    pub(super) fn look(&mut self, woken: &mut Vec<Arc<Caller>>) -> (Option<Arc<Caller>>, Instant) {
+    /// Takes the turn of a first caller that is late, and returns it.
+    pub(super) fn look(&mut self, woken: &mut Vec<Arc<Caller>>) -> Option<Arc<Caller>> {
         let now = Instant::now();
         let mut late = None;
-        if now >= self.due {
-            late = self.first.take();
-            self.sought_up_to = self.waiting.last_key_value().map(|(last, _)| *last);
+        if self.due <= Some(now) {
+            self.wait(Vec::new(), now);
+            late = self.first.take().and_then(|first| self.callers.remove(&first));
+            self.sought_up_to = self.callers.last_key_value().map(|(last, _)| *last);
             if late.is_some() {
-                woken.extend(self.waiting.pop_first().map(|(_, next)| next));
+                self.due = Some(later(now, HEAD_START));
+                woken.extend(self.callers.pop_first().map(|(_, next)| next));
             } else {
-                woken.extend(mem::take(&mut self.waiting).into_values());
+                woken.extend(mem::take(&mut self.callers).into_values());
             }
-            self.due = later(now, if late.is_some() { HEAD_START } else { GRACE });
         }
-        self.watch.iter_mut().for_each(|(_, at)| *at = self.due);
-        (late, self.due)
-    }
-
-    pub(super) fn end_watch(&mut self) {
-        self.watch.take().inspect(|(task, _)| task.abort());
+        self.looks_at = self.due;
+        late
     }
 }
 
-/// The instant after this time, or the instant itself if the clock cannot show that.
 pub(super) fn later(instant: Instant, by: Duration) -> Instant {
-    instant.checked_add(by).unwrap_or(instant)
+    instant + by.min(LONGEST_WAIT)
 }

@@ -28,8 +28,8 @@ pub struct Reservation {
 /// Units on their way back. When this is dropped, the callers that they may admit ask.
 struct Returning<'a> {
     lines: &'a Arc<Lines>,
-    /// The limits and keys, and how many units are used afterwards, as far as is known.
-    freed: Vec<(u64, Option<u64>)>,
+    /// The limits and keys, and how many units are used afterwards: zero if that is not known.
+    freed: Vec<(u64, u64)>,
     /// Until the units are back, as far as is known.
     delay: Duration,
 }
@@ -259,7 +259,7 @@ impl Limiter {
     /// not known yet.
     fn returning(&self, check: &Check) -> Returning<'_> {
         let lines = &self.core.lines;
-        let freed = check.charges().map(|charge| (charge.digest(&lines.digester), None)).collect();
+        let freed = check.charges().map(|charge| (charge.digest(&lines.digester), 0)).collect();
         Returning { lines, freed, delay: self.core.deadline().min(LONGEST_RETURN) }
     }
 
@@ -299,7 +299,7 @@ impl Returning<'_> {
                 let statuses = decision.into_iter().flat_map(Decision::statuses);
                 let counted =
                     iter::zip(&mut self.freed, statuses).filter(|(_, status)| !status.limit().is_concurrent());
-                counted.for_each(|((_, used), status)| *used = Some(status.used()));
+                counted.for_each(|((_, used), status)| *used = status.used());
                 self.delay = Duration::ZERO;
             }
             Err(Error::TimedOut { .. }) => {}
