@@ -117,11 +117,13 @@ impl Limiter {
         }
         let end = later(Instant::now(), max_wait);
         let (place, mut is_in_line) = self.core.lines.arrive(&check, self.core.deadline);
+        if is_in_line && !is_within(end.saturating_duration_since(Instant::now()), place.first_waits()) {
+            return self.refuse(&check, &place, waited).await;
+        }
         let mut limiter = self.clone();
         loop {
             if is_in_line {
-                let may_come = is_within(left(end), place.first_waits());
-                if !may_come || !place.has_turn_before(end, || self.core.deadline()).await? {
+                if !place.has_turn_before(end, || self.core.deadline()).await? {
                     return self.refuse(&check, &place, waited).await;
                 }
                 *waited = Duration::ZERO;
@@ -156,7 +158,8 @@ impl Limiter {
 /// When to ask again; `None` after an admission, or if that is after the end of the wait. Reserved
 /// units may be given back at any time, so the last attempt is at the very end.
 fn ask_again_at(end: Instant, outcome: &Result<Decision, Error>, distance: Duration) -> Option<Instant> {
-    let left = left(end);
+    let now = Instant::now();
+    let left = end.saturating_duration_since(now);
     let (wait, asks_after) = match outcome {
         Ok(decision) => {
             let wait = decision.retry_after()?;
@@ -168,11 +171,7 @@ fn ask_again_at(end: Instant, outcome: &Result<Decision, Error>, distance: Durat
         }
         Err(error) => error.may_pass().then_some((PAUSE, PAUSE))?,
     };
-    is_within(left, wait).then(|| later(Instant::now(), asks_after.max(LEAST_BLOCK)))
-}
-
-fn left(end: Instant) -> Duration {
-    end.saturating_duration_since(Instant::now())
+    is_within(left, wait).then(|| later(now, asks_after.max(LEAST_BLOCK)))
 }
 
 fn is_within(left: Duration, wait: Duration) -> bool {

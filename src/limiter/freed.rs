@@ -20,7 +20,7 @@ pub(super) struct Pair {
     pub(super) callers: usize,
     /// The callers that it refuses, by number.
     refused: BTreeMap<u64, (Wanted, Arc<Caller>)>,
-    /// The most room that any of them has had.
+    /// None of them has more room than this, so a search that must fail is not made.
     most_room: u64,
     /// The callers that were woken and have not asked yet, by number, with the units they take.
     pub(super) woken: BTreeMap<u64, u64>,
@@ -51,8 +51,12 @@ impl Pair {
         if all_used > self.most_room || used == 0 && !self.woken.is_empty() {
             return None;
         }
-        let number = *self.refused.iter().find(|(_, (wanted, _))| wanted.room >= all_used)?.0;
-        self.refused.remove(&number)
+        let next = self.refused.iter().find(|(_, (wanted, _))| wanted.room >= all_used);
+        let number = next.map(|(number, _)| *number);
+        if number.is_none() {
+            self.most_room = all_used.saturating_sub(1);
+        }
+        self.refused.remove(&number?)
     }
 
     /// The caller asks. If it was woken, its reply is newer than what is known.
