@@ -5,7 +5,8 @@
 //! 2. Of the callers that fit, the first to arrive asks, and the next ones that fit as well.
 //! 3. What a settlement or a reply says is left may be gone when a caller asks, and more may be
 //!    left. So the reply to the last caller that has asked for the units says how many are left for
-//!    others. If that reply does not come, the next caller asks.
+//!    others. If that reply does not come, the next caller asks. Until its reply, each caller that
+//!    was woken counts as admitted.
 //! 4. Too many callers may ask, and are refused. Too few never do: what is freed after a reply was
 //!    decided, a settlement tells. For units that leave the window, callers have their timers.
 
@@ -22,8 +23,9 @@ pub(super) struct Pair {
     refused: BTreeMap<u64, (Wanted, Arc<Caller>)>,
     /// None of them has more room than this, so a search that must fail is not made.
     most_room: u64,
-    /// The callers that were woken and have not asked yet, by number, with the units they take.
-    pub(super) woken: BTreeMap<u64, u64>,
+    /// The callers that were woken, by number, until they are answered: the units that they take,
+    /// and whether they have asked.
+    pub(super) woken: BTreeMap<u64, (u64, bool)>,
     /// The least that may be used. `None` if a reply will tell, or if nothing was freed.
     used: Option<u64>,
     /// The last of the woken callers that has asked, until its reply.
@@ -39,16 +41,16 @@ impl Pair {
     /// Takes note of how many units are used at least: zero if that is not known. Figures may be told
     /// in another order than they were true, so the lowest holds, until a caller asks.
     pub(super) fn free(&mut self, used: u64) {
-        let known = self.used.filter(|_| self.woken.is_empty());
+        let known = self.used.filter(|_| !self.will_ask());
         self.used = Some(known.map_or(used, |known| known.min(used)));
     }
 
     /// Takes the caller that asks next.
     pub(super) fn take_next(&mut self) -> Option<(Wanted, Arc<Caller>)> {
         let used = self.used?;
-        let all_used = self.woken.values().fold(used, |all, takes| all.saturating_add(*takes));
+        let all_used = self.woken.values().fold(used, |all, (takes, _)| all.saturating_add(*takes));
         // If it is not known how many are used, one caller finds out.
-        if all_used > self.most_room || used == 0 && !self.woken.is_empty() {
+        if all_used > self.most_room || used == 0 && self.will_ask() {
             return None;
         }
         let next = self.refused.iter().find(|(_, (wanted, _))| wanted.room >= all_used);
@@ -62,13 +64,20 @@ impl Pair {
     /// The caller asks. If it was woken, its reply is newer than what is known.
     pub(super) fn ask(&mut self, number: u64) {
         self.refused.remove(&number);
-        if self.woken.remove(&number).is_some() || self.asker == Some(number) {
+        if let Some((_, has_asked)) = self.woken.get_mut(&number) {
+            *has_asked = true;
             (self.asker, self.used) = (Some(number), None);
         }
     }
 
+    /// Whether a woken caller will ask, and its reply tells more than what is known.
+    fn will_ask(&self) -> bool {
+        self.woken.values().any(|(_, has_asked)| !has_asked)
+    }
+
     /// Takes note of the reply to a caller.
     pub(super) fn answer(&mut self, number: u64, wanted: &Wanted, status: &LimitStatus) {
+        self.woken.remove(&number);
         if self.asker.take_if(|asker| *asker == number).is_some() {
             // The caller is not to ask again at once, even if the figures of a store contradict its
             // refusal.

@@ -167,7 +167,7 @@ impl Table {
         while let Some((wanted, caller)) = pair.take_next() {
             let Some(line) = self.lines.get_mut(&caller.line) else { continue };
             if line.has_units_of(digest, later(Instant::now(), delay)) {
-                pair.woken.insert(caller.number, wanted.takes);
+                pair.woken.insert(caller.number, (wanted.takes, false));
             }
             self.woken.push(caller);
         }
