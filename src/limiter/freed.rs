@@ -38,8 +38,8 @@ impl Pair {
         self.most_room = self.most_room.max(wanted.room);
     }
 
-    /// Takes note of how many units are used at least: zero if that is not known. Figures may be told
-    /// in another order than they were true, so the lowest holds, until a caller asks.
+    /// Takes note of how many units are used at least: zero if that is not known. Figures may be
+    /// told in another order than they were true, so the lowest holds, until a caller asks.
     pub(super) fn free(&mut self, used: u64) {
         let known = self.used.filter(|_| !self.will_ask());
         self.used = Some(known.map_or(used, |known| known.min(used)));

@@ -26,7 +26,8 @@ const GRACE: Duration = Duration::from_millis(100);
 /// The time for the next to take over, before all others may.
 const HEAD_START: Duration = Duration::from_millis(1);
 
-/// A caller looks whether the task is late after so long for each caller that waits, and fifty more.
+/// A caller looks whether the task is late after a second, and so much more for each caller that
+/// waits.
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// So many callers are woken at once to ask beside the first.
