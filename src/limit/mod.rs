@@ -237,9 +237,9 @@ impl Limit {
         self
     }
 
-    /// The same limit with at most this number of units; `None` for 0.
+    /// The same limit with at most this number of units; `None` for 0, if it has any itself.
     pub(crate) fn of_units(&self, units: u64) -> Option<Self> {
-        (units > 0).then(|| Self { units: units.min(self.units), ..self.clone() })
+        (units > 0 || self.units == 0).then(|| Self { units: units.min(self.units), ..self.clone() })
     }
 
     /// The limit of one part, if there are this many. There are no more parts than units.

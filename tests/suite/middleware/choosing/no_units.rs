@@ -5,7 +5,7 @@ use http::Response;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
     Charge, Check, Error, Key, KeyedLimit, Limit, Limiter, MemoryStore, Prefetch, RateLimitLayer, Rejection, Store,
-    middleware::ShadowRefusals,
+    limiter::Share, middleware::ShadowRefusals,
 };
 
 use super::chosen;
@@ -113,6 +113,14 @@ async fn it_refuses_while_the_store_is_gone_and_the_layer_fails_open() {
     let layer = RateLimitLayer::new(Limiter::new(failing())).fail_open();
     assert_eq!(respond(&layer.clone().limit(Limit::per_minute("calls", 1).by(anyone))).await.status(), 200);
     assert_eq!(respond(&layer.limit(NONE.by(anyone))).await.status(), 429);
+}
+
+/// A share of no units admits no less than the limit.
+#[tokio::test]
+async fn a_request_at_no_cost_passes_under_a_share() {
+    let layer = RateLimitLayer::new(Limiter::new(failing())).fail_local(Share::one_of(2)).limit(NONE.by(anyone));
+    assert_eq!(respond(&layer.clone().cost(|_| 0)).await.status(), 200);
+    assert_eq!(respond(&layer).await.status(), 429);
 }
 
 #[tokio::test]
