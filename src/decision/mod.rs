@@ -83,6 +83,8 @@ struct Fields {
 struct Origin {
     /// The failure of the store, if this process has decided in its place.
     instead_of: Option<Arc<Error>>,
+    /// Whether it is a remembered refusal, repeated because the store has failed.
+    is_repeated: bool,
     places: Option<Arc<dyn Places>>,
     /// The decision of the layers further out.
     outer: Option<Decision>,
@@ -113,6 +115,17 @@ impl Decision {
     pub(crate) fn instead_of(mut self, error: Error) -> Self {
         self.origin_mut().instead_of = Some(Arc::new(error));
         self
+    }
+
+    /// Marks a refusal that is remembered, and stands because the store has failed.
+    pub(crate) fn repeated(mut self) -> Self {
+        self.origin_mut().is_repeated = true;
+        self
+    }
+
+    /// Whether the store has decided. Otherwise it has failed, and the figures say nothing of it.
+    pub(crate) fn is_the_stores(&self) -> bool {
+        self.fields.origin.as_ref().is_none_or(|origin| origin.instead_of.is_none() && !origin.is_repeated)
     }
 
     /// Lets the decision hold places.

@@ -46,10 +46,11 @@ impl Limiter {
     ///    what is left, and that nothing else refuses. If it is not known how many units are left,
     ///    as after a reset, one asks, and the others after its reply. A caller that does not use
     ///    the units leaves them to the next. If the caller of the settlement leaves before the
-    ///    reply, or the call times out, they ask after the deadline, at most a second later. If
+    ///    reply, or the call times out, callers ask after the deadline, at most a second later. If
     ///    only [reserved](crate::Charge::reserve) units are in the way, the first asks again after
     ///    [`retry_reserved_after`](Self::retry_reserved_after), and once more at the end of
-    ///    `max_wait`.
+    ///    `max_wait`. A caller that needs more than is left asks when its retry time is over, even
+    ///    if enough units leave the window before.
     /// 7. A settlement or reset through another limiter wakes no caller of this one, even if both
     ///    have the same store: clones of one limiter tell each other, two limiters that were made
     ///    by [`new`](Self::new) do not. Then a caller asks again when its retry time is over.
@@ -61,9 +62,9 @@ impl Limiter {
     ///    decides meanwhile. The units of a call without an answer may have been counted.
     ///
     /// A check that can never be refused, such as one at a cost of 0, never waits. Waiting needs a
-    /// tokio runtime with time. While callers wait behind another, a task of one of their runtimes
-    /// watches the line. If that runtime is not driven, taking over needs about a second more, and
-    /// 20 ms for each caller in line.
+    /// tokio runtime with time. While callers wait behind another, a task watches the line, on a
+    /// runtime of those that use the limiter. If that runtime is not driven, taking over needs
+    /// about a second more, and 20 ms for each caller in line.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), tower_sliding_window::Error> {
@@ -165,9 +166,8 @@ fn ask_again_at(end: Instant, outcome: &Result<Decision, Error>, distance: Durat
             let wait = decision.retry_after()?;
             let wait = if decision.is_refused_by_reservations() { wait.min(left) } else { wait };
             // The reply was on its way for a part of the round trip, and the next check will be for
-            // the other part. The store may be back long before a share has units again.
-            let is_local = decision.local_cause().is_some();
-            (wait, if is_local { wait.min(PAUSE) } else { wait.saturating_sub(distance) })
+            // the other part. A store that has failed may be back long before, with units left.
+            (wait, if decision.is_the_stores() { wait.saturating_sub(distance) } else { wait.min(PAUSE) })
         }
         Err(error) => error.may_pass().then_some((PAUSE, PAUSE))?,
     };

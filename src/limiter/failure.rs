@@ -95,7 +95,7 @@ impl Core {
     ) -> Result<Decision, Error> {
         metrics::failed(error.label(), &self.layer);
         if let Some(refusal) = check.and_then(|check| self.known(check)) {
-            return Ok(refusal);
+            return Ok(refusal.repeated());
         }
         let FailureMode::Local(share) = mode else { return Err(error) };
         let decide = |check: &Check| self.local.decide_now(&check.under(|limit| share.of(limit))?);

@@ -23,13 +23,19 @@ pub(super) struct Pair {
     refused: BTreeMap<u64, (Wanted, Arc<Caller>)>,
     /// None of them has more room than this, so a search that must fail is not made.
     most_room: u64,
-    /// The callers that were woken, by number, until they are answered: the units that they take,
-    /// and whether they have asked.
-    pub(super) woken: BTreeMap<u64, (u64, bool)>,
+    /// The callers that were woken, by number, until they are answered.
+    woken: BTreeMap<u64, Woken>,
     /// The least that may be used. `None` if a reply will tell, or if nothing was freed.
     used: Option<u64>,
     /// The last of the woken callers that has asked, until its reply.
     asker: Option<u64>,
+}
+
+struct Woken {
+    caller: Arc<Caller>,
+    /// The units that an admission takes.
+    takes: u64,
+    has_asked: bool,
 }
 
 impl Pair {
@@ -41,16 +47,16 @@ impl Pair {
     /// Takes note of how many units are used at least: zero if that is not known. Figures may be
     /// told in another order than they were true, so the lowest holds, until a caller asks.
     pub(super) fn free(&mut self, used: u64) {
-        let known = self.used.filter(|_| !self.will_ask());
+        let known = self.used.filter(|_| !self.will_learn());
         self.used = Some(known.map_or(used, |known| known.min(used)));
     }
 
     /// Takes the caller that asks next.
     pub(super) fn take_next(&mut self) -> Option<(Wanted, Arc<Caller>)> {
         let used = self.used?;
-        let all_used = self.woken.values().fold(used, |all, (takes, _)| all.saturating_add(*takes));
+        let all_used = self.woken.values().fold(used, |all, woken| all.saturating_add(woken.takes));
         // If it is not known how many are used, one caller finds out.
-        if all_used > self.most_room || used == 0 && self.will_ask() {
+        if all_used > self.most_room || used == 0 && self.will_learn() {
             return None;
         }
         let next = self.refused.iter().find(|(_, (wanted, _))| wanted.room >= all_used);
@@ -61,18 +67,29 @@ impl Pair {
         self.refused.remove(&number?)
     }
 
+    /// The caller was woken, and will ask.
+    pub(super) fn wake(&mut self, caller: &Arc<Caller>, takes: u64) {
+        let woken = Woken { caller: Arc::clone(caller), takes, has_asked: false };
+        self.woken.insert(caller.number, woken);
+    }
+
+    /// The callers that were woken, and have not asked yet.
+    pub(super) fn will_ask(&self) -> impl Iterator<Item = &Arc<Caller>> {
+        self.woken.values().filter(|woken| !woken.has_asked).map(|woken| &woken.caller)
+    }
+
     /// The caller asks. If it was woken, its reply is newer than what is known.
     pub(super) fn ask(&mut self, number: u64) {
         self.refused.remove(&number);
-        if let Some((_, has_asked)) = self.woken.get_mut(&number) {
-            *has_asked = true;
+        if let Some(woken) = self.woken.get_mut(&number) {
+            woken.has_asked = true;
             (self.asker, self.used) = (Some(number), None);
         }
     }
 
-    /// Whether a woken caller will ask, and its reply tells more than what is known.
-    fn will_ask(&self) -> bool {
-        self.woken.values().any(|(_, has_asked)| !has_asked)
+    /// Whether the reply to a woken caller will tell more than what is known.
+    fn will_learn(&self) -> bool {
+        self.will_ask().next().is_some()
     }
 
     /// Takes note of the reply to a caller.
@@ -89,8 +106,8 @@ impl Pair {
     /// The caller does not ask, or its reply does not come.
     pub(super) fn leave(&mut self, number: u64) {
         self.refused.remove(&number);
-        self.woken.remove(&number);
-        if self.asker.take_if(|asker| *asker == number).is_some() {
+        let was_to_ask = self.woken.remove(&number).is_some_and(|woken| !woken.has_asked);
+        if was_to_ask || self.asker.take_if(|asker| *asker == number).is_some() {
             self.free(0);
         }
     }

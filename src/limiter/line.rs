@@ -65,7 +65,8 @@ pub(super) struct Line {
     first: Option<u64>,
     /// Of the callers up to this number, the one that is polled next takes over.
     sought_up_to: Option<u64>,
-    /// What refuses the first, and until when, as far as is known. Nothing does when it asks.
+    /// The limits and keys that refuse the first, and until when, as far as is known. None of them
+    /// does when it asks.
     refused_by: Vec<(u64, Instant)>,
     /// When the first asks.
     pub(super) asks_at: Option<Instant>,

@@ -82,6 +82,7 @@ impl Lines {
     /// a delay.
     pub(super) fn free(self: &Arc<Self>, digest: u64, used: u64, delay: Duration) {
         self.change(None, |table| {
+            table.hurry(digest, delay);
             table.pairs.get_mut(&digest).into_iter().for_each(|pair| pair.free(used));
             table.pass_on(digest, delay);
         });
@@ -137,8 +138,10 @@ impl Table {
     /// Takes note of the reply to a caller, which asks again then, or leaves.
     fn answer(&mut self, caller: &Arc<Caller>, outcome: &Result<Decision, Error>, asks_at: Option<Instant>) {
         let is_first = asks_at.is_some() && self.line(caller).join(caller);
-        let (mut used, mut refused_by) = (Vec::new(), Vec::new());
-        for (wanted, status) in caller.wanted.iter().zip(outcome.iter().flat_map(Decision::statuses)) {
+        let told = outcome.as_ref().ok().filter(|decision| decision.is_the_stores());
+        let mut used = Vec::new();
+        let mut refused_by = Vec::new();
+        for (wanted, status) in caller.wanted.iter().zip(told.into_iter().flat_map(Decision::statuses)) {
             let Some(pair) = self.pairs.get_mut(&wanted.digest) else { continue };
             pair.answer(caller.number, wanted, status);
             used.push((wanted.digest, status.used()));
@@ -153,12 +156,21 @@ impl Table {
             None => self.leave(caller),
         }
         if let Some(line) = self.lines.get_mut(&caller.line) {
-            // The figures of a share say nothing about the store.
-            let is_admission = |decision: &Decision| decision.is_allowed() && decision.local_cause().is_none();
-            let used = outcome.as_ref().is_ok_and(is_admission).then_some(used);
+            let used = told.is_some_and(Decision::is_allowed).then_some(used);
             line.let_ask(caller.number, used, &mut self.woken);
         }
         caller.wanted.iter().for_each(|wanted| self.pass_on(wanted.digest, Duration::ZERO));
+    }
+
+    /// Lets the callers ask after this delay that were woken for a later time.
+    fn hurry(&mut self, digest: u64, delay: Duration) {
+        let Some(pair) = self.pairs.get(&digest) else { return };
+        let at = later(Instant::now(), delay);
+        for caller in pair.will_ask() {
+            let Some(line) = self.lines.get_mut(&caller.line).filter(|line| line.asks_at > Some(at)) else { continue };
+            line.has_units_of(digest, at);
+            self.woken.push(Arc::clone(caller));
+        }
     }
 
     /// Lets callers ask, after a delay, that fit into what is left of a limit and key.
@@ -167,7 +179,7 @@ impl Table {
         while let Some((wanted, caller)) = pair.take_next() {
             let Some(line) = self.lines.get_mut(&caller.line) else { continue };
             if line.has_units_of(digest, later(Instant::now(), delay)) {
-                pair.woken.insert(caller.number, (wanted.takes, false));
+                pair.wake(&caller, wanted.takes);
             }
             self.woken.push(caller);
         }
@@ -232,9 +244,14 @@ impl Drop for Place {
         self.change(|table| {
             table.leave(&self.caller);
             table.pairs_of(&self.caller, |pair, _| pair.callers -= 1);
-            for Wanted { digest, .. } in &self.caller.wanted {
+            for Wanted { digest, room, .. } in &self.caller.wanted {
                 if table.pairs.get(digest).is_some_and(|pair| pair.callers == 0) {
                     table.pairs.remove(digest);
+                    // If it can refuse, all callers of the line wanted it, so none is sought any
+                    // more.
+                    if *room < u64::MAX {
+                        table.lines.remove(&self.caller.line);
+                    }
                 }
             }
         });

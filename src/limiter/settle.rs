@@ -119,13 +119,14 @@ impl Limiter {
     /// [`Error::BreakerOpen`] if it has failed repeatedly. It may be tried again.
     pub async fn settle(&self, settlement: Settlement) -> Result<Settled, Error> {
         let returning = self.returning(settlement.check());
-        let outcome = if settlement.is_local {
+        let is_local = settlement.is_local;
+        let outcome = if is_local {
             self.core.local.settle(settlement).await.map_err(Error::from)
         } else {
             let check = settlement.check().without_costs();
             self.call_store(|store| store.settle(settlement), check).await
         };
-        returning.end(outcome.as_ref().map(|settled| Some(&settled.decision)));
+        returning.end(outcome.as_ref().map(|settled| (!is_local).then_some(&settled.decision)));
         outcome
     }
 
@@ -243,9 +244,10 @@ impl Limiter {
     /// Frees the places of an admission.
     pub(super) async fn release(self, places: Settlement) -> Result<Settled, Error> {
         let returning = self.returning(places.check());
-        let store: &dyn Store = if places.is_local { &self.core.local } else { &self.core.store };
+        let is_local = places.is_local;
+        let store: &dyn Store = if is_local { &self.core.local } else { &self.core.store };
         let outcome = self.upkeep(store.settle(places), MOST_TIME).await;
-        returning.end(outcome.as_ref().map(|settled| Some(&settled.decision)));
+        returning.end(outcome.as_ref().map(|settled| (!is_local).then_some(&settled.decision)));
         outcome
     }
 
@@ -289,8 +291,9 @@ fn of_window(limit: &Limit, doing: &'static str) -> Result<(), StoreError> {
 }
 
 impl Returning<'_> {
-    /// Takes note of the outcome, and of what is used now. The units of a call that has timed out
-    /// may still come back. After another failure, no caller is to ask the store.
+    /// Takes note of the outcome, and of what is used now, which a share does not know. The units
+    /// of a call that has timed out may still come back. After another failure, no caller is to ask
+    /// the store.
     fn end(mut self, outcome: Result<Option<&Decision>, &Error>) {
         match outcome {
             Ok(decision) => {

@@ -94,3 +94,27 @@ async fn a_charge_that_cannot_refuse_makes_no_caller_wait() {
     }
     assert_eq!(refused, []);
 }
+
+/// Two callers wait in one line. Each has a limit in the shadow of its own, so the first one to
+/// leave is the last that wants its own.
+#[tokio::test(start_paused = true)]
+async fn a_caller_that_leaves_with_a_limit_of_its_own_ends_no_line_of_others() {
+    let test = Test::start();
+    let full = Limit::per_hour("full", 1);
+    let tried = Limit::per_hour("tried", 9);
+    assert!(test.limiter.check(&full, "ada", 1).await.unwrap().is_allowed());
+    let check = |own| check_of([of(&full, "ada", 1), of(&tried, own, 1).in_shadow()]);
+    let first = test.wait("a", check("a"), Duration::MAX).await;
+    for own in ["b", "c"] {
+        test.wait(own, check(own), Duration::MAX).await;
+    }
+    first.abort();
+    let_tasks_run().await;
+    assert_eq!(test.lines(), 1);
+    for admitted in [&["b"][..], &["b", "c"]] {
+        test.limiter.reset(&full, "ada").await.unwrap();
+        let_tasks_run().await;
+        assert_eq!(test.admitted(), admitted);
+    }
+    assert_eq!(test.lines(), 0);
+}

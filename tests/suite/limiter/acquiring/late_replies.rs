@@ -6,7 +6,10 @@ use std::{
     time::Duration,
 };
 
-use tokio::{task::JoinSet, time::sleep};
+use tokio::{
+    task::JoinSet,
+    time::{sleep, timeout},
+};
 use tower_sliding_window::{
     Charge, Check, Decision, Key, Limit, Limiter, MemoryStore, Store,
     settlement::{Settled, Settlement},
@@ -198,4 +201,40 @@ async fn a_late_reply_does_not_hide_that_units_were_used_since() {
     assert!(limiter.settle(Settlement::new(three, &spent, |_| Some(2))).await.unwrap().was_applied);
     sleep(ms(10)).await;
     assert_eq!(*store.delays.lock().unwrap(), [("b", 0, 0)], "only the first has asked again");
+}
+
+/// Two settlements return a unit each, and the later reply says that more are used. The caller that
+/// was woken for the first leaves without asking, so the units are for the next.
+#[tokio::test(start_paused = true)]
+async fn a_caller_that_leaves_hides_no_units_that_a_late_reply_has_hidden() {
+    let (shared, own) = (Limit::per_hour("shared", 4), Limit::per_hour("own", 1_000));
+    let store = Scripted::new(&[("first", 0, 20), ("second", 0, 0)]);
+    let limiter = Limiter::new(store.clone()).deadline(Duration::from_secs(100));
+    let mut spent = Vec::new();
+    for name in ["first", "second"] {
+        let check = check_of([of(&shared, "all", 1), of(&own, name, 1)]);
+        let decision = store.store.decide(check.clone()).await.unwrap();
+        spent.push(Settlement::new(check, &decision, |charge| (charge.key() == &Key::from("all")).then_some(0)));
+    }
+    assert!(store.store.decide(Check::new(of(&shared, "all", 2))).await.unwrap().is_allowed());
+    let acquire = |name, cost| {
+        let limiter = limiter.clone();
+        let check = check_of([of(&shared, "all", cost), of(&own, name, 1)]);
+        async move { limiter.acquire_all(check, Duration::MAX).await }
+    };
+    let mut small = Box::pin(acquire("small", 1));
+    assert!(timeout(ms(5), &mut small).await.is_err(), "it is refused, and not polled any more");
+    let large = tokio::spawn(acquire("large", 2));
+    sleep(ms(1)).await;
+    let [first, second] = <[Settlement; 2]>::try_from(spent).ok().unwrap();
+    let settled = tokio::spawn({
+        let limiter = limiter.clone();
+        async move { limiter.settle(first).await }
+    });
+    sleep(ms(5)).await;
+    assert!(limiter.settle(second).await.unwrap().was_applied);
+    assert!(settled.await.unwrap().unwrap().was_applied);
+    drop(small);
+    sleep(ms(50)).await;
+    assert!(large.is_finished());
 }

@@ -3,6 +3,7 @@
 //! Where the order matters, the test controls both tokio's time and the store's.
 
 mod beside;
+mod failing_stores;
 mod fitting_callers;
 mod histories;
 mod identities;

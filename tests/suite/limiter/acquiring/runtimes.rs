@@ -10,10 +10,17 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tokio::{task::yield_now, time::timeout};
+use tokio::{
+    runtime::Builder,
+    task::yield_now,
+    time::{sleep, timeout},
+};
 use tower_sliding_window::{Charge, Check, Limit, Limiter, MemoryStore};
 
-use super::unpolled_callers::{UnpolledWait, poll_once_for};
+use super::{
+    lines,
+    unpolled_callers::{UnpolledWait, poll_once_for},
+};
 use crate::support::{Lateness, TEST_TIMEOUT, ms, one_thread};
 
 fn check(limit: &Limit) -> Check {
@@ -165,4 +172,27 @@ fn a_line_goes_on_when_the_runtime_of_its_first_caller_ends() {
         assert!(begun.elapsed() < ms(1_500), "{:?}", begun.elapsed());
     });
     ended.join().unwrap();
+}
+
+/// Three callers are not polled. The runtime of the task that watches them ends after it has sought
+/// a first one among them. Then they leave.
+#[test]
+fn a_line_ends_with_its_last_caller_when_its_runtime_has_ended() {
+    let limit = Limit::per("calls", 3, ms(50));
+    let limiter = Limiter::new(MemoryStore::new());
+    let runtime = Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
+    let kept = runtime.block_on(async {
+        assert!(limiter.check(&limit, "ada", 3).await.unwrap().is_allowed());
+        let mut kept = Vec::new();
+        for _ in 0..3 {
+            kept.push(poll_once_for(&limiter, check(&limit), Duration::MAX).await);
+        }
+        // After 50 ms the first should ask, after 150 ms the next, and after 151 ms any of them.
+        sleep(ms(200)).await;
+        kept
+    });
+    drop(runtime);
+    assert_eq!(lines(&limiter), 1);
+    drop(kept);
+    assert_eq!(lines(&limiter), 0);
 }
