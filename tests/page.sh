@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Checks the page of the example `server` in Chromium, with Debian's chromium and chromium-driver. Installs them first if
+# Checks the pages of the examples `server` and `streams` in Chromium, with Debian's chromium and chromium-driver. Installs them first if
 # they are missing.
 #
 #   bash tests/page.sh                              # all checks
@@ -30,6 +30,6 @@ for program in "${REDIS_SERVER:-redis-server}" python3; do
 done
 
 # As the tests build it.
-cargo build --quiet --profile test --all-features --example server
+cargo build --quiet --profile test --all-features --example server --example streams
 export PYTHONDONTWRITEBYTECODE=1
 exec python3 tests/page/checks.py "$@"

@@ -45,6 +45,8 @@ impl<R> RateLimitLayer<R> {
     /// * Whether the request would be counted, denied or exempt makes no difference.
     /// * More than 64 limits and parts are asked for in several calls, each with a deadline of its
     ///   own.
+    /// * The type of a layer whose response is a closure cannot be written. So take a clone for the
+    ///   state before [`respond_with`](Self::respond_with): both count the same limits.
     /// * [`guide::choosing_keys`](crate::guide::choosing_keys#show-and-reset-a-client) has a
     ///   handler for the operator.
     ///
@@ -67,6 +69,7 @@ impl<R> RateLimitLayer<R> {
     /// Forgets what the limits of the layer count for the client of a request: the limits and keys
     /// that [`peek`](Self::peek) shows, with all parts. Places of a
     /// [concurrent](crate::Limit::concurrent) limit stay, since they are held.
+    /// [`Limiter::reset`](crate::Limiter::reset) resets one of the limits.
     ///
     /// # Errors
     ///

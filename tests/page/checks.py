@@ -1,4 +1,4 @@
-"""Drives the page of the example `server` as a person does, and reads what it shows. Run by tests/page.sh."""
+"""Drives the pages of the examples `server` and `streams` as a person does, and reads what they show. Run by tests/page.sh."""
 
 import concurrent.futures
 import contextlib
@@ -9,7 +9,7 @@ import traceback
 
 from browser import Driver, wait_for
 from picture import small
-from programs import ROOT, Redis, Server
+from programs import ROOT, Redis, Server, Streams
 
 TAB, ENTER, SPACE, RIGHT = "\ue004", "\ue007", " ", "\ue014"
 
@@ -336,6 +336,27 @@ FAINT_TEXTS = """
       .map((element) => element.outerHTML.slice(0, 80));
 """
 
+def a_page_that_is_left_keeps_its_place_unless_it_closes_its_stream(driver):
+    def states(browser, server):
+        """The states of four pages, each of which the user leaves for the next."""
+        for number in range(4):
+            browser.run("setTimeout(() => { location.href = arguments[0]; })", f"{server.url}/?{number}")
+            wait_for("the next page", lambda: browser.run("return location.search") == f"?{number}")
+            yield wait_for("a state", lambda: (state := browser.text("p")) != "waiting" and state.split()[0])
+
+    careless = "const add = addEventListener; addEventListener = (kind, act) => kind === 'pagehide' || add(kind, act)"
+    with Streams() as server:
+        browser = driver.browser()
+        browser.open(server.url + "/")
+        assert list(states(browser, server)) == ["event"] * 4
+    with Streams() as server:
+        browser = driver.browser()
+        browser.cdp("Page.addScriptToEvaluateOnNewDocument", source=careless)
+        browser.open(server.url + "/")
+        # The page before the first has a place, too.
+        assert list(states(browser, server)) == ["event", "refused", "refused", "refused"]
+
+
 CHECKS = [
     a_burst_across_the_boundary_gets_ten_in_the_fixed_lane_and_five_in_ours,
     five_dots_then_a_refusal_and_a_dot_that_leaves_frees_a_place,
@@ -349,6 +370,7 @@ CHECKS = [
     reduced_motion_is_a_step_a_second,
     the_keyboard_reaches_everything,
     it_fits_a_phone_and_can_be_read_in_light_and_dark,
+    a_page_that_is_left_keeps_its_place_unless_it_closes_its_stream,
 ]
 
 

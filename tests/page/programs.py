@@ -1,4 +1,4 @@
-"""The example `server` and redis-server, run for one check."""
+"""The examples `server` and `streams`, and redis-server, run for one check."""
 
 import os
 import pathlib
@@ -10,7 +10,7 @@ from browser import free_port, wait_for
 from processes import start
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-EXAMPLE = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "debug" / "examples" / "server"
+EXAMPLES = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "debug" / "examples"
 
 
 class Program:
@@ -28,17 +28,23 @@ class Program:
 
 
 class Server(Program):
+    example = "server"
+
     def __init__(self, port=0, **settings):
         known = ("REDIS_URL", "TRUSTED_PROXIES", "RATE_LIMIT_SECRET", "HELLO", "DEADLINE")
         environment = {name: value for name, value in os.environ.items() if name not in known}
         environment |= {"PORT": str(port), **settings}
-        self.process = start([EXAMPLE], env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        self.process = start([EXAMPLES / self.example], env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         self.url = self.process.stdout.readline().split()[-1]
         self.port = int(self.url.rsplit(":", 1)[1])
 
     def __exit__(self, *error):
         super().__exit__(*error)
         self.process.stdout.close()
+
+
+class Streams(Server):
+    example = "streams"
 
 
 class Redis(Program):

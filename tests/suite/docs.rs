@@ -132,21 +132,85 @@ fn the_map_has_each_folder_of_the_sources() {
     assert!(folders.len() > 15 && missing == [&root.join("src")], "{missing:?} are not in the map");
 }
 
+/// The paragraphs, items of lists and rows of tables of a page, without its programs.
+fn blocks(page: &str) -> Vec<String> {
+    let mut blocks = vec![String::new()];
+    let mut is_program = false;
+    for line in page.lines().map(str::trim) {
+        // The number of an item is none of its text.
+        let line =
+            line.split_once(". ").filter(|(number, _)| number.parse::<u32>().is_ok()).map_or(line, |(_, text)| text);
+        let begins_block = line.is_empty() || ["|", "#", "* ", "- "].iter().any(|mark| line.starts_with(mark));
+        if line.starts_with("```") {
+            is_program = !is_program;
+        } else if !is_program && begins_block {
+            blocks.push(line.to_owned());
+        } else if !is_program {
+            *blocks.last_mut().unwrap() += &format!(" {line}");
+        }
+    }
+    blocks.retain(|block| !block.is_empty() && !block.starts_with('#'));
+    blocks
+}
+
+/// Whether a block has a number, or a word of promises, outside of code and the targets of links.
+fn promises(block: &str) -> bool {
+    let without_code: String = block.split('`').step_by(2).collect();
+    let mut links = without_code.split("](");
+    let mut text = links.next().unwrap().to_owned();
+    links.for_each(|link| text += link.split_once(')').map_or("", |(_, text)| text));
+    // The names of other things.
+    for name in ["HTTP/1.1", "HTTP/1.0", "HTTP/1", "HTTP/2", "HTTP/3", "axum 0.8", "axum 0.7", "RFC "] {
+        text = text.replace(name, " _");
+    }
+    let mut words = text.split(|char: char| !char.is_alphanumeric() && char != '_');
+    let has_number = words.clone().any(|word| word.starts_with(|char: char| char.is_ascii_digit()));
+    let has_word = words.any(|word| ["never", "always", "exactly", "none", "nothing"].contains(&word));
+    has_number || has_word || ["at most", "no more than"].iter().any(|words| text.contains(words))
+}
+
+/// A note is a comment at the end of the block that it is for:
+///
+/// | kind | what shows the promise |
+/// |---|---|
+/// | `test: name, ..` | tests; `this page` is a program of the page |
+/// | `script: name` | a script of `tests/` |
+/// | `benchmark: name` | a scenario of `benches/README.md` |
+/// | `source: ..` | the docs of another project, or arithmetic |
+/// | `advice` | nothing is promised |
 #[test]
-fn the_tests_that_the_guide_names_exist() {
+fn each_promise_of_the_guide_names_what_shows_it() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let sources = [texts(&root.join("tests/suite")), texts(&root.join("src"))].concat();
-    let mut named = 0;
-    for page in texts(&root.join("src/guide")) {
-        for note in page.split("<!-- test: ").skip(1) {
-            for test in note.split(" -->").next().unwrap().split(", ") {
-                assert!(
-                    sources.iter().any(|source| source.contains(&format!("fn {test}("))),
-                    "there is no test {test}"
-                );
-                named += 1;
+    let sources = ["tests/suite", "src", "conformance"].map(|folder| texts(&root.join(folder)).concat()).concat();
+    let benchmarks = fs::read_to_string(root.join("benches/README.md")).unwrap();
+    let mut pages = Vec::new();
+    paths(&root.join("src/guide"), &mut pages);
+    let mut wrong = Vec::new();
+    let mut noted = 0;
+    for path in pages.iter().filter(|path| path.extension().is_some_and(|kind| kind == "md")) {
+        let page = fs::read_to_string(path).unwrap();
+        let stands = |kind: &str, name: &str| match kind {
+            "test" if name == "this page" => page.contains("assert"),
+            "test" => sources.contains(&format!("fn {name}(")),
+            "script" => root.join("tests").join(name).exists(),
+            "benchmark" => benchmarks.contains(&format!("`{name}`")),
+            "source" => true,
+            "advice" => name.is_empty(),
+            _ => false,
+        };
+        for block in blocks(&page) {
+            let (text, notes) = block.split_once("<!-- ").unwrap_or((&block, ""));
+            let of_block = notes.split("<!-- ").flat_map(|note| note.split(" -->").next().unwrap().split("; "));
+            for note in of_block.filter(|note| !note.is_empty()) {
+                let (kind, names) = note.split_once(": ").unwrap_or((note, ""));
+                let missing = names.split(", ").filter(|name| !stands(kind, name));
+                wrong.extend(missing.map(|name| format!("{}: no {kind} {name}", path.display())));
+                noted += 1;
+            }
+            if notes.is_empty() && promises(text) {
+                wrong.push(format!("{}: no note: {text}", path.display()));
             }
         }
     }
-    assert!(named > 40, "{named}");
+    assert!(noted > 300 && wrong.is_empty(), "{wrong:#?}, {noted} notes");
 }

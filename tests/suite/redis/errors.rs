@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use tokio::net::TcpListener;
 use tower_sliding_window::{
     Algorithm, Charge, Check, Error, Limit, Limiter, RedisStore,
@@ -83,7 +84,7 @@ async fn a_missing_password_is_reported() {
 }
 
 /// The commands that the guide lists for this server.
-fn listed(server: &RedisServer) -> Vec<&'static str> {
+pub(super) fn listed(server: &RedisServer) -> Vec<&'static str> {
     let page = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/src/guide/running_redis.md"));
     let (_, listed) = page.split_once("~shop:* -@all").unwrap();
     let (listed, _) = listed.split_once("```").unwrap();
@@ -96,7 +97,7 @@ fn listed(server: &RedisServer) -> Vec<&'static str> {
 }
 
 /// Those that it adds for a kind of server.
-fn also_listed(kind: &str) -> Vec<&'static str> {
+pub(super) fn also_listed(kind: &str) -> Vec<&'static str> {
     let page = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/src/guide/running_redis.md"));
     let line = page.lines().find_map(|line| line.strip_prefix(&format!("* **{kind}:** "))).unwrap();
     line.split('`').nth(1).unwrap().split(' ').collect()
@@ -320,6 +321,40 @@ async fn the_documented_permissions_are_enough() {
     for command in &commands {
         assert!(calls.contains(&format!("cmdstat_{}:", &command[1..])), "{command} is listed, but not used");
     }
+}
+
+/// Redis forgets windows to make room, and a client gets up to one more limit each time. Here 6,000
+/// clients ask six times each, and there is memory for less than half of them.
+/// `noeviction` fails the checks instead.
+#[tokio::test]
+async fn a_server_that_evicts_admits_more_than_limits_and_one_with_noeviction_never_does() {
+    const CLIENTS: usize = 6_000;
+    let limit = Limit::per_day("calls", 2);
+    let clients_with_too_many = async |policy: &str| {
+        let server = RedisServer::start_with(&["--maxmemory-policy", policy]);
+        let memory: String = server.run("INFO memory");
+        let used: u64 = memory.split_once("used_memory:").unwrap().1.split('\r').next().unwrap().parse().unwrap();
+        server.run::<()>(&format!("CONFIG SET maxmemory {}", used + 600_000));
+        let limiter = limiter(&server.url()).refusal_cache(Duration::ZERO);
+        let mut admitted = vec![0_u64; CLIENTS];
+        for _ in 0..2 {
+            for (first, some) in admitted.chunks_mut(100).enumerate() {
+                let calls = (0..some.len() * 3).map(|call| {
+                    let client = format!("{first} {}", call / 3);
+                    let (limiter, limit) = (&limiter, &limit);
+                    async move { limiter.check(limit, client, 1).await.is_ok_and(|decision| decision.is_allowed()) }
+                });
+                let allowed = join_all(calls).await;
+                some.iter_mut().zip(allowed.chunks(3)).for_each(|(sum, calls)| {
+                    *sum += calls.iter().map(|&is_allowed| u64::from(is_allowed)).sum::<u64>();
+                });
+            }
+        }
+        admitted.iter().filter(|&&admitted| admitted > 2).count()
+    };
+    let forgotten = clients_with_too_many("allkeys-lru").await;
+    assert!(forgotten > CLIENTS / 4, "{forgotten} clients");
+    assert_eq!(clients_with_too_many("noeviction").await, 0);
 }
 
 /// Another script keeps the server busy. The BUSY error is not a decision, and the connection stays

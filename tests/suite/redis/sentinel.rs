@@ -13,6 +13,7 @@ use tower_sliding_window::{
     store::{self, RedisStoreBuilder},
 };
 
+use super::errors::{also_listed, listed};
 use crate::support::{
     Lateness, TEST_TIMEOUT,
     load::Load,
@@ -101,6 +102,35 @@ async fn a_sentinel_and_a_server_that_are_confused_are_named() {
     for (error, mistake) in [(as_server, "use `RedisStore::sentinel`"), (as_sentinel, "the server is no sentinel")] {
         assert!(with_causes(&error).contains(mistake), "{}", with_causes(&error));
     }
+}
+
+/// A user of the primary, and one of the sentinels.
+#[tokio::test]
+async fn the_documented_permissions_are_enough_behind_sentinels() {
+    const ASKS: &str = "+sentinel|get-master-addr-by-name";
+    let page = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/src/guide/running_redis.md"));
+    assert!(page.contains(ASKS));
+    let primary = RedisServer::start();
+    let sentinel = Sentinel::start(&primary);
+    let may = |commands: &[&str]| {
+        primary.run::<()>(&format!("ACL SETUSER limiter reset on >limiter ~tsw1:* -@all {}", commands.join(" ")));
+    };
+    let mut asked = redis::Client::open(sentinel.url()).unwrap().get_connection().unwrap();
+    let mut may_ask = |commands: &str| {
+        let words = ["SETUSER", "watcher", "reset", "on", ">watcher", "-@all", commands];
+        redis::cmd("ACL").arg(&words).exec(&mut asked).unwrap();
+    };
+    let connect = async || {
+        let sentinels = [sentinel.url().replace("redis://", "redis://watcher:watcher@")];
+        RedisStore::sentinel(sentinels, "main").login("limiter", "limiter").connect().await
+    };
+    let commands = [listed(&primary), also_listed("Sentinels")].concat();
+    may(&commands);
+    may_ask(ASKS);
+    let limiter = Limiter::new(connect().await.unwrap()).deadline(TEST_TIMEOUT);
+    assert_eq!(limiter.check(&SPENT, "ada", 1).await.unwrap().used(), 1);
+    may_ask("+ping");
+    assert_eq!(connect().await.unwrap_err().kind(), StoreErrorKind::Denied);
 }
 
 fn replica_of(primary: &RedisServer) -> RedisServer {

@@ -61,7 +61,7 @@ pub(super) fn no_connection(server: &dyn fmt::Display, cause: &RedisError) -> St
 fn explained(error: RedisError) -> RedisError {
     const LOGIN: &str = "the password is missing or wrong, set it with `login`, `credentials` or in the URL (of a sentinel, in its URL)";
     const LACKS_COMMANDS: &str = "the user needs the commands that `guide::running_redis` lists";
-    const MISTAKES: [(&str, &str); 13] = [
+    const MISTAKES: [(&str, &str); 14] = [
         ("UnknownIssuer", "no authority that is trusted has signed the server's certificate, set `root_certificate`"),
         ("Moved:", "the server is a node of a cluster, use `RedisStore::cluster`"),
         ("unknown command 'EVAL'", "the server runs no scripts: of sentinels, use `RedisStore::sentinel`"),
@@ -75,6 +75,10 @@ fn explained(error: RedisError) -> RedisError {
         ("ClusterConnectionNotFound", "no node that the cluster announces can be reached, see cluster-announce-ip"),
         ("cluster support disabled", "the server is not in cluster mode, use `RedisStore::builder`"),
         ("SELECT is not allowed in cluster mode", "this cluster has only database 0"),
+        (
+            "DB index is out of range",
+            "the server has no database of this number, see `databases`, and `cluster-databases` of Valkey 9",
+        ),
     ];
     // Redis 6.2 quotes otherwise.
     let text = error.to_string().replace('`', "'");

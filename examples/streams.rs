@@ -1,0 +1,58 @@
+//! At most two streams of server-sent events for each client, and a page that frees its place when
+//! its user leaves it.
+//!
+//! ```sh
+//! cargo run --example streams   # then open http://127.0.0.1:3000 in three tabs
+//! ```
+
+use std::{convert::Infallible, env, io, net::SocketAddr, time::Duration};
+
+use axum::{
+    Router,
+    response::{
+        Html,
+        sse::{Event, KeepAlive, Sse},
+    },
+    routing::get,
+};
+use futures_util::stream::{self, Stream};
+use tokio::{net::TcpListener, time::sleep};
+use tower_sliding_window::{Limit, MemoryStore, PeerIp, RateLimitLayer};
+
+/// A browser may keep a page that its user has left, with its stream, to show it again at once.
+/// So the page closes its stream when it is left, and opens it when it is shown.
+const PAGE: &str = r#"<!doctype html>
+<title>Streams</title>
+<p>waiting</p>
+<script>
+  let source, retry;
+  const say = (text) => { document.querySelector("p").textContent = text; };
+  const open = () => {
+    source = new EventSource("/events");
+    source.onmessage = (event) => say(event.data);
+    // The browser does not try again by itself after a 429.
+    source.onerror = () => { if (source.readyState === EventSource.CLOSED) { say("refused"); retry = setTimeout(open, 1000); } };
+  };
+  addEventListener("pageshow", open);
+  addEventListener("pagehide", () => { source.close(); clearTimeout(retry); });
+</script>
+"#;
+
+async fn events() -> Sse<impl Stream<Item = Result<Event, Infallible>>> {
+    let ticks = stream::unfold(0, |tick| async move {
+        sleep(Duration::from_millis(if tick == 0 { 0 } else { 1_000 })).await;
+        Some((Ok(Event::default().data(format!("event {tick}"))), tick + 1))
+    });
+    Sse::new(ticks).keep_alive(KeepAlive::default())
+}
+
+#[tokio::main]
+async fn main() -> io::Result<()> {
+    let streams = RateLimitLayer::new(MemoryStore::new()).limit(Limit::concurrent("streams", 2).by(PeerIp::new()));
+    let app = Router::new().route("/", get(|| async { Html(PAGE) })).route("/events", get(events).layer(streams));
+
+    let port = env::var("PORT").ok().and_then(|port| port.parse().ok()).unwrap_or(3000);
+    let listener = TcpListener::bind(("127.0.0.1", port)).await?;
+    println!("listening on http://{}", listener.local_addr()?);
+    axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>()).await
+}
