@@ -23,7 +23,7 @@ use tokio::{
 use tower_layer::Layer;
 use tower_service::Service;
 use tower_sliding_window::{
-    HeaderSets, Limit, Limiter, MemoryStore, PeerIp, Prefetch, RateLimitLayer, RedisStore, Store,
+    Algorithm, HeaderSets, Limit, Limiter, MemoryStore, PeerIp, Prefetch, RateLimitLayer, RedisStore, Store,
     middleware::RateLimit, store::RedisStoreBuilder,
 };
 
@@ -93,6 +93,10 @@ pub(crate) const PATHS: &[Path] = &[
             load.one_client(layer(load.store(), wide()).limit(places.by(PeerIp::new())).layer(Inner), StatusCode::OK);
         },
     ),
+    path("Redis, one client, a counter", 1_280, Counted("Redis's own share, one client, a counter"), |load| {
+        let limit = wide().with_algorithm(Algorithm::sliding_window_counter());
+        load.one_client(layer(load.store(), limit).layer(Inner), StatusCode::OK);
+    }),
     path("Redis, 3 clients with a key each", 1_281, Counted("Redis's own share, 3 clients with a key each"), |load| {
         load.many_clients(&layer(load.store(), wide()).layer(Inner), 3, 3);
     }),
