@@ -33,6 +33,15 @@ fn the_first_untrusted_hop_from_the_right_is_the_client() {
     }
 }
 
+/// A probe of the proxy's own has no client behind it.
+#[test]
+fn a_proxy_without_the_header_is_counted_itself() {
+    for extractor in [behind(), behind().forwarded()] {
+        assert_eq!(client(&extractor, PROXY, &[]), key(PROXY));
+    }
+    assert!(behind().single_header("x-real-ip").extract(&from(PROXY, &[])).is_err());
+}
+
 /// The client writes the left end. Rotating it has no effect, and naming another address does not
 /// lock that one out.
 #[test]

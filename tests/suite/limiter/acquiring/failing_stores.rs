@@ -2,15 +2,16 @@
 
 use std::{sync::atomic::Ordering, time::Duration};
 
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 use tower_sliding_window::{
-    Charge, Check, Limit, Limiter, MemoryStore,
+    Charge, Check, Error, Limit, Limiter, MemoryStore, RedisStore,
+    error::StoreErrorKind,
     limiter::Share,
     testing::{Fault, FaultyStore},
 };
 
 use super::Test;
-use crate::support::{check_of, let_tasks_run, ms};
+use crate::support::{TEST_TIMEOUT, check_of, let_tasks_run, ms, redis_server::RedisServer};
 
 /// The check of a caller under a limit that all share, and one that is its own.
 fn shared_by_all(name: &'static str, shared: &Limit) -> Check {
@@ -38,6 +39,18 @@ async fn a_failure_at_the_moment_of_a_reset_is_asked_about_again() {
     store.set(Fault::None);
     sleep(ms(500)).await;
     assert!(waiting.is_finished());
+}
+
+/// A wrong password fails every later check, too.
+#[tokio::test]
+async fn a_wait_ends_at_once_where_waiting_does_not_help() {
+    let server = RedisServer::start();
+    server.run::<()>("CONFIG SET requirepass s3cret");
+    let wrong = server.url().replace("redis://", "redis://:wrong@");
+    let limiter = Limiter::new(RedisStore::builder(&wrong).build().unwrap()).deadline(TEST_TIMEOUT);
+    let failed = timeout(TEST_TIMEOUT, limiter.acquire(&Limit::per_hour("calls", 1), "ada", 1, Duration::MAX)).await;
+    let Ok(Err(Error::Unavailable(error))) = failed else { panic!("{failed:?}") };
+    assert_eq!(error.kind(), StoreErrorKind::Denied);
 }
 
 /// The share has one unit, and so has the store after the reset.
