@@ -1,66 +1,69 @@
 //! Stores, which decide checks and remember what they admitted.
 //!
 //! 1. A store decides a [`Check`] in one atomic step: all of its charges or none.
-//! 2. A refusal adds nothing: no units, and no longer life for a key. It may drop entries that have
-//!    left the window.
-//! 3. After the last unit has left its window, and a slack that the store states, nothing of the
-//!    key is left.
-//! 4. A settlement is exact, counts once, and gives back nothing that was not spent.
-//! 5. A check whose id any of its limits still knows has been admitted before: it is admitted again
-//!    without being counted, and the decision says when it was admitted.
+//! 2. A refusal adds nothing: it counts no units, and refusals alone keep no key alive. It may drop
+//!    entries that have left the window.
+//! 3. Nothing of a key is left once its last unit has left the window and a slack has passed. The
+//!    store states its slack.
+//! 4. A settlement is exact, counts once, and never gives back more than its admission has taken.
+//! 5. If any limit of a check still knows its id, the check has been admitted before. The store
+//!    admits it again without counting it, and the decision says when it was admitted.
 //! 6. A charge made by [`any_left`](crate::Charge::any_left) is not counted, and refuses if no unit
 //!    is left. A charge that is [spent](crate::check::Takes::Always) is counted and never refuses.
 //!    A charge at a cost of 0 never refuses, even while more than the limit is used.
 //! 7. A status says how many of its units are
 //!    [reserved](crate::decision::LimitStatus::with_reserved).
-//! 8. A check is counted when its future is first polled, not when it is made; a dropped future may
-//!    have counted it. [`decide_now`](Store::decide_now) may decide without a future, and then
-//!    counts at once: so a layer on a [`MemoryStore`] counts when its service is called.
+//! 8. A check is counted when its future is first polled, not when the future is made. A future
+//!    that was polled and then dropped may have counted its check.
+//!    [`decide_now`](Store::decide_now) may decide without a future, and then counts at once. So a
+//!    layer on a [`MemoryStore`] counts a request when its service is called.
 //!
 //! [`MemoryStore`] serves one process. `RedisStore` shares its limits between all processes that
 //! use the same server. [`from_url`] and [`connect`] choose one of them at run time.
 //!
 //! # A store of your own
 //!
-//! A store of your own implements [`Store`]. The package `tower-sliding-window-conformance` says
-//! which rules it breaks: see
-//! [`guide::testing_your_limits`](crate::guide::testing_your_limits#a-store-of-your-own). Besides
-//! the rules above:
+//! A store of your own implements [`Store`]. The package `tower-sliding-window-conformance` tests
+//! it, and names the rules that it breaks: see
+//! [`guide::testing_your_limits`](crate::guide::testing_your_limits#a-store-of-your-own). These
+//! rules hold besides those above:
 //!
 //! 1. A limit is known by its name, window and algorithm. Its units may change, and the new number
 //!    holds for what is stored already.
 //! 2. Units count from their decision until exactly one window later. Units of a charge with a
-//!    [lease](crate::Charge::lease) count until the lease ends. They are reserved until they are
-//!    settled, unless the charge is spent.
+//!    [lease](crate::Charge::lease) count until the lease ends. Units with a lease are reserved
+//!    until they are settled, unless the charge is spent.
 //! 3. [`Decision::new`](crate::Decision::new) calls `status` once for each charge, in order. The
 //!    check is admitted if no status has a retry time, except those of charges in the
 //!    [shadow](crate::Charge::in_shadow).
 //! 4. [`LimitStatus::new`](crate::decision::LimitStatus::new) gets the units used after the
-//!    decision, the time until the first of them leave, and the retry time of a charge that does
-//!    not fit: until enough of them have left. A charge in the shadow that does not fit has a retry
-//!    time too. It is not counted, and the others are.
+//!    decision and the time until the first of them leave. For a charge that does not fit, it also
+//!    gets the retry time: the time until enough units have left. A charge in the shadow that does
+//!    not fit has a retry time too. Such a charge is not counted, and the other charges are.
 //!    [`with_reserved`](crate::decision::LimitStatus::with_reserved) gets the reserved units, and
-//!    the retry time if all reserved units were given back now: zero if the check would fit.
+//!    the retry time that would hold if all of them were given back now. It is zero if the check
+//!    would then fit.
 //! 5. A check with an [id](crate::Check::id) of the caller's has been admitted before if the store
 //!    has an unsettled admission of this id under the limit and key of one of its charges. The
 //!    decision has the time and the id of that admission.
 //! 6. A settlement belongs to the admission with the same limit, key, id, cost, kind (reserved or
 //!    not) and time. Without a reservation, the settlement's time may also be later. Settled units
-//!    are no longer reserved, and count until one window after the admission. A cost of 0 removes
-//!    them. At a cost of 1, a place of a [concurrent](crate::Limit::concurrent) limit is renewed:
-//!    it counts until one window after now, or until it is removed.
+//!    are no longer reserved, and count until one window after the admission. A settlement at a
+//!    cost of 0 removes them. A settlement at a cost of 1 renews a place of a
+//!    [concurrent](crate::Limit::concurrent) limit: the place counts until one window after now, or
+//!    until it is removed.
 //! 7. A settlement that comes after the lease, but within one window of the admission, is counted
-//!    as if made at the admission. Remember it by id and time, so that a second one changes
-//!    nothing.
+//!    as if made at the admission. Remember such a settlement by id and time, so that a second one
+//!    changes nothing.
 //! 8. All times come from one clock: in tests [`ManualClock::now`] of the clock that the store is
 //!    given, otherwise for example [`SystemTime::now`](std::time::SystemTime::now). If the clock
-//!    steps back, no unit counts for longer than a window from the first refusal on. So a key
+//!    steps back, each unit counts for at most one window from the first refusal on. So a key
 //!    recovers within one window.
-//! 9. Costs may be as large as 2^52 and come often: add them up without overflow.
-//! 10. A store need not count by every [`Algorithm`](crate::Algorithm). For the others it returns
-//!     an [error of one check](crate::error::StoreError::of_one_check).
+//! 9. Costs may be as large as 2^52, and there may be many: add them up without overflow.
+//! 10. A store need not count by every [`Algorithm`](crate::Algorithm). For any other algorithm, it
+//!     returns an [error of one check](crate::error::StoreError::of_one_check).
 //!
-//! One that wraps another is short:
+//! A store that wraps another is short:
 //!
 //! ```
 //! use std::sync::{Arc, atomic::{AtomicU64, Ordering}};
@@ -122,17 +125,17 @@ pub type StoreFuture<T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + S
 
 /// Decides checks, and remembers what it admitted. See the [module docs](self).
 ///
-/// Layers and limiters keep a store behind a pointer, so none of their types names it. An `Arc` of
-/// a store is a store.
+/// Layers and limiters keep a store behind a pointer, so the type of the store is not part of their
+/// types. An `Arc` of a store is a store, too.
 pub trait Store: Send + Sync + 'static {
     /// Decides `check` and, if it is admitted, counts it.
     fn decide(&self, check: Check) -> StoreFuture<Decision>;
 
-    /// The same for a caller that waits no longer than `deadline`. Limiters and layers call it. A
-    /// store with a queue fails at once what it cannot decide in time, by an [error of one
-    /// check](crate::error::StoreError::of_one_check). Default: [`decide`](Self::decide). A store
-    /// that wraps another need not forward this method. Then checks that come too late wait until
-    /// their deadline.
+    /// Decides `check` for a caller that waits no longer than `deadline`. Limiters and layers call
+    /// this method. If a store with a queue cannot decide the check in time, it fails at once by an
+    /// [error of one check](crate::error::StoreError::of_one_check). Default:
+    /// [`decide`](Self::decide). A store that wraps another need not forward this method. If it
+    /// does not, a check that cannot be decided in time waits until its deadline.
     fn decide_within(&self, check: Check, deadline: Duration) -> StoreFuture<Decision> {
         let _ = deadline;
         self.decide(check)
@@ -153,10 +156,11 @@ pub trait Store: Send + Sync + 'static {
     /// limit stay, since they are held.
     fn reset(&self, limit: Limit, key: Key) -> StoreFuture<()>;
 
-    /// The name of the part of the store that decides `check`, if parts fail alone: in a cluster,
-    /// its node or nodes. Each part has a [`Breaker`](crate::limiter::Breaker) of its own. A part
-    /// of several has their names with spaces in between. Default: `None`, the store as a whole. A
-    /// store that wraps another returns the other's.
+    /// The name of the part of the store that decides `check`, if parts fail alone. In a cluster,
+    /// that is the node of the keys. Each part has a [`Breaker`](crate::limiter::Breaker) of its
+    /// own. If several parts decide the check, the name is all of their names with spaces between
+    /// them. Default: `None`, the store as a whole. A store that wraps another returns the name
+    /// that the other returns.
     fn part_of(&self, check: &Check) -> Option<Arc<str>> {
         let _ = check;
         None
@@ -165,7 +169,8 @@ pub trait Store: Send + Sync + 'static {
     /// The state that clones of the store share in this process: its
     /// [`Breaker`](crate::limiter::Breaker) and its [refusal cache](crate::Limiter::refusal_cache).
     /// Default: none. Then each limiter has a breaker of its own, and no refusal is remembered. A
-    /// store that wraps another returns the other's, if it passes limits and keys on unchanged.
+    /// store that wraps another returns the state of the other, if it passes limits and keys on
+    /// unchanged.
     fn local_state(&self) -> Option<&LocalState> {
         None
     }
@@ -210,12 +215,13 @@ impl fmt::Debug for dyn Store {
 /// How long a process tries to give units back.
 pub(crate) const MOST_TIME: Duration = Duration::from_secs(10);
 
-/// The wait before the first repetition. Each further one is twice as long, up to the longest: a
-/// store that is back is asked while there is time.
+/// The wait before the first repetition. Each further wait is twice as long, up to
+/// [`LONGEST_WAIT`]. So a store that is back is asked again before [`MOST_TIME`] has passed.
 const FIRST_WAIT: Duration = Duration::from_millis(10);
 const LONGEST_WAIT: Duration = Duration::from_secs(1);
 
-/// Settles one after the other, each as often as it takes, within [`MOST_TIME`] for all.
+/// Makes the settlements one after the other. Repeats each until it succeeds, but stops when
+/// [`MOST_TIME`] has passed for all together.
 pub(crate) async fn give_back<F, T, E>(settlements: Vec<Settlement>, settle: impl Fn(Settlement) -> F)
 where
     F: Future<Output = Result<T, E>>,

@@ -7,8 +7,8 @@ use super::redis::RedisStoreBuilder;
 use super::{MemoryStore, Store};
 use crate::error::{ConfigError, ConfigErrorKind, StoreError, StoreErrorKind};
 
-/// The store at `url`, chosen at run time. One on Redis connects when the first check arrives, so
-/// Redis may be down, and no runtime is needed yet.
+/// The store at `url`, chosen at run time. A store on Redis connects when the first check arrives,
+/// so Redis may be down, and no runtime is needed yet.
 ///
 /// | URL | store |
 /// |---|---|
@@ -17,12 +17,14 @@ use crate::error::{ConfigError, ConfigErrorKind, StoreError, StoreErrorKind};
 /// | `redis+cluster://host:port,host:port`, with the feature `cluster` | `RedisStore::cluster` |
 /// | `redis+sentinel://host:port,host:port/primary` | `RedisStore::sentinel`, with the name of the primary |
 ///
-/// A user and a password of the last two, as in `redis+cluster://user:password@host:port`, are for
-/// all nodes, or for the primary. With `rediss`, all are reached by TLS. Schemes are compared
-/// without case (RFC 3986, section 3.1).
+/// A URL of a cluster may have the user and password of all nodes, as in
+/// `redis+cluster://user:password@host:port`. A URL of sentinels may have those of the primary.
+/// With `rediss`, the store reaches all servers by TLS. Schemes are compared without case (RFC
+/// 3986, section 3.1).
 ///
-/// Call it once, and give clones of the store to all routes. Two stores of `memory:` count apart,
-/// so a limit that two routes share would admit twice as much. Two on one Redis count together.
+/// Call this function once, and give clones of the store to all routes. Two stores of `memory:`
+/// count apart, so a limit that two routes share would admit twice as much. Two stores on one Redis
+/// count together.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -37,7 +39,7 @@ use crate::error::{ConfigError, ConfigErrorKind, StoreError, StoreErrorKind};
 /// # Errors
 ///
 /// [`ConfigError`] if the scheme is unknown or needs a feature that is missing, if something
-/// follows `memory:`, or if it is not a valid Redis URL.
+/// follows `memory:`, or if the URL is not a valid Redis URL.
 pub fn from_url(url: &str) -> Result<Arc<dyn Store>, ConfigError> {
     if is_memory(url)? {
         return Ok(Arc::new(MemoryStore::new()));
@@ -48,8 +50,8 @@ pub fn from_url(url: &str) -> Result<Arc<dyn Store>, ConfigError> {
     Err(problem("URLs of Redis need this crate's feature `redis`"))
 }
 
-/// The store at `url`, chosen at run time as [`from_url`] does. One on Redis has been reached and
-/// can be written to.
+/// The store at `url`, chosen at run time as [`from_url`] does. A store on Redis has reached its
+/// server, and can write to it.
 ///
 /// # Errors
 ///

@@ -1,11 +1,11 @@
 //! The number of admissions that a store may remember, and how many of them each limit holds.
 //!
-//! A limit gets more capacity only as long as it holds less than is free. So a limit that takes all
-//! it can get leaves half of the capacity to others, two leave a third, and any other limit can get
-//! as much as each of them has.
+//! A limit gets more capacity only while it has less than is free. So a limit that takes all it can
+//! get leaves half of the capacity to others, and two such limits leave a third. Any other limit
+//! can then get as much as each of them has.
 //!
-//! Places of concurrent limits take no capacity. The request that holds one takes more memory, and
-//! it has to be found to be freed.
+//! Places of concurrent limits take no capacity. A place takes less memory than the request that
+//! takes it. Each place needs an entry of its own, so that it can be found and freed.
 
 use std::{
     collections::HashMap,
@@ -23,16 +23,17 @@ use crate::{
     window::Window,
 };
 
-/// The cells of all limits for each admission of the capacity: 32 bytes.
+/// For each admission of the capacity, all limits together have this many cells, which take 32
+/// bytes.
 const CELLS: usize = 2;
 
 pub(super) struct Capacity {
     pub(super) admissions: usize,
     taken: Counter,
-    /// The cells that limits may still have: each gets half of them.
+    /// The number of cells that are left for limits. A limit that needs cells gets half of these.
     cells: AtomicUsize,
     is_lacking: AtomicBool,
-    /// Names may come from a database, so limits without records are forgotten.
+    /// Names may come from a database, so limits without records and cells are forgotten.
     limits: RwLock<HashMap<Identity<'static>, Arc<LimitUsage>>>,
 }
 
@@ -44,7 +45,8 @@ pub(super) struct LimitUsage {
     admissions: Counter,
 }
 
-// On cache lines of its own: threads write it, and read what stands beside it for every check.
+// A counter has cache lines of its own: threads write it, and for every check they read the fields
+// beside it.
 #[derive(Default)]
 #[repr(align(128))]
 struct Counter(AtomicUsize);
@@ -91,7 +93,7 @@ impl Capacity {
             let mut cells = lock(&usage.cells);
             if let Some(over) = cells.take_if(|cells| cells.over_at <= now) {
                 usage.has_cells.store(false, Ordering::Relaxed);
-                // All but the one that each limit has on top.
+                // Each limit has one cell on top, which was not taken from `self.cells`.
                 self.cells.fetch_add(over.cells.len() - 1, Ordering::Relaxed);
             }
             cells.is_some() || Arc::strong_count(usage) > 1
@@ -101,7 +103,7 @@ impl Capacity {
         }
     }
 
-    /// Whether a limit gets so many further admissions.
+    /// Whether a limit gets room for this number of further admissions.
     #[inline]
     pub(super) fn has_room(&self, usage: &LimitUsage, further: usize) -> bool {
         let held = usage.admissions.0.load(Ordering::Relaxed);
@@ -111,7 +113,7 @@ impl Capacity {
     /// Takes or gives back capacity, so that it is taken for this many admissions instead of
     /// `before`.
     ///
-    /// If nothing changes, nothing is written, so that threads do not meet here.
+    /// If nothing changes, nothing is written, so that threads do not wait for a cache line.
     #[inline]
     pub(super) fn change(&self, usage: &LimitUsage, before: usize, admissions: usize) {
         if before == admissions || usage.is_of_places() {
@@ -127,7 +129,7 @@ impl Capacity {
     }
 
     /// Counts units of a key in the cells of its limit, which has no room for a record. The next
-    /// check sweeps.
+    /// check sweeps overdue shards.
     #[cold]
     pub(super) fn count_in_cells(&self, usage: &LimitUsage, digest: u64, now: u64, units: u64) {
         self.is_lacking.store(true, Ordering::Relaxed);
@@ -137,7 +139,7 @@ impl Capacity {
         usage.has_cells.store(true, Ordering::Relaxed);
     }
 
-    /// Whether there has been no room since the last time that this was asked.
+    /// Whether a limit has had no room since the last call.
     #[inline]
     pub(super) fn was_lacking(&self) -> bool {
         self.is_lacking.load(Ordering::Relaxed) && self.is_lacking.swap(false, Ordering::Relaxed)
@@ -156,7 +158,8 @@ impl LimitUsage {
 
     /// The window of a key without a record: empty, or what its cells have counted.
     pub(super) fn window_of(&self, limit: &Limit, digest: u64, now: u64) -> Window {
-        // The thread that counted the key in cells held the lock of its shard, as the caller does.
+        // The thread that counted the key in cells held the lock of the key's shard, as the caller
+        // does now. So this thread sees `has_cells`.
         if let Some(cells) = self.has_cells().then(|| lock(&self.cells)).as_deref_mut().and_then(Option::as_mut) {
             return Window::of_sums(limit, cells.of_key(digest, now), now);
         }

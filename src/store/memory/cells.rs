@@ -1,40 +1,41 @@
 //! Where a limit counts the keys for which it has no room: many keys in few cells.
 //!
-//! 1. A key has [`PLACES`] cells, by its digest. Each has at least as many units as the key, so the
-//!    key has at most the least of them: cells count too much, never too little.
-//! 2. Cells know no time of a unit but the half of the clock's window. So a unit counts for one
-//!    window at least, and for less than one and a half.
-//! 3. An admission raises only the cells that have too little. Each part is raised for itself: what
-//!    an older part has says nothing about what is left when it has gone.
-//! 4. Each cell goes on to a new part when one of its keys asks. So a check takes no longer with
-//!    more cells, except the first one after the clock has stepped back by more than two parts: it
-//!    takes all cells back.
+//! 1. The digest of a key chooses its [`PLACES`] cells. Each of them counts at least the units of
+//!    the key, so the least count is the most that the key may have. Cells count too much, never
+//!    too little.
+//! 2. Cells know the time of a unit only to half a window of the clock. So a unit counts for at
+//!    least one window, and for less than one and a half.
+//! 3. An admission raises only the cells that count less than the key may now have. It compares the
+//!    units of the newest part alone, because those of older parts leave earlier.
+//! 4. A cell goes on to a new part when one of its keys asks. So a check takes no longer with more
+//!    cells. There is one exception: the first check after the clock has stepped back by more than
+//!    two parts takes all cells back.
 
 use std::array;
 
-/// The cells of a key.
+/// The number of cells of a key.
 const PLACES: usize = 3;
 
-/// A part, modulo 2^32, and the units of that part and of the two before it.
+/// The number of a part, modulo 2^32, and the units of that part and of the two before it.
 type Cell = (u32, [u32; 3]);
 
 pub(super) struct Cells {
     window: u64,
     /// The number of the newest part since the Unix epoch. Each part is half of a window.
     newest: u64,
-    /// When all units have left.
+    /// The time at which all units have left.
     pub(super) over_at: u64,
     pub(super) cells: Box<[Cell]>,
 }
 
 impl Cells {
-    /// One more than so many cells, so that there is one.
+    /// Makes this number of `further` cells, and one more, so that there is at least one.
     pub(super) fn new(window: u64, further: usize) -> Self {
         Self { window, newest: 0, over_at: 0, cells: vec![Cell::default(); further + 1].into() }
     }
 
-    /// The most units that a key may have in each part, the oldest first, and until when they may
-    /// have come.
+    /// For each part, the oldest first: the latest time at which its units may have come, and the
+    /// most units that the key may have in it.
     pub(super) fn of_key(&mut self, digest: u64, now: u64) -> impl Iterator<Item = (u64, u64)> {
         let cells = self.places(digest, now).map(|place| self.cells[place].1);
         (0..3).rev().filter_map(move |age| {
@@ -65,12 +66,12 @@ impl Cells {
     /// The places of a key's cells, after these have gone on to the newest part.
     fn places(&mut self, digest: u64, now: u64) -> [usize; PLACES] {
         let part = now / self.part();
-        // A caller may have read the clock before another did. But the clock has not stepped back
-        // by more than a window unseen.
+        // Callers may come in another order than they read the clock, so `newest` may be up to two
+        // parts ahead. If it is further ahead, the clock has stepped back.
         if !(part..=part + 2).contains(&self.newest) {
             if part < self.newest {
-                // All at once: the parts of a key's cells would differ otherwise, and the least of
-                // each be too little.
+                // All cells go back at once. Otherwise the cells of a key would be at different
+                // parts, and the least count of a part would be too little.
                 self.cells.iter_mut().for_each(|cell| go_on(cell, part as u32));
             }
             self.newest = part;
@@ -85,11 +86,11 @@ impl Cells {
     }
 }
 
-/// Goes on to a part, or back to it.
+/// Moves a cell to another part, later or earlier.
 fn go_on((part, units): &mut Cell, newest: u32) {
     let [a, b, c] = *units;
     *units = match newest.wrapping_sub(*part) as i32 {
-        // The clock has stepped back: all units count as of now.
+        // The clock has stepped back: all units count as if they came now.
         ..0 => [a.saturating_add(b).saturating_add(c), 0, 0],
         0 => [a, b, c],
         1 => [0, a, b],
@@ -99,7 +100,8 @@ fn go_on((part, units): &mut Cell, newest: u32) {
     *part = newest;
 }
 
-/// The units that a key has at most in its cells. One that is full may have had any number.
+/// The most units that a key may have, by the counts of its cells. A cell at the largest number may
+/// stand for any number of units.
 fn least(cells: [u32; PLACES]) -> u64 {
     match cells.into_iter().min() {
         Some(u32::MAX) | None => u64::from(u32::MAX) << 21,

@@ -1,27 +1,30 @@
 //! The in-process store.
 //!
-//! 1. It needs no runtime and no task, and decides at once, by a clock of its own. It never fails.
-//!    Its retry times are exact. Its clock follows steps of the system clock.
-//! 2. It remembers at most [`capacity`](MemoryStore::capacity) admissions one by one, and forgets
-//!    none that is still in its window, since a client could then spend the same unit twice.
-//! 3. A limit grows only while it holds less than is still free. So one limit stops at half of the
-//!    capacity. Two that grow together stop at a third each. Any other limit stays exact.
-//! 4. A limit without room still decides every key, and admits no key more than its algorithm does.
-//!    A key with admissions adds up further ones by half windows, so it is refused too early by
-//!    less than half a window. Further keys are counted together, in cells of a fixed size that
-//!    count too much and never too little.
+//! 1. The store needs no runtime and no task. It decides at once, and never fails. Its clock
+//!    follows steps of the system clock. Its retry times are exact while there is room.
+//! 2. It remembers at most [`capacity`](MemoryStore::capacity) admissions one by one. It never
+//!    forgets an admission that is still in its window, since a client could then spend the same
+//!    unit twice.
+//! 3. A limit takes more capacity only while it has less than is still free. So one limit stops at
+//!    half of the capacity, and two that grow together stop at a third each. The other limits find
+//!    room and stay exact.
+//! 4. A limit without room still decides the checks of every key, and admits no key more than its
+//!    algorithm does. If a key has admissions already, further ones are added up by half windows.
+//!    So each of them counts too long, by less than half a window. Keys without admissions are
+//!    counted together, in a fixed number of cells. Cells count too much, and never too little.
 //! 5. An honest new key of such a limit may be refused too early, if other keys have used its
-//!    cells: [`large_limits`](crate::guide::large_limits#a-full-memorystore) has the figures, which
-//!    `stores/full_memory.rs` of the tests measures.
-//! 6. So a client with endless keys, such as the addresses of an IPv6 network, ends no limit. To
-//!    keep it from refusing others, count such clients under a wider prefix as well, by a limit of
-//!    its own.
-//! 7. Without room, a reservation counts for the whole window and no settlement finds it: what it
-//!    cost above its estimate is added. A repeated id may count again. A
-//!    [reset](crate::Limiter::reset) leaves cells as they are: a window and a half later they are
-//!    empty.
-//! 8. Expired admissions are swept in passing, one shard at a time, in a cycle of one second as
-//!    long as checks arrive; all of them after a check that found no room.
+//!    cells. [`large_limits`](crate::guide::large_limits#a-full-memorystore) has the figures, and
+//!    the tests in `stores/full_memory.rs` measure them.
+//! 6. So a client with endless keys, such as the addresses of an IPv6 network, cannot make a limit
+//!    admit too much. But it can make the limit refuse other clients. To prevent that, count
+//!    clients under a wider prefix as well, by another limit.
+//! 7. Without room, a reservation counts for the whole window, and no settlement finds it. The
+//!    settlement only adds the units that were spent above the estimate. A check that comes again
+//!    under its id may count again. A [reset](crate::Limiter::reset) leaves cells as they are.
+//!    Their units leave within one and a half windows.
+//! 8. While checks arrive, they sweep expired admissions in passing: one shard at a time, and all
+//!    shards within a second. After a check that found no room, the next check also sweeps shards
+//!    that were not swept within the last second.
 
 mod capacity;
 mod cells;
@@ -49,7 +52,7 @@ use crate::{
 ///
 /// The store remembers up to its [`capacity`](Self::capacity) of admissions. A limit that has used
 /// up its part still decides every check, so there is no error and no failure mode. It never admits
-/// a key too often, and it may refuse too early:
+/// a key too often, but it may refuse too early:
 ///
 /// * New keys of this limit share counts. A flood of new keys can make it refuse all other new
 ///   keys, for up to one and a half windows. So a retry time can be longer than the window.
@@ -62,16 +65,18 @@ use crate::{
 ///
 /// # Its clock
 ///
-/// It begins with the time of the system, and goes on by a monotonic clock. If the system clock
-/// differs by more than a second later, because it was set or the machine was suspended, the store
-/// follows it, within a second of checks. A step back admits nothing too much, and a key is right
-/// again after at most one window. A step forward ends windows early by the step, as that of a
-/// Redis server's clock does.
+/// The clock of a store begins with the system time, and goes on by a monotonic clock. A check
+/// compares it with the system clock, at most once a second. If the two differ by more than a
+/// second, because the system clock was set or the machine was suspended, the store's clock
+/// follows. After a step back, no limit admits too much, and each key is right again after at most
+/// one window. A step forward ends windows early by the step, as a step of a Redis server's clock
+/// does.
 ///
 /// # In tests
 ///
 /// Unless it has a [clock](MemoryStore::clock) of its own, a store uses tokio's time. So a test
-/// that [pauses](https://docs.rs/tokio/latest/tokio/time/fn.pause.html) it controls the windows:
+/// that [pauses](https://docs.rs/tokio/latest/tokio/time/fn.pause.html) tokio's time controls the
+/// windows:
 ///
 /// ```
 /// # /*
@@ -107,22 +112,23 @@ impl MemoryStore {
         Self(Arc::new(Table::new(clock, Capacity::new(capacity))))
     }
 
-    /// An empty store with the same clock and this capacity: the largest number of admissions to
-    /// remember, about 16 bytes each, or 24 if they cost several units or are reserved or settled.
-    /// Default: 1,000,000.
+    /// An empty store with the same clock and this capacity: the largest number of admissions that
+    /// it remembers. An admission takes about 16 bytes, or 24 if it costs several units, or is
+    /// reserved or settled. Default: 1,000,000.
     ///
-    /// A single limit gets half of it, rounded up, and each further limit half of the rest, so a
-    /// new limit always finds capacity. A limit that has used up its part still decides: its new
-    /// keys [share counts](Self#when-it-is-full), and some or all of them are refused too early.
-    /// Shared counts take at most 32 bytes more for each admission of the capacity, for all limits.
+    /// A single limit gets half of the capacity, rounded up, and each further limit half of the
+    /// rest. So a new limit always finds capacity. A limit that has used up its part still decides:
+    /// its new keys [share counts](Self#when-it-is-full), and some or all of them are refused too
+    /// early. The shared counts of all limits together take at most 32 bytes more for each
+    /// admission of the capacity.
     ///
     /// Give the store at least twice the number of admissions that all limits together are expected
-    /// to hold, and twice more for each limit that clients can fill.
+    /// to have. Double that for each limit that clients can fill.
     ///
     /// A check takes microseconds, however many admissions of its key are remembered, with four
-    /// exceptions. These take up to a millisecond among half a million of one key: a check with an
-    /// [id](crate::Check::id) of the caller's, the refusal of a large cost where admissions have
-    /// different costs, a reservation whose lease ends in the middle of the window, and the
+    /// exceptions. These take up to a millisecond if the key has half a million admissions: a check
+    /// with an [id](crate::Check::id) of the caller's, the refusal of a large cost where admissions
+    /// have different costs, a reservation whose lease ends in the middle of the window, and the
     /// settlement of an old admission.
     pub fn capacity(&self, admissions: usize) -> Self {
         Self::with(self.0.clock.clone(), admissions)

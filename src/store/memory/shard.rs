@@ -11,21 +11,21 @@ use crate::{
     window::{ChargeSettlement, CheckContext, Figures, Window},
 };
 
-/// The records of keys that have units counted: those of other keys are removed before the lock is
-/// free.
+/// The records of keys that have units counted. A record without units is removed before the lock
+/// is free.
 #[derive(Default)]
 pub(super) struct Shard(HashTable<Record>);
 
-/// One limit and key: two cache lines that processors load together. It is found by the digest of
-/// both.
+/// The record of one limit and key, found by the digest of both. It takes two cache lines, which
+/// processors load together.
 #[repr(align(128))]
 struct Record {
     digest: u64,
     key: Key,
-    /// Of all keys under the limit.
+    /// The usage of the limit, by all of its keys.
     usage: Arc<LimitUsage>,
-    /// The entries for which capacity is taken. None in a new record, which has what
-    /// [cells](super::cells) know.
+    /// The number of entries for which capacity is taken. It is 0 in a new record, whose window
+    /// begins with the units that [cells](super::cells) have counted.
     entries: usize,
     window: Window,
 }
@@ -39,7 +39,7 @@ pub(super) struct Place<'a> {
 /// How the limit of a charge stands before its check is counted or refused.
 pub(super) struct Look<'a> {
     pub(super) charge: &'a Charge,
-    /// When this very check was counted, if it was.
+    /// When this check was counted before, if it was.
     counted_at: Option<u64>,
     /// Whether the charge does not fit.
     refuses: bool,
@@ -50,7 +50,7 @@ pub(super) struct Look<'a> {
 pub(super) enum Verdict {
     Admitted,
     Refused,
-    /// It was counted before, at this time.
+    /// The check was counted before, at this time.
     Known(u64),
 }
 
@@ -65,7 +65,7 @@ impl Shard {
         Place { record, capacity }
     }
 
-    /// Forgets the key of a charge. What cells have counted stays.
+    /// Forgets the key of a charge. Units that were counted in cells stay.
     pub(super) fn remove(&mut self, digest: u64, charge: &Charge, capacity: &Capacity) {
         if let Ok(record) = self.0.find_entry(digest, |record| record.is_of(digest, charge)) {
             let Record { usage, entries, .. } = record.remove().0;
@@ -100,12 +100,13 @@ impl Place<'_> {
         window.trim(context.now, charge.limit().window_micros());
         let may_be_counted = context.has_caller_id && charge.units() > 0;
         let counted_at = may_be_counted.then(|| window.counted_at(charge, context.id)).flatten();
-        // A place has no time of its own.
+        // The time of a place is that of its last renewal, which may be ahead of a clock that has
+        // stepped back.
         let counted_at = counted_at.map(|at| if charge.takes_place() { at.min(context.now) } else { at });
         Look { charge, counted_at, refuses: !window.fits(charge, context.now) }
     }
 
-    /// Counts the charge, or does not.
+    /// Counts the charge if its check is admitted and the charge fits.
     #[inline]
     pub(super) fn conclude(mut self, look: &Look<'_>, context: CheckContext, verdict: Verdict) -> Figures {
         let charge = look.charge;
@@ -128,7 +129,8 @@ impl Place<'_> {
         let has_room = self.has_room(usize::from(grows));
         let is_new = self.is_new();
         let window = &mut self.record.get_mut().window;
-        // Cells would ban all their keys, and for the longest ban.
+        // A ban without room does not begin: its cells would ban all their keys, for the longest
+        // ban among them.
         if charge.is_ban && !has_room {
             let figures = window.figures(charge, context.now);
             self.leave(0, context.now, false);
@@ -151,7 +153,8 @@ impl Place<'_> {
         let above = cost.unwrap_or_default().saturating_sub(charge.cost());
         let is_recent = at.saturating_add(charge.limit().window_micros()) > now;
         if !is_known && above > 0 && is_recent && usage.has_cells() {
-            // The admission may be one that no entry knows. Then it counts at its estimate.
+            // The admission may have been counted in cells, at its estimate. Then the units above
+            // the estimate are added.
             let context = CheckContext { now, id: AdmissionId::fresh(), has_caller_id: false };
             return (self.admit(&Charge::spent(charge.limit().clone(), charge.key().clone(), above), context), false);
         }
@@ -166,8 +169,8 @@ impl Place<'_> {
         self.record.get().entries == 0
     }
 
-    /// Whether there is room for so many further entries. Other threads write what is taken, so it
-    /// is read only if it matters.
+    /// Whether there is room for this number of further entries. The store's count of taken
+    /// capacity is read only if the record has too little, because other threads write that count.
     #[inline]
     fn has_room(&self, further: usize) -> bool {
         let Record { usage, window, entries, .. } = self.record.get();
@@ -175,9 +178,9 @@ impl Place<'_> {
         entries_after <= *entries || self.capacity.has_room(usage, entries_after - entries)
     }
 
-    /// Takes capacity for the entries if there is room, and gives back what is no longer needed.
-    /// Removes a record without entries, and a new one for which no units were counted. Units
-    /// without room are counted in cells.
+    /// Takes capacity for the entries if there is room, and gives back capacity that is no longer
+    /// needed. Counts units without room in cells. Removes the record if it has no entries, or if
+    /// it is new and no units were counted.
     #[inline]
     fn leave(mut self, counted: u64, now: u64, has_room: bool) {
         let capacity = self.capacity;
@@ -196,13 +199,14 @@ impl Place<'_> {
 }
 
 impl Verdict {
-    /// A check is admitted if all of its charges fit, but for those in the shadow. If one of them
-    /// knows that it was admitted before, it is not counted again.
-    // Little is left of it for a single charge, as in most checks.
+    /// A check is admitted if all of its charges fit, except those in the shadow. If one of its
+    /// charges knows that the check was admitted before, the check is not counted again.
+    // Most checks have a single charge. For these, little of this function is left once it is
+    // inlined.
     #[inline(always)]
     pub(super) fn of(looks: &[Look<'_>]) -> Self {
         let known = looks.iter().filter_map(|look| Some((look.charge.keeps_time(), look.counted_at?)));
-        // Only an exact log is sure to know the time to the microsecond.
+        // An exact log is preferred, since only it is sure to know the time to the microsecond.
         if let Some((_, at)) = known.max() {
             return Self::Known(at);
         }

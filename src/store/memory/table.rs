@@ -20,14 +20,14 @@ use crate::{
     window::{ChargeSettlement, CheckContext, Figures},
 };
 
-/// Many locks, so that threads seldom wait for each other.
+/// Each shard has a lock. There are many, so that threads seldom wait for each other.
 const SHARDS: usize = 64;
 
 /// All shards are swept within this time, in microseconds, as long as checks arrive.
 const SWEEP_CYCLE: u64 = 1_000_000;
 
-/// The check after one that found no room sweeps on until it has looked at this many keys, which
-/// takes less than a millisecond.
+/// After a check that found no room, the next check sweeps overdue shards until it has looked at
+/// this many keys. That takes less than a millisecond.
 const SWEPT_AT_ONCE: usize = 10_000;
 
 /// The state that the clones of a store share.
@@ -40,8 +40,8 @@ pub(super) struct Table {
     next_swept: AtomicUsize,
 }
 
-/// On cache lines of its own: threads that lock two shards would otherwise wait for each other's
-/// lines.
+/// A shard has cache lines of its own. Otherwise, threads that lock different shards would wait for
+/// each other's lines.
 #[derive(Default)]
 #[repr(align(128))]
 struct LockedShard {
@@ -85,7 +85,7 @@ impl Table {
         }
     }
 
-    /// Decides a charge that is alone in its check, as most are: one lock, one look-up, and no
+    /// Decides a check of a single charge, as most are. That takes one lock, one look-up, and no
     /// list.
     #[inline]
     fn decide_one(&self, charge: &Charge, context: CheckContext) -> (Figures, Verdict) {
@@ -145,12 +145,12 @@ impl Table {
     #[inline]
     fn lock(&self, index: usize) -> MutexGuard<'_, Shard> {
         // No code that can panic runs under the lock, and a shard is whole between any two of its
-        // operations.
+        // operations. So a shard whose lock is poisoned can still be used.
         self.shards[index].shard.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sweeps the next shard if it is due, and leaves it to another caller if its lock is taken.
-    /// Sweeps more if a limit has had no room.
+    /// Sweeps the next shard if one is due. If its lock is taken, the shard waits for the next
+    /// cycle. Sweeps overdue shards as well if a limit has had no room.
     #[inline]
     fn sweep_in_passing(&self, now: u64) {
         let due = self.sweep_due.load(Ordering::Relaxed);
@@ -178,8 +178,8 @@ impl Table {
         }
     }
 
-    /// Sweeps shards that have not been swept for a whole cycle. Of several callers, the first
-    /// sweeps a shard.
+    /// Sweeps shards that have not been swept for a whole cycle. If several callers come at once,
+    /// only one of them sweeps a shard.
     #[cold]
     fn sweep_overdue(&self, now: u64) {
         let mut keys = 0;
@@ -195,16 +195,17 @@ impl Table {
     }
 }
 
-/// By bits from the middle of a digest: the table in a shard uses the lowest and the highest.
+/// The shard of a digest, by bits from its middle: the hash table in a shard uses the lowest and
+/// the highest bits.
 fn shard_of(digest: u64) -> usize {
     (digest >> 32) as usize % SHARDS
 }
 
-/// The shards that a check needs, locked in their order, so that two checks never wait for each
-/// other.
+/// The shards that a check needs. They are locked in the order of their indexes, so that two checks
+/// never block each other for ever.
 struct LockedShards<'a> {
     capacity: &'a Capacity,
-    /// One a charge.
+    /// The digest of each charge.
     digests: Vec<u64>,
     shards: Vec<(usize, MutexGuard<'a, Shard>)>,
 }

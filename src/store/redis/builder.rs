@@ -33,7 +33,7 @@ pub struct RedisStoreBuilder {
     connection: ConnectionSettings,
     prefix: String,
     secret: Option<Secret>,
-    /// Instead of the server's.
+    /// The clock to decide by, if it is not the server's.
     clock: Option<Clock>,
 }
 
@@ -42,7 +42,7 @@ impl RedisStoreBuilder {
         Self::new(topology, urls.into_iter().map(|url| node(&url.into())).collect())
     }
 
-    /// At the URL of a server, of nodes of a cluster, or of sentinels.
+    /// The settings of a store at the URL of a server, of nodes of a cluster, or of sentinels.
     pub(in crate::store) fn of_any_url(url: &str) -> Self {
         let (scheme, rest) = url.trim().split_once("://").unwrap_or_default();
         let (login, hosts) = rest.split_at(rest.rfind('@').map_or(0, |at| at + 1));
@@ -78,22 +78,23 @@ impl RedisStoreBuilder {
         }
     }
 
-    /// The beginning of every key in Redis, so that two applications on one Redis do not share
-    /// limits of the same name: 1 to 64 characters of `A-Z a-z 0-9 _ . -`. Default: `tsw1`.
+    /// The beginning of every key in Redis: 1 to 64 characters of `A-Z a-z 0-9 _ . -`. With
+    /// different prefixes, two applications on one Redis do not share limits of the same name.
+    /// Default: `tsw1`.
     pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
         self.prefix = prefix.into();
         self
     }
 
-    /// Hashes the identities in Redis with this secret: addresses, user names, and all other values
-    /// of a [`Key`](crate::Key). A reader of Redis then learns only which entries belong to the
-    /// same identity. All instances that share limits need the same secret. A new secret, or none,
-    /// starts every window anew.
+    /// Hashes the values of each [`Key`](crate::Key) in Redis with this secret, such as addresses
+    /// and user names. A reader of Redis then learns only which entries belong to the same key. All
+    /// instances that share limits need the same secret. Changing or removing the secret starts
+    /// every window anew.
     ///
-    /// Default: none. The keys then have a SHA-256 without a secret. Anyone who sees them, by
-    /// `MONITOR`, in a dump or on a replica, can try all possible identities within minutes: every
-    /// IPv4 address, or every name on a list. An [`ApiKey`](crate::ApiKey) is always hashed with
-    /// its own secret first.
+    /// Default: none. The keys in Redis then have a SHA-256 without a secret. Anyone who sees these
+    /// keys, by `MONITOR`, in a dump or on a replica, can try all possible values within minutes:
+    /// every IPv4 address, or every name on a list. An [`ApiKey`](crate::ApiKey) is always hashed
+    /// with its own secret first.
     ///
     /// ```no_run
     /// # fn store() -> Result<(), Box<dyn std::error::Error>> {
@@ -108,11 +109,11 @@ impl RedisStoreBuilder {
         self
     }
 
-    /// The most connections that each tokio runtime of the process opens. Default: 4. So Redis has
-    /// a batch to decide while the process reads the reply to another one.
+    /// The most connections that each tokio runtime of the process opens. Default: 4. With several,
+    /// Redis decides one batch while the process reads the reply to another.
     /// [`connect`](Self::connect) opens all of them in its runtime. Otherwise they are opened when
-    /// they are needed, and a process with little to do opens one or two. In a cluster, the most
-    /// pairs of connections to each node.
+    /// they are needed, and a process with little to do opens one or two. In a cluster, this is the
+    /// most pairs of connections to each node.
     ///
     /// Each connection has one batch of checks in flight. To a server that is far away, more
     /// batches are in flight and share the connections: one for each millisecond of the round trip,
@@ -122,41 +123,43 @@ impl RedisStoreBuilder {
         self
     }
 
-    /// How long a check waits for a connection before it fails, and how long opening one may take
-    /// with signing in. A limiter's deadline mostly ends the wait of a check earlier. While a
-    /// connection opens, checks use those that are open. A cluster may take up to 5 s to open its
-    /// connections to all nodes. Default: 1 s.
+    /// How long a check waits for a connection before it fails, and how long opening a connection
+    /// may take, with the sign-in. A limiter's deadline mostly ends the wait of a check earlier.
+    /// While a connection opens, checks use those that are open. A cluster may take up to 5 s to
+    /// open its connections to all nodes. Default: 1 s.
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.connection.connect_timeout = timeout;
         self
     }
 
-    /// How long Redis may take to reply to a batch of checks. Without a reply by then the batch has
-    /// failed. A limiter's deadline mostly ends the wait of a check earlier; a deadline above this
-    /// time needs a longer one here. In a cluster, the time for one node; a request that is sent to
-    /// several has twice as long. Default: 1 s.
+    /// How long Redis may take to reply to a batch of checks. A batch without a reply by then has
+    /// failed. A limiter's deadline mostly ends the wait of a check earlier. If a deadline is
+    /// longer than this time, set this time longer as well. In a cluster, this is the time for one
+    /// node. A request that is repeated at several nodes may take twice as long. Default: 1 s.
     pub fn reply_timeout(mut self, timeout: Duration) -> Self {
         self.connection.reply_timeout = timeout;
         self
     }
 
-    /// The ACL user to sign in as, and its password, so that it need not be in a URL. A server that
-    /// asks for a password alone has the user `default`. Default: the login of the URL or the
-    /// client. Behind sentinels, whose URLs have their own, none.
+    /// The ACL user to sign in as, and its password, which then need not be in a URL. For a server
+    /// that asks for a password alone, the user is `default`. Default: the login of the URL or the
+    /// client. Behind sentinels the default is none, since the logins in their URLs are for the
+    /// sentinels.
     pub fn login(mut self, user: impl Into<String>, password: impl Into<String>) -> Self {
         self.opening().login = Some((user.into(), password.into()));
         self
     }
 
-    /// The users and passwords that this provider gives, one after the other, such as tokens that a
-    /// cloud gives out for some minutes: [`redis::StreamingCredentialsProvider`]. A new connection
-    /// signs in with the first that its stream yields, and again with each that follows. Behind
-    /// sentinels, those of the primary. Default: none. It replaces [`login`](Self::login).
+    /// Signs in with the users and passwords that this [`redis::StreamingCredentialsProvider`]
+    /// gives, one after the other. They may be tokens that a cloud gives out for some minutes. A
+    /// new connection signs in with the first that its stream yields, and again with each that
+    /// follows. Behind sentinels, these are the credentials of the primary. Default: none. The
+    /// provider replaces [`login`](Self::login).
     /// [`guide::your_redis`](crate::guide::your_redis#tokens-and-passwords-that-change) has an
     /// example.
     ///
-    /// A stream that ends leaves the last credentials. A new connection whose stream yields none,
-    /// or an error, fails.
+    /// When a stream ends, its connection keeps the last credentials. A new connection fails if its
+    /// stream yields nothing or an error.
     #[cfg(feature = "credentials")]
     pub fn credentials(mut self, provider: impl redis::StreamingCredentialsProvider + Clone + 'static) -> Self {
         let opening = self.opening();
@@ -196,15 +199,17 @@ impl RedisStoreBuilder {
     /// Decides by the system clock of each process instead of the server's, for servers on which a
     /// script may not call `TIME`. Default: the server's clock.
     ///
-    /// The clocks of all processes have to agree, as clocks that NTP sets do. If one is ahead, a
-    /// window can end early there and admit too much by that difference, and end late elsewhere.
+    /// The clocks of all processes have to agree, as clocks that NTP sets do. If the clock of one
+    /// process is ahead, windows can end too early there by the difference, so that the process
+    /// admits too much. In the other processes, windows can end too late.
     pub fn client_clock(mut self) -> Self {
         self.clock = Some(Clock::System);
         self
     }
 
-    /// Decides by this clock instead of the server's: for tests. Keys expire by the server's clock,
-    /// a minute later than otherwise. So a test may take that long between two moves of the clock.
+    /// Decides by this clock instead of the server's: for tests. Keys still expire by the server's
+    /// clock, but a minute later than otherwise. So a test may take up to a minute between two
+    /// moves of its clock.
     pub fn clock(mut self, clock: &ManualClock) -> Self {
         self.clock = Some(Clock::Manual(clock.clone()));
         self
@@ -215,7 +220,7 @@ impl RedisStoreBuilder {
         &mut self.connection
     }
 
-    /// The parts of the store: `mod.rs` has `build` and `connect`.
+    /// What the dispatchers of the store share. `mod.rs` has `build` and `connect`.
     pub(super) fn common(self, store: watch::Receiver<()>) -> Result<Common, ConfigError> {
         if !is_fixed_alphabet(&self.prefix) {
             let rule = "the key prefix must be 1 to 64 characters of A-Z a-z 0-9 _ . -, not";
@@ -228,7 +233,7 @@ impl RedisStoreBuilder {
         if let Some((what, _)) = timeouts.iter().find(|(_, timeout)| timeout.is_zero()) {
             return Err(errors::setting(format!("the {what} timeout must be longer than 0 s")));
         }
-        // The memory of this process runs by a clock that does not step.
+        // The local state of this process goes by a clock that does not step.
         let local_clock = match &self.clock {
             None | Some(Clock::System) => Clock::monotonic(),
             Some(clock) => clock.clone(),
@@ -253,7 +258,7 @@ fn login_of(node: &ConnectionInfo) -> Option<(String, String)> {
 
 impl fmt::Debug for RedisStoreBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Without the address and the rest of the settings, which may have a password.
+        // The address and the other settings are left out, since they may have a password.
         f.debug_struct("RedisStoreBuilder")
             .field("prefix", &self.prefix)
             .field("connections", &self.connection.connections)

@@ -4,10 +4,10 @@
 //! 1. The digest is the first 128 bits of a hash of the [`Key`]'s namespace and value: HMAC-SHA-256
 //!    if the store has a secret, else SHA-256. It has 22 characters of base64url (RFC 4648, section
 //!    5). The value itself is never part of a Redis key, so a client cannot reach the key of
-//!    another. Without a secret, a reader of Redis can find a value by trying all possible ones, if
-//!    they are few.
-//! 2. The braces are a cluster's hash tag. All limits of one [`Key`] are in one slot, and the keys
-//!    spread over all slots.
+//!    another client. Without a secret, a reader of Redis can find a value by trying all possible
+//!    values, if there are few.
+//! 2. The braces are a cluster's hash tag. So all limits of one [`Key`] are in one slot, and the
+//!    keys spread over all slots.
 //! 3. Name, window and algorithm are a limit's identity. The window is written as in the text of a
 //!    limit: `login=5/min` counts in `tsw1:{uAmvOtciwcWGtISCdGweJA}:login/min`.
 //! 4. The default prefix carries the version of the layout.
@@ -28,10 +28,10 @@ pub(super) const DEFAULT_PREFIX: &str = "tsw1";
 /// The domain of the HMAC.
 const DOMAIN: &[u8] = b"tower-sliding-window redis key v1\0";
 
-/// The characters of a digest: six bits each, and the last one two bits.
+/// The number of characters of a digest. Each has six bits, except the last, which has two.
 const DIGEST_LENGTH: usize = 22;
 
-/// The slots of a cluster.
+/// The number of slots of a cluster.
 pub(super) const HASH_SLOTS: u16 = 16_384;
 
 const BASE64URL: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
@@ -59,7 +59,7 @@ impl Keys {
         // A limit's name has neither a slash nor a colon.
         text.push('/');
         write_window(&mut text, window_micros);
-        // Each algorithm has its own layout.
+        // Each algorithm has its own layout, so it needs a key of its own.
         match algorithm.kind() {
             Kind::Log => {}
             // Writing to a String cannot fail.
@@ -91,7 +91,7 @@ impl Keys {
                 sha.finalize().into_iter().take(16).fold(0, |digest, byte| digest << 8 | u128::from(byte))
             }
         };
-        // Six bits at a time, the highest first.
+        // Each character takes six bits, the highest first.
         array::from_fn(|index| BASE64URL[(digest << (6 * index) >> 122) as usize])
     }
 }
@@ -120,8 +120,8 @@ mod tests {
         assert_eq!(rest, ":login/min");
     }
 
-    /// SHA-256 over the length of "tenant" in eight bytes, "tenant", and "7". Another digest would
-    /// forget all counts.
+    /// The digest is SHA-256 over the length of "tenant" in eight bytes, "tenant", and "7". With
+    /// another digest, all counts would be forgotten.
     #[test]
     fn the_digest_stays_what_it_is() {
         let text = plain("tsw1").of(&Limit::per_minute("login", 5), &Key::new("tenant", "7"));
@@ -142,7 +142,7 @@ mod tests {
         }
     }
 
-    /// HMAC-SHA-256 over the domain and the same bytes.
+    /// The digest is HMAC-SHA-256 over the domain and the bytes of the test above.
     #[test]
     fn the_digest_under_a_secret_stays_what_it_is() {
         let limit = Limit::per_minute("login", 5);
@@ -158,7 +158,7 @@ mod tests {
         assert_ne!(plain("p").of(&limit, &Key::new("ab", "c")), plain("p").of(&limit, &Key::new("a", "bc")));
     }
 
-    /// The reply to `CLUSTER KEYSLOT tsw1:{uAmvOtciwcWGtISCdGweJA}:login/min`.
+    /// This slot is the reply to `CLUSTER KEYSLOT tsw1:{uAmvOtciwcWGtISCdGweJA}:login/min`.
     #[test]
     fn the_slot_is_that_of_the_digest() {
         assert_eq!(plain("tsw1").hash_slot(&Key::new("tenant", "7")), 4364);

@@ -6,17 +6,18 @@
 //!
 //! 1. Each limit and key has one sorted set: the head of the script explains its entries.
 //! 2. The script reads the server's time once, so all processes decide by one clock.
-//! 3. One script decides many checks, in the order of their arrival. While few are in flight, a
-//!    check waits neither for others nor for a task: its own caller sends it. Until the first reply
-//!    a task does, and learns the round trip from it, even if it is late.
+//! 3. One script decides many checks, in the order of their arrival. While few are in flight, the
+//!    caller of a check sends it at once, without waiting for other checks or for a task. Until the
+//!    first reply, a task sends checks. It hears that reply even if it is late, and learns the
+//!    round trip from it.
 //! 4. EVALSHA sends the script, and EVAL once if the server does not know it.
 //! 5. A batch is sent once more, over a new connection, if its connection broke or the server has
-//!    become a replica. It carries its ids, so it counts once even if the first try has run. Checks
-//!    that the server could not know again by their ids are not sent twice.
+//!    become a replica. The second try carries the same ids, so each check counts once even if the
+//!    first try has run. Checks that the server could not recognize by their ids are not sent
+//!    twice.
 //! 6. Only digests of keys leave the process.
 //! 7. Only tasks hold connections and other things that callers wait for, and each runtime has its
-//!    own. So neither a future that is not polled nor a runtime that is not driven delays other
-//!    callers.
+//!    own. So a future that nobody polls, or a runtime that nobody drives, delays no other caller.
 
 mod builder;
 mod connect;
@@ -48,11 +49,11 @@ use crate::{
 /// Clones share the connections. Each tokio runtime that uses the store has connections of its own,
 /// which close when the runtime ends. So a runtime that is not driven, such as a single-threaded
 /// one between two calls of `block_on`, delays no other. A future of the store belongs to the
-/// runtime that polls it first. If that ends, the future ends with an error.
+/// runtime that polls it first. If that runtime ends, the future ends with an error.
 ///
-/// A check or a settlement is sent when its future is first polled. A future that is dropped before
-/// its check has left cancels it. A settlement is done nevertheless, because spent units have to be
-/// settled.
+/// A check or a settlement is sent when its future is first polled. Dropping the future before the
+/// check has been sent cancels the check. A settlement is made even if its future is dropped,
+/// because spent units have to be settled.
 #[derive(Clone)]
 pub struct RedisStore {
     common: Arc<Common>,
@@ -85,9 +86,9 @@ impl RedisStore {
         RedisStoreBuilder::of_urls(Topology::Node, [url])
     }
 
-    /// A store on the server of the application's Redis client. It takes over the client's address,
-    /// TLS, user, password, database and protocol, and the builder's settings override them. The
-    /// store opens its own connections: to share those of the application, see
+    /// A store on the server of the application's Redis client. The store takes over the client's
+    /// address, TLS, user, password, database and protocol. The builder's settings override them.
+    /// The store opens its own connections: to share those of the application, see
     /// [`from_pool`](Self::from_pool). A provider of credentials is no part of a client: give it to
     /// [`credentials`](RedisStoreBuilder::credentials).
     ///
@@ -105,17 +106,17 @@ impl RedisStore {
     }
 
     /// A store on the connections of the application's pool, such as one of
-    /// `bb8_redis::RedisConnectionManager`. Call it in the runtime that has the pool: in others,
-    /// the store opens connections that the pool does not count.
+    /// `bb8_redis::RedisConnectionManager`. Call this function in the runtime that has the pool. In
+    /// other runtimes, the store opens connections that the pool does not count.
     /// [`guide::your_redis`](crate::guide::your_redis) has an example, and says what the pool's
     /// settings mean for limits.
     ///
-    /// The store takes a connection out of the pool, clones it, and gives it back at once. So it
-    /// shares up to [`connections`](RedisStoreBuilder::connections) of them with the application,
-    /// and the pool has as many as before. It asks for others when these fail. If the pool hands
-    /// out none that works within a third of the [connect
-    /// timeout](RedisStoreBuilder::connect_timeout), the store opens one that the pool does not
-    /// count.
+    /// The store takes a connection out of the pool, clones it, and gives it back at once. So the
+    /// store shares up to [this number](RedisStoreBuilder::connections) of connections with the
+    /// application, and the application finds as many in the pool as before. When these connections
+    /// fail, the store asks the pool for others. If the pool hands out none that works within a
+    /// third of the [connect timeout](RedisStoreBuilder::connect_timeout), the store opens one that
+    /// the pool does not count.
     pub fn from_pool<M>(pool: bb8::Pool<M>) -> RedisStoreBuilder
     where
         M: bb8::ManageConnection<Error = redis::RedisError>,
@@ -125,12 +126,12 @@ impl RedisStore {
     }
 
     /// A store on the connections that this closure opens, such as clones of a `ConnectionManager`,
-    /// or connections through a tunnel. The store calls it whenever it needs one: at first for each
-    /// of its [connections](RedisStoreBuilder::connections), and again when these fail. A call may
-    /// take the [connect timeout](RedisStoreBuilder::connect_timeout).
+    /// or connections through a tunnel. The store calls the closure whenever it needs a connection:
+    /// at first for each of its [connections](RedisStoreBuilder::connections), and again when these
+    /// fail. A call may take up to the [connect timeout](RedisStoreBuilder::connect_timeout).
     ///
-    /// The login, database and TLS are those of the connections. All must lead to one server, and
-    /// none may be subscribed or in a transaction.
+    /// The login, database and TLS are those of the connections. All connections must lead to one
+    /// server, and none may be subscribed or in a transaction.
     ///
     /// ```no_run
     /// # async fn store() -> Result<(), Box<dyn std::error::Error>> {
@@ -156,11 +157,11 @@ impl RedisStore {
 
     /// A store on the primary that sentinels know by this name. The sentinels are at URLs such as
     /// `redis://10.0.0.1:26379`. Each new connection asks them again, so the store survives a
-    /// failover. It forgets what the old primary had not replicated.
+    /// failover. Units that the old primary had not replicated are lost.
     ///
-    /// A URL has the user and password of the sentinel itself. Those of the primary, and its
-    /// database, are settings of the builder. If the first URL is a `rediss://` one, the primary is
-    /// reached over TLS, too.
+    /// A URL has the user and password of the sentinel itself. The user, password and database of
+    /// the primary are settings of the builder. If the first URL is a `rediss://` one, the primary
+    /// is reached over TLS, too.
     pub fn sentinel<U: Into<String>>(
         urls: impl IntoIterator<Item = U>,
         primary: impl Into<String>,
@@ -169,16 +170,16 @@ impl RedisStore {
     }
 
     /// A store on the Redis Cluster with nodes at these URLs. One node that is up is enough to find
-    /// the others. All have the user and password of the first URL, or of the builder.
+    /// the others. The user and password of the first URL, or of the builder, are for all nodes.
     ///
     /// All limits of one key are in one slot, and are decided as on one server. The keys of a check
     /// with several keys are mostly in several slots, which no script reaches at once. The store
-    /// then asks the slots one after the other. If one refuses, those before it get back the units
-    /// that they have counted. So no limit ever admits too much, and a refusal costs nothing in the
-    /// end. Meanwhile other checks may be refused for units that are about to come back. For a
-    /// check with several slots:
+    /// then asks the slots one after the other. If a slot refuses, the slots before it get back the
+    /// units that they have counted. So no limit ever admits too much, and a refusal costs nothing
+    /// in the end. Meanwhile other checks may be refused for units that are about to come back. A
+    /// check with several slots differs in four ways:
     ///
-    /// * The retry time can be too short: a slot that was not asked may refuse after it.
+    /// * The retry time can be too short: after it, a slot that was not asked may refuse.
     /// * Each admission is an entry of its own, whatever the algorithm of its limits.
     /// * If the check has an id from its caller, the units that were taken are not given back: the
     ///   next try with that id uses them.
@@ -196,19 +197,20 @@ impl RedisStoreBuilder {
     ///
     /// # Errors
     ///
-    /// [`ConfigError`], which names the wrong value: there is no URL, or one that is not a Redis
-    /// URL; a certificate is not in PEM; the prefix has other characters; or the number of
-    /// connections or the timeout is zero.
+    /// [`ConfigError`], which names the wrong setting: for example, a URL is missing or is not a
+    /// Redis URL, a certificate is not in PEM, the prefix has characters that are not allowed, or
+    /// the number of connections or a timeout is zero.
     pub fn build(self) -> Result<RedisStore, ConfigError> {
         let alive = watch::Sender::new(());
         let common = Arc::new(self.common(alive.subscribe())?);
         Ok(RedisStore { common, _alive: alive })
     }
 
-    /// The store, after it has reached the server, run the script, and each command on a key that
+    /// The store, after it has reached the server, run the script, run each command on a key that
     /// does not exist, and opened all [connections](Self::connections) of this runtime. So no check
-    /// waits for one, and the [default deadline](crate::Limiter::deadline) follows the round trip
-    /// from the first check on. Whether the server has memory left shows at the first check.
+    /// waits for a connection, and the [default deadline](crate::Limiter::deadline) follows the
+    /// round trip from the first check on. Only the first check shows whether the server has memory
+    /// left.
     ///
     /// # Errors
     ///

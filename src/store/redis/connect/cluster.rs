@@ -2,15 +2,15 @@
 //!
 //! 1. The first client repeats nothing, so a command that it sends counts once.
 //! 2. The second client sends commands again. It follows slots that move, and waits a little for a
-//!    node that is replaced. Its commands carry ids, or have certainly not run before. There is one
-//!    exception: a check without an id, on a limit that is no exact log, counts twice if its slot
-//!    moves just when a connection breaks. It never counts too little.
-//! 3. Both know which node has which slot, and reconnect to a node that is lost.
+//!    node that is replaced. The commands of this client carry ids, or have certainly not run
+//!    before. There is one exception: a check without an id, on a limit that is no exact log,
+//!    counts twice if its slot moves just when a connection breaks. No check counts too little.
+//! 3. Both clients know which node has which slot, and reconnect to a node that is lost.
 //! 4. Connections that get no reply from any node for the reply timeout are replaced, because the
 //!    client of version 1.8.1 can deadlock. If tokio's budget for a task ends while a request locks
-//!    the table of nodes, the request keeps the lock until it is polled again. It is not polled
-//!    while the client looks up the slots, which waits for that lock. Some dozens of requests at
-//!    the moment when slots move can stop the client for ever.
+//!    the table of nodes, the request keeps the lock until it is polled again. But the client does
+//!    not poll it while it looks up the slots, and the look-up waits for that lock. Some dozens of
+//!    requests at the moment when slots move can stop the client for ever.
 
 use std::{
     mem,
@@ -32,8 +32,8 @@ use tokio::{task::JoinSet, time::timeout};
 use super::settings::{ConnectionSettings, tcp_settings};
 use crate::lock::lock;
 
-/// How long connecting to all nodes and asking one for the slots may take. Each step has a timeout
-/// of its own.
+/// The longest time for connecting to all nodes and asking one of them for the slots. Each step has
+/// a timeout of its own, too.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How often the second client repeats a command that a node refused, and the milliseconds that it
@@ -51,13 +51,13 @@ pub(crate) struct ClusterConnections {
 struct Nodes {
     connection: ClusterConnection,
     reply_timeout: Duration,
-    /// The requests since the last reply of any node that are in flight or got no reply within the
-    /// timeout, and the time of the first of them.
+    /// The number of requests since the last reply of any node that are in flight or got no reply
+    /// within the timeout, and the time of the first of them.
     unanswered: AtomicU32,
     since: Mutex<Instant>,
 }
 
-/// A client that repeats a command so often.
+/// A client that repeats a command this number of times.
 pub(super) fn client(
     nodes: &[ConnectionInfo],
     settings: &ConnectionSettings,
@@ -66,7 +66,7 @@ pub(super) fn client(
     let builder = ClusterClientBuilder::new(nodes.to_vec())
         .tcp_settings(tcp_settings())
         .response_timeout(settings.reply_timeout)
-        // With all repetitions and new connections.
+        // This time covers all repetitions and new connections.
         .overall_response_timeout(Some(settings.reply_timeout.saturating_mul(2)))
         .min_retry_wait(RETRY_WAIT.0)
         .max_retry_wait(RETRY_WAIT.1)
@@ -85,7 +85,7 @@ pub(super) async fn connect(
 ) -> RedisResult<ClusterConnections> {
     let first = client(nodes, settings, 0)?;
     let again = client(nodes, settings, RETRIES)?;
-    // At the same time, since a node that hangs takes each of them a while.
+    // Both connect at the same time, since a node that hangs delays each of them.
     let mut connecting = JoinSet::new();
     let wait = settings.reply_timeout;
     connecting.spawn(async move { Nodes::connect(&again, wait).await });
@@ -105,8 +105,8 @@ impl ClusterConnections {
         if again { &self.again } else { &self.first }.hear(send).await
     }
 
-    /// Sends commands for one slot at once. Sends them `again` one by one: the node to which a slot
-    /// moves accepts only the first of several that are redirected to it.
+    /// Sends commands for one slot: all at once in the first try, and one by one `again`. If
+    /// several are redirected to the node to which a slot moves, that node accepts only the first.
     pub(super) async fn send_all(&self, commands: &Pipeline, again: bool) -> RedisResult<Vec<Value>> {
         if !again {
             let send =
@@ -121,15 +121,15 @@ impl ClusterConnections {
         Ok(replies)
     }
 
-    /// Whether one of the clients left this number of requests without a reply, the first of them
-    /// for longer than a reply may take.
+    /// Whether one of the clients has left this number of requests without a reply, the first of
+    /// them for longer than a reply may take.
     pub(super) fn are_silent(&self, requests: u32) -> bool {
         [&self.first, &self.again].iter().any(|nodes| nodes.is_silent(requests))
     }
 }
 
 impl Nodes {
-    /// With the settings of the client.
+    /// Connects to the nodes, with the settings of the client.
     async fn connect(client: &ClusterClient, reply_timeout: Duration) -> RedisResult<Self> {
         let connection = timeout(CONNECT_TIMEOUT, client.get_async_connection()).await;
         let connection = connection.map_err(|_| silent())??;
@@ -154,7 +154,8 @@ impl Nodes {
     }
 }
 
-/// A wait for a reply. A caller that leaves before the timeout says nothing about the connections.
+/// A wait for a reply. A caller that leaves before the timeout says nothing about the connections,
+/// so its request counts no longer.
 struct ReplyWait<'a> {
     nodes: &'a Nodes,
     sent: Instant,

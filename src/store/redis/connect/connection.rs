@@ -1,28 +1,29 @@
 //! The connections of one runtime, in the seats of bb8's pool.
 //!
-//! 1. A caller that takes an empty seat opens its connection, in a task. Meanwhile it uses any
-//!    connection that works. So callers wait only while there is none, and learn at once why.
+//! 1. A caller that takes an empty seat opens its connection, in a task. Meanwhile the caller uses
+//!    any connection that works. So callers wait only while no connection works, and learn at once
+//!    why.
 //! 2. Taking a connection sends nothing: the replies that pass through a connection tell whether it
 //!    works.
 //! 3. Only tasks take a connection or wait for one. A future that is not polled would keep the
 //!    connection, or its turn in the pool, from all others. A check that is sent without a task
-//!    shares the connection that a task took last.
-//! 4. Batches share the connections to a cluster, which lead to all of its nodes. Batches take
-//!    turns with the connections. So none is idle while others are busy: it would be found half
-//!    open only by a burst. And a client of a cluster stands still while it connects to a node that
-//!    hangs.
-//! 5. A connection that failed takes its whole generation with it: a server that restarts or is
-//!    demoted has mostly cut all connections. Handing out the others one by one would fail one
-//!    check each.
-//! 6. A connection that left several requests in a row without a reply, or one for a second, is
-//!    given up too, with its generation. Those that were in flight together count as one, and one
-//!    that was sent before another that has its reply counts as none. It may be half open, which no error ever reports. Nor may
-//!    an error end a request that was sent just as its connection ended: tokio's channel keeps such
-//!    a message as long as its sender ([issue
+//!    shares a connection that a task has opened.
+//! 4. Batches take turns with the connections. So no connection is idle while others are busy:
+//!    otherwise only a burst would show that it is half open. The connections to a cluster lead to
+//!    all of its nodes, and batches share them. Turns help there as well, since a client of a
+//!    cluster stands still while it connects to a node that hangs.
+//! 5. When a connection fails, its whole generation is given up: a server that restarts or is
+//!    demoted has mostly cut all connections. If the others were still handed out, each would fail
+//!    one check.
+//! 6. A connection is also given up, with its generation, if it left several requests in a row
+//!    without a reply, or one request for a second. Such a connection may be half open, which no
+//!    error ever reports. Requests that were in flight together count as one. A request does not
+//!    count if a later one has its reply. A request that was sent just as its connection ended may
+//!    also get no error: tokio's channel keeps such a message as long as its sender ([issue
 //!    7714](https://github.com/tokio-rs/tokio/issues/7714)).
-//! 7. One without a reply for half a second proves itself before a check that must not run twice:
-//!    the server or a proxy may have closed it meanwhile. Of a cluster, this is known for parts of
-//!    the slots, which mostly are on one node.
+//! 7. A connection without a reply for half a second proves itself before a check that must not run
+//!    twice: the server or a proxy may have closed it meanwhile. For a cluster, the time of the
+//!    last reply is known for each part of the slots. A part is mostly on one node.
 
 use std::{
     convert::Infallible,
@@ -64,13 +65,13 @@ const TOO_SOON: Duration = Duration::from_millis(5);
 /// After this time without a reply, a server or a proxy may have closed a connection.
 const IDLE: Duration = Duration::from_millis(500);
 
-/// The parts of a cluster's slots that are told apart as idle.
+/// The number of parts of a cluster's slots. The time of the last reply is known for each part.
 const PARTS: usize = 16;
 
 /// The connections of one runtime. Only that runtime may take them.
 pub(crate) struct Pool {
     seats: bb8::Pool<Seats>,
-    /// One that works, once one has been opened.
+    /// The connection that callers share. `None` until a connection has been opened.
     shared: watch::Sender<Option<Connection>>,
     /// The tasks that open connections. They end with the pool.
     openings: Mutex<JoinSet<()>>,
@@ -79,11 +80,11 @@ pub(crate) struct Pool {
     distance: Arc<AtomicU64>,
 }
 
-/// A seat in the pool, which goes back to it when it is dropped.
+/// A seat in the pool. A seat that is dropped goes back to the pool.
 pub(crate) type Seat = PooledConnection<'static, Seats>;
 
 impl Pool {
-    /// Connects nowhere yet.
+    /// A pool that has no connections yet.
     pub(crate) fn new(server: &Arc<Server>, distance: Arc<AtomicU64>) -> Self {
         let seats = bb8::Pool::builder()
             .max_size(server.settings.connections)
@@ -97,13 +98,14 @@ impl Pool {
         Self { seats, shared, openings, server: Arc::clone(server), generation: Arc::default(), distance }
     }
 
-    /// A clone of a connection that works. Unlike taking one, this reads no clock.
+    /// A clone of a connection that works. Unlike [`take`](Self::take), this reads no clock.
     pub(crate) fn share(&self) -> Option<Connection> {
         self.shared.borrow().clone().filter(Connection::works)
     }
 
-    /// A connection, and its seat as long as it is used alone. While that connection opens, or if
-    /// it fails to, this returns another one that works. To be called in a task.
+    /// A connection, and its seat if no other batch may use it meanwhile. While that connection
+    /// opens, or if it cannot be opened, this returns another one that works. Only a task may call
+    /// this.
     pub(crate) async fn take(&self) -> Result<(Connection, Option<Seat>), StoreError> {
         let wait = self.server.settings.connect_timeout;
         let mut shared = self.shared.subscribe();
@@ -116,8 +118,8 @@ impl Pool {
         poll_fn(|cx| {
             let filled = filled.as_mut().poll(cx).map(|filled| filled.unwrap_or_else(|_| Err(late(wait))));
             if let Poll::Ready(Ok((connection, seat))) = filled {
-                // Connections to a cluster return at once: a slow node must not keep other batches
-                // from the rest.
+                // The seat of a cluster's connections returns to the pool at once: a slow node must
+                // not keep other batches from the other nodes.
                 let is_exclusive = matches!(connection, Connection::Server(..));
                 return Poll::Ready(Ok((connection, is_exclusive.then_some(seat))));
             }
@@ -130,8 +132,8 @@ impl Pool {
         .await
     }
 
-    /// Opens all connections, before any is in use: it waits for each of them. Those that fail are
-    /// opened again when they are needed.
+    /// Opens all connections. Since this waits for each seat, it is called before any connection is
+    /// in use. A connection that fails is opened again when it is needed.
     pub(crate) async fn open_all(&self) {
         let mut opening = Vec::new();
         let mut open = Vec::new();
@@ -148,7 +150,7 @@ impl Pool {
         }
     }
 
-    /// Waits for a seat, and opens its connection if it is empty.
+    /// Waits for a seat, and opens a connection if the seat is empty.
     async fn fill(&self) -> RedisResult<(Connection, Seat)> {
         let seat = self.seats.get_owned().await.map_err(io::Error::other)?;
         if let Some(connection) = &*seat {
@@ -181,7 +183,8 @@ impl Pool {
             match new {
                 Some(mut new @ Connection::Server(..)) => {
                     let sent = Instant::now();
-                    // An error, for example of a user who may not send it, has come as far.
+                    // A reply that is an error has come as far, for example if the user may not
+                    // send PING. So its time is as good.
                     let _ = new.send(&cmd("PING"), false, sent).await;
                     distance.store(clock::micros(sent.elapsed()), Ordering::Relaxed);
                 }
@@ -242,8 +245,8 @@ impl Connection {
         let health = ConnectionHealth::new(generation, server.settings.reply_timeout);
         let connect = async {
             match server.connect().await {
-                // Cut in the middle of signing in, for example with `CLIENT KILL`: that says
-                // nothing about the next one.
+                // The connection was cut in the middle of signing in, for example with `CLIENT
+                // KILL`. The next one may succeed.
                 Err(error) if error.is_connection_dropped() => server.connect().await,
                 outcome => outcome,
             }
@@ -253,21 +256,22 @@ impl Connection {
         Ok(Self::Server(connection, Arc::new(health)))
     }
 
-    /// Sends a command at this time, which is now. `again` says that it has been sent before.
+    /// Sends a command. `since` is the present time, and `again` says that the command was sent
+    /// before.
     #[cfg_attr(not(feature = "cluster"), expect(unused_variables))]
     pub(crate) async fn send(&mut self, command: &Cmd, again: bool, since: Instant) -> RedisResult<Value> {
         match self {
             Self::Server(connection, health) => {
                 health.hear(since, connection.req_packed_command(command), Value::extract_error).await
             }
-            // It replaces broken connections by itself.
+            // The client of a cluster replaces broken connections by itself.
             #[cfg(feature = "cluster")]
             Self::Cluster(connections, _) => connections.send(command, again).await,
         }
     }
 
-    /// Sends commands that remove entries, all at once, and returns the number that each has
-    /// removed. A key of another type has none.
+    /// Sends commands that remove entries, all at once, and returns the number of entries that each
+    /// has removed. For a key of another type, that is 0.
     #[cfg_attr(not(feature = "cluster"), expect(unused_variables))]
     pub(crate) async fn send_all(&mut self, removals: &Pipeline, again: bool, since: Instant) -> RedisResult<Value> {
         match self {
@@ -279,7 +283,7 @@ impl Connection {
         }
     }
 
-    /// When it has replied.
+    /// The times of its last replies.
     pub(crate) fn last_replies(&self) -> &LastReplies {
         match self {
             Self::Server(_, health) => &health.last_replies,
@@ -288,8 +292,8 @@ impl Connection {
         }
     }
 
-    /// Whether it will do while another is being opened. Connections to a cluster may be silent
-    /// because one node hangs.
+    /// Whether it may be used while another is being opened. Connections to a cluster always may:
+    /// they can be silent because a single node hangs.
     fn may_work(&self) -> bool {
         !matches!(self, Self::Server(..)) || self.works()
     }
@@ -303,11 +307,11 @@ impl Connection {
     }
 }
 
-/// The times of the last replies, of each of equal parts of the slots. One server has the first
-/// part only.
+/// The times of the last replies, one for each of [`PARTS`] equal parts of the slots. Batches of no
+/// certain slot have the first part.
 pub(crate) struct LastReplies {
     opened: Instant,
-    /// By the local state of the store.
+    /// In microseconds since the local state of the store was made.
     micros: [AtomicU64; PARTS],
 }
 
@@ -332,21 +336,21 @@ impl LastReplies {
 
 /// The health of a connection to one server, shared by all that send over it.
 pub(crate) struct ConnectionHealth {
-    /// The generation of the connection, and the current one of its pool.
+    /// The generation of the connection, and the current generation of its pool.
     generation: u64,
     current: Arc<AtomicU64>,
     unanswered: AtomicU32,
-    /// Requests that were sent before this time tell nothing more: one that was sent later has its
-    /// reply, or they were in flight with one that was counted. In microseconds since the
-    /// connection was opened.
+    /// In microseconds since the connection was opened. An unanswered request that was sent before
+    /// this time does not count: a later request has its reply, or the request was in flight
+    /// together with one that was counted.
     told_until: AtomicU64,
     last_replies: LastReplies,
     reply_timeout: Duration,
 }
 
 impl ConnectionHealth {
-    /// To be called before connecting: if the generation ends while a connection is being made,
-    /// that connection may lead to the old server.
+    /// Call this before connecting. If the generation ends while a connection is being made, that
+    /// connection ends with it, since it may lead to the old server.
     fn new(current: &Arc<AtomicU64>, reply_timeout: Duration) -> Self {
         Self {
             generation: current.load(Ordering::Relaxed),
@@ -358,7 +362,7 @@ impl ConnectionHealth {
         }
     }
 
-    /// Waits for the reply to what is sent `since` this time, and learns from it whether the
+    /// Waits for the reply to a request that is sent now, at `since`. Learns from it whether the
     /// connection works.
     async fn hear<T>(
         &self,
@@ -415,8 +419,8 @@ impl Drop for ReplyWait<'_> {
             return;
         }
         health.told_until.fetch_max(health.micros_at(now), Ordering::Relaxed);
-        // A probe of a breaker may wait for so long. It must not take several of them for each
-        // connection.
+        // A single request that waits for the longest deadline ends the generation. It may be a
+        // probe of a breaker, which would otherwise need several probes for each connection.
         let counts = if waited < LONGEST_DEADLINE { 1 } else { MAX_UNANSWERED };
         if health.unanswered.fetch_add(counts, Ordering::Relaxed) + counts >= MAX_UNANSWERED {
             health.end_generation();
@@ -424,7 +428,7 @@ impl Drop for ReplyWait<'_> {
     }
 }
 
-/// The replies to removals.
+/// Turns the replies to removals into numbers.
 fn numbers(mut replies: Vec<Value>) -> RedisResult<Value> {
     let is_of_another_type =
         |reply: &&mut Value| matches!(reply, Value::ServerError(error) if error.code() == "WRONGTYPE");

@@ -10,12 +10,12 @@ use redis::{ErrorKind, RedisError, ServerErrorKind};
 
 use crate::error::{ConfigError, ConfigErrorKind, StoreError, StoreErrorKind};
 
-/// A setting that is wrong.
+/// The error of a setting that is wrong.
 pub(crate) fn setting(problem: impl Into<Cow<'static, str>>) -> ConfigError {
     ConfigError::new(ConfigErrorKind::Store, problem)
 }
 
-/// A URL that is not a Redis URL.
+/// The error of a URL that is not a Redis URL.
 pub(super) fn url(url: &str, cause: &RedisError) -> ConfigError {
     let is_tls = ["rediss:", "valkeys:"].iter().any(|scheme| url.starts_with(scheme));
     if is_tls && cause.to_string().contains("the feature is not enabled") {
@@ -24,11 +24,12 @@ pub(super) fn url(url: &str, cause: &RedisError) -> ConfigError {
         );
     }
     let problem = "a URL, not shown since it may hold a password, is not a Redis URL such as redis://127.0.0.1:6379/0";
-    // The client's error repeats the values of parameters, and nothing else of the URL.
+    // Of a URL, the client's error repeats only the values of parameters. So it is shown if there
+    // are none.
     setting(if url.contains('?') { problem.into() } else { format!("{problem}: {cause}") })
 }
 
-/// The words of an error, until the store says which call has failed.
+/// The text of an error before the store replaces it by the name of the call that failed.
 pub(crate) const ASKING: &str = "asking Redis";
 
 /// The failure of the server, or of a connection to it.
@@ -37,7 +38,7 @@ pub(crate) fn failure(cause: RedisError) -> StoreError {
     StoreError::new(ASKING, kind, explained(cause))
 }
 
-/// The failure that no connection could be opened.
+/// The error if no connection could be opened.
 pub(super) fn no_connection(server: &dyn fmt::Display, cause: &RedisError) -> StoreError {
     let kind = match kind(cause) {
         StoreErrorKind::Other | StoreErrorKind::TimedOut => StoreErrorKind::Unreachable,
@@ -45,7 +46,7 @@ pub(super) fn no_connection(server: &dyn fmt::Display, cause: &RedisError) -> St
     };
     let is_silent =
         cause.is_connection_dropped() || cause.is_timeout() || cause.to_string().contains("corrupt message");
-    // In the client's text of an error, these are the server's words.
+    // The client's text of an error has `Server(` if the server has given a reason.
     let is_clear = cause.is_connection_refusal() || cause.to_string().contains("Server(");
     let cause = explained(cause.clone());
     let hint = if is_silent && !is_clear {
@@ -56,8 +57,8 @@ pub(super) fn no_connection(server: &dyn fmt::Display, cause: &RedisError) -> St
     StoreError::new(ASKING, kind, format!("no connection to Redis at {server} could be opened: {cause}{hint}"))
 }
 
-/// Says what to do about a mistake in the set-up, where the words of the client or the server do
-/// not.
+/// Says what to do about a mistake in the set-up, if the words of the client or the server do not
+/// say it.
 fn explained(error: RedisError) -> RedisError {
     const LOGIN: &str = "the password is missing or wrong, set it with `login`, `credentials` or in the URL (of a sentinel, in its URL)";
     const LACKS_COMMANDS: &str = "the user needs the commands that `guide::running_redis` lists";
@@ -80,7 +81,7 @@ fn explained(error: RedisError) -> RedisError {
             "the server has no database of this number, see `databases`, and `cluster-databases` of Valkey 9",
         ),
     ];
-    // Redis 6.2 quotes otherwise.
+    // Redis 6.2 begins a quotation with a backtick.
     let text = error.to_string().replace('`', "'");
     match MISTAKES.into_iter().find(|(words, _)| text.contains(words)) {
         Some((_, mistake)) => RedisError::from((error.kind(), mistake, text)),
@@ -93,7 +94,7 @@ fn kind(error: &RedisError) -> StoreErrorKind {
         ErrorKind::AuthenticationFailed | ErrorKind::Server(ServerErrorKind::NoPerm) => StoreErrorKind::Denied,
         ErrorKind::Server(ServerErrorKind::ReadOnly) => StoreErrorKind::ReadOnly,
         ErrorKind::Io if error.is_timeout() => StoreErrorKind::TimedOut,
-        // Of a cluster, the client has put the error of a node into the text of its own.
+        // For a cluster, the client has put the error of a node into the text of its own error.
         ErrorKind::Io | ErrorKind::ClusterConnectionNotFound => match kind_of_reply(&error.to_string()) {
             StoreErrorKind::Other => StoreErrorKind::Unreachable,
             kind => kind,
@@ -102,8 +103,8 @@ fn kind(error: &RedisError) -> StoreErrorKind {
     }
 }
 
-/// The kind of an error that the server has sent. Redis 6.2 puts its word into the middle of the
-/// text.
+/// The kind of an error that the server has sent. Redis 6.2 puts the word of the kind into the
+/// middle of the text.
 pub(crate) fn kind_of_reply(text: &str) -> StoreErrorKind {
     const KINDS: [(&str, StoreErrorKind); 12] = [
         ("AuthenticationFailed", StoreErrorKind::Denied),
@@ -128,12 +129,12 @@ pub(crate) fn needs_new_connection(error: &RedisError) -> bool {
     // Before Redis 7.0, READONLY for a command of a script is in the text of the script's error.
     let is_read_only = error.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly)
         || error.detail().is_some_and(|text| text.contains("-READONLY "));
-    // Not each of these is unrecoverable to the client, for example a damaged record of TLS.
+    // The client takes some of these errors for recoverable, for example a damaged record of TLS.
     let is_broken = error.kind() == ErrorKind::Io && !error.is_timeout();
     is_broken || error.is_unrecoverable_error() || is_read_only
 }
 
-/// Whether the error says that a node has not run the command, and that another may.
+/// Whether the error says that a node has not run the command, and that another node may run it.
 pub(crate) fn was_not_run(error: &RedisError) -> bool {
     use ServerErrorKind::{Ask, BusyLoading, ClusterDown, MasterDown, Moved, ReadOnly, TryAgain};
     matches!(
@@ -143,7 +144,7 @@ pub(crate) fn was_not_run(error: &RedisError) -> bool {
     )
 }
 
-/// Whether the host may be part of a user name or a password.
+/// Whether the host that a parser finds may be part of a user name or a password.
 pub(super) fn is_ambiguous(url: &str) -> bool {
     // URL parsers ignore these characters.
     let url = url.replace(['\t', '\n', '\r'], "");

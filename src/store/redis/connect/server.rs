@@ -1,13 +1,13 @@
 //! The server that a store's connections lead to: one node, the primary that sentinels know, or a
 //! cluster.
 //!
-//! Of sentinels:
+//! Three rules for sentinels:
 //!
-//! 1. Each new connection asks them. A failover ends the connections to the old primary, so the
-//!    next connection leads to the new one.
-//! 2. All are asked at once, and the first that names a working primary is believed. A sentinel
-//!    that is down or behind delays nothing.
-//! 3. No connection to them stays open, because connections are made rarely.
+//! 1. Each new connection asks the sentinels. A failover ends the connections to the old primary,
+//!    so the next connection leads to the new one.
+//! 2. All sentinels are asked at once, and the first that names a working primary is believed. So a
+//!    sentinel that is down, or that still names the old primary, delays nothing.
+//! 3. No connection to a sentinel stays open, because the store connects rarely.
 
 use std::{
     collections::BTreeMap,
@@ -35,13 +35,13 @@ use crate::{
     logging::{Throttle, warn},
 };
 
-/// The kind of the nodes whose addresses the application gave.
+/// What the application gave: addresses of nodes, and their kind, or its own connections.
 #[derive(Clone)]
 pub(crate) enum Topology {
     Node,
-    /// Behind connections that the application opens.
+    /// One server, behind connections that the application opens.
     Given(Source),
-    /// They know a primary by this name.
+    /// Sentinels, which know a primary by this name.
     Sentinels(String),
     #[cfg(feature = "cluster")]
     Cluster,
@@ -52,8 +52,8 @@ pub(crate) struct Server {
     pub(super) nodes: Vec<ConnectionInfo>,
     pub(crate) settings: ConnectionSettings,
     unsuitable_line: Throttle,
-    /// The node of a cluster that has the slots from each of these on. A node that has lost a slot
-    /// since then is still named until it says so.
+    /// The nodes of a cluster: each has the slots from its number on, up to the next number. A node
+    /// that has lost a slot stays here until it says so.
     nodes_of_slots: RwLock<BTreeMap<u16, Arc<str>>>,
 }
 
@@ -85,7 +85,8 @@ impl Server {
         #[cfg(feature = "cluster")]
         if server.is_cluster() {
             cluster::client(&server.nodes, &server.settings, 0).map_err(|cause| {
-                // A detail may repeat the key of a certificate.
+                // An error with a detail is not shown, since the detail may repeat the key of a
+                // certificate.
                 let cause = if cause.detail().is_none() { format!(": {cause}") } else { String::new() };
                 errors::setting(format!("{server} cannot be reached with these settings{cause}"))
             })?;
@@ -143,8 +144,8 @@ impl Server {
     pub(super) async fn connect(&self) -> RedisResult<ServerConnection> {
         let mut connection: ServerConnection = match &self.topology {
             Topology::Given(source) => {
-                // A third to be given one, a third for its first reply, and a third for another
-                // way.
+                // A third of the time is for getting a connection, a third for its first reply, and
+                // a third for another way.
                 let mut connection = source.open(self.settings.connect_timeout / 3).await?;
                 connection.set_reply_timeout(self.settings.reply_timeout);
                 connection
@@ -152,9 +153,10 @@ impl Server {
             Topology::Sentinels(primary) => Box::new(self.connect_to_primary(primary).await?),
             _ => Box::new(open(self.nodes[0].clone(), &self.settings.signing_in).await?),
         };
-        // A server that asks for a password replies to a whole script with a protocol error, or
-        // hangs up, and one with all its connections in use hangs up after this. Any other error
-        // comes again with the first batch, which may then be sent again.
+        // INFO shows two errors more clearly than a batch. A server that asks for a password
+        // replies to a whole script with a protocol error, or hangs up. A server with all its
+        // connections in use hangs up after its first reply. Any other error comes again with the
+        // first batch, which may then be sent again.
         match connection.req_packed_command(&cmd("INFO")).await.and_then(Value::extract_error) {
             Err(error) if hangs_up(&error) => Err(error),
             info => {
@@ -164,7 +166,8 @@ impl Server {
         }
     }
 
-    /// Not before the connections are used: a node that hangs delays nothing.
+    /// Warns of the nodes of a cluster. This happens after the connections are handed out, so a
+    /// node that hangs delays nothing.
     #[cfg(feature = "cluster")]
     pub(super) async fn warn_of_nodes(&self, nodes: &ClusterConnections) {
         let info = nodes.send(&cmd("INFO"), false).await;
@@ -172,8 +175,8 @@ impl Server {
         info.unwrap_or_default().iter().for_each(|(_, info)| self.warn_of(info));
     }
 
-    /// Tells the operator of a server that decides, but may forget limits, or is older than those
-    /// that the tests run on.
+    /// Warns the operator if a server decides but may forget limits, or if it is older than the
+    /// servers that the tests run on.
     fn warn_of(&self, info: &str) {
         let field = |name: &str| info.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
         let mut version = field("redis_version:").split('.').map_while(|part| part.parse::<u32>().ok());
@@ -202,11 +205,11 @@ impl Server {
                     tried.push(address);
                 }
                 Ok(Ok(Step::Connected(connection))) => return Ok(connection),
-                // It tells more than the error of a sentinel that is down.
+                // The error of a primary tells more than that of a sentinel that is down.
                 Ok(Ok(Step::Failed(error))) => failure = Some(error),
                 Ok(Err(error)) => failure = failure.or(Some(error)),
                 Err(error) if error.is_panic() => failure = Some(io::Error::other(error).into()),
-                // Another sentinel has named it, or the runtime shuts down.
+                // Another sentinel has named this primary before, or the runtime shuts down.
                 Ok(Ok(Step::Named(_))) | Err(_) => {}
             }
         }
@@ -228,7 +231,7 @@ impl Server {
 
 /// A step on the way to a primary.
 enum Step {
-    /// A sentinel has named its address.
+    /// A sentinel has named the address of the primary.
     Named((String, u16)),
     Connected(MultiplexedConnection),
     /// This primary does not work.
@@ -253,11 +256,12 @@ async fn ask(sentinel: ConnectionInfo, primary: String) -> RedisResult<Step> {
     }
 }
 
-/// Connects to a primary that a sentinel has named. A sentinel may be behind.
+/// Connects to a primary that a sentinel has named. Checks its role, since the sentinel may still
+/// name the old primary.
 async fn connect_to(primary: ConnectionInfo, config: AsyncConnectionConfig) -> RedisResult<Step> {
     let connected = async {
         let mut connection = open(primary, &config).await?;
-        // A user without the permission for ROLE learns it from the first write.
+        // If the user may not run ROLE, the first write shows whether this is a replica.
         match connection.req_packed_command(&cmd("ROLE")).await? {
             Value::Array(role) if role.first() == Some(&Value::BulkString(b"slave".to_vec())) => {
                 Err(RedisError::from((ErrorKind::MasterNameNotFoundBySentinel, "the sentinels name a replica")))
@@ -272,8 +276,8 @@ fn unknown() -> RedisError {
     RedisError::from((ErrorKind::MasterNameNotFoundBySentinel, "no sentinel knows a primary of this name"))
 }
 
-/// Removes the arguments of an unknown command, which the server repeats. Those of a sign-in hold
-/// the password.
+/// If an error repeats the arguments of an unknown command, removes them. The arguments of a
+/// sign-in have the password.
 pub(super) fn without_arguments(error: RedisError) -> RedisError {
     match error.detail() {
         Some(text) if text.contains("unknown command") => {

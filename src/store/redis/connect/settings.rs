@@ -26,16 +26,15 @@ const PEER_TIMEOUT: Duration = Duration::from_secs(5);
 ///
 /// 1. Certificates are always verified, against the root certificate of the settings or else the
 ///    system's roots.
-/// 2. The cryptography is the provider that the process has installed for rustls: the application's
-///    choice.
+/// 2. TLS uses the provider of cryptography that the application has installed for rustls.
 #[derive(Clone)]
 pub(crate) struct ConnectionSettings {
-    /// Whether one of those is set that the application's own connections have already.
+    /// Whether a setting was set that the application's own connections have already.
     pub(crate) open_otherwise: bool,
     /// The user and the password.
     pub(crate) login: Option<(String, String)>,
-    /// How a node is signed in at, with the provider of credentials. Without timeouts: the connect
-    /// timeout of the caller covers all steps.
+    /// How the store signs in at a node, with the provider of credentials. It has no timeouts,
+    /// since the connect timeout of the caller covers all steps.
     pub(crate) signing_in: AsyncConnectionConfig,
     /// Gives a client of a cluster the provider of credentials.
     #[cfg(all(feature = "cluster", feature = "credentials"))]
@@ -43,8 +42,8 @@ pub(crate) struct ConnectionSettings {
     pub(crate) database: Option<u32>,
     #[cfg(feature = "tls")]
     pub(crate) certificates: TlsCertificates,
-    /// The most connections that a runtime opens, and the most batches of each queue that are in
-    /// flight.
+    /// The most connections that a runtime opens. If the server is not far away, this is also the
+    /// most batches of each queue that are in flight.
     pub(crate) connections: u32,
     pub(crate) connect_timeout: Duration,
     pub(crate) reply_timeout: Duration,
@@ -71,7 +70,7 @@ impl Default for ConnectionSettings {
 /// The server at `url`, with the user, password and database of the URL.
 pub(crate) fn node(url: &str) -> Result<ConnectionInfo, ConfigError> {
     let info = url.into_connection_info().map_err(|cause| errors::url(url, &cause));
-    // The words of the client's error say nothing of the password.
+    // The client's error does not say that a password is the cause, so this one does.
     if errors::is_ambiguous(url) && (info.is_ok() || url.contains("//")) {
         return Err(errors::setting(
             "a URL, not shown since it may hold a password, has an @ behind its host: in a user name or password write \
@@ -85,7 +84,8 @@ impl ConnectionSettings {
     /// Sets TCP and TLS up.
     pub(super) fn transport(&self, node: ConnectionInfo) -> Result<ConnectionInfo, ConfigError> {
         let node = node.set_tcp_settings(tcp_settings());
-        // Without the feature, by the TLS that the application has chosen for the Redis client.
+        // Without the feature, connections use the TLS that the application has chosen for the
+        // Redis client.
         #[cfg(feature = "tls")]
         if matches!(node.addr(), ConnectionAddr::TcpTls { .. }) {
             return self.tls(node);
@@ -95,13 +95,15 @@ impl ConnectionSettings {
         Ok(node)
     }
 
-    /// A client of the application has certificates already, which those of the settings replace.
+    /// Sets TLS up. A client of the application may have certificates already. The certificates of
+    /// the settings replace these.
     #[cfg(feature = "tls")]
     fn tls(&self, node: ConnectionInfo) -> Result<ConnectionInfo, ConfigError> {
         if matches!(node.addr(), ConnectionAddr::TcpTls { insecure: true, .. }) {
             return Err(errors::setting("a rediss:// URL with #insecure is not supported: give the root certificate"));
         }
-        // Without one, the Redis client would panic if the program has none of its own, or two.
+        // Without a provider, the Redis client would panic if the program is built with no
+        // provider, or with two.
         if CryptoProvider::get_default().is_none() {
             return Err(errors::setting(
                 "TLS needs a provider of cryptography: begin the program with \
@@ -113,11 +115,11 @@ impl ConnectionSettings {
             return Ok(node);
         }
         let root = self.certificates.root_cert.as_deref();
-        // The Redis client takes anything else for a list of no certificates.
+        // The Redis client takes any other text for an empty list of certificates.
         if root.is_some_and(|pem| !String::from_utf8_lossy(pem).contains("-----BEGIN CERTIFICATE-----")) {
             return Err(errors::setting("the root certificate is not PEM"));
         }
-        // Without the cause: if the PEM lost its line breaks, the cause repeats the key.
+        // The cause is not shown: if the PEM has lost its line breaks, the cause repeats the key.
         let client = Client::build_with_tls(node, self.certificates.clone())
             .map_err(|_| errors::setting("a certificate, or its key, is not PEM, or has lost its line breaks"))?;
         Ok(client.get_connection_info().clone())
@@ -137,8 +139,9 @@ impl ConnectionSettings {
         if let Some(database) = self.database {
             redis = redis.set_db(database.into());
         }
-        // Telling the client's name would hide why a server hangs up. Signing in hides it, too, as
-        // a wrong password.
+        // Without a password the client's name is not told, since that would hide why a server
+        // hangs up. With a password, nothing is lost by telling the name: the Redis client reports
+        // an error reply to the sign-in as a wrong password anyway.
         let tells_name = redis.password().is_some();
         node.set_redis_settings(if tells_name { redis } else { redis.set_skip_set_lib_name() })
     }

@@ -1,7 +1,7 @@
 //! Connections that the application opens: from a pool of its own, or by any closure.
 //!
-//! 1. The store asks for one whenever it opens a connection, and keeps a clone. So a pool gets its
-//!    connection back at once, and is never emptied by batches that wait.
+//! 1. Whenever the store opens a connection, it asks the application for one, and keeps a clone. So
+//!    a pool gets its connection back at once, and is never emptied by batches that wait.
 //! 2. The store gives a connection up by the same rules as its own, and asks for another.
 //! 3. The login, database and TLS are those of the application.
 
@@ -30,8 +30,7 @@ pub(crate) type ServerConnection = Box<dyn Shared>;
 pub(crate) trait Shared: ConnectionLike + Send + Sync {
     fn cloned(&self) -> ServerConnection;
 
-    /// Lets this clone wait so long for replies, if it has a timeout of its own that can be
-    /// changed.
+    /// Lets this clone wait for replies for this time, if it has a timeout that can be changed.
     fn set_reply_timeout(&mut self, timeout: Duration);
 }
 
@@ -66,11 +65,11 @@ impl Source {
         }))
     }
 
-    /// A pool opens a connection in the runtime that asks, and it works as long as that runtime
-    /// does. So only the current runtime asks the pool, or else the first. Others get connections
-    /// that the pool does not count. So does a store whose pool hands out none in time that works:
-    /// the application may use all, and while Redis is away, a pool waits ever longer between its
-    /// tries.
+    /// A pool opens a connection in the runtime that asks, and the connection works as long as that
+    /// runtime does. So only one runtime asks the pool: the current one, or else the first that
+    /// needs a connection. Other runtimes open connections that the pool does not count. The first
+    /// runtime does so, too, if the pool hands out no working connection in time: the application
+    /// may use all of them, and while Redis is away, a pool waits ever longer between its tries.
     pub(crate) fn of_pool<M>(pool: Pool<M>) -> Self
     where
         M: ManageConnection<Error = RedisError>,

@@ -2,7 +2,7 @@
 //!
 //! `copies.rs` joins equal checks. Single checks of one shape have a short form, which `head.lua`
 //! describes. Places are freed without the script, in batches of their own: in the script, Redis
-//! would run 60 % more instructions for each.
+//! would run 60 % more instructions for each place.
 
 use std::{
     collections::HashMap,
@@ -37,19 +37,19 @@ use crate::{
 pub(super) struct Batch {
     common: Arc<Common>,
     pub(super) jobs: Vec<Box<Job>>,
-    /// If batches are formed a slot at a time.
+    /// The slot of all jobs, if batches are formed a slot at a time.
     pub(super) slot: Option<u16>,
     /// The time for the script, in microseconds since the Unix epoch. `None` if the script reads
     /// the server's clock.
     now: Option<u64>,
     /// Whether the script may have run.
     pub(super) is_sent: bool,
-    /// Whether its reply is waited for.
+    /// Whether the batch waits for a reply.
     is_in_flight: bool,
-    /// The settlements that free the places which each job may have taken, although no reply tells:
-    /// by the ids of the jobs.
+    /// For each job that may have taken places without a reply: its id, and the settlements that
+    /// free the places.
     lost: HashMap<AdmissionId, Vec<Settlement>>,
-    /// Kept from the first loss on.
+    /// Kept from the first loss on, so that a shutdown waits until the places are free.
     owed: Option<Underway>,
 }
 
@@ -74,9 +74,9 @@ impl Batch {
 
     /// Runs the script. `again` says that an earlier try may have counted this batch.
     ///
-    /// NOSCRIPT is followed by one EVAL, which runs the script and loads it: one round trip, to the
-    /// right server, and without the permission that SCRIPT LOAD needs. It is not repeated: a loop
-    /// does not help a server that loses scripts that fast.
+    /// After NOSCRIPT, one EVAL runs the script and loads it. That takes one round trip, reaches
+    /// the right server, and needs no permission for SCRIPT LOAD. EVALSHA is not tried again: a
+    /// loop does not help with a server that loses scripts that fast.
     ///
     /// In the first try, an idle connection proves itself before a check that must not run twice.
     pub(super) async fn send(&mut self, connection: &mut Connection, again: bool) -> RedisResult<Value> {
@@ -84,7 +84,8 @@ impl Batch {
         if !again && let Some(unrepeatable) = self.jobs.iter().find(|job| !job.is_repeatable()) {
             let now = Instant::now();
             if connection.last_replies().are_old(slot, now, self.common.local_state.micros_at(now)) {
-                // In a box, since only few futures need it.
+                // Few batches need this future. It is boxed, so that it does not enlarge the
+                // others.
                 Box::pin(prove(unrepeatable, connection, &self.common.keys, now)).await?;
             }
         }
@@ -92,11 +93,11 @@ impl Batch {
         if self.jobs.first().is_some_and(|job| job.is_release()) {
             let removals = self.removals();
             let reply = self.timed(async |sent| connection.send_all(&removals, again, sent).await).await;
-            // An earlier try may have freed them.
+            // An earlier try may have freed the places, so all of them count as freed.
             return if again { reply.map(|_| Value::Array(vec![Value::Int(1); removals.len()])) } else { reply };
         }
-        // Capacity for about all, so that the command is not copied as it grows: a key and an id
-        // for each job, and a few arguments for each shape.
+        // Capacity for about all arguments, so that the command is not copied as it grows: a key
+        // and an id for each job, and a few arguments for each shape.
         let arguments = 16 + 3 * self.jobs.len();
         let mut evalsha = Cmd::with_capacity(2 + arguments, 64 + 32 * arguments);
         self.write(evalsha.arg("EVALSHA").arg(&*SHA1), again);
@@ -164,7 +165,7 @@ impl Batch {
         if self.now.is_none() && !again && write_short(&self.jobs, command) {
             return;
         }
-        // The script knows the clock of a test by its sign.
+        // The sign tells the script that this is the clock of a test.
         let sign = if self.is_by_test_clock() { "+" } else { "" };
         command.arg(self.now.map_or_else(String::new, |now| format!("{sign}{now}")));
         for run in self.jobs.chunk_by(|job, next| have_one_shape(job, next)) {
@@ -213,7 +214,7 @@ impl Batch {
     }
 }
 
-/// A runtime that ends takes the reply with it, and not the places.
+/// If a runtime ends, the reply is lost, but the places stay taken. So they are given back.
 impl Drop for Batch {
     fn drop(&mut self) {
         if self.is_in_flight {
@@ -226,7 +227,7 @@ impl Drop for Batch {
 }
 
 /// Fails if the connection does not work, before a check that could not be sent again. Any reply of
-/// the key's node proves it.
+/// the key's node proves that the connection works.
 async fn prove(job: &Job, connection: &mut Connection, keys: &Keys, now: Instant) -> RedisResult<()> {
     let Some(charge) = job.check().charges().next() else { return Ok(()) };
     let read = cmd("ZCARD").arg(keys.of(charge.limit(), charge.key())).take();
@@ -240,8 +241,8 @@ fn is_unknown(reply: &RedisResult<Value>) -> bool {
     reply.as_ref().is_err_and(|error| error.kind() == ErrorKind::Server(ServerErrorKind::NoScript))
 }
 
-/// Appends the argument of the short form, if the jobs have one: all are single checks of one
-/// shape, and one with a place is alone.
+/// Appends the argument of the short form, if the jobs have one: if all are single checks of one
+/// shape. A check with a place has a short form only if it is alone.
 fn write_short(jobs: &[Box<Job>], command: &mut Cmd) -> bool {
     let Some((first, others)) = jobs.split_first() else { return false };
     let Some(figures) = single(first) else { return false };
@@ -258,7 +259,7 @@ fn write_short(jobs: &[Box<Job>], command: &mut Cmd) -> bool {
     true
 }
 
-/// The figures of the reply to the short form. `None` if they are not as many as a reply to it has.
+/// The figures of the reply to the short form. `None` if their number is not that of such a reply.
 fn read_short(reply: &[u8], jobs: &[Box<Job>]) -> Option<Vec<Value>> {
     let (numbers, rest) = reply.as_chunks::<8>();
     let count = 1 + 2 * jobs.iter().map(|job| job.check().charges().count()).sum::<usize>();
@@ -276,11 +277,13 @@ fn fail(jobs: Vec<Box<Job>>, error: &StoreError) {
 }
 
 /// The figures of a charge after all copies of its check: the units used, the microseconds until
-/// fewer are, the reserved units, and the retry time, also if all of those were given back now.
+/// fewer are used, the reserved units, the retry time, and the retry time if all reserved units
+/// were given back now.
 type Figures = [u64; 5];
 
 /// Appends the answers of all jobs and of their copies: the decision, and whether a settlement was
-/// applied. `None` if the reply is not the script's, but probably of a proxy in front of Redis.
+/// applied. `None` if the reply is not the script's. It is then probably from a proxy in front of
+/// Redis.
 fn read(reply: Value, jobs: &[Box<Job>], time: impl Fn() -> u64, answers: &mut Vec<Answer>) -> Option<()> {
     let mut fields = match reply {
         Value::Array(fields) => fields,
@@ -288,10 +291,10 @@ fn read(reply: Value, jobs: &[Box<Job>], time: impl Fn() -> u64, answers: &mut V
         _ => return None,
     }
     .into_iter();
-    // Redis does not tell the time of a release.
+    // The reply to a release has no time.
     let is_release = jobs.first().is_some_and(|job| job.is_release());
     let now = if is_release { time() } else { number(&mut fields)? };
-    // Their memory is used again: that saves 1.3 % of a check with a key of its own.
+    // All jobs use the memory of one list. That saves 1.3 % of a check with a key of its own.
     let mut figures: Vec<Figures> = Vec::new();
     for job in jobs {
         let check = job.check();
@@ -301,7 +304,8 @@ fn read(reply: Value, jobs: &[Box<Job>], time: impl Fn() -> u64, answers: &mut V
         // Mostly all copies are admitted, and nothing is reserved.
         let (admitted, counted_at) = if let Some(Value::Int(_)) = fields.as_slice().first() {
             for _ in check.charges() {
-                // Of a place that is freed or renewed, the only figure says whether it was held.
+                // A place that is freed or renewed has one figure, which says whether the place was
+                // held.
                 let used = if is_of_places { 0 } else { number(&mut fields)? };
                 figures.push([used, number(&mut fields)?, 0, 0, 0]);
             }
@@ -330,7 +334,7 @@ fn read(reply: Value, jobs: &[Box<Job>], time: impl Fn() -> u64, answers: &mut V
             let decision = Decision::new(check, at, AdmissionId(job.id.0.wrapping_add(copy)), |charge| {
                 let [used, reset, mut reserved, retry, mut least] = figures.next().copied().unwrap_or_default();
                 if charge.limit().is_concurrent() {
-                    // Each place may be free in a moment.
+                    // Each place may be free in a moment, so all of them count as reserved.
                     (reserved, least) = (used, 0);
                 }
                 let has_retry = (copy >= admitted || charge.is_shadow()) && retry > 0;

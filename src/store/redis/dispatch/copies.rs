@@ -1,14 +1,17 @@
-//! Copies: equal checks travel as one, which costs Redis about as much as one. The order of arrival
-//! still decides: a check joins an earlier one only if no job between them touches their keys.
+//! Copies: equal checks travel as one, and then cost Redis about as much as one. The order of
+//! arrival still decides: a check joins an earlier one only if no job between them touches their
+//! keys.
 
 use super::job::Job;
 use crate::key::{ByDigest, Digester};
 
-/// Makes each check that it can a copy of an earlier one. Prefetches come last: no request waits
-/// for them, so a check of their key does not come behind them, and copies join across them.
+/// Makes a check a copy of an earlier one where it may. Prefetches come last, since no request
+/// waits for them. So no check comes behind a prefetch of its key, and copies join across
+/// prefetches.
 pub(super) fn join(jobs: Vec<Box<Job>>) -> Vec<Box<Job>> {
     let digester = Digester::default();
-    // The last job that touches a key. If two keys have one hash, equal checks only travel apart.
+    // The last job that touches each key. If two keys have one hash, equal checks may travel apart,
+    // and nothing else happens.
     let mut last_touch = ByDigest::<usize>::with_capacity_and_hasher(jobs.len(), Default::default());
     let mut touched = Vec::new();
     let mut prefetches = Vec::new();
@@ -19,7 +22,8 @@ pub(super) fn join(jobs: Vec<Box<Job>>) -> Vec<Box<Job>> {
             continue;
         }
         let is_equal = |place: &usize| joined[*place].is_interchangeable_with(&job);
-        // Copies come in a row: behind one, the next is found before its key is hashed.
+        // Copies mostly come in a row. So the last job, if it has copies, is compared before the
+        // key is hashed.
         let has_copies = |place: &usize| joined[*place].count() > 1;
         let mut place = joined.len().checked_sub(1).filter(has_copies).filter(is_equal);
         if place.is_none() {

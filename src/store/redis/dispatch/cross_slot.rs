@@ -1,20 +1,20 @@
 //! Checks whose keys are in several slots of a cluster, or of a server that refuses such keys,
 //! which no script can decide in one step.
 //!
-//! 1. The store asks the slots one after the other, always in the same order. Each decides its own
-//!    charges, all or nothing. The check is admitted when the last slot has admitted it. Before
-//!    that, it may hold units for which others are refused.
-//! 2. If a slot refuses, those before it get back exactly the units that they have counted. Those
-//!    after it are asked only for their statuses. They report when their next unit leaves, which
-//!    may be too early for the check.
+//! 1. The store asks the slots one after the other, always in the same order. Each slot decides its
+//!    own charges, all or nothing. The check is admitted when the last slot has admitted it. Until
+//!    then, its units may make the limits refuse other checks.
+//! 2. If a slot refuses, the slots before it get back exactly the units that they have counted. The
+//!    slots after it are asked only for their statuses. They report when their next unit leaves,
+//!    which may be too early for the check.
 //! 3. Each slot counts its charges under the id of the check, so that they can be given back and
 //!    settled. If the id is the caller's own, nothing is given back: the units may be of an earlier
-//!    try, and wait for the next.
+//!    try, and stay for the next one.
 //! 4. No limit ever admits too much. If a node stays away for longer than the store tries to give
-//!    units back, they stay taken until they leave the window.
+//!    units back, those units stay taken until they leave the window.
 //! 5. A task decides the check, so a caller that stops waiting leaves no check half taken. If the
-//!    first slot has not been asked by then, none is: otherwise a crowd of callers that time out
-//!    would keep the queue full of checks that nobody waits for.
+//!    caller leaves before the first slot was asked, no slot is asked. Otherwise a crowd of callers
+//!    that time out would keep the queue full of checks that nobody waits for.
 
 use std::{
     collections::BTreeMap,
@@ -43,7 +43,7 @@ struct CrossSlot {
     id: AdmissionId,
     /// For each slot, the check of its charges, and their indices in the whole check.
     slots: Vec<(Check, Vec<usize>)>,
-    /// As far as they are known.
+    /// The statuses of all charges, as far as they are known.
     statuses: Vec<LimitStatus>,
     /// The time of the last decision.
     at: SystemTime,
@@ -51,8 +51,9 @@ struct CrossSlot {
 }
 
 impl Dispatcher {
-    /// Asks a cluster, or a server that refuses keys of several slots: slot by slot if there are
-    /// several. In a box, since the dispatcher waits for it in turn.
+    /// Sends a job to a cluster, or to a server that refuses keys of several slots. Asks slot by
+    /// slot if the job has several. The future is boxed, since [`ask`](Self::ask) may wait for it
+    /// in turn.
     pub(crate) fn ask_slots(self: Arc<Self>, job: Box<Job>) -> StoreFuture<(Decision, bool)> {
         Box::pin(async move {
             let Some((task, _caller)) = self.in_slots(&job) else { return self.ask(job).await };
@@ -61,7 +62,8 @@ impl Dispatcher {
         })
     }
 
-    /// A task that asks slot by slot, if there are several, and its caller as long as it waits.
+    /// A task that asks slot by slot, if there are several slots. The future that waits for the
+    /// task keeps the [`Caller`], which tells the task that it still waits.
     fn in_slots(self: &Arc<Self>, job: &Job) -> Option<(JoinHandle<Answer>, Arc<Caller>)> {
         match &job.work {
             Work::Decide(check) => {
@@ -108,7 +110,8 @@ impl CrossSlot {
         Some((Self { dispatcher, check, id, slots, statuses, at, caller: Arc::downgrade(&caller) }, caller))
     }
 
-    /// If its runtime ends meanwhile, a thread frees the places that the check has taken.
+    /// Decides the check. If the runtime ends meanwhile, a thread frees the places that the check
+    /// has taken.
     async fn decide(self, left: Duration) -> Answer {
         let places = places(&self.check).filter(|_| self.check.id().is_none());
         let taken = places.map(|places| Settlement::refund_by_id(places, self.id));
@@ -133,14 +136,15 @@ impl CrossSlot {
                     }
                 }
                 Err(error) => {
-                    // The last one may have been counted nevertheless, unless it failed alone: then
-                    // it was not sent, or its key cannot be read.
+                    // The slot that failed may have counted its charges nevertheless. If the error
+                    // is of this check only, it has not: the check was not sent, or its key cannot
+                    // be read.
                     let counted = number + usize::from(!error.is_of_one_check);
                     (0..counted).filter(|_| is_given_back).for_each(|taken| self.give_back_later(taken));
                     return Err(error);
                 }
             }
-            // The check is refused, even if one of these does not reply.
+            // The check is refused, even if one of these slots does not reply.
             for taken in (0..number).filter(|_| is_given_back) {
                 let refund = Settlement::refund_by_id(self.slots[taken].0.clone(), self.id);
                 match self.settle_in_slot(refund).await {
@@ -149,7 +153,7 @@ impl CrossSlot {
                 }
             }
             for untaken in number + 1..self.slots.len() {
-                // Only the caller needs its status.
+                // Only the caller needs the status of this slot.
                 if self.caller.strong_count() > 0
                     && let Ok((decision, _)) = self.ask(Job::decide(self.slots[untaken].0.without_costs(), left)).await
                 {
@@ -161,7 +165,7 @@ impl CrossSlot {
         Ok((self.decision(), true))
     }
 
-    /// Sets the cost of each charge that has one.
+    /// Sets the real cost of each charge that has one.
     async fn settle(mut self, at: SystemTime, costs: Vec<Option<u64>>) -> Answer {
         let mut was_applied = false;
         let mut failure = None;
@@ -175,8 +179,8 @@ impl CrossSlot {
                     was_applied |= is_known;
                     self.set(number, &decision);
                 }
-                // The other slots are settled nevertheless. If they are settled again, each counts
-                // once.
+                // The other slots are settled nevertheless. If the settlement comes again, it
+                // counts once in each slot.
                 Err(error) => failure = Some(error),
             }
         }
@@ -191,7 +195,8 @@ impl CrossSlot {
         self.ask(Job::settle(settlement, &self.dispatcher.common.local_state)).await
     }
 
-    /// Each slot for itself: a node that stays away delays none of the others.
+    /// Gives back the units of one slot. Each slot gets a task of its own, so a node that stays
+    /// away delays none of the others.
     fn give_back_later(&self, taken: usize) {
         let refund = Settlement::refund_by_id(self.slots[taken].0.clone(), self.id);
         drop(Lost::new(&self.dispatcher.common, vec![refund]));

@@ -12,14 +12,13 @@ use crate::{
 #[derive(Default)]
 pub(super) struct Crowds(ByDigest<Crowd>);
 
-/// Each of the equal checks has a clone until it is answered.
+/// Equal checks. Each has a clone of this until it is answered, so the clones tell their number.
 #[derive(Clone, Default)]
 pub(super) struct Crowd(Arc<()>);
 
 impl Crowds {
-    /// The crowd that a check comes behind. `None` if no number of equal checks tells that this one
-    /// is refused. Crowds that have gone are removed once there are many more than checks that
-    /// wait.
+    /// The crowd that a check joins. `None` if no number of equal checks can make its limits refuse
+    /// it. Crowds without checks are removed once there are more than `most` crowds.
     pub(super) fn join(&mut self, check: &Check, digester: &Digester, most: usize) -> Option<Crowd> {
         most_admitted(check)?;
         if self.0.len() > most {
@@ -34,13 +33,13 @@ impl Crowds {
 }
 
 impl Crowd {
-    /// The others: without the clones of the table and of this check.
+    /// The number of the other checks. The clones of the table and of this check do not count.
     fn ahead(&self) -> u64 {
         Arc::strong_count(&self.0) as u64 - 2
     }
 
-    /// Whether as many are ahead of this check as its limits can ever admit, without the
-    /// `cancelled` ones.
+    /// Whether as many equal checks are ahead of this check as its limits can ever admit. The
+    /// `cancelled` ones do not count.
     pub(super) fn refuses(&self, check: &Check, cancelled: impl FnOnce() -> u64) -> bool {
         most_admitted(check).is_some_and(|most| self.ahead() >= most && self.ahead() - cancelled() >= most)
     }
@@ -59,7 +58,7 @@ impl Crowd {
 }
 
 /// How many equal checks their limits can ever admit together; `None` if no limit bounds them.
-/// Under one id, all of them are one admission.
+/// Equal checks under one id are one admission, so no limit bounds their number.
 fn most_admitted(check: &Check) -> Option<u64> {
     let charges = check.charges().filter(|charge| check.id().is_none() && charge.can_refuse());
     charges.filter_map(|charge| charge.limit().units().checked_div(charge.units())).min()

@@ -1,4 +1,5 @@
-//! The queues and connections by which one runtime sends. Sends single commands: resets a key.
+//! The queues and connections by which one runtime sends, and single commands, such as the reset of
+//! a key.
 
 use std::{
     error::Error,
@@ -32,18 +33,19 @@ use crate::{
     },
 };
 
-/// The queues of a cluster: more than most clusters have nodes.
+/// The pairs of queues for a cluster. Most clusters have fewer nodes than that.
 const CLUSTER_QUEUES: usize = 16;
 
 /// The parts of a store that the dispatchers of all its runtimes share.
 pub(crate) struct Common {
     pub(crate) server: Arc<Server>,
     pub(crate) keys: Keys,
-    /// The clock of the store, instead of the server's, which the script reads.
+    /// The clock of the store, if it is not the server's, which the script reads.
     pub(crate) clock: Option<Clock>,
     pub(crate) local_state: LocalState,
-    /// Few, mostly one. The runtime tells them apart, so that none is dropped under the lock with
-    /// the futures that wait for it.
+    /// Mostly there is one. Each is stored with the id of its runtime, so a look-up upgrades no
+    /// dispatcher of another runtime. Otherwise that dispatcher could be dropped under the lock,
+    /// with the futures that wait for it.
     pub(crate) dispatchers: Mutex<Vec<(Id, Weak<Dispatcher>)>>,
     /// Ends with the last clone of the store.
     pub(crate) store: watch::Receiver<()>,
@@ -53,9 +55,9 @@ pub(crate) struct Common {
 }
 
 impl Common {
-    /// The dispatcher of the current runtime. In a runtime that soon ends, no connection of the
-    /// application may be opened, so a job over those goes to the dispatcher of another runtime, if
-    /// there is one.
+    /// The dispatcher of the current runtime. In a runtime that ends soon, the application's
+    /// connections may not be opened. So a job that needs them goes to the dispatcher of another
+    /// runtime, if there is one.
     pub(crate) fn dispatcher(self: &Arc<Self>) -> Result<Arc<Dispatcher>, StoreError> {
         let runtime = Handle::try_current().map_err(without_runtime)?;
         let mut all = lock(&self.dispatchers);
@@ -83,7 +85,8 @@ impl Common {
     }
 }
 
-/// One for each tokio runtime that uses the store.
+/// Sends the jobs of one tokio runtime. Each runtime that uses the store has a dispatcher of its
+/// own.
 ///
 /// 1. A connection, and a task that sends, work only while their runtime is driven. So each runtime
 ///    has its own queue and connections, and a runtime that is not driven, or ends, delays no
@@ -94,8 +97,9 @@ pub(crate) struct Dispatcher {
     pub(super) common: Arc<Common>,
     pub(crate) runtime: Handle,
     pub(super) pool: Pool,
-    /// One, and one of releases. In a cluster, one of each for each of equal parts of the slots, so
-    /// that a slow node delays only its own checks.
+    /// Pairs of queues: one for checks and other settlements, and one for releases. There is one
+    /// pair. In a cluster, each of equal parts of the slots has a pair, so that a slow node delays
+    /// only its own checks.
     queues: Box<[[Arc<Queue>; 2]]>,
 }
 
@@ -133,9 +137,9 @@ impl Dispatcher {
         self.in_task(|dispatcher| async move { dispatcher.send(cmd("UNLINK").arg(key)).await }).await
     }
 
-    /// Runs a future that takes a connection in a task, which ends if the caller stops waiting.
-    /// Only the task holds the dispatcher, so that it ends with its runtime, even if nobody polls
-    /// the caller.
+    /// Runs a future that needs a connection. It runs in a task, which ends if the caller stops
+    /// waiting. Only the task keeps the dispatcher. So the dispatcher ends with its runtime, even
+    /// if nobody polls the caller.
     pub(super) async fn in_task<T, F>(self: Arc<Self>, run: impl FnOnce(Arc<Self>) -> F) -> Result<T, StoreError>
     where
         T: Send + 'static,
@@ -148,7 +152,8 @@ impl Dispatcher {
         result.unwrap_or_else(|error| Err(without_runtime(error)))
     }
 
-    /// Sends a command, and once more if the connection was broken: each of them may run twice.
+    /// Sends a command, and sends it again if that may help. So the command must be one that may
+    /// run twice.
     pub(super) async fn send(&self, command: &Cmd) -> Result<(), StoreError> {
         let send = async |again| {
             let (mut connection, _pooled) = self.pool.take().await?;
@@ -162,7 +167,7 @@ impl Dispatcher {
     }
 }
 
-/// No failure of the store.
+/// The error if there is no runtime, or if it has ended. It is no failure of the store.
 pub(crate) fn without_runtime(cause: impl Into<Box<dyn Error + Send + Sync>>) -> StoreError {
     StoreError::new(ASKING, StoreErrorKind::Other, cause).of_one_check()
 }

@@ -19,8 +19,8 @@ use crate::{
     store::redis::keys::Keys,
 };
 
-/// A prefetch waits for others for this part of its life, and at most for so long. It does not wait
-/// if that is less than a timer can tell.
+/// A prefetch waits for others for a 64th of its life, and for at most [`LONGEST_WAIT`]. It does
+/// not wait if that is less than [`SHORTEST_WAIT`], the precision of a timer.
 const PART_OF_LIFE: u32 = 64;
 const LONGEST_WAIT: Duration = Duration::from_millis(4);
 const SHORTEST_WAIT: Duration = Duration::from_millis(1);
@@ -30,7 +30,7 @@ pub(crate) type Answer = Result<(Decision, bool), StoreError>;
 
 pub(super) enum Work {
     Decide(Check),
-    /// In a box, so that the many checks stay small.
+    /// Boxed, so that the many checks stay small.
     Settle(Box<Settling>),
 }
 
@@ -45,19 +45,20 @@ pub(crate) struct Job {
     pub(super) work: Work,
     /// Given when the job joins a batch. The copies have the ids that follow.
     pub(super) id: AdmissionId,
-    /// None while its own caller sends it.
+    /// `None` while the caller of the check sends it.
     caller: Option<Sender<Answer>>,
     /// The callers of equal checks, which travel as copies of this one.
     copies: Vec<Sender<Answer>>,
     /// How long its caller waits for the answer.
     pub(super) deadline: Duration,
-    /// When nobody waits for the answer any more, of a check that takes a place: its caller leaves,
-    /// and a task waits to free that.
+    /// For a check that takes a place: the end of its deadline. After that its caller has left, and
+    /// only a task still waits for the answer, to free the place.
     pub(super) end: Option<Instant>,
     /// Held by equal checks that are not answered yet: see [`queue`](super::queue).
     pub(super) crowd: Option<Crowd>,
-    /// The caller of the whole check, where a task asks for it in one slot. Only whether it still
-    /// waits is of interest. In a box, so that a job is no larger than what is copied fast.
+    /// The caller of the whole check, if a task asks for the check in one slot. It only tells
+    /// whether the caller still waits. It is boxed, so that a job is small enough to be copied
+    /// fast.
     whole: Option<Box<Weak<dyn Send + Sync>>>,
 }
 
@@ -67,8 +68,8 @@ impl Job {
     }
 
     pub(crate) fn settle(settlement: Settlement, local_state: &LocalState) -> Box<Self> {
-        // A prefetch outdates no refusal: one that counts its units as reserved is used for a life
-        // at most. Nor does a place that is renewed.
+        // A prefetch that is settled outdates no refusal: a refusal that counts its units as
+        // reserved is used for at most a life. A place that is renewed outdates no refusal either.
         let keeps = |charge: &Charge, cost: Option<u64>| {
             charge.life().is_some() || cost.is_none_or(|cost| charge.takes_place() && cost > 0)
         };
@@ -83,16 +84,16 @@ impl Job {
         Box::new(Self { work, id, caller: None, copies: Vec::new(), deadline, end: None, crowd: None, whole: None })
     }
 
-    /// It is not sent any more once the caller of the whole check has stopped waiting.
+    /// Cancels the job once the caller of the whole check has stopped waiting.
     pub(super) fn while_wanted(mut self: Box<Self>, caller: Weak<dyn Send + Sync>) -> Box<Self> {
         self.whole = Some(Box::new(caller));
         self
     }
 
-    /// Lets its caller wait for another to send it.
+    /// Lets the caller of the job wait while a task sends it.
     pub(super) fn wait(&mut self) -> Receiver<Answer> {
         let (caller, answer) = channel();
-        // No other check costs a look at the clock.
+        // Only a check that takes a place costs a look at the clock.
         if self.is_check() && self.check().takes_place() {
             self.end = Instant::now().checked_add(self.deadline);
         }
@@ -119,8 +120,8 @@ impl Job {
         }
     }
 
-    /// Gives back the places that it and its copies have taken, if they have. One with an id of its
-    /// caller's may be tried again.
+    /// The settlements that give back the places of a check and its copies, if they take places. A
+    /// check with an id of its caller's has none, since the caller may try it again.
     pub(super) fn releases(&self) -> Vec<Settlement> {
         let is_of_caller = !self.is_check() || self.check().id().is_some();
         let Some(places) = Some(self.check()).filter(|_| !is_of_caller).and_then(places) else { return Vec::new() };
@@ -128,18 +129,18 @@ impl Job {
         (0..self.count()).map(release).collect()
     }
 
-    /// The job and its copies.
+    /// The number of checks: the job and its copies.
     pub(super) fn count(&self) -> u64 {
         1 + self.copies.len() as u64
     }
 
-    /// Whether it frees places, and nothing else.
+    /// Whether the job frees places, and does nothing else.
     pub(super) fn is_release(&self) -> bool {
         let is_freed = |(charge, cost): (&Charge, Option<u64>)| charge.takes_place() && cost == Some(0);
         self.settlement().is_some_and(|settlement| settlement.accounts().all(is_freed))
     }
 
-    /// Whether it renews a place, and nothing else.
+    /// Whether the job renews a place, and does nothing else.
     pub(super) fn is_renewal(&self) -> bool {
         let is_held =
             |(charge, cost): (&Charge, Option<u64>)| charge.takes_place() && cost.is_some_and(|cost| cost > 0);
@@ -151,18 +152,18 @@ impl Job {
         if let Work::Settle(settling) = &self.work { Some(&settling.settlement) } else { None }
     }
 
-    /// Whether it takes a prefetch, or gives one back.
+    /// Whether the job takes a prefetch, or gives one back.
     pub(super) fn is_of_prefetch(&self) -> bool {
         self.check().charges().any(|charge| charge.life().is_some())
     }
 
-    /// How long it may wait for others to travel with, if it may.
+    /// How long the job may wait for others to travel with. `None` if it leaves at once.
     pub(super) fn may_wait(&self) -> Option<Duration> {
         let life = self.check().charges().find_map(Charge::life)?;
         Some((life / PART_OF_LIFE).min(LONGEST_WAIT)).filter(|wait| *wait >= SHORTEST_WAIT)
     }
 
-    /// Whether the order of the two makes no difference.
+    /// Whether it makes no difference which of the two jobs comes first.
     pub(super) fn is_interchangeable_with(&self, other: &Self) -> bool {
         self.is_check() && other.is_check() && self.check().is_interchangeable_with(other.check())
     }
@@ -175,7 +176,7 @@ impl Job {
         self.copies.extend(other.caller.take());
     }
 
-    /// Whether it counts once even if it is sent twice: the store remembers its id.
+    /// Whether the job counts once even if it is sent twice, because the store remembers its id.
     pub(super) fn is_repeatable(&self) -> bool {
         let is_kept = |charge: &Charge| charge.units() == 0 || charge.lease().is_some() || charge.is_exact();
         !self.is_check() || self.check().id().is_some() || self.check().charges().all(is_kept)
@@ -189,11 +190,11 @@ impl Job {
         }
     }
 
-    /// Its callers, each with a job of its own. It has not run.
+    /// The callers of a job that has not run, each with a job of its own.
     pub(super) fn apart(mut self: Box<Self>) -> Vec<(Box<Self>, Sender<Answer>)> {
         let caller = self.caller.take();
         let copies = mem::take(&mut self.copies);
-        // It joins the queue again.
+        // The job joins the queue again, and gets a crowd there.
         self.crowd = None;
         let copy = |caller| (Self::decide(self.check().clone(), self.deadline), caller);
         let mut apart: Vec<_> = copies.into_iter().map(copy).collect();
@@ -215,7 +216,7 @@ pub(super) fn places(check: &Check) -> Option<Check> {
     Check::of_distinct(check.charges().filter(|charge| charge.takes_place()).cloned())
 }
 
-/// The slot of a check in a cluster. A check of several slots is split before it is sent.
+/// The slot of a check in a cluster. A check of several slots is taken apart before it is sent.
 pub(super) fn hash_slot(check: &Check, keys: &Keys) -> u16 {
     check.charges().next().map_or(0, |charge| keys.hash_slot(charge.key()))
 }
@@ -245,7 +246,8 @@ pub(super) fn write_shape(job: &Job, command: &mut Cmd, again: bool, now: impl F
     let kind = match &job.work {
         Work::Settle(_) if again => "settle again",
         Work::Settle(_) => "settle",
-        // It may have been counted under the id of its caller. That of a prefetch is fresh.
+        // A check with an id of its caller's may have been counted before. The id of a prefetch is
+        // fresh.
         Work::Decide(_) if again || check.id().is_some() && !job.is_of_prefetch() => "again",
         Work::Decide(_) if check.charges().all(is_plain) => "plain",
         Work::Decide(_) => "any",
@@ -295,8 +297,8 @@ pub(super) fn have_one_shape(job: &Job, other: &Job) -> bool {
         && check.charges().map(figures).eq(other_check.charges().map(figures))
 }
 
-/// The figures of one copy of a check of one unit, or one place, or both, whose id is new: two of
-/// the unit, and three of the place.
+/// The figures of a check without copies that takes one unit, one place, or both, under a new id:
+/// two of the unit, and three of the place.
 pub(super) fn single(job: &Job) -> Option<impl Iterator<Item = u64> + use<>> {
     let Work::Decide(check) = &job.work else { return None };
     let mut figures = [0; 5];

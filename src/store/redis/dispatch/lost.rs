@@ -8,12 +8,12 @@ use tokio::{runtime::Handle, task::JoinSet, time::sleep};
 use super::{dispatcher::Common, job::Job};
 use crate::{decision::Settlement, local::Underway, store::give_back};
 
-/// A server that has stood still may run a lost batch a moment after what came over another
-/// connection.
+/// The wait between the two releases. A server that has stood still may run a lost batch after the
+/// first release, which came over another connection.
 const BEFORE_SECOND_RELEASE: Duration = Duration::from_millis(500);
 
-/// A task of the current runtime gives them back once this is dropped, or a thread if there is no
-/// runtime, or if that ends.
+/// Gives the places and units back when it is dropped: in a task of the current runtime, or in a
+/// thread if there is no runtime or if it ends.
 pub(super) struct Lost {
     common: Arc<Common>,
     taken: Vec<Settlement>,
@@ -26,7 +26,7 @@ impl Lost {
         Self { common: Arc::clone(common), taken, underway: common.local_state.owed.begin(), is_in_task: false }
     }
 
-    /// Nothing is lost.
+    /// Gives nothing back, since nothing is lost.
     pub(super) fn forget(mut self) {
         self.taken.clear();
     }
@@ -58,10 +58,11 @@ impl Drop for Lost {
 
 async fn free(common: &Arc<Common>, taken: &[Settlement]) {
     let release = async || {
-        // Together, so that they travel in one batch.
+        // All are given back at once, so that they travel in one batch.
         let give_back = |taken: &Settlement| {
             let common = Arc::clone(common);
-            // Each try finds a dispatcher, since that of a runtime that ends is of no use.
+            // Each try finds a dispatcher anew, since the dispatcher of a runtime that ends is of
+            // no use.
             let settle = move |taken| {
                 let dispatcher = common.dispatcher();
                 let job = Job::settle(taken, &common.local_state);

@@ -3,7 +3,7 @@
 //! 1. Each runtime has a [`Dispatcher`].
 //! 2. While few checks are in flight, the caller of a check sends it. Other checks and settlements
 //!    wait in a queue, as [`Job`]s.
-//! 3. A batch takes them out of the queue, writes them as one script call, and reads the reply.
+//! 3. A batch takes jobs out of the queue, writes them as one script call, and reads the reply.
 //! 4. `cross_slot.rs` takes apart a check whose keys are in several slots of a cluster.
 
 #![expect(clippy::vec_box, reason = "a job moves several times, so it is a pointer everywhere")]

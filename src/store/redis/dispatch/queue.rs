@@ -1,30 +1,31 @@
 //! Checks and settlements that wait for the next batch.
 //!
 //! 1. While few checks are in flight, a check leaves at once. While the allowed number of batches
-//!    is in flight, checks queue. When a batch returns, the queue leaves as the next one. No timer
-//!    delays a check.
-//! 2. A check that would not have its answer within its caller's deadline is an error at once. The
-//!    batches that have left tell how long the wait is. The batches, their number in flight, and
-//!    the number of checks that wait are bounded, too.
+//!    is in flight, checks queue. When a batch returns, the checks in the queue leave as the next
+//!    batch. No timer delays a check.
+//! 2. A check that would not have its answer within its caller's deadline fails at once. The
+//!    batches that have left tell how long the wait is. The size of a batch, the number of batches
+//!    in flight, and the number of checks that wait are bounded, too.
 //! 3. A check whose caller has stopped waiting is not sent, and takes no room in the queue from
 //!    other checks.
 //! 4. A task that has a permit serves the queue until it is empty.
 //! 5. A check that finds no batch and few other checks in flight skips the queue: its caller sends
-//!    it, without a task. If those callers stop polling, other checks queue instead. A settlement
-//!    never skips the queue, since it must happen even if its caller leaves. Where more checks have
-//!    come together of late, the first of them does not skip the queue. A task sends all that have
-//!    come by the time it runs as one batch: each script call costs Redis, and each reply wakes
-//!    this process. Nor does a check skip the queue after a caller has left without its reply: a
-//!    task hears a reply that comes too late, and learns how long the way is.
-//! 6. Prefetches are taken and given back before they are needed, so they wait for others for a
-//!    small part of their life. They leave earlier with the next batch of checks.
-//! 7. Callers hold the queue weakly. So it ends with its runtime, and all that wait in it get an
-//!    error.
+//!    it, without a task. If the callers of those few stop polling, other checks queue instead. A
+//!    settlement never skips the queue, since it must happen even if its caller leaves. If several
+//!    checks have lately come together, the first of them does not skip the queue either. A task
+//!    then sends all checks that have come by the time it runs as one batch. That saves script
+//!    calls of Redis, and replies that wake this process. After a caller has left without its
+//!    reply, checks queue as well: a task hears a reply that comes too late, and learns the round
+//!    trip.
+//! 6. Nobody waits for a prefetch that is taken or given back. So prefetches wait for others for a
+//!    small part of their life. They leave earlier if a batch of checks leaves.
+//! 7. Callers hold the queue weakly. So the queue ends with its runtime, and all that wait in it
+//!    get an error.
 //! 8. While many checks wait, the keys take turns. So a key that floods the queue delays its own
 //!    checks, and no others. A check that is cancelled takes no turn.
-//! 9. While many checks wait, a check behind as many equal ones as its limits can ever admit is
-//!    refused at once: each of those takes its units, or finds that they are used up. So a client
-//!    never fills the queue with checks that its own limit refuses.
+//! 9. While many checks wait, a check is refused at once if as many equal checks are ahead of it as
+//!    its limits can ever admit. Each of those takes its units, or finds that they are used up. So
+//!    a client never fills the queue with checks that its own limit refuses.
 
 #[cfg(not(test))]
 use std::sync::{Mutex, MutexGuard};
@@ -36,7 +37,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-// In the tests of this file, so that models can try each order of the steps of threads.
+// The tests of this file have loom's lock, so that models can try each order of the steps of
+// threads.
 #[cfg(test)]
 use loom::sync::{Mutex, MutexGuard};
 use tokio::sync::oneshot::Receiver;
@@ -52,42 +54,44 @@ use crate::{
     store::redis::connect::ASKING,
 };
 
-/// The most checks of a batch. More than some dozens cost Redis more a check, not less: its data
-/// for them no longer fits into the processor's nearest cache.
+/// The most checks of a batch. In a larger batch, each check costs Redis more: the data for all of
+/// them no longer fits into the processor's nearest cache.
 pub(super) const MAX_BATCH: usize = 64;
 
-/// The most checks of a batch that begins with [`MAX_BATCH`] copies of one. To Redis they are one
-/// check.
+/// The most checks of a batch that begins with [`MAX_BATCH`] copies of one check. To Redis, the
+/// copies are one check.
 const MAX_COPIES: usize = 128;
 
-/// The checks that may wait, so that memory is bounded while Redis hangs: more than it decides
-/// within most deadlines.
+/// The most checks that may wait, which bounds the memory while Redis hangs. Within most deadlines,
+/// Redis decides fewer.
 pub(super) const CAPACITY: usize = 65_536;
 
 /// Cancelled jobs are removed once they may be this part of those that wait. So one walk through
-/// the queue serves many of them.
+/// the queue removes many of them.
 const PART_OF_CANCELLED: usize = 32;
 
-/// And so are those that take places and whose deadlines have passed, this long after the last
-/// walk.
+/// Jobs that take places and whose deadlines have passed are removed as well, at least this long
+/// after the last walk.
 const BETWEEN_WALKS: Duration = Duration::from_millis(10);
 
-/// While no more wait, they leave in the order of their arrival, which costs no look at their keys.
+/// While at most this many jobs wait, they leave in the order of their arrival. That needs no look
+/// at their keys.
 const FEW: usize = 4 * MAX_BATCH;
 
-/// While no more checks are in flight, each skips the queue: a task and a batch for each would cost
-/// this process more than they save.
+/// At most this many checks in flight have skipped the queue. For so few, a task and a batch for
+/// each would cost this process more than they save.
 const MOST_ALONE: usize = if cfg!(test) { 1 } else { 4 };
 
 /// After this many batches of one check in a row, a check counts as alone again.
 const ALONE: u8 = 8;
 
-/// Few servers decide a check in less. The first batches are compared with it.
+/// Few servers decide a check in less time. While no time per check is known, the first batches are
+/// compared with this.
 const SHORT_TIME: Duration = Duration::from_micros(10);
 
-/// Prefetches are taken only while no more than this part of the queue waits: few batches, since
-/// they delay the checks behind them. Prefetches that were taken are given back in any case, since
-/// their units are charged until then.
+/// Prefetches are taken only while at most a 64th of the queue's capacity waits. That is few
+/// batches, since prefetches delay the checks behind them. Prefetches that were taken are given
+/// back in any case, since their units are charged until then.
 const PART_OF_PREFETCHES: usize = 64;
 
 pub(super) struct Queue {
@@ -101,30 +105,32 @@ pub(super) struct Queue {
 
 #[derive(Default)]
 struct State {
-    /// They leave first, in the order of their arrival.
+    /// The jobs that leave first, in the order of their arrival.
     few: VecDeque<Box<Job>>,
-    /// Those behind them, by the digest of their first limit and key.
+    /// The jobs behind `few`, by the digest of their first limit and key.
     many: ByDigest<VecDeque<Box<Job>>>,
-    /// The digests in `many`. The first has its turn: one job of it leaves.
+    /// The digests in `many`, in the order of their turns: one job of the first leaves next.
     turns: VecDeque<u64>,
     waiting: usize,
-    /// Of the checks that came while many waited.
+    /// The crowds of the checks that came while many waited.
     crowds: Crowds,
     /// The callers that stopped waiting since cancelled jobs were last removed. Some of their jobs
     /// have left the queue.
     cancelled: usize,
-    /// When the queue is next looked through for checks that take places and whose deadlines have
-    /// passed, which are not in `cancelled`. At first the deadline of the one that came first.
+    /// When the queue may next be looked through for checks that take places and whose deadlines
+    /// have passed. `cancelled` does not count these. At first, it is the deadline of the first of
+    /// them.
     first_end: Option<Instant>,
     in_flight: usize,
     /// The checks in flight that skipped the queue.
     alone: usize,
     /// How many batches of one check have to leave before a check counts as alone. Zero at first.
     until_alone: u8,
-    /// The time from one batch to the next for each check of the first, smoothed. Zero until it is
-    /// known, and once the queue has been empty: no check is refused for what was before.
+    /// The time from one batch to the next, divided by the checks of the first, and smoothed. It is
+    /// zero until it is known, and again after the queue was empty, so that no check is refused for
+    /// an earlier wait.
     time_per_check: Duration,
-    /// When the last batch has left, and its checks, if others waited behind it.
+    /// When the last batch left, and the number of its checks, if others waited behind it.
     last_batch: Option<(Instant, u32)>,
 }
 
@@ -151,15 +157,16 @@ impl Queue {
         Some(Permit { queue: Arc::downgrade(self), is_lone: true })
     }
 
-    /// Queues a job, or returns its answer, in a box since that is rare. A task has to
-    /// [serve](Self::batch_permit) the queue from then on.
+    /// Queues a job. If the job cannot be queued, returns its answer, boxed since that is rare.
+    /// When a job is queued, a task has to [serve](Self::batch_permit) the queue.
     pub(super) fn push(self: &Arc<Self>, mut job: Box<Job>) -> Result<(Receiver<Answer>, Caller), Box<Answer>> {
         let mut state = self.lock();
         if state.alone >= MOST_ALONE {
             state.until_alone = ALONE;
         }
         let turn = state.turn_of(&job, &self.digester);
-        // So that prefetches of thousands of keys never delay or fail the checks of callers.
+        // This keeps prefetches of thousands of keys from delaying or failing the checks of
+        // callers.
         if job.is_check() && job.is_of_prefetch() && state.waiting > self.capacity / PART_OF_PREFETCHES {
             return Err(Box::new(Err(state.refusal(turn))));
         }
@@ -169,7 +176,7 @@ impl Queue {
         let crowd = digest.and_then(|_| state.crowds.join(job.check(), &self.digester, most_crowds));
         let is_behind = |crowd: &&Crowd, state: &State| crowd.refuses(job.check(), || state.cancelled_in(turn, crowd));
         let behind = |state: &State| crowd.as_ref().filter(|crowd| is_behind(crowd, state));
-        // A settlement that is refused is lost, so checks leave room for them.
+        // A settlement that is refused is lost, so checks leave room for settlements.
         let most = if is_check { self.capacity } else { 2 * self.capacity };
         let is_too_long = |state: &State| state.waiting >= most || state.wait(turn) > job.deadline;
         if behind(&state).is_some() || is_too_long(&state) {
@@ -196,9 +203,9 @@ impl Queue {
         Ok((answer, Caller { queue: Arc::downgrade(self) }))
     }
 
-    /// The permit to have one batch in flight. Without one, the tasks that have them serve the
-    /// queue. A server that is far away may have more of them in flight than the queue allows
-    /// otherwise.
+    /// The permit to have one batch in flight. `None` if all permits are taken: the tasks that have
+    /// the others send what waits. If the server is far away, `for_distance` may allow more batches
+    /// in flight than the queue does.
     pub(super) fn batch_permit(self: &Arc<Self>, for_distance: impl FnOnce() -> usize) -> Option<Permit> {
         let mut state = self.lock();
         let is_free = state.in_flight < self.max_in_flight || state.in_flight < for_distance();
@@ -212,30 +219,30 @@ impl Queue {
 }
 
 impl State {
-    /// The digest of the first limit and key of a job that comes behind many.
+    /// The digest of a job's first limit and key. `None` while few jobs wait.
     fn turn_of(&self, job: &Job, digester: &Digester) -> Option<u64> {
         let digest = || job.check().charges().next().map_or(0, |first| first.digest(digester));
         (!self.many.is_empty() || self.few.len() >= FEW).then(digest)
     }
 
-    /// How many checks of this turn and crowd nobody waits for any more.
+    /// The number of cancelled checks of this turn and crowd.
     fn cancelled_in(&self, turn: Option<u64>, crowd: &Crowd) -> u64 {
         let is_in = |job: &Job| job.crowd.as_ref().is_some_and(|other| other.is(crowd));
         let of_turn = turn.and_then(|digest| self.many.get(&digest)).into_iter().flatten();
         of_turn.filter(|job| is_in(job) && job.is_cancelled()).count() as u64
     }
 
-    /// The time until the answer to a job of this turn that comes now. All jobs in flight and ahead
-    /// of it are decided before. A third is added, for batches that take longer: a check that is
-    /// sent and answered too late takes the place of another.
+    /// The estimated time until a job of this turn that comes now has its answer. All jobs in
+    /// flight and ahead of it are decided before. A third is added, for batches that take longer: a
+    /// check that is answered too late only delays other checks.
     fn wait(&self, turn: Option<u64>) -> Duration {
         let of_its_own = turn.and_then(|digest| self.many.get(&digest)).map_or(0, VecDeque::len);
         let ahead = self.waiting.min(self.few.len() + self.turns.len() * (of_its_own + 1)) + self.in_flight * MAX_BATCH;
         self.time_per_check.saturating_mul((ahead + ahead / 3) as u32)
     }
 
-    /// An error of this check only: the others in the queue are decided, so a breaker must not
-    /// count it.
+    /// The error of a check that cannot be queued. The checks in the queue are decided, so a
+    /// breaker must not count this error.
     fn refusal(&self, turn: Option<u64>) -> StoreError {
         let wait = self.wait(turn);
         let takes = if wait.is_zero() { "an unknown time".into() } else { format!("about {wait:?}") };
@@ -273,7 +280,7 @@ impl State {
 
     fn remove_cancelled(&mut self) {
         self.cancelled = 0;
-        // One walk through the queue serves many.
+        // The next walk comes later, so that it removes many.
         self.first_end = self.first_end.map(|_| Instant::now() + BETWEEN_WALKS);
         self.few.retain(|job| !job.is_cancelled());
         self.many.retain(|_, jobs| {
@@ -294,9 +301,10 @@ impl State {
         jobs
     }
 
-    /// Learns the time per check from the batch before the one that leaves now. A pause of the
-    /// server says little about the batches after it, so one time counts for a few times the
-    /// others. It may be as long as those of all in flight, which may leave together.
+    /// Learns the time per check from the last batch and the one that leaves now. A pause of the
+    /// server says little about later batches, so one measured time counts as at most four times
+    /// the smoothed time. This bound is multiplied by the number of batches in flight, since they
+    /// may all leave together.
     fn measure(&mut self, now: Instant, checks: usize) {
         if let Some((before, checks)) = self.last_batch {
             let most = self.time_per_check.max(SHORT_TIME).saturating_mul(4 * self.in_flight as u32);
@@ -356,8 +364,8 @@ impl Drop for Permit {
     }
 }
 
-/// The caller of a job in the queue. When it stops waiting, its job is cancelled, and is counted as
-/// such.
+/// The caller of a job in the queue. When it stops waiting, its job is cancelled, and the queue
+/// counts it as cancelled.
 pub(super) struct Caller {
     queue: Weak<Queue>,
 }
@@ -367,7 +375,7 @@ impl Caller {
         Self { queue: Arc::downgrade(queue) }
     }
 
-    /// It has its answer.
+    /// Leaves with its answer, so its job does not count as cancelled.
     pub(super) fn leave(mut self) {
         self.queue = Weak::new();
     }
@@ -393,7 +401,7 @@ mod tests {
         store::ManualClock,
     };
 
-    /// More than any of these tests asks for.
+    /// A limit of more units than any of these tests takes.
     const CALLS: Limit = Limit::per_hour("calls", 1_000_000);
     const LOGINS: Limit = Limit::per_minute("login", 5);
 
@@ -413,14 +421,14 @@ mod tests {
             self.state.push(job, turn);
         }
 
-        /// The same for a caller that leaves at once.
+        /// Pushes a check whose caller leaves at once.
         fn push_cancelled(&mut self, key: &str) {
             self.push(key, 1);
             drop(self.callers.pop());
         }
     }
 
-    /// A test of the lock of loom, which bounds the steps.
+    /// Runs a test on one thread. Loom's lock bounds the steps of a test, so that bound is raised.
     fn on_one_thread(test: impl Fn() + Send + Sync + 'static) {
         let mut model = loom::model::Builder::new();
         model.max_branches = 1_000_000;
@@ -436,7 +444,7 @@ mod tests {
         queue.push(Job::decide(check, Duration::from_millis(deadline))).map_err(|error| format!("{error:?}"))
     }
 
-    /// Their callers have left, and tasks wait to free the places.
+    /// After the deadline, the callers have left, and only tasks wait, to free the places.
     #[test]
     fn a_check_that_takes_a_place_is_not_sent_after_its_deadline() {
         on_one_thread(|| {
@@ -452,8 +460,8 @@ mod tests {
         });
     }
 
-    /// A check comes behind many of its key whose callers have left. Of 400 other keys as many
-    /// checks come as leave.
+    /// A check comes behind many of its key whose callers have left. Meanwhile, as many checks of
+    /// 400 other keys come as leave.
     #[test]
     fn cancelled_checks_delay_no_other_of_their_key() {
         for (cancelled, are_removed) in [(0, false), (200, false), (4_000, false), (200, true), (4_000, true)] {
@@ -476,7 +484,7 @@ mod tests {
         }
     }
 
-    /// Behind those that leave in the order of their arrival.
+    /// The turns begin behind the jobs that leave in the order of their arrival.
     #[test]
     fn each_key_has_one_turn_and_its_checks_keep_their_order() {
         let mut crowd = Crowd::default();
@@ -494,7 +502,8 @@ mod tests {
         assert_eq!((crowd.state.waiting, crowd.state.many.len()), (0, 0));
     }
 
-    /// So many are ahead of a check that comes now. No check that waits leaves later.
+    /// The estimate is the number of checks ahead of one that comes now. No check leaves later than
+    /// that.
     #[test]
     fn no_check_leaves_later_than_its_estimate() {
         let mut seed = 7_u64;
@@ -597,8 +606,8 @@ mod tests {
         });
     }
 
-    /// They would be sent, and answered too late. Each of them would take the place of one that can
-    /// be answered in time.
+    /// If they were not refused, these checks would be sent, and answered too late. Each of them
+    /// would delay one that can be answered in time.
     #[test]
     fn few_checks_of_a_slow_server_are_refused() {
         on_one_thread(|| {
@@ -607,7 +616,8 @@ mod tests {
             let _permit = queue.batch_permit(|| 0);
             queue.lock().time_per_check = Duration::from_micros(200);
             callers.extend((0..FEW as u64).map_while(|key| push(&queue, key, 50).ok()));
-            // 50 ms are 250 checks, of which 64 are in flight, and a quarter is kept in reserve.
+            // In 50 ms the server decides 250 checks. A quarter of that is kept in reserve, and 64
+            // are in flight.
             assert_eq!(callers.len(), 125);
         });
     }
@@ -625,8 +635,8 @@ mod tests {
         });
     }
 
-    /// The first come while few wait. A caller that leaves makes room, and so does one that has its
-    /// answer.
+    /// The first checks come while few wait. A caller that leaves makes room, and so does one that
+    /// has its answer.
     #[test]
     fn no_more_equal_checks_wait_than_their_limit_admits() {
         on_one_thread(|| {
@@ -658,7 +668,8 @@ mod tests {
         });
     }
 
-    /// Until some batches of one check have left, since the next ones may have company, too.
+    /// The check queues until some batches of one check have left, since the next checks may have
+    /// company, too.
     #[test]
     fn a_check_that_follows_checks_in_company_does_not_skip_the_queue() {
         on_one_thread(|| {
@@ -686,7 +697,7 @@ mod tests {
         });
     }
 
-    /// Also those that give back prefetches.
+    /// This includes settlements that give back prefetches.
     #[test]
     fn a_queue_full_of_checks_takes_settlements() {
         on_one_thread(|| {
@@ -707,7 +718,7 @@ mod tests {
         });
     }
 
-    /// Prefetches join a queue of which few places are taken, so the rest is for the checks of
+    /// Prefetches join a queue only while few jobs wait in it, so the rest is for the checks of
     /// callers.
     #[test]
     fn prefetches_leave_the_queue_to_the_checks_of_callers() {
@@ -728,7 +739,7 @@ mod tests {
     }
 }
 
-/// In each order of the steps of threads.
+/// Tests in each order of the steps of threads.
 #[cfg(test)]
 mod models {
     use loom::thread::spawn;
@@ -760,7 +771,7 @@ mod models {
         assert_eq!((state.in_flight, state.alone), (0, 0), "a permit is lost");
     }
 
-    /// However many batches may be in flight.
+    /// This holds however many batches may be in flight.
     #[test]
     fn each_job_that_was_pushed_is_sent_once() {
         for (threads, max_in_flight) in [(2, 1), (2, 2), (3, 1)] {

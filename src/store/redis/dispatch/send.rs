@@ -31,24 +31,27 @@ use crate::{
     },
 };
 
-/// To a server that is far away, a batch leaves this often, and only so many are in flight.
+/// To a server that is far away, a batch leaves in each such interval, and at most
+/// [`MOST_IN_FLIGHT`] are in flight.
 const BATCH_INTERVAL: Duration = Duration::from_millis(1);
 const MOST_IN_FLIGHT: u128 = 64;
 
-/// The outer error says that there was no connection, the inner one is of it or of the server.
+/// The outer error says that there was no connection. The inner one is of the connection or the
+/// server.
 type Reply = Result<RedisResult<Value>, StoreError>;
 
 impl Dispatcher {
-    /// Sends a job, or lets a task do it. While it waits for the answer, it holds nothing of the
-    /// dispatcher, which so ends with its runtime, even if nobody polls the future.
+    /// Sends a job, or lets a task send it. While this future waits for the answer, it does not
+    /// keep the dispatcher. So the dispatcher ends with its runtime, even if nobody polls the
+    /// future.
     ///
     /// If few checks are in flight and a connection works, the caller of a check sends it.
     pub(crate) async fn ask(self: Arc<Self>, job: Box<Job>) -> Answer {
         let slot = self.is_by_slot().then(|| hash_slot(job.check(), &self.common.keys));
         let queue = self.queue(slot.unwrap_or(0), job.is_release());
         let wait = job.may_wait();
-        // Until the first reply, a task sends it, and hears the reply even if it comes too late for
-        // the caller.
+        // Until the first reply, a task sends the check, and hears the reply even if it comes too
+        // late for the caller.
         if job.is_check()
             && wait.is_none()
             && self.common.local_state.round_trip.known().is_some()
@@ -58,11 +61,12 @@ impl Dispatcher {
             let dispatcher = Arc::downgrade(&self);
             let common = Arc::clone(&self.common);
             drop(self);
-            // In a box, since only few futures send their check themselves.
+            // Few of the futures that wait send their check themselves. This one is boxed, so that
+            // it does not enlarge the others.
             return Box::pin(send_alone(job, slot, connection, permit, dispatcher, common)).await;
         }
-        // Dropped after it, so that the job of a caller that stops waiting is cancelled before it
-        // is counted.
+        // `caller` is dropped after `answer`. So if a caller stops waiting, its job is cancelled
+        // before the queue counts it as cancelled.
         let (answer, caller) = match queue.push(job) {
             Ok(queued) => queued,
             Err(answer) => return *answer,
@@ -80,9 +84,9 @@ impl Dispatcher {
         answer.unwrap_or_else(|error| Err(without_runtime(error)))
     }
 
-    /// So many batches are in flight that a check waits for no more than a fraction of the round
-    /// trip. A server that is slow, and not far away, gets no more of them: they would wait there,
-    /// where keys take no turns.
+    /// The permit to send a batch. If the server is far away, more batches may be in flight, so
+    /// that a check waits in the queue for only a fraction of the round trip. A server that is slow
+    /// but near gets no more batches: they would wait there, where keys take no turns.
     fn batch_permit(&self, queue: &Arc<Queue>) -> Option<Permit> {
         queue.batch_permit(|| {
             let round_trip = &self.common.local_state.round_trip;
@@ -91,7 +95,7 @@ impl Dispatcher {
         })
     }
 
-    /// Lets prefetches wait for each other.
+    /// Lets prefetches wait for each other, and then serves the queue.
     async fn serve_after(self: Arc<Self>, wait: Duration, queue: Arc<Queue>) {
         sleep(wait).await;
         // A prefetch that comes later is gathered by another task.
@@ -111,13 +115,13 @@ impl Dispatcher {
         }
     }
 
-    /// Sends jobs as one batch, or, if batches are formed a slot at a time, as one for each slot,
-    /// all at once.
+    /// Sends jobs as one batch. If batches are formed a slot at a time, sends one batch for each
+    /// slot, all at once.
     async fn send_all(self: &Arc<Self>, jobs: Vec<Box<Job>>) {
         if !self.is_by_slot() {
             return self.send_batch(jobs, None).await;
         }
-        // A check of several slots has come before the server refused one.
+        // A check of several slots, under `None`, has come before the server refused one.
         let mut slots = BTreeMap::<Option<u16>, Vec<_>>::new();
         for job in jobs {
             slots.entry(only_slot(job.check(), &self.common.keys)).or_default().push(job);
@@ -141,7 +145,8 @@ impl Dispatcher {
         let mut reply = try_send(&mut connection, &mut batch, false).await;
         drop(connection);
         if !matches!(reply, Ok(Ok(_))) {
-            // In a box, since few batches are sent again.
+            // Few batches are sent again. This future is boxed, so that it does not enlarge the
+            // others.
             reply = Box::pin(self.try_again(&mut batch, reply)).await;
         }
         let refused = self.take_refused(&mut batch, &reply);
@@ -154,7 +159,7 @@ impl Dispatcher {
         }
     }
 
-    /// The jobs that the server has refused since their keys are in several slots. From then on
+    /// The jobs that the server has refused because their keys are in several slots. After that,
     /// batches are formed a slot at a time.
     fn take_refused(&self, batch: &mut Batch, reply: &Reply) -> Vec<Box<Job>> {
         match reply {
@@ -166,10 +171,10 @@ impl Dispatcher {
         }
     }
 
-    /// The reply after a second try, if that may help. A node of a cluster that does not have the
-    /// slot has run nothing, and neither has a connection that did not prove itself, so all jobs
-    /// are sent again. After a broken connection, only those that count once. A check whose callers
-    /// have left is not.
+    /// The reply after a second try, if that may help. All jobs are sent again if nothing has run:
+    /// if a node of a cluster does not have the slot, or if the connection did not prove itself.
+    /// After a broken connection, only jobs that count once are sent again. A check whose callers
+    /// have left is not sent again.
     async fn try_again(self: &Arc<Self>, batch: &mut Batch, mut reply: Reply) -> Reply {
         let Ok(Err(error)) = &reply else { return reply };
         if self.is_worth_another_try(error) {
@@ -188,15 +193,15 @@ impl Dispatcher {
     }
 
     /// Runs each command on a key that no limit has, and looks at two keys. So the server is
-    /// reached, knows the script, and lets this user run all that will be needed, at our keys. If
-    /// it refuses keys of several slots, that is known from then on.
+    /// reached, knows the script, and lets this user run all commands that will be needed, on the
+    /// keys of the store. If the server refuses keys of several slots, that is known from then on.
     pub(crate) async fn try_out(self: Arc<Self>) -> Result<(), StoreError> {
         self.in_task(|dispatcher| async move {
             let time = if dispatcher.common.clock.is_none() { "" } else { "given" };
             let key = format!("{}:", dispatcher.common.keys.prefix);
             dispatcher.send(cmd("EVAL").arg(TRY_OUT).arg(1).arg(key).arg(time)).await?;
             if dispatcher.common.server.is_cluster() {
-                // The client sends it to a node to which a slot moves.
+                // The client sends ASKING to a node to which a slot moves.
                 dispatcher.send(&cmd("ASKING")).await?;
             }
             let peek = |key: &&str| Check::new(Charge::fitting(Limit::per_second("connect", 1), (*key).into(), 0));
@@ -222,8 +227,8 @@ async fn try_send(taken: &mut Result<(Connection, impl Send), StoreError>, batch
     Ok(batch.send(connection, again).await)
 }
 
-/// Sends the check of its own caller. A task takes over after an error: a future that may not be
-/// polled must not wait for a connection.
+/// Sends a check in the future of its caller. After an error, a task takes over: a future that
+/// nobody may poll must not wait for a connection.
 async fn send_alone(
     job: Box<Job>,
     slot: Option<u16>,

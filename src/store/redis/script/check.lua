@@ -5,21 +5,22 @@
 --        time_in, time_of, try, weigh, write_counts
 -- Gives  write_status, failure_of, decide
 
--- Whether the total still has units of entries that have left: more than one check may drop. Then
--- no time is known.
+-- Whether the total still has units of entries that have left, because there are more than one
+-- check may drop. If so, no time is known.
 local function is_behind(log)
   return log.has_total and log.gone > 0
 end
 
--- The time from which an entry counts by the present clock: the latest time under which anything of
--- now is recorded. The end of a prefetch's life may be ahead of the clock.
+-- The time from which an entry counts by the present clock. It is the time of the entry, but no
+-- later than the latest time under which anything of now is recorded. For a prefetch, that latest
+-- time is a life ahead of the clock.
 local function counted_from(log, time, is_prefetch)
   return math.min(time, is_prefetch and now + LONGEST_LIFE or log.is_counter and now or log.at)
 end
 
--- Where the clock has stepped back, entries from the future count as having happened now, so that
--- the key is right again after one window. Each refusal moves the newest of them, at most 100. A
--- server without memory moves none.
+-- If the clock has stepped back, entries from the future count as if they came now, so that the key
+-- is right again after one window. Each refusal moves the newest of them, at most 100. A server
+-- without memory moves none.
 local function pull_back(log)
   if log.ahead then
     -- ZREM comes first, so that a server without memory accepts the ZADD.
@@ -49,9 +50,10 @@ local function pull_back(log)
   outlive(log, log.at)
 end
 
--- The first moment at which at most `most` units are used. `entries` leave next, and `total` is the
--- units of all entries; without the reserved ones, entries and total are taken as if those were
--- given back now. A lower bound if more entries have to leave.
+-- The first moment at which at most `most` units are used. `entries` are those that leave next, and
+-- `total` is the units of all entries. Without `with_reserved`, reserved entries do not count, and
+-- `total` is without them. The moment is a lower bound if more entries have to leave than were
+-- read.
 local function first_fit(log, most, total, entries, with_reserved)
   local from, leaves = now, counted_from(log, now) + log.window
   for i = 1, #entries, 2 do
@@ -67,12 +69,12 @@ local function first_fit(log, most, total, entries, with_reserved)
     end
   end
   local fits = total > most and leaves or falls_to(log, most - total, from)
-  -- The entries that were not read leave later.
+  -- The entries that were not read leave later, so this is a lower bound.
   return total > 0 and #entries == 2 * LOOKED_AT and math.min(fits, leaves) or fits
 end
 
 -- Microseconds until at most `most` units are used, and the same if all reserved units were given
--- back now. Lower bounds if more entries have to leave than a check may read.
+-- back now. They are lower bounds if more entries have to leave than a check may read.
 local function wait(log, most)
   pull_back(log)
   if is_behind(log) then return 1, 0 end
@@ -81,14 +83,14 @@ local function wait(log, most)
     return leaves, leaves
   end
   local first, settled = heads_of(log) + log.gone, log.total - log.reserved
-  -- Each entry of an exact log has at least one unit, so no more than these have to leave.
+  -- Each entry of an exact log has at least one unit, so at most this many entries have to leave.
   local enough = not log.part and log.reserved == 0 and math.min(LOOKED_AT, log.total - most) or LOOKED_AT
   local entries = call('ZREVRANGE', log.key, first, first + enough - 1, 'WITHSCORES')
   local retry = first_fit(log, most, log.total, entries, true) - now
   return retry, log.reserved > 0 and first_fit(log, most, settled, entries, false) - now or retry
 end
 
--- Writes into a record the status that the log of this place has.
+-- Writes the status of a log into a record, at the place of its charge.
 local function write_status(record, place, log, retry, least)
   -- The moment from which on fewer units are used.
   local fewer = log.oldest and log.oldest + log.window
@@ -103,17 +105,18 @@ local function write_status(record, place, log, retry, least)
 end
 
 -- How many copies of a check an earlier try has counted, and when. A check is admitted whole, so an
--- entry under any of its charges shows it.
+-- entry under any of its charges shows that it was counted.
 local function counted_before(logs, id, copies)
   local counted, exact_at, rounded_at = 0, -1, -1
   for _, log in ipairs(logs) do
     local before, time = 0, nil
-    -- An entry under the id of a charge that takes nothing is of another admission.
+    -- A charge that takes nothing has no entry. An entry under this id is then of another
+    -- admission.
     if log.takes > 0 then before, time = copies_counted(log, id, copies) end
     if before > 0 then
       counted = math.max(counted, before)
       if log.lease then time = time + log.window - log.lease end
-      -- A place has the time at which it was renewed.
+      -- The time of a place is that of its last renewal.
       if log.part or log.is_place then
         rounded_at = math.max(rounded_at, time)
       else
@@ -130,7 +133,7 @@ local function admissible(logs, copies)
   for _, log in ipairs(logs) do
     local is_over = log.needs > 0 and log.used + log.needs * copies > log.units
     log.is_left_out = log.is_shadow and is_over
-    -- Without an entry of its own a prefetch would leave too early.
+    -- Without an entry of its own a prefetch would leave too early, so a full key admits none.
     if log.is_prefetch and is_full(log) then admitted = 0 end
     if is_over and not log.is_shadow then
       admitted = math.min(admitted, math.max(0, math.floor((log.units - log.used) / log.needs)))
@@ -146,12 +149,12 @@ local OF_THE_SERVER = {
   'MOVED', 'ASK ', 'script killed', 'run this command', 'not allowed from script', 'nknown Redis command', 'non local key',
 }
 
--- The text to reply if a charge has failed: its place and the error.
+-- The text to reply if a charge has failed: the number of the charge, and the error.
 local function failure_of(place, problem)
   local message = type(problem) == 'table' and problem.err or problem
   for _, state in ipairs(OF_THE_SERVER) do
     if string.find(message, state, 1, true) then
-      -- A table keeps the code of the error. A script before Redis 7.0 cannot fail with one.
+      -- A table keeps the code of the error. Before Redis 7.0, a script cannot fail with a table.
       error(redis.REDIS_VERSION_NUM and { err = message } or message, 0)
     end
   end
@@ -159,7 +162,7 @@ local function failure_of(place, problem)
 end
 
 -- Decides a check, and returns its record. Every charge is read first: no key gets an entry unless
--- all of them fit. `logs.place` is the charge that was reached.
+-- all of them fit. `logs.place` is the number of the charge that was reached last.
 local function decide_all(logs, charges, k, id, copies, is_again)
   for i, charge in ipairs(charges) do
     logs.place = i

@@ -4,7 +4,7 @@
 -- Takes  add_named, call, entries_of, FEW, find, following, named, now, score_of, shared
 -- Gives  add_copies, copies_counted, find_shared, part_copies
 
-local MOST = 128  -- the copies of a check that travel together at most
+local MOST = 128  -- the most copies of a check that travel together
 
 -- Counts copies in an exact log.
 local function add_copies(log, id, copies)
@@ -44,7 +44,7 @@ local function find_shared(log, id)
   end
 end
 
--- Gives those that shared an entry with this id entries of their own.
+-- Gives the other copies that shared an entry with this id entries of their own.
 local function part_copies(log, id, copies, time)
   local place = copies > 1 and string.byte(id, 8) or 0
   for other = 0, copies - 1 do

@@ -1,14 +1,14 @@
--- How a counter counts: the units of the present window of the clock, and those of the one before
--- by how much of it the sliding window still overlaps, rounded up to whole units. Entries with an
--- id count in full.
+-- How a counter counts. The units of the present window of the clock count in full. The units of
+-- the window before count by the part of it that the sliding window still overlaps, rounded up to
+-- whole units. Entries with an id count in full.
 --
 -- Takes  call, clamped, now, recorded_at, text
 -- Gives  estimate_now, read_counts, write_counts, add_to_counts, falls_to
 --
--- The two numbers are in one member behind all others, with the start of their window: its score is
--- infinite. The key expires two windows + SLACK after the start of the newest window.
+-- One member has the two numbers and the start of their window. Its score is infinite, so it is
+-- behind all others. The key expires two windows + SLACK after the start of the newest window.
 
--- The units of two windows, of which the present one has begun at `start`.
+-- The estimate at `time`: the present window has begun at `start`.
 local function estimate(log, current, previous, start, time)
   return current + math.ceil(previous * (start + log.window - time) / log.window)
 end
@@ -44,7 +44,8 @@ local function write_counts(log)
   log.counts, log.ahead = counts, nil
 end
 
--- Counts units in the window of the clock in which they were admitted, unless it counts no longer.
+-- Counts units in the window of the clock in which they were admitted, unless that window counts no
+-- longer.
 local function add_to_counts(log, time, units)
   local start = recorded_at(log, time)
   if start >= log.at then
@@ -56,18 +57,18 @@ local function add_to_counts(log, time, units)
 end
 
 -- The first moment, not before `from`, at which the estimate is at most `most`. A log that is no
--- counter has none.
+-- counter has no estimate, so this returns `from`.
 local function falls_to(log, most, from)
   if not log.is_counter then return from end
   local start, current, previous, ahead = log.at, log.current, log.previous, log.ahead
-  -- Units of a later window stay as they are until it begins.
+  -- After a step back, units of a later window count in full until that window begins.
   if ahead and current > most then
     start, current, previous, from = ahead.start, ahead.current, ahead.previous, math.max(from, ahead.start)
   end
   while current + previous > 0 do
     local stop = start + log.window
     if current <= most and from < stop then
-      -- The estimate is of doubles, so the moment it falls to this may be a step or two beside the
+      -- The estimate is computed in doubles, so the true moment may be a step or two beside the
       -- computed one.
       local fits = previous == 0 and from or math.max(from, stop - math.floor((most - current) * log.window / previous))
       while fits > from and estimate(log, current, previous, start, fits - 1) <= most do

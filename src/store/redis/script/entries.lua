@@ -1,22 +1,23 @@
--- The entries of a sorted set. The score is the time under which an admission is recorded, negated:
--- the newest entry comes first, where writing is quick. An entry counts until a window after that
--- time.
+-- The entries of a sorted set. Their score is the time under which an admission is recorded,
+-- negated. So the newest entry comes first, where writing is quick. An entry counts until a window
+-- after its recorded time.
 --
 -- Takes  call, is_expiry_telling, is_server_time, now
 -- Gives  NAMED, MOST_NAMED, LARGEST, LOOKED_AT, DROPPED, LONGEST_LIFE, text, clamped, time_in,
 --        recorded_at, named_at, begin_with, named, weigh, weigh_all, find, outlive
 --
--- Time      An exact log records an admission under its time and its id. A compact log uses the end of a sub-window
---           instead, a fixed window and a counter the start of a window, a period of the calendar a window before its end, and
---           they put admissions of one time together. An admission whose id the caller gave, or whose units are reserved, has
---           an entry of its own there, too. An entry with a lease is recorded a window before the lease ends, so that it
---           leaves then. So a prefetch, whose lease is longer than the window, is recorded at the end of its life, ahead of
---           the clock.
--- Expiry    An exact log of one entry of one unit expires a window + SLACK after it. Any other exact log expires two
---           windows + SLACK after its oldest entry. That is late enough for every entry of the window after that one, so
---           fast.lua mostly leaves it as it is, and reads from it when the oldest entry leaves. Only that figure depends on
---           it, no decision. Other logs, and all by another clock than the server's, expire a window + SLACK after
---           their newest entry.
+-- Time      An exact log records an admission under its time and its id. The other algorithms put admissions of one recorded
+--           time together: a compact log records the end of a sub-window, a fixed window and a counter the start of a window,
+--           and a calendar a window before the end of the period. An admission whose id the caller gave, or whose units are
+--           reserved, has an entry of its own under these, too. An entry with a lease is recorded a window before the lease
+--           ends, so that it leaves when the lease ends. The lease of a prefetch is longer than the window, so a prefetch is
+--           recorded at the end of its life, ahead of the clock.
+-- Expiry    An exact log of one entry of one unit expires a window + SLACK after that entry. Any other exact log expires two
+--           windows + SLACK after its oldest entry. That is late enough for all entries that come within a window of the
+--           oldest, so fast.lua mostly leaves the expiry as it is. It reads from the expiry when the oldest entry leaves.
+--           Only this figure depends on an expiry, and no decision does. Other logs expire a window + SLACK after their
+--           newest entry, and a counter a window later. Exact logs do so as well on Redis 6.2, and by another clock than the
+--           server's.
 
 local NAMED = 255         -- the first byte of a named entry, where most entries have no id
 local MOST_NAMED = 10000  -- named entries of a key whose memory is bounded; further units are counted without an id
@@ -29,7 +30,7 @@ local function text(number)
   return string.format('%.0f', number)
 end
 
--- A number as it may stand in a reply, whatever a key of ours was made to hold.
+-- A number as it may stand in a reply, even if another program has written the key.
 local function clamped(number)
   return number and number > 0 and math.min(math.ceil(number), LARGEST) or 0
 end
@@ -43,7 +44,7 @@ end
 local function recorded_at(charge, time)
   if not charge.part then return time end
   if charge.ends then
-    -- Not `time`, which is earlier for an admission that is settled.
+    -- This compares `now`, since `time` is earlier for an admission that is settled.
     if now < tonumber(string.match(charge.ends, '%d+')) then
       error('the clock of the process that asks is more than two periods ahead of that of the server', 0)
     end
@@ -56,9 +57,9 @@ local function recorded_at(charge, time)
   return charge.is_compact and start + charge.part - 1 or start
 end
 
--- The time under which a named entry is recorded. When the clock has stepped back it may be an
--- earlier one, but never a later: that is another admission, to which the id was given again. It is
--- not before 1970, since a score above 0 is that of a head.
+-- The time under which a named entry is recorded. After a step back of the clock, the entry may
+-- have moved to an earlier time. An entry at a later time is of another admission, which got the
+-- same id. The time is not before 1970, since a score above 0 is that of a head.
 local function named_at(charge, time)
   if not charge.lease then return charge.is_counter and time or recorded_at(charge, time) end
   local start = math.max(0, time + charge.lease - charge.window)
@@ -70,23 +71,25 @@ local function begin_with(charge, id)
   return charge.part and string.char(NAMED) .. id or id
 end
 
--- The member of a named entry: the id, and behind it its units if there are more than 1, or if they
--- are reserved, with a plus sign then, and a zero if they are a prefetch.
+-- The member of a named entry: the id, and behind it the units. A single unit that is not reserved
+-- is left out. Reserved units have a plus sign before them, and those of a prefetch a plus sign and
+-- a zero.
 local function named(charge, id, units, is_reserved)
   local member = begin_with(charge, id)
   if is_reserved then return member .. (charge.is_prefetch and '+0' or '+') .. text(units) end
   return units ~= 1 and member .. text(units) or member
 end
 
--- The units of an entry, and whether they are reserved, and a prefetch. An entry without an id is
--- two bytes of its time, and its units.
+-- The units of an entry, whether they are reserved, and whether they are a prefetch. An entry
+-- without an id consists of two bytes of its time, and its units.
 local function weigh(charge, member)
   local place = not charge.part and 9 or string.byte(member) == NAMED and 10 or 3
-  -- Behind the point of a settlement there may be its time. A mark has no units before it.
+  -- A settlement has a point behind its units, and there may be its time behind the point. A mark
+  -- has no units before the point.
   local sign, zero, number, times, point = string.match(member, '^(%+?)(0?)(%d*)%*?(%d*)(%.?)%d*$', place)
   local units = (tonumber(number) or (zero == '0' or point == '.') and 0 or 1) * (tonumber(times) or 1)
-  -- What is too large is not of our making. Over such units a counter would look for a moment for
-  -- ever.
+  -- If units are too large, another program has written them. A counter would search for a moment
+  -- for ever because of them.
   return units < LARGEST and units or 1, sign == '+', sign == '+' and zero == '0'
 end
 
@@ -102,15 +105,17 @@ local function weigh_all(charge, members, step)
   return total, reserved
 end
 
--- The time of a named entry, if it has not left the window: it may have left, and be there still.
+-- The time of a named entry, if it has not left the window. An entry that has left may still be
+-- there.
 local function find(log, member)
   local at = call('ZSCORE', log.key, member)
   at = at and time_in(at)
   return at and at + log.window > now and at
 end
 
--- Lets a key live as its entries need it: the oldest of an exact log decides, and the newest of
--- others. An admission keeps an expiry that is later: it is from before a step back of the clock.
+-- Lets a key live as its entries need it: the oldest entry of an exact log decides, and the newest
+-- entry of other logs. An admission keeps a later expiry, which is from before a step back of the
+-- clock.
 local function outlive(log, newest, is_admission)
   local time, life = newest, log.is_counter and log.long_life or log.life
   if not log.part and is_expiry_telling and log.oldest then

@@ -1,40 +1,42 @@
--- The fast way: a check of exact logs that have capacity for all of its copies, whose units are not
--- reserved, under ids that are new. It decides what check.lua decides, before the functions of the
--- general way are made. It reads the server's expiries, as run.lua does.
+-- The fast way. It decides checks of exact logs that have capacity for all copies, without reserved
+-- units, and under new ids. It decides as check.lua does, but the functions of the general way need
+-- not be made. It reads the server's expiries, as run.lua does.
 --
 -- Takes  call, entries_of, FEW, now, score, shared, try
 -- Gives  decide_fast
 
-local MANY = 100  -- more entries that have left are dropped in steps, by the general way
+local MANY = 100  -- if more entries have left, the general way drops them in steps
 
 -- Looks at the exact log of a charge for copies of a check. Returns
 --   used    the units used
---   reset   the microseconds until fewer are, once the copies are counted
---   expiry  when the key has to expire then, if that is another time than now
+--   reset   the microseconds until fewer are used, once the copies are counted
+--   expiry  when the key then has to expire, if its expiry has to change
 --   gone    how many entries have left and are still there
 --   total   the score of the total, if the key has one
--- or nothing, if not all copies fit, or if there is more to do than to count them. The expiry of
--- the key and the number of its entries may be known.
+-- or nothing, if not all copies fit, or if there is more to do than to count them. `expires` and
+-- `size` are the expiry of the key and the number of its entries, if they are known.
 local function look(charge, key, copies, expires, size)
   local counted, window = charge.cost * copies, charge.window
   expires = expires or call('PEXPIRETIME', key)
   local used, gone, total, oldest = 0, 0, nil, now
   if expires ~= -2 then
-    -- Those that have left, and the total.
+    -- Counts the entries that have left, and the total.
     local beyond = try('ZCOUNT', key, charge.cutoff, '+inf')
     if type(beyond) == 'table' or beyond > MANY then return end
     total = beyond > 0 and call('ZSCORE', key, 'used')
     gone = total and beyond - 1 or beyond
     used = total and tonumber(total) or (size or call('ZCARD', key)) - gone
     for _, member in ipairs(total and gone > 0 and call('ZREVRANGE', key, 1, gone) or {}) do
-      -- Its units, or copies and their cost. Behind the point of a settlement may be its time.
+      -- A member has its units, or its copies and their cost. Behind the point of a settlement may
+      -- be its time.
       local number, times = string.match(member, '^(%d*)%*?(%d*)%.?%d*$', 9)
-      -- The total of reserved units is shorter than an id.
+      -- A member shorter than an id is the head of reserved units, which the general way reads.
       if not number or #member < 8 then return end
       used = used - (tonumber(number) or 1) * (tonumber(times) or 1)
     end
     -- The expiry tells the time of the oldest entry, but less than a millisecond of it may come
-    -- from rounding. One that is moved must not be from before a step back of the clock.
+    -- from rounding. An expiry that the copies move must not be from before a step back of the
+    -- clock.
     local is_one = used == 1 and not total
     oldest = (expires - (is_one and charge.life or charge.long_life)) * 1000
     if gone > 0 or oldest + window < now + 1000 or is_one and oldest > now + 1000 then
@@ -43,19 +45,19 @@ local function look(charge, key, copies, expires, size)
       if oldest > now or total and not at then return end
     end
   end
-  -- Also where the total is no number.
+  -- This also returns nothing if the total is no number.
   if not (used >= 0 and used + counted <= charge.units) then return end
   local expiry = math.ceil(oldest / 1000) + ((total or used + counted > 1) and charge.long_life or charge.life)
   return used, math.min(oldest + window - now, window), expiry ~= expires and expiry, gone, total
 end
 
 -- Decides copies of a check, from its charge `i` on, and appends their status to the reply of this
--- length. Returns false if it has done nothing. The expiry of the key and the number of its entries
--- may be known.
+-- length. Returns false if it has done nothing. `expires` and `size` are the expiry of the key and
+-- the number of its entries, if they are known.
 local function decide_fast(charges, i, k, id, copies, reply, r, expires, size)
   local charge, key = charges[i], KEYS[k + i]
   local used, reset, expiry, gone, total = look(charge, key, copies, expires, size)
-  -- All are looked at before one is counted.
+  -- All charges are looked at before one is counted.
   if not used or charges[i + 1] and not decide_fast(charges, i + 1, k, id, copies, reply, r) then return false end
   local cost = charge.cost
   local has_total, written = total or cost > 1 or copies > FEW
@@ -63,7 +65,7 @@ local function decide_fast(charges, i, k, id, copies, reply, r, expires, size)
   if has_total then
     local member = copies > 1 and shared(id, copies, cost) or cost > 1 and id .. string.format('%.0f', cost) or id
     written = try('ZADD', key, used + cost * copies, 'used', score, member)
-    -- A first try that the server reads after the second finds the entry of that.
+    -- If the server reads the first try after the second, the entry is there already.
     if total and written == 0 then call('ZADD', key, used, 'used') end
   else
     written = try('ZADD', key, entries_of(id, copies))

@@ -8,16 +8,16 @@
 -- Reads the key of a charge, and drops the entries that have left. Returns a log, which has all
 -- that the charge has, and
 --   key
---   used, total, reserved  the units used, of them those in entries, and of them those reserved
+--   used, total, reserved  the units used, those of them in entries, and those that are reserved
 --   oldest                 the time of the oldest entry, if there is one
---   has_total, has_held    whether there are the heads of the total and of the reserved units
+--   has_total, has_held    whether the key has the heads of the total and of the reserved units
 --   gone                   how many entries have left and are still there
 --   at                     the time under which an admission of now is recorded
--- and of a counter what read_counts notes.
+-- The log of a counter also has what read_counts notes.
 local function read(charge, key)
   local log = { key = key, used = 0, total = 0, reserved = 0, gone = 0, at = recorded_at(charge, now) }
   setmetatable(log, { __index = charge })
-  -- The entries that have left, and the heads.
+  -- Counts the entries that have left, and the heads.
   local beyond = call('ZCOUNT', key, log.cutoff, '+inf')
   local last = beyond > 0 and call('ZREVRANGE', key, 0, 2, 'WITHSCORES') or {}
   if log.is_counter then read_counts(log, last[1]) end
@@ -30,7 +30,7 @@ local function read(charge, key)
   end
   log.used = log.total + (log.is_counter and estimate_now(log) or 0)
   if log.total > 0 then log.oldest = time_of(log, 0) end
-  -- The expiry must not tell of a dropped entry as the next to leave.
+  -- The expiry tells when the oldest entry leaves. Since that was dropped, the expiry is set anew.
   if gone > 0 and not log.part and is_expiry_telling and log.oldest then outlive(log, now) end
   return log
 end

@@ -5,11 +5,12 @@
 --        following, entries_of
 --
 -- Copies that are admitted together share an entry under the first id, with their number and the
--- cost of each; a few of cost 1 get entries of their own. The last byte of the first id is 0, and
--- those of the other copies count up from it: so the id of any copy leads to the entry.
+-- cost of each. A few copies of cost 1 get entries of their own instead. The last byte of the first
+-- id is 0, and the last bytes of the other copies' ids count up from it. So the id of any copy
+-- leads to the entry.
 
--- What it shares of the head comes as arguments: a function that refers to locals of another costs
--- more to make.
+-- The names that this shares with head.lua come as arguments: a function that refers to locals of
+-- another function costs more to make.
 local now, score, score_of, SLACK, is_server_time, is_expiry_telling = ...
 local call, try = redis.call, redis.pcall
 

@@ -5,8 +5,8 @@ use std::sync::LazyLock;
 /// `head.lua` describes its arguments and its reply.
 pub(super) const DECIDE: &str = concat!(
     include_str!("head.lua"),
-    // In functions, because most calls never need what these files define. `members.lua` has the
-    // arguments, `settle.lua` and `ways.lua` end with what they return.
+    // These files are in functions, because most calls never need what the files define.
+    // `members.lua` reads the arguments, and `settle.lua` and `ways.lua` end with the results.
     "local function other_ways(...)\n",
     include_str!("members.lua"),
     include_str!("fast.lua"),
@@ -24,7 +24,7 @@ pub(super) const DECIDE: &str = concat!(
     include_str!("run.lua"),
 );
 
-/// Runs each of its commands without an effect.
+/// Runs each command that the script needs, without an effect.
 pub(super) const TRY_OUT: &str = include_str!("try_out.lua");
 
 pub(super) static SHA1: LazyLock<String> = LazyLock::new(|| redis::Script::new(DECIDE).get_hash().to_owned());

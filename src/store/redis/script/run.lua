@@ -1,19 +1,21 @@
--- The loop over the checks and settlements of a batch, in order, and the shortest way: a single
--- unit that is the first of its log, or of a log that has capacity and of which no entry has left,
--- and a place. It needs no function and no table: through a function that looks at a key, as in
--- fast.lua, a check that is alone would cost Redis 16 % more instructions, and one in a batch 25 %.
--- It reads the server's expiries, so it needs Redis 7.0 and the server's clock.
+-- The loop over the checks and settlements of a batch, in order, and the shortest way. The shortest
+-- way counts a single unit if its log is empty, or if the log has capacity and no entry has left.
+-- It also takes places. It needs no function and no table: with a function that looks at a key, as
+-- in fast.lua, a check that is alone would cost Redis 16 % more instructions, and a check in a
+-- batch 25 %. The shortest way reads the server's expiries, so it needs Redis 7.0 and the server's
+-- clock.
 --
 -- Takes  call, ceil, is_expiry_telling, is_server_time, now, other_ways, score, score_of, short,
 --        SLACK, try
 -- Gives  reply
 --
--- A place is an entry of one unit in an exact log, which its process renews as long as it is held:
--- so the window of the log, the life of a place, is the time after which the places of a dead
--- process are free. To free one, its process removes the entry, without this script. An entry whose
--- time is over may be renewed as long as it is still there: an admission that does not count it
--- drops it, or at least one other. So there never are more than the limit, but for places that were
--- lost and are taken again. Each write lets the key live for two lives.
+-- A place is an entry of one unit in an exact log, and its process renews the entry as long as the
+-- request runs. The life of a place is the window of the log: after this time, the places of a dead
+-- process are free. To free a place, its process removes the entry, without this script. An entry
+-- whose life is over may be renewed as long as it is still there: an admission that does not count
+-- it has dropped it, or at least one other entry. So there are never more places than the limit
+-- has, except for places that were lost and are taken again. Each write lets the key live for two
+-- lives.
 
 local reply, r, a, k = { now, nil, nil }, 1, 2, 0  -- with room, since a table that grows is slow
 local do_next, read_charges, charge_of
@@ -43,7 +45,7 @@ while k < #KEYS do
     -- The expiry, in microseconds, of a log whose oldest entry is just leaving.
     due = (2 * window_ms + SLACK) * 1000 - window + now
   end
-  -- As a text, since Redis would format the number in each call.
+  -- The expiry is a text, since Redis would otherwise format the number in each call.
   if life then expiry_of_place = string.format('%.0f', 2 * ceil(life / 1000) + SLACK) end
   if p and units > 0 then keys = 2 end
   checks = checks or ARGV[a] + 0
@@ -68,9 +70,9 @@ while k < #KEYS do
         else
           size = try('ZCARD', key)
           local left, expiry = expires * 1000 - due, nil
-          -- One entry of one unit expires a window earlier, and the second moves the expiry.
+          -- A log of one entry expires a window earlier, and the second entry moves the expiry.
           if size == 1 then left, expiry = left + window_ms * 1000, expires + window_ms end
-          -- Less than a millisecond may come from rounding.
+          -- A difference of less than a millisecond may come from rounding.
           if left >= 1000 and not (expiry and left > window + 1000) and try('ZCOUNT', key, cutoff, '+inf') == 0
             and size < units and try('ZADD', key, score, id) == 1 then
             if expiry then call('PEXPIREAT', key, expiry) end
@@ -84,7 +86,7 @@ while k < #KEYS do
           call('PEXPIRE', place, expiry_of_place)
           held = held + 1
         else
-          expires, size = nil, nil  -- the unit may be counted, so that these are of before
+          expires, size = nil, nil  -- the unit may be counted by now, and then these are wrong
         end
       end
     end
@@ -122,6 +124,6 @@ while k < #KEYS do
   end
   a = a + 1 + checks * step
 end
--- All are figures.
+-- If each check has only figures, the reply to the short form is a text of doubles.
 if short and r == 1 + 2 * #KEYS then return struct.pack('<' .. string.rep('d', r), unpack(reply)) end
 return reply

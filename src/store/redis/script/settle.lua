@@ -1,4 +1,4 @@
--- Settling an admission: each charge by itself. One that cannot be settled does not stop the
+-- Settling an admission: each charge by itself. A charge that cannot be settled does not stop the
 -- others.
 --
 -- Takes  add_to_counts, add_to_sum, add_to_total, begin_with, call, decide, DROPPED, estimate_now,
@@ -6,8 +6,8 @@
 --        part_copies, read, recorded_at, score_of, text, time_in, time_of, write_status
 -- Gives  decide, settle
 
--- Writes an entry of a settlement, which no id finds any more: its units with a point behind them.
--- If the id is given and settled again, the same member may be there: then a time that none has
+-- Writes the entry of a settlement: its units have a point behind them, so no id finds it any more.
+-- If an id is given and settled again, the same member may be there. Then a time that no member has
 -- follows the point.
 local function add_settled(log, id, time, units)
   local begin, later = begin_with(log, id) .. text(units) .. '.', 0
@@ -18,7 +18,7 @@ local function add_settled(log, id, time, units)
   call('ZADD', log.key, score_of(time), member)
 end
 
--- Whether there still is the entry that a settlement has left at a time under this id.
+-- Whether the key still has an entry that a settlement has left at this time under this id.
 local function has_settled(log, id, time)
   local at, prefix = score_of(time), begin_with(log, id)
   for _, member in ipairs(call('ZRANGEBYSCORE', log.key, at, at, 'LIMIT', 0, DROPPED)) do
@@ -28,7 +28,7 @@ local function has_settled(log, id, time)
 end
 
 -- Settles units whose lease is over and whose window is not: counts them as of when they were
--- reserved. Returns whether that was not done before.
+-- reserved. Returns whether it has done so.
 local function settle_late(log, id, time, cost)
   if cost == 0 or not log.lease or now < time + log.lease or now >= time + log.window then return false end
   if not log.part or log.is_counter then
@@ -37,9 +37,9 @@ local function settle_late(log, id, time, cost)
     add_settled(log, id, time, cost)
     return true
   end
-  -- The units are among those without an id, so a mark says that they were counted.
+  -- The units are added to those without an id, so a mark says that they were counted.
   local at = recorded_at(log, time)
-  -- A fixed window may have ended before.
+  -- The fixed window of the units may have ended already.
   if at + log.window <= now then return false end
   -- The id may have been given again: the time tells the marks apart.
   local mark = begin_with(log, id) .. '.' .. text(at)
@@ -58,13 +58,14 @@ local function settle_named(log, id, time, cost)
   if not at and not log.part and not log.lease and not log.is_place and log.cost > 0 then
     member, at, copies = find_shared(log, id)
   end
-  -- A place may have been renewed since.
+  -- A place may have been renewed since its admission, so its time may be later.
   if not at or at > named_at(log, time) and not log.is_place then return false end
-  -- All units of a prefetch that are spent by now count from now at the latest.
+  -- A prefetch may be settled before its life ends. Its spent units then count from now, not from
+  -- the end of the life.
   time = log.lease and math.min(log.is_prefetch and at or time, now) or at
-  -- The first write, so that a server without memory lets units be given back.
+  -- This is the first write, so a server without memory still lets units be given back.
   call('ZREM', log.key, member)
-  local stays = log.is_counter and 0 or cost  -- a counter adds it to its numbers
+  local stays = log.is_counter and 0 or cost  -- a counter adds the cost to its numbers
   if log.is_counter or log.has_total or stays > 0 then
     add_to_total(log, stays - log.cost, log.is_reserving and -log.cost)
   else
@@ -94,8 +95,8 @@ local function settle_charge(log, id, time, cost)
   end
   log.oldest = log.total > 0 and time_of(log, 0) or nil
   local newest = time_in(call('ZRANGE', log.key, 0, 0, 'WITHSCORES')[2])
-  -- The oldest may have gone, so the expiry must not tell of it any more. The newest may be as old
-  -- as the admission, and all that is left of a counter may be of the window before.
+  -- The oldest entry may be gone, so the expiry is set anew. The newest entry may be as old as the
+  -- admission, and all that is left of a counter may be of the window before.
   if log.is_counter then newest = (log.current > 0 or log.total > 0 and newest > log.at) and log.at or log.at - log.window end
   outlive(log, math.min(newest, log.at))
   return true

@@ -4,9 +4,9 @@
 -- Gives  heads_of, time_of, read_totals, add_to_total, add_named, add_to_sum, trim
 --
 -- Heads     As long as all entries are of one unit, their number is the total. After that the score of one more member,
---           'used', is the total of all entries. It is positive, so 'used' has the last rank. While units are reserved, the
---           score of 'held' is their total. It has the rank before, since it is never greater. Neither has as many bytes as
---           an id. The numbers of a counter have a head behind these two.
+--           'used', is the total of all entries. It is positive, so 'used' has the last rank. While units are reserved,
+--           the score of another member, 'held', is their number. That is never above the total, so 'held' has the rank
+--           before 'used'. Both names are shorter than an id. The numbers of a counter are in a head behind these two.
 
 -- How many heads a key has.
 local function heads_of(log)
@@ -27,14 +27,14 @@ local function read_totals(log, last)
     if last[i] == 'used' then log.has_total, log.total = true, units end
     if last[i] == 'held' then log.has_held, log.reserved = true, units end
   end
-  -- Not of our making are more reserved units than there are.
+  -- If more units are reserved than there are, another program has written the key.
   log.reserved = math.min(log.reserved, log.total)
 end
 
 -- Adds units to the total, `reserved` of them reserved, or takes them away.
 local function add_to_total(log, units, reserved)
-  -- An entry that has left leaves the total when it is dropped. So it has to be in it from the
-  -- start.
+  -- When an entry that has left is dropped, its units leave the total. So the total has to have
+  -- them from the start.
   if not log.has_total then log.total = log.total + log.gone end
   log.used, log.total = clamped(log.used + units), clamped(log.total + units)
   log.reserved = math.min(clamped(log.reserved + (reserved or 0)), log.total)
@@ -51,8 +51,8 @@ end
 local function add_named(log, time, member, units)
   local reserved = log.is_reserving and units or 0
   add_to_total(log, units, reserved)
-  -- Where an id was given again, one of as many units may stand there that has left: it is then no
-  -- longer there to be dropped.
+  -- If an id was given again, the same member may be there, of an entry that has left. ZADD then
+  -- has replaced that entry, and it need not be dropped any more.
   if call('ZADD', log.key, score_of(time), member) == 0 then
     add_to_total(log, -units, -reserved)
     log.gone = log.gone - 1
@@ -62,20 +62,20 @@ end
 -- Adds units to those without an id that were admitted at the same recorded time.
 local function add_to_sum(log, time, units)
   local at = score_of(time)
-  -- Among entries of one time, that without an id is the first.
+  -- Among entries of one time, the first is the one without an id.
   local earlier = call('ZRANGEBYSCORE', log.key, at, at, 'LIMIT', 0, 1)[1]
   if earlier and string.byte(earlier) == NAMED then earlier = nil end
   if earlier then units = units + weigh(log, earlier) end
   local part = math.floor(time / log.part)
   local sum = string.char(part % NAMED, math.floor(part / NAMED) % 256) .. text(units)
-  -- A compact log must not have one entry more even for a moment: beyond 128 Redis changes how it
-  -- keeps a set, for good.
+  -- The earlier sum is removed before the new one is added. With both, a compact log could exceed
+  -- 128 entries for a moment, and then Redis changes the encoding of the set for good.
   if earlier and earlier ~= sum then call('ZREM', log.key, earlier) end
   call('ZADD', log.key, at, sum)
 end
 
--- Writes a key anew with these entries, each with its score. The many others are freed off the
--- server's main thread.
+-- Writes a key anew with these entries, each with its score. Redis frees the many other entries
+-- outside its main thread.
 local function keep_only(log, entries)
   local scored, has_total = {}, log.has_total and #entries > 0  -- without entries, no total is left
   for i = #entries, 1, -1 do
@@ -91,8 +91,8 @@ local function keep_only(log, entries)
 end
 
 -- Drops entries that have left the window, and notes in the log how many are still there. One check
--- drops a bounded number: beyond that, entries of one unit are not counted, and others count until
--- a later check drops them.
+-- drops a bounded number. In a key without a total, the others do not count. In a key with a total,
+-- they count until a later check drops them.
 local function trim(log, gone)
   local heads, dropped = heads_of(log), math.min(gone, DROPPED)
   local live = call('ZCARD', log.key) - gone - heads
@@ -100,7 +100,7 @@ local function trim(log, gone)
     return keep_only(log, live > 0 and call('ZRANGE', log.key, 0, live - 1, 'WITHSCORES') or {})
   end
   local left = log.has_total and call('ZREVRANGE', log.key, heads, heads + dropped - 1)
-  -- The first write, so that a server without memory lets the totals follow.
+  -- This is the first write, so a server without memory accepts the writes of the totals after it.
   call('ZREMRANGEBYRANK', log.key, -heads - dropped, -heads - 1)
   if left then
     local units, reserved = weigh_all(log, left, 1)

@@ -10,14 +10,15 @@ local function charge_of(units, cost, window)
   return {
     units = units, cost = cost, window = window,
     needs = cost, takes = cost,  -- units that have to be left, and units that are counted
-    -- The milliseconds that a key outlives its oldest entry: if that is all, of one unit, and else.
+    -- The milliseconds that a key outlives its oldest entry: `life` if that is the only entry and
+    -- has one unit, otherwise `long_life`.
     life = millis + SLACK, long_life = 2 * millis + SLACK,
-    cutoff = score_of(now - window),  -- the score above which entries have left, and heads
+    cutoff = score_of(now - window),  -- above this score are the entries that have left, and the heads
   }
 end
 
--- Reads so many charges of a run from these arguments on: three or six figures of each. Returns
--- them, and the place behind.
+-- Reads this number of charges of a run, from the argument of this place on: three or six figures
+-- of each. Returns the charges, and the place behind them.
 local function read_charges(place, count, is_plain)
   local charges = {}
   for i = 1, count do
@@ -43,8 +44,8 @@ end
 local decide, settle
 
 -- Decides the check, or settles the admission, of this id, whose keys begin behind `k`. Appends its
--- outcome to the reply of length `r`, and returns the new length. The expiry of the first key and
--- the number of its entries may be known.
+-- outcome to the reply of length `r`, and returns the new length. `expires` and `size` are the
+-- expiry of the first key and the number of its entries, if they are known.
 local function do_next(kind, copies, charges, id, at, k, reply, r, expires, size)
   local is_fast = is_expiry_telling and (kind == 'single' or kind == 'place' or kind == 'plain')
   if is_fast and decide_fast(charges, 1, k, id, copies, reply, r, expires, size) then return r + 2 * #charges end
