@@ -391,6 +391,8 @@ impl fmt::Debug for BreakerState {
 /// In each order of the steps of threads.
 #[cfg(test)]
 mod models {
+    use std::future::ready;
+
     use loom::{model, thread::spawn};
     use tokio::{runtime::Builder, runtime::Runtime, task::yield_now};
 
@@ -490,6 +492,26 @@ mod models {
                 breaker
             });
         }
+    }
+
+    /// Until one waits for as long as the longest deadline.
+    #[test]
+    fn each_probe_waits_twice_as_long() {
+        model(|| {
+            let runtime = Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+            let breaker = open_breaker(1);
+            let waits = Arc::new(std::sync::Mutex::new(Vec::new()));
+            let probes = Arc::clone(&waits);
+            runtime.block_on(async {
+                let probe = move |takes: Duration| {
+                    probes.lock().unwrap().push(takes / DEADLINE.as_secs() as u32);
+                    ready(Err(TIMED_OUT))
+                };
+                assert!(breaker.0.refuse(DEADLINE, 10 * DEADLINE, probe).is_some());
+                sleep(6 * DEADLINE - Duration::from_secs(1)).await;
+            });
+            assert_eq!(*waits.lock().unwrap(), [1, 2, 4, 8, 10, 10].map(Duration::from_secs));
+        });
     }
 
     /// A task ends, or goes on, while the store fails again.

@@ -61,3 +61,27 @@ impl Pace {
         (units / LOW).max(during_lead + 3 * during_lead.isqrt() + 1)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The table of the guide `redis_is_far_away`, in milliseconds.
+    #[test]
+    fn a_life_follows_the_round_trip() {
+        for (trip, life, fewest) in [
+            (0, 100, 16),
+            (4, 100, 16),
+            (25, 100, 2),
+            (50, 200, 2),
+            (80, 320, 2),
+            (150, 600, 2),
+            (250, 1_000, 2),
+            (300, 1_000, 2),
+        ] {
+            let pace = Pace::new(100_000, 1_000_000, trip * 1_000, trip * 1_000);
+            assert_eq!((pace.life, pace.fewest_requests), (life * 1_000, fewest), "{trip} ms");
+        }
+        assert_eq!(Pace::new(500_000, 1_000_000, 80_000, 80_000).life, 500_000, "a longer life that is set");
+    }
+}

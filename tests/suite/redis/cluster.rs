@@ -469,6 +469,22 @@ async fn an_unreachable_cluster_is_reported() {
     assert!(format!("{error:?}").contains("127.0.0.1:1"), "{error:?}");
 }
 
+/// Three primaries have a third of the slots each, so one of them has not all keys of a try-out.
+#[tokio::test]
+async fn a_cluster_node_given_to_builder_says_moved() {
+    let cluster = RedisCluster::start(3).await;
+    let limiter = Limiter::new(RedisStore::builder(&cluster.0[0].url()).build().unwrap()).deadline(TEST_TIMEOUT);
+    let limit = Limit::per_hour("calls", 1);
+    let mut moved = None;
+    for key in 0..50 {
+        moved = moved.or(limiter.check(&limit, key.to_string(), 1).await.err());
+    }
+    let Some(Error::Unavailable(error)) = moved else { panic!("{moved:?}") };
+    assert!(with_causes(&error).contains("Moved"), "{}", with_causes(&error));
+    assert!(with_causes(&error).contains("use `RedisStore::cluster`"), "{}", with_causes(&error));
+    assert_eq!(error.kind(), StoreErrorKind::Other);
+}
+
 /// The error of a cluster that is set up wrongly says what is wrong.
 #[tokio::test]
 async fn mistakes_in_setting_a_cluster_up_are_named() {

@@ -16,6 +16,19 @@ async fn a_small_limit_has_no_prefetches() {
     assert_eq!(check(&limiter, &small, "ada", 1).await.retry_after(), Some(small.window()));
 }
 
+/// An eighth of them is less than the sixteen requests that a prefetch is taken for.
+#[tokio::test]
+async fn a_limit_of_fewer_than_128_units_has_no_prefetches_nearby() {
+    let (server, clock) = (RedisServer::start(), ManualClock::new());
+    let limiter = limiter_by(&server, &clock);
+    let small = Limit::per_minute("small", 127).prefetch(Prefetch::new());
+    for _ in 0..127 {
+        assert!(!is_in_process(&server, &limiter, &small, "ada").await);
+    }
+    let larger = Limit::per_minute("larger", 1_000).prefetch(Prefetch::new());
+    hold(&server, &limiter, &larger, "ada").await;
+}
+
 #[tokio::test]
 async fn a_prefetch_is_at_most_an_eighth_of_the_rest() {
     let (server, clock) = (RedisServer::start(), ManualClock::new());

@@ -193,6 +193,33 @@ async fn a_cost_above_the_prefetch_asks_redis_and_leaves_the_prefetch() {
     assert!(is_in_process(&server, &limiter, &small, "ada").await);
 }
 
+/// What another process holds stays spendable until its life has ended.
+#[tokio::test]
+async fn a_reset_reaches_prefetches_of_others_after_a_life() {
+    let (server, clock) = (RedisServer::start(), ManualClock::new());
+    let (holder, other) = (limiter_by(&server, &clock), limiter_by(&server, &clock));
+    let requests = hold(&server, &holder, &API, "ada").await;
+    other.reset(&API, "ada").await.unwrap();
+    assert!(check(&holder, &API, "ada", 0).await.used() < requests, "a check at no cost asks Redis");
+    clock.advance(LIFE);
+    let after = check(&holder, &API, "ada", 1).await;
+    assert!(after.is_allowed() && after.used() < requests, "{} after {requests}", after.used());
+}
+
+/// Redis's clock goes on while a machine is suspended, and the clock of its process does not.
+#[tokio::test]
+async fn a_suspended_machine_spends_the_rest_of_its_prefetches() {
+    let (server, clock, suspended) = (RedisServer::start(), ManualClock::new(), ManualClock::new());
+    let (other, holder) = (limiter_by(&server, &clock), limiter_by(&server, &suspended));
+    let limit = Limit::per_minute("api", 1_000).prefetch(Prefetch::new());
+    hold(&server, &holder, &limit, "ada").await;
+    clock.advance(limit.window() + 2 * LIFE);
+    assert!(check(&other, &limit, "ada", 1_000).await.is_allowed(), "all units have left the window");
+    assert!(is_in_process(&server, &holder, &limit, "ada").await, "a unit above the limit");
+    suspended.advance(limit.window() + 2 * LIFE);
+    assert!(!check(&holder, &limit, "ada", 1).await.is_allowed());
+}
+
 /// The quiet limit sends every check to Redis, so prefetches of the busy one would be taken in
 /// vain.
 #[tokio::test]

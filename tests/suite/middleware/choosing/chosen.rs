@@ -12,7 +12,7 @@ use axum::body::Body;
 use http::{Request, Response, request::Parts};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_sliding_window::{
-    Decision, Header, KeyedLimit, Limit, MemoryStore, RateLimitLayer, Rejection, Store, limiter::Share,
+    Decision, Header, KeyedLimit, Limit, Limiter, MemoryStore, RateLimitLayer, Rejection, Store, limiter::Share,
     middleware::ShadowRefusals,
 };
 
@@ -23,6 +23,19 @@ use crate::support::{
     seconds,
     stores::failing,
 };
+
+/// Limits beside it keep their units.
+#[tokio::test]
+async fn a_closure_that_panics_charges_nothing() {
+    let limiter = Limiter::new(MemoryStore::new());
+    let layer = RateLimitLayer::new(limiter.clone())
+        .limit(BURST.by(anyone))
+        .limit(KeyedLimit::chosen(anyone, |_: &Parts| -> Limit { panic!("no plan") }));
+    let app = layer.layer(service_fn(hello));
+    let ended = tokio::spawn(app.oneshot(request())).await.unwrap_err();
+    assert!(ended.is_panic());
+    assert_eq!(limiter.peek(&BURST, anyone(&request().into_parts().0).unwrap()).await.unwrap().used(), 0);
+}
 
 async fn a_request_gets_the_limit_of_its_plan_now<S: Store>(fixture: Fixture<S>) {
     let limits = [KeyedLimit::chosen(anyone, by_plan), BURST.by(anyone)];
