@@ -75,7 +75,7 @@
 //! | [`middleware::extract`] | keys from requests: addresses, headers, API keys, closures |
 //! | [`middleware::rejection`] | responses to refused requests, and how to replace them |
 //! | [`limiter`] | deciding without HTTP |
-//! | [`limit`], [`key`], [`check`], [`decision`], [`error`] | the words: units in a window, an identity, charges decided together and ids that count once, their outcome |
+//! | [`limit`], [`key`], [`check`], [`decision`], [`error`] | the words: units in a window, who spends them, charges that are decided together, the outcome, and why there is none |
 //! | [`algorithm`], [`split`] | how a limit counts, and limits in parts |
 //! | [`settlement`] | costs known afterwards, refunds |
 //! | [`store`] | [`MemoryStore`], `RedisStore`, one [chosen by a URL](store::from_url), stores of your own, the [refusal cache](Limiter::refusal_cache), [`Breaker`](limiter::Breaker) |
@@ -89,9 +89,9 @@
 //! [`MemoryStore`] counts within one process, without a runtime or a task. `RedisStore` shares
 //! limits between processes: on one server, behind sentinels, or on a cluster. Each decision is one
 //! script on Redis 6.2 or newer, by the server's clock. Checks that arrive while a script is on its
-//! way share the next one. Clones of a store share its connections, its
+//! way share the next script. Clones of a store share its connections, its
 //! [breaker](limiter::Breaker), and the refusals that it [remembers](Limiter::refusal_cache).
-//! [`store::from_url`] chooses one of them at run time.
+//! [`store::from_url`] chooses a store at run time.
 //!
 //! # Guarantees
 //!
@@ -100,17 +100,17 @@
 //!   afterwards](KeyedLimit::count_afterwards), promise less.
 //! * A refusal takes nothing from any limit. On a cluster, a check of several keys is decided slot
 //!   by slot: a refusal gives back what it has taken.
-//! * Its retry time is the first moment at which this check would pass. Exceptions: it is short
-//!   where only reservations are in the way, and a lower bound where the process does not know the
-//!   moment: see [`decision`].
+//! * The retry time of a refusal is the first moment at which the same check would pass. If only
+//!   reservations are in the way, the retry time is short. Where the moment is not known, it is a
+//!   lower bound: see [`decision`].
 //! * A request waits for decisions for at most the longest [deadline](RateLimitLayer::deadline) of
-//!   its layers, and 5 ms more for each layer whose deadline is used up before. The default
-//!   deadline follows the round trip of the store: 50 ms next to it, 1 s at most. A layer that
-//!   [waits for capacity](RateLimitLayer::wait_up_to) adds that wait.
+//!   its layers, plus 5 ms for each layer that finds its deadline used up. The default deadline
+//!   follows the round trip of the store: 50 ms next to the store, and at most 1 s. A layer that
+//!   [waits for capacity](RateLimitLayer::wait_up_to) adds its wait.
 //! * API keys leave the process as keyed hashes only.
 //!
-//! Failover, eviction, a clock that steps and an outage weaken them: [`guide::what_happens_when`]
-//! says by how much.
+//! Failover, eviction, a clock that steps and an outage weaken these guarantees:
+//! [`guide::what_happens_when`] says by how much.
 //!
 //! # Features
 //!

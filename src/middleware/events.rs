@@ -1,5 +1,5 @@
-//! The reports of a layer: metrics, log lines, at most one a second of each kind, and [`Degraded`]
-//! for outer layers. Without the feature `tracing` there are no lines.
+//! The reports of a layer: metrics, [`Degraded`] for outer layers, and log lines, at most one a
+//! second of each kind. Without the feature `tracing` there are no log lines.
 
 use std::{borrow::Cow, error, sync::OnceLock, time::Duration};
 
@@ -16,9 +16,9 @@ use crate::{
 /// The reports of one layer, or of all handlers that return a rejection.
 #[derive(Default)]
 pub(crate) struct Events {
-    /// The name of the layer, also for metrics. Empty without one.
+    /// The name of the layer, for log lines and metrics. Empty if the layer has none.
     pub(crate) layer: Cow<'static, str>,
-    /// Each kind of line has its own.
+    /// One for each kind of log line.
     throttles: [Throttle; 10],
     has_told_of_twice: OnceLock<()>,
 }
@@ -29,7 +29,7 @@ impl Events {
         Self { layer, ..Self::default() }
     }
 
-    /// A request that the store has not decided, and the mode that decides instead.
+    /// Reports a request that the store has not decided, and the mode that decides instead.
     pub(crate) fn undecided(&self, error: &Error, mode: FailureMode, limits: impl FnOnce() -> String) {
         metrics::degraded(mode.label(), &self.layer);
         let Some((layer, suppressed)) = self.pass(0) else { return };
@@ -38,19 +38,20 @@ impl Events {
         warn!(%error, limits, ?mode, layer, suppressed, "no rate-limit decision");
     }
 
-    /// A limit in the shadow that cannot charge a request, since another one does.
+    /// Reports a limit in the shadow that is left out, since another limit of the layer has the
+    /// same identity and key.
     pub(crate) fn left_out(&self, error: &Error) {
         self.warn(1, error, "a limit in the shadow is left out");
     }
 
-    /// A response in the service's place.
+    /// Reports a response in the service's place.
     pub(crate) fn rejected(&self, rejection: &Rejection) {
         metrics::rejected(rejection.label(), &self.layer);
         self.mistake(rejection);
     }
 
-    /// A rejection, if it shows a mistake in the set-up of limits or server. A client's mistake is
-    /// not logged.
+    /// Logs a rejection that shows a mistake in the set-up of the limits or the server. A client's
+    /// mistake is not logged.
     pub(crate) fn mistake(&self, rejection: &Rejection) {
         let (kind, error, problem): (_, &dyn error::Error, _) = match rejection {
             // A limit of 0 units is set on purpose.
@@ -68,7 +69,7 @@ impl Events {
         }
     }
 
-    /// A request that has come through the same layer before.
+    /// Warns, once, that a request has come through the same layer before.
     pub(crate) fn counts_twice(&self, limits: impl FnOnce() -> String) {
         if self.has_told_of_twice.set(()).is_ok() {
             let limits = limits();
@@ -104,7 +105,7 @@ impl Events {
         self.warn(8, error, "a ban could not begin");
     }
 
-    /// A line of this kind, if it passes.
+    /// Writes a log line of this kind, unless it is suppressed.
     fn warn(&self, kind: usize, error: &dyn error::Error, problem: &'static str) {
         let Some((layer, suppressed)) = self.pass(kind) else { return };
         let error = Chain(error);
@@ -119,9 +120,10 @@ impl Events {
     }
 }
 
-/// A request that the store has not decided: in the extensions of its response, whether the request
-/// was let through, got a 503, or was decided in this process. In stacked layers, that of the
-/// outermost, which has those of the others in [`inner`](Self::inner).
+/// In the extensions of a response: the store has not decided its request. [`mode`](Self::mode)
+/// tells what happened instead: the request was let through, got a 503, or was decided in this
+/// process. With stacked layers, this is the report of the outermost layer, and
+/// [`inner`](Self::inner) has the report of the next.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Degraded {
@@ -129,12 +131,12 @@ pub struct Degraded {
     pub error: Error,
     /// The failure mode that has decided the request.
     pub mode: FailureMode,
-    /// That of the layers further in.
+    /// The report of a layer further in, if the store has not decided there either.
     pub inner: Option<Box<Self>>,
 }
 
 impl Degraded {
-    /// Adds it to the response's extensions.
+    /// Adds this report to the response's extensions.
     pub(crate) fn add_to<B>(self, response: &mut Response<B>) {
         let inner = response.extensions_mut().remove().map(Box::new);
         response.extensions_mut().insert(Self { inner, ..self });

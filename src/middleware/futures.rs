@@ -5,11 +5,11 @@ use std::{
     task::Poll,
 };
 
-/// The most futures that are polled at once. Each reply polls all of them, and the deadline of
-/// those behind them has not begun yet.
+/// At most this many futures are polled at once, since each reply polls all of them. The others
+/// lose no time: their deadlines begin when they are first polled.
 const AT_ONCE: usize = 256;
 
-/// Polls many futures at once, and gives each output to `take`. Ends with the last of them.
+/// Polls many futures at once, and gives each output to `take`. Ends when all of them have ended.
 pub(crate) async fn join<F: Future>(futures: impl Iterator<Item = F>, mut take: impl FnMut(F::Output)) {
     let mut pending: Vec<_> = futures.map(Box::pin).collect();
     poll_fn(|cx| {

@@ -1,4 +1,4 @@
-//! The layer, which is its own builder: its store and its limits.
+//! The layer, which is its own builder: its store, its limits, and its responder.
 
 use std::{fmt, sync::Arc};
 
@@ -18,12 +18,13 @@ const NO_LIMITS: &str = "a layer needs at least one limit: add `.limit(..)`";
 
 /// Guards services with limits. See the [module docs](crate::middleware).
 ///
-/// It needs at least one [`limit`](Self::limit) before it is applied. The store counts, so all
-/// services of one layer, and all layers on one store, share their units.
+/// A layer needs at least one [`limit`](Self::limit) before it is applied. The store counts: all
+/// services of one layer share their units. So do all layers on one store whose limits have the
+/// same name, window and algorithm.
 ///
 /// The guarded service has to be `Clone`, as those of axum, hyper and tonic are: a request that
 /// waits for its decision takes the service along, and leaves a clone for the next request. Put a
-/// `tower::buffer::BufferLayer` between the layer and a service that is not.
+/// `tower::buffer::BufferLayer` between the layer and a service that is not `Clone`.
 #[must_use = "a layer guards nothing until it is applied to a service"]
 pub struct RateLimitLayer<R = JsonResponse> {
     pub(super) policy: Arc<Policy>,
@@ -35,10 +36,10 @@ impl RateLimitLayer {
     /// the [deadline](Self::deadline) follows the round trip.
     ///
     /// On a limiter, it has the limiter's deadline, [refusal cache](Limiter::refusal_cache),
-    /// [breaker](Limiter::breaker) and [retry time](Limiter::retry_reserved_after). It shares with
-    /// the limiter, and with other layers on it, everything that clones of a limiter share. It
-    /// fails local if the limiter [does](Limiter::fail_local), otherwise it fails open. Settings of
-    /// the layer do not change the limiter.
+    /// [breaker](Limiter::breaker) and [retry time](Limiter::retry_reserved_after). The limiter and
+    /// all layers on it share everything that clones of a limiter share. It fails local if the
+    /// limiter [does](Limiter::fail_local), otherwise it fails open. Settings of the layer do not
+    /// change the limiter.
     pub fn new(limiter: impl Into<Limiter>) -> Self {
         Self { policy: Arc::new(Policy::new(limiter.into())), responder: Arc::new(JsonResponse) }
     }
@@ -64,8 +65,8 @@ impl<R> RateLimitLayer<R> {
     ///
     /// # Errors
     ///
-    /// [`ConfigError`] if the layer then has no limit, or two of one name, or an option that would
-    /// have no effect:
+    /// [`ConfigError`] if the layer then has no limit, or two limits of one name, or an option that
+    /// would have no effect:
     ///
     /// * on a [concurrent](crate::Limit::concurrent) limit,
     ///   [`heed_upstream`](KeyedLimit::heed_upstream), [`settle`](KeyedLimit::settle),
@@ -85,7 +86,8 @@ impl<R> RateLimitLayer<R> {
     /// of this crate, such as [`TextResponse`](super::TextResponse), a closure, or a type of your
     /// own. A closure gets the reason, and a head with status and headers. Write the types of its
     /// arguments. A type of your own also gets the request: [a page for
-    /// browsers](crate::guide::recipes#a-page-for-browsers) is one. Default: [`JsonResponse`].
+    /// browsers](crate::guide::recipes#a-page-for-browsers) is an example. Default:
+    /// [`JsonResponse`].
     ///
     /// ```
     /// use axum::body::Body;
@@ -99,7 +101,8 @@ impl<R> RateLimitLayer<R> {
     /// let brief = layer.respond_with(|_: &Rejection, head: Response<()>| head.map(|()| Body::from("Slow down, please.")));
     /// ```
     ///
-    /// For a service whose body cannot be made of a `String`, a closure makes the body of the text:
+    /// For a service whose body cannot be made of a `String`, a closure makes the body from the
+    /// text:
     ///
     /// ```
     /// use std::convert::Infallible;

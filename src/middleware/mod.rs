@@ -2,8 +2,9 @@
 //!
 //! 1. A request may be [denied](RateLimitLayer::deny), or let through
 //!    [uncounted](RateLimitLayer::skip).
-//! 2. Otherwise the layer extracts its keys, computes its cost, [chooses](KeyedLimit::chosen) its
-//!    limits if they depend on the request, and decides all limits in one atomic step.
+//! 2. Otherwise the layer computes the cost of the request, extracts its keys,
+//!    [chooses](KeyedLimit::chosen) the limits that depend on the request, and decides all limits
+//!    in one atomic step.
 //! 3. An admitted request goes to the inner service with the [`Decision`](crate::Decision) in its
 //!    extensions. Its response gets `X-RateLimit-Limit`, `-Remaining` and `-Reset`.
 //! 4. A rejected request gets a response in the service's place, and the service is not called: see
@@ -14,18 +15,18 @@
 //!    [fail-local](RateLimitLayer::fail_local) decides in this process. The response has
 //!    [`Degraded`] in its extensions.
 //! 6. A limit can [settle](KeyedLimit::settle) the cost of a request by its response, or [count it
-//!    afterwards](KeyedLimit::count_afterwards). It can be tried in the
-//!    [shadow](KeyedLimit::in_shadow), where it refuses nothing, and be
+//!    afterwards](KeyedLimit::count_afterwards). A limit can be tried in the
+//!    [shadow](KeyedLimit::in_shadow), where it refuses nothing, and it can be
 //!    [hidden](KeyedLimit::hidden) from clients.
-//! 7. If layers are stacked, each adds to what the layers further out have left on a request, and
-//!    overwrites nothing. The decision in the extensions has the statuses of all of them, and
-//!    [holds](crate::Decision::holds_place) their places. Each layer settles its own admission
-//!    only. The response shows the visible limit with the least left, and its extensions have what
-//!    each layer reports. A rejection shows the limit that has refused.
+//! 7. If layers are stacked, each layer adds to what the layers further out have left on a request,
+//!    and overwrites nothing. The decision in the request's extensions has the statuses of all
+//!    layers, and [holds](crate::Decision::holds_place) their places. Each layer settles its own
+//!    admission only. The response shows the visible limit with the least left, and its extensions
+//!    have what each layer reports. A rejection shows the limit that has refused.
 //! 8. The error type and the body type of the service stay the same. The body type is an
 //!    `http_body::Body`.
 //! 9. A store that [decides at once](crate::Store::decide_now) charges the request in
-//!    `Service::call`; any other, when the response future is polled.
+//!    `Service::call`. Any other store charges it when the response future is polled.
 //!
 //! Around a client, the layer can [wait](RateLimitLayer::wait_up_to) for capacity instead of
 //! refusing, and a limit can [heed](KeyedLimit::heed_upstream) an upstream that asks it to stay
@@ -39,7 +40,7 @@
 //! | `TraceLayer` | reports rejections too | reports only requests that the limits let through. It wraps the body, and the wrapped body has no `Default` |
 //! | `TimeoutLayer` | its time includes the wait for the decision. A request that it drops leaves the line | its time is that of the service. A 408 or 504 was charged, and has figures |
 //! | `CompressionLayer` | compresses rejections too | compresses only responses of the service. It wraps the body |
-//! | authentication | needed if a key is the user that it has found | attempts to log in are charged |
+//! | authentication | needed if the user that it finds is the key of a limit | attempts to log in are charged |
 //! | `Buffer`, `ConcurrencyLimit` | a permit is held while the store decides | **Recommended** |
 //!
 //! * In a `ServiceBuilder`, and in tonic's `Server::builder()`, the first layer is the outermost.
@@ -71,10 +72,10 @@
 //! # Ok(()) }
 //! ```
 //!
-//! * The limits cannot make a wrapped body for a rejection. `CorsLayer` and `TimeoutLayer` make
-//!   bodies, too: those of tower-http 0.7 need a body with a `Default`. So put `TraceLayer` outside
-//!   of all three. Where a layer that wraps the body has to be further in, put one line between the
-//!   others and it:
+//! * The limits cannot make a wrapped body for a rejection. `CorsLayer` and `TimeoutLayer` of
+//!   tower-http 0.7 make bodies, too, and need a body with a `Default`. So put `TraceLayer` outside
+//!   of these two and of the limits. If a layer that wraps the body has to be further in, put one
+//!   line between that layer and the others:
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -98,8 +99,8 @@
 //! # Ok(()) }
 //! ```
 //!
-//! * On the methods of a route, two layers are one tuple, the outermost first: between two calls of
-//!   `layer` the compiler cannot tell the error type (E0283).
+//! * On the methods of a route, write two layers as one tuple, the outermost first. With two calls
+//!   of `layer`, the compiler cannot tell the error type between them (E0283).
 //!
 //! ```
 //! # use axum::{Router, routing::get};
@@ -111,9 +112,9 @@
 //! ```
 //!
 //! * Without axum, a closure makes the body of a rejection: see [`Rejection::problem`].
-//! * `Router::layer` charges requests that end as a 404 or a 405, and `Router::route_layer` those
-//!   that end as a 405. On the methods of a route, `layer` charges a 405, and `route_layer` charges
-//!   neither.
+//! * A layer by `Router::layer` charges requests that end as a 404 or a 405. By
+//!   `Router::route_layer`, or by `layer` on the methods of a route, it charges only those that end
+//!   as a 405. By `route_layer` on the methods of a route, it charges neither.
 //! * Within `Router::nest`, costs, keys and [`skip`](RateLimitLayer::skip) see the path without the
 //!   prefix.
 //!

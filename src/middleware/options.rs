@@ -36,14 +36,14 @@ impl<R> RateLimitLayer<R> {
 
     /// Sets the units that a request takes of each limit of the layer without a
     /// [cost](super::KeyedLimit::cost) of its own. Default: 1. A request with a cost of 0 is free,
-    /// and is admitted even if nothing is left. It takes a place of a
-    /// [concurrent](crate::Limit::concurrent) limit nevertheless.
+    /// and is admitted even if nothing is left. Such a request still takes a place of a
+    /// [concurrent](crate::Limit::concurrent) limit.
     pub fn cost(self, cost: impl Fn(&Parts) -> u64 + Send + Sync + 'static) -> Self {
         self.set(|policy| policy.cost = Some(Arc::new(cost)))
     }
 
-    /// Lets requests through uncounted, such as those of a health check. Called several times, a
-    /// request is skipped if any of the closures returns `true`.
+    /// Lets requests through uncounted, such as those of a health check. If this is called several
+    /// times, a request is skipped if any of the closures returns `true`.
     ///
     /// ```
     /// # use tower_sliding_window::{Limit, MemoryStore, PeerIp, RateLimitLayer};
@@ -59,11 +59,11 @@ impl<R> RateLimitLayer<R> {
     /// them by itself before a request that is counted.
     ///
     /// A preflight is an `OPTIONS` request with exactly one `Origin`, exactly one valid
-    /// `Access-Control-Request-Method`, no `Transfer-Encoding`, and no `Content-Length` but zero.
-    /// Any client can send such requests. Over HTTP/2 they may have a body of any length: a body
-    /// needs no header there, and the layer reads none. If your service does real work for
-    /// `OPTIONS`, or reads the body, count them. A `CorsLayer` outside of the limits answers every
-    /// `OPTIONS` itself, so then none of them reaches the service.
+    /// `Access-Control-Request-Method`, no `Transfer-Encoding`, and no `Content-Length` other than
+    /// zero. Any client can send such requests. Over HTTP/2 they may have a body of any length:
+    /// there a body needs no header, and the layer does not read bodies. If your service does real
+    /// work for `OPTIONS`, or reads the body, count preflights. If a `CorsLayer` is outside of the
+    /// limits, it answers every `OPTIONS` itself, and none reaches the service.
     pub fn count_preflights(self) -> Self {
         self.set(|policy| policy.counts_preflights = true)
     }
@@ -92,8 +92,8 @@ impl<R> RateLimitLayer<R> {
     ///
     /// * A request without a key is not on the list, so this is no authentication.
     /// * A key that is present but cannot be read, such as an `Authorization` sent twice, may be a
-    ///   denied one. It is rejected with the status of its [`KeyError`](super::extract::KeyError):
-    ///   401 for an [`ApiKey`](super::extract::ApiKey).
+    ///   denied key. The request is then rejected with the status of the
+    ///   [`KeyError`](super::extract::KeyError): 401 for an [`ApiKey`](super::extract::ApiKey).
     /// * Only the extractor reads the key. If your authentication also accepts a token from the
     ///   query or a cookie, a denied token passes there.
     pub fn deny(self, extractor: impl KeyExtractor, keys: impl IntoIterator<Item = Key>) -> Self {
@@ -114,8 +114,8 @@ impl<R> RateLimitLayer<R> {
         self.set(|policy| policy.denied.push(address_list(client_ip, addresses.clone())))
     }
 
-    /// Responds with 403 to requests for which the closure returns `true`, before anything else.
-    /// Called several times, a request is denied if any of the closures returns `true`.
+    /// Responds with 403 to requests for which the closure returns `true`, before anything else. If
+    /// this is called several times, a request is denied if any of the closures returns `true`.
     ///
     /// ```
     /// # use tower_sliding_window::{Limit, MemoryStore, PeerIp, RateLimitLayer};
@@ -127,9 +127,9 @@ impl<R> RateLimitLayer<R> {
         self.set(|policy| policy.denied.push(Arc::new(move |parts| Ok(deny(parts)))))
     }
 
-    /// Sets how long a request waits for a decision before the failure mode decides. Default: it
-    /// follows the round trip of the store. It is 50 ms next to the store, and at most 1 s: see
-    /// [`Limiter::deadline`](crate::Limiter::deadline).
+    /// Sets how long a request waits for a decision before the failure mode decides. Default: the
+    /// deadline follows the round trip of the store. It is 50 ms next to the store, and at most 1
+    /// s: see [`Limiter::deadline`](crate::Limiter::deadline).
     ///
     /// The time that the request has waited in layers further out is subtracted, but at least 5 ms
     /// remain. So a request waits for at most the longest deadline of its layers, plus 5 ms for
@@ -138,7 +138,7 @@ impl<R> RateLimitLayer<R> {
         self.set(|policy| policy.limiter = policy.limiter.clone().deadline(deadline))
     }
 
-    /// Lets requests through while the store cannot decide, without rate-limit headers. The
+    /// Lets requests through while the store cannot decide, without rate-limit headers. This is the
     /// default.
     pub fn fail_open(self) -> Self {
         self.failure_mode(FailureMode::Open)
@@ -183,20 +183,21 @@ impl<R> RateLimitLayer<R> {
     ///   [`HeaderSets::RATE_LIMIT`].
     /// * `X-RateLimit-Reset` can be a [Unix time](HeaderSets::reset_as_unix_time), as GitHub sends
     ///   it.
-    /// * `Retry-After` belongs to no set. A refusal for which waiting helps, and a 503, have it,
-    ///   unless a [responder](Self::respond_with) removes it. A 429 for a cost above the limit has
-    ///   none.
-    /// * The headers show limits that are not [hidden](super::KeyedLimit::hidden). The default body
-    ///   of a rejection names its limit, unless that is hidden, whatever headers are sent.
-    /// * Headers of layers further in, or of the service, stay.
+    /// * `Retry-After` belongs to no set. A refusal has it if waiting helps, and a 503 by the
+    ///   failure mode has it, too, unless a [responder](Self::respond_with) removes it. A 429 for a
+    ///   cost above the limit does not have it.
+    /// * The headers show limits that are not [hidden](super::KeyedLimit::hidden). Whatever headers
+    ///   are sent, the default body of a rejection names the limit, unless that is hidden.
+    /// * A set that the layer does not send stays as layers further in, or the service, have
+    ///   written it.
     pub fn headers(self, sets: HeaderSets) -> Self {
         self.set(|policy| policy.headers = sets)
     }
 
-    /// Lets a request wait for capacity for up to `max_wait`, instead of refusing it: around a
-    /// client, whose calls can rather be late than fail. Default: a request is refused at once.
-    /// With `max_wait`, it is refused at once if the first request in line has to wait longer, and
-    /// otherwise when its turn does not come in time.
+    /// Lets a request wait for capacity for up to `max_wait`, instead of refusing it: for a layer
+    /// around a client, whose calls may be late, but should not fail. Default: a request is refused
+    /// at once. With `max_wait`, a request is refused at once if the first request in line has to
+    /// wait for longer than that. Any other request is refused if its turn does not come in time.
     ///
     /// ```
     /// use std::time::Duration;
@@ -233,9 +234,10 @@ impl<R> RateLimitLayer<R> {
     /// Frees the places of [concurrent](crate::Limit::concurrent) limits when the response begins.
     /// Default: when its body has ended, or was dropped because the client has left.
     ///
-    /// It is needed if the body of the service cannot hold them: see
-    /// [bodies](crate::guide::at_most_n_at_once#bodies). Such a body, or a task, can hold the
-    /// [`Decision`](crate::Decision) in the extensions of the request instead.
+    /// This is needed if the layer cannot make the body of the service hold places: see
+    /// [bodies](crate::guide::at_most_n_at_once#bodies). Instead, such a body, or a task, can keep
+    /// the [`Decision`](crate::Decision) from the extensions of the request, which holds the
+    /// places.
     pub fn free_with_head(self) -> Self {
         self.set(|policy| policy.frees_with_head = true)
     }

@@ -55,7 +55,8 @@ where
                 State::Rejected { response: Some(self.policy.reject(&parts, rejection, None, None, &*self.responder)) }
             }
         };
-        // A rejected request drops the ready instance, so that it frees a permit that it may hold.
+        // A rejected request drops the ready instance, so that the instance frees a permit that it
+        // may hold.
         if matches!(state, State::Rejected { .. }) {
             drop(self.take());
         }
@@ -64,8 +65,8 @@ where
 }
 
 impl<I, R> RateLimit<I, R> {
-    /// Takes out the service with a request that has to wait. Its inner service is the instance
-    /// that was polled ready, not a clone of it; the clone waits for the next `poll_ready`. See "Be
+    /// Takes the service out for a request that has to wait, and leaves a clone. The request needs
+    /// the instance that was polled ready. The clone waits for the next `poll_ready`. See "Be
     /// careful when cloning inner services" in the docs of `tower_service`.
     fn take(&mut self) -> Self
     where
@@ -101,10 +102,10 @@ impl<I, R> RateLimit<I, R> {
 pin_project! {
     /// The response future of [`RateLimit`](super::RateLimit).
     ///
-    /// If it is dropped before the decision, the inner service is not called, but the check may
-    /// have been counted. If it is dropped before the response, the reserved units stay until the
-    /// end of their [lease](super::KeyedLimit::lease). A settlement that has begun is completed by
-    /// a task of the current runtime, within the layer's deadline.
+    /// If the future is dropped before the decision, the inner service is not called, but the check
+    /// may have been counted. If the future is dropped before the response, the reserved units stay
+    /// until the end of their [lease](super::KeyedLimit::lease). A settlement that has begun is
+    /// completed by a task of the current runtime, within the layer's deadline.
     #[must_use = "futures do nothing unless polled"]
     pub struct ResponseFuture<I, R, ReqBody, ResBody>
     where
@@ -164,7 +165,7 @@ where
     }
 }
 
-/// Panics for a future that is polled after it was ready, which no request can bring about.
+/// Panics if a future is polled after it was ready. No request can bring this about.
 fn take<T>(value: &mut Option<T>) -> T {
     value.take().unwrap_or_else(|| panic!("`ResponseFuture` polled after completion"))
 }
@@ -178,7 +179,7 @@ where
     }
 }
 
-/// tonic's server takes a guarded service in the place of the service.
+/// tonic's server finds a guarded service by the name of the service inside.
 #[cfg(feature = "grpc")]
 impl<I: tonic::server::NamedService, R> tonic::server::NamedService for RateLimit<I, R> {
     const NAME: &'static str = I::NAME;

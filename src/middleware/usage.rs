@@ -12,18 +12,19 @@ use crate::{
     split::Split,
 };
 
-/// The most charges that one check asks for. A check of all parts could keep a server from others
-/// for longer than their deadline.
+/// One check asks for at most this many charges. A check of all parts of a limit could keep the
+/// server from other checks for longer than their deadline.
 const AT_ONCE: usize = 64;
 
-/// A charge at no cost to each limit of a request, and the charges to its parts, or to itself if it
-/// is whole.
+/// For each limit of a request: a charge at no cost to the whole limit, and such charges to its
+/// parts. A limit that is not split is its only part.
 type Usage = Vec<(Charge, Vec<Charge>)>;
 
 impl<R> RateLimitLayer<R> {
     /// Shows how each limit of the layer stands for the client of a request, without spending
-    /// anything: by the same extractor and choice of limits, in their order, with those that are
-    /// hidden or in the shadow. A [split](super::KeyedLimit::split) limit is the sum of its parts.
+    /// anything. Extractors, choice and order of the limits are those of the layer. Limits that are
+    /// hidden or in the shadow are shown, too. A [split](super::KeyedLimit::split) limit is the sum
+    /// of its parts.
     ///
     /// ```
     /// use axum::extract::State;
@@ -39,10 +40,10 @@ impl<R> RateLimitLayer<R> {
     /// ```
     ///
     /// * A limit that is [chosen](super::KeyedLimit::chosen) as `None` for the request is not among
-    ///   them. If the path decides, set that path on the request.
+    ///   them. If a limit is chosen by the path, set that path on the request.
     /// * A [ban](super::KeyedLimit::ban) is a limit of its own: one unit of it is used while it
     ///   lasts.
-    /// * Whether the request would be counted, denied or exempt makes no difference.
+    /// * The answer is the same for a request that the layer would deny, exempt or skip.
     /// * More than 64 limits and parts are asked for in several calls, each with a deadline of its
     ///   own.
     /// * The type of a layer whose response is a closure cannot be written. So take a clone for the
@@ -52,8 +53,9 @@ impl<R> RateLimitLayer<R> {
     ///
     /// # Errors
     ///
-    /// [`Rejection::NoKey`] if the request has no key for a limit. [`Rejection::Unavailable`] if
-    /// the store does not answer within the deadline, whatever the failure mode.
+    /// [`Rejection::NoKey`] if the request has no key for a limit. [`Rejection::NotSetUp`] if an
+    /// option has no effect on a chosen limit. [`Rejection::Unavailable`] if the store does not
+    /// answer within the deadline, whatever the failure mode.
     pub async fn peek(&self, request: &Parts) -> Result<Vec<LimitStatus>, Rejection> {
         let (limits, limiter) = self.policy.usage(request)?;
         let mut parts = limits.iter().flat_map(|(_, parts)| parts).cloned();
@@ -73,10 +75,10 @@ impl<R> RateLimitLayer<R> {
     ///
     /// # Errors
     ///
-    /// As [`peek`](Self::peek). If one limit cannot be reset, the others are.
+    /// As for [`peek`](Self::peek). If one limit cannot be reset, the others still are.
     pub async fn reset(&self, request: &Parts) -> Result<(), Rejection> {
         let (limits, limiter) = self.policy.usage(request)?;
-        // Held places are no figures of the past.
+        // Places are held now, so a reset cannot forget them.
         let parts = limits.iter().flat_map(|(_, parts)| parts).filter(|part| !part.limit().is_concurrent());
         let resets = parts.map(|part| limiter.reset(part.limit(), part.key().clone()));
         let mut failure = None;
@@ -86,8 +88,8 @@ impl<R> RateLimitLayer<R> {
 }
 
 impl Policy {
-    /// With a limiter that asks the store alone: a store that fails is an error, and no share tells
-    /// how its limits stand.
+    /// The limits of a request, and a limiter that asks only the store. If the store fails, that is
+    /// an error: a share cannot tell how the limits of the store stand.
     fn usage(&self, request: &Parts) -> Result<(Usage, Limiter), Rejection> {
         let details = CheckDetails::of(&self.limits, |limit| limit.whole().draft(request, None))?;
         let whole = details.check.iter().flat_map(Check::charges).map(Charge::without_cost).enumerate();

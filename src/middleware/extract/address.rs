@@ -12,7 +12,8 @@
 //!    | `2002:aabb:ccdd::/48` | 6to4 (RFC 3056): a network behind that address |
 //!    | `2001::/32` | Teredo (RFC 4380): a host behind the address in the last 32 bits, which are inverted |
 //!
-//!    Grouped by /64, clients would share a key, or one client would have 65,536.
+//!    Grouped by /64, clients of different IPv4 addresses would share one key, and a 6to4 network
+//!    would have 65,536 keys.
 //! 2. In `64:ff9b:1::/48` (RFC 8215), only the operator knows the place of the IPv4 address. So the
 //!    whole address is the key. A client still has one key only: a translator makes one address of
 //!    each IPv4 address, and no other network routes that prefix.
@@ -41,15 +42,16 @@ pub(super) fn key(address: IpAddr, bits: u8) -> Key {
     }
 }
 
-/// The IPv4 address that an address stands for, or the address.
+/// The IPv4 address that an address stands for, or else the address itself.
 fn canonical(address: IpAddr) -> IpAddr {
     let IpAddr::V6(v6) = address else { return address };
     embedded(v6).map_or(address, IpAddr::V4)
 }
 
-/// The range of IPv4 addresses that a range of IPv6 addresses spells, since its prefix ends within
-/// the IPv4 address, or the range. A range of all addresses of a translator, such as `2002::/16`,
-/// does not mean all of IPv4. Mapped addresses do.
+/// A range of IPv6 addresses whose prefix ends within an embedded IPv4 address becomes that range
+/// of IPv4 addresses. Any other range stays as it is, and so does one of Teredo. The range of all
+/// mapped addresses, `::ffff:0:0/96`, means all of IPv4. The range of all addresses of a
+/// translator, such as `2002::/16`, does not mean all of IPv4.
 fn canonical_range(range: IpNet) -> IpNet {
     let IpNet::V6(v6) = range else { return range };
     let (before, least) = match v6.network().segments() {
@@ -80,8 +82,8 @@ fn parse_range(text: &str) -> Result<IpNet, ConfigError> {
     })
 }
 
-/// Whether one of these [parsed](parse_ranges) ranges has an address. A range of IPv4 addresses has
-/// all their spellings.
+/// Whether one of these [parsed](parse_ranges) ranges has an address. A range of IPv4 addresses
+/// also has their spellings as IPv6 addresses.
 pub(super) fn have(ranges: &[IpNet], address: IpAddr) -> bool {
     let has = |address: IpAddr| {
         let (begun, _) = ranges.split_at(ranges.partition_point(|range| range.network() <= address));
@@ -142,7 +144,7 @@ mod tests {
         }
     }
 
-    /// Wherever the operator puts the IPv4 address in it.
+    /// The operator may put the IPv4 address anywhere in it.
     #[test]
     fn a_locally_translated_address_is_a_key_of_its_own() {
         let translated = [
@@ -185,7 +187,7 @@ mod tests {
                 assert!(!holds(range, address), "{range} {address}");
             }
         }
-        // Narrower than the IPv4 address: nothing else is in it.
+        // A prefix longer than that of the IPv4 address spells no IPv4 range.
         assert!(holds("2002:a01:203:4::/64", "2002:a01:203:4::5"));
         assert!(!holds("2002:a01:203:4::/64", "2002:a01:203:5::5") && !holds("2002:a01:203:4::/64", "10.1.2.3"));
         assert!(holds("64:ff9b:1::/48", "64:ff9b:1::10.1.2.3") && !holds("64:ff9b:1::/48", "10.1.2.3"));

@@ -12,8 +12,8 @@ use super::address::{have, parse_ranges};
 use crate::error::ConfigError;
 
 /// Address ranges, to [exempt](crate::RateLimitLayer::exempt_addresses) or to
-/// [deny](crate::RateLimitLayer::deny_addresses). In this process, clones share them, so a task
-/// that reads them anew now and then replaces them for every layer.
+/// [deny](crate::RateLimitLayer::deny_addresses). Clones share the ranges within this process. So a
+/// task that reads a list anew now and then can replace the ranges for every layer.
 ///
 /// ```
 /// use tower_sliding_window::{ClientIp, Limit, MemoryStore, RateLimitLayer, extract::AddressList};
@@ -32,8 +32,9 @@ use crate::error::ConfigError;
 /// ```
 ///
 /// * `0.0.0.0/0` has all IPv4 addresses, and `::/0` all IPv6 addresses. A range of IPv4 addresses
-///   also has those that are mapped or translated to IPv6, as in [`PeerIp`](super::PeerIp). All
-///   addresses of a translator, such as `2002::/16`, are no IPv4 addresses.
+///   also has the IPv6 addresses to which these are mapped or translated, as in
+///   [`PeerIp`](super::PeerIp). A range of all addresses of a translator, such as `2002::/16`, has
+///   no IPv4 addresses.
 /// * A look-up takes a binary search, so a list may have a hundred thousand ranges.
 #[derive(Clone, Default)]
 pub struct AddressList(Arc<RwLock<Vec<IpNet>>>);
@@ -43,7 +44,7 @@ impl AddressList {
     ///
     /// # Errors
     ///
-    /// [`ConfigError`], naming the text, if one is neither a range nor an address.
+    /// [`ConfigError`], naming the text, if a text is neither a range nor an address.
     pub fn new<R: AsRef<str>>(ranges: impl IntoIterator<Item = R>) -> Result<Self, ConfigError> {
         Ok(Self(Arc::new(RwLock::new(parse_ranges(ranges)?))))
     }
@@ -52,7 +53,7 @@ impl AddressList {
     ///
     /// # Errors
     ///
-    /// As [`new`](Self::new). The list stays as it was.
+    /// As for [`new`](Self::new). After an error, the list is as it was.
     pub fn replace<R: AsRef<str>>(&self, ranges: impl IntoIterator<Item = R>) -> Result<(), ConfigError> {
         let ranges = parse_ranges(ranges)?;
         *self.0.write().unwrap_or_else(PoisonError::into_inner) = ranges;
@@ -66,7 +67,7 @@ impl AddressList {
     }
 }
 
-// The number only, since addresses may be personal.
+// Shows only how many ranges there are, since addresses may be personal data.
 impl fmt::Debug for AddressList {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("AddressList").field(&self.0.read().unwrap_or_else(PoisonError::into_inner).len()).finish()

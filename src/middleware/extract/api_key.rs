@@ -51,8 +51,8 @@ impl ApiKey {
     ///
     /// The token is absent only if there is no `Authorization`. Another scheme is an error, not an
     /// absent token: an authentication that ignores the scheme would accept a
-    /// [denied](crate::RateLimitLayer::deny) token from it. If you accept another scheme, make it
-    /// absent:
+    /// [denied](crate::RateLimitLayer::deny) token under another scheme. If you accept another
+    /// scheme, treat its requests as requests without a token:
     ///
     /// ```no_run
     /// use http::{header::AUTHORIZATION, request::Parts};
@@ -92,14 +92,14 @@ impl KeyExtractor for ApiKey {
 
 fn bearer_token(credentials: &str) -> Result<&str, KeyError> {
     let invalid = |problem| Err(KeyError::invalid("authorization", problem));
-    // At any white space, since a lenient authentication splits there.
+    // Any white space separates the two, as for a lenient authentication.
     let (scheme, token) = credentials.split_once(char::is_whitespace).unwrap_or((credentials, ""));
     let token = token.trim();
     if !scheme.eq_ignore_ascii_case("bearer") {
         return invalid("not a bearer token");
     }
-    // A proxy may join two lines with a comma, and an authentication may remove quotes: a token
-    // would have two spellings.
+    // Otherwise one token could have two spellings: a proxy may join two lines with a comma, and an
+    // authentication may remove quotes.
     if token.is_empty() || !token.bytes().all(|byte| byte.is_ascii_graphic() && !b",\"".contains(&byte)) {
         return invalid("not one token");
     }

@@ -29,9 +29,10 @@ const MAX_HOPS: usize = 32;
 ///
 /// With axum, serve the router with `into_make_service_with_connect_info::<SocketAddr>()`. tonic's
 /// server needs nothing but the feature `grpc`. With other servers, and where you accept TLS
-/// yourself, put the connection's [`SocketAddr`] into the request's extensions. A request with none
-/// of these gets a 500, and is logged. So does one over a [Unix
-/// socket](crate::guide::behind_a_proxy#a-unix-socket), until you say what its peer is.
+/// yourself, put the connection's [`SocketAddr`] into the request's extensions. A request without
+/// such an address gets a 500, and is logged. So does a request over a [Unix
+/// socket](crate::guide::behind_a_proxy#a-unix-socket), until you say what the peer of the socket
+/// is.
 ///
 /// ```
 /// use std::net::SocketAddr;
@@ -101,7 +102,7 @@ impl ClientIp {
     ///
     /// # Errors
     ///
-    /// [`ConfigError`] if one is neither a range nor an address.
+    /// [`ConfigError`] if a text is neither a range nor an address.
     pub fn behind<R: AsRef<str>>(trusted: impl IntoIterator<Item = R>) -> Result<Self, ConfigError> {
         Ok(Self { trusted: parse_ranges(trusted)?, ..Self::default() })
     }
@@ -182,7 +183,7 @@ impl ClientIp {
     ///
     /// # Errors
     ///
-    /// [`KeyError`] where a limit by this extractor rejects the request.
+    /// [`KeyError`] if a limit by this extractor would reject the request.
     pub fn address(&self, parts: &Parts) -> Result<IpAddr, KeyError> {
         self.client(parts).map(|client| client.to_canonical())
     }
@@ -232,7 +233,7 @@ fn peer(parts: &Parts) -> Result<IpAddr, KeyError> {
     let found =
         found.or_else(|| parts.extensions.get().and_then(tonic::transport::server::TcpConnectInfo::remote_addr));
     found.or_else(|| parts.extensions.get().copied()).map(|peer| peer.ip()).ok_or_else(|| {
-        // A mistake in the set-up: `invalid`, so that `or` does not hide it.
+        // This is a mistake in the set-up. It is `invalid`, so that `or` does not hide it.
         KeyError::invalid(
             "peer address",
             "unknown; serve with into_make_service_with_connect_info::<SocketAddr>() of axum 0.8, or put a SocketAddr \

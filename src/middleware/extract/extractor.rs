@@ -14,10 +14,11 @@ pub trait KeyExtractor: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// [`KeyError`] if the request has none. Then it is rejected.
+    /// [`KeyError`] if the request has no key. Then the request is rejected.
     fn extract(&self, parts: &Parts) -> Result<Key, KeyError>;
 
-    /// Makes one key of both. Two such keys are equal only if both of their keys are.
+    /// Makes one key of the keys of both extractors. Two such keys are equal only if both their
+    /// parts are equal.
     fn and<E: KeyExtractor>(self, other: E) -> And<Self, E>
     where
         Self: Sized,
@@ -25,10 +26,10 @@ pub trait KeyExtractor: Send + Sync + 'static {
         And { first: self, second: other }
     }
 
-    /// Uses the key of `other` if this one is absent. Keys of addresses, of API keys, and of each
-    /// header are never equal. An address has one key for [`PeerIp`](super::PeerIp) and
-    /// [`ClientIp`](super::ClientIp), and a token has one key for all [`ApiKey`](super::ApiKey)s of
-    /// one secret.
+    /// Uses the key of `other` if the key of this extractor is absent. Keys of addresses, of API
+    /// keys, and of each header are never equal. An address has one key for
+    /// [`PeerIp`](super::PeerIp) and [`ClientIp`](super::ClientIp), and a token has one key for all
+    /// [`ApiKey`](super::ApiKey)s of one secret.
     fn or<E: KeyExtractor>(self, other: E) -> Or<Self, E>
     where
         Self: Sized,
@@ -77,9 +78,9 @@ impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for Or<A, B> {
 
 /// One key for all requests, for a limit on the load of the whole service.
 ///
-/// A single client can use it up for all others, so add a limit by client.
-/// [Settle](crate::KeyedLimit::settle) that one: under this key, a client that hangs up would keep
-/// its reserved units from all others.
+/// A single client can use up such a limit for all others, so add a limit by client. If costs are
+/// to be [settled](crate::KeyedLimit::settle), settle the limit by client: under `Everyone`, a
+/// client that hangs up would keep its reserved units from all others.
 ///
 /// ```
 /// use tower_sliding_window::{Everyone, Limit};

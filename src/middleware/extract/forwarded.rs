@@ -1,8 +1,9 @@
 //! The addresses in `X-Forwarded-For` and `Forwarded`, from right to left.
 //!
 //! Every proxy appends, so only the right end of the header comes from a proxy that we know.
-//! Reading starts there, and does not depend on the text to its left: a client cannot change how
-//! the proxy's own element is read. Empty elements are ignored (RFC 9110, section 5.6.1).
+//! Reading starts at that end, and no element depends on the text to its left. So a client cannot
+//! change how the proxy's own element is read. Empty elements are ignored (RFC 9110, section
+//! 5.6.1).
 
 use std::{
     iter,
@@ -11,17 +12,17 @@ use std::{
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-/// How much of a header is read, from its right end: 32 hops of 512 bytes, twice the length of the
-/// longest host name.
+/// How many bytes of a header are read, from its right end: 32 hops of 512 bytes each. A host name
+/// has at most half of 512 bytes.
 const MAX_BYTES: usize = 32 * 512;
 
-/// An element.
+/// An element of the header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Hop {
     Address(IpAddr),
-    /// Without a readable address.
+    /// The element has no readable address.
     Unknown,
-    /// It begins further to the left than is read.
+    /// The element begins further to the left than the header is read.
     TooFar,
 }
 
@@ -60,14 +61,14 @@ pub(super) enum Style {
     Rfc7239,
     /// One address.
     Single,
-    /// One address, and a port after its last colon. An IPv6 address has no brackets, so without
-    /// its port it would be read as another one.
+    /// One address and a port, with a colon between them even after an IPv6 address without
+    /// brackets. Read as [`Single`](Self::Single), the port would become a part of such an address.
     SingleWithPort,
 }
 
 impl Style {
-    /// The address in an element, or in the value of a header with a single address. All headers
-    /// write addresses by one grammar.
+    /// The address in an element, or in the value of a header with a single address. All styles but
+    /// [`SingleWithPort`](Self::SingleWithPort) write addresses by one grammar.
     pub(super) fn address(self, element: &[u8]) -> Option<IpAddr> {
         let node = match self {
             Self::Rfc7239 => for_parameter(element)?,
@@ -226,7 +227,7 @@ mod tests {
         }
     }
 
-    /// They move no other element, and lead nowhere further to the left than is read.
+    /// Empty elements move no other element, and do not let the header be read further to the left.
     #[test]
     fn empty_elements_are_ignored() {
         for lines in
@@ -261,7 +262,7 @@ mod tests {
         assert!(without.iter().all(|value| read(value).is_none()), "{:?}", without.map(read));
     }
 
-    /// A client cannot make the server read more bytes.
+    /// A client cannot make the server read more than [`MAX_BYTES`].
     #[test]
     fn an_element_too_far_to_the_left_is_not_read() {
         let near = "for=192.0.2.1, for=192.0.2.2";
@@ -276,7 +277,8 @@ mod tests {
         for left in ["x".repeat(10 * MAX_BYTES), "\\".repeat(10 * MAX_BYTES), "\"".repeat(10 * MAX_BYTES)] {
             assert_eq!(hops(format!("{left}, {near}")), [first, second, Hop::TooFar, Hop::TooFar]);
         }
-        // To the byte: the line and the comma that ends the one before it.
+        // The bound is exact to the byte. A line of this length is read, and leaves nothing for the
+        // next line.
         let full = |bytes: usize| format!("for=192.0.2.1;ext={}", "x".repeat(bytes - "for=192.0.2.1;ext=".len()));
         assert_eq!(hops(full(MAX_BYTES)), [second, Hop::TooFar]);
         assert_eq!(hops(full(MAX_BYTES + 1)), [Hop::TooFar, Hop::TooFar]);
@@ -288,8 +290,9 @@ mod tests {
         assert_eq!(read(Style::Rfc7239, &[line]), some(&["192.0.2.2", "192.0.2.1"]));
     }
 
-    /// Read from the left, the client's open quote would invert the proxy's quotes, and the host
-    /// name in them, which the client has chosen, would be read as an element.
+    /// If the header were read from the left, the client's open quote would invert the proxy's
+    /// quotes. The host name inside the proxy's quotes, which the client has chosen, would then be
+    /// read as an element.
     #[test]
     fn an_open_quote_on_the_left_does_not_change_the_right() {
         let line = r#"for="x, for=192.0.2.1;host="a,for=6.6.6.6,b""#;

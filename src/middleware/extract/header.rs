@@ -49,7 +49,7 @@ impl Header {
 
     /// The key of a value, for lists and resets. Spaces around the value are trimmed.
     pub fn key(&self, value: &str) -> Key {
-        // No header name has a colon, so no two headers have one key.
+        // No header name has a colon, so different headers have different keys.
         Key::joined("header", &[self.name.as_str().as_bytes(), b":", value.trim().as_bytes()])
     }
 }

@@ -14,8 +14,8 @@ use crate::key::Key;
 /// has the port of its scheme, 80 or 443. A request whose URI has no host, as on a server, is
 /// refused with a 400.
 ///
-/// A limit by it can [heed](crate::KeyedLimit::heed_upstream) its upstream, which then blocks calls
-/// to itself only.
+/// A limit by this key can [heed](crate::KeyedLimit::heed_upstream) the upstream. Then each
+/// upstream blocks only the calls to itself.
 ///
 /// ```
 /// use http::Request;
@@ -33,7 +33,7 @@ impl UpstreamHost {
     ///
     /// # Errors
     ///
-    /// [`KeyError`] if it has no host.
+    /// [`KeyError`] if the URI has no host.
     pub fn key(self, uri: &Uri) -> Result<Key, KeyError> {
         let host = uri.host().map(|host| host.strip_suffix('.').unwrap_or(host));
         let host = host.filter(|host| !host.is_empty()).ok_or_else(|| KeyError::missing("host of the URI"))?;
@@ -44,7 +44,7 @@ impl UpstreamHost {
             Some("https" | "wss") => Some(443),
             _ => None,
         });
-        // The port always has two bytes, so no two hosts have one key.
+        // The port always has two bytes, so different hosts have different keys.
         Ok(Key::joined("upstream", &[&port.unwrap_or_default().to_be_bytes(), host.as_bytes()]))
     }
 }

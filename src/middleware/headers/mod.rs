@@ -1,25 +1,27 @@
 //! Rate-limit headers.
 //!
 //! 1. `X-RateLimit-Limit`, `-Remaining` and `-Reset`, the default, show the visible limit of the
-//!    decision; without one they are not sent. No standard defines them. `-Reset` is a number of
-//!    seconds by default, as for Envoy and Kong, or a [Unix time](HeaderSets::reset_as_unix_time),
-//!    as for GitHub.
+//!    decision. They are not sent if no limit is visible. No standard defines them. `-Reset` is a
+//!    number of seconds by default, as for Envoy and Kong, or a [Unix
+//!    time](HeaderSets::reset_as_unix_time), as for GitHub.
 //! 2. `RateLimit-Policy` and `RateLimit`, on request, show every visible limit: see
 //!    [`HeaderSets::RATE_LIMIT`].
 //! 3. Times are rounded up to whole seconds, and `Retry-After` (RFC 9110, section 10.2.3) is at
-//!    least 1, so that a client that obeys is never early. A refusal for which waiting helps, and a
-//!    503, have it even if the layer sends no figures. A cost above the limit has none.
+//!    least 1, so that a client that obeys is never early. A refusal has `Retry-After` if waiting
+//!    helps, even if the layer sends no figures. A 503 by the failure mode has it, too. A 429 for a
+//!    cost above the limit does not have it.
 //! 4. If layers are stacked, `X-RateLimit-*` shows the visible limit with the least left, as its
-//!    layer writes it. So give all of them one format of the reset: a log line warns of two.
+//!    layer writes it. So give all layers one format of the reset: a log line warns of two formats.
 //!    `RateLimit` lists the limits of all layers that have decided, the outermost first.
-//! 5. A rejection keeps the figures of the layer that has made it, or has none. A layer that sends
-//!    no figures leaves those of the others alone.
-//! 6. A [concurrent](crate::Limit::concurrent) limit has no reset. A layer shows its figures only
-//!    if it has no other limit, or if it refuses.
+//! 5. A rejection keeps the `X-RateLimit-*` of the layer that has made it: layers further out
+//!    neither replace nor add them. A layer that sends no figures leaves the figures of other
+//!    layers as they are.
+//! 6. A [concurrent](crate::Limit::concurrent) limit has no reset. A layer shows the figures of
+//!    such a limit only if the layer has no other limit, or if that limit refuses.
 //! 7. The figures are as of the decision, or of the settlement. A `-Reset` in seconds is too long
 //!    by the time that the service has worked since.
-//! 8. They are those of one client. A response that others may get from a shared cache, as by
-//!    `Cache-Control: public`, needs a layer with [`HeaderSets::NONE`].
+//! 8. The figures are those of one client. If others may get the response from a shared cache, as
+//!    by `Cache-Control: public`, use a layer with [`HeaderSets::NONE`].
 //!
 mod rate_limit;
 
@@ -44,8 +46,8 @@ const LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
 const REMAINING: HeaderName = HeaderName::from_static("x-ratelimit-remaining");
 const RESET: HeaderName = HeaderName::from_static("x-ratelimit-reset");
 
-/// Unix times are no smaller since 2001. Seconds from now are, since no window is longer than a
-/// year.
+/// Every Unix time since September 2001 is at least this. Seconds from now are always below it,
+/// since no window is longer than a year.
 const UNIX_TIMES: u64 = 1_000_000_000;
 
 /// All headers of a layer that a browser's script can read only if CORS exposes them: for
@@ -83,35 +85,37 @@ impl HeaderSets {
     ///
     /// * Both are Structured Fields (RFC 9651) with one item for each limit that clients see, in
     ///   the layer's order. A limit in the [shadow](crate::KeyedLimit::in_shadow) is shown only if
-    ///   the layer has no other.
-    /// * `q` is the limit's units, and `w` its window in seconds, rounded up. `w` is left out below
-    ///   one second. `qu` is `concurrent-requests` for a [concurrent](crate::Limit::concurrent)
-    ///   limit; otherwise it is left out, which means requests.
+    ///   all limits of the layer are in the shadow.
+    /// * `q` is the limit's units, and `w` its window in seconds, rounded up. `w` is left out for a
+    ///   window below one second, and for a limit without a fixed window: by the calendar, or
+    ///   [concurrent](crate::Limit::concurrent). `qu` is `concurrent-requests` for a concurrent
+    ///   limit. For any other limit, `qu` is left out, which means requests.
     /// * `r` is the units left, and `t` the seconds until more units are left, rounded up. `t` is
     ///   left out while all units are left. For a limit that refuses, `t` is at most `Retry-After`.
     /// * After a settlement above the limit, `t` is the time until the oldest unit leaves, which is
     ///   too early. The refusal that follows has the right time.
-    /// * Lines of the service that are not lists of strings, each with integers, strings or byte
-    ///   sequences as parameters, are left out, since clients would ignore the whole field.
-    /// * Numbers end at 999,999,999,999,999, the largest Integer of a Structured Field.
+    /// * A line of the service that is no list of RFC 8941 is left out, since clients would ignore
+    ///   the whole field.
+    /// * A larger number is shown as 999,999,999,999,999, the largest Integer of a Structured
+    ///   Field.
     pub const RATE_LIMIT: Self = Self { rate_limit: true, ..Self::NONE };
 
     /// Both sets.
     pub const BOTH: Self = Self { x_rate_limit: true, ..Self::RATE_LIMIT };
 
     /// Writes `X-RateLimit-Reset` as a Unix time in seconds, rounded up, by the store's clock.
-    /// Default: seconds from now, which no wrong clock can falsify.
+    /// Default: seconds from now, which are right even for a client whose clock is wrong.
     ///
-    /// Set it on all stacked layers, since each writes its own figures: a client that reads the
-    /// seconds of one as a Unix time retries at once. A log line warns of two formats in one
-    /// response. With axum, a [`Rejection`](crate::Rejection) of a handler always has seconds from
-    /// now.
+    /// Set this on all stacked layers or on none: the response shows the figures of one of them, in
+    /// its format. A client that takes seconds for a Unix time retries at once. A log line warns of
+    /// two formats in one response. With axum, a [`Rejection`](crate::Rejection) of a handler
+    /// always has seconds from now.
     pub const fn reset_as_unix_time(self) -> Self {
         Self { reset_is_unix_time: true, ..self }
     }
 
-    /// Writes `X-RateLimit-*` of the visible limit, unless the headers already show a limit with no
-    /// more left.
+    /// Writes `X-RateLimit-*` of the visible limit. If the headers already show another limit, the
+    /// limit with the least left is shown. A concurrent limit never replaces another limit.
     #[inline]
     pub(super) fn write_x_rate_limit(self, decision: &Decision, headers: &mut HeaderMap) {
         if !self.x_rate_limit {
@@ -148,8 +152,8 @@ impl HeaderSets {
         }
     }
 
-    /// Tells the operator of a reset further in that is in the other format. Layers do not know
-    /// each other when they are built.
+    /// Warns the operator if a layer further in has written its reset in the other format. Building
+    /// could not tell, since layers do not know each other then.
     fn warn_of_two_formats(self, headers: &HeaderMap) {
         static LINE: LazyLock<Throttle> = LazyLock::new(Throttle::default);
         let shown = headers.get(RESET).and_then(number);
@@ -163,7 +167,7 @@ impl HeaderSets {
         }
     }
 
-    /// Writes the items of the visible limits in front of those that the headers have.
+    /// Writes the items of the visible limits in front of the items that the headers have.
     #[inline]
     pub(super) fn write_rate_limit(self, decision: &Decision, headers: &mut HeaderMap) {
         if self.rate_limit {
@@ -176,7 +180,8 @@ fn number(value: &HeaderValue) -> Option<u64> {
     value.to_str().ok()?.parse().ok()
 }
 
-/// The time until more can be spent. Reserved units may be given back before they leave the window.
+/// The time until more units can be spent. If only reserved units refuse, this is at most the retry
+/// time: they may be given back before they leave the window.
 fn reset_after(status: &LimitStatus) -> Duration {
     match status.retry_after() {
         Some(retry) if status.is_refused_by_reservations() => retry.min(status.reset_after()),
@@ -192,11 +197,12 @@ impl Default for HeaderSets {
 
 impl Decision {
     /// Writes the sets of headers as a layer does: for a handler that calls a limiter itself. They
-    /// show the [visible](Self::visible) limits; without one, nothing is written.
+    /// show the [visible](Self::visible) limits. If no limit is visible, nothing is written.
     ///
-    /// Write the sets of the layers around the handler, in their format. `X-RateLimit-*` of a limit
-    /// with no more left stay, and the layers around the handler do the same, so the client sees
-    /// the limit with the least left of all. To `RateLimit`, the layers add their limits.
+    /// Choose the sets and the format of the layers around the handler. If `headers` already have
+    /// `X-RateLimit-*`, the limit with the least left is shown. The layers around the handler do
+    /// the same, so the client sees the limit with the least left of all. The layers add their
+    /// limits to `RateLimit`.
     ///
     /// ```
     /// use axum::extract::State;
@@ -234,10 +240,11 @@ pub(super) fn retry_after_seconds(wait: Duration) -> u64 {
     seconds_rounded_up(wait).max(1)
 }
 
-/// Smaller numbers have a static text: most limits, remaining units, and seconds up to two hours.
+/// All numbers below this have a static text. Most limits, remaining units, and seconds up to two
+/// hours are below it.
 const STATIC_TEXTS: usize = 10_000;
 
-/// All smaller numbers, each with four digits.
+/// The numbers below [`STATIC_TEXTS`], each with four digits.
 static DIGITS: [[u8; 4]; STATIC_TEXTS] = {
     let mut digits = [[0; 4]; STATIC_TEXTS];
     let mut number = 0;
@@ -254,19 +261,19 @@ static DIGITS: [[u8; 4]; STATIC_TEXTS] = {
     digits
 };
 
-/// Evaluated by the compiler, so that the panic is an error at compile time.
+/// [`DIGITS`] as a text. The compiler evaluates it, so a panic would be an error at compile time.
 static TEXT: &str = match str::from_utf8(DIGITS.as_flattened()) {
     Ok(text) => text,
     Err(_) => panic!("digits are ASCII"),
 };
 
 fn seconds_rounded_up(duration: Duration) -> u64 {
-    // Saturating, since a store may return the longest duration for "never".
+    // The addition saturates, since a store may return the longest duration for "never".
     duration.as_secs().saturating_add(u64::from(duration.subsec_nanos() > 0))
 }
 
-/// As `HeaderValue::from`, which needs two allocations. A number with a static text needs none, any
-/// other number one.
+/// Like `HeaderValue::from`, which needs two allocations. This needs none for a number with a
+/// static text, and one for any other number.
 #[inline]
 fn header_value(number: u64) -> HeaderValue {
     static_text(number).map_or_else(|| long_header_value(number), HeaderValue::from_static)

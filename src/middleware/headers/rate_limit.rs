@@ -19,7 +19,7 @@ pub(super) const RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
 /// The largest Integer of a Structured Field (RFC 9651, section 3.3.1).
 const MAX_INTEGER: u64 = 999_999_999_999_999;
 
-/// Writes the items of the visible limits in front of those that the headers have.
+/// Writes the items of the visible limits in front of the items that the headers have.
 pub(super) fn write(decision: &Decision, headers: &mut HeaderMap) {
     if decision.visible().is_none() {
         return;
@@ -60,9 +60,9 @@ fn write_quota(text: &mut String, status: &LimitStatus) -> fmt::Result {
     Ok(())
 }
 
-/// The time until more units are left. If more units are used than the limit has, after a
-/// settlement above it or in a block, the oldest unit leaves before that. A refusal knows a later
-/// time, an admission does not.
+/// The time until more units are left. After a settlement above the limit, or in a block, more
+/// units are used than the limit has. Then no unit is left even when the oldest has left. A refusal
+/// knows the later time. An admission shows the time of the oldest unit.
 fn more_after(status: &LimitStatus) -> Duration {
     match status.retry_after() {
         Some(retry) if status.used() > status.limit().units() => retry,
@@ -77,7 +77,7 @@ fn write_name(text: &mut String, status: &LimitStatus) -> fmt::Result {
     write!(text, "{separator}\"{}\"", status.limit().name())
 }
 
-/// All field lines become one list, without those that would make clients ignore the whole list.
+/// Makes one list of the items and of all lines of the field. A line that is no list is left out.
 fn prepend(headers: &mut HeaderMap, name: HeaderName, items: String) {
     let lines = headers.get_all(&name).iter().filter_map(|line| line.to_str().ok()).filter(|line| is_list(line));
     let list = lines.fold(items, |list, line| list + ", " + line);
@@ -86,8 +86,8 @@ fn prepend(headers: &mut HeaderMap, name: HeaderName, items: String) {
     }
 }
 
-/// Whether a line is a list that is not empty (RFC 8941, section 3.1). Clients would ignore the
-/// whole field for another line.
+/// Whether a line is a list that is not empty (RFC 8941, section 3.1). Because of any other line,
+/// clients would ignore the whole field.
 fn is_list(line: &str) -> bool {
     let parser = Parser::new(line).with_version(Version::Rfc8941);
     !line.trim_matches(' ').is_empty() && parser.parse_list_with_visitor(&mut Ignored).is_ok()

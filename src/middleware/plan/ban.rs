@@ -2,10 +2,10 @@
 //!
 //! 1. A ban is an exact log of one unit, which the check of a request only asks for. The unit has
 //!    the ban's time as its lease.
-//! 2. A refusal begins it, whether the store or this process has refused, and so does a count
-//!    afterwards that leaves nothing.
-//! 3. It is taken under one id for all, so that it begins once, however many requests and processes
-//!    begin it.
+//! 2. A refusal begins the ban, whether the store or this process has refused. If the limit settles
+//!    or counts afterwards, a response that leaves nothing begins the ban, too.
+//! 3. All processes take the unit under the same id. So a ban begins once, however many requests
+//!    and processes begin it.
 
 use std::cmp::Reverse;
 
@@ -26,8 +26,8 @@ impl KeyedLimit {
     /// Whether this status of a request of this cost begins the ban.
     fn bans(&self, status: &LimitStatus, cost: u64) -> bool {
         let settled = status.used().saturating_sub(status.reserved());
-        // Others that wait in line refuse a request that fits, and one that would fit if reserved
-        // units were given back.
+        // A refusal because of callers in line, or of reserved units alone, begins no ban: the
+        // request fits, or would fit if reserved units were given back.
         let has_refused = status.retry_after().is_some() && settled.saturating_add(cost) > status.limit().units();
         let begins = has_refused || self.cost_afterwards.is_some() && settled >= status.limit().units();
         begins && self.ban.as_ref().is_some_and(|ban| !ban.time.is_zero())
@@ -39,7 +39,7 @@ impl Policy {
     fn begun<'a>(&self, decision: &Decision, bans: &'a [BanCharge]) -> Vec<&'a BanCharge> {
         let status = |index| decision.statuses().nth(index);
         let begins = |ban: &&BanCharge| {
-            // One in the shadow begins none that refuses.
+            // A limit in the shadow begins no ban that refuses.
             let may_begin =
                 |status: &LimitStatus| status.retry_after().is_none() && status.is_shadow() == ban.begins.is_shadow();
             let limit = self.limits.get(ban.charged.limit_index).zip(status(ban.charged.charge_index));
@@ -47,7 +47,7 @@ impl Policy {
                 && limit.is_some_and(|(limit, status)| limit.bans(status, ban.charged.cost))
         };
         let mut begun: Vec<_> = bans.iter().filter(begins).collect();
-        // The longest of those that several limits begin.
+        // If several limits begin one ban, the longest time holds.
         begun.sort_by_key(|ban| (ban.ban_index, Reverse(ban.begins.lease())));
         begun.dedup_by_key(|ban| ban.ban_index);
         begun
@@ -71,7 +71,7 @@ impl Policy {
         decision
     }
 
-    /// A refusal as one of a ban, if a ban has refused.
+    /// Turns a refusal into [`Rejection::Banned`] if a ban has refused.
     pub(crate) fn of_ban(&self, rejection: Rejection) -> Rejection {
         let Rejection::Limited(decision) = rejection else { return rejection };
         let refusing = || decision.statuses().filter(|status| status.refuses().is_some());

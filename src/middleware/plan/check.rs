@@ -1,7 +1,7 @@
 //! The check that the limits of a layer make of a request.
 //!
-//! Chosen limits may be the same for a request: two of one identity for one key make one charge, by
-//! the stricter of them.
+//! Two limits of a request may have one identity and one key, since limits can be chosen. They make
+//! one charge, by the stricter of the two.
 
 use std::time::Duration;
 
@@ -18,18 +18,18 @@ use crate::{
     split::{Split, is_of_one_whole},
 };
 
-/// Longer than most responses take. Short, since a client that hangs up keeps the units from others
-/// for this long.
+/// The default lease. It is longer than most responses take, but not by much: a client that hangs
+/// up keeps the units from others for this long.
 const DEFAULT_LEASE: Duration = Duration::from_secs(60);
 
-/// The charge of a request under one limit, and the one that begins its ban. `None` if no limit was
-/// chosen for this request. Otherwise the limit, as far as it is known, and the reason why it
+/// The charge of a request under one limit, or `None` if no limit was chosen for it, and the charge
+/// that begins the ban, if the limit has one. The error: the limit, if it is known, and why it
 /// cannot charge the request.
 type Draft = Result<(Option<Charge>, Option<Box<Charge>>), (Option<Limit>, Rejection)>;
 
 impl KeyedLimit {
-    /// The charge of a limit without options: made without the detour over a [`Draft`]. `None`
-    /// without a limit.
+    /// The charge of a [plain](Self::is_plain) limit, made without the detour over a [`Draft`].
+    /// `None` if the limit is chosen.
     #[inline]
     pub(super) fn plain_charge(&self, parts: &Parts, cost: u64) -> Result<Option<Charge>, Rejection> {
         let Ok(limit) = &self.limit else { return Ok(None) };
@@ -40,7 +40,8 @@ impl KeyedLimit {
         Ok(Some(Charge::fitting(limit.clone(), key, cost)))
     }
 
-    /// The charge of a request of this cost; of none if it is only to show how the limit stands.
+    /// The charge of a request of this cost. Without a cost, a charge that only shows how the limit
+    /// stands.
     pub(crate) fn draft(&self, parts: &Parts, cost: Option<u64>) -> Draft {
         let cost = cost.map(|cost| self.cost.as_ref().map_or(cost, |own| own(parts)));
         let no_key = |error| (self.limit().cloned(), Rejection::NoKey(error));
@@ -80,7 +81,7 @@ impl KeyedLimit {
             let error = NeverFits { is_hidden: self.is_hidden, ..error };
             (Some(error.limit.clone()), Rejection::NeverFits(error))
         })?;
-        // Reserved until the response, and counted as of its time.
+        // The units are reserved until the response, and then count as of its time.
         let heeding = (self.heeds_upstream && charge.units() > 0).then(|| charge.limit().window());
         let charge = settled_within.or(heeding).into_iter().fold(charge, Charge::reserve);
         Ok((Some(self.flagged(charge)), ban))
@@ -92,16 +93,16 @@ impl KeyedLimit {
     }
 }
 
-/// The details of a check that its response needs. Most checks have none, so they are boxed.
+/// The details of a check that its response needs. Most checks need no details, so these are boxed.
 #[derive(Default)]
 pub(crate) struct CheckDetails {
-    /// The check itself, if the response settles it.
+    /// The check itself, if its response may settle it, or block its limits.
     pub(crate) check: Option<Check>,
     pub(crate) charged: Vec<ChargedLimit>,
     pub(crate) bans: Vec<BanCharge>,
     /// The limits in the shadow that cannot charge the request, and why.
     pub(crate) left_out: Vec<(Option<Limit>, Rejection)>,
-    /// Kept if the request is admitted, and a limit computes its cost from it.
+    /// The request, if it is admitted and a limit computes the cost afterwards from it.
     pub(crate) request: Option<Box<Parts>>,
     /// The limits in the shadow that would have refused, if the request is admitted.
     pub(crate) shadow: Option<ShadowRefusals>,
@@ -116,7 +117,8 @@ pub(crate) struct ChargedLimit {
     pub(crate) cost: u64,
 }
 
-/// The ban of a limit, by its place in the check.
+/// The ban of a limit: which limit, the place of the ban in the check, and the charge that begins
+/// it.
 #[derive(Clone)]
 pub(crate) struct BanCharge {
     pub(super) charged: ChargedLimit,
@@ -126,7 +128,7 @@ pub(crate) struct BanCharge {
 
 impl CheckDetails {
     /// Makes one check of the charges of all limits, in order. A limit in the shadow that cannot
-    /// charge the request is left out. Any other rejects the request.
+    /// charge the request is left out. Any other limit that cannot charge it rejects the request.
     pub(crate) fn of(limits: &[KeyedLimit], draft: impl Fn(&KeyedLimit) -> Draft) -> Result<Self, Rejection> {
         let mut details = Self::default();
         for (limit_index, limit) in limits.iter().enumerate() {
@@ -142,8 +144,8 @@ impl CheckDetails {
         Ok(details)
     }
 
-    /// Of two charges on one limit and key, the stricter is kept, but one in the shadow never
-    /// replaces one that is not.
+    /// Adds a charge. Two charges on one limit and key become one, by the [stricter](stricter) of
+    /// the two. But if only one of them is in the shadow, that one is left out.
     fn add_charge(&mut self, limit_index: usize, charge: Charge) -> Result<(), Error> {
         let (charge_index, same) = self.place_of(&charge);
         let charged = ChargedLimit { charge_index, limit_index, cost: charge.cost() };
@@ -168,8 +170,8 @@ impl CheckDetails {
         Ok(())
     }
 
-    /// Asks for a ban, once for all limits that have it. Only a limit that charges the request
-    /// begins it.
+    /// Adds a charge that asks for a ban, once for all limits that have this ban. Only a limit that
+    /// charges the request begins the ban.
     fn add_ban(&mut self, limit_index: usize, begins: Charge) {
         let (ban_index, same) = self.place_of(&begins);
         match (same, &mut self.check) {
@@ -180,8 +182,8 @@ impl CheckDetails {
         self.bans.extend(charged.map(|charged| BanCharge { charged, ban_index, begins }));
     }
 
-    /// The place of a charge on the same limit, for the same key or another part of it, and that
-    /// charge; otherwise the place of a new one.
+    /// The charge in the check on the same limit and key, or on another part of the same key, and
+    /// its place. If there is none, the place of a new charge.
     fn place_of(&self, charge: &Charge) -> (usize, Option<Charge>) {
         let is_same =
             |other: &Charge| other.limit().is_one_with(charge.limit()) && is_of_one_whole(other.key(), charge.key());
@@ -207,10 +209,11 @@ impl CheckDetails {
     }
 }
 
-/// One charge instead of two: on the limit of fewer units, at the larger cost, and hidden if either
-/// is. If only one is reserved, the charge is reserved for the whole window, since the other would
-/// count for that long. A charge that only asks if anything is left is settled with the other,
-/// which is reserved for it.
+/// Makes one charge of two: on the limit of fewer units, at the larger cost, and hidden if either
+/// is hidden. Of two leases, the longer holds. If only one of two charges that take units is
+/// reserved, the result is reserved for the whole window, since the other charge would count for
+/// that long. A charge that takes nothing, but asks whether anything is left, is settled together
+/// with the other charge. So that one is reserved, if it is not yet, for the whole window.
 fn stricter(one: &Charge, other: &Charge) -> Result<Charge, NeverFits> {
     let kept = if other.limit().units() < one.limit().units() { other } else { one };
     let is_hidden = one.is_hidden || other.is_hidden;

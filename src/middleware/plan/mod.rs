@@ -1,12 +1,12 @@
 //! From a request to its decision: whether the request is counted, under which limits, by which
 //! keys and costs.
 //!
-//! 1. A request whose key or address is on a list of denied ones gets 403. Otherwise, one that is
-//!    on a list of allowed ones, a skipped request, and a CORS preflight go to the service
-//!    uncounted. All other requests are counted.
+//! 1. A denied request gets a 403: by its key, its address, or a closure. Of the others, exempt
+//!    requests, skipped requests and CORS preflights go to the service uncounted. All other
+//!    requests are counted.
 //! 2. A request without a key is on no list. A key that is present but cannot be read may be a
 //!    denied key, so a list of denied keys rejects it with the status of its
-//!    [`KeyError`](super::extract::KeyError). No list of allowed keys has it.
+//!    [`KeyError`](super::extract::KeyError). Such a key is never taken for an exempt key.
 //! 3. Each layer waits for at most its own deadline, less what the request has waited in layers
 //!    further out. If nothing is left, the layer still waits for 5 ms, so that a store that hangs
 //!    does not turn off the limits on another store. So a request waits for at most the longest
@@ -36,7 +36,7 @@ use crate::{
 
 /// How a request is decided.
 pub(super) enum Plan {
-    /// Without waiting, or there is nothing to decide.
+    /// The request was decided without waiting, or there is nothing to decide.
     Decided(Decided),
     Pending(Pending),
 }
@@ -45,18 +45,19 @@ pub(super) enum Plan {
 pub(super) enum Pending {
     /// The store is asked about its check.
     Ask { asking: Asking, details: Option<Box<CheckDetails>> },
-    /// After a wait for capacity, or with a ban. In a box, since few requests need it.
+    /// The request waits for capacity, or its decision may begin a ban. Few requests need this, so
+    /// it is boxed.
     Wait(Pin<Box<dyn Future<Output = Decided> + Send>>),
 }
 
 /// The outcome of a request's check.
 pub(super) struct Decided {
-    /// No decision if there was nothing to decide.
+    /// `None` if there was nothing to decide.
     pub(super) outcome: Result<Option<Decision>, Error>,
     pub(super) mode: FailureMode,
     pub(super) details: Option<Box<CheckDetails>>,
-    /// How long the request has waited for decisions, in all layers so far, if it has waited for
-    /// this one.
+    /// How long the request has waited for decisions in all layers so far. Zero if this decision
+    /// needed no wait.
     pub(super) waited: Duration,
 }
 
@@ -76,7 +77,8 @@ impl Future for Pending {
 }
 
 impl Policy {
-    /// An error if the request is denied, has no key, or costs too much.
+    /// An error if the request is denied, has no key, or costs too much, or if an option has no
+    /// effect on a chosen limit.
     #[inline]
     pub(super) fn plan(self: &Arc<Self>, request: &Parts) -> Result<Plan, Rejection> {
         let at_once =
@@ -124,7 +126,8 @@ impl Policy {
         }))
     }
 
-    /// Whether the request is counted, unless it is denied.
+    /// Whether the request is counted. An error if it is denied, or has a key that cannot be read
+    /// and may be denied.
     #[inline]
     fn counts(&self, request: &Parts) -> Result<bool, Rejection> {
         for list in &self.denied {
@@ -144,7 +147,8 @@ impl Policy {
         Ok(false)
     }
 
-    /// Limits in the shadow refuse nothing, even without a decision.
+    /// If all limits are in the shadow, the layer fails open: they refuse nothing, even without a
+    /// decision.
     #[inline]
     fn failure_mode(&self, request: &Parts, cost: u64) -> FailureMode {
         match &self.failure_mode_by {
@@ -154,7 +158,8 @@ impl Policy {
         }
     }
 
-    /// The check of limits without options, which most layers have: its response needs no details.
+    /// The check of [plain](super::policy::KeyedLimit::is_plain) limits, which most layers have.
+    /// Its response needs no details.
     #[inline]
     fn plain_check(&self, request: &Parts, cost: u64) -> Result<Option<Check>, Rejection> {
         let mut check = None::<Check>;
@@ -166,8 +171,8 @@ impl Policy {
     }
 }
 
-/// How long a request has waited for decisions in all layers so far: in its extensions, for the
-/// layers further in.
+/// How long a request has waited for decisions in all layers so far. The layers further in find
+/// this in the request's extensions.
 #[derive(Clone, Copy)]
 pub(super) struct TimeWaited(pub(super) Duration);
 
@@ -175,10 +180,11 @@ fn time_waited(request: &Parts) -> Duration {
     request.extensions.get().map(|TimeWaited(time)| *time).unwrap_or_default()
 }
 
-/// Whether a browser sends this request by itself before one to another origin (Fetch, section
-/// 3.3.2), which is counted in its place. A CORS preflight has one origin, one method, and no body.
-/// Over HTTP/2 the headers do not tell whether there is a body, and a layer takes bodies of any
-/// type, so one with a body is taken for a preflight there.
+/// Whether the request is a CORS preflight (Fetch, section 3.3.2). A browser sends it by itself
+/// before a request to another origin, and that request is counted. A preflight has one origin, one
+/// method, and no body. Over HTTP/2 the headers do not tell whether there is a body, and the layer
+/// cannot look, since it takes bodies of any type. So there a request with a body may be taken for
+/// a preflight.
 fn is_preflight(request: &Parts) -> bool {
     let only = |name: HeaderName| {
         let mut values = request.headers.get_all(name).into_iter();

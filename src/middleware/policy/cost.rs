@@ -10,15 +10,16 @@ impl KeyedLimit {
     /// The units that a request takes of this limit. Default: the
     /// [`cost`](crate::RateLimitLayer::cost) of the layer.
     ///
-    /// Each request takes one place of a [concurrent](crate::Limit::concurrent) limit, so that has
-    /// no cost of its own: see [`RateLimitLayer::limits`](crate::RateLimitLayer::limits).
+    /// A request takes exactly one place of a [concurrent](crate::Limit::concurrent) limit, so such
+    /// a limit takes no cost of its own: see
+    /// [`RateLimitLayer::limits`](crate::RateLimitLayer::limits).
     pub fn cost(mut self, cost: impl Fn(&Parts) -> u64 + Send + Sync + 'static) -> Self {
         self.cost = Some(Arc::new(cost));
         self
     }
 
-    /// Sets the units that a request has really cost, by its response. Until then its charge is
-    /// reserved. Default: a request costs its charge.
+    /// Sets the units that a request has really cost, by its response. Until the response, the
+    /// charge of the request is reserved. Default: a request costs its charge.
     ///
     /// ```
     /// use tower_sliding_window::{Limit, PeerIp};
@@ -27,7 +28,7 @@ impl KeyedLimit {
     /// let login = Limit::per_minute("login", 5).by(PeerIp::new()).settle(|exchange| u64::from(exchange.response.status == 401));
     /// ```
     ///
-    /// To reserve nothing, [count afterwards](Self::count_afterwards):
+    /// To reserve nothing, [count afterwards](Self::count_afterwards) instead:
     ///
     /// | | `settle` | `count_afterwards` |
     /// |---|---|---|
@@ -44,9 +45,9 @@ impl KeyedLimit {
     ///   response goes out. The response shows the units that are left then.
     /// * A cost above the charge counts in full, even above the limit: the next requests are
     ///   refused.
-    /// * A request that is dropped before its response stays charged until its
-    ///   [`lease`](Self::lease) ends: its client has hung up, or the service has failed or
-    ///   panicked. So may a request whose settlement gets no reply.
+    /// * A request without a response stays charged until its [`lease`](Self::lease) ends: its
+    ///   client has hung up, or the service has failed or panicked. A request whose settlement gets
+    ///   no reply may stay charged, too.
     /// * The cost is computed from the head of the response. For units that a body uses while it is
     ///   streamed, [reserve](crate::Limiter::reserve) them in the handler and settle at the end of
     ///   the body: see the example `llm_tokens`.
@@ -64,9 +65,10 @@ impl KeyedLimit {
         self
     }
 
-    /// Counts the units that a request has cost after its response, and reserves nothing before. A
-    /// request is admitted while anything is left of the limit. Of this and
-    /// [`settle`](Self::settle), the last call holds; there is a table of when to use which.
+    /// Counts the units that a request has cost when its response is there, and reserves nothing
+    /// before. A request is admitted while anything is left of the limit. If both this and
+    /// [`settle`](Self::settle) are called, the last call holds. `settle` has a table of when to
+    /// use which.
     ///
     /// ```
     /// use tower_sliding_window::{Limit, PeerIp};
@@ -84,8 +86,8 @@ impl KeyedLimit {
     /// * Units above the limit count, too: the next requests are refused until enough of them have
     ///   left the window.
     /// * The [`cost`](Self::cost) before the response has no effect.
-    /// * A request that is dropped before its response costs nothing. A count that fails is logged,
-    ///   and nothing is counted.
+    /// * A request that is dropped before its response costs nothing. If the count fails, that is
+    ///   logged, and the units may be missing.
     /// * The cost is computed from the head of the response. A handler that knows it only at the
     ///   end of the body counts it with [`Charge::spent`](crate::Charge::spent).
     pub fn count_afterwards(mut self, cost: impl Fn(&Exchange<'_>) -> u64 + Send + Sync + 'static) -> Self {
@@ -94,16 +96,16 @@ impl KeyedLimit {
         self
     }
 
-    /// How long a charge stays reserved if it is not [settled](Self::settle). Then its units are
-    /// given back. Default: a minute, or the window if that is shorter.
+    /// How long a charge stays reserved if it is not [settled](Self::settle). After this time, its
+    /// units are given back. Default: a minute, or the window if that is shorter.
     ///
     /// * If a client hangs up or a process is killed, the units are taken from others for this
-    ///   long. With the window as its lease, a dropped request pays its charge in full, so that
+    ///   long. With the window as the lease, a dropped request pays its charge in full, so that
     ///   hanging up brings a client nothing.
     /// * A response that takes longer than its lease is still settled, as of its admission. But its
     ///   units are free for others in between, so make the lease longer than most responses take.
     ///
-    /// A layer takes no limit with a lease that does not settle: see
+    /// A limit with a lease has to settle. Otherwise no layer takes it: see
     /// [`RateLimitLayer::limits`](crate::RateLimitLayer::limits).
     pub fn lease(mut self, lease: Duration) -> Self {
         self.lease = Some(lease);

@@ -17,7 +17,7 @@ use crate::{
     split::{all_parts_of, number_of_parts},
 };
 
-/// Such as the units that a request takes.
+/// A setting that depends on the request, such as the units that it takes.
 pub(super) type ByRequest<T> = dyn Fn(&Parts) -> T + Send + Sync;
 
 /// Chooses a limit for a request, or none.
@@ -49,7 +49,7 @@ pub(crate) struct Ban {
 #[derive(Clone)]
 #[must_use]
 pub struct KeyedLimit {
-    /// The limit, or what chooses it for each request.
+    /// The limit, or the closure that chooses it for each request.
     pub(crate) limit: Result<Limit, ChooseLimit>,
     pub(crate) extractor: Arc<dyn KeyExtractor>,
     pub(crate) cost: Option<Arc<ByRequest<u64>>>,
@@ -90,7 +90,7 @@ impl KeyedLimit {
         }
     }
 
-    /// A limit that the request alone tells: by its path or a header, or by a value that the
+    /// A limit that is chosen for each request: by its path or a header, or by a value that the
     /// program changes while it runs. The closure returns a limit, or an `Option` of one; `None`
     /// leaves the request without this limit.
     ///
@@ -109,24 +109,25 @@ impl KeyedLimit {
     /// });
     /// ```
     ///
-    /// A limit that changes is a value that the closure reads. One that a database has is looked up
-    /// by an earlier layer, which puts it into the extensions of the request.
+    /// For a limit that changes, the closure reads a shared value. For a limit from a database, an
+    /// earlier layer looks it up and puts it into the extensions of the request.
     /// [`guide::limits_by_plan`](crate::guide::limits_by_plan) has examples of both.
     ///
     /// 1. The key comes first: a request without one is rejected before a limit is chosen. The
-    ///    closure runs for each request that has a key, and must not wait. If it panics, it ends
-    ///    its own request, as a handler that panics does, and nothing is charged.
+    ///    closure runs for each request that has a key, and must not wait. If it panics, only this
+    ///    request ends, as when a handler panics, and nothing is charged.
     /// 2. A limit of 0 units refuses the request. With `None`, only the layer's other limits charge
-    ///    the request. If there are none, it goes through without a decision and without figures,
-    ///    unless its key is [banned](Self::ban).
+    ///    the request. If no limit charges the request, it goes through without a decision and
+    ///    without figures, unless its key is [banned](Self::ban).
     /// 3. Limits of one name, window and [`Algorithm`](crate::Algorithm) share the units of a key.
     ///    So a tenant keeps its used units when it moves to another plan. Under another window or
-    ///    algorithm it starts anew.
+    ///    algorithm, the tenant starts anew.
     /// 4. If an option has [no effect](crate::RateLimitLayer::limits) on the chosen limit, the
     ///    request is rejected with a 500, and the log says what to write.
-    /// 5. Two such limits for one key are one limit, as for [`PeerIp`](crate::PeerIp) and
-    ///    [`ClientIp`](crate::ClientIp) without a proxy. The one of fewer units is charged, at the
-    ///    larger cost. A limit in the shadow is left out beside one that is not.
+    /// 5. If two limits of a request have the same name, window, algorithm and key, they are one
+    ///    limit. For example, [`PeerIp`](crate::PeerIp) and [`ClientIp`](crate::ClientIp) find the
+    ///    same key without a proxy. The limit of fewer units is charged, at the larger cost. If
+    ///    only one of the two is in the shadow, that one is left out.
     pub fn chosen<E, C, L>(extractor: E, choose: C) -> Self
     where
         E: KeyExtractor,
@@ -136,10 +137,11 @@ impl KeyedLimit {
         Self::new(Err(Arc::new(move |parts| choose(parts).into())), extractor)
     }
 
-    /// Obeys an upstream that asks it to stay away, by a 429, by a 503 with `Retry-After`, or by
-    /// `RateLimit` or `X-RateLimit-*` headers with nothing remaining: around a client. The limit is
-    /// then [blocked](crate::Limiter::block) for the key of the call, for at most one window, in
-    /// all processes on the store. Default: the upstream is ignored.
+    /// For a layer around a client: obeys an upstream that asks the client to stay away. An
+    /// upstream asks by a 429, by a 503 with `Retry-After`, or by `RateLimit` or `X-RateLimit-*`
+    /// headers with nothing remaining. The limit is then [blocked](crate::Limiter::block) for the
+    /// key of the call, for at most one window, in all processes on the store. Default: the
+    /// upstream is ignored.
     ///
     /// ```
     /// use tower_sliding_window::{Everyone, Limit, MemoryStore, RateLimitLayer, extract::UpstreamHost};
@@ -150,16 +152,16 @@ impl KeyedLimit {
     ///     .limit(Limit::per_second("total", 100).by(Everyone));
     /// ```
     ///
-    /// * An upstream blocks the limit for all calls of the key. So say it only if all calls of a
+    /// * An upstream blocks the limit for all calls of the key. So set this only if all calls of a
     ///   key go to one upstream, as they do with [`UpstreamHost`](crate::extract::UpstreamHost).
-    /// * A limit of a short window is blocked only briefly. If the upstream may ask for more, add a
-    ///   limit of a longer window that heeds it. A limit in the [shadow](Self::in_shadow) is not
-    ///   blocked.
+    /// * A limit of a short window is blocked only briefly. If the upstream may ask for a longer
+    ///   time, add a limit of a longer window that heeds the upstream, too. A limit in the
+    ///   [shadow](Self::in_shadow) is not blocked.
     /// * A refusal, which is a 429, a 503 with `Retry-After`, or a 403 with nothing remaining,
-    ///   blocks the limit whatever it has left. Any other response blocks it only if something was
-    ///   left, both at the admission and at the response.
+    ///   blocks the limit, however much is left of it. Any other response blocks the limit only if
+    ///   something was left of it, both at the admission and at the response.
     /// * The response goes out unchanged, with the upstream's figures, once the limits are blocked,
-    ///   or after the deadline. Its layer shows no figures of its own.
+    ///   or after the deadline. The layer shows no figures of its own.
     /// * A call counts as of its response, but at most a tenth of the window after its admission,
     ///   since the upstream may have counted it that late. Until then its units are reserved. This
     ///   costs up to a tenth of the throughput, and one more call of the store for each request.
@@ -177,9 +179,9 @@ impl KeyedLimit {
     ///   most once a second, and in the [metrics](mod@crate::metrics).
     /// * If a request has no key for the limit, or costs more than the limit, the limit is left out
     ///   of the check, and that is reported, too.
-    /// * Clients see the figures of the layer's other limits. Of a layer without other limits they
-    ///   see those of the limit in the shadow, so put it into one layer with the limits that
-    ///   refuse.
+    /// * Clients see the figures of the layer's other limits. If the layer has no other limits,
+    ///   clients see the figures of the limit in the shadow. So put it into one layer with limits
+    ///   that refuse.
     /// * If all limits of a layer are in the shadow, the layer fails open, whatever its failure
     ///   mode.
     pub fn in_shadow(mut self) -> Self {
@@ -189,7 +191,7 @@ impl KeyedLimit {
 
     /// Hides the limit from clients: it counts and refuses, but no header and no default body of a
     /// rejection shows it. So a limit on the load of a whole service does not show that load to
-    /// everybody. Default: clients see it.
+    /// everybody. Default: clients see the limit.
     ///
     /// ```
     /// use tower_sliding_window::{Everyone, Limit, MemoryStore, PeerIp, RateLimitLayer};
@@ -205,10 +207,11 @@ impl KeyedLimit {
     /// * The server sees the limit: in the [`Decision`](crate::Decision), the extensions, metrics,
     ///   log lines, and the text of a [`Rejection`](crate::Rejection). A responder of your own
     ///   should not pass these on.
-    /// * If two [chosen](Self::chosen) limits are the same for a request, the limit that is decided
-    ///   is hidden if either is.
+    /// * If two limits of a request are [one limit](Self::chosen), it is hidden if either of the
+    ///   two is hidden.
     ///
-    /// [`RateLimitLayer::headers`](crate::RateLimitLayer::headers) hides the figures of all limits.
+    /// [`RateLimitLayer::headers`](crate::RateLimitLayer::headers) can hide the figures of all
+    /// limits.
     pub fn hidden(mut self) -> Self {
         self.is_hidden = true;
         self
@@ -225,8 +228,8 @@ impl KeyedLimit {
     /// let requests = Limit::per_second("requests", 100_000).by(Everyone).split(16);
     /// ```
     ///
-    /// * No window admits more than the limit, but some admit less: a request is refused when its
-    ///   part is used up, and the remainder of the division is never admitted.
+    /// * No window admits more than the limit, but some windows admit fewer units: a request is
+    ///   refused when its part is used up, and the remainder of the division is never admitted.
     /// * Clients see the figures of the part. [`Split`](crate::split::Split) makes the keys of the
     ///   parts, to peek at them or to reset them.
     /// * A [chosen](Self::chosen) limit with fewer units than parts gets as many parts as it has
@@ -235,8 +238,8 @@ impl KeyedLimit {
     ///
     /// # Panics
     ///
-    /// If there are no parts, or more parts than units. [`Split::new`](crate::split::Split::new)
-    /// tells this of a number from a configuration.
+    /// If there are no parts, or more parts than units. For a number from a configuration,
+    /// [`Split::new`](crate::split::Split::new) returns an error instead.
     #[track_caller]
     pub fn split(mut self, parts: u32) -> Self {
         match number_of_parts(self.limit(), parts) {
@@ -250,8 +253,9 @@ impl KeyedLimit {
     /// all requests of the key are refused, by all processes. Default: a key is refused until
     /// enough units have left the window.
     ///
-    /// The bans are a limit of one unit. No ban is longer than its window, so give it the window of
-    /// the longest ban that you want. One [by hand](crate::Limiter::block) is shortened to it.
+    /// The bans are a limit of one unit. No ban is longer than the window of this limit, so choose
+    /// the window of the longest ban that you want. A ban [by hand](crate::Limiter::block) that is
+    /// longer is shortened to the window.
     ///
     /// ```
     /// use std::time::Duration;
@@ -277,43 +281,44 @@ impl KeyedLimit {
     /// # Ok(()) }
     /// ```
     ///
-    /// * A refusal by the limit begins the ban. If only [reserved](crate::Charge::reserve) units
-    ///   refuse, or others that [wait](crate::RateLimitLayer::wait_up_to) in line, it does not. Nor
-    ///   do the places of a [concurrent](Limit::concurrent) limit, so a layer takes none with a
-    ///   ban. A limit that [settles](Self::settle) or [counts afterwards](Self::count_afterwards)
-    ///   bans as soon as its response leaves nothing. That response keeps its status, and shows the
-    ///   figures of the ban already.
-    /// * With a time of zero, the limit begins no ban. Then only bans by hand hold. Nor does a
-    ///   limit of 0 units, which refuses each request anyway.
-    /// * It lasts for exactly the time from its begin on: requests that are refused meanwhile do
-    ///   not prolong it. Redis keeps its key for the window of the ban's limit, which is 365 days
-    ///   at most: the limit of a ban of a century does not compile, or is a `ConfigError`.
-    /// * The rejection is [`Rejection::Banned`](crate::Rejection::Banned), also of the request that
-    ///   begins it. Its figures are those of the ban, such as the limit `login.ban`, or of the
-    ///   limit itself if that refuses for longer. Until then, clients do not see the ban.
-    /// * After a ban is lifted, a limit that is still used up begins another at the next refusal.
-    ///   [`RateLimitLayer::reset`](crate::RateLimitLayer::reset) resets both. Another window of the
-    ///   ban's limit lifts all bans.
-    /// * A ban concerns the key: in all parts of a [split](Self::split) limit, and where no limit
-    ///   is [chosen](Self::chosen) for a request.
+    /// * A refusal by the limit begins the ban, but not if only [reserved](crate::Charge::reserve)
+    ///   units refuse, or requests that [wait](crate::RateLimitLayer::wait_up_to) in line. A
+    ///   refused place of a [concurrent](Limit::concurrent) limit begins no ban, so no layer takes
+    ///   such a limit with a ban. A limit that [settles](Self::settle) or [counts
+    ///   afterwards](Self::count_afterwards) also bans as soon as a response leaves nothing of it.
+    ///   That response keeps its status, and shows the figures of the ban already.
+    /// * With a time of zero, the limit begins no ban, and only bans by hand hold. A limit of 0
+    ///   units begins no ban, either: it refuses each request anyway.
+    /// * A ban lasts for exactly this time: requests that are refused meanwhile do not prolong it.
+    ///   Redis keeps the key of a ban for the window of the ban's limit, which is at most 365 days.
+    /// * A request that a ban refuses gets [`Rejection::Banned`](crate::Rejection::Banned), and so
+    ///   does a request whose refusal begins one. The figures of the rejection are those of the
+    ///   ban's limit, such as `login.ban`, or of the limit itself if that refuses for longer.
+    ///   Before a ban begins, clients do not see it.
+    /// * After a ban is lifted, a limit that is still used up begins another ban at the next
+    ///   refusal. [`RateLimitLayer::reset`](crate::RateLimitLayer::reset) resets the limit and
+    ///   lifts the ban. If you change the window of the ban's limit, all bans are lifted.
+    /// * A ban holds for the key: in all parts of a [split](Self::split) limit, and even if no
+    ///   limit is [chosen](Self::chosen) for a request.
     /// * Limits of a layer that find the same key may have one ban. If several begin it at once,
-    ///   the longest time holds. Its status is that of the first of them. It is hidden if any of
-    ///   them is, and a limit in the shadow begins none that the others heed.
-    /// * A limit in the [shadow](Self::in_shadow) bans in the shadow, and one that is
-    ///   [hidden](Self::hidden) has a hidden ban.
-    /// * Each check also asks for the ban, so it takes no [prefetch](crate::limit::prefetch). A ban
-    ///   that the store does not take is logged, and the next refusal begins it. A
-    ///   [full](crate::MemoryStore#when-it-is-full) `MemoryStore` takes none.
-    /// * While Redis is gone, a ban stands in the processes that
-    ///   [know](crate::Limiter::refusal_cache) it, until it is over, in every failure mode: those
-    ///   that have begun it or refused by it. In others the failure mode decides. A process that
-    ///   decides in the store's place bans by itself. A Redis that restarts empty has forgotten the
-    ///   bans.
+    ///   the longest time holds. The status of a rejection is that of the first of these limits.
+    ///   The ban is hidden if any of them is hidden. If one of them is in the shadow, it begins no
+    ///   ban for the limits that refuse.
+    /// * The ban of a limit in the [shadow](Self::in_shadow) is in the shadow, and the ban of a
+    ///   [hidden](Self::hidden) limit is hidden.
+    /// * Each check also asks for the ban, so no [prefetch](crate::limit::prefetch) pays for the
+    ///   check. If the store does not take a ban, that is logged, and the next refusal begins the
+    ///   ban. A [full](crate::MemoryStore#when-it-is-full) `MemoryStore` takes no bans.
+    /// * While Redis is gone, a ban stands until it is over, in every failure mode, in the
+    ///   processes that [know](crate::Limiter::refusal_cache) it: those that have begun it or
+    ///   refused by it. In all other processes the failure mode decides. A process that decides in
+    ///   the store's place bans by itself. A Redis that restarts empty has forgotten the bans.
     ///
     /// # Panics
     ///
-    /// If the limit of the bans has another number of units than one, or another algorithm than the
-    /// [log](crate::Algorithm::sliding_log), or if the time is longer than its window.
+    /// If the limit of the bans does not have exactly one unit, or counts by another algorithm than
+    /// the [log](crate::Algorithm::sliding_log), or if the time is longer than the window of that
+    /// limit.
     #[track_caller]
     pub fn ban(mut self, ban: Limit, time: Duration) -> Self {
         let is_ban = ban.units() == 1 && ban.algorithm() == Algorithm::sliding_log();
@@ -324,8 +329,8 @@ impl KeyedLimit {
         self
     }
 
-    /// Sets the status of rejections by the [ban](Self::ban). Default: 429. A layer takes no limit
-    /// with it that has no ban.
+    /// Sets the status of rejections by the [ban](Self::ban). Default: 429. A limit with this
+    /// status has to have a ban. Otherwise no layer takes it.
     pub fn ban_status(mut self, status: StatusCode) -> Self {
         self.ban_status = Some(status);
         self
@@ -341,7 +346,7 @@ impl KeyedLimit {
         self.limit.as_ref().ok()
     }
 
-    /// The same limit without its parts.
+    /// The same limit, not split.
     pub(crate) fn whole(&self) -> Self {
         Self { parts: None, ..self.clone() }
     }
@@ -373,8 +378,9 @@ impl KeyedLimit {
         Err(ConfigError::new(ConfigErrorKind::NoEffect, format!("limit {name:?}: {problem}")))
     }
 
-    /// Whether the limit has no options, so that the charge of a request is a
-    /// [plain](Self::plain_charge) one.
+    /// Whether the limit is plain: it has a window, is the same for all requests, and has no option
+    /// that changes the charge or needs details. Then [`plain_charge`](Self::plain_charge) makes
+    /// the charge.
     #[inline]
     pub(super) fn is_plain(&self) -> bool {
         self.limit().is_some_and(|limit| !limit.is_concurrent())

@@ -1,5 +1,5 @@
 //! The policy of a layer: its limits, the lists of keys that it denies or lets through, and its
-//! settings. [`plan`](super::plan) makes a decision of it for each request.
+//! settings. [`plan`](super::plan) applies it to each request.
 
 mod cost;
 mod keyed_limit;
@@ -22,34 +22,35 @@ use crate::{
     limiter::{FailureMode, Limiter},
 };
 
-/// Shared by all services of a layer.
+/// The settings of a layer, shared by all of its services.
 #[derive(Clone)]
 pub(super) struct Policy {
     pub(super) limiter: Limiter,
-    /// No two that are not chosen for each request have one name.
+    /// The limits that are not chosen for each request have different names.
     pub(super) limits: Vec<KeyedLimit>,
-    /// Whether none of them has options, so that a request needs no details.
+    /// Whether all limits are [plain](KeyedLimit::is_plain), so that a request needs no details.
     pub(super) is_plain: bool,
     pub(super) denied: Vec<Arc<KeyList>>,
-    /// Those whose requests are not counted, each with its kind in metrics.
+    /// The lists whose requests are not counted, each with its label in metrics.
     pub(super) uncounted: Vec<(&'static str, Arc<KeyList>)>,
     pub(super) counts_preflights: bool,
     pub(super) cost: Option<Arc<ByRequest<u64>>>,
     pub(super) failure_mode: FailureMode,
-    /// Goes before `failure_mode`.
+    /// If set, it chooses instead of `failure_mode`.
     pub(super) failure_mode_by: Option<Arc<FailureModeBy>>,
     pub(super) headers: HeaderSets,
-    /// How long a request waits for capacity. `None` refuses it at once.
+    /// How long a request waits for capacity. With `None`, it is refused at once.
     pub(super) max_wait: Option<Duration>,
     /// Whether the places of a request are freed when its response begins.
     pub(super) frees_with_head: bool,
     pub(super) events: Arc<Events>,
 }
 
-/// Whether a request has a key of a list. An error if it has a key that cannot be read.
+/// Whether a request is on a list: by its key, its address, or a closure. An error if its key
+/// cannot be read.
 type KeyList = ByRequest<Result<bool, KeyError>>;
 
-/// The failure mode of a request of a cost.
+/// Chooses the failure mode by the request and its cost.
 type FailureModeBy = dyn Fn(&Parts, u64) -> FailureMode + Send + Sync;
 
 impl Policy {
@@ -71,8 +72,8 @@ impl Policy {
         }
     }
 
-    /// Adds a limit, unless an option would have no effect, or another has its name: clients and
-    /// metrics could not tell them apart.
+    /// Adds a limit. An error if an option would have no effect, or if another limit has its name:
+    /// clients and metrics could not tell the two apart.
     pub(super) fn push(&mut self, limit: KeyedLimit) -> Result<(), ConfigError> {
         let all = || self.limits.iter().chain([&limit]);
         let names = || all().filter_map(KeyedLimit::limit).map(Limit::name);
@@ -89,7 +90,7 @@ impl Policy {
         Ok(())
     }
 
-    /// For a log line.
+    /// The names of all limits, for a log line.
     pub(super) fn names(&self) -> String {
         let names = self.limits.iter().map(|limit| limit.limit().map_or("a chosen one", Limit::name));
         names.collect::<Vec<_>>().join(", ")
@@ -114,7 +115,7 @@ fn list(find: impl Fn(&Parts) -> Result<bool, KeyError> + Send + Sync + 'static)
     })
 }
 
-// Of lists the numbers only, since keys may be personal.
+// Shows only how many lists there are, since keys may be personal data.
 impl fmt::Debug for Policy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let failure_mode: &dyn fmt::Debug =

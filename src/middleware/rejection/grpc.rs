@@ -27,19 +27,21 @@ use super::{Rejection, response::RejectionResponse};
 /// | any other status | `INTERNAL` (13) |
 ///
 /// * The message is [`Rejection::detail`]: a sentence for clients.
-/// * `grpc-retry-pushback-ms` ([gRFC A6]) is the wait in milliseconds, rounded up. It is -1 where
-///   waiting does not help, or takes longer than the 24.8 days that fit into it. Then clients with
-///   a retry policy do not retry.
+/// * `grpc-retry-pushback-ms` ([gRFC A6]) is the wait in milliseconds, rounded up. It is -1 if
+///   waiting does not help, or if the wait is longer than 24.8 days, the most that fits into the
+///   field. Then clients with a retry policy do not retry.
 /// * `grpc-status-details-bin` has a `google.rpc.RetryInfo` with the same wait, and a
-///   `google.rpc.QuotaFailure` with one violation for each limit that has refused. Its subject is
-///   the name of the limit. [Hidden](crate::KeyedLimit::hidden) limits have none.
-/// * All headers of other rejections are metadata, such as `retry-after` and the
+///   `google.rpc.QuotaFailure` with one violation for each limit that has refused. The subject of a
+///   violation is the name of its limit. A [hidden](crate::KeyedLimit::hidden) limit has no
+///   violation.
+/// * The headers that other responders get are metadata here, such as `retry-after` and the
 ///   [figures](crate::HeaderSets).
 /// * A request of gRPC-Web gets the same headers under its own content type. A browser's script can
 ///   read them only if CORS exposes `grpc-status`, `grpc-message` and `grpc-status-details-bin`.
 ///
-/// It answers every request in gRPC. If the server answers HTTP as well, use [`GrpcOr`]. It works
-/// with every body that has a default, such as tonic's and axum's.
+/// `GrpcResponse` answers every request in gRPC. If the server answers HTTP as well, use
+/// [`GrpcOr`]. `GrpcResponse` works with every body that has a `Default`, such as tonic's and
+/// axum's.
 ///
 /// ```
 /// use tower_sliding_window::{Limit, MemoryStore, PeerIp, RateLimitLayer, middleware::GrpcResponse};
@@ -55,7 +57,7 @@ pub struct GrpcResponse;
 
 /// Answers requests in gRPC by a [`GrpcResponse`]: those whose `Content-Type` is
 /// `application/grpc`, `application/grpc-web`, `application/grpc-web-text`, or one of these with a
-/// suffix such as `+proto`. All others get the other response.
+/// suffix such as `+proto`. All other requests get the response of the responder inside.
 /// [`guide::grpc`](crate::guide::grpc#http-and-grpc-on-one-server) has complete servers.
 ///
 /// ```
@@ -109,14 +111,14 @@ impl<B: Default, R: RejectionResponse<B>> RejectionResponse<B> for GrpcOr<R> {
 
 const GRPC: &str = "application/grpc";
 
-/// The content types of requests in gRPC without their suffix, and those of their responses.
+/// The content types of requests in gRPC without their suffix, and those of the responses to them.
 const CONTENT_TYPES: [(&str, &str); 3] = [
     (GRPC, GRPC),
     ("application/grpc-web", "application/grpc-web+proto"),
     ("application/grpc-web-text", "application/grpc-web-text+proto"),
 ];
 
-/// The content type of a response to this request, if it is in gRPC.
+/// The content type of a response to this request. `None` if the request is not in gRPC.
 fn content_type(request: &Parts) -> Option<&'static str> {
     let content_type = request.headers.get(CONTENT_TYPE)?.to_str().ok()?;
     let without_suffix = content_type.split(['+', ';']).next()?.trim();
@@ -162,7 +164,7 @@ impl Rejection {
         }
     }
 
-    /// How long the client should wait, in whole milliseconds; `None` if that does not help.
+    /// How long the client should wait, in whole milliseconds; `None` if waiting does not help.
     fn wait(&self, headers: &HeaderMap) -> Option<Duration> {
         match self {
             Self::Limited(decision) | Self::Banned(decision, _) => {

@@ -7,29 +7,29 @@
 //! | no key | 400; 401 with `WWW-Authenticate` for API keys; 500 if the server does not know its peers | |
 //! | [banned](super::KeyedLimit::ban) | 429, or the [status](super::KeyedLimit::ban_status) of the ban | as over a limit |
 //! | a body that [cannot hold](crate::guide::at_most_n_at_once#bodies) the place of a concurrent limit | 500 | |
-//! | key on a list of [denied](super::RateLimitLayer::deny) keys | 403 | |
-//! | no decision, or no limit could be chosen, while failing closed; or a cost above the [share](crate::limiter::Share), while failing local | 503 | `Retry-After` of 1 to 5 s, at random so that clients do not all return at once |
+//! | [denied](super::RateLimitLayer::deny) by its key, by its address, or by a closure | 403 | |
+//! | no decision while failing closed, or a cost above the [share](crate::limiter::Share) while failing local | 503 | `Retry-After` of 1 to 5 s, at random so that clients do not all return at once |
 //!
 //! All have `Cache-Control: no-store`, [problem details](JsonResponse) as their body, and the
 //! [`Rejection`] in the response's extensions, so that outer layers see the reason. The response to
-//! `HEAD` has the same headers and no content, if its body is one of
-//! [those](crate::guide::at_most_n_at_once#bodies) that the crate knows. If the store has not
-//! decided, [`Degraded`](super::Degraded) is there as well.
+//! `HEAD` has the same headers and no content, if the crate
+//! [knows](crate::guide::at_most_n_at_once#bodies) the type of its body. If the store has not
+//! decided, the extensions also have [`Degraded`](super::Degraded).
 //!
-//! Two refusals have no figures: one by [hidden](super::KeyedLimit::hidden) limits alone, and one
-//! by a layer that [does not send them](super::RateLimitLayer::headers). Both have `Retry-After`.
+//! A refusal has no figures if only [hidden](super::KeyedLimit::hidden) limits refuse, or if the
+//! layer [does not send them](super::RateLimitLayer::headers). It still has `Retry-After`.
 //!
 //! For clients that speak gRPC, there is `GrpcResponse`: see [`guide::grpc`](crate::guide::grpc).
-//! For plain text, use [`respond_with(TextResponse)`](super::RateLimitLayer::respond_with). To send
-//! any other response, give it a closure, or implement [`RejectionResponse`] for a type of your
-//! own, which gets the request as well: [a page for
-//! browsers](crate::guide::recipes#a-page-for-browsers). It gets the status and all headers but
-//! `Content-Type`. [`Rejection::detail`] is a sentence for clients. The closure's rejection
-//! includes hidden limits; [`Decision::visible`](crate::Decision::visible) is the limit that
-//! clients may see.
+//! For plain text, use [`respond_with(TextResponse)`](super::RateLimitLayer::respond_with). For any
+//! other response, pass a closure to `respond_with`. The closure gets the rejection, and a head
+//! with the status and all headers but `Content-Type`. A type of your own that implements
+//! [`RejectionResponse`] also gets the request: [a page for
+//! browsers](crate::guide::recipes#a-page-for-browsers) is an example. [`Rejection::detail`] is a
+//! sentence for clients. The rejection itself includes hidden limits:
+//! [`Decision::visible`](crate::Decision::visible) is the limit that clients may see.
 //!
 //! [`JsonResponse`] and [`TextResponse`] need a body that can be made of a `String`. For other
-//! bodies, a closure makes it of the text: see [`Rejection::problem`].
+//! bodies, a closure makes the body from the text: see [`Rejection::problem`].
 //!
 //! ```
 //! use axum::body::Body;
@@ -44,7 +44,8 @@
 //!     });
 //! ```
 //!
-//! With axum, a head and a responder make a response: `(head, Json(..)).into_response()`.
+//! With axum, a head and anything that is a response make a response: `(head,
+//! Json(..)).into_response()`.
 //!
 //! # In a handler
 //!
@@ -52,8 +53,8 @@
 //! can return it, and responds as a layer that fails closed does. To go on without a decision,
 //! handle the error of the limiter instead of passing it on with `?`.
 //! [`write_headers`](crate::Decision::write_headers) writes the figures of an admission. A layer
-//! around the handler leaves the figures of its rejection as they are: its reset is in seconds from
-//! now. With tonic, a [`Rejection`] becomes a `Status`: see
+//! around the handler leaves the `X-RateLimit-*` of this rejection as they are, with the reset in
+//! seconds from now. With tonic, a [`Rejection`] becomes a `Status`: see
 //! [`guide::grpc`](crate::guide::grpc#in-a-method).
 //!
 //! ```
@@ -105,25 +106,26 @@ use crate::{
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Rejection {
-    /// A limit refused it. Some methods return a refusal as a value:
+    /// A limit refused the request. Some methods return a refusal as a value:
     /// `.map_err(Rejection::Limited)?` makes it an error.
     Limited(Decision),
-    /// A [ban](crate::KeyedLimit::ban) refused it, or has begun by it. The response has this
-    /// status.
+    /// A [ban](crate::KeyedLimit::ban) refused the request, or a limit refused it and a ban has
+    /// begun. The response has this status.
     Banned(Decision, StatusCode),
-    /// It costs more than a limit ever admits.
+    /// The request costs more than a limit ever admits.
     NeverFits(NeverFits),
-    /// It has no key.
+    /// The request has no key.
     NoKey(KeyError),
-    /// Its key is on a list of [denied](crate::RateLimitLayer::deny) keys.
+    /// The request is [denied](crate::RateLimitLayer::deny) by its key, by its address, or by a
+    /// closure.
     Denied,
-    /// The store could not decide or no limit could be chosen, and the layer fails closed. Or it
-    /// fails local, and the request costs more than the [share](crate::limiter::Share).
+    /// The store could not decide, and the layer fails closed. Or the layer fails local, and the
+    /// request costs more than the [share](crate::limiter::Share).
     Unavailable(Error),
-    /// The server has made a mistake that only a request shows, and the log has its words: a limit
-    /// is [chosen](crate::KeyedLimit::chosen) on which an option has no effect, or the body of the
-    /// response cannot [hold the place](crate::guide::at_most_n_at_once#bodies) of a
-    /// [concurrent](Limit::concurrent) limit.
+    /// The server is set up wrongly, and only a request shows it. An option has no effect on the
+    /// [chosen](crate::KeyedLimit::chosen) limit, or the body of the response cannot [hold the
+    /// place](crate::guide::at_most_n_at_once#bodies) of a [concurrent](Limit::concurrent) limit.
+    /// The log says what to change.
     NotSetUp(ConfigError),
 }
 
@@ -146,7 +148,7 @@ impl Rejection {
         if let Self::Limited(decision) | Self::Banned(decision, _) = self { Some(decision) } else { None }
     }
 
-    /// Takes the names of the limits that have refused and are not hidden.
+    /// Gives `take` the names of the limits that have refused and are not hidden.
     pub(crate) fn violated_limits<'a>(&'a self, mut take: impl FnMut(&'a str)) {
         if let Self::NeverFits(error) = self
             && !error.is_hidden
@@ -165,7 +167,7 @@ impl Rejection {
             Self::Banned(..) => "banned",
             Self::NeverFits(error) if error.limit.units() == 0 => "limited",
             Self::NeverFits(_) => "never_fits",
-            // The server's mistake. Clients cannot cause it, so it can be an alert.
+            // This is the server's mistake. Clients cannot cause it, so an alert can watch it.
             Self::NoKey(error) if error.status().is_server_error() => "not_set_up",
             Self::NotSetUp(_) => "not_set_up",
             Self::NoKey(_) => "no_key",
@@ -217,7 +219,7 @@ impl fmt::Display for Rejection {
 
 impl error::Error for Rejection {
     fn source(&self) -> Option<&(dyn error::Error + 'static)> {
-        // The error's text is this one's already.
+        // The text of the rejection already is the text of the error.
         if let Self::Unavailable(error) = self { error.source() } else { None }
     }
 }
@@ -229,13 +231,13 @@ impl error::Error for Rejection {
 pub struct ShadowRefusals {
     /// The decisions in which a limit would have refused: see [`Decision::shadow_refusals`].
     pub decisions: Vec<Decision>,
-    /// The limits that could not charge the request, and were left out of its check: each one, if
+    /// The limits that could not charge the request, and were left out of its check: each limit, if
     /// it is known, with the rejection that the request would have got.
     pub left_out: Vec<(Option<Limit>, Rejection)>,
 }
 
 impl ShadowRefusals {
-    /// `None` if no limit would have refused.
+    /// `None` if there is nothing to report.
     pub(crate) fn of(decision: Option<&Decision>, left_out: Vec<(Option<Limit>, Rejection)>) -> Option<Self> {
         let refused = decision.filter(|decision| decision.shadow_refusals().next().is_some());
         let is_any = refused.is_some() || !left_out.is_empty();
@@ -248,7 +250,7 @@ impl ShadowRefusals {
         refusals.chain(self.left_out.iter().filter_map(|(limit, _)| Some(limit.as_ref()?.name())))
     }
 
-    /// Adds them to the response's extensions.
+    /// Adds these refusals to those in the response's extensions.
     pub(crate) fn add_to<B>(mut self, response: &mut Response<B>) {
         if let Some(inner) = response.extensions_mut().remove::<Self>() {
             self.decisions.extend(inner.decisions);

@@ -27,8 +27,9 @@ use crate::{check::random, decision::Decision};
             tonic with `tonic::body::Body::new`; a server of gRPC alone needs only `.respond_with(GrpcResponse)`"
 )]
 pub trait RejectionResponse<B> {
-    /// The response. `head` has the status and the headers, which may be changed. `request` is the
-    /// head of the request, for a server that speaks several protocols, such as HTTP and gRPC.
+    /// Makes the response. `head` has the status and the headers, which may be changed. `request`
+    /// is the head of the request, for a server that speaks several protocols, such as HTTP and
+    /// gRPC.
     fn respond(&self, rejection: &Rejection, request: &Parts, head: Response<()>) -> Response<B>;
 }
 
@@ -57,18 +58,19 @@ where
 ///
 /// * The types `quota-exceeded`, for a 429 by a limit, and `temporary-reduced-capacity`, for a 503,
 ///   are those of the [draft](crate::HeaderSets::RATE_LIMIT) of the `RateLimit` fields. They are
-///   not registered before it is published. All other responses have no type, which means
+///   not registered before the draft is published. All other responses have no type, which means
 ///   `about:blank`.
 /// * `violated-policies` are the names of the limits that have refused, without
 ///   [hidden](crate::Charge::hidden) ones.
-/// * It works with every body that can be made of a `String`, such as axum's and
+/// * This response works with every body that can be made of a `String`, such as axum's and
 ///   `http_body_util::Full<Bytes>`. For other bodies, use [`Rejection::problem`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct JsonResponse;
 
 /// A response of plain text: the [detail](Rejection::detail) for clients.
 ///
-/// It works with every body that can be made of a `String`. For other bodies, use a closure.
+/// This response works with every body that can be made of a `String`. For other bodies, use a
+/// closure.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TextResponse;
 
@@ -91,8 +93,8 @@ impl Rejection {
         let mut head = Response::new(());
         *head.status_mut() = self.status();
         let headers = head.headers_mut();
-        // It is for one client at one moment, so no cache may store it (RFC 6585, section 4, for
-        // 429).
+        // A rejection is for one client at one moment, so no cache may store it (RFC 6585, section
+        // 4, for 429).
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
         match self {
             Self::Limited(decision) | Self::Banned(decision, _) => {
@@ -110,8 +112,8 @@ impl Rejection {
         head
     }
 
-    /// A sentence for the client: without hidden limits, keys, and details of the server. Escape it
-    /// in HTML, since it may repeat what an extractor of your own says.
+    /// A sentence for the client. It names no hidden limits, no keys, and no details of the server.
+    /// Escape it in HTML, since it may repeat what an extractor of your own says.
     ///
     /// ```
     /// use axum::body::Body;
@@ -131,7 +133,7 @@ impl Rejection {
         detail
     }
 
-    /// Only the error of a key may have characters that JSON escapes.
+    /// The text needs no escapes in JSON, unless it is the error of a key.
     fn write_detail(&self, text: &mut String, retry_after: Option<&str>) {
         // Writing to a String cannot fail.
         match self {
@@ -164,7 +166,7 @@ impl Rejection {
                     ),
                 };
             }
-            // The server's mistake is for its log only.
+            // A mistake of the server is for its log only.
             Self::NoKey(error) if error.status().is_server_error() => text.push_str("The server has made a mistake."),
             Self::NoKey(error) => drop(write!(text, "The request cannot be counted: {error}.")),
             Self::NotSetUp(_) => text.push_str("The server has made a mistake."),
@@ -185,8 +187,8 @@ impl Rejection {
     /// Problem details (RFC 9457). Written piece by piece: formatting would double the instructions
     /// of a refused request.
     fn problem_details(&self, retry_after: Option<&HeaderValue>) -> String {
-        // A responder around this one may have removed the header, or written a date into it, which
-        // would break the JSON.
+        // A responder around this one may have removed the header, or written a date into it. A
+        // date would break the JSON.
         let is_number = |text: &&str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
         let retry_after = retry_after.and_then(|seconds| seconds.to_str().ok()).filter(is_number);
         let mut body = String::with_capacity(320);

@@ -22,7 +22,8 @@ use crate::{
 };
 
 pin_project! {
-    /// A body, and the decision that holds the places until its end. Without a body it is empty.
+    /// A body, and the decision that holds places until the body has ended. `None` is an empty
+    /// body.
     struct Holding<B> {
         #[pin]
         body: Option<B>,
@@ -59,8 +60,8 @@ impl<B> Holding<B> {
     }
 }
 
-/// The response to a `HEAD` request: the headers of that to a `GET`, without the content. hyper
-/// would send it over HTTP/2. A body of an unknown type keeps it.
+/// The response to a `HEAD` request: the same headers as to a `GET`, without the content. Over
+/// HTTP/2, hyper would otherwise send the content. A body of an unknown type keeps it.
 pub(super) fn without_content<B: Body + 'static>(mut response: Response<B>) -> Response<B> {
     let length = response.body().size_hint().exact().filter(|length| *length > 0);
     if let Some(length) = length.filter(|_| !response.headers().contains_key(CONTENT_LENGTH)) {
@@ -69,9 +70,9 @@ pub(super) fn without_content<B: Body + 'static>(mut response: Response<B>) -> R
     response.map(|body| changed(body, None))
 }
 
-/// The same body, holding the places of a decision until it has ended or is dropped. A body that is
-/// buffered whole does not: a connection takes all of it at once. Without a decision, an empty
-/// body. One of an unknown type stays as it is.
+/// The same body, which holds the places of a decision until the body has ended or is dropped. A
+/// body that is buffered whole holds no places: a connection takes all of it at once. Without a
+/// decision, the body becomes empty. A body of an unknown type stays as it is.
 #[cold]
 pub(super) fn changed<B: Body + 'static>(body: B, decision: Option<&Decision>) -> B {
     let mut body = Some(body);
@@ -96,7 +97,7 @@ pub(super) fn unknown<B>() -> Rejection {
     Rejection::NotSetUp(ConfigError::new(ConfigErrorKind::NoEffect, problem))
 }
 
-/// Whether the type of the body is known.
+/// Changes a body of a known type. `false` for a body of any other type.
 fn change<B: Body + 'static>(body: &mut Option<B>, decision: Option<&Decision>) -> bool {
     let is_known = is_changed(body, |body| BoxBody::<B::Data, B::Error>::new(Holding::new(body, decision)))
         || is_changed(body, |body| UnsyncBoxBody::<B::Data, B::Error>::new(Holding::new(body, decision)))
@@ -110,7 +111,7 @@ fn change<B: Body + 'static>(body: &mut Option<B>, decision: Option<&Decision>) 
     is_known
 }
 
-/// Changes a body of the type `T`; `false` for another.
+/// Changes a body of the type `T`. `false` for a body of any other type.
 fn is_changed<B: 'static, T: 'static>(body: &mut Option<B>, change: impl FnOnce(T) -> T) -> bool {
     let Some(body) = (body as &mut dyn Any).downcast_mut::<Option<T>>() else { return false };
     *body = body.take().map(change);

@@ -35,24 +35,26 @@ pub(super) struct FollowUp {
 }
 
 /// The settlements and blocks that a response waits for, and the decision after them. They go on if
-/// the client leaves: a client would otherwise leave with units that it has used.
+/// the client leaves. Otherwise a client could leave in time, and the units that it has used would
+/// not be counted.
 pub(crate) type Settling = Detachable<Option<Decision>>;
 
-/// A call counts as of its response, since the upstream may have counted it that late, but at most
-/// this part of the window later than its admission. This is the throughput that it can cost.
+/// A call to an upstream counts as of its response, since the upstream may have counted it that
+/// late. But it counts at most a tenth of the window later than its admission. So this costs at
+/// most a tenth of the throughput.
 const MAX_DELAY_DIVISOR: u32 = 10;
 
 /// The precision of stores.
 const MICRO: Duration = Duration::from_micros(1);
 
 impl FollowUp {
-    /// Begins what has to happen after this response; `None` if that is nothing.
+    /// Begins what has to happen after this response; `None` if nothing has to happen.
     pub(super) fn begin(&self, admitted: &Decision, response: &response::Parts) -> Option<Settling> {
         let check = self.details.check.as_ref()?;
         let heeds = self.policy.limits.iter().any(|limit| limit.heeds_upstream);
         let block = heeds.then(|| block_request(response.status, &response.headers, SystemTime::now())).flatten();
-        // The cost of each reserved charge, if it is settled, and how much later than its admission
-        // it counts.
+        // For each charge: the cost to settle, if there is one, and how much later than the
+        // admission it counts, if a limit heeds the upstream.
         let mut costs = Vec::<(Option<u64>, Option<Duration>)>::new();
         let mut spent = Vec::new();
         let mut blocked = Vec::new();
@@ -67,12 +69,13 @@ impl FollowUp {
                 (cost, heeding.map(|_| delay()))
             });
             if let (Some(units @ 1..), None, true) = (cost, charge.lease(), charge.takes_nothing()) {
-                // The status has the share of the limit if this process has decided.
+                // If this process has decided, the status has the share of the limit.
                 spent.push((index, charge.as_spent(status.limit().clone(), units)));
             }
             if let (Some(block), Some(heeding), false) = (block, heeding, charge.is_shadow()) {
                 // If the upstream has not refused the call, a limit that was used up here, and
-                // gives nothing back, stays open. All other parts of a split limit are blocked.
+                // gives nothing back, stays open. The other parts of a split limit are blocked in
+                // any case.
                 let gives_back = settled.0.is_some_and(|cost| cost < charge.cost());
                 let is_blocked = block.is_refusal || status.remaining() > 0 || gives_back;
                 let keys = heeding.all_parts_of(charge.key()).into_iter();
@@ -81,8 +84,8 @@ impl FollowUp {
             }
             costs.push(settled);
         }
-        // Also if the cost is the charge: until it is settled, others are told that its units may
-        // be given back.
+        // A charge is settled even if its cost does not change: until then, others are told that
+        // its units may be given back.
         let settlement = |is_delayed: bool| {
             let mut costs = costs.iter();
             let cost = |_: &Charge| costs.next().filter(|(_, delay)| delay.is_some() == is_delayed)?.0;
@@ -118,14 +121,13 @@ impl FollowUp {
         if held.is_some() { response.map(|body| changed(body, held.as_ref())) } else { response }
     }
 
-    /// The limits that a charge is of, and the cost by each of them alone. Two chosen limits may
-    /// have one charge.
+    /// The limits of a charge, and the cost by each of them alone. Two limits may share one charge.
     fn limits_of(&self, charge_index: usize) -> impl Iterator<Item = (&KeyedLimit, u64)> {
         let charged = self.details.charged.iter().filter(move |charged| charged.charge_index == charge_index);
         charged.filter_map(|charged| Some((self.policy.limits.get(charged.limit_index)?, charged.cost)))
     }
 
-    /// The cost of a charge by this response: the largest of its limits.
+    /// The cost of a charge by this response: the largest that one of its limits computes.
     fn cost(&self, index: usize, charge: &Charge, response: &response::Parts) -> Option<u64> {
         let costs =
             self.limits_of(index).map(|(limit, before)| match (&limit.cost_afterwards, &self.details.request) {
@@ -136,7 +138,8 @@ impl FollowUp {
     }
 }
 
-/// Settles and counts. A settlement that fails does not stop the others.
+/// Makes all settlements, and counts the units that are `spent`. A settlement that fails does not
+/// stop the others.
 async fn settle(
     limiter: &Limiter,
     admitted: Decision,
@@ -163,8 +166,8 @@ async fn block_all(limiter: &Limiter, events: &Events, blocked: Vec<(Limit, Key,
     }
     let open = limiter.clone().with_failure_mode(FailureMode::Open);
     let block = async |(limit, key, request): (Limit, Key, BlockRequest)| {
-        // If the upstream only reports that nothing is left, and the limit agrees, it needs no
-        // block.
+        // If the upstream only reports that nothing is left, and nothing is left of the limit
+        // either, the limit needs no block.
         if request.is_refusal || open.peek(&limit, key.clone()).await?.remaining() > 0 {
             events.upstream_blocks(request.time);
             limiter.block(&limit, key, request.time).await?;

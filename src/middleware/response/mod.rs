@@ -27,7 +27,7 @@ use crate::{decision::Decision, error::Error, limit::Limit, limiter::FailureMode
 
 /// The decision and the settings that complete the response to a request that was let through.
 pub(super) struct Completion {
-    /// `None` if the request was let through without one.
+    /// `None` if the request was let through without a decision.
     decision: Option<Decision>,
     headers: HeaderSets,
     degraded: Option<Degraded>,
@@ -77,7 +77,7 @@ impl Policy {
                 self.leave_within(outer, &mut request.extensions);
             }
         }
-        // A response with figures of an upstream keeps them.
+        // If a limit heeds an upstream, the response keeps the figures of the upstream.
         let heeds = !self.is_plain && self.limits.iter().any(|limit| limit.heeds_upstream);
         let headers = if heeds { HeaderSets::NONE } else { self.headers };
         Ok(Completion { decision, headers, degraded, follow_up })
@@ -172,8 +172,8 @@ impl Completion {
     }
 }
 
-/// The decision of a request that is let through; `None` if there was nothing to decide, or no
-/// decision and the layer fails open.
+/// The decision of a request that is let through; `None` if there was nothing to decide, or if the
+/// layer fails open without a decision.
 #[inline]
 fn admission(outcome: Result<Option<Decision>, Error>, mode: FailureMode) -> Result<Option<Decision>, Rejection> {
     match outcome {
@@ -186,8 +186,9 @@ fn admission(outcome: Result<Option<Decision>, Error>, mode: FailureMode) -> Res
     }
 }
 
-/// The default response of a layer that fails closed, with the same [`Degraded`], log lines and
-/// metrics. It has the default [sets of headers](crate::HeaderSets).
+/// A handler that returns a rejection responds as a layer does that fails closed and has the
+/// default responder: with the same [`Degraded`], log lines and metrics. It sends the default [sets
+/// of headers](crate::HeaderSets).
 #[cfg(feature = "axum")]
 impl axum::response::IntoResponse for Rejection {
     fn into_response(self) -> axum::response::Response {
@@ -200,8 +201,9 @@ impl axum::response::IntoResponse for Rejection {
     }
 }
 
-/// The status of a [`GrpcResponse`](crate::middleware::GrpcResponse) of a layer that fails closed,
-/// with the same log lines and metrics. It has no `x-ratelimit-*`.
+/// A gRPC method that returns a rejection sends the status that a layer with
+/// [`GrpcResponse`](crate::middleware::GrpcResponse) sends when it fails closed, with the same log
+/// lines and metrics. The status has no `x-ratelimit-*`.
 #[cfg(feature = "grpc")]
 impl From<Rejection> for tonic::Status {
     fn from(rejection: Rejection) -> Self {

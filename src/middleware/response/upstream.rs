@@ -1,17 +1,20 @@
-//! The request of an upstream to block, read from its response.
+//! Whether an upstream asks to stay away, and for how long, read from its response.
 //!
-//! 1. `Retry-After` (RFC 9110, section 10.2.3) of a 429 or 503, in seconds or as a date, goes
-//!    before all else. In other responses it has another meaning.
-//! 2. In any response, a limit with nothing left asks it to stay away until its reset: a member of
-//!    `RateLimit` (draft-ietf-httpapi-ratelimit-headers, the list of -08 and later), or
-//!    `X-RateLimit-Remaining` with `-Reset`, also without the `X-`. Of several, the longest counts.
-//! 3. A `-Reset` is a number of seconds, above a billion a Unix time, and above a trillion a Unix
-//!    time in milliseconds: no upstream asks it to stay away of thirty years.
-//! 4. Values that are malformed, or already over, are ignored. A 429 without any other value asks
-//!    for one second.
+//! 1. `Retry-After` (RFC 9110, section 10.2.3) of a 429 or 503, in seconds or as a date, counts
+//!    before all other values. In other responses `Retry-After` has another meaning.
+//! 2. In any response, a limit of the upstream with nothing left asks to stay away until its reset.
+//!    Such a limit is a member of `RateLimit` (draft-ietf-httpapi-ratelimit-headers, the list of
+//!    -08 and later), or `X-RateLimit-Remaining` with `-Reset`, also without the `X-`. Of several
+//!    such times, the longest counts.
+//! 3. A `-Reset` of at most a billion is a number of seconds, since no upstream asks to stay away
+//!    for thirty years. Above that it is a Unix time, and above a trillion a Unix time in
+//!    milliseconds.
+//! 4. Values that are malformed, or already over, are ignored. If a 429 has no value that counts,
+//!    it asks for one second.
 //! 5. No block is longer than a day.
 //! 6. A 429, a 503 with `Retry-After`, and a 403 with nothing left are refusals: the upstream has
-//!    counted more than we have. Any other response may report no more than we know.
+//!    counted more than we have. Any other response perhaps reports only what this limit has
+//!    counted, too.
 
 use std::time::{Duration, SystemTime};
 
@@ -20,15 +23,16 @@ use http::{HeaderMap, HeaderName, StatusCode, header::RETRY_AFTER};
 use super::super::headers::split;
 use crate::limit::text::whole_number;
 
-/// For a 429 without a time.
+/// The time of a 429 that tells none.
 const DEFAULT: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_secs(24 * 60 * 60);
-/// In September 2001. A smaller number is no Unix time.
+/// A moment in September 2001. A number up to this one is no Unix time.
 const FIRST_UNIX_TIME: u64 = 1_000_000_000;
 const FIRST_IN_MILLIS: u64 = 1_000 * FIRST_UNIX_TIME;
 
 const RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
-/// The units left, and the reset: as most APIs send them, and as drafts before -07 did.
+/// The headers for the units left and for the reset: those that most APIs send, and those of drafts
+/// before -07.
 static PAIRS: [(HeaderName, HeaderName); 2] = [
     (HeaderName::from_static("x-ratelimit-remaining"), HeaderName::from_static("x-ratelimit-reset")),
     (HeaderName::from_static("ratelimit-remaining"), HeaderName::from_static("ratelimit-reset")),
@@ -41,7 +45,7 @@ pub(super) struct BlockRequest {
     pub(super) is_refusal: bool,
 }
 
-/// `None` if the upstream does not ask it to stay away. See the module docs.
+/// What the upstream asks for: see the module docs. `None` if it does not ask to stay away.
 pub(super) fn block_request(status: StatusCode, headers: &HeaderMap, now: SystemTime) -> Option<BlockRequest> {
     let can_retry_after = matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE);
     let retry_after = values(headers, &RETRY_AFTER).filter_map(|value| retry_after(value, now)).max();
