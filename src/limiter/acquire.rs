@@ -24,47 +24,51 @@ const PAUSE: Duration = Duration::from_millis(100);
 impl Limiter {
     /// Spends `cost` units of `limit` for `key`, and waits up to `max_wait` until they are left.
     ///
-    /// 1. After a refusal it waits for the retry time, and asks again. A retry time beyond what is
-    ///    left of `max_wait` is returned at once, as a refused [`Decision`]. With a `max_wait` of
-    ///    zero this is [`check`](Self::check), unless other callers wait.
+    /// 1. After a refusal, the caller waits for the retry time, and asks again. A retry time beyond
+    ///    what is left of `max_wait` is returned at once, as a refused [`Decision`]. With a
+    ///    `max_wait` of zero, this method does the same as [`check`](Self::check), unless other
+    ///    callers wait.
     /// 2. One limiter and its clones have one line for each set of limits and keys that can refuse,
     ///    whatever the costs. Clones with another [`deadline`](Self::deadline) have lines of their
-    ///    own: the store may answer only the more patient. A caller that is refused, or arrives
-    ///    while others wait, joins the end of the line. Only the first in line asks, and after an
-    ///    admission that leaves units, the next callers that fit together. No caller overtakes
-    ///    another. A caller that gives up or is dropped leaves the line.
+    ///    own, since the store may answer only the callers with the longer deadline. A caller that
+    ///    is refused, or arrives while others wait, joins the end of the line. Only the first in
+    ///    line asks. After an admission that leaves units, the next callers that fit together ask
+    ///    as well. No caller overtakes another. A caller that gives up or is dropped leaves the
+    ///    line.
     /// 3. A caller that cannot reach the front of the line in time is refused without spending. The
     ///    retry time is then a lower bound: how long the first in line has to wait.
-    /// 4. A future that is kept but not polled does not block the line: 100 ms after the first
-    ///    should have asked, or its call should have ended, the next caller takes over. If it is
-    ///    not polled either, the others may a millisecond later, and the first of them that is
-    ///    polled does. When a caller is polled again, it gets its old place back.
+    /// 4. A future that is kept but not polled does not block the line: 100 ms after the first in
+    ///    line should have asked, or its call should have ended, the next caller takes over. If
+    ///    nobody polls the next caller, then a millisecond later the first of the others that is
+    ///    polled takes over. When a caller is polled again, it gets its old place back.
     /// 5. [`check`](Self::check), limiters of other processes, and checks of other sets of limits
-    ///    or keys do not join the line. Of those, the first to ask when units are left gets them.
+    ///    or keys do not join the line. Whoever of these is the first to ask when units are left
+    ///    gets the units.
     /// 6. After a [settlement](Self::settle) or [reset](Self::reset) through this limiter, callers
-    ///    ask at once, in the order of their arrival: those that are first in line, that fit into
-    ///    what is left, and that nothing else refuses. If it is not known how many units are left,
-    ///    as after a reset, one asks, and the others after its reply. A caller that does not use
-    ///    the units leaves them to the next. If the caller of the settlement leaves before the
-    ///    reply, or the call times out, callers ask after the deadline, at most a second later. If
-    ///    only [reserved](crate::Charge::reserve) units are in the way, the first asks again after
+    ///    ask at once, in the order of their arrival. Only callers ask that are first in their
+    ///    line, fit into what is left, and are refused by nothing else. After a reset, for example,
+    ///    it is not known how many units are left. Then one caller asks, and the others ask after
+    ///    its reply. A caller that does not use the units leaves them to the next. If the caller of
+    ///    the settlement leaves before the reply, or the call times out, callers ask after the
+    ///    deadline, at most a second later. If only [reserved](crate::Charge::reserve) units are in
+    ///    the way, the first in line asks again after
     ///    [`retry_reserved_after`](Self::retry_reserved_after), and once more at the end of
     ///    `max_wait`. A caller that needs more than is left asks when its retry time is over, even
     ///    if enough units leave the window before.
     /// 7. A settlement or reset through another limiter wakes no caller of this one, even if both
-    ///    have the same store: clones of one limiter tell each other, two limiters that were made
-    ///    by [`new`](Self::new) do not. Then a caller asks again when its retry time is over.
-    /// 8. The [`deadline`](Self::deadline) is that of each call to the store, not of the wait, and
-    ///    the end of `max_wait` does not interrupt a call. While the store fails or does not answer
-    ///    in time, the first in line asks again every 100 ms. A caller gets the error when less
-    ///    than 100 ms of its `max_wait` are left. It gets the error at once if waiting does not
-    ///    help, such as after a wrong password. Under [`fail_local`](Self::fail_local), the share
-    ///    decides meanwhile. The units of a call without an answer may have been counted.
+    ///    have the same store: only clones of one limiter tell each other. Then a caller asks again
+    ///    when its retry time is over.
+    /// 8. The [`deadline`](Self::deadline) limits each call to the store, not the wait. The end of
+    ///    `max_wait` does not interrupt a call. While the store fails or does not answer in time,
+    ///    the first in line asks again every 100 ms. A caller gets the error when less than 100 ms
+    ///    of its `max_wait` are left. If waiting does not help, such as after a wrong password, the
+    ///    caller gets the error at once. Under [`fail_local`](Self::fail_local), the share decides
+    ///    meanwhile. The units of a call without an answer may have been counted.
     ///
     /// A check that can never be refused, such as one at a cost of 0, never waits. Waiting needs a
-    /// tokio runtime with time. While callers wait behind another, a task watches the line, on a
-    /// runtime of those that use the limiter. If that runtime is not driven, taking over needs
-    /// about a second more, and 20 ms for each caller in line.
+    /// tokio runtime with time. While callers wait behind another, a task watches the line. It runs
+    /// on the runtime of one of the callers. If that runtime is not driven, taking over needs about
+    /// a second more, and 20 ms for each caller in line.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), tower_sliding_window::Error> {
@@ -83,7 +87,7 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// As [`check`](Self::check).
+    /// The same as [`check`](Self::check).
     pub async fn acquire(
         &self,
         limit: &Limit,
@@ -100,13 +104,14 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// As [`check_all`](Self::check_all).
+    /// The same as [`check_all`](Self::check_all).
     pub async fn acquire_all(&self, check: Check, max_wait: Duration) -> Result<Decision, Error> {
         self.acquire_after(check, max_wait, &mut Duration::default()).await
     }
 
-    /// Waits for a request that has `waited` for other decisions. That shortens the deadline of the
-    /// first call to the store; later calls, after a wait in line, have the whole deadline.
+    /// Waits for a request that has `waited` for other decisions. The time that it has waited
+    /// shortens the deadline of the first call to the store. Later calls, after a wait in line,
+    /// have the whole deadline.
     pub(crate) async fn acquire_after(
         &self,
         check: Check,
@@ -137,13 +142,14 @@ impl Limiter {
             }
             (is_in_line, limiter) = (true, self.clone());
             if outcome.is_ok_and(|decision| decision.is_refused_by_reservations()) {
-                // Others may have given back units by then.
+                // Others may have given back units by the next try, so it does not rely on a
+                // remembered refusal.
                 limiter = limiter.asking_each_time();
             }
         }
     }
 
-    /// The refusal of a caller behind others.
+    /// The refusal of a caller that does not reach the front of the line in time.
     async fn refuse(&self, check: &Check, place: &Place, waited: &mut Duration) -> Result<Decision, Error> {
         let status = match self.decide(check.without_costs(), waited).await {
             Err(error) => return self.core.known(check).ok_or(error),
@@ -156,8 +162,8 @@ impl Limiter {
     }
 }
 
-/// When to ask again; `None` after an admission, or if that is after the end of the wait. Reserved
-/// units may be given back at any time, so the last attempt is at the very end.
+/// When to ask again; `None` after an admission, or if the retry time goes beyond the end of the
+/// wait. Reserved units may be given back at any time, so the last attempt is at the very end.
 fn ask_again_at(end: Instant, outcome: &Result<Decision, Error>, distance: Duration) -> Option<Instant> {
     let now = Instant::now();
     let left = end.saturating_duration_since(now);
@@ -165,8 +171,9 @@ fn ask_again_at(end: Instant, outcome: &Result<Decision, Error>, distance: Durat
         Ok(decision) => {
             let wait = decision.retry_after()?;
             let wait = if decision.is_refused_by_reservations() { wait.min(left) } else { wait };
-            // The reply was on its way for a part of the round trip, and the next check will be for
-            // the other part. A store that has failed may be back long before, with units left.
+            // The reply has travelled for a part of the round trip, and the next check will travel
+            // for the other part, so both parts are taken off. A store that has failed may be back
+            // long before the retry time, with units left.
             (wait, if decision.is_the_stores() { wait.saturating_sub(distance) } else { wait.min(PAUSE) })
         }
         Err(error) => error.may_pass().then_some((PAUSE, PAUSE))?,
@@ -175,7 +182,7 @@ fn ask_again_at(end: Instant, outcome: &Result<Decision, Error>, distance: Durat
 }
 
 fn is_within(left: Duration, wait: Duration) -> bool {
-    // With nothing left, a wait of zero is too long as well: a store that always returns zero would
+    // With no time left, a wait of zero is too long as well: a store that always returns zero would
     // be asked for ever.
     !left.is_zero() && wait <= left
 }

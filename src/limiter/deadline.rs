@@ -1,4 +1,4 @@
-//! A future with a deadline, and its timer.
+//! A future with a deadline, and the timer of a deadline.
 
 use std::{
     future::Future,
@@ -22,19 +22,19 @@ const LEAST: Duration = Duration::from_millis(5);
 
 const WAITING: &str = "waiting in a tokio runtime";
 
-/// Thirty years: no deadline is longer.
+/// No deadline is longer than thirty years.
 const LONGEST: Duration = Duration::from_secs(30 * 365 * 24 * 60 * 60);
 
-/// A timer of the runtime that polls it: that of a runtime that has ended would panic, and that of
-/// a runtime that is not driven would never fire.
+/// A timer of the runtime that polls it. A timer of a runtime that has ended would panic, and a
+/// timer of a runtime that is not driven would never fire.
 #[derive(Default)]
 pub(super) struct Timer {
-    // In a box, so that futures that need no timer stay small.
+    // The timer is boxed, so that futures that need none stay small.
     sleep: Option<(Id, Pin<Box<Sleep>>)>,
 }
 
 impl Timer {
-    /// Waits until a time. Fails without a runtime, and in one that has ended.
+    /// Waits until a time. Fails without a runtime, and in a runtime that has ended.
     pub(super) fn poll_until(&mut self, at: Instant, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
         let runtime = Handle::try_current()
             .map_err(|cause| StoreError::new(WAITING, StoreErrorKind::Other, cause).of_one_check())?
@@ -42,8 +42,8 @@ impl Timer {
         let known = self.sleep.take().filter(|(of, sleep)| *of == runtime && sleep.deadline() == at);
         let (_, sleep) = self.sleep.insert(known.unwrap_or_else(|| {
             let mut sleep = Box::pin(sleep_until(at));
-            // Otherwise the first poll would set it, and panic in a runtime that has ended. That
-            // runtime fires it at once instead.
+            // `reset` registers the timer. Otherwise the first poll would do so, and panic in a
+            // runtime that has ended. Such a runtime fires a registered timer at once.
             sleep.as_mut().reset(at);
             (runtime, sleep)
         }));
@@ -54,7 +54,7 @@ impl Timer {
         Poll::Ready(if Instant::now() < at { Err(is_early().into()) } else { Ok(()) })
     }
 
-    /// The time that it waits for.
+    /// The time that the timer waits for.
     fn end(&self) -> Option<Instant> {
         self.sleep.as_ref().map(|(_, sleep)| sleep.deadline())
     }
@@ -91,7 +91,7 @@ impl<F> Deadline<F> {
         self.timer.end().is_some()
     }
 
-    /// Takes the future out, which another may poll, and leaves one in its place.
+    /// Takes the future out, so that another task may poll it, and puts the given one in its place.
     pub(super) fn replace(&mut self, future: F) -> F {
         mem::replace(&mut self.future, future)
     }
@@ -101,9 +101,9 @@ impl<F> Deadline<F> {
         self.waited.saturating_add(self.took())
     }
 
-    /// Whether a timeout says something about the store: not if the request had spent more than
-    /// half of the deadline elsewhere, nor if the timeout was noticed so late that the caller's
-    /// runtime must have been blocked.
+    /// Whether a timeout says something about the store. The timeout says nothing if the request
+    /// had spent more than half of the deadline elsewhere, or if the timeout was noticed so late
+    /// that the caller's runtime must have been blocked.
     pub(super) fn blames_store(&self) -> bool {
         let left = time_left(self.deadline, self.waited);
         let is_noticed_late = self.took() > left + (left / 2).max(Duration::from_millis(10));

@@ -32,28 +32,29 @@ pub(crate) enum DecideNow {
     Ask(Asking),
 }
 
-/// The store's reply to a check, within the deadline, and what this process makes of it. It has no
-/// check inline, so that it stays small.
+/// The store's reply to a check, within the deadline, and what this process makes of it. The check
+/// is not inline, so that the future stays small.
 pub(crate) struct Asking {
     core: Arc<Core>,
     pub(crate) reply: Deadline<StoreFuture<Decision>>,
     /// The place in the refusal cache that learns from the reply, if there is one.
     lookup: Option<Lookup>,
-    /// If this process decides in the store's place, or with prefetch, or knows a refusal, or if it
-    /// takes a place.
+    /// The check, if it is needed after the reply: this process may decide in the store's place, a
+    /// limit has prefetch, the check asks about a known refusal, or the check takes a place.
     kept: Option<Box<Kept>>,
     pub(crate) mode: FailureMode,
     /// The part of the store that decides.
     part: Option<Arc<str>>,
 }
 
-/// A check that is needed when its reply comes.
+/// A copy of the check, kept until its reply comes. [`Asking::kept`] says which checks are kept.
 #[derive(Clone)]
 struct Kept {
     check: Check,
-    /// The last prefetch that was taken before.
+    /// The number of the last prefetch that was taken before the check was asked.
     asked_after: u64,
-    /// From the first poll on, if it takes places: the end of the limiter waits for it.
+    /// Set by the first poll of a check that takes places: the end of the limiter waits for this
+    /// check.
     underway: Option<Underway>,
 }
 
@@ -70,7 +71,7 @@ impl Future for Asking {
             self.let_go();
         }
         let part = self.part.take();
-        // So that nothing is left to do when this is dropped.
+        // Taken out, so that nothing is left to do when this future is dropped.
         let kept = self.kept.take();
         let Self { core, reply, lookup, mode, .. } = &*self;
         let mut outcome = core.heard(reply, part, outcome);
@@ -83,9 +84,9 @@ impl Future for Asking {
 }
 
 impl Asking {
-    /// Nobody waits for the reply any more. If the check takes places, or others are refused until
-    /// it is answered, and if it may have been sent, a task hears the reply, frees the places at
-    /// once, and remembers the refusal, or forgets it.
+    /// Called when nobody waits for the reply any more. A task hears the reply if the check may
+    /// have been sent, and takes places or keeps others refused until it is answered. The task
+    /// frees the places at once, and remembers or forgets the refusal.
     fn let_go(&mut self) {
         let Some(kept) = self.kept.as_ref().filter(|_| self.reply.has_begun()) else { return };
         if kept.underway.is_none() && !self.lookup.as_ref().is_some_and(|lookup| lookup.has_turn) {
@@ -95,7 +96,7 @@ impl Asking {
         let kept = kept.clone();
         let lookup = self.lookup.take();
         let reply = Deadline::new(self.reply.replace(Box::pin(pending())), MOST_TIME, Duration::ZERO);
-        // Dropped at once, so that it goes on without a caller.
+        // A detachable future that is dropped goes on without a caller.
         drop(self.core.owed.detachable(async move {
             if let Ok(Ok(decision)) = reply.await {
                 core.learn(lookup.as_ref(), &decision);
@@ -131,8 +132,8 @@ impl Limiter {
         let limiter = self.clone();
         let charge = Charge::new(limit.clone(), key, cost);
         async move {
-            // Without the future of `decide`, which would copy the check once more: a tenth of a
-            // remembered refusal's time.
+            // This does the same as `decide`. The future of `decide` would copy the check once
+            // more, which takes a tenth of the time of a remembered refusal.
             match limiter.decide_now(Check::new(charge?), limiter.failure_mode, Duration::default) {
                 DecideNow::Decided(outcome) => outcome,
                 DecideNow::Ask(asking) => asking.await,
@@ -169,8 +170,8 @@ impl Limiter {
         self.check(limit, key, 0)
     }
 
-    /// Decides for a request that has `waited` for other decisions, and adds the time that this one
-    /// takes.
+    /// Decides for a request that has `waited` for other decisions, and adds the time of this
+    /// decision to it.
     pub(crate) async fn decide(&self, check: Check, waited: &mut Duration) -> Result<Decision, Error> {
         match self.decide_now(check, self.failure_mode, || *waited) {
             DecideNow::Decided(outcome) => outcome,
@@ -182,8 +183,8 @@ impl Limiter {
         }
     }
 
-    /// Decides without waiting if the refusal cache, an open breaker or the store can. What the
-    /// request has `waited` for other decisions shortens the deadline.
+    /// Decides without waiting if prefetches, the refusal cache, an open breaker or the store can.
+    /// The time that the request has `waited` for other decisions shortens the deadline.
     #[inline]
     pub(crate) fn decide_now(&self, check: Check, mode: FailureMode, waited: impl FnOnce() -> Duration) -> DecideNow {
         let core = &self.core;
@@ -206,7 +207,7 @@ impl Limiter {
         DecideNow::Decided(core.conclude(outcome, lookup.as_ref(), Some(&check), mode, || None))
     }
 
-    /// Not on the way of a check that is decided at once.
+    /// This function is not inlined, since a check that is decided at once does not need it.
     #[inline(never)]
     fn asking(&self, check: Check, lookup: Option<Lookup>, mode: FailureMode, waited: Duration) -> Asking {
         let core = Arc::clone(&self.core);
@@ -256,8 +257,8 @@ impl Core {
         Some(self.repeat(self.recall(check, lookup.as_mut(), false)?))
     }
 
-    /// The error to return instead of asking the store, if the breaker is open. Its probes send a
-    /// check that costs nothing.
+    /// The error to return instead of asking the store, if the breaker is open. A probe of the
+    /// breaker is a check that costs nothing.
     pub(super) fn refuse(&self, probe: impl FnOnce() -> Check) -> Option<Error> {
         if !self.breaker.may_be_open() {
             return None;
@@ -276,8 +277,8 @@ impl Core {
         self.breaker.of_part(part, false)?.refuse(deadline, longest, probes)
     }
 
-    /// Makes a decision of the store's reply, and lets it hold the places that it has taken. The
-    /// store has `took` so long for it, if it has not decided at once.
+    /// Makes a decision of the store's reply, and lets the decision hold the places that the check
+    /// has taken. `took` is how long the store took; `None` if it decided at once.
     #[inline]
     fn conclude(
         self: &Arc<Self>,
@@ -293,7 +294,8 @@ impl Core {
                 self.learn(lookup, &decision);
                 decision.with_retry_reserved_after(self.retry_reserved_after)
             }
-            // Others may have been refused since it was asked.
+            // Other checks may have been refused since this one was asked, so the refusal cache is
+            // looked up again.
             Err(error) => self.decide_instead(check, mode, error)?,
         };
         Ok(match check.filter(|check| check.takes_place()) {
@@ -325,7 +327,7 @@ impl Core {
         let has_waited_for_others =
             || self.store.local_state().is_some_and(|state| state.has_answered_within(part.as_deref(), call.took()));
         if !matches!(outcome, Err(Error::TimedOut { .. })) || call.blames_store() && !has_waited_for_others() {
-            // At most the deadline, however late the reply was polled.
+            // The time counts as at most the deadline, however late the reply was polled.
             self.breaker.count(|| part, &outcome, || call.took().min(call.deadline));
         }
         outcome

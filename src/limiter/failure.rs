@@ -7,47 +7,49 @@ use crate::{check::Check, decision::Decision, error::Error, limit::Limit, metric
 
 /// The response to a store that cannot decide in time.
 ///
-/// No mode applies to a refusal, nor to a request without a key. So a client gains nothing by
-/// making its checks fail: a refusal or a ban that the process
-/// [knows](crate::Limiter::refusal_cache) stands until its own time has passed.
+/// No mode applies to refusals and to requests without a key. So a client gains nothing by making
+/// its checks fail: a refusal or a ban that the process [knows](crate::Limiter::refusal_cache)
+/// stands until its own time has passed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FailureMode {
     /// Let the request through, without rate-limit figures, unless its refusal is known.
     #[default]
     Open,
-    /// Refuse the request until the store is back: with its refusal, if that is known.
+    /// Refuse the request until the store is back. If its refusal is known, the request gets that
+    /// refusal.
     Closed,
     /// Decide in this process, under a share of each limit. See [`Share`].
     Local(Share),
 }
 
 /// The part of each limit that one process may admit while the store cannot decide. With `n`
-/// processes, it is one `n`th.
+/// processes, the part is one `n`th.
 ///
 /// 1. Of a limit of `n` units, each of `p` processes admits at most `n / p` in a window, rounded
 ///    down. So if there are no more than `p` processes, together they admit at most the limit.
 /// 2. Every check still asks the store first, so the store decides again as soon as it answers. The
-///    store and the process do not know what the other has counted: in a window in which the store
-///    fails or comes back, both may admit up to the limit.
-/// 3. A cost above the share, which is any cost if the share is less than one unit, fails until the
-///    store is back: with the store's error, or by a layer with a 503. It is not
-///    [`NeverFits`](crate::Error::NeverFits), since it fits into the limit.
+///    store and the process count apart. So in a window in which the store fails or comes back, the
+///    store may admit up to the limit, and the processes too.
+/// 3. A cost above the share fails until the store is back: with the store's error, or in a layer
+///    with a 503. If the share is less than one unit, any cost is above it. The error is not
+///    [`NeverFits`](crate::Error::NeverFits), since the cost fits into the limit.
 /// 4. A limit in the [shadow](crate::Charge::in_shadow) keeps all of its units.
 /// 5. Units that are reserved in the process are settled in the process, through a clone of the
 ///    same limiter, even if the store is back. A settlement [by
-///    id](crate::settlement::Settlement::by_id) goes to the store, which does not know it.
+///    id](crate::settlement::Settlement::by_id) goes to the store, which does not know the
+///    admission.
 /// 6. A limiter and its clones, or a layer and its services, count in one
-///    [`MemoryStore`](crate::MemoryStore) of the default capacity. Layers that share a limit share
-///    it here only if they are made [on one limiter](crate::RateLimitLayer::new).
+///    [`MemoryStore`](crate::MemoryStore) of the default capacity. Layers that share a limit also
+///    share it in this store only if they are made [on one limiter](crate::RateLimitLayer::new).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Share {
     processes: NonZeroU32,
 }
 
 impl Share {
-    /// The share of one process, if there are this many. For a number that is not known before run
-    /// time there is [`From<NonZeroU32>`](Self::from).
+    /// The share of one process out of this number of processes. For a number that is not known
+    /// before run time there is [`From<NonZeroU32>`](Self::from).
     ///
     /// # Panics
     ///
@@ -61,7 +63,7 @@ impl Share {
         }
     }
 
-    /// The limit of this process, if that is at least one unit.
+    /// The limit of this process; `None` if the share is less than one unit.
     fn of(self, limit: &Limit) -> Option<Limit> {
         limit.of_units(limit.units() / u64::from(self.processes.get()))
     }
@@ -85,8 +87,9 @@ impl FailureMode {
 }
 
 impl Core {
-    /// Decides what the store has failed to decide: as is known, or under a share, if the mode has
-    /// one. Returns the store's error if the share can never admit the check.
+    /// Decides a check that the store has failed to decide: by a refusal that is known, or under a
+    /// share, if the mode has one. Returns the store's error if the share can never admit the
+    /// check.
     pub(super) fn decide_instead(
         &self,
         check: Option<&Check>,

@@ -1,14 +1,15 @@
 //! The callers that a limit and key refuses, and which of them ask when units are freed.
 //!
-//! 1. The first in a line waits for each limit and key that refuses it. When the last of them has
-//!    units for it, it asks. Until then it is not woken to ask, since it would be refused.
+//! 1. The first in a line asks when all limits and keys that refuse it have units for it. The first
+//!    is not woken before, since it would be refused.
 //! 2. Of the callers that fit, the first to arrive asks, and the next ones that fit as well.
-//! 3. What a settlement or a reply says is left may be gone when a caller asks, and more may be
-//!    left. So the reply to the last caller that has asked for the units says how many are left for
-//!    others. If that reply does not come, the next caller asks. Until its reply, each caller that
-//!    was woken counts as admitted.
-//! 4. Too many callers may ask, and are refused. Too few never do: what is freed after a reply was
-//!    decided, a settlement tells. For units that leave the window, callers have their timers.
+//! 3. A settlement or a reply tells how many units are left. When a caller asks, there may be
+//!    fewer, or more. So the reply to the last caller that has asked for the units tells how many
+//!    are left for others. If that reply does not come, the next caller asks. A caller that was
+//!    woken counts as admitted until its reply.
+//! 4. Sometimes too many callers ask, and are refused. Enough callers ask in any case: a settlement
+//!    tells of units that are freed after a reply was decided, and callers have timers for units
+//!    that leave the window.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -19,13 +20,14 @@ use crate::decision::LimitStatus;
 #[derive(Default)]
 pub(super) struct Pair {
     pub(super) callers: usize,
-    /// The callers that it refuses, by number.
+    /// The callers that the limit and key refuses, by number.
     refused: BTreeMap<u64, (Wanted, Arc<Caller>)>,
-    /// None of them has more room than this, so a search that must fail is not made.
+    /// No refused caller has more room than this. If more units are used, no search is made, since
+    /// it would find no caller.
     most_room: u64,
     /// The callers that were woken, by number, until they are answered.
     woken: BTreeMap<u64, Woken>,
-    /// The least that may be used. `None` if a reply will tell, or if nothing was freed.
+    /// The fewest units that may be used. `None` if a reply will tell, or if nothing was freed.
     used: Option<u64>,
     /// The last of the woken callers that has asked, until its reply.
     asker: Option<u64>,
@@ -44,8 +46,8 @@ impl Pair {
         self.most_room = self.most_room.max(wanted.room);
     }
 
-    /// Takes note of how many units are used at least: zero if that is not known. Figures may be
-    /// told in another order than they were true, so the lowest holds, until a caller asks.
+    /// Takes note of the fewest units that may be used: zero if that is not known. Figures may
+    /// arrive in another order than they were true, so the lowest holds until a caller asks.
     pub(super) fn free(&mut self, used: u64) {
         let known = self.used.filter(|_| !self.will_learn());
         self.used = Some(known.map_or(used, |known| known.min(used)));
@@ -55,7 +57,7 @@ impl Pair {
     pub(super) fn take_next(&mut self) -> Option<(Wanted, Arc<Caller>)> {
         let used = self.used?;
         let all_used = self.woken.values().fold(used, |all, woken| all.saturating_add(woken.takes));
-        // If it is not known how many are used, one caller finds out.
+        // If it is not known how many units are used, one caller finds out.
         if all_used > self.most_room || used == 0 && self.will_learn() {
             return None;
         }
@@ -67,7 +69,7 @@ impl Pair {
         self.refused.remove(&number?)
     }
 
-    /// The caller was woken, and will ask.
+    /// Takes note that the caller was woken, and will ask.
     pub(super) fn wake(&mut self, caller: &Arc<Caller>, takes: u64) {
         let woken = Woken { caller: Arc::clone(caller), takes, has_asked: false };
         self.woken.insert(caller.number, woken);
@@ -78,7 +80,8 @@ impl Pair {
         self.woken.values().filter(|woken| !woken.has_asked).map(|woken| &woken.caller)
     }
 
-    /// The caller asks. If it was woken, its reply is newer than what is known.
+    /// Takes note that the caller asks. If the caller was woken, its reply is newer than what is
+    /// known.
     pub(super) fn ask(&mut self, number: u64) {
         self.refused.remove(&number);
         if let Some(woken) = self.woken.get_mut(&number) {
@@ -103,7 +106,7 @@ impl Pair {
         }
     }
 
-    /// The caller does not ask, or its reply does not come.
+    /// Takes note that the caller does not ask, or that its reply does not come.
     pub(super) fn leave(&mut self, number: u64) {
         self.refused.remove(&number);
         let was_to_ask = self.woken.remove(&number).is_some_and(|woken| !woken.has_asked);

@@ -1,20 +1,23 @@
 //! The order of the callers in one line.
 //!
 //! 1. Callers have their turn in the order of their numbers. Only the first asks, until it leaves.
-//! 2. The first records when it will ask, and how long that call may take. If it does not go on by
-//!    then and a [`GRACE`], it is not polled, and loses its turn.
-//! 3. A task watches that, since the other callers may not be polled either. It wakes the next
-//!    caller, and a moment later all others. The first of them that is polled takes over. Those
-//!    that are not polled are out of the line, and delay it only once.
+//! 2. The first records when it will ask, and how long that call may take. If the first is later by
+//!    more than a [`GRACE`], nobody polls it, so it loses its turn.
+//! 3. A task watches the first, since the other callers may not be polled either. If the first is
+//!    late, the task wakes the next caller, and a moment later all others. Of these, the first that
+//!    is polled takes over. Callers that are not polled are out of the line, so they delay it only
+//!    once.
 //! 4. A caller that is out of the line, or has lost its turn, takes its place again by its number
 //!    when it is polled.
 //! 5. After an admission that leaves units, the next callers ask as well, if all that ask fit
-//!    together. So a line of a store that is far away does not move by one caller in each round
-//!    trip. Only the reply to the last that has asked says how many units are left, since it counts
-//!    the others. While the first waits for units, no other asks: one that needs many would wait
-//!    for ever. Once one of them is refused, only the first asks again.
-//! 6. If the runtime of the task is not driven, the task is late. Callers look at that from time to
-//!    time, less often the more of them there are, and start another on their own runtime.
+//!    together. Otherwise a line far away from its store would move by only one caller in each
+//!    round trip. Only the reply to the last caller that has asked says how many units are left,
+//!    since it counts the others. While the first waits for units, no other caller asks. Otherwise
+//!    a first caller that needs many units would wait for ever. Once a caller is refused, only the
+//!    first asks again.
+//! 6. If the runtime of the task is not driven, the task is late. Callers look for a late task from
+//!    time to time, and start another task on their own runtime. The more callers wait, the less
+//!    often each of them looks.
 
 use std::{collections::BTreeMap, future::Future, mem, sync::Arc, time::Duration};
 
@@ -23,25 +26,25 @@ use tokio::{runtime::Handle, sync::Notify, task::JoinSet, time::Instant};
 /// How late the first in line may be.
 const GRACE: Duration = Duration::from_millis(100);
 
-/// The time for the next to take over, before all others may.
+/// The time for the next caller to take over, before all others may.
 const HEAD_START: Duration = Duration::from_millis(1);
 
-/// A caller looks whether the task is late after a second, and so much more for each caller that
-/// waits.
+/// A caller looks after a second whether the task is late. Each caller that waits adds this time to
+/// the second.
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 
-/// So many callers are woken at once to ask beside the first.
+/// The most callers that are woken at once to ask beside the first.
 const MOST_BESIDE: usize = 1_024;
 
-/// No caller waits longer.
+/// The longest wait of a caller: thirty years.
 const LONGEST_WAIT: Duration = Duration::from_secs(30 * 365 * 24 * 60 * 60);
 
 /// A limit and key of a caller.
 #[derive(Clone, Copy)]
 pub(super) struct Wanted {
     pub(super) digest: u64,
-    /// The most units that may be used for the caller to fit. Limits that share units may differ in
-    /// it.
+    /// The most units that may be used for the caller to fit. Limits that share units may have
+    /// different rooms.
     pub(super) room: u64,
     /// The units that an admission takes.
     pub(super) takes: u64,
@@ -52,21 +55,23 @@ pub(super) struct Caller {
     pub(super) number: u64,
     pub(super) line: u64,
     pub(super) wanted: Vec<Wanted>,
-    /// Tells it to look at its line. That may drop a waker, which may own the caller, so no lock is
-    /// held meanwhile.
+    /// Wakes the caller, so that it looks at its line. Waking may drop a waker that owns the
+    /// caller, so no lock is held meanwhile.
     pub(super) wakes: Notify,
 }
 
 #[derive(Default)]
 pub(super) struct Line {
-    /// The callers that are polled, as far as the line knows, but those that ask beside the first.
+    /// The callers that are polled, as far as the line knows, except those that ask beside the
+    /// first.
     callers: BTreeMap<u64, Arc<Caller>>,
-    /// `None` while one is sought in the place of a first caller that was late.
+    /// The number of the first. `None` while the line seeks another caller, since the first was
+    /// late.
     first: Option<u64>,
     /// Of the callers up to this number, the one that is polled next takes over.
     sought_up_to: Option<u64>,
-    /// The limits and keys that refuse the first, and until when, as far as is known. None of them
-    /// does when it asks.
+    /// The limits and keys that refuse the first, and until when, as far as is known. The list is
+    /// empty when the first asks.
     refused_by: Vec<(u64, Instant)>,
     /// When the first asks.
     pub(super) asks_at: Option<Instant>,
@@ -76,9 +81,9 @@ pub(super) struct Line {
     last_asked: u64,
     /// Callers up to this number ask beside the first.
     asks_up_to: u64,
-    /// The task that watches, once others have needed it.
+    /// The task that watches the first, once other callers have needed it.
     watch: JoinSet<()>,
-    /// When it looks next.
+    /// When the task looks next.
     looks_at: Option<Instant>,
 }
 
@@ -87,7 +92,8 @@ impl Line {
         self.callers.is_empty() && self.sought_up_to.is_none()
     }
 
-    /// Joins the line, at the caller's old place if it had one. Returns whether it is the first.
+    /// Joins the line, at the caller's old place if it had one. Returns whether the caller is the
+    /// first.
     pub(super) fn join(&mut self, caller: &Arc<Caller>) -> bool {
         self.callers.insert(caller.number, Arc::clone(caller));
         if self.first.is_none() && self.sought_up_to.is_none_or(|last| caller.number <= last) {
@@ -101,13 +107,14 @@ impl Line {
         self.wait(Vec::new(), Instant::now());
     }
 
-    /// The first asks at this time, since these refuse it until then.
+    /// Lets the first ask at this time. Until then, the limits and keys in `refused_by` refuse it.
     pub(super) fn wait(&mut self, refused_by: Vec<(u64, Instant)>, asks_at: Instant) {
         (self.refused_by, self.asks_at, self.due) = (refused_by, Some(asks_at), Some(later(asks_at, GRACE)));
     }
 
-    /// Takes note that the caller asks, and returns `None`, if it is its turn. Otherwise returns
-    /// whether it is the first, and when to look again. The call may take so long.
+    /// If it is the caller's turn, takes note that the caller asks, and returns `None`. Otherwise
+    /// returns whether the caller is the first, and when to look again. `takes` is how long the
+    /// call may take.
     pub(super) fn ask(&mut self, caller: &Arc<Caller>, takes: impl Fn() -> Duration) -> Option<(bool, Instant)> {
         let now = Instant::now();
         if self.join(caller) {
@@ -127,8 +134,8 @@ impl Line {
         None
     }
 
-    /// A limit and key has units for the first from this time on. Returns whether the first asks
-    /// then, since no other refuses it.
+    /// Takes note that a limit and key has units for the first from this time on. Returns whether
+    /// the first asks then, since no other limit and key refuses it.
     pub(super) fn has_units_of(&mut self, digest: u64, from: Instant) -> bool {
         let mut others = mem::take(&mut self.refused_by);
         others.retain(|(by, until)| *by != digest && *until > from);
@@ -137,8 +144,8 @@ impl Line {
         self.refused_by.is_empty()
     }
 
-    /// After an admission, with which so many units of each limit and key are used, the next
-    /// callers ask beside the first. After any other reply, there is no `used`.
+    /// Lets the next callers ask beside the first after an admission. `used` has the used units of
+    /// each limit and key with this admission; it is `None` after any other reply.
     pub(super) fn let_ask(&mut self, answered: u64, used: Option<Vec<(u64, u64)>>, woken: &mut Vec<Arc<Caller>>) {
         if used.is_some() && self.last_asked != answered {
             return;
@@ -168,7 +175,7 @@ impl Line {
         Some(next)
     }
 
-    /// Starts a watch if others need it, and none looks in time.
+    /// Starts a task that watches the first, if other callers need it, and no task looks in time.
     pub(super) fn be_watched(&mut self, watch: impl Future<Output = ()> + Send + 'static) {
         let is_needed = self.callers.len() > 1 || self.refused_by.is_empty();
         let is_late = self.looks_at.is_none_or(|at| later(at, GRACE) < Instant::now());

@@ -1,6 +1,6 @@
 //! The lines of callers that wait in [`Limiter::acquire`](super::Limiter::acquire), which has the
-//! rules: one for each set of limits and keys. `line.rs` is the order in one of them, `freed.rs`
-//! says who asks when units are freed.
+//! rules: one for each set of limits and keys. `line.rs` has the order in one line, and `freed.rs`
+//! chooses who asks when units are freed.
 
 use std::{
     fmt,
@@ -41,23 +41,24 @@ pub(super) struct Lines {
 #[derive(Default)]
 struct Table {
     last_number: u64,
-    /// By their limits and keys. Two sets with the same digest share a line, which makes them
-    /// slower, not wrong.
+    /// The lines, by digests of their limits and keys. Two sets with the same digest share a line,
+    /// which makes them slower, not wrong.
     lines: ByDigest<Line>,
     /// The limits and keys of all callers.
     pairs: ByDigest<Pair>,
-    /// The callers that are to look at their lines. They are told when the lock is free.
+    /// The callers that are to look at their lines. These callers are woken when the lock is free.
     woken: Vec<Arc<Caller>>,
 }
 
-/// The place of a caller in a line. Dropped, it leaves.
+/// The place of a caller in a line. When the place is dropped, the caller leaves.
 pub(super) struct Place {
     lines: Arc<Lines>,
     caller: Arc<Caller>,
 }
 
 impl Lines {
-    /// A caller arrives. Returns whether others are in its line; otherwise it asks now.
+    /// A caller arrives. Returns its place, and whether others are in its line. If there are none,
+    /// the caller asks now.
     pub(super) fn arrive(self: &Arc<Self>, check: &Check, deadline: Option<Duration>) -> (Place, bool) {
         let mut table = lock(&self.table);
         let mut line = deadline.map_or(u64::MAX, micros);
@@ -66,7 +67,7 @@ impl Lines {
             table.pairs.entry(digest).or_default().callers += 1;
             let mut room = u64::MAX;
             if charge.can_refuse() {
-                // The same for the same limits and keys in any order.
+                // A sum, so that the order of the limits and keys makes no difference.
                 line = line.wrapping_add(digest);
                 room = charge.limit().units().saturating_sub(charge.cost());
             }
@@ -78,8 +79,8 @@ impl Lines {
         (Place { lines: Arc::clone(self), caller: Arc::new(caller) }, table.lines.contains_key(&line))
     }
 
-    /// Units were freed, after which so many are used: zero if that is not known. Callers ask after
-    /// a delay.
+    /// Takes note that units were freed. `used` units are used now: zero if that is not known.
+    /// Callers ask after a delay.
     pub(super) fn free(self: &Arc<Self>, digest: u64, used: u64, delay: Duration) {
         self.change(None, |table| {
             table.hurry(digest, delay);
@@ -88,8 +89,8 @@ impl Lines {
         });
     }
 
-    /// Changes a line, and tells the callers that are to know. Starts their watches, or ends the
-    /// line.
+    /// Changes lines, and then wakes the callers that are to look at theirs. Starts the watches of
+    /// lines with callers, and removes empty lines.
     fn change<T>(self: &Arc<Self>, line: Option<u64>, change: impl FnOnce(&mut Table) -> T) -> T {
         let mut table = lock(&self.table);
         let result = change(&mut table);
@@ -108,7 +109,7 @@ impl Lines {
     }
 }
 
-/// Watches that the first in a line is polled, as long as others need that.
+/// Watches that the first in a line is polled, as long as other callers need that.
 async fn watch(lines: Arc<Lines>, id: u64) {
     while let Some(due) = lines.change(Some(id), |table| table.look(id)) {
         sleep_until(due).await;
@@ -126,7 +127,7 @@ impl Table {
         }
     }
 
-    /// As [`Line::ask`].
+    /// Does the same as [`Line::ask`], and tells the limits and keys if the caller asks.
     fn ask(&mut self, caller: &Arc<Caller>, takes: impl Fn() -> Duration) -> Option<(bool, Instant)> {
         let look_again = self.line(caller).ask(caller, takes);
         if look_again.is_none() {
@@ -135,7 +136,8 @@ impl Table {
         look_again
     }
 
-    /// Takes note of the reply to a caller, which asks again then, or leaves.
+    /// Takes note of the reply to a caller. The caller asks again at `asks_at`, or leaves if that
+    /// is `None`.
     fn answer(&mut self, caller: &Arc<Caller>, outcome: &Result<Decision, Error>, asks_at: Option<Instant>) {
         let is_first = asks_at.is_some() && self.line(caller).join(caller);
         let told = outcome.as_ref().ok().filter(|decision| decision.is_the_stores());
@@ -162,7 +164,7 @@ impl Table {
         caller.wanted.iter().for_each(|wanted| self.pass_on(wanted.digest, Duration::ZERO));
     }
 
-    /// Lets the callers ask after this delay that were woken for a later time.
+    /// Lets callers that were woken for a later time ask after this delay.
     fn hurry(&mut self, digest: u64, delay: Duration) {
         let Some(pair) = self.pairs.get(&digest) else { return };
         let at = later(Instant::now(), delay);
@@ -173,7 +175,7 @@ impl Table {
         }
     }
 
-    /// Lets callers ask, after a delay, that fit into what is left of a limit and key.
+    /// Lets callers that fit into what is left of a limit and key ask after a delay.
     fn pass_on(&mut self, digest: u64, delay: Duration) {
         let Some(pair) = self.pairs.get_mut(&digest) else { return };
         while let Some((wanted, caller)) = pair.take_next() {
@@ -185,7 +187,7 @@ impl Table {
         }
     }
 
-    /// Leaves the line. What the caller was woken for is for others.
+    /// Takes the caller out of its line. The units for which it was woken go to others.
     fn leave(&mut self, caller: &Caller) {
         if let Some(line) = self.lines.get_mut(&caller.line) {
             self.woken.extend(line.leave(caller.number));
@@ -203,8 +205,8 @@ impl Table {
 }
 
 impl Place {
-    /// Waits to be the first in line, and then as long as it is refused; `false` if `end` comes
-    /// before it is the first. The call that follows may take as long as the deadline.
+    /// Waits until it is the caller's turn to ask; `false` if `end` comes before the caller is the
+    /// first in line. `takes` is how long the call that follows may take.
     pub(super) async fn has_turn_before(&self, end: Instant, takes: impl Fn() -> Duration) -> Result<bool, Error> {
         let mut timer = Timer::default();
         while let Some((is_first, at)) = self.change(|table| table.ask(&self.caller, &takes)) {
@@ -223,7 +225,8 @@ impl Place {
         Ok(true)
     }
 
-    /// Takes note of the store's reply to the caller, which asks again then, or leaves.
+    /// Takes note of the store's reply to the caller. The caller asks again at `asks_at`, or leaves
+    /// if that is `None`.
     pub(super) fn answer(&self, outcome: &Result<Decision, Error>, asks_at: Option<Instant>) {
         self.change(|table| table.answer(&self.caller, outcome, asks_at));
     }
@@ -247,8 +250,8 @@ impl Drop for Place {
             for Wanted { digest, room, .. } in &self.caller.wanted {
                 if table.pairs.get(digest).is_some_and(|pair| pair.callers == 0) {
                     table.pairs.remove(digest);
-                    // If it can refuse, all callers of the line wanted it, so none is sought any
-                    // more.
+                    // If the pair can refuse, all callers of the line wanted it. None is left, so
+                    // the line has ended.
                     if *room < u64::MAX {
                         table.lines.remove(&self.caller.line);
                     }

@@ -5,9 +5,9 @@
 //!    that are [settled](Limiter::settle) later, [`block`](Limiter::block) takes all units for a
 //!    time, and [`reset`](Limiter::reset) forgets a key.
 //! 2. Every call to the store ends within the [`deadline`](Limiter::deadline), which covers
-//!    queueing, connecting and the reply. By default, it follows the round trip of the store. It
-//!    starts with the first poll, and needs a timer only if the store makes the caller wait. All
-//!    methods but [`acquire`](Limiter::acquire) make one call.
+//!    queueing, connecting and the reply. By default, the deadline follows the round trip of the
+//!    store. It starts with the first poll, and needs a timer only if the store makes the caller
+//!    wait. All methods but [`acquire`](Limiter::acquire) make one call.
 //! 3. A refusal is a [`Decision`](crate::Decision), everything else is a typed
 //!    [`Error`](crate::Error).
 //! 4. A check that is known to be refused is refused without asking the store: see the [refusal
@@ -65,15 +65,15 @@ use crate::{
 #[must_use]
 pub struct Limiter {
     core: Arc<Core>,
-    /// Without a share, the caller gets an error.
+    /// In a mode without a share, the caller gets an error.
     pub(crate) failure_mode: FailureMode,
 }
 
-/// The shared part of a limiter. Changing a setting copies it.
+/// The shared part of a limiter. A change of a setting copies it.
 #[derive(Clone, Debug)]
 struct Core {
     store: Arc<dyn Store>,
-    /// `None` if it follows the round trip of the store.
+    /// `None` if the deadline follows the round trip of the store.
     deadline: Option<Duration>,
     retry_reserved_after: Duration,
     /// The name of the layer whose limiter this is, for metrics. Empty without a layer, or without
@@ -82,21 +82,21 @@ struct Core {
     /// `None` if no refusal is remembered.
     refusals: Option<Arc<Refusals>>,
     breaker: SharedBreaker,
-    /// Of the store. Zero if it does not tell it.
+    /// The round trip of the store. Zero if the store does not tell its round trip.
     round_trip: Arc<RoundTrip>,
     /// `None` if the store has no prefetches.
     prefetches: Option<Arc<Prefetches>>,
     lines: Arc<Lines>,
     /// The places that its decisions hold.
     renewals: Arc<Renewals>,
-    /// The places and calls that end before the process does, of the limiters of all clones of the
-    /// store if it has a local state.
+    /// The places and calls that have to end before the process does. If the store has a local
+    /// state, they are those of all limiters on its clones.
     owed: Arc<Owed>,
     /// The store of decisions in this process.
     local: MemoryStore,
 }
 
-/// [`Limiter::new`].
+/// Does the same as [`Limiter::new`].
 impl<S: Store> From<S> for Limiter {
     fn from(store: S) -> Self {
         Self::new(store)
@@ -104,8 +104,8 @@ impl<S: Store> From<S> for Limiter {
 }
 
 impl Limiter {
-    /// A limiter on `store`. It uses the refusal cache and the breaker of the store's [local
-    /// state](Store::local_state), if it has one.
+    /// A limiter on `store`. The limiter uses the refusal cache and the breaker of the store's
+    /// [local state](Store::local_state), if the store has one.
     pub fn new(store: impl Store) -> Self {
         let local_state = store.local_state();
         let round_trip = local_state.map(|state| Arc::clone(&state.round_trip));
@@ -126,18 +126,18 @@ impl Limiter {
         Self { core: Arc::new(core), failure_mode: FailureMode::default() }
     }
 
-    /// Sets how long any call to the store may take. Default: it follows the round trip of the
-    /// store.
+    /// Sets how long any call to the store may take. Default: the deadline follows the round trip
+    /// of the store.
     ///
     /// * A [`RedisStore`](crate::RedisStore) measures the time until its replies, as TCP does ([RFC
     ///   6298](https://www.rfc-editor.org/rfc/rfc6298#section-2)): smoothed, and its mean
     ///   deviation. The default deadline is five times the round trip and four times the deviation,
-    ///   at least 50 ms and at most 1 s. It is 1 s until the first reply, so that the first check
-    ///   has time to connect. On other stores it is 50 ms, unless they tell their [round
-    ///   trip](crate::store::LocalState::answered_in), too.
-    /// * A deadline that is set is kept, even if the store is too far away for it. Then every check
-    ///   fails. The error tells both times, and so does the log when the limiter is made, if the
-    ///   round trip is known by then, and at each failure.
+    ///   at least 50 ms and at most 1 s. Until the first reply it is 1 s, so that the first check
+    ///   has time to connect. On other stores, the default deadline is 50 ms, unless they tell
+    ///   their [round trip](crate::store::LocalState::answered_in), too.
+    /// * A deadline that you set is kept, even if the store is too far away for it. Then every
+    ///   check fails, and its error tells both times. The log tells both times at each failure. If
+    ///   the round trip is known when the limiter is made, the log tells both times then, too.
     ///
     /// [`guide::redis_is_far_away`](crate::guide::redis_is_far_away) says what else a distance
     /// changes.
@@ -153,8 +153,8 @@ impl Limiter {
     }
 
     /// Sets the retry time of a check that only [reserved](crate::Charge::reserve) units refuse,
-    /// since they may be given back at any time. Default: one second. It is shorter if a lease ends
-    /// before, and longer if other units refuse for longer: see the rules of a
+    /// since they may be given back at any time. Default: one second. The retry time is shorter if
+    /// a lease ends before, and longer if other units refuse for longer: see the rules of a
     /// [`decision`](crate::decision).
     ///
     /// [`acquire`](Self::acquire) asks again after this time, and the [refusal
@@ -171,31 +171,36 @@ impl Limiter {
     /// 1. When a check is refused, the cache remembers for each of its limits and keys how much is
     ///    left, and until when nothing leaves the window. Until then it refuses any higher cost:
     ///    other callers can only spend in the meantime. So a client that varies its costs is
-    ///    refused as cheaply as one that repeats them. After `max_age`, one check asks the store.
-    ///    The others are refused until its reply, and another one asks if there is none within 100
-    ///    ms. If the store admits it, the refusal is forgotten. If the store fails in any way, the
-    ///    check is refused as is known, and does not meet the [failure mode](FailureMode).
-    /// 2. It refuses a check of several limits if it knows that one of them refuses, from whatever
-    ///    checks and layers. It never admits. The [statuses](crate::Decision::statuses) of limits
-    ///    that it does not know are zero, and hidden from clients.
+    ///    refused as cheaply as a client that repeats one cost. After `max_age`, one check asks the
+    ///    store. The others are refused until the reply. If there is none within 100 ms, another
+    ///    check asks. If the store admits the check that asks, the refusal is forgotten. If the
+    ///    store fails in any way, the check is refused as is known, and does not meet the [failure
+    ///    mode](FailureMode).
+    /// 2. The cache refuses a check of several limits if it knows that one of them refuses,
+    ///    whichever check or layer it has learnt that from. The cache never admits. Limits that it
+    ///    does not know have [statuses](crate::Decision::statuses) of zero, and are hidden from
+    ///    clients.
     /// 3. Remaining units and times count down. The retry time is exact where nothing is left and
     ///    the refused cost was the same, unless units are [counted
-    ///    afterwards](crate::Charge::spent) in the meantime. Otherwise it is a lower bound. For a
-    ///    cost of at least the refused one, it is the remembered retry time. For a lower cost, it
-    ///    is the time until the oldest unit leaves. If some of the used units are reserved, nothing
-    ///    is remembered for longer than [`retry_reserved_after`](Self::retry_reserved_after).
-    /// 4. The cache does not refuse after a [reset](Self::reset), [block](Self::block) or
-    ///    [settlement](crate::settlement) of the limit and key through any clone of the store, nor
-    ///    if the units, window or algorithm of the limit have changed, nor for a check with an id
-    ///    from its caller. If the store fails then, what was refused before is still refused. A
-    ///    reset or settlement through another store or process, or a failover to a server that has
-    ///    lost entries, is noticed after `max_age` if the store answers.
-    /// 5. It remembers at most 10,000 limits and keys by 64-bit digests under a secret of the
-    ///    process, never the keys. No client can make two digests collide. By chance, among 10,000
-    ///    remembered and a million checks a second, two collide once in fifty years.
+    ///    afterwards](crate::Charge::spent) in the meantime. Otherwise the retry time is a lower
+    ///    bound. For a cost of at least the refused one, this bound is the remembered retry time.
+    ///    For a lower cost, this bound is the time until the oldest unit leaves. If some of the
+    ///    used units are reserved, nothing is remembered for longer than
+    ///    [`retry_reserved_after`](Self::retry_reserved_after).
+    /// 4. A check asks the store in these cases: after a [reset](Self::reset), [block](Self::block)
+    ///    or [settlement](crate::settlement) of the limit and key through any clone of the store,
+    ///    if the units, window or algorithm of the limit have changed, and if the check has an id
+    ///    from its caller. If the store fails after a reset, block or settlement, what was refused
+    ///    before is still refused. A reset or settlement through another store or process, or a
+    ///    failover to a server that has lost entries, is noticed after `max_age` if the store
+    ///    answers.
+    /// 5. The cache remembers at most 10,000 limits and keys, by 64-bit digests under a secret of
+    ///    the process. It never keeps the keys. No client can make two digests collide. By chance,
+    ///    two digests collide once in fifty years, with 10,000 of them remembered and a million
+    ///    checks a second.
     /// 6. Stores with a [local state](crate::Store::local_state), such as `RedisStore`, have one
-    ///    for all of their clones. A limiter or layer that sets a refusal cache has its own.
-    ///    `MemoryStore` has none, since it decides as quickly.
+    ///    refusal cache for all of their clones. A limiter or layer that sets a refusal cache has
+    ///    its own. `MemoryStore` has none, since it decides as quickly.
     ///
     /// ```
     /// # #[cfg(feature = "redis")]
@@ -213,13 +218,13 @@ impl Limiter {
         self.set(|core| core.refusals = core.store.local_state().map(|state| state.own_refusals(max_age)))
     }
 
-    /// The same limiter, which asks the store even about refusals that it remembers.
+    /// The same limiter, but it asks the store even about refusals that it remembers.
     fn asking_each_time(self) -> Self {
         self.set(|core| core.refusals = core.refusals.as_ref().map(|refusals| Arc::new(refusals.asking())))
     }
 
-    /// Gives this limiter and its clones a breaker of their own. Default: that of the store, with
-    /// the settings of [`Breaker::default`].
+    /// Gives this limiter and its clones a breaker of their own. Default: the breaker of the store,
+    /// with the settings of [`Breaker::default`].
     pub fn breaker(self, breaker: Breaker) -> Self {
         self.set(|core| core.breaker = SharedBreaker::new(breaker))
     }

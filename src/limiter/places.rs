@@ -1,18 +1,19 @@
 //! Places of [concurrent](crate::Limit::concurrent) limits: how long they are held, and how they
 //! are renewed.
 //!
-//! 1. A decision holds its places. They are freed when its last clone is dropped.
+//! 1. A decision holds its places. The places are freed when the last clone of the decision is
+//!    dropped.
 //! 2. A store that other processes share forgets a place that is not renewed for the window of its
-//!    limit. So a task renews the places of a limiter that are held for half of it. Most requests
-//!    end before. Neither the deadline nor the breaker ends a renewal or a release: they are for
-//!    callers that wait, and the requests that hold the places go on.
-//! 3. A place that the store does not know any more is lost: others may have got it. It is taken
-//!    again, even beyond the limit, so that no further admission comes on top.
-//! 4. A place is freed on a runtime that is polled: its own if that has threads of its own, or else
-//!    that of the caller. If there is none, or if it ends meanwhile, a thread frees such places and
-//!    ends. [`shutdown`](Limiter::shutdown) frees all.
-//! 5. Each runtime on which places are taken has a task of its own. It renews those of another
-//!    runtime when they are overdue: that one stands still, or has ended.
+//!    limit. So a task renews the places that have been held for half of the window. Most requests
+//!    end before. Renewals and releases ignore the deadline and the breaker. The deadline and the
+//!    breaker are for callers that wait, and the requests that hold places go on.
+//! 3. A place that the store no longer knows is lost: another request may have got it. The task
+//!    takes the place again, even beyond the limit, so that no further admission comes on top.
+//! 4. A place is freed on a runtime that is polled: on its own runtime if that has threads of its
+//!    own, otherwise on the runtime of the caller. If there is no runtime, or if it ends meanwhile,
+//!    a thread frees the place. [`shutdown`](Limiter::shutdown) frees all places.
+//! 5. Each runtime on which places are taken has a task of its own. The task also renews places of
+//!    other runtimes that are overdue: their runtime stands still, or has ended.
 //! 6. A store that decides [at once](crate::Store::decide_now), such as `MemoryStore`, forgets no
 //!    place.
 
@@ -44,24 +45,24 @@ use crate::{
     store::{MOST_TIME, give_back},
 };
 
-/// A place is renewed after this part of its life. A failure leaves time for three more tries, each
-/// after the other part. A call that hangs is given up after the last part, at most after
-/// [`MOST_TIME`], and leaves time for one more. A store that is far away is asked earlier by the
-/// time of its replies, and has so much more time.
+/// Parts of the life of a place: it is renewed after a half. If that fails, there is time for three
+/// more tries, an eighth apart. A call that hangs is given up after a quarter, at most after
+/// [`MOST_TIME`], and leaves time for one more call. If the store is far away, each renewal begins
+/// a round trip earlier, and may take a round trip longer.
 const RENEWAL: u32 = 2;
 const NEXT_TRY: u32 = 8;
 const LONGEST_TRY: u32 = 4;
 
-/// The task looks this often for places that are due: for the shortest life, as often as for
-/// another try.
+/// The task looks this often for places that are due. Under the shortest life, it is the time
+/// between two tries.
 const PAUSE: Duration = Duration::from_millis(125);
 
-/// With a place that is due it renews those that are due so soon, so that many travel together:
-/// that costs Redis a third less.
+/// With a place that is due, the task also renews the places that are due within this time. Many
+/// renewals then travel together, which costs Redis a third less.
 const AHEAD: Duration = Duration::from_millis(500);
 
-/// So many renewals are on their way at once: more to a store that is far away, so many for each
-/// millisecond of the round trip.
+/// The most renewals that are on their way at once: next to the store, it is `IN_FLIGHT`. Far away
+/// from the store, it is `IN_FLIGHT_FAR` for each millisecond of the distance, if that is more.
 const IN_FLIGHT: usize = 128;
 const IN_FLIGHT_FAR: usize = 8;
 const MOST_IN_FLIGHT: usize = 4_096;
@@ -69,16 +70,16 @@ const MOST_IN_FLIGHT: usize = 4_096;
 /// A place that is renewed.
 struct Place {
     core: Arc<Core>,
-    /// Of this place alone: it has a life of its own, and may be lost alone.
+    /// A check of this place alone, which has a life of its own, and may be lost alone.
     check: Check,
     life: Duration,
     id: AdmissionId,
     at: SystemTime,
     runtime: runtime::Id,
     is_lost: AtomicBool,
-    /// When it is renewed next. Only the table changes this.
+    /// When the place is renewed next. Only the table changes this time.
     due: Mutex<Instant>,
-    /// Until when the store keeps it, if it is not renewed.
+    /// Until when the store keeps the place, if it is not renewed.
     kept_until: Mutex<Instant>,
 }
 
@@ -96,7 +97,7 @@ struct Held {
 struct Release {
     core: Arc<Core>,
     places: Settlement,
-    /// Freed, or on the thread, which tries for the last time.
+    /// Whether the places are freed, or on the thread, which tries for the last time.
     is_done: bool,
     underway: Underway,
 }
@@ -107,14 +108,15 @@ pub(super) struct Renewals(Mutex<Table>);
 
 #[derive(Default)]
 struct Table {
-    /// By when they are due, and their addresses, since a caller may give one id to several checks.
+    /// The places that are held, by when they are due, and by their addresses. Ids would not tell
+    /// them apart, since a caller may give one id to several checks.
     held: BTreeMap<(Instant, usize), Arc<Place>>,
-    /// Of each runtime.
+    /// The task of each runtime.
     tasks: HashMap<runtime::Id, AbortHandle>,
 }
 
-/// Lets a decision hold the places that its admission has taken. The store has `took` so long for
-/// it, if it has not decided at once.
+/// Lets a decision hold the places that its admission has taken. `took` is how long the store took;
+/// `None` if it decided at once.
 #[cold]
 pub(super) fn hold(core: &Arc<Core>, check: &Check, decision: Decision, took: Option<Duration>) -> Decision {
     let taken = iter::zip(check.charges(), decision.statuses())
@@ -146,7 +148,7 @@ pub(super) fn hold(core: &Arc<Core>, check: &Check, decision: Decision, took: Op
 }
 
 impl Place {
-    /// Where it stands in the table.
+    /// Where the place stands in the table.
     fn entry(&self) -> (Instant, usize) {
         (*lock(&self.due), self.address())
     }
@@ -189,8 +191,8 @@ impl Release {
         Self { core: Arc::clone(core), places, is_done: false, underway: core.owed.begin() }
     }
 
-    /// On their runtime if that has threads of its own. Otherwise it may not be polled any more,
-    /// and that of the caller is.
+    /// Frees the places on their own runtime if that has threads of its own. Otherwise their
+    /// runtime may no longer be polled, so the runtime of the caller frees them.
     fn begin(self, own: Option<&Handle>) {
         let own = own.filter(|own| own.runtime_flavor() != RuntimeFlavor::CurrentThread).cloned();
         if let Some(runtime) = own.or_else(|| Handle::try_current().ok()) {
@@ -201,7 +203,8 @@ impl Release {
     async fn free(mut self) {
         let release = |places| limiter(&self.core).release(places);
         if release(self.places.clone()).await.is_err() {
-            // In a box, since few are sent again.
+            // Most releases succeed at once. The future of the retries is boxed, so that it does
+            // not enlarge this one.
             Box::pin(give_back(vec![self.places.clone()], release)).await;
         }
         self.is_done = true;
@@ -236,7 +239,7 @@ impl Renewals {
         table.tasks.entry(runtime.id()).or_insert_with(task);
     }
 
-    /// Returns how many of them were held.
+    /// Removes places, and returns how many of them were held.
     fn remove(&self, places: &[Arc<Place>]) -> usize {
         let mut table = lock(&self.0);
         places.iter().filter_map(|place| table.held.remove(&place.entry())).count()
@@ -265,7 +268,7 @@ impl Renewals {
 }
 
 impl Table {
-    /// Lets a place be renewed then, if it is held.
+    /// Sets when a place is renewed next, if it is held.
     fn delay(&mut self, place: &Place, due: Instant) {
         if let Some(held) = self.held.remove(&place.entry()) {
             *lock(&place.due) = due;
@@ -293,14 +296,15 @@ impl Holder for Renewals {
 }
 
 impl Core {
-    /// So that the reply arrives before the place is lost.
+    /// The time after which a place is renewed. The round trip is taken off, so that the reply
+    /// arrives before the place is lost.
     fn renewed_after(&self, life: Duration) -> Duration {
         (life / RENEWAL).saturating_sub(self.round_trip.smoothed())
     }
 }
 
-/// Renews the places of a limiter as long as any is held. A call that hangs, as in a cluster with a
-/// node that does, delays the others of a round by a pause.
+/// Renews the places of a limiter as long as any is held. A call that hangs, such as to one node of
+/// a cluster, delays the other calls by one [`PAUSE`].
 async fn renew(renewals: Weak<Renewals>, runtime: runtime::Id) {
     let (mut calls, mut busy) = (JoinSet::new(), HashMap::<_, AbortHandle>::new());
     loop {
@@ -313,7 +317,7 @@ async fn renew(renewals: Weak<Renewals>, runtime: runtime::Id) {
         let distance = due.first().map_or(Duration::ZERO, |place| place.core.round_trip.distance());
         let far = IN_FLIGHT_FAR.saturating_mul(distance.as_millis() as usize);
         let mut is_late = false;
-        // Together, so that they share batches.
+        // The renewals of a chunk begin together, so that they share batches.
         for places in due.chunks(far.clamp(IN_FLIGHT, MOST_IN_FLIGHT)) {
             let before = calls.len();
             for place in places {
@@ -324,11 +328,11 @@ async fn renew(renewals: Weak<Renewals>, runtime: runtime::Id) {
             is_late = is_late || timeout(PAUSE, answered).await.is_err();
         }
     }
-    // They may have taken a place again that was freed meanwhile.
+    // A call that is on its way may take a place again that was freed meanwhile, and then frees it.
     while calls.join_next().await.is_some() {}
 }
 
-/// After a failure, the next try is due soon.
+/// Renews a place. After a failure, the next try is due soon.
 async fn renew_one(limiter: Limiter, place: Arc<Place>) {
     let began = Instant::now();
     let renewals = Arc::clone(&limiter.core.renewals);
@@ -342,7 +346,8 @@ async fn renew_one(limiter: Limiter, place: Arc<Place>) {
         let again = place.check.map(|charge| charge.as_spent(charge.limit().clone(), charge.cost()));
         let taken = limiter.upkeep(store.decide(again.with_id(place.id)), deadline).await;
         if !renewals.has(&place) {
-            // It was freed meanwhile. It may be taken even if no reply has come.
+            // The place was freed meanwhile. Even without a reply, the store may have taken it
+            // again, so it is freed once more.
             return Release::new(&limiter.core, place.settlement(0)).free().await;
         }
         if taken.is_err() {

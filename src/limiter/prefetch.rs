@@ -1,9 +1,9 @@
 //! Tasks that take prefetches of units from the store, and give back the rest: see
 //! [`limit::prefetch`](crate::limit::prefetch).
 //!
-//! A task belongs to one limit and key. It begins when the key is asked for often, and ends when it
-//! holds nothing and the key no longer is. If its runtime ends, what it holds can be spent for the
-//! rest of its life, and the task of another runtime gives back the rest.
+//! A task belongs to one limit and key. It begins when the key is asked for often. It ends when it
+//! holds nothing and the key is no longer asked for often. If its runtime ends, its units can be
+//! spent for the rest of their life, and a task on another runtime gives back the rest.
 
 use std::sync::Arc;
 
@@ -21,8 +21,8 @@ use crate::{
 
 impl Core {
     /// Takes note of a decision by the store. After an admission, begins to take prefetches if the
-    /// key is asked for often. Without a runtime it does not. After a refusal, gives back what this
-    /// process holds if the check would fit then.
+    /// key is asked for often and there is a runtime. After a refusal, gives back the units that
+    /// this process holds, if the check would fit with them.
     pub(super) fn note(&self, check: &Check, decision: Decision, asked_after: u64) -> Decision {
         let Some(prefetches) = &self.prefetches else { return decision };
         if decision.is_allowed() {
@@ -44,7 +44,8 @@ impl Core {
         let Ok(runtime) = Handle::try_current() else { return };
         let core = self.clone();
         runtime.spawn(async move {
-            // Calls that get no reply do not keep it from giving back what is over meanwhile.
+            // The calls run beside this task. So a call without a reply does not keep the task from
+            // giving back what is over.
             let kept = Arc::new(kept);
             let mut calls = JoinSet::new();
             loop {
@@ -57,8 +58,9 @@ impl Core {
                             calls.spawn(async move { give_back(over, |settlement| store.settle(settlement)).await });
                         }
                         if let Some(check) = take {
-                            // Without a deadline: one that comes too late is given back, and one
-                            // that nobody waits for would stay charged.
+                            // The call has no deadline. A prefetch that comes too late is given
+                            // back. If nobody waited for the reply, the prefetch would stay
+                            // charged.
                             let kept = Arc::clone(&kept);
                             let taken = core.store.decide(check);
                             calls.spawn(async move { kept.answer(taken.await) });

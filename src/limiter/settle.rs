@@ -15,9 +15,9 @@ use crate::{
 
 /// Units that are reserved until they are settled: made by [`Limiter::reserve`].
 ///
-/// It can travel with whatever spends the units, such as the body of a streamed response: see the
-/// example `llm_tokens`. Dropped without a settlement, the units count until the lease ends, and
-/// are then given back.
+/// A reservation can travel with whatever spends the units, such as the body of a streamed
+/// response: see the example `llm_tokens`. If it is dropped without a settlement, the units count
+/// until the lease ends, and are then given back.
 #[must_use = "a reservation counts at its estimate until it is settled"]
 pub struct Reservation {
     limiter: Limiter,
@@ -30,12 +30,12 @@ struct Returning<'a> {
     lines: &'a Arc<Lines>,
     /// The limits and keys, and how many units are used afterwards: zero if that is not known.
     freed: Vec<(u64, u64)>,
-    /// Until the units are back, as far as is known.
+    /// The time until the units are back, as far as is known.
     delay: Duration,
 }
 
-/// A call to the store whose caller has left, or whose reply is late, is over after the deadline or
-/// after this time.
+/// If the caller of a settlement has left, or the reply is late, the units count as freed after the
+/// deadline, at the latest after this time.
 const LONGEST_RETURN: Duration = Duration::from_secs(1);
 
 impl Reservation {
@@ -44,19 +44,19 @@ impl Reservation {
         &self.decision
     }
 
-    /// Sets the actual cost, which may be higher or lower. At zero, all units are given back. After
-    /// the lease it still counts the used units, as long as the admission would be in its window:
-    /// see [`was_applied`](Settled::was_applied).
+    /// Sets the actual cost, which may be higher or lower. At zero, all units are given back. A
+    /// settlement after the lease still counts the used units, as long as the admission would be in
+    /// its window: see [`was_applied`](Settled::was_applied).
     ///
-    /// Sent again, it counts once. There are exceptions, so settle in one place only: after
-    /// `settle(0)` and the end of the lease, another settlement counts. Under another algorithm
-    /// than the log, so does one after the lease that follows any other settlement: see rule 5 of
-    /// [`settlement`](crate::settlement).
+    /// A settlement that is sent again counts once. There are exceptions, so settle in one place
+    /// only. After `settle(0)`, another settlement counts if it comes after the lease. Under
+    /// another algorithm than the log, a settlement after the lease counts again, whatever the
+    /// earlier settlement was: see rule 5 of [`settlement`](crate::settlement).
     ///
     /// # Errors
     ///
     /// [`Error::TimedOut`] past the deadline, [`Error::Unavailable`] if the store fails,
-    /// [`Error::BreakerOpen`] if it has failed repeatedly. It may be tried again.
+    /// [`Error::BreakerOpen`] if it has failed repeatedly. The call may be tried again.
     pub async fn settle(&self, cost: u64) -> Result<Settled, Error> {
         self.limiter.settle(Settlement::new(self.check.clone(), &self.decision, |_| Some(cost))).await
     }
@@ -94,8 +94,8 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// As [`check`](Self::check), and as [`block`](Self::block) for a
-    /// [concurrent](Limit::concurrent) limit.
+    /// The same as [`check`](Self::check). For a [concurrent](Limit::concurrent) limit, the same as
+    /// [`block`](Self::block).
     pub async fn reserve(
         &self,
         limit: &Limit,
@@ -116,7 +116,7 @@ impl Limiter {
     /// # Errors
     ///
     /// [`Error::TimedOut`] past the deadline, [`Error::Unavailable`] if the store fails,
-    /// [`Error::BreakerOpen`] if it has failed repeatedly. It may be tried again.
+    /// [`Error::BreakerOpen`] if it has failed repeatedly. The call may be tried again.
     pub async fn settle(&self, settlement: Settlement) -> Result<Settled, Error> {
         let returning = self.returning(settlement.check());
         let is_local = settlement.is_local;
@@ -130,7 +130,8 @@ impl Limiter {
         outcome
     }
 
-    /// Counts units that an admission has spent: in this process, if that is where it was decided.
+    /// Counts units that an admission has spent: in this process if this process has decided,
+    /// otherwise in the store.
     pub(crate) async fn count(&self, spent: Check, is_local: bool) -> Result<Decision, Error> {
         if is_local { Ok(self.core.local.decide(spent).await?) } else { self.check_all(spent).await }
     }
@@ -151,15 +152,15 @@ impl Limiter {
     ///
     /// [`Error::TimedOut`] past the deadline, [`Error::Unavailable`] if the store fails,
     /// [`Error::BreakerOpen`] if it has failed repeatedly. For a [concurrent](Limit::concurrent)
-    /// limit it is always [`Error::Unavailable`], with [`StoreErrorKind::Config`]: its places are
-    /// held.
+    /// limit, the error is always [`Error::Unavailable`], with [`StoreErrorKind::Config`], since
+    /// its places are held.
     pub async fn reset(&self, limit: &Limit, key: impl Into<Key>) -> Result<(), Error> {
         let key = key.into();
         of_window(limit, "resetting a limit")?;
         let check = Check::new(Charge::fitting(limit.clone(), key.clone(), 0));
         let returning = self.returning(&check);
         let outdated = self.core.outdate(limit, &key);
-        // This process may have counted in the store's place.
+        // This process may have counted in the store's place, so its own counts are reset, too.
         let _ = self.core.local.reset(limit.clone(), key.clone()).await;
         let outcome = self.call_store(|store| store.reset(limit.clone(), key.clone()), check).await;
         drop(outdated);
@@ -182,8 +183,8 @@ impl Limiter {
     /// 5. If the limit is [prefetched](crate::limit::prefetch), other processes refuse at the
     ///    latest when the life of their prefetches is over.
     ///
-    /// It is one call to the store, which is never refused. Dropped before the reply, it may have
-    /// blocked the limit or not.
+    /// A block is one call to the store, which is never refused. If its future is dropped before
+    /// the reply, the limit may be blocked or not.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), tower_sliding_window::Error> {
@@ -203,8 +204,8 @@ impl Limiter {
     /// # Errors
     ///
     /// [`Error::TimedOut`] past the deadline, [`Error::Unavailable`] if the store fails,
-    /// [`Error::BreakerOpen`] if it has failed repeatedly. It may be tried again. For a
-    /// [concurrent](Limit::concurrent) limit it is always [`Error::Unavailable`], with
+    /// [`Error::BreakerOpen`] if it has failed repeatedly. The call may be tried again. For a
+    /// [concurrent](Limit::concurrent) limit, the error is always [`Error::Unavailable`], with
     /// [`StoreErrorKind::Config`]: it has no window.
     pub async fn block(&self, limit: &Limit, key: impl Into<Key>, time: Duration) -> Result<(), Error> {
         of_window(limit, "blocking a limit")?;
@@ -215,8 +216,8 @@ impl Limiter {
         let all = Charge::spent(limit.clone(), key, limit.units()).reserve(time);
         // Remembered refusals would send callers away for too short a time.
         let _outdated = self.core.outdate(limit, all.key());
-        // Without a share: units that this process counts by itself block the limit for no other
-        // process.
+        // The failure mode has no share: units that this process counts by itself would not block
+        // the limit for other processes.
         self.clone().with_failure_mode(FailureMode::Open).check_all(Check::new(all)).await.map(drop)
     }
 
@@ -232,7 +233,7 @@ impl Limiter {
             let full = StoreError::new("beginning a ban", StoreErrorKind::OutOfMemory, "the store is full");
             return Err(full.of_one_check().into());
         }
-        // A reset may be told late.
+        // The reset time may be too long.
         let wait = begun.binding().reset_after().min(time);
         let refusal = begun.refused_for(&asks, wait);
         if let Some((refusals, lookup)) = remembering {
@@ -251,14 +252,14 @@ impl Limiter {
         outcome
     }
 
-    /// Calls a store for what no caller waits for, whatever the breaker says.
+    /// Makes a call to a store for which no caller waits, whatever the breaker says.
     pub(super) async fn upkeep<T>(&self, call: StoreFuture<T>, deadline: Duration) -> Result<T, Error> {
         let outcome = Deadline::new(call, deadline, Duration::ZERO).await.and_then(|reply| Ok(reply?));
         outcome.inspect_err(|error| metrics::failed(error.label(), &self.core.layer))
     }
 
-    /// Units of the limits and keys of a check are on their way back. How many will be used then is
-    /// not known yet.
+    /// Takes note that units of the limits and keys of a check are on their way back. It is not yet
+    /// known how many units will be used then.
     fn returning(&self, check: &Check) -> Returning<'_> {
         let lines = &self.core.lines;
         let freed = check.charges().map(|charge| (charge.digest(&lines.digester), 0)).collect();
@@ -291,14 +292,14 @@ fn of_window(limit: &Limit, doing: &'static str) -> Result<(), StoreError> {
 }
 
 impl Returning<'_> {
-    /// Takes note of the outcome, and of what is used now, which a share does not know. The units
-    /// of a call that has timed out may still come back. After another failure, no caller is to ask
+    /// Takes note of the outcome, and of the units that are used now. A share does not know these.
+    /// After a timeout, the units may still come back. After another failure, no caller is to ask
     /// the store.
     fn end(mut self, outcome: Result<Option<&Decision>, &Error>) {
         match outcome {
             Ok(decision) => {
-                // How many places are held then is not counted, since each caller that waits learns
-                // it when it asks.
+                // The number of places that are held is left out, since each caller that waits
+                // learns it when it asks.
                 let statuses = decision.into_iter().flat_map(Decision::statuses);
                 let counted =
                     iter::zip(&mut self.freed, statuses).filter(|(_, status)| !status.limit().is_concurrent());

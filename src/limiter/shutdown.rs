@@ -1,4 +1,4 @@
-//! The end of a limiter in order.
+//! How a limiter ends in order.
 
 use std::{future::Future, time::Duration};
 
@@ -9,8 +9,8 @@ impl Limiter {
     /// Ends the limiters and layers on all clones of the store in order: gives back what this
     /// process holds, and completes what is on its way.
     ///
-    /// Call it last, when the process serves no more requests, and before the runtime ends. A
-    /// process that ends without it leaves behind what it has taken: a place counts until its
+    /// Call `shutdown` last, when the process serves no more requests, and before the runtime ends.
+    /// A process that ends without it leaves behind all that it has taken: a place counts until its
     /// [life](crate::Limit::freed_after) is over, a prefetched unit until a window after the life
     /// of its [prefetch](crate::limit::prefetch), and a settlement that was on its way is lost.
     ///
@@ -21,11 +21,11 @@ impl Limiter {
     /// 3. It waits for releases of places, settlements, counts, bans and resets that have begun,
     ///    also for those whose caller has left.
     ///
-    /// It ends after `within` at the latest: choose less than the time after which your platform
-    /// kills the process. Then what is on its way goes on as long as the runtime does. Requests
-    /// that come later, and callers that wait in line, are decided as usual, and their places are
-    /// left behind if the process ends then. So stop accepting requests first. A request that is
-    /// still in its handler keeps the units that it has
+    /// The call ends after `within` at the latest: choose less than the time after which your
+    /// platform kills the process. What is still on its way then goes on as long as the runtime
+    /// does. Requests that come later, and callers that wait in line, are decided as usual, and
+    /// their places are left behind when the process ends. So stop accepting requests first. A
+    /// request that is still in its handler keeps the units that it has
     /// [reserved](crate::limiter::Limiter::reserve) until their lease ends.
     ///
     /// Limiters on a store of your own without a [local state](crate::Store::local_state) know
@@ -34,12 +34,12 @@ impl Limiter {
     /// # Errors
     ///
     /// [`Error::TimedOut`] if something was still on its way after `within`, such as while the
-    /// store does not answer. So is a check that takes places and whose future is kept without
-    /// being polled. [`Error::Unavailable`] without a tokio runtime.
+    /// store does not answer. A check that takes places also counts as on its way if its future is
+    /// kept without being polled. [`Error::Unavailable`] without a tokio runtime.
     ///
     /// # Panics
     ///
-    /// If something is on its way, and it is polled in a tokio runtime without time.
+    /// If something is on its way, and the future is polled in a tokio runtime without time.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), tower_sliding_window::Error> {
@@ -59,7 +59,7 @@ impl Limiter {
                 prefetches.give_back(|kept| core.hold(kept)).await;
             }
             core.owed.settled().await;
-            // Places of checks that were on their way.
+            // Checks that were on their way may have taken further places.
             while core.owed.give_back() {
                 core.owed.settled().await;
             }
