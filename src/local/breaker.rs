@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-// In the tests of this file, so that models can try each order of the steps of threads.
+// The tests of this file use loom, so that models can try each order of the steps of threads.
 #[cfg(test)]
 use loom::sync;
 use sync::{
@@ -33,7 +33,7 @@ use crate::{
     metrics,
 };
 
-/// Once there are so many, the breakers of parts that work again are forgotten.
+/// Once there are this many breakers, those of parts that work again are forgotten.
 pub(super) const MOST_PARTS: usize = 1_024;
 
 /// The name of a part of a store: see [`Store::part_of`](crate::Store::part_of).
@@ -45,16 +45,16 @@ type Part = Option<Arc<str>>;
 pub(crate) struct SharedBreaker(Arc<BreakerState>);
 
 /// The breaker of a store, or of a part of it that has a name. Deadlines are in microseconds, and
-/// not 0. An error counts as a timeout after the longest deadline of all.
+/// at least 1. An error counts like a timeout after the longest deadline, `u64::MAX`.
 pub(crate) struct BreakerState {
     settings: Breaker,
     part: Part,
     /// The breakers of the parts that have failed.
     parts: Mutex<HashMap<Arc<str>, Arc<Self>>>,
-    /// How many breakers of the store and its parts are open or have counted failures, to find out
-    /// without a lock.
+    /// How many breakers of the store and its parts are open or have counted failures. A check
+    /// finds out without a lock whether there are any.
     troubled: Arc<AtomicUsize>,
-    /// The longest deadline that it is open for; 0 while it is closed.
+    /// The longest deadline for which the breaker is open; 0 while it is closed.
     open_for: AtomicU64,
     history: Mutex<History>,
     users: AtomicUsize,
@@ -72,19 +72,20 @@ struct Lines {
 
 #[derive(Default)]
 struct History {
-    /// Whether it is counted in [`BreakerState::troubled`].
+    /// Whether the breaker is counted in [`BreakerState::troubled`].
     is_troubled: bool,
-    /// The longest deadlines of checks that have failed in a row, the longest first: at most as
-    /// many as open it. So it opens for the last of them.
+    /// The longest deadlines of checks that have failed in a row, the longest first. There are at
+    /// most as many as open the breaker. So when the list is full, the breaker opens for the last
+    /// deadline in it.
     failures: Vec<u64>,
     last: Option<Arc<Error>>,
-    /// The longest deadline of the callers that it has refused since it opened.
+    /// The longest deadline of the callers that the breaker has refused since it opened.
     longest_refused: Duration,
-    /// The longest deadline that they may have later.
+    /// The longest deadline that these callers may have later.
     longest: Duration,
     /// The deadline of the last probe.
     probe_takes: Duration,
-    /// When it opened.
+    /// When the breaker opened.
     opened: Option<Instant>,
     /// When a probe last began or ended since it opened.
     last_probe: Option<Instant>,
@@ -102,7 +103,7 @@ impl SharedBreaker {
         Self(Arc::clone(state))
     }
 
-    /// Whether it may be open for any part of the store and any deadline.
+    /// Whether the breaker may be open for any part of the store and any deadline.
     #[inline]
     pub(crate) fn may_be_open(&self) -> bool {
         self.0.troubled.load(Ordering::Relaxed) > 0
@@ -161,8 +162,8 @@ impl BreakerState {
         }
     }
 
-    /// The error to return instead of asking the store, if it is open for this deadline. `probe`
-    /// sends a probe with the given deadline, which may become as long as `longest`.
+    /// The error to return instead of asking the store, if the breaker is open for this deadline.
+    /// `probe` sends a probe with the given deadline, which may become as long as `longest`.
     pub(crate) fn refuse<P, F>(self: &Arc<Self>, deadline: Duration, longest: Duration, probe: P) -> Option<Error>
     where
         P: Fn(Duration) -> F + Send + 'static,
@@ -175,20 +176,21 @@ impl BreakerState {
         let last_failure = history.last.clone()?;
         history.longest_refused = history.longest_refused.max(deadline);
         history.longest = history.longest.max(longest);
-        // Twice the time that a probe takes, so that a runtime that is busy for a moment does not
-        // pass for one that blocks.
+        // A probe is overdue after twice its time, so that a runtime that is busy for a moment is
+        // not taken for one that blocks.
         let takes = history.probe_takes.max(deadline);
         let overdue = self.probe_every().saturating_add(takes).saturating_mul(2);
         if history.last_probe.is_none_or(|probe| probe.elapsed() >= overdue) {
             let is_first = history.last_probe.replace(Instant::now()).is_none();
             let runtime = Handle::try_current().ok()?;
             if history.probes.as_ref().is_some_and(|task| !task.is_finished()) {
-                // It has come to a stop, so the caller's check has to be the probe.
+                // The task has come to a stop, so the caller's check has to be the probe.
                 return None;
             }
             let probes = send_probes(Arc::downgrade(self), self.probe_every(), deadline, probe);
             history.probes = Some(runtime.spawn(probes).abort_handle());
-            // No caller has come for so long that the store may be back, so this one asks as well.
+            // No caller has come for a long time, and the store may be back, so this caller's check
+            // asks as well.
             if is_first && history.opened.is_some_and(|opened| opened.elapsed() >= overdue) {
                 return None;
             }
@@ -208,11 +210,12 @@ impl BreakerState {
         self.settings.probe_every.max(Duration::from_millis(1))
     }
 
-    /// The deadline of a probe that begins now: this one, if no refused caller has a longer one or
-    /// all have shorter ones.
+    /// The deadline of a probe that begins now: the given one, but no shorter than that of any
+    /// refused caller, and no longer than these callers may have later.
     fn begin_probe(&self, deadline: Duration) -> Duration {
         let mut history = self.history();
-        // A task that was aborted may still run. Callers must not wait for its next probe.
+        // A task that was aborted may still run. Callers must not wait for the next probe of such a
+        // task.
         history.last_probe = history.probes.is_some().then(Instant::now);
         history.probe_takes = deadline.min(history.longest).max(history.longest_refused);
         history.probe_takes
@@ -224,8 +227,8 @@ impl BreakerState {
             Err(error) if error.is_the_stores() => self.count_failure(&error),
             _ => {
                 let mut history = self.history();
-                // One failure is enough to open it again: a probe writes nothing, so it may pass
-                // where other checks fail.
+                // One failure is enough to open the breaker again: a probe writes nothing, so it
+                // may pass where other checks fail.
                 history.failures = vec![u64::MAX; self.settings.failures.saturating_sub(1) as usize];
                 self.close(history);
             }
@@ -259,7 +262,7 @@ impl BreakerState {
             metrics::breaker_opened();
         }
         self.open_for.store(shortest, Ordering::Relaxed);
-        // Before the log line, so that no caller waits for it.
+        // The lock is released before the log line, so that no caller waits for the line.
         drop(history);
         let (line, trouble) = match was_open {
             true => (&self.lines.opened_further, "fails checks with longer deadlines as well"),
@@ -272,7 +275,8 @@ impl BreakerState {
         }
     }
 
-    /// Counts an answer. It proves nothing for checks with a shorter deadline than it took.
+    /// Counts an answer. An answer proves nothing for checks whose deadline is shorter than the
+    /// time it took.
     fn count_answer(&self, took: impl FnOnce() -> Duration) {
         let took = took();
         let mut history = self.history();
@@ -295,7 +299,7 @@ impl BreakerState {
     fn close(&self, mut history: MutexGuard<'_, History>) {
         let was_open = self.open_for.swap(0, Ordering::Relaxed) > 0;
         self.note_trouble(&mut history);
-        // Before the log line, so that no caller waits for it.
+        // The lock is released before the log line, so that no caller waits for the line.
         drop(history);
         if was_open {
             metrics::breaker_closed();
@@ -315,9 +319,9 @@ impl BreakerState {
     }
 }
 
-/// Sends probes until one is answered. After each that is not, the next has twice as long, as in
-/// RFC 6298: the store may be farther away than before. The breaker of limiters that are dropped is
-/// not kept alive.
+/// Sends probes until a probe is answered. After a probe without an answer, the next one may take
+/// twice as long, as in RFC 6298: the store may be farther away than before. The task does not keep
+/// a breaker alive whose limiters are dropped.
 async fn send_probes<F>(
     breaker: Weak<BreakerState>,
     every: Duration,
@@ -337,7 +341,7 @@ async fn send_probes<F>(
     }
 }
 
-/// At least 1.
+/// The microseconds of a duration, at least 1.
 fn micros(duration: Duration) -> u64 {
     clock::micros(duration).max(1)
 }
@@ -388,7 +392,7 @@ impl fmt::Debug for BreakerState {
     }
 }
 
-/// In each order of the steps of threads.
+/// Models that try each order of the steps of threads.
 #[cfg(test)]
 mod models {
     use std::future::ready;
@@ -402,8 +406,8 @@ mod models {
     const DEADLINE: Duration = Duration::from_secs(60);
     const TIMED_OUT: Error = Error::TimedOut { deadline: DEADLINE, round_trip: None };
 
-    /// Runs it on an idle runtime. The count of the breaker that is left agrees with what it is
-    /// open for, and so does the gauge.
+    /// Runs a model on an idle runtime. At the end, the count of the breaker agrees with whether it
+    /// is open, and so does the gauge.
     fn in_each_order(preemptions: Option<usize>, run: impl Fn(&Runtime) -> SharedBreaker + Send + Sync + 'static) {
         let mut orders = model::Builder::new();
         orders.preemption_bound = preemptions;
@@ -430,7 +434,7 @@ mod models {
         {
             let recorder = metrics_util::debugging::DebuggingRecorder::new();
             let gauge = recorder.snapshotter();
-            // A snapshot has by how much it has risen since the last one.
+            // A snapshot tells by how much the gauge has risen since the last snapshot.
             let assert_gauge = move |risen: i8| {
                 let values = gauge.snapshot().into_vec().into_iter().map(|(.., value)| value);
                 assert!(values.eq([metrics_util::debugging::DebugValue::Gauge(f64::from(risen).into())]), "{risen}");
@@ -466,8 +470,8 @@ mod models {
         (refused.is_some(), starts)
     }
 
-    /// Before the first poll of the task, while it waits for the answer, and while it pauses after
-    /// a failure.
+    /// The runtime ends before the first poll of the task, while the task waits for the answer, or
+    /// while it pauses after a failure.
     #[test]
     fn another_caller_takes_over_when_the_runtime_of_the_probes_ends() {
         for (is_polled, outcome) in [(false, None), (true, None), (true, Some(TIMED_OUT))] {

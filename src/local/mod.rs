@@ -1,10 +1,10 @@
-//! The memory that this process has of a store: the breaker, the refusal cache, the prefetches of
-//! units that it holds, and what it owes.
+//! What this process remembers of a store: the breaker, the refusal cache, the round trip, the
+//! prefetches of units that it holds, and the places and calls that it owes.
 //!
-//! This room lies between the plain values and the stores. It uses values and the clock, and never
-//! a store: the trait [`Store`](crate::Store) hands out the [`LocalState`], a store tells it when
-//! refusals are outdated, and the limiter asks it before the store, tells it the replies, and gives
-//! it the calls that it needs, such as probes.
+//! This floor lies between the plain values and the stores. It uses values and the clock, and never
+//! a store. The trait [`Store`](crate::Store) hands out the [`LocalState`]. A store tells the local
+//! state when refusals are outdated. The limiter asks the local state before the store, tells it
+//! the replies, and gives it the calls that it needs, such as probes.
 
 mod breaker;
 mod owed;
@@ -42,14 +42,15 @@ use crate::{
 /// After this time, one check asks the store whether a remembered refusal still holds.
 const DEFAULT_MAX_AGE: Duration = Duration::from_secs(1);
 
-/// The most failures in a row that a breaker waits for. It remembers each of them.
+/// The most failures in a row that a breaker waits for. The bound is there because the breaker
+/// remembers each failure.
 const MAX_FAILURES: u32 = 10_000;
 
 /// Settings of a breaker, which stops asking a store that has failed repeatedly.
 ///
-/// 1. It opens after five failures in a row by default. A failure is a check, settlement or reset
-///    that the store answers with an error, or not within the deadline. Any answer starts the count
-///    anew.
+/// 1. A breaker opens after five failures in a row by default. A failure is a check, settlement or
+///    reset that the store answers with an error, or not within the deadline. Any answer starts the
+///    count anew.
 /// 2. While it is open, callers get [`Error::BreakerOpen`](crate::Error::BreakerOpen) with the last
 ///    failure at once. Then the route's [failure mode](crate::limiter::FailureMode) or the caller
 ///    decides. The [refusal cache](crate::Limiter::refusal_cache) still refuses.
@@ -57,29 +58,30 @@ const MAX_FAILURES: u32 = 10_000;
 ///    share one breaker with the default settings. A limiter or layer that sets a breaker has its
 ///    own, which its clones share. On other stores, each limiter or layer has its own.
 /// 4. A timeout counts only for checks with the same deadline or a shorter one, so a limiter with a
-///    short deadline never cuts off one with more time. An error counts for all. An answer counts
-///    for all deadlines that are at least as long as it took. A timeout does not count if the
-///    request had spent more than half of the deadline elsewhere, nor if a `RedisStore` has
-///    answered a call meanwhile that was sent later: then the check has only waited in the queue of
-///    this process.
-/// 5. While it is open, a probe goes to the store every 200 ms by default: the same check at no
-///    cost. No caller waits for it. A probe has the longest deadline of the refused callers. If one
-///    of them has the [default deadline](crate::Limiter::deadline) of a store that tells its round
-///    trip, such as `RedisStore`, each probe waits twice as long as the one before, up to a second:
-///    the store may be farther away now. A task on a caller's runtime sends the probes. The task
-///    ends when the breaker closes, or when the last limiter is dropped. If that runtime ends, the
-///    runtime of another caller takes over. If that runtime blocks, or if there is none, the check
-///    of a caller is the probe: once no probe has begun or ended for twice the interval and the
-///    deadline of a probe. So is that of the first caller that comes so long after it has opened.
-/// 6. An answered probe closes it. After that, a single failure opens it again. Once another check
-///    is answered, it again takes the full number of failures.
+///    short deadline never cuts off a limiter with a longer one. An error counts for all checks. An
+///    answer counts for all deadlines that are at least as long as it took. A timeout does not
+///    count if the request had spent more than half of the deadline elsewhere. A timeout also does
+///    not count if a `RedisStore` has meanwhile answered a call that was sent later: then the check
+///    has only waited in the queue of this process.
+/// 5. While the breaker is open, a probe goes to the store every 200 ms by default: the same check
+///    at no cost. No caller waits for a probe. A probe has the longest deadline of the refused
+///    callers. If one of them has the [default deadline](crate::Limiter::deadline) of a store that
+///    tells its round trip, such as `RedisStore`, each probe waits twice as long as the probe
+///    before, up to a second: the store may be farther away now. A task on a caller's runtime sends
+///    the probes. The task ends when the breaker closes, or when the last limiter is dropped. If
+///    that runtime ends, the runtime of another caller takes over. If that runtime blocks, or if
+///    there is none, the check of a caller becomes the probe when no probe has begun or ended for
+///    twice the interval and the deadline of a probe. The check of the first caller is also a probe
+///    if that caller comes this long after the breaker has opened.
+/// 6. An answered probe closes the breaker. After that, a single failure opens it again. Once
+///    another check is answered, the breaker again needs the full number of failures.
 /// 7. A cost above the limit, a limit that cannot be chosen, and an error
 ///    [of one check alone](crate::error::StoreError::of_one_check) are not failures of the store.
 /// 8. Each [part](crate::Store::part_of) of a store, such as a node of a cluster, has failures,
-///    answers and probes of its own. So a node that is lost or hangs fails no check of others. A
-///    check of several nodes counts for just these nodes together. At most 1,024 parts are
-///    remembered that are open or have failed last. A `RedisStore` learns which node has which slot
-///    when it connects, and when a slot has moved.
+///    answers and probes of its own. So a node that is lost or hangs fails no check of other nodes.
+///    A check of several nodes counts only for this group of nodes. When 1,024 parts are
+///    remembered, those that work again are forgotten. A `RedisStore` learns which node has which
+///    slot when it connects, and when a slot has moved.
 ///
 /// A closed breaker costs a check one atomic load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,9 +95,9 @@ impl Breaker {
     /// A breaker that never opens: the store is asked every time.
     pub const OFF: Self = Self::new(0, Duration::ZERO);
 
-    /// A breaker that this number of `failures` in a row opens, at most 10,000, and that then sends
-    /// a probe at this interval, at least a millisecond. For one interval it may stay open after
-    /// the store is back. With zero failures it never opens.
+    /// A breaker that opens after this number of `failures` in a row, at most 10,000. While the
+    /// breaker is open, it sends a probe at this interval, at least a millisecond. So it may stay
+    /// open for one interval after the store is back. With zero failures, the breaker never opens.
     pub const fn new(failures: u32, probe_every: Duration) -> Self {
         Self { failures: if failures < MAX_FAILURES { failures } else { MAX_FAILURES }, probe_every }
     }
@@ -111,15 +113,15 @@ impl Default for Breaker {
 /// The state that the clones of a store share in this process, and so all limiters and layers on
 /// them: see [`Store::local_state`](crate::Store::local_state).
 ///
-/// 1. It holds the [`Breaker`], which knows whether the store answers, the [refusal
-///    cache](crate::Limiter::refusal_cache), which knows what the store has refused, also while it
-///    does not answer, and the [prefetch](crate::limit::prefetch) of units that limiters spend
-///    without asking the store.
+/// 1. It holds three things. The [`Breaker`] knows whether the store answers. The [refusal
+///    cache](crate::Limiter::refusal_cache) knows what the store has refused, also while the store
+///    does not answer. With [prefetch](crate::limit::prefetch), it also holds units that limiters
+///    spend without asking the store.
 /// 2. All clones of a store return the same local state. A store that wraps another returns the
-///    other's, if it passes limits and keys on unchanged.
+///    local state of the other, if it passes limits and keys on unchanged.
 /// 3. A remembered refusal holds until units are given back. So the store [forgets the
-///    refusals](Self::forget_refusals) of a limit and key whenever the key is reset or an admission
-///    of it settled through it.
+///    refusals](Self::forget_refusals) of a limit and key whenever the store itself resets the key,
+///    or settles an admission of it.
 /// 4. A store that may be far away tells the time of each [answer](Self::answered_in). The default
 ///    deadline and the prefetches follow it.
 #[derive(Clone)]
@@ -133,15 +135,15 @@ pub struct LocalState {
     /// The places and calls of all limiters on the store that end before the process does.
     pub(crate) owed: Arc<Owed>,
     made: Instant,
-    /// When the last of all answered calls was sent, in microseconds since this state was made, and
-    /// the last to each part that has a name.
+    /// When the last of all answered calls was sent, in microseconds since this state was made.
+    /// `last_answered_by` has the same for each part that has a name.
     pub(crate) last_answered: Arc<AtomicU64>,
     last_answered_by: Arc<Mutex<HashMap<Arc<str>, u64>>>,
     pub(crate) round_trip: Arc<RoundTrip>,
 }
 
-/// A call to the store is on its way that makes outdated what this process remembers of some keys:
-/// see [`LocalState::outdate`].
+/// A call to the store that is on its way, and makes outdated what this process remembers of some
+/// keys: see [`LocalState::outdate`].
 #[must_use]
 pub(crate) struct Outdated {
     generations: Arc<Generations>,
@@ -178,23 +180,23 @@ impl LocalState {
     ///
     /// The store gets a prefetch as a charge whose lease is longer than the window: a window and
     /// the life of the prefetch. The units are reserved, and count until the lease ends, even if
-    /// the clock has stepped back. The cost of the settlement is the spent units. These count until
-    /// a window after the settlement, or until the lease ends if that is earlier. The time of the
-    /// settlement may be later than that of the admission.
+    /// the clock has stepped back. The cost of the settlement is the spent units. The spent units
+    /// count until a window after the settlement, or until the lease ends if that is earlier. The
+    /// time of the settlement may be later than that of the admission.
     #[must_use]
     pub fn with_prefetch(self) -> Self {
         let prefetches = Some(Arc::new(Prefetches::new(self.generations.clock.clone(), Arc::clone(&self.round_trip))));
         Self { prefetches, ..self }
     }
 
-    /// Forgets the refusals of a limit and key. A store calls it twice: before it sends something
-    /// that gives units back, and when that is done, so that no refusal from in between is
-    /// repeated.
+    /// Forgets the refusals of a limit and key. A store calls this method twice: before it sends
+    /// something that gives units back, and when that is done. So no refusal from the time between
+    /// the calls is repeated.
     pub fn forget_refusals(&self, limit: &Limit, key: &Key) {
         self.generations.advance(limit.digest(&self.generations.digester, key));
     }
 
-    /// Forgets the refusals of these limits and keys, and gives back some prefetches. It does so
+    /// Forgets the refusals of these limits and keys, and gives back some prefetches. This happens
     /// now, and again when the returned guard is dropped: when the call to the store is over, or
     /// when its caller stops waiting. So nothing that was learnt in between stays.
     pub(crate) fn outdate<'a>(
@@ -209,15 +211,15 @@ impl LocalState {
         outdated
     }
 
-    /// Takes note of the time from a call to its answer. The store calls it for each answer, if it
-    /// wants the [default deadline](crate::Limiter::deadline) and the prefetches to suit its
-    /// distance. `RedisStore` does.
+    /// Takes note of the time from a call to its answer. A store calls this for each answer if the
+    /// [default deadline](crate::Limiter::deadline) and the prefetches shall suit its distance.
+    /// `RedisStore` does.
     pub fn answered_in(&self, time: Duration) {
         self.round_trip.learn(time, micros(self.made.elapsed()));
     }
 
-    /// Takes note that a part of the store has answered a call that was sent at this time, after so
-    /// long.
+    /// Takes note that a part of the store has answered a call. `sent` is when the call was sent,
+    /// and `took` how long the answer took.
     #[cfg(feature = "redis")]
     pub(crate) fn answered(&self, part: Option<Arc<str>>, sent: Instant, took: Duration) {
         let sent = self.micros_at(sent);
@@ -239,8 +241,8 @@ impl LocalState {
         micros(moment.saturating_duration_since(self.made))
     }
 
-    /// Whether this part of the store, or each of several, has answered a call that was sent within
-    /// this time.
+    /// Whether this part of the store has answered a call that was sent within the last `time`. If
+    /// the name is that of several parts, each part must have answered such a call.
     pub(crate) fn has_answered_within(&self, part: Option<&str>, time: Duration) -> bool {
         let is_within = |last: u64| last > 0 && self.made.elapsed().saturating_sub(Duration::from_micros(last)) < time;
         let Some(part) = part else { return is_within(self.last_answered.load(Ordering::Relaxed)) };

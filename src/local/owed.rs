@@ -1,8 +1,8 @@
 //! Places that this process gives back before it ends, and calls that must not be lost.
 //!
-//! A call whose caller has left goes on in a task of the current runtime. If there is none, or if
-//! it ends, the call goes on on a thread, one for all calls of a store at a time, which ends with
-//! the last of them.
+//! A call whose caller has left goes on in a task of the current runtime. If there is no runtime,
+//! or if it ends, a thread goes on with the call. All such calls of a store share one thread, which
+//! ends with the last of them.
 
 use std::{
     cell::Cell,
@@ -28,13 +28,13 @@ use crate::lock::lock;
 /// The thread looks this often for further calls.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Of all limiters and layers on the clones of a store.
+/// What all limiters and layers on the clones of a store owe.
 #[derive(Default)]
 pub(crate) struct Owed {
-    /// Its receivers are the calls that are on their way.
+    /// Each call that is on its way has a receiver of this.
     underway: watch::Sender<()>,
     holders: Mutex<Vec<Weak<dyn Holder>>>,
-    /// For the thread; `None` if there is no such thread.
+    /// The calls for the thread; `None` if no thread runs.
     on_thread: Mutex<Option<Vec<Call>>>,
 }
 
@@ -47,20 +47,21 @@ type Call = Pin<Box<dyn Future<Output = ()> + Send>>;
 /// A call is on its way as long as this is kept.
 pub(crate) type Underway = watch::Receiver<()>;
 
-/// Has taken something that is to be given back.
+/// A value that has taken something, and has to give it back.
 pub(crate) trait Holder: Send + Sync {
-    /// Begins to give everything back, and returns whether there was anything. The calls are
-    /// [underway](Owed::begin) from then on.
+    /// Begins to give everything back, and returns whether there was anything. The calls that do so
+    /// are [underway](Owed::begin) from then on.
     fn give_back(&self) -> bool;
 }
 
 impl Owed {
-    /// A call begins whose end is waited for when the process ends.
+    /// Takes note that a call begins. The end of the process waits for this call.
     pub(crate) fn begin(&self) -> Underway {
         self.underway.subscribe()
     }
 
-    /// From now on a holder may have something to give back. A holder may register again.
+    /// Takes note that a holder may have something to give back from now on. A holder may register
+    /// again.
     pub(crate) fn register<H: Holder + 'static>(&self, holder: &Arc<H>) {
         let holder: Weak<dyn Holder> = Arc::downgrade(holder) as _;
         let mut holders = lock(&self.holders);
@@ -68,7 +69,7 @@ impl Owed {
         holders.push(holder);
     }
 
-    /// Lets all holders give back what they have, and returns whether that was anything.
+    /// Lets all holders give back what they have, and returns whether there was anything.
     pub(crate) fn give_back(&self) -> bool {
         let holders = lock(&self.holders).clone();
         holders.iter().filter_map(Weak::upgrade).fold(false, |any, holder| any | holder.give_back())
@@ -79,8 +80,8 @@ impl Owed {
         self.underway.closed().await;
     }
 
-    /// A future that goes on if it is dropped before its end. It must not depend on timers of its
-    /// runtime.
+    /// A future that goes on if it is dropped before its end. The future must not depend on timers
+    /// of its runtime.
     pub(crate) fn detachable<T>(self: &Arc<Self>, future: impl Future<Output = T> + Send + 'static) -> Detachable<T>
     where
         T: Send,
@@ -88,7 +89,7 @@ impl Owed {
         Detachable { owed: Arc::clone(self), underway: self.begin(), future: Some(Box::pin(future)), is_in_task: false }
     }
 
-    /// Completes a call on the thread. It is dropped if no thread can be started.
+    /// Completes a call on the thread. The call is dropped if no thread can be started.
     pub(crate) fn on_thread(self: &Arc<Self>, call: impl Future<Output = ()> + Send + 'static) {
         let mut on_thread = lock(&self.on_thread);
         if let Some(calls) = &mut *on_thread {
@@ -123,7 +124,7 @@ impl Owed {
         }
     }
 
-    /// Further calls for the thread. It ends if there are none, and none is running.
+    /// Further calls for the thread. `None` ends the thread: no calls wait, and none is running.
     fn next_calls(&self, is_idle: bool) -> Option<Vec<Call>> {
         let mut on_thread = lock(&self.on_thread);
         let calls = mem::take(on_thread.as_mut()?);
@@ -140,9 +141,9 @@ impl Owed {
     }
 }
 
-/// A future that goes on if it is dropped before its end: in a task of the current runtime, and on
-/// the thread if there is none, or if it ends. It needs a deadline of its own, since nothing waits
-/// for it then.
+/// A future that goes on if it is dropped before its end: in a task of the current runtime, or on
+/// the thread if there is no runtime or it ends. The future needs a deadline of its own, since no
+/// caller waits for it then.
 pub(crate) struct Detachable<T: Send + 'static> {
     owed: Arc<Owed>,
     underway: Underway,
@@ -154,7 +155,7 @@ impl<T: Send + 'static> Future for Detachable<T> {
     type Output = T;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
-        // Put back only while pending, so that a future that panics is not polled again.
+        // The future is put back only while pending, so that one that panics is not polled again.
         let Some(mut future) = self.future.take() else { return Poll::Pending };
         let polled = future.as_mut().poll(cx);
         if polled.is_pending() {

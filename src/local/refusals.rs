@@ -27,12 +27,13 @@ const RESET_SLACK: u64 = 1_000;
 /// The most limits and keys that are remembered as refusing.
 const CAPACITY: usize = 10_000;
 
-/// Limits and keys share this many generations, and have two of them each. So a settlement leaves
-/// the refusals of other keys alone, but for one in a thousand in a second with 260 of them.
+/// Limits and keys share this number of generations, and each has two of them. So a settlement
+/// leaves the refusals of nearly all other keys alone: 260 settlements in a second make one of a
+/// thousand other refusals outdated.
 const GENERATIONS: usize = 16_384;
 
 /// While a check asks the store whether a refusal still holds, the others are refused. After this
-/// time another one asks.
+/// time, another check asks.
 const LONGEST_ANSWER: Duration = Duration::from_millis(100);
 
 /// Tells which refusals are outdated: by time, or because units were given back.
@@ -41,39 +42,39 @@ pub(super) struct Generations {
     pub(super) digester: Digester,
     /// How often units were given back.
     last: AtomicU64,
-    /// The last of these times, by limit and key.
+    /// The number of the last of these times, by limit and key.
     of_keys: Box<[AtomicU64]>,
 }
 
-/// By the digest of a limit and key, and the number of units.
+/// The refusals, by the digest of a limit and key and the number of units.
 type Table = Cache<u64, Arc<Refusal>, UnitWeighter, BuildHasherDefault<Prehashed>>;
 
 /// The refusals that limiters remember.
 pub(crate) struct Refusals {
     max_age: Duration,
-    /// Whether each check asks the store, and is only refused if that fails.
+    /// Whether each check asks the store. A remembered refusal then holds only if the store fails.
     is_asking: bool,
     generations: Arc<Generations>,
-    /// Made by the first refusal.
+    /// The first refusal makes the table.
     table: Arc<OnceLock<Table>>,
 }
 
-/// The status of one limit and key when a check of them was refused.
+/// The status of a limit and key when the store refused a check of them.
 struct Refusal {
     status: LimitStatus,
     cost: u64,
     /// The last generation when the store was asked.
     generation: u64,
-    /// It may be used from here on,
+    /// The refusal may be used from this time on.
     asked_at: u64,
-    /// without a doubt until here,
+    /// Until this time, it may be used for any check.
     fresh_until: u64,
-    /// and if it refuses, until here: a check asks the store meanwhile whether it still holds,
+    /// Until this time, it may be used for a check that it refuses.
     until: u64,
-    /// the next one from here on.
+    /// From this time on, the next check asks the store whether the refusal still holds.
     asks_at: AtomicU64,
-    /// When the reply arrived. The times count down from there, so that no client is told to come
-    /// back too early.
+    /// When the reply arrived. The times of the status count down from then, so that no client is
+    /// told to come back too early.
     replied_at: u64,
     at: SystemTime,
     id: AdmissionId,
@@ -84,7 +85,7 @@ struct Known {
     index: usize,
     refusal: Arc<Refusal>,
     refuses: bool,
-    /// Whether no units have been given back since.
+    /// Whether it is sure that no units were given back since the refusal.
     is_sure: bool,
 }
 
@@ -92,16 +93,16 @@ struct Known {
 pub(crate) struct Lookup {
     asked_at: u64,
     generation: u64,
-    /// Whether its refusal is known, and it is to ask the store all the same. If the store fails,
-    /// the refusal stands.
+    /// Whether the check is to ask the store although its refusal is known. If the store fails, the
+    /// refusal stands.
     pub(crate) asks: bool,
-    /// Whether others are refused until it is answered, or for the longest time of an answer.
+    /// Whether other checks are refused until this one is answered, at most for [`LONGEST_ANSWER`].
     pub(crate) has_turn: bool,
     first: Account,
     others: Box<[Account]>,
 }
 
-/// A charge: the digest of its limit and key.
+/// A charge as the cache knows it, by the digest of its limit and key.
 struct Account {
     digest: u64,
     cost: u64,
@@ -113,7 +114,7 @@ impl Generations {
         Self { clock, digester: Digester::default(), last: AtomicU64::new(0), of_keys }
     }
 
-    /// Makes all refusals of a limit and key outdated that the store was asked for before.
+    /// Makes all refusals of a limit and key outdated for which the store was asked before.
     pub(super) fn advance(&self, digest: u64) {
         let generation = self.last.fetch_add(1, Ordering::SeqCst) + 1;
         self.of(digest).for_each(|last| _ = last.fetch_max(generation, Ordering::SeqCst));
@@ -150,8 +151,8 @@ impl Refusals {
     }
 
     /// The refusal of a check of which the cache knows that one of its limits refuses. Statuses
-    /// with reserved units are used for at most `reserved_for`. If the check `may_ask`, it may be
-    /// the one that [asks](Lookup::asks), and the others are refused meanwhile.
+    /// with reserved units are used for at most `reserved_for`. A check that `may_ask` may be
+    /// chosen to [ask](Lookup::asks) the store, while the others are refused.
     pub(crate) fn recall(
         &self,
         check: &Check,
@@ -178,8 +179,8 @@ impl Refusals {
             others.extend(find(index, charge, account.digest));
         }
 
-        // If units may have been given back to all that refuse, each check asks. If the store
-        // fails, the refusal stands.
+        // If units may have been given back to all limits that refuse, each check asks the store.
+        // If the store fails, the refusal stands.
         let is_unsure = !first.iter().chain(&others).any(|known| known.is_sure && known.refuses);
         let all = || first.iter().chain(&others).filter(|known| known.is_sure || is_unsure);
         let refusing = || all().filter(|known| known.refuses);
@@ -210,8 +211,8 @@ impl Refusals {
         let asked_at = lookup.asked_at;
         for (account, status) in lookup.accounts().zip(refusal.statuses()) {
             let place = place(account.digest, status.limit());
-            // The reply to a check that was asked later may have arrived before, such as that of
-            // one that has begun a ban.
+            // A check that was asked later may have been answered earlier, such as one that has
+            // begun a ban. Its refusal stays.
             let is_newer = |known: Arc<Refusal>| (asked_at + 1..=replied_at).contains(&known.asked_at);
             if status.is_estimate || table.peek(&place).is_some_and(is_newer) {
                 continue;
@@ -236,7 +237,7 @@ impl Refusals {
         }
     }
 
-    /// Forgets what the store has admitted against.
+    /// Forgets the refusals that an admission by the store contradicts.
     pub(crate) fn forget(&self, lookup: &Lookup, admission: &Decision) {
         let Some(table) = self.table.get() else { return };
         for (account, status) in lookup.accounts().zip(admission.statuses()) {
@@ -251,29 +252,31 @@ impl Lookup {
     }
 }
 
-/// Refusals of limits that share units and differ in their number are apart.
+/// Where the table has the refusal of a limit and key. Limits that share units but differ in their
+/// number have different refusals.
 fn place(digest: u64, limit: &Limit) -> u64 {
     digest.wrapping_add(limit.units().wrapping_mul(0x9e37_79b9_7f4a_7c15))
 }
 
 impl Refusal {
-    /// Whether it is of this very limit, and not too old. A time before `asked_at` means that the
-    /// clock has stepped back.
+    /// Whether the refusal is of this very limit, and not too old. A time before `asked_at` means
+    /// that the clock has stepped back.
     fn holds_for(&self, charge: &Charge, refuses: bool, now: u64, reserved_for: Duration) -> bool {
-        // A retry time is never late, so a cost that is at least as large is refused until the end.
+        // A retry time is never too long, so a cost that is at least as large is refused until its
+        // end. A reset time may be too long, by the slack.
         let slack = if self.has_refused(charge) { 0 } else { RESET_SLACK };
         let is_settled_by = || {
             let reserved_for = micros(charge.limit().retry_reserved_after(reserved_for));
             self.status.reserved() > 0 && now >= self.asked_at.saturating_add(reserved_for)
         };
-        // The digest has found the rest of the limit.
+        // The digest has compared the rest of the limit.
         self.status.limit().units() == charge.limit().units()
             && (self.asked_at..self.until.saturating_sub(slack)).contains(&now)
             && (refuses || now < self.fresh_until)
             && !is_settled_by()
     }
 
-    /// Whether a check is the one that asks the store now.
+    /// Whether this check asks the store now for all others.
     fn is_asked_for(&self, now: u64, max_age: Duration) -> bool {
         let asks_at = self.asks_at.load(Ordering::Relaxed);
         let next = now.saturating_add(micros(LONGEST_ANSWER.min(max_age)));

@@ -14,8 +14,8 @@ use crate::clock;
 /// The deadline of a store that is near, or whose round trip is not known.
 pub(crate) const SHORTEST_DEADLINE: Duration = Duration::from_millis(50);
 
-/// The deadline until the first reply, which also covers opening a connection, and the longest one
-/// that follows the round trip.
+/// The longest deadline that follows the round trip. It is also the deadline until the first reply,
+/// which has to include opening a connection.
 pub(crate) const LONGEST_DEADLINE: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
@@ -24,14 +24,15 @@ pub(crate) struct RoundTrip {
     /// the first reply.
     both: AtomicU64,
     learnt_at: AtomicU64,
-    /// The least time that a reply can take, in microseconds, as far as is known: a new connection
-    /// measures it, and a reply that is faster corrects it. Zero until then.
+    /// The least time that a reply can take, in microseconds, as far as is known. A new connection
+    /// measures it, and a reply that is faster corrects it. Zero until a connection has measured
+    /// it.
     pub(crate) distance: Arc<AtomicU64>,
     first_deadline: Duration,
 }
 
 impl RoundTrip {
-    /// Until the first reply, the deadline is this one.
+    /// A round trip that is not known yet. Until the first reply, the deadline is `first_deadline`.
     pub(crate) fn new(first_deadline: Duration) -> Self {
         Self { both: AtomicU64::new(0), learnt_at: AtomicU64::new(0), distance: Arc::default(), first_deadline }
     }
@@ -39,8 +40,8 @@ impl RoundTrip {
     /// Takes note of the time until a reply that arrives `now`, in microseconds. If two replies
     /// arrive at once, one of them may be missed.
     ///
-    /// Of the replies that arrive as early as expected, one in each round trip is enough, as in
-    /// TCP. Otherwise a late one would be forgotten after a few batches.
+    /// Of the replies that arrive as early as expected, only one in each round trip counts, as in
+    /// TCP. Otherwise a late reply would be forgotten after a few batches.
     pub(super) fn learn(&self, sample: Duration, now: u64) {
         self.distance.fetch_min(clock::micros(sample), Ordering::Relaxed);
         let is_new = now >= self.learnt_at.load(Ordering::Relaxed).saturating_add(self.read().0);
@@ -48,8 +49,8 @@ impl RoundTrip {
             return;
         }
         self.learnt_at.store(now, Ordering::Relaxed);
-        // A later reply says nothing more, such as one of a caller that was not polled, and would
-        // be remembered for as long as it took.
+        // A reply that took longer counts as the longest deadline. Such a time may only mean that
+        // the caller was not polled, and would be remembered for too long.
         let sample = clock::micros(sample.min(LONGEST_DEADLINE)).max(1);
         let (smoothed, deviation) = match self.read() {
             (0, _) => (sample, sample / 2),
@@ -63,7 +64,7 @@ impl RoundTrip {
         Duration::from_micros(self.distance.load(Ordering::Relaxed))
     }
 
-    /// The smoothed round trip, once that is known.
+    /// The smoothed round trip; `None` until the first reply.
     pub(crate) fn known(&self) -> Option<Duration> {
         Some(self.smoothed()).filter(|trip| !trip.is_zero())
     }
@@ -82,8 +83,8 @@ impl RoundTrip {
     /// The deadline of limiters that have none of their own: see
     /// [`Limiter::deadline`](crate::Limiter::deadline).
     ///
-    /// Time for most replies, and for four round trips more: a check may wait for its batch, or be
-    /// sent a second time over a new connection, after the old one was cut.
+    /// It leaves time for most replies, and for four round trips more: a check may wait for its
+    /// batch, or be sent a second time over a new connection, after the old one was cut.
     pub(crate) fn deadline(&self) -> Duration {
         match self.smoothed() {
             Duration::ZERO => self.first_deadline,
@@ -91,7 +92,7 @@ impl RoundTrip {
         }
     }
 
-    /// The longest deadline that may follow.
+    /// The longest value that [`deadline`](Self::deadline) may have later.
     pub(crate) fn longest_deadline(&self) -> Duration {
         if self.smoothed().is_zero() { self.first_deadline } else { LONGEST_DEADLINE }
     }
@@ -168,7 +169,7 @@ mod tests {
         assert_eq!(trip.deadline(), LONGEST_DEADLINE);
     }
 
-    /// Such as that of a caller that was not polled for an hour.
+    /// The caller of the late reply was not polled for an hour.
     #[test]
     fn a_reply_that_is_read_much_later_is_soon_forgotten() {
         let trip = RoundTrip::new(LONGEST_DEADLINE);

@@ -11,7 +11,7 @@ const SET: usize = 4;
 
 pub(super) struct Demand(Box<[Mutex<[Count; SET]>]>);
 
-/// The requests of one key from one time to another, in microseconds.
+/// The requests of one key between two times in microseconds.
 #[derive(Clone, Copy, Default)]
 struct Count {
     digest: u64,
@@ -24,12 +24,12 @@ impl Demand {
     /// Counts a request, and returns the requests of a life at the present rate, if there have been
     /// enough to tell.
     ///
-    /// A count lasts for a life of its own key. A key that finds all counts of its set taken takes
-    /// one off the smallest. So busy keys keep theirs, and many rare keys together do not look like
-    /// a busy one.
+    /// A count lasts for a life of its own key's prefetches. A key that finds all counts of its set
+    /// taken lowers the smallest count by one. So busy keys keep their counts, and many rare keys
+    /// together do not look like a busy key.
     pub(super) fn count(&self, digest: u64, now: u64, pace: Pace) -> Option<u64> {
         let mut set = lock(&self.0[digest as usize % SETS]);
-        // A time before it began means that the clock has stepped back.
+        // A time before the count began means that the clock has stepped back.
         let is_alive = |count: &Count| (count.began..count.ends).contains(&now);
         let requests = |count: &Count| if is_alive(count) { count.requests } else { 0 };
         if let Some(own) = set.iter_mut().find(|count| count.digest == digest && requests(count) > 0) {
@@ -58,7 +58,7 @@ mod tests {
 
     const LIFE: u64 = 100_000;
 
-    /// Next to the store.
+    /// The pace next to the store.
     fn pace(life: u64) -> Pace {
         Pace { life, lead: 0, fewest_requests: 16, batch: 0 }
     }
@@ -105,7 +105,7 @@ mod tests {
         assert_eq!(is_found, [true; SET - 1]);
     }
 
-    /// Whether its count has ended is a matter of its own life.
+    /// A count ends after the life of its own key, whatever the lives of other keys are.
     #[test]
     fn a_busy_key_is_found_among_rare_ones_of_another_life() {
         for life_of_rare in [LIFE / 100, LIFE, LIFE * 100] {

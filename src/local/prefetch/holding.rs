@@ -16,11 +16,11 @@ use crate::{
     limit::{Limit, prefetch::Prefetch},
 };
 
-/// After so many lives without a step, the runtime of a task is taken for one that is not driven.
+/// After this number of lives without a step, the runtime of a task counts as not driven.
 const MOST_LIVES: u64 = 10;
 
-/// The prefetches of one limit and key. A task takes them and gives them back; when it holds
-/// nothing and the key is not asked for often, both end.
+/// The prefetches of one limit and key. A task takes them and gives them back. When nothing is held
+/// and the key is not asked for often, the task and the holding end.
 pub(super) struct Holding {
     pub(super) digest: u64,
     pub(super) limit: Limit,
@@ -32,16 +32,16 @@ pub(super) struct Holding {
 
 /// The prefetches of a holding under their lock.
 pub(super) struct State {
-    /// The oldest first. The second is asked for before the first is used up.
+    /// The prefetches, the oldest first. The second is asked for before the first is used up.
     pub(super) prefetches: VecDeque<PrefetchedUnits>,
-    /// The one that the task has asked for.
+    /// The prefetch that the task has asked for, until the reply.
     pub(super) asked: Option<PrefetchedUnits>,
-    /// The status of the limit as the store has last replied it, without the units that were
-    /// reserved for this process then.
+    /// The status of the limit in the store's last reply, without the units that were then reserved
+    /// for this process.
     status: LimitStatus,
     /// The used units by that reply, including the prefetches of this process.
     used: u64,
-    /// The store's time of that reply, and when it was asked.
+    /// The store's time of that reply, and the local time at which the store was asked.
     at: SystemTime,
     asked_at: u64,
     pub(super) pace: Pace,
@@ -50,10 +50,11 @@ pub(super) struct State {
     /// When the task has last begun something.
     pub(super) stepped_at: u64,
     pub(super) spending: Spending,
-    /// The checks that were spared a call since the task's last step, and when the last one was.
-    /// Those of one batch count once.
+    /// The number of checks since the task's last step that needed no call, and the time of the
+    /// last one. Checks that would have travelled in one batch count once.
     pub(super) saved: (u64, u64),
-    /// No prefetch is asked for before, since the last one was refused, has failed or was dropped.
+    /// No prefetch is asked for before this time, since the last one was refused, has failed or was
+    /// dropped.
     pub(super) asks_from: u64,
     /// Until when the task waits without a prefetch.
     pub(super) waits_until: u64,
@@ -62,17 +63,18 @@ pub(super) struct State {
 /// A prefetch: asked for, then alive, then to be given back.
 pub(super) struct PrefetchedUnits {
     pub(super) check: Check,
-    /// `None` until the store admits it. If the store fails, or the task ends before, it may have
-    /// been counted all the same.
+    /// `None` until the store admits the prefetch. If the store fails, or the task ends before the
+    /// reply, the prefetch may have been counted all the same.
     pub(super) admitted: Option<Decision>,
     /// Prefetches are numbered in the order in which this process has taken them.
     pub(super) number: u64,
     pub(super) units: u64,
     pub(super) left: u64,
-    /// With so many left, the next prefetch is asked for: they are spent before it is there.
+    /// When this number of units is left, the next prefetch is asked for. These units last about as
+    /// long as the next prefetch takes to arrive.
     pub(super) low: u64,
     pub(super) asked_at: u64,
-    /// Zero if it was dropped.
+    /// When the prefetch ends. Zero if the prefetch was dropped.
     pub(super) until: u64,
 }
 
@@ -133,7 +135,7 @@ impl Holding {
         if left == 0 || is_low(left, state) && !is_low(before, state) {
             self.changed.notify_one();
         }
-        // At the latest, since the store has decided after it was asked.
+        // The true age is at most this, since the store has decided after it was asked.
         let age = Duration::from_micros(now.saturating_sub(state.asked_at));
         Some((state.status_of(charge, age), state.at + age))
     }
@@ -147,9 +149,9 @@ impl Holding {
         is_enough
     }
 
-    /// Takes note of a decision of the store on this limit and key, which was asked after the
-    /// prefetch of this number was taken. Returns the units of it that this process holds unspent,
-    /// and all that are reserved for it.
+    /// Takes note of a decision of the store on this limit and key. The check was asked after the
+    /// prefetch with the number `asked_after` was taken. Returns the units that this process holds
+    /// unspent, and all units that are reserved for this process.
     pub(super) fn learn(
         &self,
         spent: u64,
@@ -162,8 +164,8 @@ impl Holding {
         if spent > 0 {
             state.spending.count(spent);
         }
-        // Prefetches that were taken meanwhile may be counted in the status or not, and the spent
-        // units in theirs or not.
+        // This status may count prefetches that were taken meanwhile, or not. The status of such a
+        // prefetch may count the spent units, or not. So the figures of this status are not used.
         if state.prefetches.iter().any(|prefetch| prefetch.number > asked_after) {
             state.used = state.used.saturating_add(spent);
             return (0, 0);
@@ -190,7 +192,7 @@ impl Holding {
         self.changed.notify_one();
     }
 
-    /// The units of the next prefetch, if it is time for it and worth it.
+    /// The units of the next prefetch; `None` if it is too early for one, or not worth it.
     pub(super) fn wanted(&self, state: &mut State, now: u64) -> Option<u64> {
         let is_due = state.left(now) <= state.low(now) || state.renewal().is_some_and(|renewal| renewal <= now);
         let rest = self.limit.units().saturating_sub(state.used);
@@ -217,13 +219,12 @@ impl State {
         }
     }
 
-    /// With so many units left, it is time for the next prefetch.
+    /// When this number of units is left, it is time for the next prefetch.
     fn low(&self, now: u64) -> u64 {
         self.prefetches.back().filter(|newest| newest.is_alive(now)).map_or(0, |newest| newest.low)
     }
 
-    /// When the next prefetch is asked for at the latest, so that it is there before the newest
-    /// ends.
+    /// The latest time to ask for the next prefetch, so that it arrives before the newest one ends.
     pub(super) fn renewal(&self) -> Option<u64> {
         self.prefetches.back().map(|newest| newest.until.saturating_sub(self.pace.lead))
     }
@@ -233,8 +234,7 @@ impl State {
         self.status.leave_out(0, self.units());
     }
 
-    /// The status of the limit after this time, with the units that this process holds as those
-    /// that are left.
+    /// The status of the limit after this time. Units that this process holds count as left.
     fn status_of(&self, charge: &Charge, age: Duration) -> LimitStatus {
         let left = self.prefetches.iter().map(|prefetch| prefetch.left).sum();
         // Some units are used, so there is a reset time.
@@ -255,7 +255,8 @@ impl State {
 }
 
 impl PrefetchedUnits {
-    /// A time before `asked_at` means that the local clock has stepped back.
+    /// Whether the prefetch can be spent. A time before `asked_at` means that the local clock has
+    /// stepped back; then it cannot.
     pub(super) fn is_alive(&self, now: u64) -> bool {
         self.admitted.is_some() && (self.asked_at..self.until).contains(&now)
     }

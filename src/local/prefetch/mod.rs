@@ -1,11 +1,11 @@
 //! The prefetches that this process holds. [`limit::prefetch`](crate::limit::prefetch) has the
 //! rules.
 //!
-//! A limiter spends them, and its tasks take and give them back: see `limiter/prefetch.rs`.
-//! `holding.rs` has the prefetches of one limit and key, and `steps.rs` decides what to do with
-//! them next. `demand.rs` finds the keys that are asked for often, and `pace.rs` knows how the
-//! distance of the store changes all of it. `budget.rs` keeps prefetches from costing more than
-//! they save.
+//! A limiter spends the prefetches. Its tasks take them and give them back: see
+//! `limiter/prefetch.rs`. `holding.rs` has the prefetches of one limit and key, and `steps.rs`
+//! decides what to do with them next. `demand.rs` finds the keys that are asked for often, and
+//! `pace.rs` knows what the distance of the store changes. `budget.rs` keeps prefetches from
+//! costing more than they save.
 
 mod budget;
 mod demand;
@@ -39,8 +39,8 @@ use crate::{
     lock::lock,
 };
 
-/// The most limits and keys of which a process holds prefetches. The checks of others ask the
-/// store.
+/// The most limits and keys of which a process holds prefetches. The checks of other limits and
+/// keys ask the store.
 const CAPACITY: usize = 10_000;
 
 /// The prefetches that the limiters on one store hold.
@@ -48,20 +48,20 @@ pub(crate) struct Prefetches {
     clock: Clock,
     round_trip: Arc<RoundTrip>,
     digester: Digester,
-    /// Made by the first key that is worth a prefetch.
+    /// The first key that is worth a prefetch makes the table.
     holdings: OnceLock<Cache<u64, Arc<Holding>, UnitWeighter, BuildHasherDefault<Prehashed>>>,
-    /// Made by the first admission of a limit with prefetch.
+    /// The first admission of a limit with prefetch makes the counts.
     demand: OnceLock<Demand>,
     budget: Budget,
     /// Locked while a task begins or ends.
     keeping: Mutex<()>,
     /// The holdings that a task takes care of.
     kept: AtomicUsize,
-    /// Whether a task has ever left one behind, because its runtime ended.
+    /// Whether a task has ever left a holding behind, because its runtime ended.
     has_abandoned: AtomicBool,
     /// How many prefetches were taken: the number of the last one.
     taken: AtomicU64,
-    /// A task has ended.
+    /// Tells [`give_back`](Self::give_back) that a task has ended.
     ended: Notify,
 }
 
@@ -86,8 +86,8 @@ impl Prefetches {
     /// charges.
     #[inline]
     pub(crate) fn spend(&self, check: &Check) -> Option<Decision> {
-        // If none are held, a check costs no look-up: prefetches are free where all limits are at
-        // their end.
+        // If nothing is held, a check needs no look-up. So prefetches cost nothing while all limits
+        // are used up.
         if self.kept.load(Ordering::Relaxed) == 0 && !self.has_abandoned.load(Ordering::Relaxed) {
             return None;
         }
@@ -106,7 +106,7 @@ impl Prefetches {
         let find = |(place, charge)| Some((place, charge, self.find(charge)?));
         let mut found: Vec<(usize, &Charge, Arc<Holding>)> =
             check.charges().enumerate().map(find).collect::<Option<_>>()?;
-        // In one order, so that two checks never wait for each other.
+        // All checks lock in the same order, so that no two checks wait for each other.
         found.sort_unstable_by_key(|(.., holding)| Arc::as_ptr(holding));
         let mut locked: Vec<_> =
             found.iter().map(|(place, charge, holding)| (place, charge, holding, holding.lock())).collect();
@@ -117,7 +117,7 @@ impl Prefetches {
         locked.sort_unstable_by_key(|(place, ..)| *place);
         let spent = locked.iter_mut().map(|(_, charge, holding, state)| holding.spend(state, charge, now));
         let spent: Vec<(LimitStatus, SystemTime)> = spent.collect::<Option<_>>()?;
-        // Once for the check, whatever its number of charges.
+        // The check counts once, whatever its number of charges.
         locked.first_mut()?.3.count_saved(now);
         let at = spent.iter().map(|(_, at)| *at).max()?;
         let mut statuses = spent.into_iter().map(|(status, _)| status);
@@ -134,9 +134,9 @@ impl Prefetches {
         self.taken.load(Ordering::SeqCst)
     }
 
-    /// Takes note of an admission by the store. Returns the decision with the units that this
-    /// process holds as those that are left, if they were taken before the check was asked. Calls
-    /// `keep` for each limit and key for which a task has to take prefetches from now on.
+    /// Takes note of an admission by the store. In the returned decision, the units that this
+    /// process holds count as left, if they were taken before the check was asked. Calls `keep` for
+    /// each limit and key for which a task has to take prefetches from now on.
     pub(crate) fn note(
         self: &Arc<Self>,
         check: &Check,
@@ -149,8 +149,8 @@ impl Prefetches {
         self.budget.count_asked(now, micros(self.round_trip.smoothed()));
         let find = |(charge, status)| self.find_or_make(charge, status, at, now);
         let found: Vec<Option<Arc<Holding>>> = check.charges().zip(decision.statuses()).map(find).collect();
-        // One charge that never gets prefetches is enough for the check to ask the store, so the
-        // others would take theirs in vain.
+        // If one charge never gets prefetches, the check asks the store anyway, so the other
+        // charges would take prefetches in vain.
         let is_worth_it = check.is_prefetched() && found.iter().all(Option::is_some);
         let mut own = Vec::new();
         for (place, (holding, (charge, status))) in
@@ -167,8 +167,8 @@ impl Prefetches {
             .fold(decision, |decision, (place, (held, reserved))| decision.without_held(place, held, reserved))
     }
 
-    /// The holding of a charge. If there is none, counts the request, and makes one if the key is
-    /// asked for often. It is not in the table yet.
+    /// The holding of a charge. Without a holding, counts the request, and makes a holding if the
+    /// key is asked for often. A new holding is not in the table yet.
     fn find_or_make(&self, charge: &Charge, status: &LimitStatus, at: SystemTime, now: u64) -> Option<Arc<Holding>> {
         let _ = charge.limit().prefetches?;
         let digest = charge.digest(&self.digester);
@@ -184,14 +184,15 @@ impl Prefetches {
         })
     }
 
-    /// Puts a holding into the table, unless its place is taken. If no task takes care of the one
-    /// in the table, the caller has to start one.
+    /// Puts a holding into the table, unless its place is taken. If no task takes care of the
+    /// holding in the table, the caller has to start one.
     fn keep(self: &Arc<Self>, holding: Arc<Holding>, now: u64) -> Option<KeptHolding> {
         let holdings = self.holdings.get_or_init(|| {
             Cache::with(CAPACITY, CAPACITY as u64, UnitWeighter, Default::default(), Default::default())
         });
         let _keeping = lock(&self.keeping);
-        // If the limit was another one then, the task gives back what is left, and ends.
+        // The holding in the table may be of a limit with other settings. Then its task gives back
+        // what is left, and ends.
         let held = holdings.get(&holding.digest).filter(|held| !held.is_abandoned(now));
         if held.is_none() && self.kept.load(Ordering::Relaxed) >= CAPACITY {
             return None;
@@ -220,7 +221,7 @@ impl Prefetches {
     }
 
     /// Gives back all prefetches at once, and returns when that is done. Calls `keep` for each
-    /// limit and key for which a task has to do so.
+    /// limit and key for which a task has to give them back.
     pub(crate) async fn give_back(self: &Arc<Self>, keep: impl FnMut(KeptHolding)) {
         self.abandoned().into_iter().for_each(keep);
         loop {

@@ -1,5 +1,5 @@
 //! How many units a prefetch has: as many as a life needs at the rate at which they were spent
-//! lately. Numbers alone, as in `pace.rs`.
+//! lately. Like `pace.rs`, this file has numbers alone.
 
 use super::pace::Pace;
 
@@ -18,14 +18,15 @@ pub(super) struct Spending {
     since: u64,
     spent: u64,
     requests: u64,
-    /// The same of the measurement before: when it began, and the units.
+    /// The measurement before the present one: when it began, and what was spent in it.
     before: (u64, u64),
 }
 
-/// The units of the first prefetch of a key, if it is worth it: the requests that are expected in a
-/// life, at this cost.
+/// The units of the first prefetch of a key: the requests that are expected in a life, at this
+/// cost. `None` if a prefetch is not worth it.
 pub(super) fn first_units(requests: u64, cost: u64, (used, rest): (u64, u64), most: u64, pace: Pace) -> Option<u64> {
-    // At most what is used, since the costs of the other requests are not known.
+    // The units are at most those that are used, since the costs of the other requests are not
+    // known.
     let units = requests.saturating_mul(cost).min(used).min(most).min(rest / PART_OF_THE_REST);
     (units >= cost.saturating_mul(pace.fewest_requests)).then_some(units)
 }
@@ -48,7 +49,7 @@ impl Spending {
         }
     }
 
-    /// The units of the next prefetch, if it is worth it.
+    /// The units of the next prefetch; `None` if it is not worth it.
     pub(super) fn next_units(&mut self, now: u64, pace: Pace, most: u64, rest: u64) -> Option<u64> {
         let first_units = std::mem::take(&mut self.first_units);
         if now < self.since {
@@ -57,22 +58,22 @@ impl Spending {
         }
         let elapsed = now.saturating_sub(self.since);
         let present = rate(self.spent, elapsed.max(pace.measured()), pace.life);
-        // With the measurement before, since requests come at random: a pause of some of them is no
-        // lower demand.
+        // The lasting rate includes the measurement before. Requests come at random, so a short
+        // pause is no lower demand.
         let (since_before, before) = self.before;
         let lasting = rate(before.saturating_add(self.spent), now.saturating_sub(since_before), pace.life);
         let units = present.max(lasting).max(first_units).min(most).min(rest / PART_OF_THE_REST);
         let cost = if self.requests > 0 { self.spent.div_ceil(self.requests) } else { 1 };
-        // Half as many as for the first prefetch. A busy key comes at random, and would otherwise
-        // lose its prefetches from time to time.
+        // Half as many requests are needed as for the first prefetch. Requests come at random, so a
+        // busy key would otherwise lose its prefetches from time to time.
         let fewest = cost.saturating_mul(pace.fewest_requests / 2);
-        // A key that has fallen quiet takes no more.
+        // A key that has fallen quiet takes no further prefetch.
         let is_quiet = present < fewest && elapsed >= pace.measured();
         (units >= fewest && !is_quiet).then_some(units)
     }
 }
 
-/// How many of something are expected in a life, if there were so many in this time.
+/// Extrapolates a `count` of the time `elapsed` to a life.
 pub(super) fn rate(count: u64, elapsed: u64, life: u64) -> u64 {
     let measured = elapsed.max(life / SHORTEST_MEASUREMENT).max(1);
     let expected = u128::from(count) * u128::from(life) / u128::from(measured);

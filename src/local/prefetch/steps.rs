@@ -28,7 +28,8 @@ pub(crate) struct KeptHolding {
 
 /// The next action of a holding's task.
 pub(crate) enum Step {
-    /// Gives prefetches back, and asks for one. The task [answers](KeptHolding::answer).
+    /// The task gives prefetches back, and asks for one. The task passes the reply to
+    /// [`KeptHolding::answer`].
     Ask {
         give_back: Vec<Settlement>,
         take: Option<Check>,
@@ -38,7 +39,7 @@ pub(crate) enum Step {
 }
 
 impl KeptHolding {
-    /// A holding that no task takes care of: the caller has to start one. The caller has locked
+    /// Returns a holding that no task takes care of. The caller has to start a task, and has locked
     /// `keeping`.
     pub(super) fn begin(prefetches: &Arc<Prefetches>, holding: &Arc<Holding>, now: u64) -> Option<Self> {
         let mut state = holding.lock();
@@ -46,7 +47,7 @@ impl KeptHolding {
             return None;
         }
         state.stepped_at = now;
-        // The task that has asked for it has ended.
+        // The task that has asked for this prefetch has ended.
         let asked = state.asked.take();
         state.prefetches.extend(asked);
         prefetches.kept.fetch_add(1, Ordering::SeqCst);
@@ -58,7 +59,7 @@ impl KeptHolding {
         Check::new(Charge::fitting(self.holding.limit.clone(), self.holding.key.clone(), 0))
     }
 
-    /// Chooses the next action. It takes no prefetch while the breaker is open.
+    /// Chooses the next action. The task takes no prefetch while the breaker is open.
     pub(crate) fn next(&self, is_open: bool) -> Step {
         let holding = &*self.holding;
         let now = self.prefetches.clock.now();
@@ -66,14 +67,15 @@ impl KeptHolding {
         (state.stepped_at, state.pace) = (now, self.prefetches.pace(&holding.limit));
         let life = state.pace.life;
         if state.asks_from > now.saturating_add(micros(Prefetch::MAX_LIFE)) {
-            // The clock has stepped back. A shorter time may be left of a life that was longer.
+            // The clock has stepped back. The comparison is with the longest life, since the life
+            // may have been longer when the time was set.
             (state.asks_from, state.waits_until) = (0, 0);
         }
         self.prefetches.budget.earn(SAVED.saturating_mul(mem::take(&mut state.saved.0)));
         let wanted = holding.wanted(&mut state, now).filter(|_| !is_open && self.prefetches.budget.pay());
         if wanted.is_none() && state.prefetches.iter().all(|prefetch| prefetch.is_alive(now)) {
-            // Without a prefetch it waits for the reply, or until it may ask again, and then ends
-            // unless the key is asked for often.
+            // Without a prefetch, the task waits for the reply, or until it may ask again. Then it
+            // ends unless the key is asked for often.
             let otherwise = if state.asked.is_some() { now.saturating_add(life) } else { state.waits_until };
             let renewal = state.renewal().filter(|renewal| *renewal > now && state.asked.is_none());
             let until =
@@ -81,8 +83,9 @@ impl KeptHolding {
             let wait = until.saturating_sub(now);
             return if wait == 0 { Step::End } else { Step::Wait(Duration::from_micros(wait)) };
         }
-        // Together, so that they travel in one script. A prefetch that is used up is settled, too:
-        // its units are not reserved any more, and no retry time counts on them.
+        // Both calls begin together, so that they travel in one script. A prefetch that is used up
+        // is settled, too. Otherwise its units would stay reserved, and retry times would count on
+        // them.
         let give_back = state.settle_all(now);
         let take = wanted.map(|units| {
             let charge = Charge::prefetch(holding.limit.clone(), holding.key.clone(), units, life);
@@ -129,8 +132,8 @@ impl KeptHolding {
                 Some(life / 8)
             }
         };
-        // The task waits before it asks again, since the key is asked for often. If all prefetches
-        // were dropped while the reply was on its way, it does not wait.
+        // After a refusal or a failure, the task waits and asks again, since the key is asked for
+        // often. If all prefetches were dropped while the reply was on its way, it does not wait.
         if let Some(wait) = wait.filter(|_| !is_dropped) {
             let time = now.saturating_add(wait);
             (state.asks_from, state.waits_until) = (time, time);
@@ -157,7 +160,8 @@ impl Drop for KeptHolding {
         let is_over = state.prefetches.is_empty() && state.asked.is_none();
         drop(state);
         if !is_over {
-            // Its runtime has ended. Others may spend what is held, as long as it lives.
+            // The runtime of the task has ended. Callers may spend the units that are held, as long
+            // as these live.
             self.prefetches.has_abandoned.store(true, Ordering::SeqCst);
         } else if let Some(holdings) = self.prefetches.holdings.get() {
             holdings.remove_if(&self.holding.digest, |held| Arc::ptr_eq(held, &self.holding));
