@@ -1,4 +1,4 @@
-//! The counter: the units of the clock's current window and of the one before.
+//! The counter: the units of the clock's current window and of the window before.
 //!
 //! The units of the previous window count in proportion to its overlap with the sliding window. The
 //! estimate is made in double precision, as in Lua, so that every store gets the same result.
@@ -33,12 +33,12 @@ impl Counter {
         self.current + self.previous == 0
     }
 
-    /// The units in the window, but for those with an id.
+    /// The units in the window, except those of entries with an id.
     pub(super) fn used(self, now: u64, window: u64) -> u64 {
         self.at(now, window).estimate(now, window)
     }
 
-    /// Adds units to the clock's window of their admission, if it still counts.
+    /// Adds units to the clock's window of their admission, if that window still counts.
     pub(super) fn add(&mut self, at: u64, now: u64, window: u64, units: u64) {
         *self = self.at(now, window);
         if at >= self.start {
@@ -54,8 +54,8 @@ impl Counter {
         let mut units = units_of(named.sum());
         let mut from = now;
         let fit = |units: u64, from: u64| most.checked_sub(units).map(|most| self.first_fit(most, from, window));
-        // The used units never rise. So if the check fits after a departure, the first fit is then
-        // or just before it.
+        // The used units never rise. So if the check fits after a departure, the first fit is at
+        // that departure or just before it.
         for entry in named.iter() {
             let leaves = entry.at.saturating_add(window).max(from);
             let left = units.saturating_sub(units_of(entry.sum()));
@@ -87,10 +87,10 @@ impl Counter {
         self.current + (self.previous as f64 * overlap / window as f64).ceil() as u64
     }
 
-    /// The first moment from this one on at which the estimate is at most `most`: at most two
-    /// windows later, or later than that by how far the clock has stepped back.
+    /// The first moment from this one on at which the estimate is at most `most`. This moment is at
+    /// most two windows later. After a step back of the clock, the moment is later by that step.
     fn first_fit(self, most: u64, from: u64, window: u64) -> u64 {
-        // If the clock has stepped back, nothing changes until the window in which they were
+        // If the clock has stepped back, nothing changes until the window in which the units were
         // counted.
         let is_ahead = self.start > from && self.current + self.previous > most;
         let mut from = if is_ahead { self.start } else { from };
@@ -101,7 +101,7 @@ impl Counter {
                 return from;
             }
             if let Some(previous) = most.checked_sub(counts.current) {
-                // Doubles are not exact, so the moment is corrected by a step or two.
+                // Doubles are not exact, so the moment is corrected by a microsecond or two.
                 let overlap = (previous as f64 * window as f64 / counts.previous as f64).floor() as u64;
                 let mut fits = (end - overlap.min(window)).max(from + 1);
                 while fits > from + 1 && counts.estimate(fits - 1, window) <= most {

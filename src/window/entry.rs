@@ -7,7 +7,7 @@ use crate::check::AdmissionId;
 pub(super) struct Entry {
     /// The units count until a window after this time.
     pub(super) at: u64,
-    /// Zero in a sum.
+    /// The id of the admission; zero in a sum.
     pub(super) id: AdmissionId,
     pub(super) kind: Kind,
     pub(super) units: u64,
@@ -17,7 +17,7 @@ pub(super) struct Entry {
 pub(super) enum Kind {
     /// One admission, found by its id.
     Named = 0,
-    /// The same, until it is settled.
+    /// One reserved admission, until it is settled.
     Reserved = 1,
     /// All other admissions of one time.
     Sum = 2,
@@ -42,7 +42,7 @@ impl Entry {
     /// The most units of an entry.
     const MOST: u64 = (1 << Self::KIND) - 1;
 
-    /// The packed units of a named entry of one unit, which most entries are.
+    /// The packed units of a named entry of one unit. Most entries are such.
     pub(super) const SINGLE: u64 = 1;
 
     /// The units, and above them the kind: one word for both.

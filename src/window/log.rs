@@ -2,28 +2,29 @@
 //!
 //! A unit of time `t` counts at `now` while `now − window < t`; at `t + window` exactly it is
 //! gone. An exact log stores the time of the admission, a compact log the end of its sub-window,
-//! a fixed window its start. A reservation is stored under the time of a window before its lease
-//! ends, so that it leaves then.
+//! and a fixed window the start of the window. A reservation is stored one window before the end of
+//! its lease, so that it leaves when the lease ends.
 //!
-//! Entries come and go at the ends. One in the middle moves those on its shorter side, and one that
-//! is sought by its id is compared with all entries of its time and before. Among half a million
-//! entries, the most of a log by default, that takes up to a millisecond.
+//! Entries mostly come and go at the ends. An entry in the middle moves those on its shorter side.
+//! A search for an id compares all entries of its time and before. Among half a million entries,
+//! the most of a log by default, that takes up to a millisecond.
 
 use std::collections::VecDeque;
 
 use super::entry::{Entry, Kind, Sum, UnitsOf};
 use crate::check::AdmissionId;
 
-/// The most entries that one check moves when the clock has stepped back. The next check goes on.
+/// The most entries that one check moves when the clock has stepped back. The next check moves
+/// further entries.
 const PULLED_BACK: usize = if cfg!(test) { 8 } else { 1_000 };
 
-/// The entries in the window. They take 16 bytes each as long as all of them are single units, as
-/// in most logs, and 24 otherwise.
+/// The entries in the window. Each entry takes 16 bytes as long as all of them are single units, as
+/// in most logs. Otherwise each takes 24 bytes.
 pub(super) struct Log {
     entries: VecDeque<(u64, AdmissionId)>,
-    /// None as long as all entries are single units.
+    /// `None` as long as all entries are single units.
     units: Option<Box<Units>>,
-    /// The time of the oldest entry, or the latest of all times. It is here so that most checks
+    /// The time of the oldest entry, or `u64::MAX` without entries. With this copy, most checks
     /// need not read the entry itself, which is seldom in the processor's cache.
     oldest_at: u64,
 }
@@ -86,8 +87,8 @@ impl Log {
         if self.len() == 0 { 0 } else { leaves_after(self.oldest_at, now, window) }
     }
 
-    /// The time until at most `most` of the chosen units are left; 0 if it is so now. No entry
-    /// counts as later than `present`.
+    /// The time until at most `most` of the chosen units are left; 0 if no more are left now. No
+    /// entry counts as later than `present`.
     pub(super) fn wait_for(&self, most: u64, now: u64, present: u64, window: u64, units_of: UnitsOf) -> u64 {
         let mut excess = units_of(self.sum()).saturating_sub(most);
         if excess == 0 {
@@ -104,7 +105,7 @@ impl Log {
         departure.map_or(0, |(at, _)| leaves_after((*at).min(present), now, window))
     }
 
-    /// Moves entries of a later time back to the present; of very many only the first.
+    /// Moves entries of a later time back to the present: the first [`PULLED_BACK`] of them.
     #[inline]
     pub(super) fn pull_back(&mut self, present: u64) {
         let later = self.up_to(present);
@@ -140,8 +141,9 @@ impl Log {
         }
     }
 
-    /// Adds units to the newest entry if it is a sum of the same part of the clock's time, or any
-    /// of a later time: a sum of the later time. So there is at most one new entry for each part.
+    /// Adds units to the newest entry if that is a sum of the same part of the clock's time, or any
+    /// entry of a later time. The result is a sum of the later time of the two. Otherwise the units
+    /// get a new entry, so there is at most one new entry for each part.
     pub(super) fn merge(&mut self, mut at: u64, part: u64, mut units: u64) {
         let last = self.len().saturating_sub(1);
         let is_it = |newest: &Entry| newest.at > at || newest.kind == Kind::Sum && newest.at / part == at / part;
@@ -153,8 +155,8 @@ impl Log {
         self.insert(Entry { at, id: AdmissionId::from(0), kind: Kind::Sum, units });
     }
 
-    /// Removes an admission, and returns its time. If the clock has stepped back since, that may be
-    /// before `at`. A later entry is another admission under the same id.
+    /// Removes an admission, and returns its time. If the clock has stepped back since, this time
+    /// may be before `at`. An entry after `at` is another admission under the same id.
     pub(super) fn take(&mut self, id: AdmissionId, units: u64, kind: Kind, at: u64) -> Option<u64> {
         let mut of_id = self.of_id(id, at);
         let (index, entry) = of_id.find(|(_, entry)| entry.units == units && entry.kind == kind)?;
@@ -212,8 +214,8 @@ impl Log {
         Some(Entry::unpacked(at, id, packed.copied().unwrap_or(Entry::SINGLE)))
     }
 
-    /// The entries with this id up to this time, since the clock may have stepped back: the newest
-    /// first, and the index of each.
+    /// The entries with this id up to this time, the newest first, with the index of each. Those of
+    /// earlier times are included, since the clock may have stepped back.
     fn of_id(&self, id: AdmissionId, at: u64) -> impl Iterator<Item = (usize, Entry)> {
         let until = self.entries.range(..self.up_to(at)).enumerate().rev();
         until.filter(move |(_, (_, other))| *other == id).filter_map(|(index, _)| Some((index, self.get(index)?)))
@@ -243,7 +245,7 @@ impl Log {
         self.units.get_or_insert_with(|| Box::new(Units { packed: single(), sum }))
     }
 
-    /// Entries have gone or moved.
+    /// Takes note that entries have gone or moved.
     #[inline]
     fn changed(&mut self) {
         self.oldest_at = self.entries.front().map_or(u64::MAX, |(at, _)| *at);
@@ -439,7 +441,7 @@ mod tests {
                 Step::Departure { units, is_reserved } => {
                     let units_of: UnitsOf = if is_reserved { Sum::all } else { Sum::not_reserved };
                     let all = plain.0.iter().map(|entry| units_of(entry.sum())).sum::<u64>();
-                    // No more can leave than there are.
+                    // No more units can leave than the list has.
                     let mut left = units.min(all);
                     let departs = |entry: &&Entry| {
                         left = left.saturating_sub(units_of(entry.sum()));

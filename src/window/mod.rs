@@ -2,8 +2,8 @@
 //!
 //! Times and windows are microseconds. `log.rs` remembers admissions, one by one or summed up by
 //! sub-window; `counter.rs` remembers two numbers. `store/redis/script/*.lua` is the same
-//! arithmetic in Lua. The oracle of the package `tower-sliding-window-conformance` holds both
-//! to the same rules.
+//! arithmetic in Lua. The oracle of the package `tower-sliding-window-conformance` holds Rust and
+//! Lua to the same rules.
 
 mod counter;
 mod entry;
@@ -26,7 +26,7 @@ use crate::{
 /// The units that one limit remembers for one key.
 #[derive(Default)]
 pub(crate) struct Window {
-    /// Under the counter, only admissions that get an entry of their own.
+    /// The entries. Under the counter, they are only the admissions that get an entry of their own.
     log: Log,
     /// The other units under the counter.
     counter: Option<Box<Counter>>,
@@ -57,7 +57,8 @@ pub(crate) struct Figures {
     used: u64,
     reserved: u64,
     reset_after: u64,
-    /// The time until the charge fits if all reserved units are given back at once, and if none is.
+    /// Two times until the charge fits: if all reserved units are given back at once, and if none
+    /// are.
     retry: Option<(u64, u64)>,
 }
 
@@ -67,12 +68,12 @@ impl Window {
         Self { log: Log::default(), counter: is_counter.then(Box::default) }
     }
 
-    /// The window of a key of which only sums are known: until when the units of each may have
-    /// come.
+    /// The window of a key of which only sums are known. Each sum has the latest time at which its
+    /// units may have come.
     pub(crate) fn of_sums(limit: &Limit, sums: impl Iterator<Item = (u64, u64)>, now: u64) -> Self {
         let mut new = Self::new(limit);
         for (until, units) in sums.filter(|(_, units)| *units > 0) {
-            // The units of a fixed window leave with it.
+            // The units of a fixed window leave when that window ends.
             new.log.add_to_sum(until.min(limit.recorded_at(until)), units);
         }
         new.trim(now, limit.window_micros());
@@ -107,7 +108,8 @@ impl Window {
         charge.cost() == 0 || charge.is_spent() || used().saturating_add(charge.cost()) <= charge.limit().units()
     }
 
-    /// When this very admission was counted, if it was. In a sub-window, only to that sub-window.
+    /// When this very admission was counted; `None` if it was not. If the entry is recorded for a
+    /// sub-window, the time is only as exact as that.
     pub(crate) fn counted_at(&self, charge: &Charge, id: AdmissionId) -> Option<u64> {
         self.log.time_of(id, charge.cost()).map(|at| charge.admitted_at(at))
     }
@@ -118,7 +120,8 @@ impl Window {
         charge.units() > 0 && (self.is_named(charge, context) || !self.has_sum(charge.limit(), context.now))
     }
 
-    /// Records an admission. Without room for a new entry, it is [merged](Self::merge) with others.
+    /// Records an admission. Without room for a new entry, the admission is [merged](Self::merge)
+    /// with others.
     #[inline]
     pub(crate) fn admit(&mut self, charge: &Charge, context: CheckContext, has_room: bool) {
         let CheckContext { now, id, .. } = context;
@@ -149,9 +152,9 @@ impl Window {
     /// How the limit stands for a charge that does not fit, with the retry time: never more than
     /// two windows.
     ///
-    /// Entries from the future, from before the clock stepped back, count as of now from here on,
-    /// so that the key is right again after one window. Those [of sums](Self::of_sums) are not from
-    /// then, and stay.
+    /// An entry with a time in the future was counted before the clock stepped back. From now on,
+    /// such an entry counts as of now, so that the key is right again after one window. In a window
+    /// [of sums](Self::of_sums), later times are no step of the clock, so they stay.
     #[inline]
     pub(crate) fn refuse(&mut self, charge: &Charge, now: u64, is_of_sums: bool) -> Figures {
         let limit = charge.limit();
@@ -179,7 +182,7 @@ impl Window {
         let Some(recorded_at) = self.log.take(id, charge.cost(), kind_of(charge), charge.named_at(at)) else {
             return self.settle_late(now, settlement, cost, has_room);
         };
-        // Not in the future, even if the clock has stepped back since.
+        // The time is not in the future, even if the clock has stepped back since.
         let at = if charge.lease_micros().is_some() { at.min(now) } else { recorded_at };
         if cost == 0 {
         } else if charge.is_exact() {
@@ -236,8 +239,8 @@ impl Window {
         }
     }
 
-    /// Adds units of now to those of the same half of the window, or of the counter: three entries
-    /// more at most.
+    /// Adds units of now to a sum of the same half of the window, or to the counter. So there are
+    /// at most three such sums.
     fn merge(&mut self, now: u64, limit: &Limit, units: u64) {
         match self.counter {
             Some(_) => self.add_up(now, now, limit, units),
