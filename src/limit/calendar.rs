@@ -1,19 +1,19 @@
-//! Limits by the calendar, with the feature `calendar`: so many units an hour, a day, a week or a
-//! month of a time zone.
+//! Limits by the calendar, with the feature `calendar`: a number of units for each hour, day, week
+//! or month of a time zone.
 //!
 //! 1. A period begins at midnight of its time zone, or at the full hour. So a day of daylight
 //!    saving has 23 or 25 hours, and an hour that the clock repeats has two. Weeks begin on Monday
 //!    (ISO 8601), and months on the first or on [another day](Limit::from_day).
 //! 2. All units come back at once when the period ends. So a client can spend the limit just before
 //!    the end and again just after it, as with a [fixed window](crate::Algorithm::fixed_window).
-//! 3. The clock of the store decides, which is Redis's own. The processes only tell it when periods
-//!    end: from two before the present one to two after it. So a process whose clock is wrong by
-//!    less than two periods opens no period twice, and ends none early. If its clock is ahead by
-//!    more, or behind by more than three, its checks fail.
+//! 3. The clock of the store decides: with Redis, the clock of the server. The processes only tell
+//!    the store when the periods around the present one end. So a process whose clock is wrong by
+//!    less than two periods opens no period twice, and ends no period early. If its clock is ahead
+//!    by more than two periods, or behind by more than three, its checks fail.
 //! 4. `Retry-After`, the reset, `RateLimit` and the body of a refusal all tell the end of the
 //!    period.
 //! 5. Limits of another period, first day or time zone count apart. A time zone is its name:
-//!    `Asia/Calcutta` and `Asia/Kolkata` are two, although they have the same rules.
+//!    `Asia/Calcutta` and `Asia/Kolkata` are two time zones, although they have the same rules.
 //!
 //! ```
 //! use tower_sliding_window::Limit;
@@ -87,7 +87,7 @@ impl Limit {
     ///
     /// # Errors
     ///
-    /// [`ConfigError`] if there is no such time zone, or if the limit is none by the calendar.
+    /// [`ConfigError`] if there is no such time zone, or if the limit is not by the calendar.
     pub fn in_time_zone(self, name: &str) -> Result<Self, ConfigError> {
         let calendar =
             self.algorithm.in_calendar().ok_or_else(|| "only a limit by the calendar has a time zone".to_owned());

@@ -4,16 +4,16 @@
 //!    `n` units: for every instant `x`, the units admitted in `(x − W, x]` never exceed `n`. There
 //!    is no window boundary to wait for or to exploit.
 //! 2. Limits of one name, window and [algorithm](crate::algorithm) share their units for the same
-//!    key, whatever their numbers of units. All others count apart: `api=100/s` and `api=100/h` are
-//!    two limits. After the larger of two limits that share units has spent 14, the smaller one, of
-//!    5, shows 14 used and 0 remaining.
+//!    key, whatever their numbers of units. All other limits count apart: `api=100/s` and
+//!    `api=100/h` are two limits. If two limits share units, and the larger has spent 14, the
+//!    smaller limit of 5 units shows 14 used and 0 remaining.
 //! 3. A limit counts by an exact log, unless you choose another [algorithm](crate::algorithm).
 //! 4. Every check asks the store, unless the limit is [prefetched](prefetch).
 //! 5. Units are 0 to [`Limit::MAX_UNITS`], windows 1 ms to 365 days, names 1 to 64 characters of
 //!    `A-Z a-z 0-9 _ . -`.
-//! 6. A limit of 0 units admits nothing, such as for a tenant that is kept out: each cost of 1 or
-//!    more is [`NeverFits`](crate::error::NeverFits). The store is not asked, so this holds while it
-//!    is gone, too.
+//! 6. A limit of 0 units admits nothing, for example to keep out a tenant: each cost of 1 or more
+//!    is [`NeverFits`](crate::error::NeverFits). The store is not asked, so this also holds while
+//!    the store is gone.
 //!
 //! ```
 //! use std::time::Duration;
@@ -55,8 +55,8 @@ use crate::{
 const DEFAULT_LIFE: Duration = Duration::from_secs(10);
 
 /// Limits of one identity share their units for the same key, whatever their numbers of units.
-/// Others are apart: a unit leaves each window at another time. Whatever is kept for a limit is
-/// kept under its identity.
+/// Limits of other identities count apart, since a unit leaves each of their windows at another
+/// time. All that a store or a process remembers of a limit is kept under its identity.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Identity<'a> {
     pub(crate) name: Cow<'a, str>,
@@ -119,7 +119,8 @@ impl Limit {
     }
 
     const fn of_valid(name: Cow<'static, str>, units: u64, window: Duration) -> Self {
-        // Rounded up, since a unit would otherwise leave before its window has passed.
+        // The window is rounded up, since a unit would otherwise leave before its window has
+        // passed.
         let window_micros = window.as_nanos().div_ceil(1_000) as u64;
         let algorithm = Algorithm::sliding_log();
         Self { name, units, window_micros, algorithm, prefetches: None }
@@ -165,14 +166,13 @@ impl Limit {
         Self::per(name, units, Duration::from_secs(24 * 60 * 60))
     }
 
-    /// At most this number of admissions of a key at once, across all processes, whatever they
-    /// cost.
+    /// A limit of the admissions that a key has at once, across all processes, whatever they cost.
     ///
     /// Each admission takes a place, which is held until the last clone of its
     /// [`Decision`](crate::Decision) is dropped. A layer holds it until the body of the response
     /// has ended: see [`Decision::holds_place`](crate::Decision::holds_place). A process that ends
-    /// frees its places by [`shutdown`](crate::Limiter::shutdown). Those of a process that has died
-    /// are free within 10 s, which is the [window](Self::window) of the limit:
+    /// frees its places by [`shutdown`](crate::Limiter::shutdown). The places of a process that has
+    /// died are free within 10 s. This time is the [window](Self::window) of the limit, and
     /// [`freed_after`](Self::freed_after) sets it.
     ///
     /// ```
@@ -199,12 +199,13 @@ impl Limit {
         Self::per(name, places, DEFAULT_LIFE).with_algorithm(Algorithm::concurrent())
     }
 
-    /// Sets how soon the places of a process that has died are free, of a
-    /// [concurrent](Self::concurrent) limit. Default: 10 s.
+    /// Sets how soon the places of a process that has died are free. The limit must be
+    /// [concurrent](Self::concurrent). Default: 10 s.
     ///
     /// A process renews its places after half of this time, or earlier by the round trip to the
-    /// store. If it cannot, because it stands still or Redis is gone for longer, others may get its
-    /// places: [`Decision::has_lost_place`](crate::Decision::has_lost_place) tells.
+    /// store. If the process cannot, because it stands still or Redis is gone for longer than this
+    /// time, others may get its places:
+    /// [`Decision::has_lost_place`](crate::Decision::has_lost_place) tells.
     ///
     /// # Panics
     ///
@@ -219,9 +220,9 @@ impl Limit {
     }
 
     /// The same limit with another algorithm. Default: [`Algorithm::sliding_log`], which is exact.
-    /// A fixed window and a counter have no [prefetch](Self::prefetch). With that of a
-    /// [concurrent](Self::concurrent) limit, a window of less than a second becomes 10 s, since
-    /// places have to be renewed.
+    /// Only an exact and a compact log keep the [prefetch](Self::prefetch) of the limit. If the
+    /// algorithm is that of a [concurrent](Self::concurrent) limit, a window of less than a second
+    /// becomes 10 s, since places have to be renewed.
     pub const fn with_algorithm(mut self, algorithm: Algorithm) -> Self {
         self.algorithm = algorithm;
         #[cfg(feature = "calendar")]
@@ -237,12 +238,14 @@ impl Limit {
         self
     }
 
-    /// The same limit with at most this number of units; `None` for 0, if it has any itself.
+    /// The same limit with at most this number of units; `None` for 0 units, unless the limit has 0
+    /// units itself.
     pub(crate) fn of_units(&self, units: u64) -> Option<Self> {
         (units > 0 || self.units == 0).then(|| Self { units: units.min(self.units), ..self.clone() })
     }
 
-    /// The limit of one part, if there are this many. There are no more parts than units.
+    /// The limit of each part, if it is split into `parts`. The caller knows that there are no more
+    /// parts than units.
     pub(crate) const fn of_part(mut self, parts: NonZeroU32) -> Self {
         self.units /= parts.get() as u64;
         self
@@ -260,8 +263,8 @@ impl Limit {
         self.units
     }
 
-    /// The length of the window, exact to the microsecond. Of a limit by the calendar, no period is
-    /// longer.
+    /// The length of the window, exact to the microsecond. For a limit by the calendar, it is a
+    /// length that no period exceeds.
     #[must_use]
     pub const fn window(&self) -> Duration {
         Duration::from_micros(self.window_micros)
@@ -272,13 +275,14 @@ impl Limit {
         self.algorithm
     }
 
-    /// Whether it counts admissions that have not ended.
+    /// Whether the limit counts admissions that have not ended.
     #[inline]
     pub(crate) const fn is_concurrent(&self) -> bool {
         matches!(self.algorithm.kind(), Kind::Concurrent)
     }
 
-    /// Whether its window is the length of each of its windows.
+    /// Whether all windows of the limit are as long as [`window`](Self::window) says. Periods of
+    /// the calendar differ, and a concurrent limit has no windows.
     pub(crate) const fn has_length(&self) -> bool {
         #[cfg(feature = "calendar")]
         if self.algorithm.in_calendar().is_some() {
@@ -291,31 +295,32 @@ impl Limit {
         self.window_micros
     }
 
-    /// The highest cost of spent units. Any higher cost would use up the limit as well.
+    /// The highest cost of spent units. This cost uses up the limit, as any higher cost would.
     pub(crate) fn most_spent(&self) -> u64 {
         self.units.max(1 << 32)
     }
 
-    /// The time of the entry for an admission of `now`. The admission counts until a window after
-    /// it.
+    /// The time under which an admission of `now` is recorded. The admission counts until a window
+    /// after this time.
     pub(crate) fn recorded_at(&self, now: u64) -> u64 {
         self.algorithm().kind().recorded_at(now, self.window_micros())
     }
 
-    /// Stores, and all that remembers something of the limit, know it by this.
+    /// The identity of the limit. Stores, and all else that remembers something of a limit, know
+    /// the limit by its identity.
     #[inline]
     pub(crate) fn identity(&self) -> Identity<'_> {
         Identity { name: Cow::Borrowed(&self.name), window_micros: self.window_micros, algorithm: self.algorithm }
     }
 
-    /// The same, to keep.
+    /// The identity as a value to keep.
     pub(crate) fn own_identity(&self) -> Identity<'static> {
         Identity { name: self.name.clone(), window_micros: self.window_micros, algorithm: self.algorithm }
     }
 
-    /// Whether both count together.
-    // Few checks compare limits of their own: inlined, it would keep what all need from being
-    // inlined.
+    /// Whether both limits share their units.
+    // Few checks compare their limits. If this function were inlined, it would keep functions from
+    // being inlined that all checks need.
     #[inline(never)]
     pub(crate) fn is_one_with(&self, other: &Self) -> bool {
         self.identity() == other.identity()
@@ -324,7 +329,7 @@ impl Limit {
     /// The digest of its identity, and a key.
     #[inline]
     pub(crate) fn digest(&self, digester: &Digester, key: &Key) -> u64 {
-        // A window has 45 bits.
+        // A window has at most 45 bits, so the number of the algorithm fits above it.
         digester.of(&self.name, self.window_micros | u64::from(self.algorithm.number()) << 48, key)
     }
 }

@@ -1,62 +1,66 @@
 //! Prefetches: units that a process takes at once, and spends without asking the store.
 //!
 //! While a busy key is far from its limit, the process takes a prefetch of its units in one call.
-//! It decides by itself as long as they last, and gives back the rest.
+//! The process decides by itself as long as these units last, and gives back the rest.
 //! [`guide::hot_keys`](crate::guide::hot_keys) says when this pays off.
 //!
 //! 1. **Never too much.** A prefetch counts in Redis from the moment it is taken until one window
-//!    after the end of its life. So no window ever holds more than the limit, by any number of processes, even if one is
-//!    killed or a reply is lost.
+//!    after the end of its life. So no window ever holds more than the limit, by any number of
+//!    processes, even if a process is killed or a reply is lost.
 //! 2. **Early by little.** A unit that a process holds and does not spend is missing to others for
-//!    the life of the prefetch, and until the process has given it back, a call later. That call
-//!    waits for prefetches of other keys, for at most a 64th of the life and 4 ms. The life is 100
-//!    ms by default, and longer far away from the store (rule 10). A unit that is spent out of a
-//!    prefetch counts for its window and at most the life. If the process is killed, its units
-//!    count for the life of the prefetch and then for a window.
+//!    the life of the prefetch, and for the time of the call that gives it back. That call waits
+//!    for prefetches of other keys, for at most a 64th of the life and 4 ms. The life is 100 ms by
+//!    default, and longer far away from the store (rule 10). A unit that is spent out of a prefetch
+//!    counts for its window and at most the life. If the process is killed, its units count for the
+//!    life of the prefetch and then for a window.
 //! 3. **Exact near the limit.** A process takes the first prefetch of a key after sixteen requests
-//!    within a life, and the next ones while there are eight. Far away from the store, fewer are
-//!    enough (rule 10). A prefetch has as many units as the process spends in a life at its present
-//!    rate, but at most an eighth of the units that are left. If an eighth is too few for so many
-//!    requests, each request asks the store, and its unit counts for exactly one window.
+//!    within a life, and further ones as long as there are eight requests within a life. Far away
+//!    from the store, fewer requests are enough (rule 10). A prefetch has as many units as the
+//!    process spends in a life at its present rate, but at most an eighth of the units that are
+//!    left. If an eighth is too few units for these requests, each request asks the store, and its
+//!    unit counts for exactly one window.
 //! 4. A check is decided in the process only if the prefetches of all its charges have enough
-//!    units. Otherwise all of it goes to the store. So does every check with an
-//!    [id](crate::Check::with_id), and every check with a charge that
+//!    units. Otherwise the whole check goes to the store. These checks also go to the store: every
+//!    check with an [id](crate::Check::with_id), and every check with a charge that
 //!    [reserves](crate::Charge::reserve), asks whether [any unit is left](crate::Charge::any_left),
 //!    counts [spent](crate::Charge::spent) units or costs nothing. A process takes prefetches only
 //!    if all charges of a check are asked for often. If the store refuses a check that would fit
-//!    with what the process holds, the process gives that back at once: it is there a call later.
+//!    with the units that the process holds, the process gives these units back at once: a call
+//!    later, the store has them.
 //! 5. The figures of a decision in the process are those of the store when the prefetch was taken,
-//!    and the units that this process has spent since. They are as old as the life at most. Units
-//!    that other processes hold count as used, and as
+//!    and the units that this process has spent since. The figures are at most as old as the life
+//!    of the prefetch. Units that other processes hold count as used, and as
 //!    [reserved](crate::decision::LimitStatus::reserved), since they may be given back. A request
-//!    that was on its way while a prefetch was taken may be counted twice in them until the next
-//!    reply.
+//!    that was on its way while a prefetch was taken may be counted twice in the figures until the
+//!    next reply.
 //! 6. An admission in the process has an id that the store does not know, so it cannot be
-//!    [settled](crate::settlement). A reservation can, since it always asks the store.
+//!    [settled](crate::settlement). A reservation can be settled, since it always asks the store.
 //! 7. A [reset](crate::Limiter::reset) or [block](crate::Limiter::block) through a limiter drops
 //!    the prefetches of its store at once. Other processes may spend what they hold for the rest of
 //!    its life: after a reset, in addition to the limit.
 //! 8. While the store fails, a process first spends what it holds, for the rest of its life.
 //! 9. Prefetches work with an exact or a [compact](crate::Algorithm::compact_log) log on a
-//!    `RedisStore`. They have no effect under other algorithms, and none on a `MemoryStore`, which
-//!    decides as quickly. They work on a store of your own if its [local
+//!    `RedisStore`. Other algorithms have no prefetches. On a `MemoryStore`, which decides as
+//!    quickly, prefetches have no effect. Prefetches work on a store of your own if its [local
 //!    state](crate::store::LocalState::with_prefetch) has them.
 //! 10. **The farther away the store is, the longer a prefetch lives.** Its life is at least four
 //!     times the time within which most replies arrive: the round trip and four deviations, as the
-//!     store [measures](crate::store::LocalState::answered_in) them. It is at most a second and the
-//!     window. The next prefetch is asked for so early that it is there before the present one ends
-//!     or is spent. From a round trip of 4 ms on, fewer requests within a life are worth one: as
-//!     many as 64 ms have round trips, and at least two. If the window is shorter than two round
-//!     trips, a prefetch would be over when it is there, so none is taken.
-//! 11. **A prefetch costs no more than it saves.** A process takes one by a call and gives it back
-//!     by another, and each of them takes Redis about three times as long as a plain check. The
-//!     process pays for both before it takes the prefetch: each check that it decides by itself
-//!     earns a third of a call, and each check that asks the store a 24th. Checks that come within
-//!     a round trip, and within a millisecond, would have travelled in one batch, so they earn
-//!     once. So a process makes at most a tenth more calls, and takes at most a fifth more of
-//!     Redis's time, than it would without prefetch, in any traffic. A key pays for its prefetches
-//!     itself from six checks in a life on. 64 prefetches are free at the start, and a process
-//!     never saves up for more than 64. A key that finds nothing left asks the store.
+//!     store [measures](crate::store::LocalState::answered_in) them. The life is at most a second,
+//!     and at most the window. The process asks for the next prefetch so early that it arrives
+//!     before the present one ends or is spent. If a round trip takes more than 4 ms, fewer
+//!     requests within a life are worth a prefetch: as many as 64 ms have round trips, and at least
+//!     two. If the window is shorter than two round trips, a prefetch would be over when it
+//!     arrives, so the process takes none.
+//! 11. **A prefetch costs no more than it saves.** A process takes a prefetch by one call and gives
+//!     it back by another. Each of these calls takes Redis about three times as long as a plain
+//!     check. The process pays for both before it takes the prefetch: each check that it decides by
+//!     itself earns a third of a call, and each check that asks the store a 24th. Checks that come
+//!     within a round trip, and within a millisecond, would have travelled in one batch, so they
+//!     earn only once. So a process makes at most a tenth more calls, and takes at most a fifth
+//!     more of Redis's time, than it would without prefetch, in any traffic. From six checks in a
+//!     life on, a key pays for its own prefetches. 64 prefetches are free at the start, and a
+//!     process never saves up for more than 64. A key for which the process cannot pay asks the
+//!     store.
 //! 12. Instances may have different prefetches for one limit, or none. The parts of a
 //!     [split](crate::split) limit have prefetches of their own.
 //!
@@ -76,14 +80,15 @@ use super::Limit;
 #[must_use]
 pub struct Prefetch {
     most: u32,
-    /// Microseconds, and 1 more: so an optional value takes no more memory.
+    /// The life in microseconds, plus 1. The number is never zero, so an `Option` of it takes no
+    /// more memory.
     life: NonZeroU32,
 }
 
 impl Prefetch {
     /// The shortest life, 1 ms.
     pub const MIN_LIFE: Duration = Duration::from_millis(1);
-    /// The longest life, 1 s: keys in Redis outlive their last unit by no more.
+    /// The longest life, 1 s: keys in Redis outlive their last unit by no more than this.
     pub const MAX_LIFE: Duration = Duration::from_secs(1);
 
     /// Prefetches with a life of 100 ms, of as many units as rule 3 of the [module docs](self)
@@ -156,7 +161,8 @@ impl Limit {
         self
     }
 
-    /// An error says which rule the prefetches break, and the value.
+    /// The same limit with prefetch. An error says which rule the prefetches break, and names the
+    /// value.
     pub(super) fn with_prefetch(mut self, prefetches: Prefetch) -> Result<Self, String> {
         let Some(rule) = broken_rule(&self, prefetches) else {
             self.prefetches = Some(prefetches);

@@ -1,5 +1,4 @@
-//! The rules of a limit's name, units and window, and the mistake of a cost that no limit can
-//! admit.
+//! The rules of a limit's name, units and window, and the error of a cost above the limit.
 
 use std::{error, fmt, time::Duration};
 
@@ -11,13 +10,13 @@ const WINDOW_RULE: &str = "a limit's window must be 1 ms to 365 days";
 
 pub(super) const LIFE_RULE: &str = "the window of a concurrent limit must be 1 s to 365 days";
 
-/// Whether the places of a dead process may be free after this time. They are renewed three times
-/// within it.
+/// Whether the places of a dead process may be free after this time. A shorter time would leave too
+/// little for renewals that fail.
 pub(super) const fn is_life(window: Duration) -> bool {
     window.as_secs() >= 1 && window.as_nanos() <= Limit::MAX_WINDOW.as_nanos()
 }
 
-/// The rule that these figures break, if they break one.
+/// The rule that these values break; `None` if they keep all rules.
 pub(super) const fn broken_rule(name: &str, units: u64, window: Duration) -> Option<&'static str> {
     if !is_fixed_alphabet(name) {
         Some(NAME_RULE)

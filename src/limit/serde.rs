@@ -65,7 +65,7 @@ impl<'de> Visitor<'de> for LimitVisitor {
             Window::Text(text) => text,
             Window::Seconds(seconds) => format!("{seconds}s"),
         };
-        // So that the word of a prefetch is taken for nothing else.
+        // With an algorithm in front, the word of a prefetch cannot be taken for the algorithm.
         let algorithm = algorithm.or_else(|| prefetch.as_ref().map(|_| "log".to_owned()));
         let [algorithm, prefetch] = [algorithm, prefetch].map(Option::unwrap_or_default);
         let limit = text::read(name.clone().into(), &format!("{units}/{window} {algorithm} {prefetch}"));

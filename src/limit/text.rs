@@ -47,9 +47,9 @@ impl Limit {
     ///   `s` `sec` `second` `seconds`, `m` `min` `minute` `minutes`, `h` `hour` `hours`, `d` `day`
     ///   `days`. There are no fractions: write `1500ms`.
     /// * Spaces may be around `/` and between words. Everything is in lower case.
-    /// * With the name in front, as in `login=5/min`, [`str::parse`] reads it, and `to_string`
-    ///   writes it. The text of a limit is always read as an equal limit. With the feature `serde`,
-    ///   TOML and JSON may also have [a
+    /// * [`str::parse`] reads this text with the name in front, as in `login=5/min`, and
+    ///   `to_string` writes it. The text of a limit is always read as an equal limit. With the
+    ///   feature `serde`, TOML and JSON may also have [a
     ///   map](crate::guide::limits_by_plan#limits-from-a-configuration).
     ///
     /// # Errors
@@ -150,7 +150,8 @@ pub(super) fn read(name: Cow<'static, str>, text: &str) -> Result<Limit, String>
     let mut words = after.split_whitespace();
     let window_text = words.next().ok_or("there is no window after the /, as in 5/min")?;
     let mut words = words.peekable();
-    // As in `Europe/Berlin` or `Japan`. No other word has such a letter.
+    // A time zone is a word such as `Europe/Berlin` or `Japan`. No other word has a slash, or
+    // begins with a capital.
     let zone = words.next_if(|word| word.contains('/') || word.starts_with(|c: char| c.is_ascii_uppercase()));
     let (window, calendar) = match calendar(window_text, zone)? {
         Some(calendar) => (Limit::MAX_WINDOW, Some(calendar)),
@@ -171,13 +172,14 @@ pub(super) fn read(name: Cow<'static, str>, text: &str) -> Result<Limit, String>
     }
 }
 
-/// Digits only. A number that is too large becomes the largest one, which is outside of every rule.
+/// Reads a number of digits only. A number that is too large becomes the largest one, which is
+/// outside of every rule.
 pub(crate) fn whole_number(text: &str) -> Option<u64> {
     let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     is_number.then(|| text.parse().unwrap_or(u64::MAX))
 }
 
-/// The algorithm of a limit by the calendar, if it is one.
+/// The algorithm of a limit by the calendar; `None` for another window.
 fn calendar(window: &str, zone: Option<&str>) -> Result<Option<Algorithm>, String> {
     #[cfg(feature = "calendar")]
     return Ok(Calendar::read(window, zone)?.map(Algorithm::calendar));
