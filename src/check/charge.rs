@@ -1,4 +1,4 @@
-//! One part of a [`check`](crate::check).
+//! A charge, one part of a [`check`](crate::check).
 
 use std::time::Duration;
 
@@ -16,13 +16,14 @@ pub struct Charge {
     limit: Limit,
     key: Key,
     cost: u64,
-    /// Microseconds, at most the window; 0 for none.
+    /// The lease in microseconds; 0 without one. Only the lease of a prefetch is longer than the
+    /// window.
     lease: u64,
     takes: Takes,
     is_shadow: bool,
-    /// Whether it is [hidden](Self::hidden) from clients.
+    /// Whether the limit is [hidden](Self::hidden) from clients.
     pub(crate) is_hidden: bool,
-    /// Whether it is a [ban](Self::ban), or asks for one.
+    /// Whether the charge is a [ban](Self::ban), or asks for one.
     pub(crate) is_ban: bool,
 }
 
@@ -38,8 +39,9 @@ pub enum Takes {
 }
 
 impl Charge {
-    /// A charge of `cost` units of `limit` for `key`. In a handler of axum,
-    /// [`Rejection`](crate::Rejection) takes its error as well as that of the check:
+    /// A charge of `cost` units of `limit` for `key`. A handler of axum can return a
+    /// [`Rejection`](crate::Rejection), which takes the error of a charge as well as that of a
+    /// check:
     ///
     /// ```
     /// use axum::extract::State;
@@ -90,7 +92,8 @@ impl Charge {
             is_hidden: false,
             is_ban: false,
         };
-        // Written afterwards, since the compiler would otherwise copy the whole check once more.
+        // The cost is written afterwards. Otherwise the compiler would copy the whole check once
+        // more.
         if cost > 1 && charge.limit.is_concurrent() {
             charge.cost = 1;
         }
@@ -107,19 +110,19 @@ impl Charge {
         Ok(Self { takes: Takes::Nothing, ..Self::new(limit, key, 1)? })
     }
 
-    /// A charge that begins a ban. No share makes it smaller, and clients see it only if it
-    /// refuses.
+    /// A charge that begins a ban. No share makes its limit smaller, and clients see the limit only
+    /// when the ban has begun.
     pub(crate) fn ban(limit: Limit, key: Key, time: Duration) -> Self {
         Self { is_ban: true, ..Self::spent(limit, key, 1).reserve(time) }
     }
 
-    /// The charge that only asks for a ban.
+    /// The charge that asks whether the ban has begun, and takes nothing.
     pub(crate) fn asks(&self) -> Self {
         Self { takes: Takes::Nothing, lease: 0, ..self.clone() }
     }
 
-    /// The ban that two limits ask for. As of two limits that are one, it is hidden if either is,
-    /// and in the shadow only if both are.
+    /// The charge of a ban that two limits ask for. The ban is hidden if one of the limits is, and
+    /// in the shadow only if both are.
     pub(crate) fn asked_with(self, other: &Self) -> Self {
         let is_shadow = self.is_shadow && other.is_shadow;
         let is_hidden = self.is_hidden || other.is_hidden;
@@ -129,9 +132,9 @@ impl Charge {
     /// A charge of units that have been spent already: it counts in full, even above the limit, and
     /// never refuses. Later checks are refused until enough units have left the window.
     ///
-    /// A cost above both the limit and 2^32 counts as the larger of them. A place of a
-    /// [concurrent](Limit::concurrent) limit cannot be spent: it is taken as by any other charge,
-    /// and only if it is free.
+    /// A cost above both the limit and 2^32 counts as the larger of the two. Places of a
+    /// [concurrent](Limit::concurrent) limit cannot be spent: the charge takes a place like any
+    /// other charge, only if one is free.
     pub fn spent(limit: Limit, key: impl Into<Key>, cost: u64) -> Self {
         let cost = cost.min(limit.most_spent());
         let takes = if limit.is_concurrent() { Takes::IfAdmitted } else { Takes::Always };
@@ -148,7 +151,7 @@ impl Charge {
         Self { limit, ..self.clone() }
     }
 
-    /// The same charge to a part of the limit.
+    /// The same charge for one part of a split limit.
     pub(crate) fn part(&self, limit: &Limit, key: Key) -> Self {
         Self { key, ..self.on(limit.clone()) }
     }
@@ -178,10 +181,10 @@ impl Charge {
         self.limit.prefetches.filter(|_| is_plain)
     }
 
-    /// Reserves the units: they count until they are [settled](crate::settlement), or until the
-    /// lease ends, when they are given back. A lease is at least a microsecond, and at most the
-    /// window. A place of a [concurrent](Limit::concurrent) limit has no lease: it is held by the
-    /// decision.
+    /// Reserves the units. The units count until they are [settled](crate::settlement). If the
+    /// lease ends before, the units are given back. A lease is at least a microsecond, and at most
+    /// the window. A place of a [concurrent](Limit::concurrent) limit has no lease, since the
+    /// decision holds it.
     pub fn reserve(mut self, lease: Duration) -> Self {
         if self.limit.is_concurrent() {
             return self;
@@ -190,16 +193,16 @@ impl Charge {
         self
     }
 
-    /// Puts the charge into the shadow: it never refuses the check. It is counted if it fits and
-    /// the other charges are admitted. If it does not fit, its
+    /// Puts the charge into the shadow: it never refuses the check. The charge is counted if it
+    /// fits and the other charges are admitted. If it does not fit, its
     /// [`LimitStatus`](crate::decision::LimitStatus) says so.
     pub fn in_shadow(mut self) -> Self {
         self.is_shadow = true;
         self
     }
 
-    /// Hides the limit from clients: it counts and refuses, but appears neither in headers nor in
-    /// the default body of a rejection. See [`Decision::visible`](crate::Decision::visible).
+    /// Hides the limit from clients. It counts and refuses, but headers and the default body of a
+    /// rejection do not show it. See [`Decision::visible`](crate::Decision::visible).
     pub fn hidden(mut self) -> Self {
         self.is_hidden = true;
         self
@@ -231,13 +234,14 @@ impl Charge {
         Some(self.on(limit))
     }
 
-    /// The units that have to be left. [`takes`](Self::takes) says when the charge takes them.
+    /// The units that have to be left. [`takes`](Self::takes) says when the charge takes these
+    /// units.
     #[must_use]
     pub fn cost(&self) -> u64 {
         self.cost
     }
 
-    /// When it takes its cost.
+    /// When the charge takes its cost.
     #[must_use]
     pub fn takes(&self) -> Takes {
         self.takes
@@ -260,7 +264,7 @@ impl Charge {
         matches!(self.limit.algorithm().kind(), Kind::Log | Kind::Concurrent)
     }
 
-    /// Whether the entry of an admission has its time, to the microsecond.
+    /// Whether the entry of an admission shows its time to the microsecond.
     pub(crate) fn keeps_time(&self) -> bool {
         self.limit.algorithm().kind() == Kind::Log
     }
@@ -271,25 +275,26 @@ impl Charge {
         self.limit.is_concurrent() && self.units() > 0
     }
 
-    /// The units that it takes if it is admitted.
+    /// The units that the charge takes if the check is admitted.
     pub(crate) fn units(&self) -> u64 {
         if self.takes_nothing() { 0 } else { self.cost }
     }
 
-    /// The lease: how long its units count without a settlement. `None` for the whole window.
+    /// The lease: how long the units count without a settlement. `None` if they count for the whole
+    /// window.
     #[must_use]
     pub fn lease(&self) -> Option<Duration> {
         self.lease_micros().map(Duration::from_micros)
     }
 
-    /// Whether it is in the [shadow](Self::in_shadow).
+    /// Whether the charge is in the [shadow](Self::in_shadow).
     #[must_use]
     pub fn is_shadow(&self) -> bool {
         self.is_shadow
     }
 
-    /// Whether two such charges can be exchanged: neither their order nor the owner of each
-    /// admission makes a difference.
+    /// Whether two charges like this one can be exchanged: their order makes no difference, and any
+    /// of their callers may have any of the admissions.
     #[cfg(feature = "redis")]
     pub(crate) fn is_interchangeable(&self) -> bool {
         // A counter gives the first of two checks other figures than the second, and each place is
@@ -298,7 +303,7 @@ impl Charge {
         self.lease == 0 && self.takes == Takes::IfAdmitted && !self.is_shadow && !is_told_apart
     }
 
-    /// Whether it can refuse the check at all.
+    /// Whether the charge can refuse the check at all.
     pub(crate) fn can_refuse(&self) -> bool {
         self.cost > 0 && !self.is_shadow && !self.is_spent()
     }
@@ -307,8 +312,8 @@ impl Charge {
         (self.lease > 0).then_some(self.lease)
     }
 
-    /// The time of an entry with an id for an admission of `now`. A reservation leaves the window
-    /// when its lease ends.
+    /// The time of the entry with an id that records an admission of `now`. The entry of a
+    /// reservation has an earlier time, so that it leaves the window when the lease ends.
     pub(crate) fn named_at(&self, now: u64) -> u64 {
         let recorded = self.limit.recorded_at(now);
         match self.lease {
@@ -317,7 +322,7 @@ impl Charge {
         }
     }
 
-    /// The time of the admission that has an entry of this time, as exactly as the entry shows it.
+    /// The time of an admission, as exactly as its entry of the time `named_at` shows it.
     pub(crate) fn admitted_at(&self, named_at: u64) -> u64 {
         match self.lease {
             0 => named_at,

@@ -1,25 +1,26 @@
 //! Checks and their charges.
 //!
-//! 1. A [`Charge`] is one limit, one key, one cost. A cost of 0 spends nothing.
+//! 1. A [`Charge`] has one limit, one key and one cost. A cost of 0 spends nothing.
 //! 2. A [`Check`] is a list of charges, which are admitted or refused together in one atomic step.
 //!    A refusal costs nothing.
 //! 3. A cost above the limit can never be admitted: [`Charge::new`] returns
 //!    [`NeverFits`](crate::error::NeverFits).
-//! 4. A charge may [reserve](Charge::reserve) units until it is settled. In the
-//!    [shadow](Charge::in_shadow) it counts, but never refuses.
+//! 4. A charge may [reserve](Charge::reserve) units until it is settled. A charge in the
+//!    [shadow](Charge::in_shadow) counts, but never refuses.
 //! 5. If the cost is known only afterwards, one charge can check whether [any units are
 //!    left](Charge::any_left), and a second one can count the [spent](Charge::spent) units later.
 //! 6. A check that is sent again with the same [id](Check::with_id) counts once. As long as any of
-//!    its limits knows the id, it is admitted, and no limit is charged again. Without an id, every
-//!    check is a new admission.
+//!    its limits knows the id, the check is admitted, and no limit is charged again. Without an id,
+//!    every check is a new admission.
 //!
 //! # Ids
 //!
-//! 1. Every admission has an id, so two requests in the same microsecond are two.
-//! 2. To repeat a check safely, [give](Check::with_id) it an id of your own: repeated with the same
-//!    id, while the first admission is still in the window, it counts once. After a
-//!    [settlement](crate::settlement) the id is free for a new admission. The
-//!    [id](crate::Decision::id) of a check without one can settle its admission, but not repeat it.
+//! 1. Every admission has an id, so two requests in the same microsecond count as two.
+//! 2. To repeat a check safely, [give](Check::with_id) it an id of your own. A check that is
+//!    repeated with this id, while the first admission is in the window, counts once. After a
+//!    [settlement](crate::settlement) the id is free for a new admission. A check without an id of
+//!    yours gets an [id](crate::Decision::id) with its decision. This id can settle the admission,
+//!    but a check that is repeated with it may count twice.
 //! 3. Fresh ids are unique without coordination: each thread counts up from 64 random bits. Among a
 //!    thousand threads with a million live ids each, two ids are the same with a probability below
 //!    1e-5.
@@ -92,8 +93,8 @@ impl Check {
         Ok(self)
     }
 
-    /// Adds a charge whose limit is known to be another than those of the others, or begins the
-    /// check with it.
+    /// Adds a charge, or begins the check with it. The caller knows that its limit differs from
+    /// those of the other charges.
     #[inline]
     pub(crate) fn push(check: &mut Option<Self>, charge: Charge) {
         match check {
@@ -102,20 +103,21 @@ impl Check {
         }
     }
 
-    /// A check of charges whose limits are known to differ; `None` without any.
+    /// A check of charges whose limits are known to differ; `None` without charges.
     pub(crate) fn of_distinct(mut charges: impl Iterator<Item = Charge>) -> Option<Self> {
         let mut check = Self::new(charges.next()?);
         check.rest.extend(charges);
         Some(check)
     }
 
-    /// Gives the check an id of the caller's: repeated with the same id, it counts once.
+    /// Gives the check an id of the caller's. If the check is repeated with this id, it counts
+    /// once.
     pub fn with_id(mut self, id: AdmissionId) -> Self {
         self.id = Some(id);
         self
     }
 
-    /// The charges, in the order in which they were added; there is always one.
+    /// The charges, in the order in which they were added. There is at least one.
     pub fn charges(&self) -> impl Iterator<Item = &Charge> {
         iter::once(&self.first).chain(&self.rest)
     }
@@ -124,7 +126,7 @@ impl Check {
         *place.checked_sub(1).and_then(|place| self.rest.get_mut(place)).unwrap_or(&mut self.first) = charge;
     }
 
-    /// Whether prefetches can pay for all of it.
+    /// Whether prefetches can pay for all charges.
     pub(crate) fn is_prefetched(&self) -> bool {
         self.id.is_none() && self.charges().all(|charge| charge.prefetched().is_some())
     }
@@ -163,7 +165,7 @@ impl Check {
         self.rest.is_empty().then_some(&self.first)
     }
 
-    /// One value a charge, in order. The type guarantees that there is at least one.
+    /// One value for each charge, in order. The return type guarantees at least one value.
     #[inline]
     pub(crate) fn map_charges<'a, T>(&'a self, mut value: impl FnMut(&'a Charge) -> T) -> (T, Vec<T>) {
         let first = value(&self.first);
@@ -172,8 +174,8 @@ impl Check {
         (first, rest)
     }
 
-    /// Whether the order of the two makes no difference: they charge the same, and their admissions
-    /// need not be told apart.
+    /// Whether two checks can be exchanged: they charge the same, and nobody has to tell their
+    /// admissions apart.
     #[cfg(feature = "redis")]
     pub(crate) fn is_interchangeable_with(&self, other: &Self) -> bool {
         self.id.or(other.id).is_none()
@@ -182,7 +184,7 @@ impl Check {
             && self.charges().all(Charge::is_interchangeable)
     }
 
-    /// The id that the caller has given it.
+    /// The id that the caller has given the check.
     #[must_use]
     pub fn id(&self) -> Option<AdmissionId> {
         self.id
@@ -198,7 +200,7 @@ pub(crate) fn charged_twice(limit: &Limit) -> ConfigError {
 
 /// The id of an admission: 64 bits. See the [module docs](self#ids).
 ///
-/// Never take it from a client: a client that repeats an id is admitted for free.
+/// Never take an id from a client: a client that repeats an id is admitted for free.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 #[must_use]
 pub struct AdmissionId(pub(crate) u64);
@@ -209,9 +211,9 @@ impl AdmissionId {
         Self::fresh_run(1)
     }
 
-    /// The first of `length` ids in a row, at most 256, that no other admission has. They differ in
-    /// the last byte only. If there are several, it starts at 0, so that each id shows its place in
-    /// the row.
+    /// The first of `length` ids in a row, at most 256, that no other admission has. The ids differ
+    /// only in the last byte. In a row of several ids, the last byte starts at 0, so that each id
+    /// shows its position in the row.
     pub(crate) fn fresh_run(length: u64) -> Self {
         thread_local! {
             static NEXT: Cell<u64> = Cell::new(random());
@@ -235,7 +237,7 @@ impl From<u64> for AdmissionId {
     }
 }
 
-/// To store it.
+/// Gives the number of an id, to store it.
 impl From<AdmissionId> for u64 {
     fn from(id: AdmissionId) -> Self {
         id.0
