@@ -1,29 +1,31 @@
 //! Decisions, the results of checks.
 //!
-//! 1. A decision has one [`LimitStatus`] a charge, in the order of the charges.
+//! 1. A decision has one [`LimitStatus`] for each charge, in the order of the charges.
 //! 2. [`retry_after`](Decision::retry_after) is exact: the same check is admitted after this time
-//!    if nothing else arrives, and refused a microsecond earlier. It is a lower bound where the
-//!    process refuses without asking the store (see [refusal
-//!    cache](crate::Limiter::refusal_cache)), and where more than 100 entries of a log with larger
-//!    costs have to leave.
-//! 3. [Reserved](Charge::reserve) units may be given back at any time. So if only they are in the
-//!    way, the retry time is short: [`retry_reserved_after`](crate::Limiter::retry_reserved_after),
-//!    one second by default, or less if a lease ends before. See
+//!    if nothing else arrives, and refused a microsecond earlier. The retry time is a lower bound
+//!    in two cases: if the process refuses without asking the store (see [refusal
+//!    cache](crate::Limiter::refusal_cache)), and if more than 100 entries have to leave a log that
+//!    also has costs above 1.
+//! 3. [Reserved](Charge::reserve) units may be given back at any time. So if only reserved units
+//!    are in the way, the retry time is short:
+//!    [`retry_reserved_after`](crate::Limiter::retry_reserved_after), one second by default, or
+//!    less if a lease ends before. See
 //!    [`is_refused_by_reservations`](LimitStatus::is_refused_by_reservations).
 //! 4. [`reset_after`](LimitStatus::reset_after) is the time until the oldest unit leaves the
-//!    window. Then more units are left. It is never too short if all limits of the name have one
-//!    window. With `RedisStore` it may be up to a millisecond late, under a limit with
-//!    [prefetch](crate::limit::prefetch) up to the life of a prefetch, and after the server's clock
-//!    has stepped back up to that step.
-//! 5. The figures of a decision are those of its [`binding`](Decision::binding) limit: if it is
-//!    admitted, the limit with the least left; if it is refused, the limit with the longest retry
-//!    time. Limits in the [shadow](Charge::in_shadow) are binding only if there are no others.
+//!    window. Then more units are left. The reset time is never too short. With `RedisStore` it may
+//!    be too long: by up to a millisecond, under a limit with [prefetch](crate::limit::prefetch) by
+//!    up to the life of a prefetch, and after the server's clock has stepped back by up to that
+//!    step.
+//! 5. The figures of a decision are those of its [`binding`](Decision::binding) limit. For an
+//!    admission, that is the limit with the least left. For a refusal, it is the limit with the
+//!    longest retry time. Limits in the [shadow](Charge::in_shadow) are binding only if all limits
+//!    of the check are in the shadow.
 //! 6. Clients see the figures of the [`visible`](Decision::visible) limit: the binding one among
-//!    the limits that are not [hidden](Charge::hidden). For a refusal, only limits that refused
-//!    count. If all of those are hidden, there is no visible limit.
-//! 7. Behind several layers, the decision in the extensions of the request is that of all of them.
-//!    Its statuses are those of the innermost layer first. It holds the places of all layers. Its
-//!    id and its time are those of the innermost.
+//!    the limits that are not [hidden](Charge::hidden). For a refusal, only limits that refused can
+//!    be visible. If all limits that refused are hidden, there is no visible limit.
+//! 7. Behind several layers, one decision in the extensions of the request stands for all layers.
+//!    It has the statuses of all layers, the innermost first, and holds the places of all. Its id
+//!    and its time are those of the innermost layer.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -64,7 +66,7 @@ use crate::{
 #[must_use = "a refusal is a decision, too: see `is_allowed`"]
 pub struct Decision {
     fields: Arc<Fields>,
-    /// The address of the layer that has left it on a request; 0 if none has.
+    /// The address of the layer that has left this decision on a request; 0 if none has.
     layer: usize,
 }
 
@@ -74,7 +76,7 @@ struct Fields {
     id: AdmissionId,
     first: LimitStatus,
     rest: Vec<LimitStatus>,
-    /// `None` for most decisions.
+    /// `None` for most decisions, which have no such parts.
     origin: Option<Box<Origin>>,
 }
 
@@ -83,15 +85,15 @@ struct Fields {
 struct Origin {
     /// The failure of the store, if this process has decided in its place.
     instead_of: Option<Arc<Error>>,
-    /// Whether it is a remembered refusal, repeated because the store has failed.
+    /// Whether the decision is a remembered refusal, repeated because the store has failed.
     is_repeated: bool,
     places: Option<Arc<dyn Places>>,
     /// The decision of the layers further out.
     outer: Option<Decision>,
 }
 
-/// The places of an admission under [concurrent](crate::Limit::concurrent) limits. They are freed
-/// when this is dropped.
+/// The places of an admission under [concurrent](crate::Limit::concurrent) limits. Dropping this
+/// value frees them.
 pub(crate) trait Places: fmt::Debug + Send + Sync {
     fn are_lost(&self) -> bool;
 }
@@ -123,7 +125,8 @@ impl Decision {
         self
     }
 
-    /// Whether the store has decided. Otherwise it has failed, and the figures say nothing of it.
+    /// Whether the store has decided. Otherwise the store has failed, and the figures are not the
+    /// store's.
     pub(crate) fn is_the_stores(&self) -> bool {
         self.fields.origin.as_ref().is_none_or(|origin| origin.instead_of.is_none() && !origin.is_repeated)
     }
@@ -134,8 +137,8 @@ impl Decision {
         self
     }
 
-    /// The same figures, refused for this time by every charge of the check that does not fit. If
-    /// all fit, by every charge that can refuse, but for bans.
+    /// The same figures, refused for this time. The charges that do not fit refuse. If all charges
+    /// fit, all that can refuse do so, except bans.
     pub(crate) fn refused_for(mut self, check: &Check, wait: Duration) -> Self {
         let fits = |charge: &Charge, status: &LimitStatus| charge.cost() <= status.remaining();
         let refusing = || check.charges().zip(self.statuses()).filter(|(charge, _)| charge.can_refuse());
@@ -158,8 +161,8 @@ impl Decision {
         self
     }
 
-    /// The same decision, without the units that this process holds unspent, and without those that
-    /// are reserved for it.
+    /// The same decision. The status in this place leaves out the units that this process holds
+    /// unspent, and those that are reserved for this process.
     pub(crate) fn without_held(mut self, place: usize, held: u64, reserved: u64) -> Self {
         if reserved > 0 {
             self.statuses_mut().skip(place).take(1).for_each(|status| status.leave_out(held, reserved));
@@ -167,7 +170,7 @@ impl Decision {
         self
     }
 
-    /// The same decision, with statuses of another one in these places.
+    /// The same decision, with the statuses of `other` in these places.
     pub(crate) fn with_statuses_of(mut self, other: &Self, places: &[usize]) -> Self {
         for (place, status) in iter::zip(places, other.statuses()) {
             self.statuses_mut().skip(*place).take(1).for_each(|old| *old = status.clone().hidden_as(old));
@@ -184,7 +187,8 @@ impl Decision {
         Self { layer, ..self }
     }
 
-    /// Whether a layer that is further out, too, has left it on a request.
+    /// Whether the layer that has left this decision on a request is also further out. Then the
+    /// layer counts the request twice.
     pub(crate) fn counts_twice(&self) -> bool {
         self.layers().skip(1).any(|outer| outer.layer == self.layer)
     }
@@ -216,9 +220,9 @@ impl Decision {
         self.statuses().all(|status| status.refuses().is_none())
     }
 
-    /// How long to wait until the same check is admitted, if nothing else arrives; `None` if it was
-    /// admitted. If only reservations are in the way, how long to wait before trying again: see
-    /// rule 3 of the [module docs](self).
+    /// How long to wait until the same check is admitted, if nothing else arrives; `None` if the
+    /// check was admitted. If only reservations are in the way, the result is the time until the
+    /// next try: see rule 3 of the [module docs](self).
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         self.statuses().filter_map(LimitStatus::refuses).max()
@@ -230,23 +234,23 @@ impl Decision {
             && self.statuses().filter(|status| status.refuses().is_some()).all(LimitStatus::is_refused_by_reservations)
     }
 
-    /// The limit whose figures are those of the whole decision. See rule 5 of the [module
+    /// The limit whose figures count as those of the decision. See rule 5 of the [module
     /// docs](self).
     pub fn binding(&self) -> &LimitStatus {
         self.fields.rest.iter().fold(&self.fields.first, LimitStatus::binding)
     }
 
-    /// The limit whose figures clients see: the [`binding`](Self::binding) one of those that are
-    /// not [hidden](Charge::hidden).
+    /// The limit whose figures clients see: the [`binding`](Self::binding) one of the limits that
+    /// are not [hidden](Charge::hidden).
     ///
-    /// `None` if all are hidden, or if only hidden ones have refused the check: another one would
-    /// show that units are left. A limit in the [shadow](Charge::in_shadow) is visible only if all
-    /// limits of the check are in the shadow.
+    /// `None` if all limits are hidden, or if only hidden limits have refused the check. Any other
+    /// limit would show that units are left. A limit in the [shadow](Charge::in_shadow) is visible
+    /// only if all limits of the check are in the shadow.
     #[inline]
     #[must_use]
     pub fn visible(&self) -> Option<&LimitStatus> {
         let visible = self.statuses().filter(|status| !status.is_hidden()).reduce(LimitStatus::binding)?;
-        // The binding limit is in the shadow only if all of those that are not hidden are.
+        // This limit is in the shadow only if all limits are that are not hidden.
         if visible.is_shadow() && !self.statuses().all(LimitStatus::is_shadow) {
             return None;
         }
@@ -258,9 +262,9 @@ impl Decision {
         self.statuses().filter(|status| status.is_shadow() && status.waits.is_some())
     }
 
-    /// The status of each limit, in the order of the charges. If the [refusal
-    /// cache](crate::Limiter::refusal_cache) has refused and does not know how a limit stands, its
-    /// figures are zero, and it is [hidden](LimitStatus::is_hidden).
+    /// The status of each limit, in the order of the charges. A refusal by the [refusal
+    /// cache](crate::Limiter::refusal_cache) may not know how a limit stands. Then the figures of
+    /// this limit are zero, and the limit is [hidden](LimitStatus::is_hidden).
     pub fn statuses(&self) -> impl Iterator<Item = &LimitStatus> {
         iter::once(&self.fields.first).chain(&self.fields.rest)
     }
@@ -280,44 +284,45 @@ impl Decision {
 
     /// The failure of the store, if this process has decided in its place. Then the figures are
     /// those of a [`Share`](crate::limiter::Share) of each limit. `None` for a decision of the
-    /// store. Of several layers, the innermost that has one.
+    /// store. Behind several layers, the failure is that of the innermost layer that has one.
     #[must_use]
     pub fn local_cause(&self) -> Option<&Error> {
         self.layers().find_map(|decision| decision.fields.origin.as_ref()?.instead_of.as_deref())
     }
 
-    /// Whether the decision holds places of [concurrent](crate::Limit::concurrent) limits: until
-    /// its last clone is dropped.
+    /// Whether the decision holds places of [concurrent](crate::Limit::concurrent) limits. It holds
+    /// them until its last clone is dropped.
     ///
     /// 1. A layer drops its clone when the body of the response has ended or was dropped. With
-    ///    [`free_with_head`](crate::RateLimitLayer::free_with_head), it does so when the response
-    ///    begins.
+    ///    [`free_with_head`](crate::RateLimitLayer::free_with_head), the layer does so when the
+    ///    response begins.
     /// 2. The request has a clone in its extensions. A handler that goes on longer than its
-    ///    response, such as the task of a WebSocket, keeps that one: then the place is held until
-    ///    the task ends. Behind several layers, it holds the places of all of them.
+    ///    response, such as the task of a WebSocket, keeps that clone, so the place is held until
+    ///    the task ends. Behind several layers, this clone holds the places of all layers.
     /// 3. With `RedisStore`, a task on the runtime of the check renews the places. The places of a
     ///    process that has died are free at most [10 s](crate::Limit::freed_after) later. A place
     ///    whose admission was lost on its way from Redis is freed once Redis answers again.
-    /// 4. The clone that is dropped last frees the places, on any thread. If a process ends,
-    ///    [`shutdown`](crate::Limiter::shutdown) frees all.
+    /// 4. The clone that is dropped last frees the places, on any thread. When a process ends,
+    ///    [`shutdown`](crate::Limiter::shutdown) frees all places.
     #[must_use]
     pub fn holds_place(&self) -> bool {
         self.places().next().is_some()
     }
 
-    /// Whether a place of this decision may be free, or was for a time, so that another may have
-    /// got it: the process has stood still, or has not reached Redis, for longer than the
-    /// [life](crate::Limit::freed_after) of a place, or Redis has lost it. This is the one
-    /// exception in which more places than the limit may be held. The place is taken again, and no
-    /// other is admitted until fewer are held.
+    /// Whether a place of this decision was free for a time, or may be free now, so that another
+    /// request may have got it. That happens if the process stands still, or does not reach Redis,
+    /// for longer than the [life](crate::Limit::freed_after) of a place, or if Redis loses the
+    /// place. This is the one case in which more places than the limit may be held. The process
+    /// takes the place again, even above the limit. No other request gets a place until fewer are
+    /// held than the limit has.
     #[must_use]
     pub fn has_lost_place(&self) -> bool {
         self.places().any(|places| places.are_lost())
     }
 
     /// When the store decided, by the store's clock. If a check was repeated with its
-    /// [id](crate::Check::with_id), when it was first admitted; of places alone, some time since
-    /// then.
+    /// [id](crate::Check::with_id), this is the time of the first admission. For a repeated check
+    /// that takes only places, this is some time since the first admission.
     #[must_use]
     pub fn at(&self) -> SystemTime {
         self.fields.at

@@ -1,25 +1,25 @@
 //! Settlements, which set the actual cost of an admission afterwards.
 //!
-//! 1. A [reserved](crate::Charge::reserve) charge counts at its cost from the decision on. Settled,
-//!    it counts at its actual cost instead, as of the time of the admission. At a cost of 0 it no
-//!    longer counts at all.
+//! 1. A [reserved](crate::Charge::reserve) charge counts at its cost from the decision on. When it
+//!    is settled, it counts at its actual cost instead, as of the time of the admission. At a cost
+//!    of 0, it no longer counts.
 //! 2. The actual cost may be above the reserved one, and even above the limit. Then later checks
 //!    are refused until enough units have left the window.
-//! 3. A settlement counts once, however often it is sent, except as in rule 5: see
+//! 3. A settlement counts once, however often it is sent, with the exceptions of rule 5: see
 //!    [`Settled::was_applied`].
 //! 4. A settlement after the lease still counts the used units, as long as the admission would be
 //!    in its window. So a lease can be much shorter than the window: it limits only for how long
 //!    the estimate counts without a settlement. A settlement after the window changes nothing.
 //! 5. Settle an admission in one place only. A store forgets a settlement at a cost of 0. Under an
 //!    [algorithm](crate::algorithm) other than the log, it forgets every settlement that came
-//!    within its lease. If such an admission is settled again after the lease, it counts twice. So
-//!    it does after the lease while the key has 10,000 entries with ids. A store that sends a
-//!    settlement again, because a reply was lost, does so within seconds: it counts twice only if
-//!    the lease ends in between.
+//!    within its lease. If the admission of a forgotten settlement is settled again after the
+//!    lease, it counts twice. Two settlements after the lease also count twice while the key has
+//!    10,000 entries with ids. If a reply was lost, the store sends the settlement again within
+//!    seconds. It then counts twice only if the lease ends in between.
 //! 6. Reserve at least one unit: a charge of 0 units leaves no admission to settle.
-//! 7. While a `MemoryStore` is [full](crate::MemoryStore#when-it-is-full), units may be counted so
-//!    that no settlement finds them: they count for the whole window. Units above the reserved ones
-//!    are added, and after the lease all of the actual cost.
+//! 7. While a `MemoryStore` is [full](crate::MemoryStore#when-it-is-full), it may count units so
+//!    that no settlement finds them. These units count for the whole window. A settlement adds the
+//!    units above the reserved ones, or after the lease all units of the actual cost.
 //! 8. An admission without a reservation can be settled too, if its limit counts by a
 //!    [log](crate::Algorithm::sliding_log), or if its caller gave the check an id.
 //!
@@ -63,7 +63,7 @@ pub struct Settlement {
     check: Check,
     id: AdmissionId,
     at: SystemTime,
-    /// One a charge.
+    /// The actual cost of each charge. `None` leaves a charge as it is.
     costs: Vec<Option<u64>>,
     /// Whether this process decided in the store's place.
     pub(crate) is_local: bool,
@@ -75,31 +75,30 @@ pub struct Settlement {
 pub struct Settled {
     /// The status of the limits after the settlement.
     pub decision: Decision,
-    /// Whether it was counted under at least one of the limits. If a store had to send it again,
-    /// because a reply was lost, this is `true`. If it is `false`, the store did not find the
-    /// admission, and gave back nothing:
+    /// Whether the settlement was counted under at least one of the limits. It is also `true` if
+    /// the store has sent the settlement again because a reply was lost. If it is `false`, the
+    /// store did not find the admission, and gave back nothing, for one of these reasons:
     ///
-    /// * It was settled before, or its window has ended.
+    /// * The admission was settled before, or its window has ended.
     /// * The cost is 0, and the units were given back already when the lease ended.
     /// * The check, the id or the time is not that of the admission: see [`Settlement::by_id`].
     ///
-    /// Until the lease ends, or without a lease, there are further reasons. After the lease, such a
-    /// settlement counts in addition:
+    /// A settlement before the end of the lease, or without a lease, may have further reasons.
+    /// After the lease, a settlement counts in addition in these cases:
     ///
     /// * A [full](crate::MemoryStore#when-it-is-full) `MemoryStore` has counted the admission in
     ///   shared counts. Units above the reserved ones are added all the same.
-    /// * Under another [algorithm](crate::algorithm) than the log, the admission has neither a
-    ///   reservation nor an id from its caller, or it came while the key had 10,000 entries with
-    ///   ids.
+    /// * Under another [algorithm](crate::algorithm) than the log, the admission has no reservation
+    ///   and no id from its caller, or it came while the key had 10,000 entries with ids.
     /// * The limit was [reset](crate::Limiter::reset), or the store has lost the admission: Redis
     ///   was restarted, has evicted the key, or has failed over.
     pub was_applied: bool,
 }
 
 impl Settlement {
-    /// Settles an admitted check, which has to be exactly the one that was admitted. `cost` returns
-    /// the actual cost of each charge: 0 gives all of its units back, `None` leaves it as it is. A
-    /// cost above both the limit and 2^32 counts as the larger of them.
+    /// Settles an admitted check. Give exactly the check that was admitted. `cost` returns the
+    /// actual cost of each charge: 0 gives all of its units back, and `None` leaves the charge as
+    /// it is. A cost above both the limit and 2^32 counts as the larger of the two.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -119,9 +118,9 @@ impl Settlement {
     /// Under another [algorithm](crate::algorithm) than the log, only reservations, and checks with
     /// an id of the caller's, can be settled.
     pub fn new(check: Check, admitted: &Decision, cost: impl FnMut(&Charge) -> Option<u64>) -> Self {
-        // Those of layers further out are not settled.
+        // The admissions of layers further out are not settled.
         let is_local = admitted.fields.origin.as_ref().is_some_and(|origin| origin.instead_of.is_some());
-        // The limits of its decision are shares.
+        // The limits of a local decision are shares, so the settlement is under these shares.
         let mut statuses = admitted.statuses();
         let share = |charge: &Charge| {
             statuses.next().map_or_else(|| charge.clone(), |status| charge.on(status.limit().clone()))
@@ -133,9 +132,9 @@ impl Settlement {
     /// Settles a check that was admitted elsewhere, such as in another process: by the same
     /// charges, and the [id](Decision::id) and the [time](Decision::at) of the decision.
     ///
-    /// With an earlier time than the admission's, nothing is settled: an admission under the same
-    /// id may be another. With a later time, reservations, and checks that Redis has decided
-    /// together with equal ones, are not found.
+    /// With an earlier time than the admission's, nothing is settled, since an admission under the
+    /// same id may be another one. With a later time, the store may not find the admission:
+    /// reservations, and checks that Redis has decided together with equal ones.
     pub fn by_id(check: Check, id: AdmissionId, at: SystemTime, mut cost: impl FnMut(&Charge) -> Option<u64>) -> Self {
         let costs =
             check.charges().map(|charge| cost(charge).map(|cost| cost.min(charge.limit().most_spent()))).collect();
@@ -143,15 +142,15 @@ impl Settlement {
     }
 
     /// Gives back all units of an admission whose time is not known, under an id that no other
-    /// admission has. So a later time will do.
+    /// admission has. So any later time will do.
     pub(crate) fn refund_by_id(check: Check, id: AdmissionId) -> Self {
         Self::by_id(check, id, system_time(1 << 52), |_| Some(0))
     }
 
-    /// The same settlement, with reserved units that count from later than the admission by
-    /// `delay`, but not from after now. Their leases end at the same time.
+    /// The same settlement, with reserved units that count from `delay` after the admission on, but
+    /// at the latest from now on. Their leases end when they would have ended.
     pub(crate) fn counting_later_by(self, delay: Duration) -> Self {
-        // Rounded as leases are, so that they end at the same microsecond.
+        // The delay is rounded as leases are, so that they end at the same microsecond.
         let delay = delay - Duration::from_nanos((delay.subsec_nanos() % 1_000).into());
         let shorter = |charge: &Charge| match charge.lease() {
             Some(lease) => charge.clone().reserve(lease.saturating_sub(delay)),
@@ -173,7 +172,7 @@ impl Settlement {
         self.id
     }
 
-    /// When it was admitted, by the store's clock.
+    /// When the check was admitted, by the store's clock.
     #[must_use]
     pub fn at(&self) -> SystemTime {
         self.at
@@ -192,7 +191,7 @@ impl Settlement {
 
 impl Settled {
     /// A store's reply: the status of each limit, and whether any of them knew the admission. The
-    /// decision is that of [`Settlement::check`], at no refusal.
+    /// decision has the limits of [`Settlement::check`], and refuses nothing.
     #[must_use]
     pub fn new(decision: Decision, was_applied: bool) -> Self {
         Self { decision, was_applied }

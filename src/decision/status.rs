@@ -12,19 +12,20 @@ pub struct LimitStatus {
     used: u64,
     reserved: u64,
     reset_after: Duration,
-    /// The retry times of a refusal: if all reserved units are given back now, where zero means
-    /// that the check would fit then, and if nothing is given back before its lease ends.
+    /// The two retry times of a refusal. The first holds if all reserved units are given back now;
+    /// zero means that the check would then fit. The second holds if no units are given back before
+    /// their lease ends.
     pub(crate) waits: Option<(Duration, Duration)>,
     /// When to try again if only reserved units are in the way.
     reserved_after: Duration,
     is_shadow: bool,
     is_hidden: bool,
-    /// Whether the charge has asked for units: those that are spent already, and no units, are not
-    /// asked for.
+    /// Whether the charge has asked for units. Charges of spent units and charges at no cost have
+    /// not.
     #[cfg_attr(not(feature = "metrics"), expect(dead_code, reason = "only metrics ask"))]
     pub(crate) has_asked: bool,
     is_ban: bool,
-    /// Whether the store has not told the figures.
+    /// Whether the figures are an estimate, since the store has not told them.
     pub(crate) is_estimate: bool,
 }
 
@@ -51,13 +52,15 @@ impl LimitStatus {
         }
     }
 
-    /// The status of a charge that this process refuses without the store, since equal checks will
-    /// use it up. If another charge refuses, the figures are not known.
+    /// The status of a charge of a check that this process refuses without the store. If this
+    /// charge `refuses`, equal checks will use up its limit. If another charge refuses, the figures
+    /// are not known.
     pub(crate) fn estimate(charge: &Charge, refuses: bool) -> Self {
         let (units, time) =
             if refuses { (charge.limit().units(), charge.limit().window()) } else { (0, Duration::ZERO) };
         let status = Self::new(charge, units, time, refuses.then_some(time));
-        // Some of the equal checks may be refused or leave, as reserved units may be given back.
+        // The units count as reserved: some of the equal checks may still be refused or leave, just
+        // as reserved units may be given back.
         Self { is_estimate: true, ..status.with_reserved(units, Duration::ZERO) }
     }
 
@@ -90,7 +93,7 @@ impl LimitStatus {
 
     /// The same figures, refused for this time.
     pub(crate) fn refused_for(&mut self, wait: Duration) {
-        // A place is free when another is over, whoever is first in line.
+        // A place is free when another request ends, which `wait` does not tell.
         let wait = if self.limit.is_concurrent() { wait.max(self.reserved_after) } else { wait };
         self.waits = Some((wait, wait));
     }
@@ -101,7 +104,7 @@ impl LimitStatus {
         self
     }
 
-    /// Whether reserved units may be what refuses the check.
+    /// Whether reserved units may be the reason of the refusal.
     #[inline]
     pub(crate) fn waits_for_reserved(&self) -> bool {
         self.waits.is_some() && (self.reserved > 0 || self.limit.is_concurrent())
@@ -112,13 +115,14 @@ impl LimitStatus {
         self.reserved_after = self.limit.retry_reserved_after(wait);
     }
 
-    /// Leaves out units that this process holds unspent, and those that are reserved for it.
+    /// Leaves out units that this process holds unspent, and units that are reserved for this
+    /// process.
     pub(crate) fn leave_out(&mut self, held: u64, reserved: u64) {
         self.used = self.used.saturating_sub(held);
         self.reserved = self.reserved.saturating_sub(reserved);
     }
 
-    /// The same figures, hidden if the other is.
+    /// The same figures, hidden if the other status is.
     pub(crate) fn hidden_as(self, other: &Self) -> Self {
         Self { is_hidden: other.is_hidden, ..self }
     }
@@ -134,22 +138,24 @@ impl LimitStatus {
         self.used
     }
 
-    /// The used units that are [reserved](Charge::reserve), and may be given back.
-    /// Of a [concurrent](Limit::concurrent) limit, all of them.
+    /// The used units that are [reserved](Charge::reserve), and may be given back. Under a
+    /// [concurrent](Limit::concurrent) limit, all used units are reserved.
     #[must_use]
     pub fn reserved(&self) -> u64 {
         self.reserved
     }
 
-    /// The units that are left; 0 if more than the limit is used, for example after it was lowered.
+    /// The units that are left; 0 if more than the limit is used, for example after the limit was
+    /// lowered.
     #[must_use]
     pub fn remaining(&self) -> u64 {
         self.limit.units().saturating_sub(self.used)
     }
 
-    /// The time until fewer units count; zero if none do. Under a
+    /// The time until fewer units count; zero if no units count. Under a
     /// [compact](crate::Algorithm::compact_log) log it may be a sub-window longer than the window.
-    /// Zero for a [concurrent](Limit::concurrent) limit, whose places may be free at any time.
+    /// For a [concurrent](Limit::concurrent) limit it is zero, since places may be free at any
+    /// time.
     #[must_use]
     pub fn reset_after(&self) -> Duration {
         if self.limit.is_concurrent() { Duration::ZERO } else { self.reset_after }
@@ -165,7 +171,7 @@ impl LimitStatus {
     /// For a limit in the [shadow](Charge::in_shadow), how long it would refuse.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
-        // No longer than `reserved_after`, unless other units refuse for longer.
+        // The wait is no longer than `reserved_after`, unless other units refuse for longer.
         self.waits.map(|(least, most)| self.reserved_after.max(least).min(most))
     }
 
@@ -182,20 +188,21 @@ impl LimitStatus {
     }
 
     /// Whether the limit is [hidden](Charge::hidden) from clients. A [ban](crate::KeyedLimit::ban)
-    /// is, until it begins. So is a limit whose figures a [refusal without the
-    /// store](crate::Limiter::refusal_cache) does not know: then they are zero.
+    /// is hidden until it begins. A limit is also hidden if a [refusal without the
+    /// store](crate::Limiter::refusal_cache) does not know its figures, which are then zero.
     #[must_use]
     pub fn is_hidden(&self) -> bool {
         self.is_hidden || self.waits.is_none() && (self.is_estimate || self.is_ban && self.used == 0)
     }
 
-    /// The binding one of the two.
+    /// Of two statuses, the one whose limit is binding.
     pub(crate) fn binding<'a>(&'a self, other: &'a Self) -> &'a Self {
         if other.is_shadow != self.is_shadow {
             return if self.is_shadow { other } else { self };
         }
         let longer = other.retry_after().cmp(&self.retry_after());
-        // Places may be free in a moment, so they do not hide what is left of a window.
+        // Places may be free in a moment, so a limit of a window is binding before a concurrent
+        // limit.
         let of_window = self.limit.is_concurrent().cmp(&other.limit.is_concurrent());
         let less_left = other.remaining().cmp(&self.remaining()).reverse();
         let later = other.reset_after.cmp(&self.reset_after);
