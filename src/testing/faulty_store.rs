@@ -45,16 +45,17 @@ use crate::{
 /// # Behind a refusal cache and a breaker
 ///
 /// 1. Five failures in a row open the [breaker](crate::limiter::Breaker), as they do in production.
-///    Then the store is not called: [`calls`](Self::calls) no longer grows with each request, and
-///    the store works again for callers only after a probe, 200 ms later at most. A test of a
-///    single fault may prefer [no breaker](crate::limiter::Breaker::OFF).
-/// 2. It passes on the [local state](Store::local_state) of the store inside, so both behave as
-///    they do on that store. In front of `RedisStore`, a remembered refusal is repeated even while
-///    the store fails. `MemoryStore` has no local state. There, each limiter has a breaker of its
-///    own, and no refusal is remembered.
+///    While the breaker is open, the store is not called: [`calls`](Self::calls) no longer grows
+///    with each request, and the store works again for callers only after a probe, 200 ms later at
+///    most. A test of a single fault may prefer [no breaker](crate::limiter::Breaker::OFF).
+/// 2. A `FaultyStore` passes on the [local state](Store::local_state) of the store inside, so the
+///    refusal cache and the breaker behave as they do on that store. In front of `RedisStore`, a
+///    remembered refusal is repeated even while the store fails. `MemoryStore` has no local state.
+///    There, each limiter has a breaker of its own, and no refusal is remembered.
 /// 3. [`with_local_state`](Self::with_local_state) makes a `MemoryStore` behave as `RedisStore`
 ///    does.
-/// 4. It never decides [without a future](Store::decide_now), as `RedisStore` never does.
+/// 4. A `FaultyStore` never decides [without a future](Store::decide_now). `RedisStore` does not
+///    either.
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct FaultyStore {
@@ -91,13 +92,13 @@ impl FaultyStore {
         Self { store: Arc::new(store), local_state: None, fault, calls, hanging }
     }
 
-    /// Gives it a [local state](Store::local_state) of its own, as `RedisStore` has one: all
-    /// limiters and layers on its clones share a breaker and a refusal cache. Default: that of the
-    /// store inside.
+    /// Gives the store a [local state](Store::local_state) of its own, as `RedisStore` has one: all
+    /// limiters and layers on its clones share a breaker and a refusal cache. Default: the local
+    /// state of the store inside.
     ///
-    /// Both go by tokio's time. So a test that advances a
+    /// The breaker and the refusal cache go by tokio's time. So a test that advances a
     /// [`ManualClock`](crate::store::ManualClock) may be refused by the refusal cache for up to a
-    /// second more; one that advances paused time is not.
+    /// second more. A test that advances paused time is not.
     pub fn with_local_state(self) -> Self {
         Self { local_state: Some(LocalState::default()), ..self }
     }

@@ -11,12 +11,12 @@
 //!
 //! 1. The windows of a [`MemoryStore`](crate::MemoryStore) follow tokio's time. So do deadlines,
 //!    the breaker, the refusal cache, `acquire`, and the delay of a [`FaultyStore`]. A test that
-//!    pauses tokio's time (`#[tokio::test(start_paused = true)]`) moves all of them at once by
+//!    pauses tokio's time (`#[tokio::test(start_paused = true)]`) moves all of these at once by
 //!    `tokio::time::advance`.
 //! 2. A [`ManualClock`](crate::store::ManualClock) moves the windows and the refusal cache of the
 //!    stores that it is given to, also on several threads and on Redis. It does not move deadlines,
-//!    the breaker, `acquire`, or the delay of a [`FaultyStore`]. Those take tokio's time, real or
-//!    paused.
+//!    the breaker, `acquire`, or the delay of a [`FaultyStore`]. These parts follow tokio's time,
+//!    real or paused.
 //! 3. Do not pause the time around a store that does input and output, such as `RedisStore`: tokio
 //!    then moves the time to the next deadline while the test waits for a reply. Use a
 //!    `ManualClock`.

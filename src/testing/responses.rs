@@ -11,7 +11,7 @@ use http::{
 /// told. `None` if the response has no `X-RateLimit-Remaining`: the layer sends no figures, or the
 /// store has not decided.
 ///
-/// It fails on every response of the layer in the service's place:
+/// The assertion fails on every response of the layer in the service's place:
 ///
 /// 1. 429 and 503. A service that answers these itself needs another test.
 /// 2. 400, 401, 403 and 500 with `Cache-Control: no-store` and without figures: the request had no
@@ -38,8 +38,8 @@ use http::{
 ///
 /// # Panics
 ///
-/// If the response is one of these, or if the figures contradict each other. The message says why
-/// the layer may have rejected the request.
+/// If the response is one of those above, or if the figures contradict each other. The message says
+/// why the layer may have rejected the request.
 #[track_caller]
 pub fn assert_admitted<B>(response: &Response<B>) -> Option<u64> {
     let status = response.status();
@@ -87,14 +87,14 @@ fn forbids_storing(headers: &HeaderMap) -> bool {
 ///
 /// # Panics
 ///
-/// If one of these does not hold. A cost above the limit has no `Retry-After`, since waiting does
-/// not help.
+/// If one of these statements does not hold. A cost above the limit has no `Retry-After`, since
+/// waiting does not help.
 #[track_caller]
 pub fn assert_refused<B>(response: &Response<B>) -> Duration {
     let headers = response.headers();
     let wait = rejected(response, StatusCode::TOO_MANY_REQUESTS);
     remaining(headers);
-    // From this number on it is a Unix time.
+    // From this number on, the reset is a Unix time.
     if let Some(reset) = number(headers, "x-ratelimit-reset").filter(|reset| *reset < 1_000_000_000) {
         assert!(reset <= wait.as_secs(), "Retry-After is before X-RateLimit-Reset: {headers:?}");
     }
