@@ -18,21 +18,22 @@
 //! | [`sliding_window_counter`](Algorithm::sliding_window_counter) | less than `2 L` | by less than `W` | if an estimate is enough |
 //! | [`fixed_window`](Algorithm::fixed_window) | up to `2 L` | never within its window | if a contract defines the window, such as a day in UTC |
 //!
-//! A log has one entry an admission, so large costs need few entries.
-//! [`running_redis`](crate::guide::running_redis#memory) has the bytes of a key, and
-//! [`MemoryStore::capacity`](crate::MemoryStore::capacity) those of an entry in process.
+//! A log has one entry for each admission, whatever its cost, so large costs need few entries.
+//! [`running_redis`](crate::guide::running_redis#memory) tells how many bytes a key takes in Redis,
+//! and [`MemoryStore::capacity`](crate::MemoryStore::capacity) how many an entry takes in the
+//! process.
 //!
-//! Limits of different algorithms can be decided in one check. For all of them:
+//! Limits of different algorithms can be decided in one check. For all algorithms:
 //!
 //! 1. `retry_after` is exact: the first moment at which the algorithm admits the check if nothing
 //!    else arrives. A [`decision`](crate::decision) lists the exceptions.
-//! 2. An admission with an id from its caller, and a [reservation](crate::Limiter::reserve), is an
-//!    entry of its own until it is settled or expires. Other admissions can be told apart only
-//!    under `log`: under other algorithms a repeated check counts twice, and nothing can be
-//!    refunded.
-//! 3. Under other algorithms than `log` a key has at most 10,000 such entries. Admissions beyond
-//!    them count for their whole window: a settlement before the lease ends changes nothing, and
-//!    one after it counts in addition.
+//! 2. An admission with an id from its caller has an entry of its own, and so has a
+//!    [reservation](crate::Limiter::reserve), until it is settled or expires. Other admissions have
+//!    entries of their own only under `log`. Other algorithms add them up, so a repeated check
+//!    counts twice, and nothing can be refunded.
+//! 3. Under other algorithms than `log` a key has at most 10,000 entries of such admissions.
+//!    Admissions beyond them count for their whole window: a settlement before the end of the lease
+//!    changes nothing, and a settlement after the lease counts in addition.
 //! 4. A limit whose algorithm is changed starts anew. The old entries expire.
 
 use std::borrow::Cow;
@@ -40,8 +41,8 @@ use std::borrow::Cow;
 #[cfg(feature = "calendar")]
 use crate::calendar::Calendar;
 
-/// The most entries with an id under any algorithm but the log. It bounds the memory of a key and
-/// the work of a check.
+/// The most entries with an id that a key has, except under a log or a concurrent limit. The bound
+/// keeps the memory of a key and the work of a check small.
 pub(crate) const MOST_NAMED: usize = 10_000;
 
 /// How a limit counts. See the [module docs](self).
@@ -51,7 +52,7 @@ pub struct Algorithm(Kind);
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) enum Kind {
-    // The exact ones come first, so that one comparison tells them from the others.
+    // The exact kinds come first, so that one comparison tells them from the others.
     #[default]
     Log,
     Concurrent,
@@ -64,8 +65,8 @@ pub(crate) enum Kind {
     Calendar(Calendar),
 }
 
-/// The time of a place in this process: it is held until it is freed, so it never leaves the
-/// window.
+/// The recorded time of a place in this process. A place is held until it is freed, so its entry
+/// never leaves the window by itself.
 const UNTIL_FREED: u64 = 1 << 62;
 
 impl Algorithm {
@@ -79,8 +80,8 @@ impl Algorithm {
         Self(Kind::Log)
     }
 
-    /// A log of at most `entries` entries, whatever the limit. It never admits more than the limit,
-    /// and refuses too early by less than a sub-window, which is the window divided by
+    /// A log of at most `entries` entries, whatever the limit. Such a log never admits more than
+    /// the limit, and refuses too early by less than a sub-window, which is the window divided by
     /// `entries − 2`.
     ///
     /// Units that are admitted within one sub-window count as admitted at its end. Up to 128
@@ -104,9 +105,9 @@ impl Algorithm {
     /// the window since the Unix epoch.
     ///
     /// The estimate assumes that the units of the previous window are spread evenly, and is rounded
-    /// up. If they came late in it, the estimate is too low, and up to `2 L − 1` units can be in
-    /// a sliding window. If they came early, it is too high: at worst, the whole limit still counts
-    /// as used for less than a window.
+    /// up. If these units came late in their window, the estimate is too low, and up to `2 L − 1`
+    /// units can be in a sliding window. If they came early, the estimate is too high: at worst,
+    /// the whole limit still counts as used for less than a window.
     pub const fn sliding_window_counter() -> Self {
         Self(Kind::Counter)
     }
@@ -114,18 +115,18 @@ impl Algorithm {
     /// A fixed window: all units come back at once when the clock's window ends, at a multiple of
     /// the window since the Unix epoch. For a day that is midnight UTC.
     ///
-    /// A client can spend the limit just before that boundary and again just after it: twice the
+    /// A client can spend the limit just before that moment and again just after it: twice the
     /// limit within moments.
     pub const fn fixed_window() -> Self {
         Self(Kind::Fixed)
     }
 
-    /// [`Limit::concurrent`](crate::Limit::concurrent).
+    /// The algorithm of [`Limit::concurrent`](crate::Limit::concurrent).
     pub(crate) const fn concurrent() -> Self {
         Self(Kind::Concurrent)
     }
 
-    /// [`limit::calendar`](crate::limit::calendar).
+    /// The algorithm of a limit by the [calendar](crate::limit::calendar).
     #[cfg(feature = "calendar")]
     pub(crate) const fn calendar(calendar: Calendar) -> Self {
         Self(Kind::Calendar(calendar))
@@ -139,13 +140,13 @@ impl Algorithm {
         }
     }
 
-    /// No other algorithm has this number.
+    /// A number that no other algorithm has.
     pub(crate) const fn number(self) -> u16 {
         match self.0 {
             Kind::Log => 0,
             Kind::Counter => 1,
             Kind::Fixed => 2,
-            // At least three.
+            // A compact log has at least three entries, so its number differs from those above.
             Kind::Compact { entries } => entries,
             Kind::Concurrent => u16::MAX,
             #[cfg(feature = "calendar")]
@@ -153,12 +154,12 @@ impl Algorithm {
         }
     }
 
-    /// Whether it counts by entries of the past, exact or compact.
+    /// Whether the algorithm is a log, exact or compact.
     pub(crate) const fn is_log(self) -> bool {
         matches!(self.0, Kind::Log | Kind::Compact { .. })
     }
 
-    /// Its word in texts, keys and scripts.
+    /// The word of the algorithm in texts, keys and scripts.
     pub(crate) fn word(self) -> Cow<'static, str> {
         match self.0 {
             Kind::Log => "log".into(),
@@ -177,11 +178,11 @@ impl Algorithm {
 }
 
 impl Kind {
-    /// The time of the entry for an admission of `now`. The admission counts until a window after
-    /// it.
+    /// The time under which an admission of `now` is recorded. The admission counts until a window
+    /// after this time.
     pub(crate) fn recorded_at(self, now: u64, window: u64) -> u64 {
         match self {
-            // A counter finds its window of the clock by itself.
+            // A counter finds the clock's window by itself.
             Self::Log | Self::Counter => now,
             Self::Compact { entries } => {
                 let part = window.div_ceil(u64::from(entries) - 2);

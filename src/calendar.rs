@@ -7,10 +7,12 @@ use std::{
 
 use jiff::{Timestamp, ToSpan, civil::DateTime, tz::TimeZone};
 
-/// The time zones in use, by their place. There are no more of them than the database has.
+/// The time zones in use. A [`Calendar`] knows its zone by the position in this list. The list is
+/// never longer than the database of time zones.
 static ZONES: RwLock<Vec<TimeZone>> = RwLock::new(Vec::new());
 
-/// More than any database has. A larger number would not fit into [`Calendar::number`].
+/// The most time zones in use, which is more than any database has. A larger number would not fit
+/// into [`Calendar::number`].
 const MOST_ZONES: usize = 1_000;
 
 const HOUR: u64 = 3_600_000_000;
@@ -21,7 +23,7 @@ pub(crate) struct Calendar {
     period: Period,
     /// The day on which months begin.
     from_day: u8,
-    /// Zero is UTC, others are one more than their place.
+    /// Zero is UTC. For other zones, it is one more than the position in [`ZONES`].
     zone: u16,
 }
 
@@ -39,7 +41,7 @@ impl Calendar {
         Self { period, from_day: 1, zone: 0 }
     }
 
-    /// With months that begin on another day. `None` without months.
+    /// The same calendar with months that begin on this day. `None` if the period is no month.
     pub(crate) const fn beginning_on(self, day: u8) -> Option<Self> {
         match self.period {
             Period::Month => Some(Self { from_day: day, ..self }),
@@ -47,10 +49,10 @@ impl Calendar {
         }
     }
 
-    /// No period is longer. All periods of a limit count as windows of this length, which end when
-    /// the period does.
+    /// A length that no period exceeds. Each period of a limit counts as a window of this length
+    /// that ends with the period.
     pub(crate) const fn longest(self) -> u64 {
-        // With up to two hours that a clock repeats.
+        // A clock may repeat up to two hours, so the lengths include them.
         match self.period {
             Period::Hour => 3 * HOUR,
             Period::Day => 26 * HOUR,
@@ -59,7 +61,7 @@ impl Calendar {
         }
     }
 
-    /// No other calendar of the same period has this number, and no other algorithm.
+    /// A number that no other calendar of the same period has, and no other algorithm.
     pub(crate) const fn number(self) -> u16 {
         1 << 15 | self.zone << 5 | self.from_day as u16
     }
@@ -69,8 +71,8 @@ impl Calendar {
         self.ends(time).find(|end| *end > time).unwrap_or_else(|| time.saturating_add(self.longest()))
     }
 
-    /// When the periods around a time end, which is when the next ones begin: three have ended by
-    /// then, and four end later.
+    /// The ends of the periods around a time. Three periods have ended by this time, and four end
+    /// later.
     pub(crate) fn ends(self, time: u64) -> impl Iterator<Item = u64> {
         let zone = self.zone();
         let time = i64::try_from(time).ok().and_then(|time| Timestamp::from_microsecond(time).ok());
@@ -81,7 +83,7 @@ impl Calendar {
         })
     }
 
-    /// The start of the period that is so many after that of a local time.
+    /// The start of the period that is `number` periods after the period of a local time.
     fn start(self, local: DateTime, number: i64) -> Option<DateTime> {
         let date = local.date();
         let date = match self.period {
@@ -93,7 +95,7 @@ impl Calendar {
             }
             Period::Month => {
                 let first_day = i64::from(self.from_day) - 1;
-                // In the month before, if the day has not come.
+                // If that day of the month has not come, the period began in the month before.
                 let months = number - i64::from(i64::from(date.day()) <= first_day);
                 date.first_of_month().checked_add(months.months()).and_then(|first| first.checked_add(first_day.days()))
             }
@@ -111,13 +113,14 @@ impl Calendar {
         let zone = TimeZone::get(name).map_err(|error| format!("there is no time zone {name:?}: {error}"))?;
         match zone.iana_name() {
             Some("UTC") => return Ok(Self { zone: 0, ..self }),
-            // Another name is of this system alone, such as "localtime".
+            // A name without a capital is a name of this system alone, such as "localtime".
             Some(name) if name.starts_with(|c: char| c.is_ascii_uppercase()) => {}
             _ => return Err(format!("there is no time zone {name:?}")),
         }
         let mut zones = ZONES.write().unwrap_or_else(PoisonError::into_inner);
-        // By its name, which keys in Redis contain. Names with the same rules are several time
-        // zones: what a process has met before would otherwise choose between them.
+        // Zones are compared by name, since keys in Redis contain the name. Two names with the same
+        // rules are two zones. If they were one zone, the name that a process has met first would
+        // be in the key.
         let known = zones.iter().position(|known| known.iana_name() == zone.iana_name());
         let place = known.unwrap_or(zones.len());
         if place >= MOST_ZONES {
@@ -154,11 +157,11 @@ impl Calendar {
     }
 }
 
-/// All months have this day.
+/// The last day that all months have.
 pub(crate) const LAST_DAY: u8 = 28;
 pub(crate) const DAY_RULE: &str = "months can begin on the days 1 to 28";
 
-/// As in the text of a limit, such as `month(15) Europe/Berlin`.
+/// Writes the calendar as in the text of a limit, such as `month(15) Europe/Berlin`.
 impl fmt::Display for Calendar {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self.period, self.from_day) {
@@ -194,8 +197,8 @@ mod tests {
         (0..7_671).map(move |day| noon(day).start_of_day().unwrap())
     }
 
-    /// Of every fifth time zone all months, the weeks of a year, and the days whose length is not
-    /// that of the day before. `CALENDAR=all` tests everything.
+    /// Tests every fifth time zone: all months, the weeks of one year, and each day whose length
+    /// differs from that of the day before. `CALENDAR=all` tests all zones and periods.
     #[test]
     fn periods_end_where_the_library_says() {
         let is_all = std::env::var("CALENDAR").is_ok();

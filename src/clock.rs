@@ -12,8 +12,8 @@ use tokio::time::Instant;
 
 /// A clock that moves only when a test moves it.
 ///
-/// A test on a `MemoryStore` that [pauses tokio's time](crate::MemoryStore#in-tests) needs none.
-/// This clock also works on several threads, and with a `RedisStore`.
+/// A test on a `MemoryStore` that [pauses tokio's time](crate::MemoryStore#in-tests) needs no such
+/// clock. This clock also works on several threads, and with a `RedisStore`.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -49,7 +49,7 @@ impl ManualClock {
         self.set(|now| now.saturating_sub(micros(by)));
     }
 
-    /// The time it shows.
+    /// The time that the clock shows.
     #[must_use]
     pub fn now(&self) -> SystemTime {
         system_time(self.micros())
@@ -73,36 +73,37 @@ impl Default for ManualClock {
 /// The clock of a store in this process.
 #[derive(Clone)]
 pub(crate) enum Clock {
-    /// The system's time at the start, and monotonic from there on, since the system clock may
-    /// step. It is tokio's clock, which needs no runtime, so that tests can pause it.
+    /// The system's time at the start, plus the time since then by tokio's clock. A step of the
+    /// system clock does not change it. Tests can pause tokio's clock, and it needs no runtime.
     Monotonic {
         started: Instant,
         epoch: u64,
     },
-    /// The same, but it follows the steps of the system clock, as of a machine that was suspended.
+    /// Like `Monotonic`, but when the system clock has stepped by more than a second, this clock
+    /// follows. A machine that was suspended sees such a step.
     Following(Arc<Following>),
-    /// The system's time, which may step. It does not drift away from the clocks of other
+    /// The system's time, which may step. This clock does not drift away from the clocks of other
     /// processes.
     #[cfg(feature = "redis")]
     System,
     Manual(ManualClock),
 }
 
-/// The system clock is compared with the one of the process after this time at the earliest, and a
-/// larger difference is a step.
+/// One second, for two uses: the two clocks are compared at most this often, and a difference of
+/// more than this is a step.
 const STEP: u64 = 1_000_000;
 
-/// Both clocks are read one after the other. If more time passes in between, the thread has stood
-/// still, and nothing is learnt.
+/// The two clocks are read one after the other. If more than this time passes in between, the
+/// thread has stood still, and the reading is dropped.
 const PRECISION: Duration = Duration::from_millis(100);
 
 pub(crate) struct Following {
     started: Instant,
-    /// The same moment by a clock that no test pauses.
+    /// The moment of `started`, by a clock that no test pauses.
     really_started: time::Instant,
-    /// The time that the system clock would have shown then.
+    /// The time at `started` by the system clock, with the steps that the clock has followed since.
     epoch: AtomicU64,
-    /// When the clocks were compared, in microseconds since the start.
+    /// When the clocks were last compared, in microseconds since the start.
     compared_at: AtomicU64,
 }
 
@@ -126,7 +127,8 @@ impl Following {
         }
     }
 
-    /// So much time has passed since the start, and the system clock shows this.
+    /// Follows the system clock if that has stepped. `system` is its time, and `elapsed` the time
+    /// since the start.
     fn follow(&self, elapsed: u64, system: u64) {
         let epoch = system.saturating_sub(elapsed);
         if epoch.abs_diff(self.epoch.load(Ordering::Relaxed)) > STEP {
@@ -195,7 +197,7 @@ mod tests {
         assert_eq!(shown(3 * hour, 0), 3 * hour, "before 1970");
     }
 
-    /// The pause of a test stops the decisions, and is no step.
+    /// A test that pauses the time stops the clock of the decisions. The pause is no step.
     #[tokio::test(start_paused = true)]
     async fn a_paused_clock_shows_the_time_of_the_test() {
         let clock = Clock::following();

@@ -1,10 +1,10 @@
-//! The error of everything that is set up wrong. It is exported from [`error`](crate::error).
+//! The error of everything that is set up wrong. The module [`error`](crate::error) exports it.
 
 use std::{borrow::Cow, error, fmt};
 
 /// A wrong setting. Its text names the value, and says what is wrong with it.
 ///
-/// Of a URL it shows at most the scheme, and nothing that may be part of a password.
+/// The text shows at most the scheme of a URL, since the rest may be part of a password.
 ///
 /// ```
 /// use std::time::Duration;
@@ -63,7 +63,7 @@ impl fmt::Display for ConfigError {
     }
 }
 
-/// With the text, since a `main` that returns the error prints its `Debug`.
+/// Shows the text, since a `main` that returns the error prints its `Debug`.
 impl fmt::Debug for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("ConfigError").field(&self.text).finish()

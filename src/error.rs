@@ -5,9 +5,10 @@
 //!    store. The caller or the route's [failure mode](crate::limiter::FailureMode) chooses whether
 //!    the work goes on without a decision.
 //! 3. A [`StoreError`] has a [kind](StoreError::kind), and its cause as
-//!    [`source`](std::error::Error::source). Neither contains a key or a password.
-//! 4. A [`ConfigError`] says which setting is wrong. It comes while an application is set up, and
-//!    never later.
+//!    [`source`](std::error::Error::source). The error and its cause contain no key and no
+//!    password.
+//! 4. A [`ConfigError`] says which setting is wrong. Such an error comes while an application is
+//!    set up, and never later.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() {
@@ -39,14 +40,14 @@ pub enum Error {
     TimedOut {
         /// The deadline that passed.
         deadline: Duration,
-        /// How long the store has taken for its latest replies, if that is known: smoothed, as the
-        /// [default deadline](crate::Limiter::deadline) uses it.
+        /// The smoothed round trip of the store, if it is known. The [default
+        /// deadline](crate::Limiter::deadline) uses the same value.
         round_trip: Option<Duration>,
     },
     /// The store answered with an error, or could not be reached.
     Unavailable(StoreError),
-    /// The store was not asked, since it has failed repeatedly. This is its last failure. See
-    /// [`Breaker`](crate::limiter::Breaker).
+    /// The store was not asked, since it has failed repeatedly. The inner error is the last
+    /// failure. See [`Breaker`](crate::limiter::Breaker).
     BreakerOpen(Arc<Self>),
 }
 
@@ -86,7 +87,7 @@ impl Error {
         }
     }
 
-    /// The same error of a store that is so far away.
+    /// The same error, with the round trip of the store.
     pub(crate) fn at_distance(mut self, distance: Option<Duration>) -> Self {
         if let Self::TimedOut { round_trip, .. } = &mut self {
             *round_trip = distance;
@@ -94,7 +95,7 @@ impl Error {
         self
     }
 
-    /// Whether it may be over soon, so that a caller with time to wait asks again.
+    /// Whether the failure may be over soon. Then a caller with time to wait asks again.
     pub(crate) fn may_pass(&self) -> bool {
         match self {
             Self::TimedOut { .. } => true,
@@ -108,7 +109,7 @@ impl Error {
         }
     }
 
-    /// Whether it is a failure of the store that a breaker counts.
+    /// Whether the error is a failure of the store that a breaker counts.
     pub(crate) fn is_the_stores(&self) -> bool {
         match self {
             Self::TimedOut { .. } => true,
@@ -160,8 +161,8 @@ pub enum StoreErrorKind {
     Denied,
     /// There is no connection to the server, or it broke.
     Unreachable,
-    /// The server did not answer in time. Or the check was not sent, since too many others wait to
-    /// answer this one in time.
+    /// The server did not answer in time. Or the check was not sent, since so many others wait that
+    /// it could not be answered in time.
     TimedOut,
     /// The server is a replica, or may not write for another reason: it has too few replicas, or
     /// could not save its data.
@@ -195,7 +196,7 @@ impl StoreError {
         self
     }
 
-    /// The same failure, which has kept something else from being done.
+    /// The same failure, as one that came while `doing` something else.
     #[cfg(feature = "redis")]
     pub(crate) fn when(mut self, doing: &'static str) -> Self {
         self.doing = doing;

@@ -54,11 +54,11 @@ pub struct Key {
     value: Value,
 }
 
-/// The bytes of a key. Short ones, such as addresses, hashes and most names, are stored in place,
-/// so that making, cloning and comparing a key neither allocates nor follows a pointer.
+/// The bytes of a key. Short keys, such as addresses, hashes and most names, are stored in place.
+/// So making, cloning and comparing such a key allocates nothing, and follows no pointer.
 #[derive(Clone, PartialEq, Eq, Hash)]
 enum Value {
-    /// Behind the value, all bytes are zero.
+    /// All bytes behind the value are zero, so that equal values have equal arrays.
     Short {
         length: u8,
         bytes: [u8; Self::SHORT],
@@ -83,7 +83,7 @@ impl Key {
         self.namespace
     }
 
-    /// The value, for stores. It may be personal: do not log it.
+    /// The value, for stores. A value may be personal: do not log it.
     #[must_use]
     pub fn value(&self) -> &[u8] {
         match &self.value {
@@ -94,7 +94,7 @@ impl Key {
 }
 
 impl Value {
-    /// As many bytes as make both variants the same size.
+    /// With this number of bytes, both variants have the same size.
     const SHORT: usize = 22;
 
     fn of(parts: &[&[u8]]) -> Self {
@@ -112,8 +112,8 @@ impl Value {
     }
 }
 
-/// Without a namespace, as all texts, numbers and addresses: see [the key of a
-/// layer](self#the-key-of-a-layer).
+/// Makes a key without a namespace. All texts, numbers and addresses become such keys: see [the key
+/// of a layer](self#the-key-of-a-layer).
 impl From<&str> for Key {
     fn from(value: &str) -> Self {
         Self::new("", value)
@@ -133,8 +133,8 @@ impl From<u64> for Key {
     }
 }
 
-/// The key of the address as a text. An IPv4 address that is mapped into IPv6 is the IPv4 address.
-/// The keys of [`PeerIp`](crate::PeerIp) are others: see its method `key`.
+/// The key of the address as a text. An IPv4 address that is mapped into IPv6 has the key of the
+/// IPv4 address. [`PeerIp`](crate::PeerIp) makes other keys: see its method `key`.
 impl From<IpAddr> for Key {
     fn from(address: IpAddr) -> Self {
         Self::from(address.to_canonical().to_string())
@@ -172,23 +172,23 @@ impl fmt::Debug for Key {
 }
 
 /// Makes digests of limits and keys, by which tables find their entries. Keys come from clients, so
-/// a digest is keyed by randomness of the process: no client can make two of them collide.
+/// a digest depends on random bits of the process. No client can make two digests collide.
 #[derive(Debug, Default)]
 pub(crate) struct Digester(RandomState);
 
 impl Digester {
-    /// Longer texts are written part by part.
+    /// If all parts together are longer than this, each part is written by itself.
     const JOINED: usize = 128;
 
     /// The digest of a limit's name, a number for the rest of its identity, and a key.
-    /// [`Limit::digest`](crate::Limit) gives the limit's own.
+    /// [`Limit::digest`](crate::Limit) passes the name and the number of the limit.
     pub(crate) fn of(&self, name: &str, rest: u64, key: &Key) -> u64 {
         let mut hasher = self.0.build_hasher();
-        // No UTF-8 text contains 0xff, and all that follows the value is of one length, so no two
-        // of them give the same bytes.
+        // No UTF-8 text contains 0xff, and the part behind the value has a fixed length. So two
+        // different keys or limits never give the same bytes.
         let rest = rest.to_le_bytes();
         let parts = [name.as_bytes(), &[0xff], key.namespace().as_bytes(), &[0xff], key.value(), &rest];
-        // One write of all takes half the time of one for each.
+        // One write of all parts takes half the time of a write for each part.
         let mut joined = [0; Self::JOINED];
         let mut end = 0;
         for part in parts {

@@ -1,5 +1,5 @@
-//! Locks without poison: no code that can panic runs under them, or what they guard is whole at any
-//! moment.
+//! Locks that ignore poison. Either no code that can panic runs under a lock, or its content is
+//! whole at any moment.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

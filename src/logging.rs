@@ -25,14 +25,14 @@ const INTERVAL: u64 = 1_000_000;
 /// Lets one line a second pass and counts the others.
 pub(crate) struct Throttle {
     started: Instant,
-    /// Microseconds after the start from which the next line passes.
+    /// The next line passes from this time on, in microseconds since the start.
     next: AtomicU64,
     suppressed: AtomicU64,
 }
 
 impl Throttle {
-    /// If the line passes, how many were suppressed since the last one. Without the feature
-    /// `tracing` none passes.
+    /// Returns how many lines were suppressed since the last one, if this line passes. Without the
+    /// feature `tracing`, no line passes.
     #[inline]
     pub(crate) fn pass(&self) -> Option<u64> {
         if cfg!(feature = "tracing") { self.pass_at(Instant::now()) } else { None }
@@ -77,7 +77,7 @@ impl fmt::Display for Chain<'_> {
     }
 }
 
-/// Without the feature `tracing`: uses the fields, and writes nothing.
+/// A log line without the feature `tracing`: it uses the fields, and writes nothing.
 #[cfg(not(feature = "tracing"))]
 macro_rules! no_line {
     ($($(%)? $(?)? $field:ident,)* $message:literal) => {{

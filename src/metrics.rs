@@ -15,32 +15,32 @@
 //! | `rate_limit_queue_full_total` | counter | checks and settlements | | how many failed at once, because they would have been answered after the deadline, or because 65,536 waited |
 //! | `rate_limit_script_seconds` | histogram | seconds | | time from sending a batch to its reply or error, without the wait of its checks in the queue, or for a connection |
 //!
-//! 1. They need the feature `metrics`, which is off by default. Without it, none of this code is
+//! 1. Metrics need the feature `metrics`, which is off by default. Without it, none of this code is
 //!    compiled.
-//! 2. `layer` is the [name](crate::RateLimitLayer::named) of the layer. It is empty for a layer
-//!    without a name, for a handler, and for a [`Limiter`](crate::Limiter) without a layer. To
-//!    Prometheus, an empty label is a missing one.
-//! 3. A check of several limits counts once for each limit. If it is refused, only the limits that
-//!    refused it count. Decisions by the refusal cache, and by a [share](crate::limiter::Share) of
-//!    this process, count too.
+//! 2. `layer` is the [name](crate::RateLimitLayer::named) of the layer. The label is empty for a
+//!    layer without a name, for a handler, and for a [`Limiter`](crate::Limiter) without a layer.
+//!    Prometheus takes an empty label for a missing label.
+//! 3. A check of several limits counts once for each limit. If the check is refused, only the
+//!    limits that refused it count. Decisions by the refusal cache, and under a
+//!    [share](crate::limiter::Share) of this process, count too.
 //! 4. A failure counts for each check, settlement or reset, whatever the failure mode does; a probe
 //!    does not count.
 //! 5. A rejection counts once, for the layer that made it. A responder that calls `into_response`
-//!    of the rejection counts it once more, under the empty layer. A request that is counted, and
-//!    is not rejected, is in no counter of requests, but in the decisions of each of its limits.
-//!    One whose [chosen](crate::KeyedLimit::chosen) limits are all `None`, or that costs nothing,
-//!    is in no counter.
+//!    of the rejection counts it once more, under the empty layer. A request that is counted and
+//!    not rejected is in no counter of requests, only in the decisions of its limits. A request
+//!    whose [chosen](crate::KeyedLimit::chosen) limits are all `None`, or that costs nothing, is in
+//!    no counter at all.
 //! 6. No label contains a key or other text of a client. The number of series depends on the names
 //!    of layers and limits alone: there is one for each name of a limit in each layer, also for
 //!    [chosen](crate::KeyedLimit::chosen) limits.
-//! 7. Install the recorder before the first request: the gauge counts from there. A recorder gets
-//!    the units and descriptions of all metrics just before its first value.
+//! 7. Install the recorder before the first request, since the gauge counts from there. A recorder
+//!    gets the units and descriptions of all metrics just before its first value.
 //!
 //! # Dashboard and alerts
 //!
-//! The example `metrics` exports them: `cargo run --example metrics --features metrics`. Its folder
-//! `examples/metrics` also has a dashboard for Grafana, `dashboard.json`, and rules for Prometheus,
-//! `alerts.yml`, with these alerts and those of Redis:
+//! The example `metrics` exports all metrics: `cargo run --example metrics --features metrics`. Its
+//! folder `examples/metrics` also has a dashboard for Grafana, `dashboard.json`, and rules for
+//! Prometheus, `alerts.yml`, with these alerts and those of Redis:
 //!
 //! | alert on | since |
 //! |---|---|
@@ -51,7 +51,7 @@
 //! | an increase of `rate_limit_queue_full_total` | Redis decides fewer checks than arrive |
 //!
 //! A counter appears with its first event, so `rate` and `increase` of Prometheus miss that event.
-//! To be alerted by it as well, look for a new counter, too:
+//! An alert on that event also has to look for a new counter:
 //!
 //! ```text
 //! increase(rate_limit_degraded_total[5m]) > 0
@@ -66,9 +66,9 @@
 //! # Buckets
 //!
 //! Histograms need buckets that fit. A batch has up to 64 checks, or 128 equal ones, and 65,536 may
-//! wait in the queue. A time needs a boundary at the deadline. By default that is 50 ms next to
-//! Redis. If Redis is farther away, it is a little more than three round trips, at most 1 s: add
-//! boundaries at one, two and three of them.
+//! wait in the queue. A time needs a boundary at the deadline. The default deadline is 50 ms next
+//! to Redis. If Redis is farther away, it is a little more than five round trips, at most 1 s: add
+//! boundaries at one, two, three and five round trips.
 //!
 //! ```
 //! # #[cfg(feature = "metrics")]
@@ -115,8 +115,8 @@ macro_rules! record {
     };
 }
 
-/// Describes all metrics to a recorder that is not the last one. A process may install it at any
-/// time, and a test may have one for each thread.
+/// Describes all metrics to the recorder, unless it is the one that was described last. A process
+/// may install a recorder at any time, and a test may have one for each thread.
 #[cfg(feature = "metrics")]
 fn describe() {
     use std::{
@@ -145,7 +145,8 @@ fn describe() {
     measure("rate_limit_batch_checks", Unit::Count, "Checks and settlements in a batch");
     measure("rate_limit_queue_checks", Unit::Count, "Checks and settlements that still wait when a batch is sent");
     measure("rate_limit_script_seconds", Unit::Seconds, "Time from sending a script to its reply");
-    // After the descriptions, so that no other thread records a value before them.
+    // The address is stored after the descriptions, so that no other thread records a value before
+    // them.
     DESCRIBED.store(address, Ordering::Relaxed);
 }
 

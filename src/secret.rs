@@ -4,8 +4,8 @@
 //!    and access tokens.
 //! 2. `RedisStoreBuilder::secret` hashes all keys that are written to Redis.
 //!
-//! One secret may serve both: each use has a domain of its own, so hashes of one reveal nothing
-//! about the other.
+//! One secret may serve both uses. Each use has a domain of its own, so its hashes reveal nothing
+//! about those of the other use.
 
 use std::{array, fmt};
 
@@ -19,8 +19,8 @@ use crate::{
 
 const MIN_BYTES: usize = 16;
 
-/// Texts that examples have had as secrets, and the command that makes one, where no shell has run
-/// it. Everybody can read them.
+/// Texts that everybody can read, so they are no secrets: those of examples, and the command that
+/// makes a secret, for the case that no shell has run it.
 const PUBLIC: [&str; 4] = [
     "openssl rand",
     "32 random bytes, the same on every instance",
@@ -34,26 +34,26 @@ const HASH_BYTES: usize = 16;
 /// The domain of credentials.
 const CREDENTIALS: &[u8] = b"tower-sliding-window api key v1\0";
 
-/// A secret for keyed hashes. Use the same on all instances that share a store.
+/// A secret for keyed hashes. Use the same secret on all instances that share a store.
 ///
-/// Only a state derived from it is kept in memory, and `Debug` shows nothing of it. With a new
-/// secret all windows start empty, since every key has a new hash.
+/// Memory keeps only a state that is derived from the secret, and `Debug` shows nothing of it. With
+/// a new secret, all windows start empty, since every key has a new hash.
 #[derive(Clone)]
 pub struct Secret {
     mac: Hmac<Sha256>,
 }
 
 impl Secret {
-    /// A secret of at least 16 bytes. `openssl rand -hex 32` makes a good one. Keep it out of the
-    /// source: read it from the environment or from a file.
+    /// A secret of at least 16 bytes. `openssl rand -hex 32` makes a good secret. Keep it out of
+    /// the source: read it from the environment or from a file.
     ///
     /// # Errors
     ///
-    /// [`ConfigError`] if it is shorter, has a text that an example has shown, or is one byte again
-    /// and again.
+    /// [`ConfigError`] if the secret is shorter, has a text that an example has shown, or is one
+    /// byte again and again.
     pub fn new(secret: impl AsRef<[u8]>) -> Result<Self, ConfigError> {
         let secret = secret.as_ref();
-        // HMAC takes a key of any length; the error is the trait's, not the algorithm's.
+        // HMAC takes a secret of any length, so this cannot fail. Only the trait has an error.
         let has = |text: &str| secret.windows(text.len()).any(|part| part == text.as_bytes());
         let fault = match Hmac::new_from_slice(secret) {
             Ok(_) if PUBLIC.into_iter().any(has) => "must not stand in an example".to_owned(),
@@ -81,8 +81,8 @@ impl Secret {
         Key::new(namespace, self.domain(CREDENTIALS).hash(&[value.as_bytes()]))
     }
 
-    /// Hashes for one purpose. A domain ends with its only NUL, so none is the beginning of
-    /// another.
+    /// A domain, which hashes for one purpose. A domain ends with its only NUL, so no domain is the
+    /// beginning of another.
     pub(crate) fn domain(&self, name: &'static [u8]) -> Domain {
         let mut mac = self.mac.clone();
         mac.update(name);

@@ -1,15 +1,15 @@
 //! Split limits, for a key that is too hot for one node of a Redis Cluster.
 //!
-//! A key lives on one node of the cluster. So its limit is no faster than that node. A [`Split`]
-//! counts a limit in parts. Each part has a key of its own, and the keys spread over all nodes. On
-//! a single server a split gains nothing.
+//! A key lives on one node of the cluster. So the limit of the key is no faster than that node. A
+//! [`Split`] counts a limit in parts. Each part has a key of its own, and the keys spread over all
+//! nodes. On a single server a split gains nothing.
 //!
 //! 1. A limit of `n` units in `k` parts is `k` limits of `n / k` units, rounded down, with the same
 //!    name. Each check is charged to one part, so no window ever admits more than `n` units.
-//! 2. It may admit fewer. The remainder of `n / k` is never admitted, and a check is refused if its
-//!    part is used up, even if units are left in others. Requests go to the parts in turn, and each
-//!    thread starts at a random part. The parts fill evenly to within a few units, so give each
-//!    part hundreds of units.
+//! 2. The split may admit fewer units. The remainder of `n / k` is never admitted, and a check is
+//!    refused if its part is used up, even if other parts have units left. Requests go to the parts
+//!    in turn, and each thread starts at a random part. The parts fill evenly to within a few
+//!    units, so give each part hundreds of units.
 //! 3. The figures of a decision are those of the charged part. A client that is refused and tries
 //!    again at once may be admitted by another part.
 //! 4. A cost above the units of a part is [`NeverFits`](crate::error::NeverFits), even if it is
@@ -17,10 +17,10 @@
 //! 5. A settlement goes to the part that was charged. A caller that
 //!    [waits](crate::Limiter::acquire) waits for one part. A [`Share`](crate::limiter::Share) is a
 //!    share of each part, rounded down again.
-//! 6. A part counts apart from every other key. It also counts apart from the same key of the
+//! 6. A part counts apart from every other key. A part also counts apart from the same key of the
 //!    unsplit limit. So split a name everywhere or nowhere. If the number of parts changes, the
-//!    keys of the parts stay the same. Until a window after the change, up to the units of all
-//!    parts, old and new, can be admitted.
+//!    keys of the parts stay the same. Until a window after the change, the old and the new parts
+//!    together can admit up to the units of all of them.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), tower_sliding_window::Error> {
@@ -59,7 +59,7 @@ use crate::{
 /// No other key has this namespace by accident.
 const NAMESPACE: &str = "\0part";
 
-/// The length of the number of a part, with which its key begins.
+/// The length of the number of a part. The key of a part begins with this number.
 const NUMBER_BYTES: usize = size_of::<u32>();
 
 /// A limit in parts: made by [`Limit::split`]. See the [module docs](self).
@@ -142,13 +142,14 @@ pub(crate) fn all_parts_of(charged: &Key, parts: NonZeroU32) -> impl Iterator<It
     (0..parts.get()).map(|number| Key::joined(NAMESPACE, &[&number.to_le_bytes(), rest]))
 }
 
-/// Whether two keys are the same, or parts of the same.
+/// Whether two keys are the same, or parts of the same key.
 pub(crate) fn is_of_one_whole(one: &Key, other: &Key) -> bool {
     let are_parts = one.namespace() == NAMESPACE && other.namespace() == NAMESPACE;
     one == other || are_parts && one.value().get(NUMBER_BYTES..) == other.value().get(NUMBER_BYTES..)
 }
 
-/// The number and the length have a fixed size, so no two parts of any keys give the same bytes.
+/// The key of a part. The number and the length have a fixed size, so no two parts of any keys give
+/// the same bytes.
 fn part_of(number: u32, key: &Key) -> Key {
     let namespace = key.namespace().as_bytes();
     let length = (namespace.len() as u64).to_le_bytes();
@@ -218,7 +219,7 @@ mod tests {
         }
     }
 
-    /// Also if several limits are charged in turn.
+    /// Parts also take turns if several limits are charged in turn.
     #[test]
     fn parts_take_turns() {
         for (limits, parts) in (1..8).flat_map(|limits| (2..32).map(move |parts| (limits, parts))) {
