@@ -70,7 +70,7 @@ impl Pair {
     }
 
     /// Takes note that the caller was woken, and will ask.
-    pub(super) fn wake(&mut self, caller: &Arc<Caller>, takes: u64) {
+    pub(super) fn note_woken(&mut self, caller: &Arc<Caller>, takes: u64) {
         let woken = Woken { caller: Arc::clone(caller), takes, has_asked: false };
         self.woken.insert(caller.number, woken);
     }

@@ -181,7 +181,7 @@ impl Table {
         while let Some((wanted, caller)) = pair.take_next() {
             let Some(line) = self.lines.get_mut(&caller.line) else { continue };
             if line.has_units_of(digest, later(Instant::now(), delay)) {
-                pair.wake(&caller, wanted.takes);
+                pair.note_woken(&caller, wanted.takes);
             }
             self.woken.push(caller);
         }
