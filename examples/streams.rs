@@ -9,6 +9,7 @@ use std::{convert::Infallible, env, io, net::SocketAddr, time::Duration};
 
 use axum::{
     Router,
+    extract::State,
     response::{
         Html,
         sse::{Event, KeepAlive, Sse},
@@ -16,25 +17,37 @@ use axum::{
     routing::get,
 };
 use futures_util::stream::{self, Stream};
+use http::request::Parts;
 use tokio::{net::TcpListener, time::sleep};
-use tower_sliding_window::{Limit, MemoryStore, PeerIp, RateLimitLayer};
+use tower_sliding_window::{Limit, MemoryStore, PeerIp, RateLimitLayer, Rejection};
 
-/// A browser may keep a page that its user has left, with its stream, to show it again at once.
-/// So the page closes its stream when it is left, and opens it when it is shown.
+/// 1. A browser may keep a page that its user has left, with its stream, to show it again at once.
+///    So the page closes its stream when it is left, and opens it when it is shown.
+/// 2. A script cannot see why a stream is refused, so the page asks `/places`.
+/// 3. A stream that is silent for long may be lost, such as after the laptop has slept.
 const PAGE: &str = r#"<!doctype html>
 <title>Streams</title>
 <p>waiting</p>
 <script>
-  let source, retry;
+  let source, timer;
   const say = (text) => { document.querySelector("p").textContent = text; };
+  const openIn = (milliseconds) => { clearTimeout(timer); timer = setTimeout(open, milliseconds); };
+  const close = () => { source?.close(); clearTimeout(timer); };
   const open = () => {
+    close();
     source = new EventSource("/events");
-    source.onmessage = (event) => say(event.data);
-    // The browser does not try again by itself after a 429.
-    source.onerror = () => { if (source.readyState === EventSource.CLOSED) { say("refused"); retry = setTimeout(open, 1000); } };
+    openIn(10000);
+    source.onmessage = (event) => { say(event.data); openIn(10000); };
+    source.onerror = async () => {
+      // The browser does not try again by itself after a 429.
+      if (source.readyState !== EventSource.CLOSED) return;
+      openIn(1000);
+      const places = await fetch("/places").then((answer) => answer.text(), () => "");
+      say(places === "0" ? "refused: your two streams are open in other tabs" : "no stream: the server is not ready");
+    };
   };
   addEventListener("pageshow", open);
-  addEventListener("pagehide", () => { source.close(); clearTimeout(retry); });
+  addEventListener("pagehide", close);
 </script>
 "#;
 
@@ -46,10 +59,20 @@ async fn events() -> Sse<impl Stream<Item = Result<Event, Infallible>>> {
     Sse::new(ticks).keep_alive(KeepAlive::default())
 }
 
+/// How many places are left for the client of the request.
+async fn places(State(streams): State<RateLimitLayer>, request: Parts) -> Result<String, Rejection> {
+    let limits = streams.peek(&request).await?;
+    Ok(limits.iter().map(|status| status.remaining().to_string()).collect())
+}
+
 #[tokio::main]
 async fn main() -> io::Result<()> {
     let streams = RateLimitLayer::new(MemoryStore::new()).limit(Limit::concurrent("streams", 2).by(PeerIp::new()));
-    let app = Router::new().route("/", get(|| async { Html(PAGE) })).route("/events", get(events).layer(streams));
+    let app = Router::new()
+        .route("/", get(|| async { Html(PAGE) }))
+        .route("/events", get(events).layer(streams.clone()))
+        .route("/places", get(places))
+        .with_state(streams);
 
     let port = env::var("PORT").ok().and_then(|port| port.parse().ok()).unwrap_or(3000);
     let listener = TcpListener::bind(("127.0.0.1", port)).await?;

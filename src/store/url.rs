@@ -69,10 +69,12 @@ pub async fn connect(url: &str) -> Result<Arc<dyn Store>, StoreError> {
 
 /// Whether the URL names the in-process store.
 fn is_memory(url: &str) -> Result<bool, ConfigError> {
-    match url.trim().to_ascii_lowercase().strip_prefix("memory:") {
-        Some("" | "//") => Ok(true),
-        Some(_) => Err(problem("the URL of the in-process store is memory: with nothing behind it")),
-        None => Ok(false),
+    match url.trim().to_ascii_lowercase().strip_prefix("memory") {
+        Some(":" | "://") => Ok(true),
+        Some(rest) if rest.is_empty() || rest.starts_with(':') => {
+            Err(problem("the URL of the in-process store is memory: with nothing behind it"))
+        }
+        _ => Ok(false),
     }
 }
 
@@ -89,11 +91,11 @@ mod tests {
         for url in ["memory:", "memory://", "Memory:", " memory:\n"] {
             assert!(is_memory(url).unwrap(), "{url}");
         }
-        for url in ["memory://s3cr3t", "memory:?capacity=5"] {
+        for url in ["memory", "memory://s3cr3t", "memory:?capacity=5"] {
             let error = is_memory(url).unwrap_err().to_string();
             assert!(error.contains("memory: with nothing behind it") && !error.contains("s3cr3t"), "{error}");
         }
-        for url in ["", "memory", "redis://host", "REDISS://a:b@host", "unix:///run/redis.sock"] {
+        for url in ["", "memoryless", "redis://host", "REDISS://a:b@host", "unix:///run/redis.sock"] {
             assert!(!is_memory(url).unwrap(), "{url}");
         }
     }

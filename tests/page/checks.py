@@ -342,7 +342,7 @@ def a_page_that_is_left_keeps_its_place_unless_it_closes_its_stream(driver):
         for number in range(4):
             browser.run("setTimeout(() => { location.href = arguments[0]; })", f"{server.url}/?{number}")
             wait_for("the next page", lambda: browser.run("return location.search") == f"?{number}")
-            yield wait_for("a state", lambda: (state := browser.text("p")) != "waiting" and state.split()[0])
+            yield wait_for("a state", lambda: (state := browser.text("p")) != "waiting" and re.match(r"\w+", state)[0])
 
     careless = "const add = addEventListener; addEventListener = (kind, act) => kind === 'pagehide' || add(kind, act)"
     with Streams() as server:

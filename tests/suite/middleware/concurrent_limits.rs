@@ -7,6 +7,7 @@ use std::{
     pin::{Pin, pin},
     sync::{Arc, Mutex},
     task::{Context, Poll, Waker},
+    time::Duration,
 };
 
 use axum::{Router, body::Body, http::StatusCode, routing::get};
@@ -40,6 +41,28 @@ fn key() -> Key {
 
 async fn held(limiter: &Limiter) -> u64 {
     limiter.peek(&STREAMS, key()).await.unwrap().used()
+}
+
+/// Two streams are open in a process that ends in order, and their clients come back to the next
+/// one before the streams have ended.
+#[tokio::test]
+async fn places_that_are_freed_before_their_streams_end_admit_clients_of_the_next_process() {
+    let server = RedisServer::start();
+    let process = async || Limiter::new(RedisStore::connect(&server.url()).await.unwrap()).deadline(TEST_TIMEOUT);
+    let stream = service_fn(async |_: Request<Body>| {
+        Ok::<_, Infallible>(Response::new(Body::new(Channel::<axum::body::Bytes, Infallible>::new(1).1)))
+    });
+    let (ending, next) = (process().await, process().await);
+    let old = layer(&ending).layer(stream);
+    let _streams = [old.clone().oneshot(request()).await.unwrap(), old.oneshot(request()).await.unwrap()];
+    let [new, remembering] =
+        [layer(&next.clone().refusal_cache(Duration::ZERO)), layer(&next)].map(|layer| layer.layer(stream));
+    for service in [&new, &remembering] {
+        assert_eq!(service.clone().oneshot(request()).await.unwrap().status(), StatusCode::TOO_MANY_REQUESTS);
+    }
+    ending.shutdown(TEST_TIMEOUT).await.unwrap();
+    assert_eq!(remembering.oneshot(request()).await.unwrap().status(), StatusCode::TOO_MANY_REQUESTS, "for a second");
+    assert_eq!(new.oneshot(request()).await.unwrap().status(), StatusCode::OK);
 }
 
 #[tokio::test]
