@@ -95,7 +95,7 @@ impl Calendar {
             }
             Period::Month => {
                 let first_day = i64::from(self.from_day) - 1;
-                // If that day of the month has not come, the period began in the month before.
+                // Before `from_day`, the period is that of the month before.
                 let months = number - i64::from(i64::from(date.day()) <= first_day);
                 date.first_of_month().checked_add(months.months()).and_then(|first| first.checked_add(first_day.days()))
             }

@@ -33,8 +33,9 @@
 //! 6. No label contains a key or other text of a client. The number of series depends on the names
 //!    of layers and limits alone: there is one for each name of a limit in each layer, also for
 //!    [chosen](crate::KeyedLimit::chosen) limits.
-//! 7. Install the recorder before the first request, since the gauge counts from there. A recorder
-//!    gets the units and descriptions of all metrics just before its first value.
+//! 7. Install the recorder before the first request. The gauge is only raised and lowered, so a
+//!    recorder that comes later misses breakers that are open by then. A recorder gets the units
+//!    and descriptions of all metrics just before its first value.
 //!
 //! # Dashboard and alerts
 //!
@@ -66,7 +67,7 @@
 //! # Buckets
 //!
 //! Histograms need buckets that fit. A batch has up to 64 checks, or 128 equal ones, and 65,536 may
-//! wait in the queue. A time needs a boundary at the deadline. The default deadline is 50 ms next
+//! wait in the queue. A histogram of times needs a boundary at the deadline. The default deadline is 50 ms next
 //! to Redis. If Redis is farther away, it is a little more than five round trips, at most 1 s: add
 //! boundaries at one, two, three and five round trips.
 //!

@@ -43,8 +43,8 @@ const LONGEST_WAIT: Duration = Duration::from_secs(30 * 365 * 24 * 60 * 60);
 #[derive(Clone, Copy)]
 pub(super) struct Wanted {
     pub(super) digest: u64,
-    /// The most units that may be used for the caller to fit. Limits that share units may have
-    /// different rooms.
+    /// The caller fits while at most so many units of the limit are used. Limits that share units
+    /// may have different rooms.
     pub(super) room: u64,
     /// The units that an admission takes.
     pub(super) takes: u64,

@@ -190,10 +190,10 @@ impl Limiter {
     /// 4. A check asks the store in these cases: after a [reset](Self::reset), [block](Self::block)
     ///    or [settlement](crate::settlement) of the limit and key through any clone of the store,
     ///    if the units, window or algorithm of the limit have changed, and if the check has an id
-    ///    from its caller. If the store fails after a reset, block or settlement, what was refused
-    ///    before is still refused. A reset or settlement through another store or process, or a
-    ///    failover to a server that has lost entries, is noticed after `max_age` if the store
-    ///    answers.
+    ///    from its caller. If the store then fails, the cache still refuses the checks that it
+    ///    refused before, unless some of the used units were reserved. A reset or settlement through
+    ///    another store or process, or a failover to a server that has lost entries, is noticed
+    ///    after `max_age` if the store answers.
     /// 5. The cache remembers at most 10,000 limits and keys, by 64-bit digests under a secret of
     ///    the process. It never keeps the keys. No client can make two digests collide. By chance,
     ///    two digests collide once in fifty years, with 10,000 of them remembered and a million

@@ -2,8 +2,9 @@
 //! [`limit::prefetch`](crate::limit::prefetch).
 //!
 //! A task belongs to one limit and key. It begins when the key is asked for often. It ends when it
-//! holds nothing and the key is no longer asked for often. If its runtime ends, its units can be
-//! spent for the rest of their life, and a task on another runtime gives back the rest.
+//! holds nothing and the key is no longer asked for often. If the runtime of the task ends,
+//! the process can still spend its units until their life is over, and a task on another runtime
+//! gives back those that are left.
 
 use std::sync::Arc;
 

@@ -71,7 +71,7 @@ impl Limiter {
     /// their place.
     ///
     /// A [full](crate::MemoryStore#when-it-is-full) `MemoryStore` may count the units for the whole
-    /// window, so that no settlement gives them back: see [`was_applied`](Settled::was_applied).
+    /// window. Then no settlement gives them back: see [`was_applied`](Settled::was_applied).
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), tower_sliding_window::Error> {

@@ -51,7 +51,8 @@ pub(crate) struct ChargeSettlement<'a> {
     pub(crate) at: u64,
 }
 
-/// How a limit stands for a charge, in microseconds. The default is that of an empty window.
+/// The state of a limit and key for one charge: units, and times in microseconds. The default is
+/// that of an empty window.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Figures {
     used: u64,

@@ -53,7 +53,7 @@ impl Spending {
     pub(super) fn next_units(&mut self, now: u64, pace: Pace, most: u64, rest: u64) -> Option<u64> {
         let first_units = std::mem::take(&mut self.first_units);
         if now < self.since {
-            // The clock has stepped back: nothing is known of the time since.
+            // The clock has stepped back, so the rate that was measured is that of no known time.
             *self = Self::new(0, now);
         }
         let elapsed = now.saturating_sub(self.since);

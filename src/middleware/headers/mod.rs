@@ -18,8 +18,8 @@
 //!    layers as they are.
 //! 6. A [concurrent](crate::Limit::concurrent) limit has no reset. A layer shows the figures of
 //!    such a limit only if the layer has no other limit, or if that limit refuses.
-//! 7. The figures are as of the decision, or of the settlement. A `-Reset` in seconds is too long
-//!    by the time that the service has worked since.
+//! 7. The figures are as of the decision, or of the settlement. The service runs after that, so
+//!    a `-Reset` in seconds is too long by its running time.
 //! 8. The figures are those of one client. If others may get the response from a shared cache, as
 //!    by `Cache-Control: public`, use a layer with [`HeaderSets::NONE`].
 //!

@@ -25,8 +25,9 @@ mod service_contract;
 mod settling;
 mod shadow;
 mod skipping;
-mod stacked;
+mod stacked_deadlines;
 mod stacked_decisions;
-mod stacks;
+
 mod together;
+mod tower_http_stacks;
 mod usage;

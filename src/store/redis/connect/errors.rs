@@ -1,4 +1,5 @@
-//! Errors of wrong settings, the kinds of the server's errors, and what they say of a connection.
+//! Makes the errors of wrong settings, sorts the errors of Redis into kinds, and tells after which
+//! of them a connection has to be replaced.
 //!
 //! No error shows a URL. A user name and a password come before the host, and may have any
 //! character. If a `/`, `?` or `#` in them is not percent-encoded, a parser takes the text before

@@ -52,8 +52,8 @@ pub(crate) struct Server {
     pub(super) nodes: Vec<ConnectionInfo>,
     pub(crate) settings: ConnectionSettings,
     unsuitable_line: Throttle,
-    /// The nodes of a cluster: each has the slots from its number on, up to the next number. A node
-    /// that has lost a slot stays here until it says so.
+    /// The nodes of a cluster, by the first of the slots that each of them has. They end before the
+    /// next number. A slot that has moved keeps its old node here until that node answers MOVED.
     nodes_of_slots: RwLock<BTreeMap<u16, Arc<str>>>,
 }
 

@@ -1,5 +1,5 @@
-//! Checks whose keys are in several slots of a cluster, or of a server that refuses such keys,
-//! which no script can decide in one step.
+//! Checks whose keys are in several slots. No script can decide such a check in one step: not in a
+//! cluster, nor on any other server that refuses keys of several slots.
 //!
 //! 1. The store asks the slots one after the other, always in the same order. Each slot decides its
 //!    own charges, all or nothing. The check is admitted when the last slot has admitted it. Until

@@ -37,8 +37,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-// The tests of this file have loom's lock, so that models can try each order of the steps of
-// threads.
+// In tests, this file uses loom's lock, so that loom can run the threads in every order.
 #[cfg(test)]
 use loom::sync::{Mutex, MutexGuard};
 use tokio::sync::oneshot::Receiver;

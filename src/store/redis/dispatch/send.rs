@@ -201,7 +201,8 @@ impl Dispatcher {
             let key = format!("{}:", dispatcher.common.keys.prefix);
             dispatcher.send(cmd("EVAL").arg(TRY_OUT).arg(1).arg(key).arg(time)).await?;
             if dispatcher.common.server.is_cluster() {
-                // The client sends ASKING to a node to which a slot moves.
+                // While a slot moves, the client sends ASKING to its new node, so the user must be
+                // allowed to.
                 dispatcher.send(&cmd("ASKING")).await?;
             }
             let peek = |key: &&str| Check::new(Charge::fitting(Limit::per_second("connect", 1), (*key).into(), 0));

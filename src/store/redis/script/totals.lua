@@ -4,7 +4,8 @@
 -- Gives  heads_of, time_of, read_totals, add_to_total, add_named, add_to_sum, trim
 --
 -- Heads     As long as all entries are of one unit, their number is the total. After that the score of one more member,
---           'used', is the total of all entries. It is positive, so 'used' has the last rank. While units are reserved,
+--           'used', is the total of all entries. That is positive, and the scores of entries are
+--           negative, so 'used' comes after all of them. While units are reserved,
 --           the score of another member, 'held', is their number. That is never above the total, so 'held' has the rank
 --           before 'used'. Both names are shorter than an id. The numbers of a counter are in a head behind these two.
 
