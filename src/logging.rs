@@ -23,6 +23,7 @@ pub(crate) use tracing::{error, info, warn};
 const INTERVAL: u64 = 1_000_000;
 
 /// Lets one line a second pass and counts the others.
+#[derive(Debug)]
 pub(crate) struct Throttle {
     started: Instant,
     /// Microseconds after the start from which the next line passes.
