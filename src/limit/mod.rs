@@ -274,7 +274,8 @@ impl Limit {
 
     /// Whether it counts admissions that have not ended.
     #[inline]
-    pub(crate) const fn is_concurrent(&self) -> bool {
+    #[must_use]
+    pub const fn is_concurrent(&self) -> bool {
         matches!(self.algorithm.kind(), Kind::Concurrent)
     }
 
