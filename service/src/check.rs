@@ -1,6 +1,7 @@
 //! What programs ask: `POST /check`, `/peek`, `/settle` and `/reset`.
 
 use std::{
+    fmt::Display,
     sync::Arc,
     time::{Duration, Instant, UNIX_EPOCH},
 };
@@ -97,6 +98,9 @@ pub(crate) struct Problem(pub(crate) StatusCode, pub(crate) String);
 
 type Outcome = Result<Response, Response>;
 
+const MOST_CHARGES: usize = 64;
+const LONGEST_LEASE: f64 = 365.0 * 86_400.0;
+
 fn one() -> u64 {
     1
 }
@@ -116,8 +120,8 @@ impl IntoResponse for Problem {
     }
 }
 
-fn mistake(detail: impl ToString) -> Response {
-    Problem(StatusCode::UNPROCESSABLE_ENTITY, detail.to_string()).into_response()
+fn mistake(detail: impl Display) -> Response {
+    Problem(StatusCode::UNPROCESSABLE_ENTITY, format!("{detail}")).into_response()
 }
 
 /// JSON alone: a page in a browser cannot send it here without being asked first.
@@ -134,7 +138,8 @@ fn read<T: DeserializeOwned>(headers: &HeaderMap, body: &[u8]) -> Result<T, Resp
 fn read_charges(headers: &HeaderMap, body: &[u8]) -> Result<(Vec<Asked>, bool), Response> {
     let is_list = body.trim_ascii_start().starts_with(b"[");
     let asked: Vec<Asked> = if is_list { read(headers, body)? } else { vec![read(headers, body)?] };
-    if asked.is_empty() { Err(mistake("there is no charge in the list")) } else { Ok((asked, is_list)) }
+    let is_few = (1..=MOST_CHARGES).contains(&asked.len());
+    if is_few { Ok((asked, is_list)) } else { Err(mistake(format!("a list has 1 to {MOST_CHARGES} charges"))) }
 }
 
 impl Asked {
@@ -147,9 +152,11 @@ impl Asked {
         };
         let charge = Charge::new(limit.clone(), rule.key_of(&texts).map_err(mistake)?, cost).map_err(mistake)?;
         let charge = if *is_shadow { charge.in_shadow() } else { charge };
-        match self.lease.map(Duration::try_from_secs_f64) {
-            Some(Err(_)) => Err(mistake("a lease must be a number of seconds above 0")),
-            Some(Ok(lease)) if !limit.is_concurrent() => Ok((rule, charge.reserve(lease))),
+        match self.lease {
+            Some(lease) if !(0.001..=LONGEST_LEASE).contains(&lease) => {
+                Err(mistake("a lease must be 0.001 to 31536000 seconds"))
+            }
+            Some(lease) if !limit.is_concurrent() => Ok((rule, charge.reserve(Duration::from_secs_f64(lease)))),
             None if limit.is_concurrent() && cost > 0 => Err(mistake(format!(
                 "the limit {:?} is of places: say for how many seconds at most, as lease",
                 self.limit
@@ -186,7 +193,7 @@ pub(crate) async fn decide(rules: &[&Rule], limiter: &Limiter, check: Check) -> 
 
 /// Whole seconds that are long enough.
 pub(crate) fn seconds(wait: Duration) -> u64 {
-    wait.as_secs() + u64::from(wait.subsec_nanos() > 0)
+    wait.as_secs().saturating_add(u64::from(wait.subsec_nanos() > 0))
 }
 
 fn figures(status: &LimitStatus) -> Figures {

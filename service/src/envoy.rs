@@ -18,7 +18,7 @@ use envoy_types::pb::{
 };
 use metrics::counter;
 use tonic::{Request, Response, Status};
-use tower_sliding_window::{Charge, Check, Decision, HeaderSets, Limit, decision::LimitStatus};
+use tower_sliding_window::{Charge, Check, Decision, HeaderSets, Key, Limit, decision::LimitStatus};
 
 use crate::{Service, check, rules::Rules};
 
@@ -106,7 +106,8 @@ fn charges<'a>(
         counter!("rate_limit_service_descriptors_without_rule_total").increment(1);
         return Ok(None);
     };
-    let key = rule.key_of(&values).map_err(Status::invalid_argument)?;
+    // As an error, Envoy would let it pass: a client that sends no address would have no limit.
+    let key = rule.key_of(&values).unwrap_or_else(|_| Key::new("unreadable", ""));
     let limits = match &descriptor.limit {
         Some(instead) => {
             let name = rule.limits.first().map_or(&*rule.name, |(limit, _)| limit.name());
@@ -166,7 +167,7 @@ fn tell(decision: &Decision, charged: &[Charged], response: &mut RateLimitRespon
             .filter(|(status, (.., places))| places.contains(&place) && !status.is_shadow());
         let Some((status, _)) = own.min_by_key(|(status, _)| order(status)) else { continue };
         let code = if status.retry_after().is_some() { Code::OverLimit } else { Code::Ok };
-        let wait = status.retry_after().unwrap_or(status.reset_after());
+        let wait = status.retry_after().unwrap_or_else(|| status.reset_after());
         *told_status = DescriptorStatus {
             code: code.into(),
             current_limit: Some(told(status.limit())),

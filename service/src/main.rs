@@ -192,7 +192,8 @@ async fn run(path: Option<PathBuf>) -> Result<(), String> {
     let prometheus = PrometheusBuilder::new().set_buckets_for_metric(Matcher::Suffix("_seconds".to_owned()), &SECONDS);
     let prometheus = prometheus.and_then(PrometheusBuilder::install_recorder).map_err(|error| error.to_string())?;
     let text = path.as_deref().map_or_else(|| Ok(EXAMPLE.to_owned()), read)?;
-    let named = |problem| format!("{}: {problem}", path.as_deref().map_or("the example".into(), Path::to_string_lossy));
+    let named =
+        |problem| format!("{}: {problem}", path.as_deref().map_or_else(|| "the example".into(), Path::to_string_lossy));
     let (file, rules, limiter) = prepare(&text).map_err(named)?;
     let token = file.token.as_ref().map(rules::Variable::secret).transpose()?;
     let token = token.map(|(secret, value)| (secret.clone(), secret.key(TOKEN, &value)));

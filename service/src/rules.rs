@@ -333,7 +333,7 @@ impl Rule {
             return Err(format!("\"{limit}\": no proxy says when a request ends, so only POST /check takes places"));
         } else if text.path.is_some() && key.iter().any(|part| matches!(part, Part::Text)) {
             return Err("a request has no key \"text\"".to_owned());
-        } else if text.domain.is_some() != !entries.is_empty() || entries.len() > MOST_ENTRIES {
+        } else if text.domain.is_some() == entries.is_empty() || entries.len() > MOST_ENTRIES {
             return Err(format!(
                 "a domain needs a descriptor of 1 to {MOST_ENTRIES} entries, and a descriptor a domain"
             ));
@@ -350,7 +350,7 @@ impl Rule {
             Some(name)
                 .filter(is_method)
                 .and_then(|name| name.parse().ok())
-                .ok_or(format!("{name:?} is no method, such as \"POST\""))
+                .ok_or_else(|| format!("{name:?} is no method, such as \"POST\""))
         };
         let methods = text.methods.iter().map(method).collect::<Result<Vec<Method>, _>>()?;
         let path = match &text.path {
