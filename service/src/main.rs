@@ -23,7 +23,7 @@ use std::{
 use axum::{
     Extension, Router,
     extract::{DefaultBodyLimit, Request, State, connect_info::ConnectInfo},
-    http::{StatusCode, header},
+    http::{HeaderValue, StatusCode, header},
     middleware::{Next, from_fn_with_state},
     response::{IntoResponse, Response},
     routing,
@@ -36,6 +36,7 @@ use tokio::{
     sync::watch,
     time::{interval, timeout},
 };
+use tonic::Status;
 use tower_sliding_window::{Decision, Key, Limiter, Secret, store};
 
 use crate::{
@@ -181,6 +182,10 @@ async fn authorize(State(service): State<Arc<Service>>, request: Request, next: 
         let sent =
             sent.and_then(|sent| sent.split_once(' ')).filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
         if sent.is_none_or(|(_, sent)| secret.key(TOKEN, sent) != *token) {
+            let kind = request.headers().get(header::CONTENT_TYPE).map_or(&[][..], HeaderValue::as_bytes);
+            if kind.starts_with(b"application/grpc") {
+                return Status::unauthenticated("this needs the token of the service").into_http();
+            }
             let problem = Problem(StatusCode::UNAUTHORIZED, "this needs the token of the service".to_owned());
             return ([(header::WWW_AUTHENTICATE, "Bearer")], problem).into_response();
         }
@@ -191,6 +196,8 @@ async fn authorize(State(service): State<Arc<Service>>, request: Request, next: 
 async fn run(path: Option<PathBuf>) -> Result<(), String> {
     let prometheus = PrometheusBuilder::new().set_buckets_for_metric(Matcher::Suffix("_seconds".to_owned()), &SECONDS);
     let prometheus = prometheus.and_then(PrometheusBuilder::install_recorder).map_err(|error| error.to_string())?;
+    // Before it is read, so that no change is missed.
+    let seen = path.as_deref().and_then(reload::stamp);
     let text = path.as_deref().map_or_else(|| Ok(EXAMPLE.to_owned()), read)?;
     let named =
         |problem| format!("{}: {problem}", path.as_deref().map_or_else(|| "the example".into(), Path::to_string_lossy));
@@ -252,7 +259,7 @@ async fn run(path: Option<PathBuf>) -> Result<(), String> {
     };
     let watching = async {
         match path.clone() {
-            Some(path) => reload::watch(path, file, limiter.clone(), sender.clone()).await,
+            Some(path) => reload::watch(path, seen, file, limiter.clone(), sender.clone()).await,
             None => std::future::pending().await,
         }
     };

@@ -1,6 +1,10 @@
 //! The file of the rules, read again on SIGHUP and when it changes.
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use metrics::counter;
 use tokio::{
@@ -14,21 +18,23 @@ use tracing::{info, warn};
 
 use crate::rules::{File, Rules};
 
+pub(crate) type Stamp = Option<(SystemTime, u64)>;
+
 /// Watches the file as long as it is polled.
 pub(crate) async fn watch(
     path: PathBuf,
+    mut seen: Stamp,
     started: File,
     limiter: Limiter,
     rules: watch::Sender<Arc<Rules>>,
 ) -> std::io::Result<()> {
     let (mut ticks, mut hangup) = (interval(Duration::from_secs(1)), signal(SignalKind::hangup())?);
-    let mut seen = stamp(&path).await;
     loop {
         let is_asked = tokio::select! {
             _ = ticks.tick() => false,
             _ = hangup.recv() => true,
         };
-        let now = stamp(&path).await;
+        let now = stamp(&path);
         if now == seen && !is_asked {
             continue;
         }
@@ -53,7 +59,8 @@ pub(crate) async fn watch(
     }
 }
 
-async fn stamp(path: &PathBuf) -> Option<(std::time::SystemTime, u64)> {
-    let known = fs::metadata(path).await.ok()?;
+/// What changes when the file does.
+pub(crate) fn stamp(path: &Path) -> Stamp {
+    let known = std::fs::metadata(path).ok()?;
     Some((known.modified().ok()?, known.len()))
 }

@@ -225,9 +225,11 @@ impl Rules {
     /// Puts a rule into the routers of its methods, or of all.
     fn add_route(&mut self, rule: &Rule, index: usize) -> Result<(), String> {
         let Some((path, methods)) = &rule.route else { return Ok(()) };
-        let others = self.routes.entry(None).or_default().clone();
-        for method in methods {
-            self.routes.entry(Some(method.clone())).or_insert_with(|| others.clone());
+        self.routes.entry(None).or_default();
+        for method in methods.iter().cloned().map(Some) {
+            if !self.routes.contains_key(&method) {
+                self.routes.insert(method, self.routes[&None].clone());
+            }
         }
         let is_own = |method: &Option<Method>| method.as_ref().is_some_and(|method| methods.contains(method));
         for (_, router) in self.routes.iter_mut().filter(|(method, _)| methods.is_empty() || is_own(method)) {
@@ -326,6 +328,12 @@ impl Rule {
             .chain(text.shadow.iter().map(|limit| (limit, true)))
             .map(|(limit, is_shadow)| (limit.clone(), is_shadow))
             .collect();
+        let is_unknown = |part: &&String| {
+            let name = part.strip_prefix("path:").zip(text.path.as_ref());
+            name.is_some_and(|(name, path)| {
+                !path.contains(&format!("{{{name}}}")) && !path.contains(&format!("{{*{name}}}"))
+            })
+        };
         let is_asked = text.path.is_some() || text.domain.is_some();
         if limits.is_empty() {
             return Err("it has no limits".to_owned());
@@ -333,6 +341,8 @@ impl Rule {
             return Err(format!("\"{limit}\": no proxy says when a request ends, so only POST /check takes places"));
         } else if text.path.is_some() && key.iter().any(|part| matches!(part, Part::Text)) {
             return Err("a request has no key \"text\"".to_owned());
+        } else if let Some(part) = key_text.iter().find(|part| is_unknown(part)) {
+            return Err(format!("its path has no value for the key {part:?}"));
         } else if text.domain.is_some() == entries.is_empty() || entries.len() > MOST_ENTRIES {
             return Err(format!(
                 "a domain needs a descriptor of 1 to {MOST_ENTRIES} entries, and a descriptor a domain"
