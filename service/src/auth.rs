@@ -32,7 +32,7 @@ pub(crate) async fn ask(State(service): State<Arc<Service>>, request: Request) -
 async fn decide(rules: Arc<Rules>, mut request: Request<Body>) -> Result<Response, Infallible> {
     let found = rules.find(request.method(), request.uri().path());
     let Some((guard, values)) = found.and_then(|(rule, values)| Some((rule.guard.clone()?, values))) else {
-        return Ok(StatusCode::NO_CONTENT.into_response());
+        return Ok(StatusCode::OK.into_response());
     };
     request.extensions_mut().insert(values);
     guard.oneshot(request).await

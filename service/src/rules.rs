@@ -402,7 +402,7 @@ impl Rule {
         let layer =
             layer.named(self.name.clone()).cost(move |request| from.as_ref().map_or(cost, |from| from.of(request)));
         let layer = if self.on_failure == OnFailure::Closed { layer.fail_closed() } else { layer };
-        let admitted = service_fn(|_| async { Ok(StatusCode::NO_CONTENT.into_response()) });
+        let admitted = service_fn(|_| async { Ok(StatusCode::OK.into_response()) });
         Ok(BoxCloneSyncService::new(layer.layer(admitted)))
     }
 
