@@ -38,6 +38,8 @@ def expect(text, seen, expected):
 
 def blocks(section):
     """The programs of a section of the page, in their order."""
+    if section == "haproxy":
+        return [(ROOT / "service/haproxy" / name).read_text() for name in ["haproxy.cfg", "limits.lua"]]
     found, title, program = [], "", None
     for line in PAGE.splitlines(keepends=True):
         if line.startswith("```") and program is None:
@@ -331,13 +333,14 @@ def traps(kind):
 
 
 @contextlib.contextmanager
-def limited_by_envoy(*changes):
+def limited_by_envoy(*changes, action=""):
     """Envoy with its rate limit filter in the place of `ext_authz`."""
     rules = RULES
     for old, new in changes:
         assert old in rules, old
         rules = rules.replace(old, new, 1)
     limits, cluster = blocks("Envoy's rate limits")
+    limits = limits.rstrip() + action + "\n"
     lines = blocks("Envoy")[0]
     lines = re.sub(r"          - name: envoy.filters.http.ext_authz\n.*?(?=          - name: envoy.filters.http.router)", lambda _: limits, lines, flags=re.S)
     lines = re.sub(r"  - name: limits\n.*", lambda _: cluster, lines, flags=re.S)
@@ -371,7 +374,9 @@ def rate_limits():
     expect("envoy: sliding", sliding, 10)
     expect("envoy: fixed", fixed, 20)
 
-    with limited_by_envoy(("tenant=1000/min", "tenant=3/min"), ("all=5000/s", "all=9/min")) as place:
+    third = '\n[[rule]]\nname = "all"\ndomain = "app"\ndescriptor = ["generic_key=all"]\nlimits = ["all=9/min"]\n'
+    action = "\n              - actions: [{ generic_key: { descriptor_value: all } }]"
+    with limited_by_envoy(("tenant=1000/min", "tenant=3/min"), ("[[rule]]", third[1:] + "\n[[rule]]"), action=action) as place:
         ask = lambda tenant, client="127.0.0.2": place.request(headers=[("X-Tenant", tenant)], client=client)
         statuses = [ask("ada")[0] for _ in range(20)]
         expect("envoy: three descriptors", statuses, 3 * [200] + 17 * [429])
