@@ -121,8 +121,9 @@ impl OriginalRequestLayer {
         self
     }
 
-    /// Reads no header: the proxy sends the method and the path as they are, as Envoy does. `prefix`
-    /// is a path that it puts in front, such as `/auth`, and that is removed; `""` for none.
+    /// Reads no header: the proxy sends the method and the path as they are, as Envoy does.
+    /// `prefix` is a path that it puts in front, such as `/auth`, and that is removed; `""` for
+    /// none.
     ///
     /// # Panics
     ///
