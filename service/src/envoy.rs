@@ -138,16 +138,20 @@ fn chosen(name: &str, instead: &RateLimitOverride) -> Result<Limit, Status> {
 }
 
 fn told(limit: &Limit) -> RateLimit {
-    let text = limit.to_string();
-    let window = text.split_once('/').map_or("", |(_, rest)| rest.split([' ', '(']).next().unwrap_or_default());
-    let unit = match window {
-        "s" => Unit::Second,
-        "min" => Unit::Minute,
-        "h" => Unit::Hour,
-        "d" => Unit::Day,
-        "7d" | "week" => Unit::Week,
-        "month" => Unit::Month,
-        "365d" => Unit::Year,
+    let unit = match limit.window().as_millis() {
+        1_000 => Unit::Second,
+        60_000 => Unit::Minute,
+        3_600_000 => Unit::Hour,
+        86_400_000 => Unit::Day,
+        604_800_000 => Unit::Week,
+        // A year, or a period of the calendar.
+        31_536_000_000 => match limit.to_string().split(['/', ' ', '(']).nth(1) {
+            Some("h") => Unit::Hour,
+            Some("d") => Unit::Day,
+            Some("week") => Unit::Week,
+            Some("month") => Unit::Month,
+            _ => Unit::Year,
+        },
         _ => Unit::Unknown,
     };
     RateLimit { name: limit.name().to_owned(), requests_per_unit: figure(limit.units()), unit: unit.into() }

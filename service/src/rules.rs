@@ -1,9 +1,10 @@
-//! Rules: what a TOML file says, and how a request, a text or a descriptor finds its rule and its key.
+//! Rules: what a TOML file says, and how a request, a text or a descriptor finds its rule and key.
 
 use std::{
     collections::HashMap,
     convert::Infallible,
-    env, fmt,
+    env,
+    fmt::{self, Write},
     num::{NonZeroU32, NonZeroU64},
     sync::Arc,
 };
@@ -115,6 +116,7 @@ pub(crate) struct Rule {
     key_text: Vec<String>,
     route: Option<(String, Vec<Method>)>,
     descriptor: Option<String>,
+    descriptor_said: String,
     pub(crate) guard: Option<Guard>,
 }
 
@@ -261,7 +263,8 @@ impl Rules {
         Some((&self.all[*rule], &self.all[*rule].limits[*place]))
     }
 
-    /// The rule of a descriptor, and the values that are its key. A rule that says the first values wins.
+    /// The rule of a descriptor, and the values that are its key. A rule that says the first
+    /// values wins.
     pub(crate) fn find_descriptor<'a>(
         &self,
         domain: &str,
@@ -277,8 +280,17 @@ impl Rules {
     }
 }
 
+/// No two lists of entries give the same text, since each part says its length.
 fn descriptor_text<'a>(domain: &str, entries: impl Iterator<Item = (&'a str, Option<&'a str>)>) -> String {
-    format!("{domain:?} {:?}", entries.collect::<Vec<_>>())
+    let mut text = format!("{}:{domain}", domain.len());
+    for part in entries.flat_map(|(key, value)| [Some(key), value]) {
+        let Some(part) = part else {
+            text.push('*');
+            continue;
+        };
+        let _ = write!(text, "{}:{part}", part.len());
+    }
+    text
 }
 
 /// The path as an application may read it: a client can spell one path in many ways.
@@ -382,6 +394,7 @@ impl Rule {
             key_text,
             route: path.map(|path| (path, methods)),
             descriptor,
+            descriptor_said: format!("{:?} of {}", text.descriptor, text.domain.as_deref().unwrap_or_default()),
             guard: None,
         };
         rule.guard = rule.route.is_some().then(|| rule.guard(text)).transpose()?;
@@ -515,6 +528,6 @@ impl fmt::Display for Rule {
                 if methods.is_empty() { "all methods".to_owned() } else { format!("{methods:?}") }
             )?;
         }
-        self.descriptor.as_ref().map_or(Ok(()), |descriptor| write!(f, ", descriptor {descriptor}"))
+        self.descriptor.as_ref().map_or(Ok(()), |_| write!(f, ", descriptor {}", self.descriptor_said))
     }
 }

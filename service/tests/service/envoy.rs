@@ -122,6 +122,11 @@ async fn hits_and_limits_of_a_descriptor_are_heeded() {
     let response = ask(&client, std::slice::from_ref(&own), 1).await.unwrap();
     let told = response.statuses[0].current_limit.as_ref().unwrap();
     assert_eq!((told.requests_per_unit, told.unit(), response.statuses[0].limit_remaining), (7, Unit::Minute, 6));
+    for (unit, told) in [(1, Unit::Second), (3, Unit::Hour), (4, Unit::Day), (5, Unit::Month), (6, Unit::Year)] {
+        let own = RateLimitDescriptor { limit: limit(7, unit), ..descriptor(&[("tenant", "zoe")]) };
+        let response = ask(&client, &[own], 1).await.unwrap();
+        assert_eq!(response.statuses[0].current_limit.as_ref().unwrap().unit(), told);
+    }
     let blocked = RateLimitDescriptor { limit: limit(0, 2), ..own.clone() };
     assert_eq!(ask(&client, &[blocked], 1).await.unwrap().overall_code(), Code::OverLimit);
     for broken in [
