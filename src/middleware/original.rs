@@ -7,8 +7,6 @@
 //!    methods, and the body.
 
 use std::{
-    future::Future,
-    mem,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
@@ -167,8 +165,7 @@ fn single_line<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<&'a [u8]
 /// A path with its query, as a request to an application has it.
 fn path_of(name: &str, text: &[u8]) -> Result<Uri, KeyError> {
     // The parser of `http` takes paths without a slash, and ends at a fragment.
-    let is_path = text.starts_with(b"/") && !text.contains(&b'#');
-    let path = is_path.then(|| PathAndQuery::try_from(text).ok()).flatten();
+    let path = PathAndQuery::try_from(text).ok().filter(|_| text.starts_with(b"/") && !text.contains(&b'#'));
     path.map(Uri::from).ok_or_else(|| KeyError::invalid(name.to_owned(), "no path"))
 }
 
@@ -204,16 +201,12 @@ where
 
     fn call(&mut self, request: Request<ReqBody>) -> Self::Future {
         let (mut parts, _) = request.into_parts();
-        let error = match self.layer.read(&mut parts) {
-            Ok(()) => {
-                let response = self.inner.call(Request::from_parts(parts, ReqBody::default()));
-                return OriginalResponse { asked: Some(response), rejected: None };
-            }
-            Err(error) => error,
+        let Err(error) = self.layer.read(&mut parts) else {
+            let response = self.inner.call(Request::from_parts(parts, ReqBody::default()));
+            return OriginalResponse { asked: Some(response), rejected: None };
         };
         // The ready instance may hold a permit.
-        let clone = self.inner.clone();
-        drop(mem::replace(&mut self.inner, clone));
+        self.inner = self.inner.clone();
         let rejection = Rejection::NoKey(error);
         self.events.rejected(&rejection);
         let mut response = JsonResponse.respond(&rejection, &parts, rejection.head(HeaderSets::NONE));
