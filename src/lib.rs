@@ -49,6 +49,7 @@
 //! |---|---|
 //! | exempt or block some clients, or ranges of addresses | [`guide::choosing_keys`](guide::choosing_keys#exempt-or-block-some-clients) |
 //! | put the layer into the right place of a stack | [`middleware`] |
+//! | guard an application in another language, behind nginx, Caddy, Traefik, Envoy or haproxy | [`guide::another_language`] |
 //! | change the response to a refused request | [`middleware::rejection`] |
 //! | choose the headers, or send the IETF draft's `RateLimit` | [`RateLimitLayer::headers`], [`HeaderSets`] |
 //! | limit gRPC calls, on a server of tonic or around a channel | [`guide::grpc`] |

@@ -23,6 +23,7 @@ pub(crate) use tracing::{error, info, warn};
 const INTERVAL: u64 = 1_000_000;
 
 /// Lets one line a second pass and counts the others.
+#[derive(Debug)]
 pub(crate) struct Throttle {
     started: Instant,
     /// The next line passes from this time on, in microseconds since the start.

@@ -1,5 +1,8 @@
 //! The guide: one page for each task. Each opens with an example.
 
+/// # Guard an application in another language
+#[doc = include_str!("another_language.md")]
+pub mod another_language {}
 #[doc = include_str!("at_most_n_at_once.md")]
 pub mod at_most_n_at_once {}
 #[doc = include_str!("around_a_client.md")]

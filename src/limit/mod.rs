@@ -277,7 +277,8 @@ impl Limit {
 
     /// Whether the limit counts admissions that have not ended.
     #[inline]
-    pub(crate) const fn is_concurrent(&self) -> bool {
+    #[must_use]
+    pub const fn is_concurrent(&self) -> bool {
         matches!(self.algorithm.kind(), Kind::Concurrent)
     }
 

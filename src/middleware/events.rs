@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// The reports of one layer, or of all handlers that return a rejection.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(crate) struct Events {
     /// The name of the layer, for log lines and metrics. Empty if the layer has none.
     pub(crate) layer: Cow<'static, str>,

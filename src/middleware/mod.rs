@@ -32,6 +32,9 @@
 //! refusing, and a limit can [heed](KeyedLimit::heed_upstream) an upstream that asks it to stay
 //! away.
 //!
+//! For a server that answers the questions of a proxy, [`OriginalRequestLayer`] makes of each the
+//! request that it is about.
+//!
 //! # The place of the layer
 //!
 //! | other layer | outside of the limits | inside of the limits |
@@ -151,6 +154,7 @@ mod futures;
 mod headers;
 mod layer;
 mod options;
+mod original;
 mod plan;
 mod policy;
 pub mod rejection;
@@ -164,6 +168,7 @@ pub use self::{
     events::Degraded,
     headers::{HeaderSets, exposed_headers},
     layer::RateLimitLayer,
+    original::{OriginalRequest, OriginalRequestLayer, OriginalResponse},
     policy::{Exchange, KeyedLimit},
     rejection::{JsonResponse, Rejection, RejectionResponse, ShadowRefusals, TextResponse},
     service::{RateLimit, ResponseFuture},

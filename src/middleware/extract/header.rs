@@ -62,7 +62,7 @@ impl KeyExtractor for Header {
 
 /// Panics for an invalid name, while the layer is built.
 #[track_caller]
-pub(super) fn header_name(name: impl TryInto<HeaderName>) -> HeaderName {
+pub(in crate::middleware) fn header_name(name: impl TryInto<HeaderName>) -> HeaderName {
     match name.try_into() {
         Ok(name) => name,
         Err(_) => panic!("a header name must be a token of letters, digits and !#$%&'*+-.^_`|~"),

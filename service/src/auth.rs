@@ -1,0 +1,39 @@
+//! What proxies ask: may this request pass?
+
+use std::{convert::Infallible, sync::Arc};
+
+use axum::{
+    body::Body,
+    extract::{Request, State},
+    http::{HeaderValue, StatusCode},
+    response::{IntoResponse, Response},
+};
+use tower::{Layer, ServiceExt, service_fn};
+
+use crate::{Service, rules::Rules};
+
+/// The answer to a proxy. A request that no rule is about passes.
+pub(crate) async fn ask(State(service): State<Arc<Service>>, request: Request) -> Response {
+    let rules = service.rules();
+    let Some(questions) = rules.questions.clone() else {
+        return (StatusCode::NOT_FOUND, "the rules have no [proxy], so nobody may ask\n").into_response();
+    };
+    let refusal_status = rules.refusal_status;
+    let guarded = questions.layer(service_fn(move |request| decide(Arc::clone(&rules), request)));
+    let mut response = guarded.oneshot(request).await.unwrap_or_else(|error| match error {});
+    let status = response.status();
+    if let Some(refused) = refusal_status.filter(|_| !status.is_success()) {
+        response.headers_mut().insert("x-auth-status", HeaderValue::from(status.as_u16()));
+        *response.status_mut() = refused;
+    }
+    response
+}
+
+async fn decide(rules: Arc<Rules>, mut request: Request<Body>) -> Result<Response, Infallible> {
+    let found = rules.find(request.method(), request.uri().path());
+    let Some((guard, values)) = found.and_then(|(rule, values)| Some((rule.guard.clone()?, values))) else {
+        return Ok(StatusCode::OK.into_response());
+    };
+    request.extensions_mut().insert(values);
+    guard.oneshot(request).await
+}

@@ -1,0 +1,200 @@
+//! What Envoy asks: `envoy.service.ratelimit.v3.RateLimitService`.
+
+use std::sync::Arc;
+
+use axum::http::{HeaderMap, header};
+use envoy_types::pb::{
+    envoy::{
+        config::core::v3::HeaderValue,
+        extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor::RateLimitOverride},
+        service::ratelimit::v3::{
+            RateLimitRequest, RateLimitResponse,
+            rate_limit_response::{Code, DescriptorStatus, RateLimit, rate_limit::Unit},
+            rate_limit_service_server::RateLimitService,
+        },
+        r#type::v3::RateLimitUnit,
+    },
+    google::protobuf,
+};
+use metrics::counter;
+use tonic::{Request, Response, Status};
+use tower_sliding_window::{Charge, Check, Decision, HeaderSets, Key, Limit, decision::LimitStatus};
+
+use crate::{Service, check, rules::Rules};
+
+pub(crate) struct Envoy(pub(crate) Arc<Service>);
+
+/// A charge, and the descriptors that it is for.
+type Charged = (Charge, u64, Vec<usize>);
+
+#[tonic::async_trait]
+impl RateLimitService for Envoy {
+    async fn should_rate_limit(
+        &self,
+        request: Request<RateLimitRequest>,
+    ) -> Result<Response<RateLimitResponse>, Status> {
+        let request = request.into_inner();
+        if request.domain.is_empty() || request.descriptors.is_empty() {
+            return Err(Status::invalid_argument("a request needs a domain and descriptors"));
+        }
+        let all = self.0.rules();
+        let (mut rules, mut charged) = (Vec::new(), Vec::<Charged>::new());
+        for (place, descriptor) in request.descriptors.iter().enumerate() {
+            let hits = match (&descriptor.hits_addend, descriptor.is_negative_hits) {
+                (_, true) => return Err(Status::invalid_argument("hits are never given back")),
+                (Some(hits), _) => hits.value,
+                (None, _) => u64::from(request.hits_addend.max(1)),
+            };
+            let Some((rule, charges)) = charges(&all, &request.domain, descriptor)? else { continue };
+            rules.push(rule);
+            for charge in charges {
+                let is_same =
+                    |(other, ..): &&mut Charged| (other.limit(), other.key()) == (charge.limit(), charge.key());
+                match charged.iter_mut().find(is_same) {
+                    Some((_, cost, places)) => (*cost, _) = (cost.saturating_add(hits), places.push(place)),
+                    None => charged.push((charge, hits, vec![place])),
+                }
+            }
+        }
+        let mut response = RateLimitResponse { overall_code: Code::Ok.into(), ..RateLimitResponse::default() };
+        response.statuses =
+            vec![DescriptorStatus { code: Code::Ok.into(), ..DescriptorStatus::default() }; request.descriptors.len()];
+        let mut check: Option<Check> = None;
+        for (charge, cost, places) in &charged {
+            match Charge::new(charge.limit().clone(), charge.key(), *cost) {
+                Ok(fits) => {
+                    let fits = if charge.is_shadow() { fits.in_shadow() } else { fits };
+                    check = Some(match check {
+                        None => Check::new(fits),
+                        Some(check) => check.and(fits).map_err(|error| Status::invalid_argument(error.to_string()))?,
+                    });
+                }
+                Err(_) if charge.is_shadow() => {}
+                Err(_) => {
+                    for place in places {
+                        response.statuses[*place] = DescriptorStatus {
+                            code: Code::OverLimit.into(),
+                            current_limit: Some(told(charge.limit())),
+                            ..DescriptorStatus::default()
+                        };
+                    }
+                    response.overall_code = Code::OverLimit.into();
+                }
+            }
+        }
+        let Some(check) = check.filter(|_| response.overall_code == i32::from(Code::Ok)) else {
+            return Ok(Response::new(response));
+        };
+        match check::decide(&rules, &self.0.limiter, check).await {
+            Ok(Ok(decision)) => tell(&decision, &charged, &mut response),
+            Ok(Err(_)) => {}
+            // Envoy would let it pass.
+            Err(_) => response.overall_code = Code::OverLimit.into(),
+        }
+        Ok(Response::new(response))
+    }
+}
+
+/// The rule of a descriptor, and charges without costs.
+fn charges<'a>(
+    rules: &'a Rules,
+    domain: &str,
+    descriptor: &RateLimitDescriptor,
+) -> Result<Option<(&'a crate::rules::Rule, Vec<Charge>)>, Status> {
+    let entries: Vec<_> = descriptor.entries.iter().map(|entry| (&*entry.key, &*entry.value)).collect();
+    let Some((rule, values)) = rules.find_descriptor(domain, &entries) else {
+        counter!("rate_limit_service_descriptors_without_rule_total").increment(1);
+        return Ok(None);
+    };
+    // As an error, Envoy would let it pass: a client that sends no address would have no limit.
+    let key = rule.key_of(&values).unwrap_or_else(|_| Key::new("unreadable", ""));
+    let limits = match &descriptor.limit {
+        Some(instead) => {
+            let name = rule.limits.first().map_or(&*rule.name, |(limit, _)| limit.name());
+            vec![(chosen(name, instead)?, false)]
+        }
+        None => rule.limits.clone(),
+    };
+    let charge = |(limit, is_shadow)| {
+        let charge = Charge::spent(limit, &key, 0);
+        if is_shadow { charge.in_shadow() } else { charge }
+    };
+    Ok(Some((rule, limits.into_iter().map(charge).collect())))
+}
+
+/// The limit that Envoy says in the place of a rule's own.
+fn chosen(name: &str, instead: &RateLimitOverride) -> Result<Limit, Status> {
+    let window = match instead.unit() {
+        RateLimitUnit::Second => "s",
+        RateLimitUnit::Minute => "min",
+        RateLimitUnit::Hour => "h",
+        RateLimitUnit::Day => "d",
+        RateLimitUnit::Month => "month",
+        RateLimitUnit::Year => "365d",
+        RateLimitUnit::Unknown => return Err(Status::invalid_argument("the limit of a descriptor has no unit")),
+    };
+    let limit = Limit::parse(name.to_owned(), &format!("{}/{window}", instead.requests_per_unit));
+    limit.map_err(|error| Status::invalid_argument(error.to_string()))
+}
+
+fn told(limit: &Limit) -> RateLimit {
+    let unit = match limit.window().as_millis() {
+        1_000 => Unit::Second,
+        60_000 => Unit::Minute,
+        3_600_000 => Unit::Hour,
+        86_400_000 => Unit::Day,
+        604_800_000 => Unit::Week,
+        // A year, or a period of the calendar.
+        31_536_000_000 => match limit.to_string().split(['/', ' ', '(']).nth(1) {
+            Some("h") => Unit::Hour,
+            Some("d") => Unit::Day,
+            Some("week") => Unit::Week,
+            Some("month") => Unit::Month,
+            _ => Unit::Year,
+        },
+        _ => Unit::Unknown,
+    };
+    RateLimit { name: limit.name().to_owned(), requests_per_unit: figure(limit.units()), unit: unit.into() }
+}
+
+fn figure(units: u64) -> u32 {
+    u32::try_from(units).unwrap_or(u32::MAX)
+}
+
+/// Each descriptor has the figures of its limit that refuses, or has the least left.
+fn tell(decision: &Decision, charged: &[Charged], response: &mut RateLimitResponse) {
+    let order = |status: &LimitStatus| (status.retry_after().is_none(), status.remaining());
+    for (place, told_status) in response.statuses.iter_mut().enumerate() {
+        let own = decision
+            .statuses()
+            .zip(charged)
+            .filter(|(status, (.., places))| places.contains(&place) && !status.is_shadow());
+        let Some((status, _)) = own.min_by_key(|(status, _)| order(status)) else { continue };
+        let code = if status.retry_after().is_some() { Code::OverLimit } else { Code::Ok };
+        let wait = status.retry_after().unwrap_or_else(|| status.reset_after());
+        *told_status = DescriptorStatus {
+            code: code.into(),
+            current_limit: Some(told(status.limit())),
+            limit_remaining: figure(status.remaining()),
+            duration_until_reset: Some(protobuf::Duration {
+                seconds: wait.as_secs() as i64,
+                nanos: wait.subsec_nanos() as i32,
+            }),
+            ..DescriptorStatus::default()
+        };
+    }
+    let mut headers = HeaderMap::new();
+    decision.write_headers(HeaderSets::X_RATE_LIMIT, &mut headers);
+    if let Some(wait) = decision.retry_after() {
+        response.overall_code = Code::OverLimit.into();
+        headers.insert(header::RETRY_AFTER, check::seconds(wait).into());
+    }
+    response.response_headers_to_add = headers
+        .iter()
+        .map(|(name, value)| HeaderValue {
+            key: name.to_string(),
+            value: value.to_str().unwrap_or_default().to_owned(),
+            ..HeaderValue::default()
+        })
+        .collect();
+}

@@ -1,0 +1,66 @@
+//! The file of the rules, read again on SIGHUP and when it changes.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use metrics::counter;
+use tokio::{
+    fs,
+    signal::unix::{SignalKind, signal},
+    sync::watch,
+    time::interval,
+};
+use tower_sliding_window::Limiter;
+use tracing::{info, warn};
+
+use crate::rules::{File, Rules};
+
+pub(crate) type Stamp = Option<(SystemTime, u64)>;
+
+/// Watches the file as long as it is polled.
+pub(crate) async fn watch(
+    path: PathBuf,
+    mut seen: Stamp,
+    started: File,
+    limiter: Limiter,
+    rules: watch::Sender<Arc<Rules>>,
+) -> std::io::Result<()> {
+    let (mut ticks, mut hangup) = (interval(Duration::from_secs(1)), signal(SignalKind::hangup())?);
+    loop {
+        let is_asked = tokio::select! {
+            _ = ticks.tick() => false,
+            _ = hangup.recv() => true,
+        };
+        let now = stamp(&path);
+        if now == seen && !is_asked {
+            continue;
+        }
+        seen = now;
+        let text = fs::read_to_string(&path).await.map_err(|error| error.to_string());
+        let read =
+            text.and_then(|text| Rules::read(&text).and_then(|file| Ok((Rules::build(&text, &file, &limiter)?, file))));
+        match read {
+            Ok((new, file)) => {
+                if !file.has_settings_of(&started) {
+                    warn!("listen, grpc_listen, store and token hold from the next start on");
+                }
+                info!(rules = new.all.len(), "the rules were read again");
+                counter!("rate_limit_service_reloads_total", "outcome" => "read").increment(1);
+                rules.send_replace(Arc::new(new));
+            }
+            Err(problem) => {
+                warn!("the rules stay as they are, since {} has a mistake: {problem}", path.display());
+                counter!("rate_limit_service_reloads_total", "outcome" => "refused").increment(1);
+            }
+        }
+    }
+}
+
+/// What changes when the file does.
+pub(crate) fn stamp(path: &Path) -> Stamp {
+    let known = std::fs::metadata(path).ok()?;
+    Some((known.modified().ok()?, known.len()))
+}

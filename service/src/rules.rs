@@ -1,0 +1,533 @@
+//! Rules: what a TOML file says, and how a request, a text or a descriptor finds its rule and key.
+
+use std::{
+    collections::HashMap,
+    convert::Infallible,
+    env,
+    fmt::{self, Write},
+    num::{NonZeroU32, NonZeroU64},
+    sync::Arc,
+};
+
+use axum::{
+    body::Body,
+    http::{HeaderName, Method, Request, StatusCode, request::Parts},
+    response::{IntoResponse, Response},
+};
+use serde::Deserialize;
+use toml::Spanned;
+use tower::{Layer, service_fn, util::BoxCloneSyncService};
+use tower_sliding_window::{
+    ApiKey, ClientIp, Header, Key, KeyExtractor, Limit, Limiter, RateLimitLayer, Secret, extract::KeyError,
+    limiter::Share, middleware::OriginalRequestLayer,
+};
+
+/// More would let one descriptor of a proxy cost many look-ups.
+const MOST_ENTRIES: usize = 8;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct File {
+    #[serde(default = "default_listen")]
+    pub(crate) listen: String,
+    pub(crate) grpc_listen: Option<String>,
+    pub(crate) store: Option<String>,
+    pub(crate) token: Option<Variable>,
+    secret: Option<Variable>,
+    #[serde(default)]
+    on_failure: OnFailure,
+    proxy: Option<Proxy>,
+    #[serde(default)]
+    rule: Vec<Spanned<RuleText>>,
+}
+
+#[derive(Clone, Deserialize, PartialEq)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Variable {
+    env: String,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Proxy {
+    addresses: Vec<String>,
+    #[serde(default)]
+    ask: Ask,
+    refusal_status: Option<u16>,
+    #[serde(default)]
+    ignore_case: bool,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Ask {
+    #[default]
+    Forwarded,
+    Original,
+    AsSent,
+}
+
+#[derive(Clone, Copy, Default, Deserialize, PartialEq)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum OnFailure {
+    #[default]
+    Open,
+    Closed,
+    Local(NonZeroU32),
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RuleText {
+    name: String,
+    path: Option<String>,
+    #[serde(default)]
+    methods: Vec<String>,
+    key: Option<Vec<String>>,
+    #[serde(default)]
+    limits: Vec<Limit>,
+    #[serde(default)]
+    shadow: Vec<Limit>,
+    cost: Option<NonZeroU64>,
+    cost_from: Option<CostFrom>,
+    on_failure: Option<OnFailure>,
+    domain: Option<String>,
+    #[serde(default)]
+    descriptor: Vec<String>,
+}
+
+#[derive(Clone, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum CostFrom {
+    Query(String),
+    Header(String),
+}
+
+type Guard = BoxCloneSyncService<Request<Body>, Response, Infallible>;
+
+pub(crate) struct Rule {
+    pub(crate) name: String,
+    /// With whether each is in the shadow.
+    pub(crate) limits: Vec<(Limit, bool)>,
+    pub(crate) limiter: Limiter,
+    pub(crate) on_failure: OnFailure,
+    key: Vec<Part>,
+    /// As the file says it.
+    key_text: Vec<String>,
+    route: Option<(String, Vec<Method>)>,
+    descriptor: Option<String>,
+    descriptor_said: String,
+    pub(crate) guard: Option<Guard>,
+}
+
+/// A part of a rule's key.
+#[derive(Clone)]
+enum Part {
+    Client(ClientIp),
+    Header(Header),
+    ApiKey(ApiKey),
+    Path(String),
+    Text,
+}
+
+/// The values in the path of a request.
+#[derive(Clone)]
+pub(crate) struct PathValues(pub(crate) Vec<(String, String)>);
+
+#[derive(Default)]
+pub(crate) struct Rules {
+    pub(crate) all: Vec<Rule>,
+    by_name: HashMap<String, usize>,
+    by_limit: HashMap<String, (usize, usize)>,
+    /// One for each method that a rule names, and one for all others.
+    routes: HashMap<Option<Method>, matchit::Router<usize>>,
+    by_descriptor: HashMap<String, usize>,
+    ignore_case: bool,
+    pub(crate) questions: Option<OriginalRequestLayer>,
+    pub(crate) refusal_status: Option<StatusCode>,
+}
+
+fn default_listen() -> String {
+    "127.0.0.1:8090".to_owned()
+}
+
+impl Variable {
+    pub(crate) fn secret(&self) -> Result<(Secret, String), String> {
+        let value = env::var(&self.env).map_err(|error| format!("the variable {}: {error}", self.env))?;
+        Ok((Secret::new(&value).map_err(|error| format!("the variable {}: {error}", self.env))?, value))
+    }
+}
+
+impl Rules {
+    pub(crate) fn read(text: &str) -> Result<File, String> {
+        toml::from_str(text).map_err(|error| error.to_string().trim_end().to_owned())
+    }
+
+    pub(crate) fn build(text: &str, file: &File, limiter: &Limiter) -> Result<Self, String> {
+        let secret = file.secret.as_ref().map(Variable::secret).transpose()?.map(|(secret, _)| secret);
+        let addresses = file.proxy.as_ref().map_or(&[][..], |proxy| &proxy.addresses);
+        let client = ClientIp::behind(addresses).map_err(|error| format!("[proxy] addresses: {error}"))?;
+        let mut rules = Self::default();
+        if let Some(proxy) = &file.proxy {
+            let layer = OriginalRequestLayer::behind(addresses).map_err(|error| error.to_string())?;
+            rules.questions = Some(match proxy.ask {
+                Ask::Forwarded => layer,
+                Ask::Original => layer.headers("x-original-method", "x-original-uri"),
+                Ask::AsSent => layer.as_sent("/auth"),
+            });
+            let status = proxy.refusal_status.map(StatusCode::from_u16).transpose();
+            let status = status.ok().filter(|status| status.is_none_or(|status| status.as_u16() >= 400));
+            rules.refusal_status = status.ok_or("[proxy] refusal_status must be 400 to 999")?;
+            rules.ignore_case = proxy.ignore_case;
+        }
+        for rule in &file.rule {
+            let name = &rule.get_ref().name;
+            let read = Rule::read(rule.get_ref(), file, &client, secret.as_ref(), limiter, rules.ignore_case);
+            read.and_then(|rule| rules.add(rule)).map_err(|problem| {
+                let before = text.get(..rule.span().start).unwrap_or_default();
+                let (line, column) =
+                    (before.matches('\n').count() + 1, before.chars().rev().take_while(|c| *c != '\n').count() + 1);
+                format!("line {line}, column {column}: rule {name:?}: {problem}")
+            })?;
+        }
+        Ok(rules)
+    }
+
+    fn add(&mut self, rule: Rule) -> Result<(), String> {
+        let index = self.all.len();
+        if self.by_name.insert(rule.name.clone(), index).is_some() {
+            return Err("there is another rule of this name".to_owned());
+        }
+        for (place, (limit, _)) in rule.limits.iter().enumerate() {
+            let Some((other, at)) = self.by_limit.insert(limit.name().to_owned(), (index, place)) else { continue };
+            let Some(other) = self.all.get(other) else {
+                return Err(format!("it has the limit {:?} twice", limit.name()));
+            };
+            let (same, name) = (&other.limits[at].0, &other.name);
+            if same != limit {
+                return Err(format!(
+                    "its limit \"{limit}\" is \"{same}\" in rule {name:?}: give one of them another name, or the same size"
+                ));
+            }
+            if other.key_text != rule.key_text {
+                return Err(format!(
+                    "its limit {:?} has another key in rule {name:?}: give one of them another name",
+                    limit.name()
+                ));
+            }
+        }
+        if let Some(other) = rule.descriptor.as_ref().and_then(|text| self.by_descriptor.insert(text.clone(), index)) {
+            return Err(format!("it has the domain and the descriptor of rule {:?}", self.all[other].name));
+        }
+        self.add_route(&rule, index)?;
+        self.all.push(rule);
+        Ok(())
+    }
+
+    /// Puts a rule into the routers of its methods, or of all.
+    fn add_route(&mut self, rule: &Rule, index: usize) -> Result<(), String> {
+        let Some((path, methods)) = &rule.route else { return Ok(()) };
+        self.routes.entry(None).or_default();
+        for method in methods.iter().cloned().map(Some) {
+            if !self.routes.contains_key(&method) {
+                self.routes.insert(method, self.routes[&None].clone());
+            }
+        }
+        let is_own = |method: &Option<Method>| method.as_ref().is_some_and(|method| methods.contains(method));
+        for (_, router) in self.routes.iter_mut().filter(|(method, _)| methods.is_empty() || is_own(method)) {
+            router.insert(path.clone(), index).map_err(|error| {
+                let with = if let matchit::InsertError::Conflict { with } = &error { with } else { "" };
+                let is_other = |other: &&Rule| other.route.as_ref().is_some_and(|(path, _)| path == with);
+                match self.all.iter().find(is_other) {
+                    Some(other) => format!("its path {path:?} is hidden by {with:?} of rule {:?}", other.name),
+                    None => format!("its path {path:?}: {error}"),
+                }
+            })?;
+        }
+        Ok(())
+    }
+
+    /// The rule of a request, and the values in its path. `HEAD` is answered by `GET`.
+    pub(crate) fn find(&self, method: &Method, path: &str) -> Option<(&Rule, PathValues)> {
+        let method = Some(method.clone());
+        let get = Some(Method::GET);
+        let method = if method == Some(Method::HEAD) && !self.routes.contains_key(&method) { &get } else { &method };
+        let path = normal(path, self.ignore_case);
+        let found = self.routes.get(method).or_else(|| self.routes.get(&None))?.at(&path).ok()?;
+        let values = found.params.iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
+        Some((&self.all[*found.value], PathValues(values)))
+    }
+
+    pub(crate) fn find_limit(&self, name: &str) -> Option<(&Rule, &(Limit, bool))> {
+        let (rule, place) = self.by_limit.get(name)?;
+        Some((&self.all[*rule], &self.all[*rule].limits[*place]))
+    }
+
+    /// The rule of a descriptor, and the values that are its key. A rule that says the first
+    /// values wins.
+    pub(crate) fn find_descriptor<'a>(
+        &self,
+        domain: &str,
+        entries: &[(&'a str, &'a str)],
+    ) -> Option<(&Rule, Vec<&'a str>)> {
+        let open = |open: usize, at: usize| open >> (entries.len() - 1 - at) & 1 == 1;
+        (0..1_usize << entries.len().min(MOST_ENTRIES + 1)).filter(|_| entries.len() <= MOST_ENTRIES).find_map(|mask| {
+            let said = entries.iter().enumerate().map(|(at, (key, value))| (*key, (!open(mask, at)).then_some(*value)));
+            let rule = &self.all[*self.by_descriptor.get(&descriptor_text(domain, said))?];
+            let values = entries.iter().enumerate().filter(|(at, _)| open(mask, *at)).map(|(_, (_, value))| *value);
+            Some((rule, values.collect()))
+        })
+    }
+}
+
+/// No two lists of entries give the same text, since each part says its length.
+fn descriptor_text<'a>(domain: &str, entries: impl Iterator<Item = (&'a str, Option<&'a str>)>) -> String {
+    let mut text = format!("{}:{domain}", domain.len());
+    for part in entries.flat_map(|(key, value)| [Some(key), value]) {
+        let Some(part) = part else {
+            text.push('*');
+            continue;
+        };
+        let _ = write!(text, "{}:{part}", part.len());
+    }
+    text
+}
+
+/// The path as an application may read it: a client can spell one path in many ways.
+fn normal(path: &str, ignore_case: bool) -> String {
+    let decoded = percent_encoding::percent_decode_str(path).decode_utf8_lossy();
+    let mut segments = Vec::new();
+    for segment in decoded.split('/') {
+        match segment {
+            "" | "." => {}
+            ".." => drop(segments.pop()),
+            segment => segments.push(segment),
+        }
+    }
+    let path = format!("/{}", segments.join("/"));
+    if ignore_case { path.to_lowercase() } else { path }
+}
+
+impl Rule {
+    fn read(
+        text: &RuleText,
+        file: &File,
+        client: &ClientIp,
+        secret: Option<&Secret>,
+        limiter: &Limiter,
+        ignore_case: bool,
+    ) -> Result<Self, String> {
+        let entries: Vec<_> = text
+            .descriptor
+            .iter()
+            .map(|entry| entry.split_once('=').map_or((&**entry, None), |(key, value)| (key, Some(value))))
+            .collect();
+        let open = entries.iter().filter(|(_, value)| value.is_none()).count();
+        let default = if text.domain.is_some() {
+            vec!["text"; open]
+        } else if text.path.is_some() {
+            vec!["client"]
+        } else {
+            vec!["text"]
+        };
+        let key_text = text.key.clone().unwrap_or_else(|| default.into_iter().map(str::to_owned).collect());
+        let key =
+            key_text.iter().map(|part| Part::read(part, client, secret, ignore_case)).collect::<Result<Vec<_>, _>>()?;
+        let limits: Vec<_> = text
+            .limits
+            .iter()
+            .map(|limit| (limit, false))
+            .chain(text.shadow.iter().map(|limit| (limit, true)))
+            .map(|(limit, is_shadow)| (limit.clone(), is_shadow))
+            .collect();
+        let is_unknown = |part: &&String| {
+            let name = part.strip_prefix("path:").zip(text.path.as_ref());
+            name.is_some_and(|(name, path)| {
+                !path.contains(&format!("{{{name}}}")) && !path.contains(&format!("{{*{name}}}"))
+            })
+        };
+        let is_asked = text.path.is_some() || text.domain.is_some();
+        if limits.is_empty() {
+            return Err("it has no limits".to_owned());
+        } else if let Some((limit, _)) = limits.iter().find(|(limit, _)| is_asked && limit.is_concurrent()) {
+            return Err(format!("\"{limit}\": no proxy says when a request ends, so only POST /check takes places"));
+        } else if text.path.is_some() && key.iter().any(|part| matches!(part, Part::Text)) {
+            return Err("a request has no key \"text\"".to_owned());
+        } else if let Some(part) = key_text.iter().find(|part| is_unknown(part)) {
+            return Err(format!("its path has no value for the key {part:?}"));
+        } else if text.domain.is_some() == entries.is_empty() || entries.len() > MOST_ENTRIES {
+            return Err(format!(
+                "a domain needs a descriptor of 1 to {MOST_ENTRIES} entries, and a descriptor a domain"
+            ));
+        } else if text.domain.is_some() && key.len() != open {
+            return Err(format!("its key has {} parts, and its descriptor {open} entries without a value", key.len()));
+        } else if text.path.is_none() && (!text.methods.is_empty() || text.cost.is_some() || text.cost_from.is_some()) {
+            return Err("methods and costs need a path: others say the cost themselves".to_owned());
+        } else if text.cost.is_some() && text.cost_from.is_some() {
+            return Err("cost and cost_from: only one of them".to_owned());
+        }
+        let is_method =
+            |name: &&String| !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_uppercase() || byte == b'-');
+        let method = |name: &String| {
+            Some(name)
+                .filter(is_method)
+                .and_then(|name| name.parse().ok())
+                .ok_or_else(|| format!("{name:?} is no method, such as \"POST\""))
+        };
+        let methods = text.methods.iter().map(method).collect::<Result<Vec<Method>, _>>()?;
+        let path = match &text.path {
+            Some(path) if !path.starts_with('/') => return Err(format!("its path {path:?} must begin with /")),
+            path => path.as_ref().map(|path| normal(path, ignore_case)),
+        };
+        let on_failure = text.on_failure.unwrap_or(file.on_failure);
+        let limiter = match on_failure {
+            OnFailure::Local(processes) => limiter.clone().fail_local(Share::from(processes)),
+            _ => limiter.clone(),
+        };
+        let descriptor = text.domain.as_ref().map(|domain| descriptor_text(domain, entries.into_iter()));
+        let mut rule = Self {
+            name: text.name.clone(),
+            limits,
+            limiter,
+            on_failure,
+            key,
+            key_text,
+            route: path.map(|path| (path, methods)),
+            descriptor,
+            descriptor_said: format!("{:?} of {}", text.descriptor, text.domain.as_deref().unwrap_or_default()),
+            guard: None,
+        };
+        rule.guard = rule.route.is_some().then(|| rule.guard(text)).transpose()?;
+        Ok(rule)
+    }
+
+    /// What answers the proxies' questions.
+    fn guard(&self, text: &RuleText) -> Result<Guard, String> {
+        let parts = self.key.clone();
+        let key = Arc::new(move |request: &Parts| joined(parts.iter().map(|part| part.of_request(request))));
+        let limits = self.limits.iter().map(|(limit, is_shadow)| {
+            let key = Arc::clone(&key);
+            let limit = limit.clone().by(move |request: &Parts| key(request));
+            if *is_shadow { limit.in_shadow() } else { limit }
+        });
+        let layer = RateLimitLayer::new(self.limiter.clone()).limits(limits).map_err(|error| error.to_string())?;
+        let (cost, from) = (text.cost.map_or(1, NonZeroU64::get), text.cost_from.clone());
+        let layer =
+            layer.named(self.name.clone()).cost(move |request| from.as_ref().map_or(cost, |from| from.of(request)));
+        let layer = if self.on_failure == OnFailure::Closed { layer.fail_closed() } else { layer };
+        let admitted = service_fn(|_| async { Ok(StatusCode::OK.into_response()) });
+        Ok(BoxCloneSyncService::new(layer.layer(admitted)))
+    }
+
+    /// The key that a program or a descriptor says.
+    pub(crate) fn key_of(&self, texts: &[&str]) -> Result<Key, String> {
+        if texts.len() != self.key.len() {
+            return Err(format!(
+                "the key has {} parts, and rule {:?} needs {}",
+                texts.len(),
+                self.name,
+                self.key.len()
+            ));
+        }
+        joined(self.key.iter().zip(texts).map(|(part, text)| part.of_text(text)))
+    }
+}
+
+impl Part {
+    fn read(text: &str, client: &ClientIp, secret: Option<&Secret>, ignore_case: bool) -> Result<Self, String> {
+        let (kind, name) = text.split_once(':').unwrap_or((text, ""));
+        let header =
+            || HeaderName::from_bytes(name.as_bytes()).map_err(|_| format!("the key {text:?} names no header"));
+        Ok(match kind {
+            "client" if name.is_empty() => Self::Client(client.clone()),
+            "text" if name.is_empty() => Self::Text,
+            "header" => Self::Header(Header::new(header()?)),
+            "api-key" => {
+                Self::ApiKey(ApiKey::header(header()?, secret.ok_or("an API key needs secret = { env = \"..\" }")?))
+            }
+            "path" if !name.is_empty() => Self::Path(if ignore_case { name.to_lowercase() } else { name.to_owned() }),
+            _ => {
+                return Err(format!(
+                    "the key {text:?} is none of client, header:NAME, api-key:HEADER, path:NAME and text"
+                ));
+            }
+        })
+    }
+
+    fn of_request(&self, request: &Parts) -> Result<Key, KeyError> {
+        match self {
+            Self::Client(client) => client.extract(request),
+            Self::Header(header) => header.extract(request),
+            Self::ApiKey(header) => header.extract(request),
+            Self::Path(name) => {
+                let values = request.extensions.get::<PathValues>().map_or(&[][..], |values| &values.0);
+                let value = values.iter().find(|(other, _)| other == name);
+                value.map(|(_, value)| Key::new("path", value)).ok_or_else(|| KeyError::missing(name.clone()))
+            }
+            Self::Text => Err(KeyError::missing("text")),
+        }
+    }
+
+    fn of_text(&self, text: &str) -> Result<Key, String> {
+        Ok(match self {
+            Self::Client(client) => client.key(text.parse().map_err(|_| format!("the key {text:?} is no address"))?),
+            Self::Header(header) => header.key(text),
+            Self::ApiKey(header) => header.key(text),
+            Self::Path(_) => Key::new("path", text),
+            Self::Text => Key::from(text),
+        })
+    }
+}
+
+impl CostFrom {
+    /// 1 where there is no number above 0.
+    fn of(&self, request: &Parts) -> u64 {
+        let number = match self {
+            Self::Header(name) => request.headers.get(name).and_then(|value| value.to_str().ok()),
+            Self::Query(name) => request
+                .uri
+                .query()
+                .unwrap_or_default()
+                .split('&')
+                .find_map(|pair| pair.split_once('=').filter(|(key, _)| key == name))
+                .map(|(_, value)| value),
+        };
+        number.and_then(|number| number.parse().ok()).unwrap_or(1).max(1)
+    }
+}
+
+/// One key of several.
+fn joined<E>(keys: impl Iterator<Item = Result<Key, E>>) -> Result<Key, E> {
+    let pair = |first: Option<Key>, next: Result<Key, E>| {
+        let next = next?;
+        Ok(Some(first.map_or_else(|| next.clone(), |first| Key::from((&first, &next)))))
+    };
+    Ok(keys.into_iter().try_fold(None, pair)?.unwrap_or_else(|| Key::new("everyone", "")))
+}
+
+impl File {
+    /// Whether all is the same that is read only at the start.
+    pub(crate) fn has_settings_of(&self, other: &Self) -> bool {
+        let settings =
+            |file: &Self| (file.listen.clone(), file.grpc_listen.clone(), file.store.clone(), file.token.clone());
+        settings(self) == settings(other)
+    }
+}
+
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "rule {:?}:", self.name)?;
+        for (limit, is_shadow) in &self.limits {
+            write!(f, " {limit}{}", if *is_shadow { " in the shadow" } else { "" })?;
+        }
+        write!(f, " by {}", self.key_text.join(" and "))?;
+        if let Some((path, methods)) = &self.route {
+            write!(
+                f,
+                ", {} {path}",
+                if methods.is_empty() { "all methods".to_owned() } else { format!("{methods:?}") }
+            )?;
+        }
+        self.descriptor.as_ref().map_or(Ok(()), |_| write!(f, ", descriptor {}", self.descriptor_said))
+    }
+}

@@ -1,0 +1,110 @@
+//! Who may ask, and the end.
+
+use std::{
+    io::{Read, Write},
+    os::unix::net::UnixStream,
+};
+
+use reqwest::Method;
+use serde_json::json;
+use tower_sliding_window::{ClientIp, Limit, Limiter, RedisStore};
+
+use crate::{
+    envoy::{ask, connect, descriptor},
+    support::{PATIENCE, Redis, Service},
+};
+
+const RULES: &str =
+    "[[rule]]\nname = \"a\"\nlimits = [\"a=5/min\"]\n[[rule]]\nname = \"jobs\"\nlimits = [\"jobs=1/1h concurrent\"]\n";
+
+#[tokio::test]
+async fn a_token_is_needed_for_decisions_and_for_nothing_else() {
+    let listen = "listen = \"0.0.0.0:0\"\ngrpc_listen = \"0.0.0.0:0\"";
+    let service = Service::listening(listen, &format!("token = {{ env = \"SERVICE_TOKEN\" }}\n{RULES}"));
+    for path in ["/check", "/peek", "/reset", "/settle"] {
+        let answer = service.post(path, json!({ "limit": "a", "key": "ada" })).await;
+        assert_eq!((answer.status, answer.header("www-authenticate")), (401, "Bearer"), "{path}");
+    }
+    for (token, status) in [("t0ken-0f-the-tests-7a3", 200), ("t0ken-0f-the-tests-7a4", 401), ("", 401)] {
+        let request = service.request(Method::POST, "/check").header("content-type", "application/json");
+        let request =
+            request.header("authorization", format!("Bearer {token}")).body(r#"{"limit": "a", "key": "ada"}"#);
+        assert_eq!(service.send(request).await.status, status);
+    }
+    let refused = ask(&connect(&service).await, &[descriptor(&[("a", "b")])], 1).await.unwrap_err();
+    assert_eq!(refused.code(), tonic::Code::Unauthenticated);
+    for path in ["/health", "/metrics", "/openapi.yaml"] {
+        assert_eq!(service.get(path).await.status, 200);
+    }
+    assert!(service.get("/openapi.yaml").await.text.starts_with("openapi: 3"));
+}
+
+#[test]
+fn a_unix_socket_is_served_and_taken_over() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("http.sock");
+    let rules = format!("[proxy]\naddresses = [\"127.0.0.1\"]\n{RULES}");
+    for _ in 0..2 {
+        // The first is killed, and leaves its socket behind.
+        let _service = Service::listening(&format!("listen = \"unix:{}\"", path.display()), &rules);
+        let send = |text: String| {
+            let mut stream = UnixStream::connect(&path).unwrap();
+            stream.set_read_timeout(Some(PATIENCE)).unwrap();
+            stream.write_all(text.as_bytes()).unwrap();
+            let mut reply = String::new();
+            stream.read_to_string(&mut reply).unwrap();
+            reply
+        };
+        let body = r#"{"limit": "a", "key": "ada"}"#;
+        let head = "host: a\r\nconnection: close\r\ncontent-type: application/json";
+        let reply = send(format!("POST /check HTTP/1.1\r\n{head}\r\ncontent-length: {}\r\n\r\n{body}", body.len()));
+        assert!(reply.contains(r#""allowed":true"#), "{reply}");
+        let reply =
+            send(format!("GET /auth HTTP/1.1\r\n{head}\r\nx-forwarded-method: GET\r\nx-forwarded-uri: /\r\n\r\n"));
+        assert!(reply.starts_with("HTTP/1.1 200"), "{reply}");
+    }
+    let file = dir.path().join("file");
+    std::fs::write(&file, "precious").unwrap();
+    let rules = dir.path().join("rules.toml");
+    std::fs::write(&rules, format!("listen = \"unix:{}\"", file.display())).unwrap();
+    assert!(!crate::support::command().arg(&rules).output().unwrap().status.success());
+    assert_eq!(std::fs::read_to_string(file).unwrap(), "precious");
+}
+
+#[tokio::test]
+async fn the_end_is_in_order_and_gives_places_back() {
+    let redis = Redis::start();
+    let rules = format!("store = {:?}\n{RULES}", redis.url);
+    let (first, second) = (Service::start(&rules), Service::start(&rules));
+    let job = json!({ "limit": "jobs", "key": "ada", "lease": 3600 });
+    assert!(first.post("/check", &job).await.is_allowed());
+    assert!(!second.post("/check", &job).await.is_allowed());
+    first.signal("TERM");
+    assert_eq!(first.end(), 0);
+    // The second remembers its refusal for a second.
+    let begun = std::time::Instant::now();
+    while !second.post("/check", &job).await.is_allowed() {
+        assert!(begun.elapsed() < PATIENCE);
+        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+    }
+}
+
+#[tokio::test]
+async fn an_app_with_the_layers_limiter_and_a_service_share_a_limit() {
+    let redis = Redis::start();
+    let service = Service::start(&format!(
+        "store = {:?}\n[[rule]]\nname = \"a\"\nkey = [\"client\"]\nlimits = [\"a=5/min\"]",
+        redis.url
+    ));
+    let limiter = Limiter::new(RedisStore::connect(&redis.url).await.unwrap()).deadline(PATIENCE);
+    let key = ClientIp::behind(["127.0.0.1"]).unwrap().key("203.0.113.7".parse().unwrap());
+    for used in [1, 3] {
+        assert_eq!(limiter.check(&Limit::per_minute("a", 5), key.clone(), 1).await.unwrap().used(), used);
+        assert_eq!(
+            service.post("/check", json!({ "limit": "a", "key": "203.0.113.7" })).await.json()["used"],
+            used + 1
+        );
+    }
+    assert!(limiter.check(&Limit::per_minute("a", 5), key.clone(), 1).await.unwrap().is_allowed());
+    assert!(!service.post("/check", json!({ "limit": "a", "key": "203.0.113.7" })).await.is_allowed());
+}
