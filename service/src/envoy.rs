@@ -144,15 +144,15 @@ fn told(limit: &Limit) -> RateLimit {
         3_600_000 => Unit::Hour,
         86_400_000 => Unit::Day,
         604_800_000 => Unit::Week,
-        // A year, or a period of the calendar.
-        31_536_000_000 => match limit.to_string().split(['/', ' ', '(']).nth(1) {
+        31_536_000_000 => Unit::Year,
+        // Perhaps by the calendar.
+        _ => match limit.to_string().split(['/', ' ', '(']).nth(1) {
             Some("h") => Unit::Hour,
             Some("d") => Unit::Day,
             Some("week") => Unit::Week,
             Some("month") => Unit::Month,
-            _ => Unit::Year,
+            _ => Unit::Unknown,
         },
-        _ => Unit::Unknown,
     };
     RateLimit { name: limit.name().to_owned(), requests_per_unit: figure(limit.units()), unit: unit.into() }
 }
