@@ -28,5 +28,6 @@ for wheel in "${WHEELS[@]}"; do
   fi
 done
 
+cargo test --quiet -p sliding-window-service
 cargo build --quiet -p sliding-window-service
 exec python3 tests/service/check.py "${CARGO_TARGET_DIR:-target}/debug/sliding-window-service" "${programs[@]}"

@@ -19,7 +19,8 @@ use tower_sliding_window::{
 
 use crate::{
     Service,
-    rules::{OnFailure, Rule, Rules},
+    file::OnFailure,
+    rules::{Rule, Rules},
 };
 
 #[derive(Deserialize, Serialize)]

@@ -6,6 +6,8 @@
 mod auth;
 mod check;
 mod envoy;
+mod file;
+mod key;
 mod reload;
 mod rules;
 
@@ -39,10 +41,7 @@ use tokio::{
 use tonic::Status;
 use tower_sliding_window::{Decision, Key, Limiter, Secret, store};
 
-use crate::{
-    check::Problem,
-    rules::{File, Rules},
-};
+use crate::{check::Problem, file::File, rules::Rules};
 
 const EXAMPLE: &str = include_str!("../example.toml");
 const MOST_BODY: usize = 64 * 1024;
@@ -111,7 +110,7 @@ fn store_url(file: &File) -> String {
 
 /// Reads and builds everything, and opens nothing.
 fn prepare(text: &str) -> Result<(File, Rules, Limiter), String> {
-    let file = Rules::read(text)?;
+    let file = File::read(text)?;
     let limiter = Limiter::new(store::from_url(&store_url(&file)).map_err(|error| format!("store: {error}"))?);
     let rules = Rules::build(text, &file, &limiter)?;
     for listen in [Some(&file.listen), file.grpc_listen.as_ref()].into_iter().flatten() {
@@ -202,7 +201,7 @@ async fn run(path: Option<PathBuf>) -> Result<(), String> {
     let named =
         |problem| format!("{}: {problem}", path.as_deref().map_or_else(|| "the example".into(), Path::to_string_lossy));
     let (file, rules, limiter) = prepare(&text).map_err(named)?;
-    let token = file.token.as_ref().map(rules::Variable::secret).transpose()?;
+    let token = file.token.as_ref().map(file::Variable::secret).transpose()?;
     let token = token.map(|(secret, value)| (secret.clone(), secret.key(TOKEN, &value)));
     let (sender, receiver) = watch::channel(Arc::new(rules));
     let service = Arc::new(Service { rules: receiver, limiter: limiter.clone(), token, held: Mutex::default() });

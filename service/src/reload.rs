@@ -16,7 +16,7 @@ use tokio::{
 use tower_sliding_window::Limiter;
 use tracing::{info, warn};
 
-use crate::rules::{File, Rules};
+use crate::{file::File, rules::Rules};
 
 pub(crate) type Stamp = Option<(SystemTime, u64)>;
 
@@ -41,7 +41,7 @@ pub(crate) async fn watch(
         seen = now;
         let text = fs::read_to_string(&path).await.map_err(|error| error.to_string());
         let read =
-            text.and_then(|text| Rules::read(&text).and_then(|file| Ok((Rules::build(&text, &file, &limiter)?, file))));
+            text.and_then(|text| File::read(&text).and_then(|file| Ok((Rules::build(&text, &file, &limiter)?, file))));
         match read {
             Ok((new, file)) => {
                 if !file.has_settings_of(&started) {

@@ -1,107 +1,30 @@
-//! Rules: what a TOML file says, and how a request, a text or a descriptor finds its rule and key.
+//! Rules: how a request, a text or a descriptor finds its rule.
 
 use std::{
     collections::HashMap,
     convert::Infallible,
-    env,
     fmt::{self, Write},
-    num::{NonZeroU32, NonZeroU64},
+    num::NonZeroU64,
     sync::Arc,
 };
 
 use axum::{
     body::Body,
-    http::{HeaderName, Method, Request, StatusCode, request::Parts},
+    http::{Method, Request, StatusCode, request::Parts},
     response::{IntoResponse, Response},
 };
-use serde::Deserialize;
-use toml::Spanned;
 use tower::{Layer, service_fn, util::BoxCloneSyncService};
 use tower_sliding_window::{
-    ApiKey, ClientIp, Header, Key, KeyExtractor, Limit, Limiter, RateLimitLayer, Secret, extract::KeyError,
-    limiter::Share, middleware::OriginalRequestLayer,
+    ClientIp, Key, Limit, Limiter, RateLimitLayer, Secret, limiter::Share, middleware::OriginalRequestLayer,
+};
+
+use crate::{
+    file::{Ask, File, OnFailure, RuleText, Variable},
+    key::{Part, PathValues, joined},
 };
 
 /// More would let one descriptor of a proxy cost many look-ups.
 const MOST_ENTRIES: usize = 8;
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct File {
-    #[serde(default = "default_listen")]
-    pub(crate) listen: String,
-    pub(crate) grpc_listen: Option<String>,
-    pub(crate) store: Option<String>,
-    pub(crate) token: Option<Variable>,
-    secret: Option<Variable>,
-    #[serde(default)]
-    on_failure: OnFailure,
-    proxy: Option<Proxy>,
-    #[serde(default)]
-    rule: Vec<Spanned<RuleText>>,
-}
-
-#[derive(Clone, Deserialize, PartialEq)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct Variable {
-    env: String,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Proxy {
-    addresses: Vec<String>,
-    #[serde(default)]
-    ask: Ask,
-    refusal_status: Option<u16>,
-    #[serde(default)]
-    ignore_case: bool,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-enum Ask {
-    #[default]
-    Forwarded,
-    Original,
-    AsSent,
-}
-
-#[derive(Clone, Copy, Default, Deserialize, PartialEq)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum OnFailure {
-    #[default]
-    Open,
-    Closed,
-    Local(NonZeroU32),
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct RuleText {
-    name: String,
-    path: Option<String>,
-    #[serde(default)]
-    methods: Vec<String>,
-    key: Option<Vec<String>>,
-    #[serde(default)]
-    limits: Vec<Limit>,
-    #[serde(default)]
-    shadow: Vec<Limit>,
-    cost: Option<NonZeroU64>,
-    cost_from: Option<CostFrom>,
-    on_failure: Option<OnFailure>,
-    domain: Option<String>,
-    #[serde(default)]
-    descriptor: Vec<String>,
-}
-
-#[derive(Clone, Deserialize)]
-#[serde(rename_all = "lowercase")]
-enum CostFrom {
-    Query(String),
-    Header(String),
-}
 
 type Guard = BoxCloneSyncService<Request<Body>, Response, Infallible>;
 
@@ -120,20 +43,6 @@ pub(crate) struct Rule {
     pub(crate) guard: Option<Guard>,
 }
 
-/// A part of a rule's key.
-#[derive(Clone)]
-enum Part {
-    Client(ClientIp),
-    Header(Header),
-    ApiKey(ApiKey),
-    Path(String),
-    Text,
-}
-
-/// The values in the path of a request.
-#[derive(Clone)]
-pub(crate) struct PathValues(pub(crate) Vec<(String, String)>);
-
 #[derive(Default)]
 pub(crate) struct Rules {
     pub(crate) all: Vec<Rule>,
@@ -147,22 +56,7 @@ pub(crate) struct Rules {
     pub(crate) refusal_status: Option<StatusCode>,
 }
 
-fn default_listen() -> String {
-    "127.0.0.1:8090".to_owned()
-}
-
-impl Variable {
-    pub(crate) fn secret(&self) -> Result<(Secret, String), String> {
-        let value = env::var(&self.env).map_err(|error| format!("the variable {}: {error}", self.env))?;
-        Ok((Secret::new(&value).map_err(|error| format!("the variable {}: {error}", self.env))?, value))
-    }
-}
-
 impl Rules {
-    pub(crate) fn read(text: &str) -> Result<File, String> {
-        toml::from_str(text).map_err(|error| error.to_string().trim_end().to_owned())
-    }
-
     pub(crate) fn build(text: &str, file: &File, limiter: &Limiter) -> Result<Self, String> {
         let secret = file.secret.as_ref().map(Variable::secret).transpose()?.map(|(secret, _)| secret);
         let addresses = file.proxy.as_ref().map_or(&[][..], |proxy| &proxy.addresses);
@@ -430,87 +324,6 @@ impl Rule {
             ));
         }
         joined(self.key.iter().zip(texts).map(|(part, text)| part.of_text(text)))
-    }
-}
-
-impl Part {
-    fn read(text: &str, client: &ClientIp, secret: Option<&Secret>, ignore_case: bool) -> Result<Self, String> {
-        let (kind, name) = text.split_once(':').unwrap_or((text, ""));
-        let header =
-            || HeaderName::from_bytes(name.as_bytes()).map_err(|_| format!("the key {text:?} names no header"));
-        Ok(match kind {
-            "client" if name.is_empty() => Self::Client(client.clone()),
-            "text" if name.is_empty() => Self::Text,
-            "header" => Self::Header(Header::new(header()?)),
-            "api-key" => {
-                Self::ApiKey(ApiKey::header(header()?, secret.ok_or("an API key needs secret = { env = \"..\" }")?))
-            }
-            "path" if !name.is_empty() => Self::Path(if ignore_case { name.to_lowercase() } else { name.to_owned() }),
-            _ => {
-                return Err(format!(
-                    "the key {text:?} is none of client, header:NAME, api-key:HEADER, path:NAME and text"
-                ));
-            }
-        })
-    }
-
-    fn of_request(&self, request: &Parts) -> Result<Key, KeyError> {
-        match self {
-            Self::Client(client) => client.extract(request),
-            Self::Header(header) => header.extract(request),
-            Self::ApiKey(header) => header.extract(request),
-            Self::Path(name) => {
-                let values = request.extensions.get::<PathValues>().map_or(&[][..], |values| &values.0);
-                let value = values.iter().find(|(other, _)| other == name);
-                value.map(|(_, value)| Key::new("path", value)).ok_or_else(|| KeyError::missing(name.clone()))
-            }
-            Self::Text => Err(KeyError::missing("text")),
-        }
-    }
-
-    fn of_text(&self, text: &str) -> Result<Key, String> {
-        Ok(match self {
-            Self::Client(client) => client.key(text.parse().map_err(|_| format!("the key {text:?} is no address"))?),
-            Self::Header(header) => header.key(text),
-            Self::ApiKey(header) => header.key(text),
-            Self::Path(_) => Key::new("path", text),
-            Self::Text => Key::from(text),
-        })
-    }
-}
-
-impl CostFrom {
-    /// 1 where there is no number above 0.
-    fn of(&self, request: &Parts) -> u64 {
-        let number = match self {
-            Self::Header(name) => request.headers.get(name).and_then(|value| value.to_str().ok()),
-            Self::Query(name) => request
-                .uri
-                .query()
-                .unwrap_or_default()
-                .split('&')
-                .find_map(|pair| pair.split_once('=').filter(|(key, _)| key == name))
-                .map(|(_, value)| value),
-        };
-        number.and_then(|number| number.parse().ok()).unwrap_or(1).max(1)
-    }
-}
-
-/// One key of several.
-fn joined<E>(keys: impl Iterator<Item = Result<Key, E>>) -> Result<Key, E> {
-    let pair = |first: Option<Key>, next: Result<Key, E>| {
-        let next = next?;
-        Ok(Some(first.map_or_else(|| next.clone(), |first| Key::from((&first, &next)))))
-    };
-    Ok(keys.into_iter().try_fold(None, pair)?.unwrap_or_else(|| Key::new("everyone", "")))
-}
-
-impl File {
-    /// Whether all is the same that is read only at the start.
-    pub(crate) fn has_settings_of(&self, other: &Self) -> bool {
-        let settings =
-            |file: &Self| (file.listen.clone(), file.grpc_listen.clone(), file.store.clone(), file.token.clone());
-        settings(self) == settings(other)
     }
 }
 
