@@ -1,6 +1,9 @@
 //! What proxies ask: may this request pass?
 
-use std::{convert::Infallible, sync::Arc};
+use std::{
+    convert::Infallible,
+    sync::{Arc, atomic::Ordering},
+};
 
 use axum::{
     body::Body,
@@ -9,6 +12,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use tower::{Layer, ServiceExt, service_fn};
+use tracing::warn;
 
 use crate::{Service, rules::Rules};
 
@@ -19,9 +23,14 @@ pub(crate) async fn ask(State(service): State<Arc<Service>>, request: Request) -
         return (StatusCode::NOT_FOUND, "the rules have no [proxy], so nobody may ask\n").into_response();
     };
     let refusal_status = rules.refusal_status;
-    let guarded = questions.layer(service_fn(move |request| decide(Arc::clone(&rules), request)));
+    let guarded = questions.layer(service_fn(|request| decide(Arc::clone(&rules), request)));
     let mut response = guarded.oneshot(request).await.unwrap_or_else(|error| match error {});
     let status = response.status();
+    if status == StatusCode::BAD_REQUEST && !rules.has_told_of_questions.swap(true, Ordering::Relaxed) {
+        warn!(
+            "a question of a proxy got a 400, which its client sees as a refusal: does `ask` fit the proxy, and has each request the key of its rule?"
+        );
+    }
     if let Some(refused) = refusal_status.filter(|_| !status.is_success()) {
         response.headers_mut().insert("x-auth-status", HeaderValue::from(status.as_u16()));
         *response.status_mut() = refused;

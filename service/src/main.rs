@@ -13,7 +13,8 @@ mod rules;
 
 use std::{
     collections::HashMap,
-    env, fs, io,
+    env, fs,
+    io::{self, IsTerminal},
     net::{Ipv4Addr, SocketAddr},
     os::unix::fs::{FileTypeExt, PermissionsExt},
     path::{Path, PathBuf},
@@ -83,7 +84,7 @@ impl Service {
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    tracing_subscriber::fmt().with_writer(io::stderr).init();
+    tracing_subscriber::fmt().with_ansi(io::stderr().is_terminal()).with_writer(io::stderr).init();
     let arguments: Vec<_> = env::args().skip(1).collect();
     let outcome = match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         [] => run(None).await,

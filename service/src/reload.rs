@@ -28,6 +28,7 @@ pub(crate) async fn watch(
     limiter: Limiter,
     rules: watch::Sender<Arc<Rules>>,
 ) -> std::io::Result<()> {
+    let mut before = seen;
     let (mut ticks, mut hangup) = (interval(Duration::from_secs(1)), signal(SignalKind::hangup())?);
     loop {
         let is_asked = tokio::select! {
@@ -35,7 +36,10 @@ pub(crate) async fn watch(
             _ = hangup.recv() => true,
         };
         let now = stamp(&path);
-        if now == seen && !is_asked {
+        // A file that has changed since the last look may be half written.
+        let is_written = now == before;
+        before = now;
+        if !is_asked && (now == seen || !is_written) {
             continue;
         }
         seen = now;

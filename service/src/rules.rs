@@ -5,7 +5,7 @@ use std::{
     convert::Infallible,
     fmt::{self, Write},
     num::NonZeroU64,
-    sync::Arc,
+    sync::{Arc, atomic::AtomicBool},
 };
 
 use axum::{
@@ -54,6 +54,8 @@ pub(crate) struct Rules {
     ignore_case: bool,
     pub(crate) questions: Option<OriginalRequestLayer>,
     pub(crate) refusal_status: Option<StatusCode>,
+    /// Whether the log has said that a question cannot be answered. Clients could fill it.
+    pub(crate) has_told_of_questions: AtomicBool,
 }
 
 impl Rules {
@@ -72,6 +74,11 @@ impl Rules {
             let status = proxy.refusal_status.map(StatusCode::from_u16).transpose();
             let status = status.ok().filter(|status| status.is_none_or(|status| status.as_u16() >= 400));
             rules.refusal_status = status.ok_or("[proxy] refusal_status must be 400 to 999")?;
+            if matches!(proxy.ask, Ask::Original) && proxy.refusal_status.is_none() {
+                return Err(
+                    "[proxy] ask = \"original\" needs refusal_status = 403: nginx makes a 500 of a 429".to_owned()
+                );
+            }
             rules.ignore_case = proxy.ignore_case;
         }
         for rule in &file.rule {
@@ -84,7 +91,8 @@ impl Rules {
                 format!("line {line}, column {column}: rule {name:?}: {problem}")
             })?;
         }
-        Ok(rules)
+        // As of a file that somebody is writing.
+        if rules.all.is_empty() { Err("it has no [[rule]]".to_owned()) } else { Ok(rules) }
     }
 
     fn add(&mut self, rule: Rule) -> Result<(), String> {
@@ -147,9 +155,20 @@ impl Rules {
         let get = Some(Method::GET);
         let method = if method == Some(Method::HEAD) && !self.routes.contains_key(&method) { &get } else { &method };
         let path = normal(path, self.ignore_case);
-        let found = self.routes.get(method).or_else(|| self.routes.get(&None))?.at(&path).ok()?;
-        let values = found.params.iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
-        Some((&self.all[*found.value], PathValues(values)))
+        let routes = self.routes.get(method).or_else(|| self.routes.get(&None))?;
+        // The router finds no empty rest: `/files` is a path of `/files/{*path}`, too.
+        let below = format!("{}/-", path.trim_end_matches('/'));
+        let (found, has_rest) = match routes.at(&path) {
+            Ok(found) => (found, true),
+            Err(_) => (routes.at(&below).ok()?, false),
+        };
+        let rule = &self.all[*found.value];
+        if !has_rest && !rule.route.as_ref().is_some_and(|(path, _)| path.contains("{*")) {
+            return None;
+        }
+        let said = found.params.len() - usize::from(!has_rest);
+        let values = found.params.iter().take(said).map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
+        Some((rule, PathValues(values)))
     }
 
     pub(crate) fn find_limit(&self, name: &str) -> Option<(&Rule, &(Limit, bool))> {
@@ -241,8 +260,20 @@ impl Rule {
             })
         };
         let is_asked = text.path.is_some() || text.domain.is_some();
+        let is_literal = |path: &String| {
+            !path.split('{').enumerate().any(|(at, part)| {
+                let text = if at == 0 { part } else { part.split_once('}').map_or("", |(_, text)| text) };
+                text.contains([':', '*', '<', '}'])
+            })
+        };
         if limits.is_empty() {
             return Err("it has no limits".to_owned());
+        } else if text.path.is_some() && file.proxy.is_none() {
+            return Err("its path needs [proxy], which says who may ask".to_owned());
+        } else if let Some(path) = text.path.as_ref().filter(|path| !is_literal(path)) {
+            return Err(format!(
+                "its path {path:?} has a :, * or < outside of braces: write /page/{{number}} or /files/{{*path}}"
+            ));
         } else if let Some((limit, _)) = limits.iter().find(|(limit, _)| is_asked && limit.is_concurrent()) {
             return Err(format!("\"{limit}\": no proxy says when a request ends, so only POST /check takes places"));
         } else if text.path.is_some() && key.iter().any(|part| matches!(part, Part::Text)) {

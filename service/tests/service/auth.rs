@@ -32,6 +32,10 @@ methods = ["GET"]
 key = ["api-key:x-api-key"]
 limits = ["keys=1/min"]
 [[rule]]
+name = "files"
+path = "/files/{*path}"
+limits = ["files=2/min"]
+[[rule]]
 name = "café"
 path = "/café"
 limits = ["cafe=1/min"]
@@ -51,6 +55,15 @@ async fn a_question_is_decided_as_the_request_that_it_is_about() {
         let refused = service.ask("POST", "/login", &ada).await;
         assert_eq!((refused.status, refused.header("x-ratelimit-remaining")), (429, "0"));
         assert!(!refused.header("retry-after").is_empty() && refused.json()["violated-policies"] == json!(["login"]));
+        // The rest of a path may be empty.
+        for (path, status) in
+            [("/files", 200), ("/files/", 200), ("/files/a", 429), ("/files/a/b", 429), ("/file", 200)]
+        {
+            assert_eq!(service.ask("GET", path, &ada).await.status, status, "{path}");
+        }
+        for (path, status) in [("/tenants/acme", 200), ("/tenants/acme/x", 429), ("/tenants/other", 200)] {
+            assert_eq!(service.ask("GET", path, &[("x-user", "ada")]).await.status, status, "{path}");
+        }
         // Other methods, other paths and other clients.
         for (method, uri, client) in
             [("GET", "/login", "203.0.113.7"), ("POST", "/", "203.0.113.7"), ("POST", "/login", "203.0.113.8")]

@@ -22,13 +22,15 @@ fn a_check_says_what_would_run() {
     ] {
         assert!(said.contains(words), "{said}");
     }
-    let secret = checked("store = \"redis://user:s3cr3t@host\"");
+    let secret = checked("store = \"redis://user:s3cr3t@host\"\n[[rule]]\nname = \"r\"\nlimits = [\"r=5/min\"]\n");
     assert!(!String::from_utf8(secret.stdout).unwrap().contains("s3cr3t"));
 }
 
 #[test]
 fn each_mistake_is_told_with_its_place() {
-    let second = |text: &str| format!("{GOOD}[[rule]]\nname = \"b\"\n{text}\n");
+    let proxy = |text: &str| if text.contains("[proxy]") { "" } else { "[proxy]\naddresses = []\n" };
+    let second = |text: &str| format!("{GOOD}[[rule]]\nname = \"b\"\n{text}\n{}", proxy(text));
+    let alone = |text: &str| format!("{text}\n[[rule]]\nname = \"r\"\nlimits = [\"r=5/min\"]\n");
     for (rules, words) in [
         ("lisen = \"x\"".to_owned(), &["line 1, column 1", "lisen"][..]),
         ("[[rule]]\nname = 5".to_owned(), &["line 2, column 8"]),
@@ -63,12 +65,17 @@ fn each_mistake_is_told_with_its_place() {
         (second("domain = \"web\"\nlimits = [\"b=5/min\"]"), &["descriptor"]),
         (second("path = \"/b\"\nkey = [\"path:c\"]\nlimits = [\"b=5/min\"]"), &["rule \"b\"", "path:c"]),
         ("on_failure = \"shut\"".to_owned(), &["line 1", "shut"]),
-        ("store = \"mysql://host\"".to_owned(), &["store"]),
-        ("listen = \"0.0.0.0:8090\"".to_owned(), &["open to other machines", "token"]),
-        ("grpc_listen = \"[::]:8091\"".to_owned(), &["open to other machines"]),
-        ("listen = \"localhost\"".to_owned(), &["localhost"]),
-        ("[proxy]\naddresses = [\"10.0.0.0/33\"]".to_owned(), &["addresses", "10.0.0.0/33"]),
-        ("[proxy]\naddresses = []\nrefusal_status = 200".to_owned(), &["refusal_status"]),
+        (alone("store = \"mysql://host\""), &["store"]),
+        (alone("listen = \"0.0.0.0:8090\""), &["open to other machines", "token"]),
+        (alone("grpc_listen = \"[::]:8091\""), &["open to other machines"]),
+        (alone("listen = \"localhost\""), &["localhost"]),
+        (alone("[proxy]\naddresses = [\"10.0.0.0/33\"]"), &["addresses", "10.0.0.0/33"]),
+        (alone("[proxy]\naddresses = []\nrefusal_status = 200"), &["refusal_status"]),
+        (alone("[proxy]\naddresses = []\nask = \"original\""), &["refusal_status = 403"]),
+        (String::new(), &["no [[rule]]"]),
+        (GOOD.to_owned(), &["rule \"a\"", "needs [proxy]"]),
+        (second("path = \"/page/<x>\"\nlimits = [\"b=5/min\"]"), &["/page/<x>", "/page/{number}"]),
+        (second("path = \"/page/:x\"\nlimits = [\"b=5/min\"]"), &["/page/:x", "/page/{number}"]),
     ] {
         let output = checked(&rules);
         let told = String::from_utf8(output.stderr).unwrap();
@@ -81,8 +88,8 @@ fn each_mistake_is_told_with_its_place() {
         "{GOOD}methods = [\"GET\"]\n{}",
         GOOD.replace("\"a\"", "\"b\"").replace("a=5", "b=5").replace("limits", "methods = [\"POST\"]\nlimits")
     );
-    assert!(checked(&both).status.success(), "one path, two methods");
-    assert!(checked("listen = \"0.0.0.0:8090\"\ntoken = { env = \"SERVICE_TOKEN\" }").status.success());
+    assert!(checked(&(both + proxy(""))).status.success(), "one path, two methods");
+    assert!(checked(&alone("listen = \"0.0.0.0:8090\"\ntoken = { env = \"SERVICE_TOKEN\" }")).status.success());
 }
 
 #[tokio::test]
