@@ -295,8 +295,8 @@ def changed(kind, *changes, rules=None):
 def traps(kind):
     """Each warning of the page is true."""
     if kind == "nginx":
-        with changed(kind, rules=rules_for("nginx").replace("refusal_status = 403\n", "")) as place:
-            expect("nginx: without refusal_status", [login(place)[0] for _ in range(6)][4:], [200, 500])
+        with changed(kind, rules=rules_for("nginx").replace("refusal_status = 403", "refusal_status = 429")) as place:
+            expect("nginx: a status that it does not know", [login(place)[0] for _ in range(6)][4:], [200, 500])
         # As for PHP: the request goes on to another location.
         tried = ("proxy_pass http://127.0.0.1:3000;", "try_files /missing @app;")
         app = ("    location @refused {", "    location @app { proxy_pass http://127.0.0.1:3000; }\n    location @refused {")
@@ -318,7 +318,7 @@ def traps(kind):
             expect("caddy: copy_headers", App.headers_seen["x-ratelimit-limit"], "5")
         with changed(kind, ("{rp.header.X-Ratelimit-Limit}", "{rp.header.X-RateLimit-Limit}")) as place:
             expect("caddy: another spelling", login(place)[1][0], "{http.reverse_proxy.header.X-RateLimit-Limit}")
-        with changed(kind, rules=RULES.replace("[proxy]\n", '[proxy]\nask = "original"\n')) as place:
+        with changed(kind, rules=RULES.replace("[proxy]\n", '[proxy]\nask = "original"\nrefusal_status = 429\n')) as place:
             forged = [("X-Original-Method", "GET"), ("X-Original-URI", "/free")]
             expect("caddy: the pair of another proxy", [login(place, headers=forged)[0] for _ in range(9)], 9 * [200])
     if kind == "envoy":
