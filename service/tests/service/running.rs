@@ -1,13 +1,19 @@
 //! Who may ask, and the end.
 
 use std::{
+    convert::Infallible,
     io::{Read, Write},
+    net::SocketAddr,
     os::unix::net::UnixStream,
+    sync::Arc,
 };
 
+use http::{Request, Response};
 use reqwest::Method;
 use serde_json::json;
-use tower_sliding_window::{ClientIp, Limit, Limiter, RedisStore};
+use tokio::task::JoinSet;
+use tower::{Layer, ServiceExt, service_fn};
+use tower_sliding_window::{ClientIp, Limit, Limiter, RateLimitLayer, RedisStore};
 
 use crate::{
     envoy::{ask, connect, descriptor},
@@ -89,22 +95,44 @@ async fn the_end_is_in_order_and_gives_places_back() {
     }
 }
 
+/// The app counts its own requests by the layer, one service is asked by programs, and another by a
+/// proxy.
 #[tokio::test]
-async fn an_app_with_the_layers_limiter_and_a_service_share_a_limit() {
+async fn two_services_and_an_app_with_the_layer_share_a_limit_exactly() {
+    const CLIENT: &str = "203.0.113.7";
     let redis = Redis::start();
-    let service = Service::start(&format!(
-        "store = {:?}\n[[rule]]\nname = \"a\"\nkey = [\"client\"]\nlimits = [\"a=5/min\"]",
+    let rules = format!(
+        "store = {:?}\n[proxy]\naddresses = [\"127.0.0.1\"]\n[[rule]]\nname = \"a\"\npath = \"/a\"\nlimits = [\"a=100/h\"]\non_failure = \"closed\"",
         redis.url
-    ));
+    );
+    let services = Arc::new([Service::start(&rules), Service::start(&rules)]);
     let limiter = Limiter::new(RedisStore::connect(&redis.url).await.unwrap()).deadline(PATIENCE);
-    let key = ClientIp::behind(["127.0.0.1"]).unwrap().key("203.0.113.7".parse().unwrap());
-    for used in [1, 3] {
-        assert_eq!(limiter.check(&Limit::per_minute("a", 5), key.clone(), 1).await.unwrap().used(), used);
-        assert_eq!(
-            service.post("/check", json!({ "limit": "a", "key": "203.0.113.7" })).await.json()["used"],
-            used + 1
-        );
+    let limits = Limit::per_hour("a", 100).by(ClientIp::behind(["127.0.0.1"]).unwrap());
+    let app = RateLimitLayer::new(limiter).fail_closed().limit(limits);
+    let app = app.layer(service_fn(async |_: Request<()>| Ok::<_, Infallible>(Response::new(String::new()))));
+    let mut tasks = JoinSet::new();
+    for task in 0..20 {
+        let (services, app) = (Arc::clone(&services), app.clone());
+        tasks.spawn(async move {
+            let mut admitted = 0;
+            for turn in 0..24 {
+                let status = match (task + turn) % 3 {
+                    0 => {
+                        let answer = services[0].post("/check", json!({ "limit": "a", "key": CLIENT })).await;
+                        if answer.status == 200 && !answer.is_allowed() { 429 } else { answer.status }
+                    }
+                    1 => services[1].ask("GET", "/a", &[("x-forwarded-for", CLIENT)]).await.status,
+                    _ => {
+                        let proxy = SocketAddr::from(([127, 0, 0, 1], 50_000));
+                        let request = Request::get("/a").header("x-forwarded-for", CLIENT).extension(proxy);
+                        app.clone().oneshot(request.body(()).unwrap()).await.unwrap().status().as_u16()
+                    }
+                };
+                assert!([200, 429].contains(&status), "{status}");
+                admitted += u32::from(status == 200);
+            }
+            admitted
+        });
     }
-    assert!(limiter.check(&Limit::per_minute("a", 5), key.clone(), 1).await.unwrap().is_allowed());
-    assert!(!service.post("/check", json!({ "limit": "a", "key": "203.0.113.7" })).await.is_allowed());
+    assert_eq!(tasks.join_all().await.into_iter().sum::<u32>(), 100);
 }
