@@ -88,7 +88,7 @@ fn is_name(text: &str) -> bool {
 fn the_files_and_names_that_the_docs_name_exist() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut files = Vec::new();
-    for folder in [".ci", "src", "tests", "conformance", "examples", "benches"] {
+    for folder in [".ci", "src", "tests", "conformance", "examples", "benches", "service"] {
         paths(&root.join(folder), &mut files);
     }
     // Not the docs, which would find their own words.
