@@ -38,11 +38,21 @@ pub(crate) async fn ask(State(service): State<Arc<Service>>, request: Request) -
     response
 }
 
-async fn decide(rules: Arc<Rules>, mut request: Request<Body>) -> Result<Response, Infallible> {
-    let found = rules.find(request.method(), request.uri().path());
-    let Some((guard, values)) = found.and_then(|(rule, values)| Some((rule.guard.clone()?, values))) else {
-        return Ok(StatusCode::OK.into_response());
-    };
-    request.extensions_mut().insert(values);
-    guard.oneshot(request).await
+/// Each rule decides that one of the readings of the path finds.
+async fn decide(rules: Arc<Rules>, request: Request<Body>) -> Result<Response, Infallible> {
+    let mut answer = StatusCode::OK.into_response();
+    for (rule, values) in rules.find(request.method(), request.uri().path()) {
+        let Some(guard) = rule.guard.clone() else { continue };
+        let mut asked = Request::new(Body::empty());
+        *asked.method_mut() = request.method().clone();
+        *asked.uri_mut() = request.uri().clone();
+        *asked.headers_mut() = request.headers().clone();
+        *asked.extensions_mut() = request.extensions().clone();
+        asked.extensions_mut().insert(values);
+        answer = guard.oneshot(asked).await?;
+        if !answer.status().is_success() {
+            break;
+        }
+    }
+    Ok(answer)
 }

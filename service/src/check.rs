@@ -20,6 +20,7 @@ use tower_sliding_window::{
 use crate::{
     Service,
     file::OnFailure,
+    key::MOST_BYTES,
     rules::{Rule, Rules},
 };
 
@@ -99,7 +100,7 @@ pub(crate) struct Problem(pub(crate) StatusCode, pub(crate) String);
 
 type Outcome = Result<Response, Response>;
 
-const MOST_CHARGES: usize = 64;
+pub(crate) const MOST_CHARGES: usize = 64;
 const LONGEST_LEASE: f64 = 365.0 * 86_400.0;
 
 fn one() -> u64 {
@@ -151,6 +152,11 @@ impl Asked {
             Texts::One(text) => vec![text],
             Texts::Several(texts) => texts.iter().map(|text| &**text).collect(),
         };
+        if texts.iter().any(|text| text.len() > MOST_BYTES) {
+            return Err(mistake(format!("a key has at most {MOST_BYTES} bytes")));
+        }
+        // A shadow refuses nothing, so a cost above it counts as all of its units.
+        let cost = if *is_shadow { cost.min(limit.units()) } else { cost };
         let charge = Charge::new(limit.clone(), rule.key_of(&texts).map_err(mistake)?, cost).map_err(mistake)?;
         let charge = if *is_shadow { charge.in_shadow() } else { charge };
         match self.lease {
@@ -165,6 +171,11 @@ impl Asked {
             _ => Ok((rule, charge)),
         }
     }
+}
+
+/// The charges as text, to compare a settlement with its admission.
+fn said(asked: &[Asked]) -> String {
+    serde_json::to_string(asked).unwrap_or_default()
 }
 
 /// The check, and the rules of its charges.
@@ -184,8 +195,11 @@ fn check_of<'a>(
 
 /// What the rules do without a decision: closed if any of them is, local if all are.
 pub(crate) async fn decide(rules: &[&Rule], limiter: &Limiter, check: Check) -> Result<Result<Decision, Error>, Error> {
-    let is_local = |rule: &&Rule| matches!(rule.on_failure, OnFailure::Local(_));
-    let local = rules.first().filter(|_| rules.iter().all(is_local)).map(|rule| &rule.limiter);
+    // The smallest share, if all have one.
+    let processes =
+        |rule: &&Rule| if let OnFailure::Local(processes) = rule.on_failure { Some(processes) } else { None };
+    let is_local = rules.iter().all(|rule| processes(&rule).is_some());
+    let local = rules.iter().filter(|_| is_local).max_by_key(|rule| processes(rule)).map(|rule| &rule.limiter);
     match local.unwrap_or(limiter).check_all(check).await {
         Err(error) if local.is_some() || rules.iter().any(|rule| rule.on_failure == OnFailure::Closed) => Err(error),
         outcome => Ok(outcome),
@@ -244,11 +258,15 @@ pub(crate) async fn check(State(service): State<Arc<Service>>, headers: HeaderMa
             Ok(decision) => decision,
             Err(error) => return Ok(answer(Err(&error), is_list, None)),
         };
-    let lease = asked.iter().filter_map(|asked| asked.lease).reduce(f64::max).filter(|_| decision.is_allowed());
-    let admission = lease.map(|lease| {
+    let leases = |is_wanted: &dyn Fn(&Asked) -> bool| {
+        asked.iter().filter(|asked| is_wanted(asked)).filter_map(|asked| asked.lease).reduce(f64::min)
+    };
+    let of_a_place = leases(&|asked| all.find_limit(&asked.limit).is_some_and(|(_, (limit, _))| limit.is_concurrent()));
+    let is_open = leases(&|_| true).is_some() && decision.is_allowed();
+    let admission = is_open.then(|| {
         let id = u64::from(decision.id());
-        if decision.holds_place() {
-            service.hold(id, decision.clone(), Instant::now() + Duration::from_secs_f64(lease));
+        if let Some(lease) = of_a_place.filter(|_| decision.holds_place()) {
+            service.hold(id, decision.clone(), Instant::now() + Duration::from_secs_f64(lease), said(&asked));
         }
         let at = decision.at().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros();
         Admission { id: format!("{id:016x}"), at: at as u64, charges: asked }
@@ -280,7 +298,12 @@ pub(crate) async fn settle(State(service): State<Arc<Service>>, headers: HeaderM
     let Settling { admission, actual } = read(&headers, &body)?;
     let id =
         u64::from_str_radix(&admission.id, 16).map_err(|_| mistake("the id of the admission is not as it was told"))?;
-    let (_, check) = check_of(&service.rules(), &admission.charges, |asked| asked.cost)?;
+    // Whoever guesses an id frees nothing, and a place is free whatever the rules and the store say by now.
+    let frees = service.free(id, &said(&admission.charges));
+    let (_, check) = match check_of(&service.rules(), &admission.charges, |asked| asked.cost) {
+        Err(_) if frees => return Ok(axum::Json(serde_json::json!({ "settled": true, "used": null })).into_response()),
+        checked => checked?,
+    };
     let mut each = match actual {
         Actual::One(cost) => vec![cost; admission.charges.len()],
         Actual::Each(costs) if costs.len() == admission.charges.len() => costs,
@@ -288,10 +311,14 @@ pub(crate) async fn settle(State(service): State<Arc<Service>>, headers: HeaderM
     }
     .into_iter();
     let at = UNIX_EPOCH.checked_add(Duration::from_micros(admission.at)).unwrap_or(UNIX_EPOCH);
-    let frees = service.free(id);
     let settlement =
         Settlement::by_id(check, id.into(), at, |charge| each.next().filter(|_| !charge.limit().is_concurrent()));
-    let settled = service.limiter.settle(settlement).await.map_err(|error| Rejection::from(error).into_response())?;
+    let settled = match service.limiter.settle(settlement).await {
+        Err(_) if frees && admission.charges.len() == 1 => {
+            return Ok(axum::Json(serde_json::json!({ "settled": true, "used": null })).into_response());
+        }
+        settled => settled.map_err(|error| Rejection::from(error).into_response())?,
+    };
     let mut body = serde_json::json!({ "settled": settled.was_applied || frees });
     body["used"] = settled.decision.used().into();
     Ok(axum::Json(body).into_response())

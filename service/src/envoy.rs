@@ -37,6 +37,11 @@ impl RateLimitService for Envoy {
         if request.domain.is_empty() || request.descriptors.is_empty() {
             return Err(Status::invalid_argument("a request needs a domain and descriptors"));
         }
+        if request.descriptors.len() > check::MOST_CHARGES {
+            // As an error, Envoy would let it pass.
+            let overall_code = Code::OverLimit.into();
+            return Ok(Response::new(RateLimitResponse { overall_code, ..RateLimitResponse::default() }));
+        }
         let all = self.0.rules();
         let (mut rules, mut charged) = (Vec::new(), Vec::<Charged>::new());
         for (place, descriptor) in request.descriptors.iter().enumerate() {
@@ -45,7 +50,7 @@ impl RateLimitService for Envoy {
                 (Some(hits), _) => hits.value,
                 (None, _) => u64::from(request.hits_addend.max(1)),
             };
-            let Some((rule, charges)) = charges(&all, &request.domain, descriptor)? else { continue };
+            let Some((rule, charges)) = charges(&all, &request.domain, descriptor) else { continue };
             rules.push(rule);
             for charge in charges {
                 let is_same =
@@ -100,18 +105,19 @@ fn charges<'a>(
     rules: &'a Rules,
     domain: &str,
     descriptor: &RateLimitDescriptor,
-) -> Result<Option<(&'a crate::rules::Rule, Vec<Charge>)>, Status> {
+) -> Option<(&'a crate::rules::Rule, Vec<Charge>)> {
     let entries: Vec<_> = descriptor.entries.iter().map(|entry| (&*entry.key, &*entry.value)).collect();
     let Some((rule, values)) = rules.find_descriptor(domain, &entries) else {
         counter!("rate_limit_service_descriptors_without_rule_total").increment(1);
-        return Ok(None);
+        return None;
     };
     // As an error, Envoy would let it pass: a client that sends no address would have no limit.
     let key = rule.key_of(&values).unwrap_or_else(|_| Key::new("unreadable", ""));
     let limits = match &descriptor.limit {
         Some(instead) => {
             let name = rule.limits.first().map_or(&*rule.name, |(limit, _)| limit.name());
-            vec![(chosen(name, instead)?, false)]
+            // As an error, Envoy would let all of the request pass.
+            chosen(name, instead).map_or_else(|| rule.limits.clone(), |limit| vec![(limit, false)])
         }
         None => rule.limits.clone(),
     };
@@ -119,11 +125,11 @@ fn charges<'a>(
         let charge = Charge::spent(limit, &key, 0);
         if is_shadow { charge.in_shadow() } else { charge }
     };
-    Ok(Some((rule, limits.into_iter().map(charge).collect())))
+    Some((rule, limits.into_iter().map(charge).collect()))
 }
 
 /// The limit that Envoy says in the place of a rule's own.
-fn chosen(name: &str, instead: &RateLimitOverride) -> Result<Limit, Status> {
+fn chosen(name: &str, instead: &RateLimitOverride) -> Option<Limit> {
     let window = match instead.unit() {
         RateLimitUnit::Second => "s",
         RateLimitUnit::Minute => "min",
@@ -131,10 +137,9 @@ fn chosen(name: &str, instead: &RateLimitOverride) -> Result<Limit, Status> {
         RateLimitUnit::Day => "d",
         RateLimitUnit::Month => "month",
         RateLimitUnit::Year => "365d",
-        RateLimitUnit::Unknown => return Err(Status::invalid_argument("the limit of a descriptor has no unit")),
+        RateLimitUnit::Unknown => return None,
     };
-    let limit = Limit::parse(name.to_owned(), &format!("{}/{window}", instead.requests_per_unit));
-    limit.map_err(|error| Status::invalid_argument(error.to_string()))
+    Limit::parse(name.to_owned(), &format!("{}/{window}", instead.requests_per_unit)).ok()
 }
 
 fn told(limit: &Limit) -> RateLimit {

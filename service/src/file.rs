@@ -6,6 +6,7 @@ use std::{
 };
 
 use axum::http::request::Parts;
+use percent_encoding::percent_decode_str;
 use serde::Deserialize;
 use toml::Spanned;
 use tower_sliding_window::{Limit, Secret};
@@ -114,18 +115,24 @@ impl File {
 }
 
 impl CostFrom {
-    /// 1 where there is no number above 0.
+    /// The largest of the numbers that a client says, however it writes them; 1 if none is above 1.
     pub(crate) fn of(&self, request: &Parts) -> u64 {
-        let number = match self {
-            Self::Header(name) => request.headers.get(name).and_then(|value| value.to_str().ok()),
-            Self::Query(name) => request
-                .uri
-                .query()
-                .unwrap_or_default()
-                .split('&')
-                .find_map(|pair| pair.split_once('=').filter(|(key, _)| key == name))
-                .map(|(_, value)| value),
+        let plain = |text: &str| {
+            let text = text.replace('+', " ");
+            percent_decode_str(&text).decode_utf8_lossy().trim().to_owned()
         };
-        number.and_then(|number| number.parse().ok()).unwrap_or(1).max(1)
+        let said: Vec<String> = match self {
+            Self::Header(name) => {
+                let lines = request.headers.get_all(name).into_iter().filter_map(|line| line.to_str().ok());
+                lines.flat_map(|line| line.split(',')).map(|number| number.trim().to_owned()).collect()
+            }
+            Self::Query(name) => {
+                let pairs = request.uri.query().unwrap_or_default().split('&').filter_map(|pair| pair.split_once('='));
+                pairs.filter(|(key, _)| plain(key) == *name).map(|(_, value)| plain(value)).collect()
+            }
+        };
+        // Beyond what a number of units may be, no limit admits it.
+        let numbers = said.iter().filter_map(|number| number.parse::<f64>().ok());
+        numbers.fold(1.0, f64::max).ceil() as u64
     }
 }

@@ -3,6 +3,9 @@
 use axum::http::{HeaderName, request::Parts};
 use tower_sliding_window::{ApiKey, ClientIp, Header, Key, KeyExtractor, Secret, extract::KeyError};
 
+/// As of a header that is a key.
+pub(crate) const MOST_BYTES: usize = 4096;
+
 /// A part of a rule's key.
 #[derive(Clone)]
 pub(crate) enum Part {
@@ -14,7 +17,7 @@ pub(crate) enum Part {
 }
 
 /// The values in the path of a request.
-#[derive(Clone)]
+#[derive(Clone, PartialEq)]
 pub(crate) struct PathValues(pub(crate) Vec<(String, String)>);
 
 impl Part {
@@ -51,7 +54,11 @@ impl Part {
             Self::Path(name) => {
                 let values = request.extensions.get::<PathValues>().map_or(&[][..], |values| &values.0);
                 let value = values.iter().find(|(other, _)| other == name);
-                value.map(|(_, value)| Key::new("path", value)).ok_or_else(|| KeyError::missing(name.clone()))
+                match value {
+                    Some((_, value)) if value.len() <= MOST_BYTES => Ok(Key::new("path", value)),
+                    Some(_) => Err(KeyError::invalid(name.clone(), "longer than 4 KiB")),
+                    None => Err(KeyError::missing(name.clone())),
+                }
             }
             Self::Text => Err(KeyError::missing("text")),
         }

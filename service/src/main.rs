@@ -55,7 +55,14 @@ struct Service {
     limiter: Limiter,
     token: Option<(Secret, Key)>,
     /// The places of concurrent limits that programs hold, and for how long at most.
-    held: Mutex<HashMap<u64, (Decision, Instant)>>,
+    held: Mutex<HashMap<u64, Held>>,
+}
+
+struct Held {
+    _decision: Decision,
+    until: Instant,
+    /// What was asked, as a settlement has to repeat it.
+    asked: String,
 }
 
 enum Listener {
@@ -68,17 +75,20 @@ impl Service {
         Arc::clone(&self.rules.borrow())
     }
 
-    fn hold(&self, id: u64, decision: Decision, until: Instant) {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner).insert(id, (decision, until));
+    fn hold(&self, id: u64, decision: Decision, until: Instant, asked: String) {
+        let held = Held { _decision: decision, until, asked };
+        self.held.lock().unwrap_or_else(PoisonError::into_inner).insert(id, held);
     }
 
-    fn free(&self, id: u64) -> bool {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner).remove(&id).is_some()
+    /// Frees the places of an admission, if this was asked for it.
+    fn free(&self, id: u64, asked: &str) -> bool {
+        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        held.get(&id).is_some_and(|held| held.asked == asked) && held.remove(&id).is_some()
     }
 
     fn free_overdue(&self) {
         let now = Instant::now();
-        self.held.lock().unwrap_or_else(PoisonError::into_inner).retain(|_, (_, until)| *until > now);
+        self.held.lock().unwrap_or_else(PoisonError::into_inner).retain(|_, held| held.until > now);
     }
 }
 

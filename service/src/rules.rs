@@ -105,7 +105,13 @@ impl Rules {
             let Some(other) = self.all.get(other) else {
                 return Err(format!("it has the limit {:?} twice", limit.name()));
             };
-            let (same, name) = (&other.limits[at].0, &other.name);
+            let ((same, is_shadow), name) = (&other.limits[at], &other.name);
+            if *is_shadow != rule.limits[place].1 || other.on_failure != rule.on_failure {
+                return Err(format!(
+                    "its limit {:?} has another shadow or on_failure in rule {name:?}: give one of them another name",
+                    limit.name()
+                ));
+            }
             if same != limit {
                 return Err(format!(
                     "its limit \"{limit}\" is \"{same}\" in rule {name:?}: give one of them another name, or the same size"
@@ -149,16 +155,37 @@ impl Rules {
         Ok(())
     }
 
-    /// The rule of a request, and the values in its path. `HEAD` is answered by `GET`.
-    pub(crate) fn find(&self, method: &Method, path: &str) -> Option<(&Rule, PathValues)> {
-        let method = Some(method.clone());
-        let get = Some(Method::GET);
-        let method = if method == Some(Method::HEAD) && !self.routes.contains_key(&method) { &get } else { &method };
-        let path = normal(path, self.ignore_case);
-        let routes = self.routes.get(method).or_else(|| self.routes.get(&None))?;
+    /// The rules of a request, with the values in its path: one for each way in which an application
+    /// may read the path, if they differ.
+    pub(crate) fn find(&self, method: &Method, path: &str) -> Vec<(&Rule, PathValues)> {
+        let mut found: Vec<(&Rule, PathValues)> = Vec::new();
+        for path in [as_it_stands(path), resolved(path)] {
+            let path = if self.ignore_case { path.to_lowercase() } else { path };
+            if let Some((rule, values)) = self.find_read(method, &path)
+                && !found
+                    .iter()
+                    .any(|(other, same)| other.name == rule.name && (*same == values || !rule.counts_by_path()))
+            {
+                found.push((rule, values));
+            }
+        }
+        found
+    }
+
+    /// `HEAD` is answered by `GET`, unless a rule names it.
+    fn find_read(&self, method: &Method, path: &str) -> Option<(&Rule, PathValues)> {
+        let own = self.find_route(method, path);
+        if method != Method::HEAD || own.as_ref().is_some_and(|(rule, _)| rule.is_of(method)) {
+            return own;
+        }
+        self.find_route(&Method::GET, path)
+    }
+
+    fn find_route(&self, method: &Method, path: &str) -> Option<(&Rule, PathValues)> {
+        let routes = self.routes.get(&Some(method.clone())).or_else(|| self.routes.get(&None))?;
         // The router finds no empty rest: `/files` is a path of `/files/{*path}`, too.
         let below = format!("{}/-", path.trim_end_matches('/'));
-        let (found, has_rest) = match routes.at(&path) {
+        let (found, has_rest) = match routes.at(path) {
             Ok(found) => (found, true),
             Err(_) => (routes.at(&below).ok()?, false),
         };
@@ -167,7 +194,8 @@ impl Rules {
             return None;
         }
         let said = found.params.len() - usize::from(!has_rest);
-        let values = found.params.iter().take(said).map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
+        let value = |value: &str| value.replace("%2F", "/");
+        let values = found.params.iter().take(said).map(|(name, said)| (name.to_owned(), value(said))).collect();
         Some((rule, PathValues(values)))
     }
 
@@ -206,8 +234,19 @@ fn descriptor_text<'a>(domain: &str, entries: impl Iterator<Item = (&'a str, Opt
     text
 }
 
-/// The path as an application may read it: a client can spell one path in many ways.
-fn normal(path: &str, ignore_case: bool) -> String {
+/// A path as an application reads it that splits it first, and decodes each segment then. An encoded
+/// slash stays one.
+fn as_it_stands(path: &str) -> String {
+    let decoded = |segment: &str| {
+        let text = percent_encoding::percent_decode_str(segment).decode_utf8_lossy().into_owned();
+        text.replace('/', "%2F")
+    };
+    path.split('/').map(decoded).collect::<Vec<_>>().join("/")
+}
+
+/// A path as an application reads it that decodes it first, and resolves `.`, `..` and empty
+/// segments.
+fn resolved(path: &str) -> String {
     let decoded = percent_encoding::percent_decode_str(path).decode_utf8_lossy();
     let mut segments = Vec::new();
     for segment in decoded.split('/') {
@@ -217,8 +256,7 @@ fn normal(path: &str, ignore_case: bool) -> String {
             segment => segments.push(segment),
         }
     }
-    let path = format!("/{}", segments.join("/"));
-    if ignore_case { path.to_lowercase() } else { path }
+    format!("/{}", segments.join("/"))
 }
 
 impl Rule {
@@ -302,7 +340,10 @@ impl Rule {
         let methods = text.methods.iter().map(method).collect::<Result<Vec<Method>, _>>()?;
         let path = match &text.path {
             Some(path) if !path.starts_with('/') => return Err(format!("its path {path:?} must begin with /")),
-            path => path.as_ref().map(|path| normal(path, ignore_case)),
+            path => path
+                .as_ref()
+                .map(|path| resolved(path))
+                .map(|path| if ignore_case { path.to_lowercase() } else { path }),
         };
         let on_failure = text.on_failure.unwrap_or(file.on_failure);
         let limiter = match on_failure {
@@ -324,6 +365,14 @@ impl Rule {
         };
         rule.guard = rule.route.is_some().then(|| rule.guard(text)).transpose()?;
         Ok(rule)
+    }
+
+    fn counts_by_path(&self) -> bool {
+        self.key.iter().any(|part| matches!(part, Part::Path(_)))
+    }
+
+    fn is_of(&self, method: &Method) -> bool {
+        self.route.as_ref().is_some_and(|(_, methods)| methods.contains(method))
     }
 
     /// What answers the proxies' questions.

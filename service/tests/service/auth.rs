@@ -104,6 +104,68 @@ async fn no_spelling_and_no_header_of_a_client_chooses_another_route() {
     assert_eq!(service.ask("GET", "/caf%C3%A9", &[]).await.header("x-ratelimit-remaining"), "0");
 }
 
+/// Applications split a path before they decode it, or after. Each reading is counted.
+#[tokio::test]
+async fn no_spelling_of_a_path_value_is_free_or_hides_the_key() {
+    let rules = r#"
+        proxy = { addresses = ["127.0.0.1"] }
+        [[rule]]
+        name = "items"
+        path = "/items/{id}"
+        methods = ["GET"]
+        key = []
+        limits = ["items=3/min"]
+        [[rule]]
+        name = "probe"
+        path = "/probe"
+        methods = ["HEAD"]
+        limits = ["probe=1/min"]
+        [[rule]]
+        name = "files"
+        path = "/files/{*path}"
+        key = []
+        limits = ["files=3/min"]
+        [[rule]]
+        name = "tenants"
+        path = "/tenants/{tenant}/x"
+        key = ["path:tenant"]
+        limits = ["tenants=1/min"]
+        [[rule]]
+        name = "costs"
+        path = "/costs"
+        key = ["header:x-user"]
+        limits = ["costs=100/min"]
+        cost_from = { query = "pages" }
+    "#;
+    let service = Service::start(rules);
+    let ask = async |method: &str, path: &str, user: &str| service.ask(method, path, &[("x-user", user)]).await.status;
+    for path in ["/items/1", "/items/a%2Fb", "/items/%2E"] {
+        assert_eq!(ask("GET", path, "a").await, 200, "{path}");
+    }
+    for path in ["/items/1", "/items/..", "/items/a%2fb", "/items/..%2fx", "/items/%252e"] {
+        assert_eq!(ask("GET", path, "a").await, 429, "{path}");
+    }
+    assert_eq!(ask("HEAD", "/items/1", "a").await, 429, "HEAD is GET");
+    assert_eq!([ask("HEAD", "/probe", "a").await, ask("HEAD", "/probe", "a").await], [200, 429]);
+    for path in ["/files/a", "/files//", "/files/%2F"] {
+        assert_eq!(ask("GET", path, "a").await, 200, "{path}");
+    }
+    for path in ["/files/.", "/files/..%2fx", "/files/%2e", "/files"] {
+        assert_eq!(ask("GET", path, "a").await, 429, "{path}");
+    }
+    assert_eq!([ask("GET", "/tenants/acme/x", "a").await, ask("GET", "/tenants/acme/x", "a").await], [200, 429]);
+    assert_eq!(ask("GET", "/tenants/%61cme/x", "a").await, 429);
+    assert_eq!(ask("GET", "/tenants/%2561cme/x", "a").await, 200, "another tenant");
+    for (user, query) in ["p%61ges=60", "pages=%36%30", "pages=1&pages=60", "pages=%2060", "pages=59.5", "pages=6e1"]
+        .into_iter()
+        .enumerate()
+    {
+        let (user, path) = (user.to_string(), format!("/costs?{query}"));
+        assert_eq!([ask("GET", &path, &user).await, ask("GET", &path, &user).await], [200, 429], "{query}");
+    }
+    assert_eq!(ask("GET", "/costs?pages=18446744073709551616", "b").await, 429);
+}
+
 #[tokio::test]
 async fn only_a_proxy_may_ask() {
     let service = Service::start(&RULES.replace("127.0.0.1", "192.0.2.1"));

@@ -105,6 +105,12 @@ async fn a_place_is_held_until_it_is_settled_or_its_lease_ends() {
         let first = service.post("/check", take(60)).await;
         assert!(service.post("/check", take(1)).await.is_allowed());
         assert!(!service.post("/check", take(1)).await.is_allowed());
+        // A guessed id frees nothing.
+        let mut guessed = first.json()["admission"].clone();
+        guessed["charges"] = json!([{ "limit": "mails", "key": "eve", "cost": 1 }]);
+        let settled = service.post("/settle", json!({ "admission": guessed, "actual": 0 })).await;
+        assert_eq!(settled.json()["settled"], json!(false), "{}", settled.text);
+        assert!(!service.post("/check", take(1)).await.is_allowed());
         let settled = service.post("/settle", json!({ "admission": first.json()["admission"], "actual": 0 })).await;
         assert_eq!((settled.status, &settled.json()["settled"]), (200, &json!(true)), "{}", settled.text);
         let begun = std::time::Instant::now();
@@ -112,6 +118,20 @@ async fn a_place_is_held_until_it_is_settled_or_its_lease_ends() {
             assert!(begun.elapsed() < crate::support::PATIENCE);
             sleep(Duration::from_millis(50)).await;
         }
+    }
+}
+
+/// A place is not held for the lease of another limit beside it.
+#[tokio::test]
+async fn a_place_is_free_at_the_end_of_its_own_lease() {
+    let service = on("memory:");
+    let both =
+        json!([{ "limit": "jobs", "key": "ada", "lease": 0.2 }, { "limit": "mails", "key": "ada", "lease": 60 }]);
+    assert!(service.post("/check", both).await.is_allowed());
+    let begun = std::time::Instant::now();
+    while service.post("/peek", json!({ "limit": "jobs", "key": "ada" })).await.json()["used"] != 0 {
+        assert!(begun.elapsed() < crate::support::PATIENCE);
+        sleep(Duration::from_millis(50)).await;
     }
 }
 

@@ -129,12 +129,14 @@ async fn hits_and_limits_of_a_descriptor_are_heeded() {
     }
     let blocked = RateLimitDescriptor { limit: limit(0, 2), ..own.clone() };
     assert_eq!(ask(&client, &[blocked], 1).await.unwrap().overall_code(), Code::OverLimit);
-    for broken in [
-        RateLimitDescriptor { limit: limit(7, 0), ..own.clone() },
-        RateLimitDescriptor { is_negative_hits: true, ..own },
-    ] {
-        assert_eq!(ask(&client, &[broken], 1).await.unwrap_err().code(), tonic::Code::InvalidArgument);
-    }
+    // A limit without a unit is that of the rule. An error would let Envoy pass the request.
+    let unreadable = RateLimitDescriptor { limit: limit(7, 0), ..own.clone() };
+    let response = ask(&client, &[unreadable], 1).await.unwrap();
+    assert_ne!(response.statuses[0].current_limit.as_ref().unwrap().requests_per_unit, 7);
+    let many = vec![own.clone(); 65];
+    assert_eq!(ask(&client, &many, 1).await.unwrap().overall_code(), Code::OverLimit);
+    let negative = RateLimitDescriptor { is_negative_hits: true, ..own };
+    assert_eq!(ask(&client, &[negative], 1).await.unwrap_err().code(), tonic::Code::InvalidArgument);
     assert_eq!(ask(&client, &[], 1).await.unwrap_err().code(), tonic::Code::InvalidArgument);
 }
 
