@@ -31,17 +31,17 @@ const PAGE: &str = r#"<!doctype html>
 <script>
   let source, timer;
   const say = (text) => { document.querySelector("p").textContent = text; };
-  const openIn = (milliseconds) => { clearTimeout(timer); timer = setTimeout(open, milliseconds); };
+  const openAfter = (milliseconds) => { clearTimeout(timer); timer = setTimeout(open, milliseconds); };
   const close = () => { source?.close(); clearTimeout(timer); };
   const open = () => {
     close();
     source = new EventSource("/events");
-    openIn(10000);
-    source.onmessage = (event) => { say(event.data); openIn(10000); };
+    openAfter(10000);
+    source.onmessage = (event) => { say(event.data); openAfter(10000); };
     source.onerror = async () => {
       // The browser does not try again by itself after a 429.
       if (source.readyState !== EventSource.CLOSED) return;
-      openIn(1000);
+      openAfter(1000);
       const places = await fetch("/places").then((answer) => answer.text(), () => "");
       say(places === "0" ? "refused: your two streams are open in other tabs" : "no stream: the server is not ready");
     };

@@ -67,9 +67,9 @@
 //! # Buckets
 //!
 //! Histograms need buckets that fit. A batch has up to 64 checks, or 128 equal ones, and 65,536 may
-//! wait in the queue. A histogram of times needs a boundary at the deadline. The default deadline is
-//! 50 ms next to Redis. If Redis is farther away, it is a little more than five round trips, at most
-//! 1 s: add boundaries at one, two, three and five round trips.
+//! wait in the queue. A histogram of times needs a boundary at the deadline. The default deadline
+//! is 50 ms next to Redis. If Redis is farther away, it is a little more than five round trips, at
+//! most 1 s: add boundaries at one, two, three and five round trips.
 //!
 //! ```
 //! # #[cfg(feature = "metrics")]

@@ -198,7 +198,7 @@ pub(crate) async fn decide(rules: &[&Rule], limiter: &Limiter, check: Check) -> 
     // The smallest share, if all have one.
     let processes =
         |rule: &&Rule| if let OnFailure::Local(processes) = rule.on_failure { Some(processes) } else { None };
-    let is_local = rules.iter().all(|rule| processes(&rule).is_some());
+    let is_local = rules.iter().all(|rule| processes(rule).is_some());
     let local = rules.iter().filter(|_| is_local).max_by_key(|rule| processes(rule)).map(|rule| &rule.limiter);
     match local.unwrap_or(limiter).check_all(check).await {
         Err(error) if local.is_some() || rules.iter().any(|rule| rule.on_failure == OnFailure::Closed) => Err(error),
@@ -298,7 +298,7 @@ pub(crate) async fn settle(State(service): State<Arc<Service>>, headers: HeaderM
     let Settling { admission, actual } = read(&headers, &body)?;
     let id =
         u64::from_str_radix(&admission.id, 16).map_err(|_| mistake("the id of the admission is not as it was told"))?;
-    // Whoever guesses an id frees nothing, and a place is free whatever the rules and the store say by now.
+    // A guessed id frees nothing. The place is free also if the limit has gone, or the store.
     let frees = service.free(id, &said(&admission.charges));
     let (_, check) = match check_of(&service.rules(), &admission.charges, |asked| asked.cost) {
         Err(_) if frees => return Ok(axum::Json(serde_json::json!({ "settled": true, "used": null })).into_response()),

@@ -155,8 +155,8 @@ impl Rules {
         Ok(())
     }
 
-    /// The rules of a request, with the values in its path: one for each way in which an application
-    /// may read the path, if they differ.
+    /// The rules of a request, with the values in its path: one for each way in which an
+    /// application may read the path, if they differ.
     pub(crate) fn find(&self, method: &Method, path: &str) -> Vec<(&Rule, PathValues)> {
         let mut found: Vec<(&Rule, PathValues)> = Vec::new();
         for path in [as_it_stands(path), resolved(path)] {
@@ -234,8 +234,8 @@ fn descriptor_text<'a>(domain: &str, entries: impl Iterator<Item = (&'a str, Opt
     text
 }
 
-/// A path as an application reads it that splits it first, and decodes each segment then. An encoded
-/// slash stays one.
+/// A path as an application reads it that splits it first, and decodes each segment then. An
+/// encoded slash stays one.
 fn as_it_stands(path: &str) -> String {
     let decoded = |segment: &str| {
         let text = percent_encoding::percent_decode_str(segment).decode_utf8_lossy().into_owned();
