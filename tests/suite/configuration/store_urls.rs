@@ -101,7 +101,7 @@ async fn an_error_says_what_is_wrong_with_a_url_and_shows_no_password() {
     for (url, problem) in [
         ("", "is not a Redis URL such as redis://127.0.0.1:6379/0"),
         (" \n", "is not a Redis URL"),
-        ("memory", "is not a Redis URL"),
+        ("memory", "the URL of the in-process store is memory: with nothing behind it"),
         ("memcached://shop:s3cr3t@host", "a URL, not shown since it may hold a password, is not a Redis URL"),
         ("shop:s3cr3t@host", "a URL, not shown since it may hold a password, is not a Redis URL"),
         ("s3cr3t://host", "is not a Redis URL"),
