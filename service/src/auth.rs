@@ -38,18 +38,17 @@ pub(crate) async fn ask(State(service): State<Arc<Service>>, request: Request) -
     response
 }
 
-/// Each rule decides that one of the readings of the path finds.
+/// The rules of both readings of the path decide, one after the other.
 async fn decide(rules: Arc<Rules>, request: Request<Body>) -> Result<Response, Infallible> {
     let mut answer = StatusCode::OK.into_response();
-    for (rule, values) in rules.find(request.method(), request.uri().path()) {
-        let Some(guard) = rule.guard.clone() else { continue };
+    for (route, values) in rules.find(request.method(), request.uri().path()) {
         let mut asked = Request::new(Body::empty());
         *asked.method_mut() = request.method().clone();
         *asked.uri_mut() = request.uri().clone();
         *asked.headers_mut() = request.headers().clone();
         *asked.extensions_mut() = request.extensions().clone();
         asked.extensions_mut().insert(values);
-        answer = guard.oneshot(asked).await?;
+        answer = route.guard.clone().oneshot(asked).await?;
         if !answer.status().is_success() {
             break;
         }

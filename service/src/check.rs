@@ -20,8 +20,10 @@ use tower_sliding_window::{
 use crate::{
     Service,
     file::OnFailure,
+    held::MOST_HELD,
     key::MOST_BYTES,
-    rules::{Rule, Rules},
+    rule::{KeyedLimit, Rule},
+    rules::Rules,
 };
 
 #[derive(Deserialize, Serialize)]
@@ -123,7 +125,7 @@ impl IntoResponse for Problem {
 }
 
 fn mistake(detail: impl Display) -> Response {
-    Problem(StatusCode::UNPROCESSABLE_ENTITY, format!("{detail}")).into_response()
+    Problem(StatusCode::UNPROCESSABLE_ENTITY, format!("{detail:#}")).into_response()
 }
 
 /// JSON alone: a page in a browser cannot send it here without being asked first.
@@ -146,7 +148,7 @@ fn read_charges(headers: &HeaderMap, body: &[u8]) -> Result<(Vec<Asked>, bool), 
 
 impl Asked {
     fn charge<'a>(&self, rules: &'a Rules, cost: u64) -> Result<(&'a Rule, Charge), Response> {
-        let (rule, (limit, is_shadow)) =
+        let (rule, KeyedLimit { limit, is_shadow, key }) =
             rules.find_limit(&self.limit).ok_or_else(|| mistake(format!("there is no limit {:?}", self.limit)))?;
         let texts: Vec<&str> = match &self.key {
             Texts::One(text) => vec![text],
@@ -157,7 +159,7 @@ impl Asked {
         }
         // A shadow refuses nothing, so a cost above it counts as all of its units.
         let cost = if *is_shadow { cost.min(limit.units()) } else { cost };
-        let charge = Charge::new(limit.clone(), rule.key_of(&texts).map_err(mistake)?, cost).map_err(mistake)?;
+        let charge = Charge::new(limit.clone(), key.of_texts(&texts).map_err(mistake)?, cost).map_err(mistake)?;
         let charge = if *is_shadow { charge.in_shadow() } else { charge };
         match self.lease {
             Some(lease) if !(0.001..=LONGEST_LEASE).contains(&lease) => {
@@ -261,16 +263,19 @@ pub(crate) async fn check(State(service): State<Arc<Service>>, headers: HeaderMa
     let leases = |is_wanted: &dyn Fn(&Asked) -> bool| {
         asked.iter().filter(|asked| is_wanted(asked)).filter_map(|asked| asked.lease).reduce(f64::min)
     };
-    let of_a_place = leases(&|asked| all.find_limit(&asked.limit).is_some_and(|(_, (limit, _))| limit.is_concurrent()));
+    let of_a_place =
+        leases(&|asked| all.find_limit(&asked.limit).is_some_and(|(_, keyed)| keyed.limit.is_concurrent()));
     let is_open = leases(&|_| true).is_some() && decision.is_allowed();
-    let admission = is_open.then(|| {
-        let id = u64::from(decision.id());
-        if let Some(lease) = of_a_place.filter(|_| decision.holds_place()) {
-            service.hold(id, decision.clone(), Instant::now() + Duration::from_secs_f64(lease), said(&asked));
+    let id = u64::from(decision.id());
+    if let Some(lease) = of_a_place.filter(|_| decision.holds_place()) {
+        let until = Instant::now() + Duration::from_secs_f64(lease);
+        if !service.held.hold(id, decision.clone(), until, said(&asked)) {
+            let detail = format!("this process holds {MOST_HELD} admissions with places already");
+            return Err(Problem(StatusCode::SERVICE_UNAVAILABLE, detail).into_response());
         }
-        let at = decision.at().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros();
-        Admission { id: format!("{id:016x}"), at: at as u64, charges: asked }
-    });
+    }
+    let at = decision.at().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros() as u64;
+    let admission = is_open.then(|| Admission { id: format!("{id:016x}"), at, charges: asked });
     Ok(answer(Ok(&decision), is_list, admission))
 }
 
@@ -298,25 +303,26 @@ pub(crate) async fn settle(State(service): State<Arc<Service>>, headers: HeaderM
     let Settling { admission, actual } = read(&headers, &body)?;
     let id =
         u64::from_str_radix(&admission.id, 16).map_err(|_| mistake("the id of the admission is not as it was told"))?;
-    // A guessed id frees nothing. The place is free also if the limit has gone, or the store.
-    let frees = service.free(id, &said(&admission.charges));
-    let (_, check) = match check_of(&service.rules(), &admission.charges, |asked| asked.cost) {
-        Err(_) if frees => return Ok(axum::Json(serde_json::json!({ "settled": true, "used": null })).into_response()),
-        checked => checked?,
-    };
-    let mut each = match actual {
+    let costs = match actual {
         Actual::One(cost) => vec![cost; admission.charges.len()],
         Actual::Each(costs) if costs.len() == admission.charges.len() => costs,
         Actual::Each(_) => return Err(mistake("actual needs one number for each charge")),
-    }
-    .into_iter();
+    };
+    // A guessed id frees nothing. The place is free also if the limit has gone, or the store.
+    let frees = service.held.free(id, &said(&admission.charges));
+    let freed = || Ok(axum::Json(serde_json::json!({ "settled": true, "used": null })).into_response());
+    let (_, check) = match check_of(&service.rules(), &admission.charges, |asked| asked.cost) {
+        Err(_) if frees => return freed(),
+        checked => checked?,
+    };
+    // What has no lease was spent at once.
+    let mut each = costs.into_iter().zip(&admission.charges).map(|(cost, asked)| asked.lease.map(|_| cost));
     let at = UNIX_EPOCH.checked_add(Duration::from_micros(admission.at)).unwrap_or(UNIX_EPOCH);
-    let settlement =
-        Settlement::by_id(check, id.into(), at, |charge| each.next().filter(|_| !charge.limit().is_concurrent()));
+    let settlement = Settlement::by_id(check, id.into(), at, |charge| {
+        each.next().flatten().filter(|_| !charge.limit().is_concurrent())
+    });
     let settled = match service.limiter.settle(settlement).await {
-        Err(_) if frees && admission.charges.len() == 1 => {
-            return Ok(axum::Json(serde_json::json!({ "settled": true, "used": null })).into_response());
-        }
+        Err(_) if frees && admission.charges.len() == 1 => return freed(),
         settled => settled.map_err(|error| Rejection::from(error).into_response())?,
     };
     let mut body = serde_json::json!({ "settled": settled.was_applied || frees });

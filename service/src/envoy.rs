@@ -20,7 +20,11 @@ use metrics::counter;
 use tonic::{Request, Response, Status};
 use tower_sliding_window::{Charge, Check, Decision, HeaderSets, Key, Limit, decision::LimitStatus};
 
-use crate::{Service, check, rules::Rules};
+use crate::{
+    Service, check,
+    rule::{KeyedLimit, Rule},
+    rules::Rules,
+};
 
 pub(crate) struct Envoy(pub(crate) Arc<Service>);
 
@@ -53,11 +57,14 @@ impl RateLimitService for Envoy {
             let Some((rule, charges)) = charges(&all, &request.domain, descriptor) else { continue };
             rules.push(rule);
             for charge in charges {
-                let is_same =
-                    |(other, ..): &&mut Charged| (other.limit(), other.key()) == (charge.limit(), charge.key());
-                match charged.iter_mut().find(is_same) {
-                    Some((_, cost, places)) => (*cost, _) = (cost.saturating_add(hits), places.push(place)),
-                    None => charged.push((charge, hits, vec![place])),
+                let Some((other, cost, places)) = charged.iter_mut().find(|(other, ..)| is_one(other, &charge)) else {
+                    charged.push((charge, hits, vec![place]));
+                    continue;
+                };
+                *cost = cost.saturating_add(hits);
+                places.push(place);
+                if charge.limit().units() < other.limit().units() {
+                    *other = charge;
                 }
             }
         }
@@ -100,32 +107,34 @@ impl RateLimitService for Envoy {
     }
 }
 
+/// Whether two charges share their units. Their limits may have other numbers of units, which
+/// descriptors bring along.
+fn is_one(charge: &Charge, other: &Charge) -> bool {
+    let identity =
+        |charge: &Charge| (charge.limit().name().to_owned(), charge.limit().window(), charge.limit().algorithm());
+    charge.key() == other.key() && identity(charge) == identity(other)
+}
+
 /// The rule of a descriptor, and charges without costs.
-fn charges<'a>(
-    rules: &'a Rules,
-    domain: &str,
-    descriptor: &RateLimitDescriptor,
-) -> Option<(&'a crate::rules::Rule, Vec<Charge>)> {
+fn charges<'a>(rules: &'a Rules, domain: &str, descriptor: &RateLimitDescriptor) -> Option<(&'a Rule, Vec<Charge>)> {
     let entries: Vec<_> = descriptor.entries.iter().map(|entry| (&*entry.key, &*entry.value)).collect();
     let Some((rule, values)) = rules.find_descriptor(domain, &entries) else {
         counter!("rate_limit_service_descriptors_without_rule_total").increment(1);
         return None;
     };
     // As an error, Envoy would let it pass: a client that sends no address would have no limit.
-    let key = rule.key_of(&values).unwrap_or_else(|_| Key::new("unreadable", ""));
-    let limits = match &descriptor.limit {
-        Some(instead) => {
-            let name = rule.limits.first().map_or(&*rule.name, |(limit, _)| limit.name());
-            // As an error, Envoy would let all of the request pass.
-            chosen(name, instead).map_or_else(|| rule.limits.clone(), |limit| vec![(limit, false)])
-        }
-        None => rule.limits.clone(),
+    let key = rule.limits.first()?.key.of_texts(&values).unwrap_or_else(|_| Key::new("unreadable", ""));
+    let name = rule.limits.first()?.limit.name();
+    // Without a unit, or with an unknown one, the rule's own limits hold: an error would let all of the
+    // request pass.
+    if let Some(limit) = descriptor.limit.as_ref().and_then(|instead| chosen(name, instead)) {
+        return Some((rule, vec![Charge::spent(limit, &key, 0)]));
+    }
+    let charge = |keyed: &KeyedLimit| {
+        let charge = Charge::spent(keyed.limit.clone(), &key, 0);
+        if keyed.is_shadow { charge.in_shadow() } else { charge }
     };
-    let charge = |(limit, is_shadow)| {
-        let charge = Charge::spent(limit, &key, 0);
-        if is_shadow { charge.in_shadow() } else { charge }
-    };
-    Some((rule, limits.into_iter().map(charge).collect()))
+    Some((rule, rule.limits.iter().map(charge).collect()))
 }
 
 /// The limit that Envoy says in the place of a rule's own.

@@ -1,10 +1,11 @@
 //! What a file of rules says, as TOML.
 
 use std::{
-    env,
+    env, iter,
     num::{NonZeroU32, NonZeroU64},
 };
 
+use anyhow::{Context, Result, anyhow};
 use axum::http::request::Parts;
 use percent_encoding::percent_decode_str;
 use serde::Deserialize;
@@ -74,12 +75,25 @@ pub(crate) struct RuleText {
     pub(crate) limits: Vec<Limit>,
     #[serde(default)]
     pub(crate) shadow: Vec<Limit>,
+    #[serde(default)]
+    pub(crate) also: Vec<AlsoText>,
     pub(crate) cost: Option<NonZeroU64>,
     pub(crate) cost_from: Option<CostFrom>,
     pub(crate) on_failure: Option<OnFailure>,
     pub(crate) domain: Option<String>,
     #[serde(default)]
     pub(crate) descriptor: Vec<String>,
+}
+
+/// Limits by another key.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct AlsoText {
+    pub(crate) key: Vec<String>,
+    #[serde(default)]
+    pub(crate) limits: Vec<Limit>,
+    #[serde(default)]
+    pub(crate) shadow: Vec<Limit>,
 }
 
 #[derive(Clone, Deserialize)]
@@ -94,16 +108,17 @@ fn default_listen() -> String {
 }
 
 impl Variable {
-    pub(crate) fn secret(&self) -> Result<(Secret, String), String> {
-        let value = env::var(&self.env).map_err(|error| format!("the variable {}: {error}", self.env))?;
-        Ok((Secret::new(&value).map_err(|error| format!("the variable {}: {error}", self.env))?, value))
+    pub(crate) fn secret(&self) -> Result<(Secret, String)> {
+        let said = || format!("the variable {}, such as of `openssl rand -hex 32`", self.env);
+        let value = env::var(&self.env).with_context(said)?;
+        Ok((Secret::new(&value).with_context(said)?, value))
     }
 }
 
 impl File {
     /// An error has the line and the column of the mistake.
-    pub(crate) fn read(text: &str) -> Result<Self, String> {
-        toml::from_str(text).map_err(|error| error.to_string().trim_end().to_owned())
+    pub(crate) fn read(text: &str) -> Result<Self> {
+        toml::from_str(text).map_err(|error| anyhow!("{}", error.to_string().trim_end()))
     }
 
     /// Whether all is the same that is read only at the start.
@@ -111,6 +126,14 @@ impl File {
         let settings =
             |file: &Self| (file.listen.clone(), file.grpc_listen.clone(), file.store.clone(), file.token.clone());
         settings(self) == settings(other)
+    }
+
+    pub(crate) fn store_url(&self) -> String {
+        self.store.clone().or_else(|| env::var("REDIS_URL").ok()).unwrap_or_else(|| "memory:".to_owned())
+    }
+
+    pub(crate) fn listeners(&self) -> impl Iterator<Item = &String> {
+        iter::once(&self.listen).chain(&self.grpc_listen)
     }
 }
 

@@ -1,14 +1,21 @@
-//! The key of a rule: its parts, of a request or as a program says them.
+//! The key of a limit: its parts, read from a request, or from texts of a program or of Envoy.
 
+use anyhow::{Context, Result, bail, ensure};
 use axum::http::{HeaderName, request::Parts};
 use tower_sliding_window::{ApiKey, ClientIp, Header, Key, KeyExtractor, Secret, extract::KeyError};
 
 /// As of a header that is a key.
 pub(crate) const MOST_BYTES: usize = 4096;
 
-/// A part of a rule's key.
 #[derive(Clone)]
-pub(crate) enum Part {
+pub(crate) struct LimitKey {
+    parts: Vec<Part>,
+    /// The parts as the file says them.
+    pub(crate) texts: Vec<String>,
+}
+
+#[derive(Clone)]
+enum Part {
     Client(ClientIp),
     Header(Header),
     ApiKey(ApiKey),
@@ -20,33 +27,59 @@ pub(crate) enum Part {
 #[derive(Clone, PartialEq)]
 pub(crate) struct PathValues(pub(crate) Vec<(String, String)>);
 
-impl Part {
-    pub(crate) fn read(
-        text: &str,
-        client: &ClientIp,
-        secret: Option<&Secret>,
-        ignore_case: bool,
-    ) -> Result<Self, String> {
-        let (kind, name) = text.split_once(':').unwrap_or((text, ""));
-        let header =
-            || HeaderName::from_bytes(name.as_bytes()).map_err(|_| format!("the key {text:?} names no header"));
-        Ok(match kind {
-            "client" if name.is_empty() => Self::Client(client.clone()),
-            "text" if name.is_empty() => Self::Text,
-            "header" => Self::Header(Header::new(header()?)),
-            "api-key" => {
-                Self::ApiKey(ApiKey::header(header()?, secret.ok_or("an API key needs secret = { env = \"..\" }")?))
-            }
-            "path" if !name.is_empty() => Self::Path(if ignore_case { name.to_lowercase() } else { name.to_owned() }),
-            _ => {
-                return Err(format!(
-                    "the key {text:?} is none of client, header:NAME, api-key:HEADER, path:NAME and text"
-                ));
-            }
-        })
+/// What parts of keys need of the file.
+pub(crate) struct Sources {
+    pub(crate) client: ClientIp,
+    pub(crate) secret: Option<Secret>,
+    pub(crate) ignore_case: bool,
+}
+
+impl LimitKey {
+    pub(crate) fn read(texts: Vec<String>, sources: &Sources) -> Result<Self> {
+        let parts = texts.iter().map(|text| Part::read(text, sources)).collect::<Result<_>>()?;
+        Ok(Self { parts, texts })
+    }
+
+    pub(crate) fn counts_by_path(&self) -> bool {
+        self.parts.iter().any(|part| matches!(part, Part::Path(_)))
     }
 
     pub(crate) fn of_request(&self, request: &Parts) -> Result<Key, KeyError> {
+        joined(self.parts.iter().map(|part| part.of_request(request)))
+    }
+
+    pub(crate) fn of_texts(&self, texts: &[&str]) -> Result<Key> {
+        ensure!(
+            texts.len() == self.parts.len(),
+            "the key has {} parts, and needs {}: {}",
+            texts.len(),
+            self.parts.len(),
+            self.texts.join(" and ")
+        );
+        joined(self.parts.iter().zip(texts).map(|(part, text)| part.of_text(text)))
+    }
+}
+
+impl Part {
+    fn read(text: &str, sources: &Sources) -> Result<Self> {
+        let (kind, name) = text.split_once(':').unwrap_or((text, ""));
+        let header =
+            || HeaderName::from_bytes(name.as_bytes()).with_context(|| format!("the key {text:?} names no header"));
+        Ok(match kind {
+            "client" if name.is_empty() => Self::Client(sources.client.clone()),
+            "text" if name.is_empty() => Self::Text,
+            "header" => Self::Header(Header::new(header()?)),
+            "api-key" => {
+                let secret = sources.secret.as_ref().context("an API key needs secret = { env = \"..\" }")?;
+                Self::ApiKey(ApiKey::header(header()?, secret))
+            }
+            "path" if !name.is_empty() && sources.ignore_case => Self::Path(name.to_lowercase()),
+            "path" if !name.is_empty() => Self::Path(name.to_owned()),
+            _ => bail!("the key {text:?} is none of client, header:NAME, api-key:HEADER, path:NAME and text"),
+        })
+    }
+
+    fn of_request(&self, request: &Parts) -> Result<Key, KeyError> {
         match self {
             Self::Client(client) => client.extract(request),
             Self::Header(header) => header.extract(request),
@@ -64,9 +97,11 @@ impl Part {
         }
     }
 
-    pub(crate) fn of_text(&self, text: &str) -> Result<Key, String> {
+    fn of_text(&self, text: &str) -> Result<Key> {
         Ok(match self {
-            Self::Client(client) => client.key(text.parse().map_err(|_| format!("the key {text:?} is no address"))?),
+            Self::Client(client) => {
+                client.key(text.parse().with_context(|| format!("the key {text:?} is no address"))?)
+            }
             Self::Header(header) => header.key(text),
             Self::ApiKey(header) => header.key(text),
             Self::Path(_) => Key::new("path", text),
@@ -76,10 +111,7 @@ impl Part {
 }
 
 /// One key of several.
-pub(crate) fn joined<E>(keys: impl Iterator<Item = Result<Key, E>>) -> Result<Key, E> {
-    let pair = |first: Option<Key>, next: Result<Key, E>| {
-        let next = next?;
-        Ok(Some(first.map_or_else(|| next.clone(), |first| Key::from((&first, &next)))))
-    };
-    Ok(keys.into_iter().try_fold(None, pair)?.unwrap_or_else(|| Key::new("everyone", "")))
+fn joined<E>(keys: impl Iterator<Item = Result<Key, E>>) -> Result<Key, E> {
+    let joined = keys.reduce(|first, next| Ok(Key::from((&first?, &next?))));
+    joined.unwrap_or_else(|| Ok(Key::new("everyone", "")))
 }

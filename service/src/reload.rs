@@ -1,15 +1,17 @@
 //! The file of the rules, read again on SIGHUP and when it changes.
 
 use std::{
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, SystemTime},
 };
 
+use anyhow::{Context, Result};
 use metrics::counter;
 use tokio::{
     fs,
-    signal::unix::{SignalKind, signal},
+    signal::unix::Signal,
     sync::watch,
     time::interval,
 };
@@ -18,7 +20,7 @@ use tracing::{info, warn};
 
 use crate::{file::File, rules::Rules};
 
-pub(crate) type Stamp = Option<(SystemTime, u64)>;
+pub(crate) type Stamp = Option<(SystemTime, u64, u64)>;
 
 /// Watches the file as long as it is polled.
 pub(crate) async fn watch(
@@ -27,9 +29,10 @@ pub(crate) async fn watch(
     started: File,
     limiter: Limiter,
     rules: watch::Sender<Arc<Rules>>,
-) -> std::io::Result<()> {
+    mut hangup: Signal,
+) -> Result<()> {
     let mut before = seen;
-    let (mut ticks, mut hangup) = (interval(Duration::from_secs(1)), signal(SignalKind::hangup())?);
+    let mut ticks = interval(Duration::from_secs(1));
     loop {
         let is_asked = tokio::select! {
             _ = ticks.tick() => false,
@@ -43,10 +46,12 @@ pub(crate) async fn watch(
             continue;
         }
         seen = now;
-        let text = fs::read_to_string(&path).await.map_err(|error| error.to_string());
-        let read =
-            text.and_then(|text| File::read(&text).and_then(|file| Ok((Rules::build(&text, &file, &limiter)?, file))));
-        match read {
+        let read = async {
+            let text = fs::read_to_string(&path).await.context("it cannot be read")?;
+            let file = File::read(&text)?;
+            anyhow::Ok((Rules::build(&text, &file, &limiter)?, file))
+        };
+        match read.await {
             Ok((new, file)) => {
                 if !file.has_settings_of(&started) {
                     warn!("listen, grpc_listen, store and token hold from the next start on");
@@ -56,7 +61,7 @@ pub(crate) async fn watch(
                 rules.send_replace(Arc::new(new));
             }
             Err(problem) => {
-                warn!("the rules stay as they are, since {} has a mistake: {problem}", path.display());
+                warn!("the rules stay as they are, since {} has a mistake: {problem:#}", path.display());
                 counter!("rate_limit_service_reloads_total", "outcome" => "refused").increment(1);
             }
         }
@@ -66,5 +71,5 @@ pub(crate) async fn watch(
 /// What changes when the file does.
 pub(crate) fn stamp(path: &Path) -> Stamp {
     let known = std::fs::metadata(path).ok()?;
-    Some((known.modified().ok()?, known.len()))
+    Some((known.modified().ok()?, known.len(), known.ino()))
 }

@@ -201,6 +201,45 @@ async fn keys_costs_and_shadows_are_those_of_the_rule() {
     assert_eq!(service.ask("GET", "/keys", &[("x-api-key", "k2")]).await.status, 200);
 }
 
+/// Limits by several keys are one decision, all or nothing.
+#[tokio::test]
+async fn one_path_has_limits_by_several_keys() {
+    let rules = r#"
+        secret = { env = "RATE_LIMIT_SECRET" }
+        proxy = { addresses = ["127.0.0.1"] }
+        [[rule]]
+        name = "api"
+        path = "/api/{tenant}"
+        key = ["api-key:x-api-key"]
+        limits = ["key=3/min"]
+        also = [
+            { key = ["client"], limits = ["address=4/min"] },
+            { key = ["path:tenant"], limits = ["tenant=9/min"], shadow = ["all=1/min"] },
+        ]
+    "#;
+    for (store, _server) in stores() {
+        let service = Service::start(&format!("store = {store:?}\n{rules}"));
+        let ask = async |client, key| {
+            let headers = [("x-forwarded-for", client), ("x-api-key", key)];
+            service.ask("GET", "/api/acme", &headers).await.status
+        };
+        for status in [200, 200, 200, 429, 429] {
+            assert_eq!(ask("203.0.113.7", "k1").await, status);
+        }
+        // The refusals have taken nothing from the address.
+        for status in [200, 429] {
+            assert_eq!(ask("203.0.113.7", "k2").await, status);
+        }
+        assert_eq!(ask("203.0.113.8", "k2").await, 200);
+        let used = async |limit, key| {
+            service.post("/peek", json!({ "limit": limit, "key": key })).await.json()["used"].clone()
+        };
+        assert_eq!([used("key", "k1").await, used("key", "k2").await], [3, 2]);
+        assert_eq!([used("address", "203.0.113.7").await, used("tenant", "acme").await], [4, 5]);
+        assert_eq!(service.ask("GET", "/api/acme", &[("x-forwarded-for", "203.0.113.9")]).await.status, 401);
+    }
+}
+
 #[tokio::test]
 async fn nginx_gets_a_status_that_it_passes_on() {
     let rules = RULES.replace("[proxy]", "[proxy]\nask = \"original\"\nrefusal_status = 403");

@@ -121,6 +121,38 @@ async fn a_place_is_held_until_it_is_settled_or_its_lease_ends() {
     }
 }
 
+/// A mistake loses nothing.
+#[tokio::test]
+async fn a_settlement_with_a_mistake_frees_no_place() {
+    let service = on("memory:");
+    let jobs = json!({ "limit": "jobs", "key": "ada", "lease": 60 });
+    let admission = service.post("/check", &jobs).await.json()["admission"].clone();
+    let used = async || service.post("/peek", json!({ "limit": "jobs", "key": "ada" })).await.json()["used"].clone();
+    for actual in [json!([1, 2]), json!([]), json!(-1), json!("1")] {
+        let settled = service.post("/settle", json!({ "admission": admission, "actual": actual })).await;
+        assert_eq!((settled.status, used().await), (422, json!(1)), "{}", settled.text);
+    }
+    let settled = service.post("/settle", json!({ "admission": admission, "actual": [1] })).await;
+    assert_eq!((settled.status, used().await), (200, json!(0)), "{}", settled.text);
+}
+
+#[tokio::test]
+async fn a_settlement_changes_only_charges_with_a_lease() {
+    for (store, _server) in stores() {
+        let service = on(&store);
+        let both = json!([
+            { "limit": "login", "key": "ada", "cost": 3 },
+            { "limit": "mails", "key": "ada", "cost": 40, "lease": 60 },
+        ]);
+        let admission = service.post("/check", both).await.json()["admission"].clone();
+        let settled = service.post("/settle", json!({ "admission": admission, "actual": 0 })).await.json();
+        assert_eq!(settled["settled"], true);
+        let used =
+            async |limit| service.post("/peek", json!({ "limit": limit, "key": "ada" })).await.json()["used"].clone();
+        assert_eq!([used("login").await, used("mails").await], [3, 0]);
+    }
+}
+
 /// A place is not held for the lease of another limit beside it.
 #[tokio::test]
 async fn a_place_is_free_at_the_end_of_its_own_lease() {

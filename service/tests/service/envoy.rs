@@ -127,6 +127,13 @@ async fn hits_and_limits_of_a_descriptor_are_heeded() {
         let response = ask(&client, &[own], 1).await.unwrap();
         assert_eq!(response.statuses[0].current_limit.as_ref().unwrap().unit(), told);
     }
+    // Two sizes of one limit: both count, under the smaller one.
+    let sizes = [2, 9].map(|size| RateLimitDescriptor { limit: limit(size, 3), ..descriptor(&[("tenant", "kim")]) });
+    for code in [Code::Ok, Code::OverLimit] {
+        let response = ask(&client, &sizes, 1).await.unwrap();
+        let of = response.statuses.iter().map(|status| status.current_limit.as_ref().unwrap().requests_per_unit);
+        assert_eq!((response.overall_code(), of.collect::<Vec<_>>()), (code, vec![2, 2]));
+    }
     let blocked = RateLimitDescriptor { limit: limit(0, 2), ..own.clone() };
     assert_eq!(ask(&client, &[blocked], 1).await.unwrap().overall_code(), Code::OverLimit);
     // A limit without a unit is that of the rule. An error would let Envoy pass the request.

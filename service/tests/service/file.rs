@@ -1,10 +1,11 @@
 //! What the file of the rules says, and its mistakes.
 
-use std::fmt::Write;
+use std::{fmt::Write, sync::Arc};
 
 use serde_json::json;
+use tokio::task::JoinHandle;
 
-use crate::support::{Service, checked};
+use crate::support::{Service, checked, stores};
 
 const GOOD: &str = "[[rule]]\nname = \"a\"\npath = \"/a\"\nlimits = [\"a=5/min\"]\n";
 
@@ -64,6 +65,20 @@ fn each_mistake_is_told_with_its_place() {
         (second("path = \"/b\"\nkey = [\"api-key:x-api-key\"]\nlimits = [\"b=5/min\"]"), &["secret"]),
         (second("domain = \"web\"\nlimits = [\"b=5/min\"]"), &["descriptor"]),
         (second("path = \"/b\"\nkey = [\"path:c\"]\nlimits = [\"b=5/min\"]"), &["rule \"b\"", "path:c"]),
+        (alone("token = { env = \"NO_SUCH_TOKEN\" }"), &["NO_SUCH_TOKEN", "openssl rand"]),
+        (
+            second("limits = [\"b=5/min\"]\nalso = [{ key = [\"text\"], limits = [\"c=1/min\"] }]"),
+            &["also needs a path"],
+        ),
+        (second("path = \"/b\"\nlimits = [\"b=5/min\"]\nalso = [{ key = [] }]"), &["no limits"]),
+        (
+            second("path = \"/b\"\nlimits = [\"b=5/min\"]\nalso = [{ key = [\"path:c\"], limits = [\"c=1/min\"] }]"),
+            &["path:c"],
+        ),
+        (
+            second("path = \"/b\"\nlimits = [\"b=5/min\"]\nalso = [{ key = [], limits = [\"b=5/min\"] }]"),
+            &["two limits", "\"b\""],
+        ),
         ("on_failure = \"shut\"".to_owned(), &["line 1", "shut"]),
         (alone("store = \"mysql://host\""), &["store"]),
         (alone("listen = \"0.0.0.0:8090\""), &["open to other machines", "token"]),
@@ -120,6 +135,59 @@ async fn a_file_that_changes_is_read_again_and_a_broken_one_is_not_taken() {
     service.rewrite(&format!("store = \"redis://127.0.0.1:1\"\n{}", rules(7)));
     service.logs("from the next start on", 1).await;
     assert_eq!(check().await["used"], 5, "all five checks, in the store of the start");
+}
+
+/// A file of the same size and time is another one.
+#[tokio::test]
+async fn a_file_that_is_replaced_is_read_again() {
+    let rules = |units: u64| format!("[[rule]]\nname = \"a\"\nlimits = [\"a={units}/min\"]\n");
+    let service = Service::start(&rules(5));
+    let time = std::fs::metadata(service.path()).unwrap().modified().unwrap();
+    service.rewrite_at(&rules(9), Some(time));
+    service.logs("read again", 1).await;
+    assert_eq!(service.post("/check", json!({ "limit": "a", "key": "ada" })).await.json()["of"], 9);
+}
+
+/// Each request is decided by the old rules or by the new ones, and what is spent stays spent.
+#[tokio::test]
+async fn a_reload_under_load_loses_and_gives_nothing() {
+    for (store, _server) in stores() {
+        let rules = |other: usize| {
+            format!(
+                "store = {store:?}\n[[rule]]\nname = \"a\"\nlimits = [\"a=700/h\"]\n[[rule]]\nname = \"b{other}\"\nlimits = [\"b=1/h\"]\n"
+            )
+        };
+        let service = Arc::new(Service::start(&rules(0)));
+        let ask = async |service: Arc<Service>| {
+            let mut decided = 0;
+            let mut admitted = 0;
+            // A busy machine may decide some too late.
+            while decided < 100 {
+                let answer = service.post("/check", json!({ "limit": "a", "key": "ada" })).await;
+                let is_allowed = answer.is_allowed();
+                if answer.json()["undecided"].is_null() {
+                    decided += 1;
+                    admitted += u32::from(is_allowed);
+                }
+            }
+            admitted
+        };
+        let tasks: Vec<_> = (0..10).map(|_| tokio::spawn(ask(Arc::clone(&service)))).collect();
+        let mut reloads = 0;
+        while reloads == 0 || !tasks.iter().all(JoinHandle::is_finished) {
+            reloads += 1;
+            service.rewrite(&rules(reloads));
+            service.signal("HUP");
+            service.logs("read again", reloads).await;
+        }
+        let mut admitted = 0;
+        for task in tasks {
+            admitted += task.await.unwrap();
+        }
+        assert!(admitted <= 700, "{admitted}");
+        let counted = service.post("/peek", json!({ "limit": "a", "key": "ada" })).await.json();
+        assert_eq!(counted["used"], 700, "after {reloads} reloads");
+    }
 }
 
 #[tokio::test]

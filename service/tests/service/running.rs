@@ -2,10 +2,12 @@
 
 use std::{
     convert::Infallible,
-    io::{Read, Write},
-    net::SocketAddr,
+    io::{BufRead, BufReader, Read, Write},
+    net::{SocketAddr, TcpStream},
     os::unix::net::UnixStream,
+    process::Stdio,
     sync::Arc,
+    time::{Duration, Instant},
 };
 
 use http::{Request, Response};
@@ -17,7 +19,7 @@ use tower_sliding_window::{ClientIp, Limit, Limiter, RateLimitLayer, RedisStore}
 
 use crate::{
     envoy::{ask, connect, descriptor},
-    support::{PATIENCE, Redis, Service},
+    support::{PATIENCE, Redis, Service, command},
 };
 
 const RULES: &str =
@@ -69,11 +71,22 @@ fn a_unix_socket_is_served_and_taken_over() {
             send(format!("GET /auth HTTP/1.1\r\n{head}\r\nx-forwarded-method: GET\r\nx-forwarded-uri: /\r\n\r\n"));
         assert!(reply.starts_with("HTTP/1.1 200"), "{reply}");
     }
+    // A second process does not take the socket of a living one.
+    let settings = format!("listen = \"unix:{}\"", path.display());
+    let living = Service::listening(&settings, &rules);
+    let second = dir.path().join("second.toml");
+    std::fs::write(&second, format!("{settings}\n{rules}")).unwrap();
+    let refused = command().arg(&second).output().unwrap();
+    let told = String::from_utf8(refused.stderr).unwrap();
+    assert!(!refused.status.success() && told.contains("another process listens there"), "{told}");
+    UnixStream::connect(&path).unwrap();
+    drop(living);
+
     let file = dir.path().join("file");
     std::fs::write(&file, "precious").unwrap();
     let rules = dir.path().join("rules.toml");
     std::fs::write(&rules, format!("listen = \"unix:{}\"", file.display())).unwrap();
-    assert!(!crate::support::command().arg(&rules).output().unwrap().status.success());
+    assert!(!command().arg(&rules).output().unwrap().status.success());
     assert_eq!(std::fs::read_to_string(file).unwrap(), "precious");
 }
 
@@ -88,10 +101,46 @@ async fn the_end_is_in_order_and_gives_places_back() {
     first.signal("TERM");
     assert_eq!(first.end(), 0);
     // The second remembers its refusal for a second.
-    let begun = std::time::Instant::now();
+    let begun = Instant::now();
     while !second.post("/check", &job).await.is_allowed() {
         assert!(begun.elapsed() < PATIENCE);
-        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
+/// The rest of a body may never come.
+#[test]
+fn a_request_that_does_not_arrive_ends() {
+    let service = Service::start(RULES);
+    let mut stream = TcpStream::connect(service.http.trim_start_matches("http://")).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream
+        .write_all(b"POST /check HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\ncontent-length: 99\r\n\r\n{")
+        .unwrap();
+    let mut status = [0; 12];
+    stream.read_exact(&mut status).unwrap();
+    assert_eq!(&status, b"HTTP/1.1 408");
+    service.signal("TERM");
+    assert_eq!(service.end(), 0);
+}
+
+#[test]
+fn without_a_file_an_example_runs_and_says_what_to_try() {
+    let begun = Instant::now();
+    loop {
+        let mut process = command().stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let said: Vec<_> =
+            BufReader::new(process.stdout.take().unwrap()).lines().map_while(Result::ok).take(7).collect();
+        let _ = process.kill();
+        let output = process.wait_with_output().unwrap();
+        if said.len() == 7 {
+            assert_eq!(said[0], "listening on 127.0.0.1:8090");
+            assert!(said[3].contains("curl") && said[3].contains("http://127.0.0.1:8090/check"), "{said:?}");
+            return;
+        }
+        // Another program may have its port.
+        assert!(begun.elapsed() < PATIENCE, "{}", String::from_utf8_lossy(&output.stderr));
+        std::thread::sleep(Duration::from_millis(100));
     }
 }
 

@@ -7,7 +7,7 @@ use std::{
     path::PathBuf,
     process::{Child, Command, Output, Stdio},
     thread::sleep,
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
 use reqwest::{Client, Method, RequestBuilder};
@@ -95,8 +95,14 @@ impl Service {
 
     /// Writes other rules, with the settings of the start.
     pub(crate) fn rewrite(&self, rules: &str) {
+        self.rewrite_at(rules, None);
+    }
+
+    pub(crate) fn rewrite_at(&self, rules: &str, modified: Option<SystemTime>) {
         let text = format!("listen = \"127.0.0.1:0\"\ngrpc_listen = \"127.0.0.1:0\"\n{rules}");
-        fs::write(self.dir.path().join("next"), text).unwrap();
+        let mut next = File::create(self.dir.path().join("next")).unwrap();
+        next.write_all(text.as_bytes()).unwrap();
+        next.set_modified(modified.unwrap_or_else(SystemTime::now)).unwrap();
         fs::rename(self.dir.path().join("next"), self.path()).unwrap();
     }
 
