@@ -9,12 +9,7 @@ use std::{
 
 use anyhow::{Context, Result};
 use metrics::counter;
-use tokio::{
-    fs,
-    signal::unix::Signal,
-    sync::watch,
-    time::interval,
-};
+use tokio::{fs, signal::unix::Signal, sync::watch, time::interval};
 use tower_sliding_window::Limiter;
 use tracing::{info, warn};
 

@@ -5,7 +5,7 @@ use std::{
     io::{BufRead, BufReader, Read, Write},
     net::{SocketAddr, TcpStream},
     os::unix::net::UnixStream,
-    process::Stdio,
+    process::{Command, Stdio},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -19,7 +19,7 @@ use tower_sliding_window::{ClientIp, Limit, Limiter, RateLimitLayer, RedisStore}
 
 use crate::{
     envoy::{ask, connect, descriptor},
-    support::{PATIENCE, Redis, Service, command},
+    support::{PATIENCE, Redis, Service, command, free_port},
 };
 
 const RULES: &str =
@@ -105,6 +105,38 @@ async fn the_end_is_in_order_and_gives_places_back() {
     while !second.post("/check", &job).await.is_allowed() {
         assert!(begun.elapsed() < PATIENCE);
         tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
+/// The system's certificates are trusted, or those of this variable.
+#[tokio::test]
+async fn redis_may_speak_tls() {
+    let dir = tempfile::tempdir().unwrap();
+    let [key, certificate] = ["key.pem", "certificate.pem"].map(|name| dir.path().join(name).display().to_string());
+    let made = Command::new("openssl")
+        .args(["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=redis"])
+        .args(["-addext", "subjectAltName=IP:127.0.0.1", "-addext", "basicConstraints=critical,CA:FALSE"])
+        .args(["-keyout", &key, "-out", &certificate])
+        .output();
+    assert!(made.unwrap().status.success());
+    let port = free_port();
+    let tls = ["--tls-cert-file", &certificate, "--tls-key-file", &key, "--tls-auth-clients", "no", "--tls-port"];
+    let _redis = Redis::start_with(&[&tls[..], &[&port.to_string()]].concat());
+    let rules = format!("store = \"rediss://127.0.0.1:{port}\"\n{RULES}");
+    for is_decided in [true, false] {
+        let mut command = command();
+        if is_decided {
+            command.env("SSL_CERT_FILE", &certificate);
+        }
+        let service = Service::run(command, "listen = \"127.0.0.1:0\"", &rules);
+        let begun = Instant::now();
+        loop {
+            let answer = service.post("/check", json!({ "limit": "a", "key": "ada" })).await.json();
+            if answer["undecided"].is_null() == is_decided {
+                break;
+            }
+            assert!(is_decided && begun.elapsed() < PATIENCE, "{answer}");
+        }
     }
 }
 

@@ -74,11 +74,15 @@ impl Service {
     }
 
     pub(crate) fn listening(listen: &str, rules: &str) -> Self {
+        Self::run(command(), listen, rules)
+    }
+
+    pub(crate) fn run(mut command: Command, listen: &str, rules: &str) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("rules.toml");
         fs::write(&path, format!("{listen}\n{rules}")).unwrap();
         let log = File::create(dir.path().join("log")).unwrap();
-        let mut process = command().arg(&path).stdout(Stdio::piped()).stderr(log).spawn().unwrap();
+        let mut process = command.arg(&path).stdout(Stdio::piped()).stderr(log).spawn().unwrap();
         let mut lines = BufReader::new(process.stdout.take().unwrap()).lines();
         let mut addresses = (0..listen.lines().count()).map(|_| {
             let line =
@@ -167,14 +171,18 @@ impl Drop for Service {
 
 impl Redis {
     pub(crate) fn start() -> Self {
+        Self::start_with(&[])
+    }
+
+    pub(crate) fn start_with(arguments: &[&str]) -> Self {
         // Another process may take the port before the server starts.
         for _ in 0..10 {
-            let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+            let port = free_port();
             let dir = tempfile::tempdir().unwrap();
             let program = std::env::var("REDIS_SERVER").unwrap_or_else(|_| "redis-server".to_owned());
             let mut command = Command::new(program);
             command.args(["--port", &port.to_string(), "--save", "", "--bind", "127.0.0.1", "--dir"]).arg(dir.path());
-            let mut process = command.stdout(Stdio::null()).spawn().unwrap();
+            let mut process = command.args(arguments).stdout(Stdio::null()).spawn().unwrap();
             let begun = Instant::now();
             while begun.elapsed() < PATIENCE && process.try_wait().unwrap().is_none() {
                 if is_up(port) {
@@ -199,6 +207,10 @@ impl Drop for Redis {
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
+}
+
+pub(crate) fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
 fn is_up(port: u16) -> bool {
