@@ -18,8 +18,9 @@
 //!    seconds. It then counts twice only if the lease ends in between.
 //! 6. Reserve at least one unit: a charge of 0 units leaves no admission to settle.
 //! 7. While a `MemoryStore` is [full](crate::MemoryStore#when-it-is-full), it may count units so
-//!    that no settlement finds them. These units count for the whole window. A settlement adds the
-//!    units above the reserved ones, or after the lease all units of the actual cost.
+//!    that no settlement finds them. These units count for the whole window. Within the lease, a
+//!    settlement adds the units above the reserved ones. After the lease, it adds all units of the
+//!    actual cost.
 //! 8. An admission without a reservation can be settled too, if its limit counts by a
 //!    [log](crate::Algorithm::sliding_log), or if its caller gave the check an id.
 //!

@@ -42,8 +42,7 @@ impl Limiter {
     ///    nobody polls the next caller, then a millisecond later the first of the others that is
     ///    polled takes over. When a caller is polled again, it gets its old place back.
     /// 5. [`check`](Self::check), limiters of other processes, and checks of other sets of limits
-    ///    or keys do not join the line. Whoever of these is the first to ask when units are left
-    ///    gets the units.
+    ///    or keys do not join the line. The first of these to ask when units are left gets them.
     /// 6. After a [settlement](Self::settle) or [reset](Self::reset) through this limiter, callers
     ///    ask at once, in the order of their arrival. Only callers ask that are first in their
     ///    line, fit into what is left, and are refused by nothing else. After a reset, for example,

@@ -80,8 +80,8 @@ impl Pair {
         self.woken.values().filter(|woken| !woken.has_asked).map(|woken| &woken.caller)
     }
 
-    /// Takes note that the caller asks. If the caller was woken, its reply is newer than what is
-    /// known.
+    /// Takes note that the caller asks. The reply to a woken caller will bring newer figures, so the
+    /// known figure is dropped.
     pub(super) fn ask(&mut self, number: u64) {
         self.refused.remove(&number);
         if let Some(woken) = self.woken.get_mut(&number) {

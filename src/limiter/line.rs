@@ -29,8 +29,8 @@ const GRACE: Duration = Duration::from_millis(100);
 /// The time for the next caller to take over, before all others may.
 const HEAD_START: Duration = Duration::from_millis(1);
 
-/// A caller looks after a second whether the task is late. Each caller that waits adds this time to
-/// the second.
+/// A caller looks whether the task is late after one second, plus this time for each caller that
+/// waits.
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// The most callers that are woken at once to ask beside the first.

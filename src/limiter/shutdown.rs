@@ -22,7 +22,7 @@ impl Limiter {
     ///    also for those whose caller has left.
     ///
     /// The call ends after `within` at the latest: choose less than the time after which your
-    /// platform kills the process. What is still on its way then goes on as long as the runtime
+    /// platform kills the process. Calls that are still on their way go on as long as the runtime
     /// does. Requests that come later, and callers that wait in line, are decided as usual, and
     /// their places are left behind when the process ends. So stop accepting requests first. With
     /// streams, [call it twice](crate::guide::at_most_n_at_once#restart-without-refusals). A

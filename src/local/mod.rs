@@ -70,9 +70,9 @@ const MAX_FAILURES: u32 = 10_000;
 ///    before, up to a second: the store may be farther away now. A task on a caller's runtime sends
 ///    the probes. The task ends when the breaker closes, or when the last limiter is dropped. If
 ///    that runtime ends, the runtime of another caller takes over. If that runtime blocks, or if
-///    there is none, the check of a caller becomes the probe when no probe has begun or ended for
-///    twice the interval and the deadline of a probe. The check of the first caller is also a probe
-///    if that caller comes this long after the breaker has opened.
+///    there is none, the check of a caller becomes the probe. It does so once no probe has begun or
+///    ended, and the breaker has not opened, within twice the sum of the interval and the deadline
+///    of a probe.
 /// 6. An answered probe closes the breaker. After that, a single failure opens it again. Once
 ///    another check is answered, the breaker again needs the full number of failures.
 /// 7. A cost above the limit, a limit that cannot be chosen, and an error

@@ -28,7 +28,7 @@ use crate::lock::lock;
 /// The thread looks this often for further calls.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// What all limiters and layers on the clones of a store owe.
+/// The places that all limiters and layers on the clones of a store owe.
 #[derive(Default)]
 pub(crate) struct Owed {
     /// Each call that is on its way has a receiver of this.

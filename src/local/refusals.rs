@@ -67,9 +67,9 @@ struct Refusal {
     generation: u64,
     /// The refusal may be used from this time on.
     asked_at: u64,
-    /// Until this time, it may be used for any check.
+    /// Until this time, its figures may answer any check.
     fresh_until: u64,
-    /// Until this time, it may be used for a check that it refuses.
+    /// Until this time, its figures may refuse a check whose cost is more than they leave.
     until: u64,
     /// From this time on, the next check asks the store whether the refusal still holds.
     asks_at: AtomicU64,

@@ -91,7 +91,7 @@ pub struct OriginalRequestLayer {
     proxies: ClientIp,
     /// The headers of the method and the path; `None` if they are the question's own.
     pair: Option<[HeaderName; 2]>,
-    /// What the question's own path has in front.
+    /// The proxy puts it before the path, and it is removed.
     prefix: String,
 }
 

@@ -172,8 +172,8 @@ impl Window {
         Figures { retry: Some((least, most)), ..self.figures(charge, now) }
     }
 
-    /// Sets the actual cost of an admission, and returns whether it was known. Only a settlement
-    /// after the lease may need room for an entry.
+    /// Sets the actual cost of an admission, and returns whether the admission was known. Only a
+    /// settlement after the lease may need room for an entry.
     pub(crate) fn settle(&mut self, now: u64, settlement: ChargeSettlement<'_>, has_room: bool) -> bool {
         let ChargeSettlement { charge, cost, id, at } = settlement;
         let Some(cost) = cost else { return false };

@@ -63,7 +63,7 @@ impl Cells {
         (part + 1) * self.part() - 1
     }
 
-    /// The places of a key's cells, after these have gone on to the newest part.
+    /// Moves the cells of a key on to the newest part, and returns their places.
     fn places(&mut self, digest: u64, now: u64) -> [usize; PLACES] {
         let part = now / self.part();
         // Callers may come in another order than they read the clock, so `newest` may be up to two

@@ -220,7 +220,8 @@ impl RedisStoreBuilder {
         &mut self.connection
     }
 
-    /// What the dispatchers of the store share. `mod.rs` has `build` and `connect`.
+    /// Checks the settings, and makes the part that the dispatchers share. `mod.rs` has `build` and
+    /// `connect`.
     pub(super) fn common(self, store: watch::Receiver<()>) -> Result<Common, ConfigError> {
         if !is_fixed_alphabet(&self.prefix) {
             let rule = "the key prefix must be 1 to 64 characters of A-Z a-z 0-9 _ . -, not";

@@ -103,8 +103,9 @@ impl Pool {
         self.shared.borrow().clone().filter(Connection::works)
     }
 
-    /// A connection, and its seat if no other batch may use it meanwhile. While that connection
-    /// opens, or if it cannot be opened, this returns another one that works. Only a task may call
+    /// A connection. On a single server it comes with its seat, and one batch has it alone until the
+    /// seat is given back. In a cluster it comes without a seat, and batches share it. While a
+    /// connection opens, or if it cannot be opened, this returns another one that works. Only a task may call
     /// this.
     pub(crate) async fn take(&self) -> Result<(Connection, Option<Seat>), StoreError> {
         let wait = self.server.settings.connect_timeout;
