@@ -59,7 +59,7 @@
 //! | Redis and operation | read |
 //! |---|---|
 //! | set up Redis: permissions, memory, size, sentinel, cluster, managed services | [`guide::running_redis`] |
-//! | use the pool, client, tokens or TLS that your application has | [`guide::your_redis`] |
+//! | use the pool, client, tokens or TLS that your application has | [`guide::existing_connections`] |
 //! | decide what a route does while Redis is slow or gone | [`guide::when_redis_fails`] |
 //! | share limits over a distance: a Redis in another region | [`guide::redis_is_far_away`] |
 //! | look up a fault: its effect, and how long it lasts | [`guide::what_happens_when`] |
@@ -122,8 +122,8 @@
 //! | `cluster` | no | `RedisStore` on a Redis Cluster |
 //! | `calendar` | no | limits by the calendar of a time zone: hours, days, weeks and months |
 //! | `serde` | no | [`Limit`] in configurations: `Serialize` and `Deserialize` |
-//! | `tls` | no | `rediss://` URLs, by rustls, with the provider of cryptography that the program installs: see [`guide::your_redis`] |
-//! | `credentials` | no | passwords and tokens that change: see [`guide::your_redis`] |
+//! | `tls` | no | `rediss://` URLs, by rustls, with the provider of cryptography that the program installs: see [`guide::existing_connections`] |
+//! | `credentials` | no | passwords and tokens that change: see [`guide::existing_connections`] |
 //! | `tracing` | yes | log lines for set-up errors, an unavailable store and others: at most one a second of each kind for each layer or limiter |
 //! | `grpc` | no | `GrpcResponse`, [`PeerIp`] and [`ClientIp`] with tonic's peer address, and a [`Rejection`] is a `tonic::Status`: see [`guide::grpc`] |
 //! | `test-util` | no | the module `testing`, for `[dev-dependencies]`: see [`guide::testing_your_limits`] |

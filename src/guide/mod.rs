@@ -17,6 +17,8 @@ pub mod choosing_keys {}
 pub mod choosing_limits {}
 #[doc = include_str!("costs_known_afterwards.md")]
 pub mod costs_known_afterwards {}
+#[doc = include_str!("existing_connections.md")]
+pub mod existing_connections {}
 #[doc = include_str!("grpc.md")]
 pub mod grpc {}
 #[doc = include_str!("hot_keys.md")]
@@ -43,5 +45,3 @@ pub mod what_an_attacker_can_do {}
 pub mod what_happens_when {}
 #[doc = include_str!("when_redis_fails.md")]
 pub mod when_redis_fails {}
-#[doc = include_str!("your_redis.md")]
-pub mod your_redis {}
