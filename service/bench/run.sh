@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Throughput and delays of POST /check and of gRPC, beside the same server without a decision, in turns.
+# Throughput and delays of POST /check and of gRPC: beside the same server without a decision, and with one by the layer in its process, in turns.
 #
 #   bash service/bench/run.sh [ROUNDS] [SECONDS]
 #
@@ -14,8 +14,8 @@ pids=()
 trap 'kill "${pids[@]}" 2>/dev/null; rm -rf "$work"' EXIT
 
 redis-server --port 18090 --save '' --dir "$work" >/dev/null & pids+=($!)
-HTTP=127.0.0.1:18091 GRPC=127.0.0.1:18092 "$target/examples/bare" & pids+=($!)
-port=18093
+PORT=18091 "$target/examples/bare" & pids+=($!)
+port=18095
 for store in memory: redis://127.0.0.1:18090; do
   cat >"$work/$port.toml" <<TOML
 listen = "127.0.0.1:$port"
@@ -40,7 +40,7 @@ PYTHON
 sleep 1
 
 for round in $(seq "$rounds"); do
-  for server in bare:18091 memory:18093 redis:18095; do
+  for server in bare:18091 layer:18093 memory:18095 redis:18097; do
     name=${server%:*} port=${server#*:}
     LIMIT=steady PATH_OF=/check wrk -t1 -c32 -d"${seconds}s" --latency -s service/bench/check.lua "http://127.0.0.1:$port" |
       awk -v name="$name" '/50%/ { p50 = $2 } /99%/ { p99 = $2 } /Requests\/sec/ { rate = $2 } /Non-2xx/ { bad = $0 }

@@ -1,7 +1,7 @@
-//! The same server without a decision, for `service/bench/run.sh`: it reads the same questions, and
-//! gives answers of the same length.
+//! The same server without a decision, and with one by the layer in this process, for
+//! `service/bench/run.sh`: it reads the same questions, and gives answers of the same length.
 
-use std::env;
+use std::{env, net::Ipv4Addr};
 
 use axum::{Json, Router, http::StatusCode, routing::post};
 use envoy_types::pb::{
@@ -13,7 +13,9 @@ use envoy_types::pb::{
     google::protobuf::Duration,
 };
 use serde_json::{Value, json};
+use tokio::{net::TcpListener, task::JoinSet};
 use tonic::{Request, Response, Status};
+use tower_sliding_window::{Everyone, Limit, MemoryStore, RateLimitLayer, middleware::GrpcResponse};
 
 struct Bare;
 
@@ -45,12 +47,18 @@ async fn check(Json(question): Json<Value>) -> (StatusCode, Json<Value>) {
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let [http, grpc] = ["HTTP", "GRPC"].map(|name| env::var(name).unwrap_or_else(|_| "127.0.0.1:0".to_owned()));
-    let (http, grpc) = (tokio::net::TcpListener::bind(http).await?, tokio::net::TcpListener::bind(grpc).await?);
-    let bare = tonic::service::Routes::new(RateLimitServiceServer::new(Bare)).into_axum_router();
-    let checks = Router::new().route("/check", post(check));
-    tokio::select! {
-        served = async { axum::serve(http, checks).await } => Ok(served?),
-        served = async { axum::serve(grpc, bare).await } => Ok(served?),
+    let bare_checks = Router::new().route("/check", post(check));
+    let bare_grpc = tonic::service::Routes::new(RateLimitServiceServer::new(Bare)).into_axum_router();
+    let layer = RateLimitLayer::new(MemoryStore::new()).limit(Limit::per_second("steady", 1_000_000).by(Everyone));
+    let guarded_checks = bare_checks.clone().layer(layer.clone());
+    let guarded_grpc = bare_grpc.clone().layer(layer.respond_with(GrpcResponse));
+    let mut servers = JoinSet::new();
+    for (port, app) in (env::var("PORT")?.parse()?..).zip([bare_checks, bare_grpc, guarded_checks, guarded_grpc]) {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).await?;
+        servers.spawn(async { axum::serve(listener, app).await });
     }
+    while let Some(served) = servers.join_next().await {
+        served??;
+    }
+    Ok(())
 }

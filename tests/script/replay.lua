@@ -84,7 +84,7 @@ local FIGURES = { 'used', 'reset', 'reserved', 'retry', 'least' }
 local function shown_record(record)
   local words = { string.format('admitted %d, at %s', record[1], record[2] < 0 and 'none' or since_start(record[2])) }
   for i = 3, #record do
-    local figure = FIGURES[(i - 3) % 5 + 1]
+    local figure = FIGURES[(i - 3) % #FIGURES + 1]
     words[#words + 1] = string.format('%s%s %.0f', figure == 'used' and '; ' or ', ', figure, record[i])
   end
   return table.concat(words)

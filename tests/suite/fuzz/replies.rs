@@ -107,6 +107,21 @@ fn reply() -> impl Strategy<Value = Vec<u8>> {
     })
 }
 
+/// The figures of a charge in the record of a check.
+const FIGURES: usize = 5;
+
+/// A record of one check, mostly as the script might send it to a check of one charge or of two.
+fn record() -> impl Strategy<Value = Vec<u8>> {
+    let figure = || prop_oneof![20 => 0..200_i64, 1 => number()];
+    let length = prop_oneof![4 => select(vec![FIGURES, 2 * FIGURES]), 1 => 0..2 * FIGURES + 2];
+    let figures = length.prop_flat_map(move |length| vec(figure(), length));
+    (0..3_i64, number(), figures).prop_map(|(admitted, at, figures)| {
+        let numbers = [admitted, at].into_iter().chain(figures).map(|number| format!(":{number}\r\n"));
+        let numbers: Vec<_> = numbers.collect();
+        format!("*2\r\n:1800000000000000\r\n*{}\r\n{}", numbers.len(), numbers.concat()).into_bytes()
+    })
+}
+
 /// As many numbers as the script might send, perhaps in the record of a check.
 fn plausible() -> impl Strategy<Value = Vec<u8>> {
     (vec(number(), 1..14), any::<bool>()).prop_map(|(numbers, is_record)| {
@@ -125,6 +140,7 @@ fn plausible() -> impl Strategy<Value = Vec<u8>> {
 fn says() -> impl Strategy<Value = Says> {
     prop_oneof![
         4 => plausible().prop_map(Says::Reply),
+        2 => record().prop_map(Says::Reply),
         4 => reply().prop_map(Says::Reply),
         1 => vec(any::<u8>(), 0..40).prop_map(Says::Last),
         1 => (reply(), any::<prop::sample::Index>()).prop_map(|(bytes, at)| Says::Last(bytes[..at.index(bytes.len())].to_vec())),
@@ -141,7 +157,7 @@ fn is_the_scripts(says: &Says, charges: usize) -> bool {
             let is_outcome = matches!(record.first(), Some(Value::Int(0..=1)));
             let is_at = matches!(record.get(1), Some(Value::Int(_)));
             let are_figures = record.iter().skip(2).all(is_number);
-            is_number(now) && is_outcome && is_at && are_figures && record.len() == 2 + 5 * charges
+            is_number(now) && is_outcome && is_at && are_figures && record.len() == 2 + FIGURES * charges
         }
         fields => fields.len() == 1 + 2 * charges && fields.iter().all(is_number),
     }

@@ -9,7 +9,7 @@
 -- that the charge has, and
 --   key
 --   used, total, reserved  the units used, those of them in entries, and those that are reserved
---   oldest                 the time of the oldest entry, if there is one
+--   oldest                 the time under which the oldest entry is recorded, if there is one
 --   has_total, has_held    whether the key has the heads of the total and of the reserved units
 --   gone                   how many entries have left and are still there
 --   at                     the time under which an admission of now is recorded
