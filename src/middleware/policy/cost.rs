@@ -18,8 +18,9 @@ impl KeyedLimit {
         self
     }
 
-    /// Computes the true cost of a request from its response, and corrects what is counted. Until
-    /// the response, the charge of the request is reserved. Default: a request costs its charge.
+    /// Computes the true cost of a request from its response, and counts that cost instead of the
+    /// charge. Until the response, the charge of the request is reserved. Default: a request costs
+    /// its charge.
     ///
     /// ```
     /// use tower_sliding_window::{Limit, PeerIp};
