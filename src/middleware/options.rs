@@ -183,12 +183,13 @@ impl<R> RateLimitLayer<R> {
     ///   [`HeaderSets::RATE_LIMIT`].
     /// * `X-RateLimit-Reset` can be a [Unix time](HeaderSets::reset_as_unix_time), as GitHub sends
     ///   it.
-    /// * `Retry-After` belongs to no set, so every layer sends it. A refusal has a `Retry-After` if
-    ///   waiting helps, and so does a 503 by the failure mode. A 429 for a cost above the limit has
-    ///   no `Retry-After`. A [responder](Self::respond_with) can remove the header.
+    /// * `Retry-After` belongs to no set: the layer sends it whatever sets you choose. A refusal
+    ///   has a `Retry-After` if waiting helps, and so does a 503 by the failure mode. A 429 for a
+    ///   cost above the limit has no `Retry-After`. A [responder](Self::respond_with) can remove
+    ///   the header.
     /// * The headers show only limits that are not [hidden](super::KeyedLimit::hidden). The default
-    ///   body of a rejection names the limit that refuses, even if the layer sends no headers. It
-    ///   names no hidden limit.
+    ///   body of a rejection names the limit that refuses, even if the layer sends no headers. The
+    ///   default body never names a hidden limit.
     /// * If the layer does not send a set, the headers of that set stay as the service or layers
     ///   further in have written them.
     pub fn headers(self, sets: HeaderSets) -> Self {
