@@ -16,7 +16,7 @@ use crate::{
 /// The reports of one layer, or of all handlers that return a rejection.
 #[derive(Debug, Default)]
 pub(crate) struct Events {
-    /// The name of the layer, for log lines and metrics. Empty if the layer has none.
+    /// The name of the layer, for log lines and metrics. Empty if the layer has no name.
     pub(crate) layer: Cow<'static, str>,
     /// One throttle for each kind of log line.
     throttles: [Throttle; 10],
@@ -69,7 +69,7 @@ impl Events {
         }
     }
 
-    /// Warns, once, that a request has come through the same layer before.
+    /// Warns that a request has come through this layer twice. A layer warns of this only once.
     pub(crate) fn counts_twice(&self, limits: impl FnOnce() -> String) {
         if self.has_told_of_twice.set(()).is_ok() {
             let limits = limits();
@@ -113,8 +113,8 @@ impl Events {
     }
 
     /// Asks whether a log line of this kind may be written. Returns the name of the layer, if it
-    /// has one, and the number of lines that were suppressed before. Returns `None` if the line is
-    /// suppressed, too.
+    /// has one, and the number of lines that were suppressed before. Returns `None` if this line is
+    /// suppressed.
     fn pass(&self, kind: usize) -> Option<(Option<&str>, u64)> {
         let suppressed = self.throttles.get(kind)?.pass()?;
         Some(((!self.layer.is_empty()).then_some(&*self.layer), suppressed))

@@ -65,8 +65,8 @@ impl<R> RateLimitLayer<R> {
     ///
     /// # Errors
     ///
-    /// [`ConfigError`] if the layer then has no limit, or two limits of one name, or an option that
-    /// would have no effect:
+    /// [`ConfigError`] if, after the call, the layer has no limit, or two limits of one name, or an
+    /// option without effect. These options have no effect:
     ///
     /// * on a [concurrent](crate::Limit::concurrent) limit,
     ///   [`heed_upstream`](KeyedLimit::heed_upstream), [`settle`](KeyedLimit::settle),

@@ -1,4 +1,4 @@
-//! The options of a layer: the methods of its builder besides those for limits.
+//! The options of a layer: all methods of its builder, except those for limits.
 
 use std::{borrow::Cow, sync::Arc, time::Duration};
 
@@ -17,8 +17,8 @@ use crate::{
 };
 
 impl<R> RateLimitLayer<R> {
-    /// Names the layer in [metrics](mod@crate::metrics), as their label `layer`, and in log lines,
-    /// as their field `layer`. Layers may share a name. Default: no name.
+    /// Names the layer. The name is the label `layer` of [metrics](mod@crate::metrics), and the
+    /// field `layer` of log lines. Layers may share a name. Default: no name.
     ///
     /// ```
     /// # use tower_sliding_window::{Limit, MemoryStore, PeerIp, RateLimitLayer};
@@ -128,8 +128,8 @@ impl<R> RateLimitLayer<R> {
     }
 
     /// Sets how long a request waits for a decision before the failure mode decides. Default: the
-    /// deadline follows the round trip of the store. The default is 50 ms next to the store, and at
-    /// most 1 s: see [`Limiter::deadline`](crate::Limiter::deadline).
+    /// deadline follows the round trip of the store, from 50 ms next to the store up to 1 s: see
+    /// [`Limiter::deadline`](crate::Limiter::deadline).
     ///
     /// The time that a request has already waited in layers further out is subtracted from the
     /// deadline. At least 5 ms of the deadline remain. So a request waits for at most the longest

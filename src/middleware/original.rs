@@ -44,9 +44,9 @@ const REMOVED: [&str; 9] = [
 /// nginx's `auth_request`, Caddy's `forward_auth`, Traefik's `ForwardAuth`, and Envoy's
 /// `ext_authz`.
 ///
-/// The service gets the method, the path and the query of that request, so keys, costs,
-/// [`skip`](crate::RateLimitLayer::skip) and routes work as in front of the application. Wrap the
-/// whole router, since `Router::layer` acts after routing:
+/// The service gets the method, the path and the query of the request that the proxy asks about. So
+/// keys, costs, [`skip`](crate::RateLimitLayer::skip) and routes work as in front of the
+/// application. Wrap the whole router, since `Router::layer` acts after routing:
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -116,7 +116,8 @@ impl OriginalRequestLayer {
     ///
     /// # Panics
     ///
-    /// If `method` or `uri` is a text that is not a header name. A [`HeaderName`] never panics.
+    /// If `method` or `uri` is a text that is not a header name. A call with [`HeaderName`]s never
+    /// panics.
     #[track_caller]
     pub fn headers(mut self, method: impl TryInto<HeaderName>, uri: impl TryInto<HeaderName>) -> Self {
         self.pair = Some([header_name(method), header_name(uri)]);
@@ -129,7 +130,7 @@ impl OriginalRequestLayer {
     ///
     /// # Panics
     ///
-    /// If `prefix` is neither empty nor begins with `/`.
+    /// If `prefix` is not empty, and does not begin with `/`.
     #[track_caller]
     pub fn as_sent(mut self, prefix: &str) -> Self {
         assert!(prefix.is_empty() || prefix.starts_with('/'), "a prefix must begin with `/`, or be empty");

@@ -76,7 +76,7 @@ impl<I, R> RateLimit<I, R> {
         mem::replace(self, clone)
     }
 
-    /// Calls the inner service, or responds in its place.
+    /// Calls the inner service, or responds in the service's place.
     #[inline]
     fn forward<ReqBody, ResBody>(
         &mut self,
@@ -166,8 +166,8 @@ where
     }
 }
 
-/// Takes the value out. Panics if the value is gone, since the future was polled after it was
-/// ready. No request can cause this panic.
+/// Takes the value out of the option. Panics if the value is gone: the future was polled after it
+/// was ready. No request can cause this panic.
 fn take<T>(value: &mut Option<T>) -> T {
     value.take().unwrap_or_else(|| panic!("`ResponseFuture` polled after completion"))
 }

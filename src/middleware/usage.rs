@@ -40,7 +40,7 @@ impl<R> RateLimitLayer<R> {
     /// ```
     ///
     /// * A limit that is [chosen](super::KeyedLimit::chosen) as `None` for the request has no
-    ///   status. If a limit is chosen by the path, set the path that you ask about on the request.
+    ///   status. If a limit is chosen by the path, give `request` the path that you ask about.
     /// * A [ban](super::KeyedLimit::ban) has a status of its own. The only unit of the ban's limit
     ///   is used while the ban lasts.
     /// * A request that the layer would deny, exempt or skip gets the same statuses as any other
@@ -72,8 +72,8 @@ impl<R> RateLimitLayer<R> {
 
     /// Resets the limits of the layer for the client of a request: the limits and keys that
     /// [`peek`](Self::peek) shows, with all parts. Places of a
-    /// [concurrent](crate::Limit::concurrent) limit are not reset, since requests hold them.
-    /// [`Limiter::reset`](crate::Limiter::reset) resets a single limit.
+    /// [concurrent](crate::Limit::concurrent) limit are not reset, since requests still hold these
+    /// places. [`Limiter::reset`](crate::Limiter::reset) resets a single limit.
     ///
     /// # Errors
     ///

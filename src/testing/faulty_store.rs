@@ -50,7 +50,7 @@ use crate::{
 ///    probe, at most 200 ms later. A test of a single fault may prefer [no
 ///    breaker](crate::limiter::Breaker::OFF).
 /// 2. A `FaultyStore` passes on the [local state](Store::local_state) of the store inside, so the
-///    refusal cache and the breaker behave as they do on that store. In front of `RedisStore`, a
+///    refusal cache and the breaker behave as on the store inside. In front of `RedisStore`, a
 ///    remembered refusal is repeated even while the store fails. In front of `MemoryStore`, which
 ///    has no local state, each limiter has a breaker of its own, and no refusal is remembered.
 /// 3. [`with_local_state`](Self::with_local_state) makes a `MemoryStore` behave as `RedisStore`

@@ -1,5 +1,5 @@
 //! Tools for tests of limits: a store that fails on command, and assertions on responses. This
-//! module needs the feature `test-util`, which belongs into `[dev-dependencies]`.
+//! module needs the feature `test-util`, which you enable in `[dev-dependencies]`.
 //!
 //! | I want to test | with |
 //! |---|---|
@@ -19,7 +19,7 @@
 //!    tokio's time, real or paused.
 //! 3. Do not pause the time around a store that does input and output, such as `RedisStore`: tokio
 //!    then moves the time to the next deadline while the test waits for a reply. Use a
-//!    `ManualClock`.
+//!    `ManualClock` for such a store.
 //!
 //! [`guide::testing_your_limits`](crate::guide::testing_your_limits) has an example of each.
 

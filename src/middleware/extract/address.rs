@@ -16,7 +16,8 @@
 //!    key, and a 6to4 network would have 65,536 keys.
 //! 2. In `64:ff9b:1::/48` (RFC 8215), only the operator of the network knows which bits are the
 //!    IPv4 address. So the whole IPv6 address is the key. A client still has one key only: a
-//!    translator makes one address of each IPv4 address, and no other network routes that prefix.
+//!    translator makes one address of each IPv4 address, and no other network routes
+//!    `64:ff9b:1::/48`.
 //! 3. Any other IPv6 address has the key of its prefix. The length of the prefix is part of the
 //!    key.
 
@@ -42,7 +43,7 @@ pub(super) fn key(address: IpAddr, bits: u8) -> Key {
     }
 }
 
-/// The IPv4 address that an address stands for, or else the address itself.
+/// The IPv4 address that `address` stands for. If it stands for none, `address` itself.
 fn canonical(address: IpAddr) -> IpAddr {
     let IpAddr::V6(v6) = address else { return address };
     embedded(v6).map_or(address, IpAddr::V4)
@@ -73,7 +74,7 @@ pub(super) fn parse_ranges<R: AsRef<str>>(texts: impl IntoIterator<Item = R>) ->
 
 fn parse_range(text: &str) -> Result<IpNet, ConfigError> {
     let text = text.trim();
-    // `IpNet` alone would accept an address with a zero before a number, which may then be octal.
+    // `IpNet` alone would accept an address such as `010.0.0.0`, whose first number may be octal.
     let address = text.split('/').next().and_then(|address| address.parse::<IpAddr>().ok());
     let range = address.and_then(|address| if text.contains('/') { text.parse().ok() } else { Some(address.into()) });
     range.map(canonical_range).ok_or_else(|| {
@@ -83,7 +84,7 @@ fn parse_range(text: &str) -> Result<IpNet, ConfigError> {
 }
 
 /// Whether one of these [parsed](parse_ranges) ranges has this address. A range of IPv4 addresses
-/// also has their spellings as IPv6 addresses.
+/// also has the IPv6 addresses that stand for these IPv4 addresses.
 pub(super) fn have(ranges: &[IpNet], address: IpAddr) -> bool {
     let has = |address: IpAddr| {
         let (begun, _) = ranges.split_at(ranges.partition_point(|range| range.network() <= address));

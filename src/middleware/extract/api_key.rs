@@ -36,11 +36,11 @@ pub struct ApiKey {
 }
 
 impl ApiKey {
-    /// The value of the header `name`.
+    /// Reads the API key from the header `name`.
     ///
     /// # Panics
     ///
-    /// If `name` is a text that is not a header name. A [`HeaderName`] never panics.
+    /// If `name` is a text that is not a header name. A call with a [`HeaderName`] never panics.
     #[track_caller]
     pub fn header(name: impl TryInto<HeaderName>, secret: &Secret) -> Self {
         Self { header: Some(header_name(name)), secret: secret.clone() }
@@ -98,8 +98,8 @@ fn bearer_token(credentials: &str) -> Result<&str, KeyError> {
     if !scheme.eq_ignore_ascii_case("bearer") {
         return invalid("not a bearer token");
     }
-    // With commas or quotes, one token could have two spellings: a proxy may join two lines with a
-    // comma, and an authentication may remove quotes.
+    // With commas or quotes in tokens, one token could have two spellings: a proxy may join two
+    // lines with a comma, and an authentication may remove quotes.
     if token.is_empty() || !token.bytes().all(|byte| byte.is_ascii_graphic() && !b",\"".contains(&byte)) {
         return invalid("not one token");
     }

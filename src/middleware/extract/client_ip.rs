@@ -51,7 +51,7 @@ pub type PeerIp = ClientIp;
 /// 2. Behind a trusted peer, exactly one header is read. Default: `X-Forwarded-For`. All other
 ///    headers are ignored, since a proxy passes on the headers that it does not overwrite.
 /// 3. `X-Forwarded-For` and `Forwarded` are read from right to left, over all of their lines. A
-///    trusted hop vouches for the hop before it. The first hop that is not trusted is the client.
+///    trusted hop vouches for the hop to its left. The first hop that is not trusted is the client.
 ///    Reading ends at an element without a readable address, and after 32 hops. Then the last known
 ///    hop is the client. A request whose trusted hops take more than 16 KiB gets a 400. Empty
 ///    elements are ignored.
@@ -124,7 +124,7 @@ impl ClientIp {
     ///
     /// # Panics
     ///
-    /// If `name` is a text that is not a header name. A [`HeaderName`] never panics.
+    /// If `name` is a text that is not a header name. A call with a [`HeaderName`] never panics.
     #[track_caller]
     pub fn single_header(mut self, name: impl TryInto<HeaderName>) -> Self {
         self.header = header_name(name);

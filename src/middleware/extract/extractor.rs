@@ -11,7 +11,7 @@ use crate::key::Key;
 #[diagnostic::on_unimplemented(note = "a closure is an extractor if it is a `Fn(&Parts) -> Result<Key, KeyError>`; \
             its argument needs its type: `|parts: &Parts|`")]
 pub trait KeyExtractor: Send + Sync + 'static {
-    /// The key of a request.
+    /// Returns the key of a request.
     ///
     /// # Errors
     ///
@@ -27,10 +27,11 @@ pub trait KeyExtractor: Send + Sync + 'static {
         And { first: self, second: other }
     }
 
-    /// Uses the key of `other` if the key of this extractor is absent. The key of an address, the
-    /// key of an API key, and the keys of two headers are never equal. An address has the same key
-    /// for [`PeerIp`](super::PeerIp) and [`ClientIp`](super::ClientIp). A token has the same key
-    /// for all [`ApiKey`](super::ApiKey)s of one secret.
+    /// Uses the key of `other` if the key of this extractor is absent. A key of an address never
+    /// equals a key of an API key or of a header. An API key never has the key of a header. Keys of
+    /// two different headers are never equal. An address has the same key for
+    /// [`PeerIp`](super::PeerIp) and [`ClientIp`](super::ClientIp). A token has the same key for
+    /// all [`ApiKey`](super::ApiKey)s of one secret.
     fn or<E: KeyExtractor>(self, other: E) -> Or<Self, E>
     where
         Self: Sized,

@@ -1,9 +1,9 @@
 //! The addresses in `X-Forwarded-For` and `Forwarded`, from right to left.
 //!
 //! Every proxy appends an element, so only the right end of the header comes from a known proxy.
-//! Reading starts at the right end, and how an element is read does not depend on the text to its
-//! left. So a client cannot change how the element of the known proxy is read. Empty elements are
-//! ignored (RFC 9110, section 5.6.1).
+//! Reading starts at the right end. The text to the left of an element does not change how the
+//! element is read. So a client cannot change how the element of the known proxy is read. Empty
+//! elements are ignored (RFC 9110, section 5.6.1).
 
 use std::{
     iter,
@@ -22,7 +22,7 @@ pub(super) enum Hop {
     Address(IpAddr),
     /// The element has no readable address.
     Unknown,
-    /// The element begins further to the left than the header is read.
+    /// The element begins so far to the left that it is not read whole.
     TooFar,
 }
 
@@ -62,7 +62,8 @@ pub(super) enum Style {
     /// One address.
     Single,
     /// One address and a port, with a colon between them even after an IPv6 address without
-    /// brackets. Read as [`Single`](Self::Single), the port would become a part of such an address.
+    /// brackets. If such a header were read as [`Single`](Self::Single), the port would become a
+    /// part of an IPv6 address without brackets.
     SingleWithPort,
 }
 

@@ -14,7 +14,7 @@ use crate::key::Key;
 /// has the port of its scheme, 80 or 443. A request whose URI has no host, as on a server, is
 /// rejected with a 400.
 ///
-/// A limit by this key can [heed](crate::KeyedLimit::heed_upstream) the upstream. Then each
+/// A limit by `UpstreamHost` can [heed](crate::KeyedLimit::heed_upstream) the upstream. Then each
 /// upstream blocks only the calls to itself.
 ///
 /// ```

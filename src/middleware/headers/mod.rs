@@ -9,7 +9,7 @@
 //! 3. Times are rounded up to whole seconds, and `Retry-After` (RFC 9110, section 10.2.3) is at
 //!    least 1, so that a client that obeys is never early. A refusal has `Retry-After` if waiting
 //!    helps, even if the layer sends no figures. A 503 by the failure mode has a `Retry-After`,
-//!    too. A 429 for a cost above the limit has none.
+//!    too. A 429 for a cost above the limit has no `Retry-After`.
 //! 4. If layers are stacked, `X-RateLimit-*` shows the visible limit with the least left, in the
 //!    format of that limit's layer. So give all layers one format of the reset. A log line warns of
 //!    two formats. `RateLimit` lists the limits of all layers that have decided, the outermost
@@ -80,7 +80,7 @@ impl HeaderSets {
 
     /// `RateLimit-Policy` and `RateLimit`, as an Internet-Draft of the IETF defines them:
     /// [draft-ietf-httpapi-ratelimit-headers-11](https://datatracker.ietf.org/doc/html/draft-ietf-httpapi-ratelimit-headers-11).
-    /// A draft may change, and a later version of this crate follows it.
+    /// The draft may change. A later version of this crate then follows the new draft.
     ///
     /// ```text
     /// RateLimit-Policy: "burst";q=10;w=1, "hourly";q=1000;w=3600

@@ -18,8 +18,8 @@ use crate::{
     split::{Split, is_of_one_whole},
 };
 
-/// The default lease. Most responses take less than this time. A much longer lease would be too
-/// long, since a client that hangs up keeps its units from others until the lease ends.
+/// The default lease. It is longer than most responses take, but not much longer, since a client
+/// that hangs up keeps its units from others until the lease ends.
 const DEFAULT_LEASE: Duration = Duration::from_secs(60);
 
 /// The charge of a request under one limit, and the charge that begins the ban of the limit. The

@@ -46,9 +46,9 @@ impl KeyedLimit {
     ///   response goes out. The response shows the units that are left after the settlements.
     /// * A cost above the charge counts in full, even if it exceeds the limit. Then the next
     ///   requests are refused.
-    /// * A request stays charged until its [`lease`](Self::lease) ends if it gets no response,
-    ///   since its client has hung up, or since the service has failed or panicked. A request whose
-    ///   settlement gets no reply may stay charged, too.
+    /// * A request without a response stays charged until its [`lease`](Self::lease) ends. A
+    ///   request gets no response if its client has hung up, or if the service has failed or
+    ///   panicked. A request whose settlement gets no reply may stay charged, too.
     /// * The cost is computed from the head of the response. If a body uses units while it is
     ///   streamed, [reserve](crate::Limiter::reserve) units in the handler, and settle them at the
     ///   end of the body: see the example `llm_tokens`.

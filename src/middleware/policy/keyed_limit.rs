@@ -162,8 +162,9 @@ impl KeyedLimit {
     /// * A 429, a 503 with `Retry-After`, and a 403 with nothing remaining are refusals. A refusal
     ///   blocks the limit, however many units the limit has left. Any other response blocks the
     ///   limit only if the limit had units left, both at the admission and at the response.
-    /// * The response goes out once the limits are blocked, or after the deadline. The layer leaves
-    ///   the response unchanged, with the upstream's figures, and shows no figures of its own.
+    /// * The response goes out once the limits are blocked, but at the latest after the deadline.
+    ///   The layer leaves the response unchanged, with the upstream's figures, and shows no figures
+    ///   of its own.
     /// * A call counts as of its response, since the upstream may count the call that late. If the
     ///   response takes longer than a tenth of the window, the call counts as of a tenth of the
     ///   window after its admission. Until the response, the units of the call are reserved. The
@@ -351,8 +352,8 @@ impl KeyedLimit {
         self.ban.as_ref().map(|ban| ban.limit.name())
     }
 
-    /// The whole limit, even if it is [split](Self::split). `None` if it is [chosen](Self::chosen)
-    /// for each request.
+    /// The whole limit, even if the limit is [split](Self::split). `None` if the limit is
+    /// [chosen](Self::chosen) for each request.
     pub(crate) fn limit(&self) -> Option<&Limit> {
         self.limit.as_ref().ok()
     }

@@ -12,7 +12,7 @@
 //!
 //! All these responses have `Cache-Control: no-store`, [problem details](JsonResponse) as their
 //! body, and the [`Rejection`] in their extensions, so that layers further out see the reason. The
-//! response to a `HEAD` request has the same headers. It has no content if the crate
+//! response to a `HEAD` request has the same headers, and no content if the crate
 //! [knows](crate::guide::at_most_n_at_once#bodies) the type of the response's body. If the store
 //! has not decided, the extensions also have [`Degraded`](super::Degraded).
 //!
@@ -222,8 +222,8 @@ impl fmt::Display for Rejection {
 
 impl error::Error for Rejection {
     fn source(&self) -> Option<&(dyn error::Error + 'static)> {
-        // The text of the rejection already is the text of this error, so the source is that of the
-        // error.
+        // The text of the rejection already is the text of this error, so the source of the
+        // rejection is the source of the error.
         if let Self::Unavailable(error) = self { error.source() } else { None }
     }
 }
@@ -255,7 +255,7 @@ impl ShadowRefusals {
         refusals.chain(self.left_out.iter().filter_map(|(limit, _)| Some(limit.as_ref()?.name())))
     }
 
-    /// Adds these refusals to those in the response's extensions.
+    /// Adds this report to the report in the response's extensions.
     pub(crate) fn add_to<B>(mut self, response: &mut Response<B>) {
         if let Some(inner) = response.extensions_mut().remove::<Self>() {
             self.decisions.extend(inner.decisions);

@@ -60,9 +60,9 @@ impl<B> Holding<B> {
     }
 }
 
-/// Removes the content from the response to a `HEAD` request, and keeps the headers of a `GET`.
-/// Over HTTP/2, hyper would otherwise send the content. A body of an unknown type keeps its
-/// content.
+/// Removes the content from the response to a `HEAD` request. The headers are those of the response
+/// to a `GET`. Over HTTP/2, hyper would otherwise send the content. A body of an unknown type keeps
+/// its content.
 pub(super) fn without_content<B: Body + 'static>(mut response: Response<B>) -> Response<B> {
     let length = response.body().size_hint().exact().filter(|length| *length > 0);
     if let Some(length) = length.filter(|_| !response.headers().contains_key(CONTENT_LENGTH)) {

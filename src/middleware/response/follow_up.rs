@@ -36,8 +36,8 @@ pub(super) struct FollowUp {
 }
 
 /// The settlements and blocks that a response waits for, and the decision after them. The
-/// settlements go on if the client leaves. Otherwise a client could leave before the settlements,
-/// and its units would not be counted.
+/// settlements and blocks go on if the client leaves. Otherwise a client could leave before the
+/// settlements, so that its units would not be counted.
 pub(crate) type Settling = Detachable<Option<Decision>>;
 
 /// A call to an upstream counts as of its response, since the upstream may count the call that
@@ -56,7 +56,8 @@ impl FollowUp {
         let heeds = self.policy.limits.iter().any(|limit| limit.heeds_upstream);
         let block = heeds.then(|| block_request(response.status, &response.headers, SystemTime::now())).flatten();
         // For each charge: the cost to settle, if there is one, and the delay, if a limit of the
-        // charge heeds the upstream. The cost counts from this much later than the admission.
+        // charge heeds the upstream. With a delay, the cost counts as of the admission plus the
+        // delay.
         let mut costs = Vec::<(Option<u64>, Option<Duration>)>::new();
         let mut spent = Vec::new();
         let mut blocked = Vec::new();

@@ -25,10 +25,11 @@ use http::{HeaderMap, HeaderName, StatusCode, header::RETRY_AFTER};
 use super::super::headers::split;
 use crate::limit::text::whole_number;
 
-/// The time that a 429 asks for if the 429 tells no time.
+/// The time that a 429 without any valid time asks for.
 const DEFAULT: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_secs(24 * 60 * 60);
-/// A moment in September 2001. A number up to this one is no Unix time.
+/// A moment in September 2001. A number up to this moment is taken for seconds, not for a Unix
+/// time.
 const FIRST_UNIX_TIME: u64 = 1_000_000_000;
 const FIRST_IN_MILLIS: u64 = 1_000 * FIRST_UNIX_TIME;
 
