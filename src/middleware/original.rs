@@ -2,9 +2,10 @@
 //!
 //! 1. Only a proxy may ask. The peer is found as [`ClientIp`] finds it.
 //! 2. The method and the path are read from exactly one source. A proxy passes on the headers that
-//!    it does not overwrite, so a client could choose its route by any other source.
-//! 3. All other known headers with paths and methods are removed from the question, and so is its
-//!    body.
+//!    it does not overwrite, so a client could write a path of its own choice into any other
+//!    source.
+//! 3. All other known headers with paths and methods are removed from the question, and so is the
+//!    body of the question.
 
 use std::{
     pin::Pin,

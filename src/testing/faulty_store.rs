@@ -93,9 +93,9 @@ impl FaultyStore {
         Self { store: Arc::new(store), local_state: None, fault, calls, hanging }
     }
 
-    /// Gives the store a [local state](Store::local_state) of its own, as `RedisStore` has one: all
-    /// limiters and layers on its clones share a breaker and a refusal cache. Default: the local
-    /// state of the store inside.
+    /// Gives the store a [local state](Store::local_state) of its own, as `RedisStore` has one. All
+    /// limiters and layers on clones of the store then share a breaker and a refusal cache.
+    /// Default: the local state of the store inside.
     ///
     /// The breaker and the refusal cache go by tokio's time. So a test that advances a
     /// [`ManualClock`](crate::store::ManualClock) may still be refused by the refusal cache for up

@@ -14,7 +14,7 @@
 //!    pauses tokio's time (`#[tokio::test(start_paused = true)]`) moves all of these at once by
 //!    `tokio::time::advance`.
 //! 2. A [`ManualClock`](crate::store::ManualClock) moves the windows and the refusal cache of the
-//!    stores that it is given to, also on several threads and on Redis. A `ManualClock` does not
+//!    stores that have this clock, also on several threads and on Redis. A `ManualClock` does not
 //!    move deadlines, the breaker, `acquire`, or the delay of a [`FaultyStore`]. These parts follow
 //!    tokio's time, real or paused.
 //! 3. Do not pause the time around a store that does input and output, such as `RedisStore`: tokio

@@ -32,7 +32,7 @@ use crate::error::ConfigError;
 /// ```
 ///
 /// * `0.0.0.0/0` has all IPv4 addresses, and `::/0` all IPv6 addresses. A range of IPv4 addresses
-///   also has the IPv6 addresses to which its addresses are mapped or translated, as in
+///   also has the IPv6 addresses that stand for these IPv4 addresses, as in
 ///   [`PeerIp`](super::PeerIp). A range of all addresses of a translator, such as `2002::/16`, has
 ///   no IPv4 addresses.
 /// * A look-up takes a binary search, so a list may have a hundred thousand ranges.

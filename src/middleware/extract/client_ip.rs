@@ -50,11 +50,11 @@ pub type PeerIp = ClientIp;
 /// 1. A peer outside the trusted ranges is the client, whatever headers it sends.
 /// 2. Behind a trusted peer, exactly one header is read. Default: `X-Forwarded-For`. All other
 ///    headers are ignored, since a proxy passes on the headers that it does not overwrite.
-/// 3. `X-Forwarded-For` and `Forwarded` are read from right to left, over all of their lines. A
-///    trusted hop vouches for the hop to its left. The first hop that is not trusted is the client.
-///    Reading ends at an element without a readable address, and after 32 hops. Then the last known
-///    hop is the client. A request whose trusted hops take more than 16 KiB gets a 400. Empty
-///    elements are ignored.
+/// 3. `X-Forwarded-For` and `Forwarded` are read from right to left, from the last line to the
+///    first. A trusted hop vouches for the hop to its left. The first hop that is not trusted is
+///    the client. Reading ends at an element without a readable address, and after 32 hops. Then
+///    the last known hop is the client. A request whose trusted hops take more than 16 KiB gets a
+///    400. Empty elements are ignored.
 /// 4. A single-value header must be present exactly once, with an address in it. Otherwise the
 ///    request gets a 400.
 /// 5. Addresses have the keys of [`PeerIp`]: one key for each IPv4 address, however the address is

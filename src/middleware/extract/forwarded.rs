@@ -1,9 +1,9 @@
 //! The addresses in `X-Forwarded-For` and `Forwarded`, from right to left.
 //!
-//! Every proxy appends an element, so only the right end of the header comes from a known proxy.
-//! Reading starts at the right end. The text to the left of an element does not change how the
-//! element is read. So a client cannot change how the element of the known proxy is read. Empty
-//! elements are ignored (RFC 9110, section 5.6.1).
+//! Every proxy appends an element at the right end. So only the right end of the header comes from
+//! a known proxy. Reading starts at the right end. The text to the left of an element does not
+//! change how the element is read. So a client cannot change how the element of the known proxy is
+//! read. Empty elements are ignored (RFC 9110, section 5.6.1).
 
 use std::{
     iter,
@@ -57,7 +57,7 @@ pub(super) enum Style {
     /// `X-Forwarded-For`: addresses between commas.
     Plain,
     /// `Forwarded` (RFC 7239): elements between commas, and parameters between semicolons. Commas
-    /// and semicolons in quotes do not count.
+    /// and semicolons in quotes separate nothing.
     Rfc7239,
     /// One address.
     Single,

@@ -23,7 +23,8 @@ use crate::{
 };
 
 impl KeyedLimit {
-    /// Whether the limit begins its ban, given its status after a request of this cost.
+    /// Whether the limit begins its ban. `status` is the limit's status after a request of this
+    /// cost.
     fn bans(&self, status: &LimitStatus, cost: u64) -> bool {
         let settled = status.used().saturating_sub(status.reserved());
         // A refusal only because of requests in line, or only because of reserved units, begins no

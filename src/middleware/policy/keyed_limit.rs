@@ -55,8 +55,7 @@ pub struct KeyedLimit {
     pub(crate) extractor: Arc<dyn KeyExtractor>,
     pub(crate) cost: Option<Arc<ByRequest<u64>>>,
     pub(crate) cost_afterwards: Option<Arc<CostAfterwards>>,
-    /// Whether the limit reserves no units before the response, and counts the cost when the
-    /// response is there.
+    /// Whether the limit counts the cost when the response is there, and reserves nothing before.
     pub(crate) counts_afterwards: bool,
     pub(crate) lease: Option<Duration>,
     pub(crate) heeds_upstream: bool,
@@ -323,9 +322,9 @@ impl KeyedLimit {
     ///   [full](crate::MemoryStore#when-it-is-full) `MemoryStore` takes no bans.
     /// * While Redis is gone, the processes that [know](crate::Limiter::refusal_cache) a ban
     ///   enforce it until its end, in every failure mode. A process knows a ban if the process has
-    ///   begun the ban, or has refused a request by it. In all other processes the failure mode
-    ///   decides. A process that decides in the store's place begins bans of its own. A Redis that
-    ///   restarts empty has forgotten the bans.
+    ///   begun the ban, or has refused a request by the ban. In all other processes the failure
+    ///   mode decides. A process that decides in the store's place begins bans of its own. A Redis
+    ///   that restarts empty has forgotten the bans.
     ///
     /// # Panics
     ///

@@ -236,8 +236,8 @@ impl error::Error for Rejection {
 pub struct ShadowRefusals {
     /// The decisions in which a limit would have refused: see [`Decision::shadow_refusals`].
     pub decisions: Vec<Decision>,
-    /// The limits that could not charge the request, and were left out of its check: each limit, if
-    /// it is known, with the rejection that the request would have got.
+    /// The limits that could not charge the request, and were left out of its check. Each limit, if
+    /// it is known, has the rejection that the request would have got.
     pub left_out: Vec<(Option<Limit>, Rejection)>,
 }
 

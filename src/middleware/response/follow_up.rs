@@ -126,8 +126,8 @@ impl FollowUp {
         if held.is_some() { response.map(|body| changed(body, held.as_ref())) } else { response }
     }
 
-    /// The limits of a charge, each with the cost that it alone would charge. Two limits may share
-    /// one charge.
+    /// The limits of a charge, each with the cost that this limit alone would charge. Two limits
+    /// may share one charge.
     fn limits_of(&self, charge_index: usize) -> impl Iterator<Item = (&KeyedLimit, u64)> {
         let charged = self.details.charged.iter().filter(move |charged| charged.charge_index == charge_index);
         charged.filter_map(|charged| Some((self.policy.limits.get(charged.limit_index)?, charged.cost)))

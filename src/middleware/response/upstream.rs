@@ -15,8 +15,8 @@
 //!    asks for one second.
 //! 5. No block is longer than a day.
 //! 6. A 429, a 503 with `Retry-After`, and a 403 with nothing left are refusals: the upstream has
-//!    counted more than the limit of the layer has. Any other response perhaps reports only units
-//!    that the limit of the layer has counted, too.
+//!    counted more than the limit of the layer has. Any other response does not show this, since
+//!    the limit of the layer may have counted the same calls.
 
 use std::time::{Duration, SystemTime};
 
