@@ -32,8 +32,8 @@ pub struct RateLimitLayer<R = JsonResponse> {
 }
 
 impl RateLimitLayer {
-    /// Makes a layer on a store, or on a limiter. Every request costs 1. A layer on a store fails
-    /// open, and its [deadline](Self::deadline) follows the round trip.
+    /// Makes a layer on a store, or on a limiter. By default, every request costs 1. A layer on a
+    /// store fails open, and its [deadline](Self::deadline) follows the round trip.
     ///
     /// A layer on a limiter has the limiter's deadline, [refusal cache](Limiter::refusal_cache),
     /// [breaker](Limiter::breaker) and [retry time](Limiter::retry_reserved_after). The limiter and

@@ -2,8 +2,9 @@
 //!
 //! 1. An extractor returns a key or a [`KeyError`], never "no limit". A request without a key is
 //!    rejected with the status of the error.
-//! 2. Do not limit only by a value that clients can choose freely, since a new value has a new
-//!    budget. Use a key that an earlier layer has verified, or add a limit by address.
+//! 2. Do not make a value that clients can choose freely the only key of your limits, since each
+//!    new value has a new budget. Use a key that an earlier layer has verified, or add a limit by
+//!    address.
 //! 3. Any closure over [`Parts`](http::request::Parts) is an extractor, for example for host names,
 //!    or for the extensions of an authentication layer. Write the type of the closure's argument:
 //!    `|parts: &Parts|`. Make no key of a text that clients can spell in several ways, such as a

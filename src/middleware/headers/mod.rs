@@ -93,7 +93,8 @@ impl HeaderSets {
     /// * `q` is the number of the limit's units. `w` is the limit's window in seconds, rounded up.
     ///   `w` is left out for a window below one second, for a limit by the calendar, and for a
     ///   [concurrent](crate::Limit::concurrent) limit. `qu` is `concurrent-requests` for a
-    ///   concurrent limit. For any other limit, `qu` is left out, which means requests.
+    ///   concurrent limit. For any other limit, `qu` is left out. A missing `qu` means that the
+    ///   units are requests.
     /// * `r` is the units left, and `t` the seconds until more units are left, rounded up. `t` is
     ///   left out while all units are left. For a limit that refuses, `t` is at most `Retry-After`.
     /// * After a settlement above the limit, `t` is too early: it is the time until the oldest unit
