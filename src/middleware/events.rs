@@ -1,5 +1,5 @@
-//! The reports of a layer: metrics, [`Degraded`] for outer layers, and log lines, at most one a
-//! second of each kind. Without the feature `tracing` there are no log lines.
+//! The reports of a layer: metrics, [`Degraded`] for outer layers, and log lines. A layer writes at
+//! most one log line of each kind a second. Without the feature `tracing` there are no log lines.
 
 use std::{borrow::Cow, error, sync::OnceLock, time::Duration};
 
@@ -16,9 +16,9 @@ use crate::{
 /// The reports of one layer, or of all handlers that return a rejection.
 #[derive(Debug, Default)]
 pub(crate) struct Events {
-    /// The name of the layer, for log lines and metrics. Empty if the layer has none.
+    /// The name of the layer, for log lines and metrics. Empty if the layer has no name.
     pub(crate) layer: Cow<'static, str>,
-    /// One for each kind of log line.
+    /// One throttle for each kind of log line.
     throttles: [Throttle; 10],
     has_told_of_twice: OnceLock<()>,
 }
@@ -29,7 +29,7 @@ impl Events {
         Self { layer, ..Self::default() }
     }
 
-    /// Reports a request that the store has not decided, and the mode that decides instead.
+    /// Reports a request that the store has not decided, and the failure mode that decides instead.
     pub(crate) fn undecided(&self, error: &Error, mode: FailureMode, limits: impl FnOnce() -> String) {
         metrics::degraded(mode.label(), &self.layer);
         let Some((layer, suppressed)) = self.pass(0) else { return };
@@ -38,8 +38,8 @@ impl Events {
         warn!(%error, limits, ?mode, layer, suppressed, "no rate-limit decision");
     }
 
-    /// Reports a limit in the shadow that is left out, since another limit of the layer has the
-    /// same identity and key.
+    /// Reports a limit in the shadow that is left out of a check because another limit of the layer
+    /// has the same identity and key.
     pub(crate) fn left_out(&self, error: &Error) {
         self.warn(1, error, "a limit in the shadow is left out");
     }
@@ -54,7 +54,7 @@ impl Events {
     /// mistake is not logged.
     pub(crate) fn mistake(&self, rejection: &Rejection) {
         let (kind, error, problem): (_, &dyn error::Error, _) = match rejection {
-            // A limit of 0 units is set on purpose.
+            // A limit of 0 units is set on purpose, so its rejections are not logged.
             Rejection::NeverFits(error) if error.limit.units() > 0 => {
                 return self.warn(3, error, "request can never be admitted");
             }
@@ -69,7 +69,7 @@ impl Events {
         }
     }
 
-    /// Warns, once, that a request has come through the same layer before.
+    /// Warns that a request has come through this layer twice. A layer warns of this only once.
     pub(crate) fn counts_twice(&self, limits: impl FnOnce() -> String) {
         if self.has_told_of_twice.set(()).is_ok() {
             let limits = limits();
@@ -112,18 +112,19 @@ impl Events {
         warn!(%error, layer, suppressed, "{problem}");
     }
 
-    /// The name of the layer, if it has one, and the number of suppressed lines; `None` if the line
-    /// is suppressed.
+    /// Asks whether a log line of this kind may be written. Returns the name of the layer, if it
+    /// has one, and the number of lines that were suppressed before. Returns `None` if this line is
+    /// suppressed.
     fn pass(&self, kind: usize) -> Option<(Option<&str>, u64)> {
         let suppressed = self.throttles.get(kind)?.pass()?;
         Some(((!self.layer.is_empty()).then_some(&*self.layer), suppressed))
     }
 }
 
-/// In the extensions of a response: the store has not decided its request. [`mode`](Self::mode)
-/// tells what happened instead: the request was let through, got a 503, or was decided in this
-/// process. With stacked layers, this is the report of the outermost layer, and
-/// [`inner`](Self::inner) has the report of the next.
+/// Reports, in the extensions of a response, that the store has not decided the request.
+/// [`mode`](Self::mode) tells what happened instead: the request was let through, got a 503, or was
+/// decided in this process. With stacked layers, the extensions have the report of the outermost
+/// layer, and [`inner`](Self::inner) has the report of the next layer further in.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Degraded {

@@ -5,11 +5,11 @@ use std::{
     task::Poll,
 };
 
-/// At most this many futures are polled at once, since each reply polls all of them. The others
-/// lose no time: their deadlines begin when they are first polled.
+/// The most futures that are polled at once, since each reply polls all of them. The other futures
+/// lose no time, since the deadline of a future begins when the future is first polled.
 const AT_ONCE: usize = 256;
 
-/// Polls many futures at once, and gives each output to `take`. Ends when all of them have ended.
+/// Polls many futures at once, and gives each output to `take`. Ends when all futures have ended.
 pub(crate) async fn join<F: Future>(futures: impl Iterator<Item = F>, mut take: impl FnMut(F::Output)) {
     let mut pending: Vec<_> = futures.map(Box::pin).collect();
     poll_fn(|cx| {

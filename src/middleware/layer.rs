@@ -18,11 +18,11 @@ const NO_LIMITS: &str = "a layer needs at least one limit: add `.limit(..)`";
 
 /// Guards services with limits. See the [module docs](crate::middleware).
 ///
-/// A layer needs at least one [`limit`](Self::limit) before it is applied. The store counts: all
-/// services of one layer share their units. So do all layers on one store whose limits have the
-/// same name, window and algorithm.
+/// A layer needs at least one [`limit`](Self::limit) before it is applied. The store counts the
+/// units, so all services of one layer share them. Layers on one store also share the units of
+/// limits that have the same name, window and algorithm.
 ///
-/// The guarded service has to be `Clone`, as those of axum, hyper and tonic are: a request that
+/// The guarded service has to be `Clone`, as services of axum, hyper and tonic are. A request that
 /// waits for its decision takes the service along, and leaves a clone for the next request. Put a
 /// `tower::buffer::BufferLayer` between the layer and a service that is not `Clone`.
 #[must_use = "a layer guards nothing until it is applied to a service"]
@@ -32,14 +32,14 @@ pub struct RateLimitLayer<R = JsonResponse> {
 }
 
 impl RateLimitLayer {
-    /// A layer on a store, or on a limiter. On a store it fails open, every request costs 1, and
-    /// the [deadline](Self::deadline) follows the round trip.
+    /// Makes a layer on a store, or on a limiter. By default, every request costs 1. A layer on a
+    /// store fails open, and its [deadline](Self::deadline) follows the round trip.
     ///
-    /// On a limiter, it has the limiter's deadline, [refusal cache](Limiter::refusal_cache),
+    /// A layer on a limiter has the limiter's deadline, [refusal cache](Limiter::refusal_cache),
     /// [breaker](Limiter::breaker) and [retry time](Limiter::retry_reserved_after). The limiter and
-    /// all layers on it share everything that clones of a limiter share. It fails local if the
-    /// limiter [does](Limiter::fail_local), otherwise it fails open. Settings of the layer do not
-    /// change the limiter.
+    /// all layers on it share everything that clones of a limiter share. The layer fails local if
+    /// the limiter [does](Limiter::fail_local). Otherwise the layer fails open. Settings of the
+    /// layer do not change the limiter.
     pub fn new(limiter: impl Into<Limiter>) -> Self {
         Self { policy: Arc::new(Policy::new(limiter.into())), responder: Arc::new(JsonResponse) }
     }
@@ -65,8 +65,8 @@ impl<R> RateLimitLayer<R> {
     ///
     /// # Errors
     ///
-    /// [`ConfigError`] if the layer then has no limit, or two limits of one name, or an option that
-    /// would have no effect:
+    /// [`ConfigError`] if, after the call, the layer has no limit, or two limits of one name, or an
+    /// option without effect. These options have no effect:
     ///
     /// * on a [concurrent](crate::Limit::concurrent) limit,
     ///   [`heed_upstream`](KeyedLimit::heed_upstream), [`settle`](KeyedLimit::settle),
@@ -82,10 +82,11 @@ impl<R> RateLimitLayer<R> {
         Ok(self)
     }
 
-    /// Makes the responses to rejected requests with a [responder](super::RejectionResponse): one
-    /// of this crate, such as [`TextResponse`](super::TextResponse), a closure, or a type of your
-    /// own. A closure gets the reason, and a head with status and headers. Write the types of its
-    /// arguments. A type of your own also gets the request: [a page for
+    /// Sets the [responder](super::RejectionResponse), which makes the responses to rejected
+    /// requests. A responder is one of this crate, such as [`TextResponse`](super::TextResponse), a
+    /// closure, or a type of your own. A closure gets the [`Rejection`](super::Rejection), and a
+    /// head with the status and the headers. Write the types of the closure's arguments. A type of
+    /// your own also gets the request: [a page for
     /// browsers](crate::guide::recipes#a-page-for-browsers) is an example. Default:
     /// [`JsonResponse`].
     ///
@@ -141,8 +142,8 @@ impl<I, R> Layer<I> for RateLimitLayer<R> {
     }
 }
 
-// Not derived, since that would require `R: Clone` and `R: Debug`. A responder is shared, and a
-// closure is not `Debug`.
+// `Clone` and `Debug` are not derived, since a derive would require `R: Clone` and `R: Debug`. A
+// responder is shared, and a closure is not `Debug`.
 impl<R> Clone for RateLimitLayer<R> {
     fn clone(&self) -> Self {
         Self { policy: Arc::clone(&self.policy), responder: Arc::clone(&self.responder) }

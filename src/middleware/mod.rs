@@ -6,51 +6,52 @@
 //!    [chooses](KeyedLimit::chosen) the limits that depend on the request, and decides all limits
 //!    in one atomic step.
 //! 3. An admitted request goes to the inner service with the [`Decision`](crate::Decision) in its
-//!    extensions. Its response gets `X-RateLimit-Limit`, `-Remaining` and `-Reset`.
+//!    extensions. The service's response gets `X-RateLimit-Limit`, `-Remaining` and `-Reset`.
 //! 4. A rejected request gets a response in the service's place, and the service is not called: see
 //!    [`rejection`].
 //! 5. If the store cannot decide within the [deadline](RateLimitLayer::deadline), the layer's
 //!    failure mode decides: [fail-open](RateLimitLayer::fail_open) lets the request through without
 //!    headers, [fail-closed](RateLimitLayer::fail_closed) responds with 503, and
-//!    [fail-local](RateLimitLayer::fail_local) decides in this process. The response has
-//!    [`Degraded`] in its extensions.
-//! 6. A limit can [settle](KeyedLimit::settle) the cost of a request by its response, or [count it
-//!    afterwards](KeyedLimit::count_afterwards). A limit can be tried in the
-//!    [shadow](KeyedLimit::in_shadow), where it refuses nothing, and it can be
+//!    [fail-local](RateLimitLayer::fail_local) decides in this process. In each of these modes, the
+//!    response has [`Degraded`] in its extensions.
+//! 6. A limit can [settle](KeyedLimit::settle) the cost of a request by the response, or [count the
+//!    cost afterwards](KeyedLimit::count_afterwards). A limit can be tried in the
+//!    [shadow](KeyedLimit::in_shadow), where the limit refuses nothing. A limit can be
 //!    [hidden](KeyedLimit::hidden) from clients.
-//! 7. If layers are stacked, each layer adds to what the layers further out have left on a request,
-//!    and overwrites nothing. The decision in the request's extensions has the statuses of all
-//!    layers, and [holds](crate::Decision::holds_place) their places. Each layer settles its own
-//!    admission only. The response shows the visible limit with the least left, and its extensions
-//!    have what each layer reports. A rejection shows the limit that has refused.
+//! 7. If layers are stacked, each layer adds to the extensions that the layers further out have
+//!    left on a request, and overwrites nothing. The decision in the request's extensions has the
+//!    statuses of all layers, and [holds](crate::Decision::holds_place) the places that all layers
+//!    have taken. Each layer settles its own admission only. The response shows the visible limit
+//!    with the least left. The extensions of the response have the reports of all layers. A
+//!    rejection shows the limit that has refused.
 //! 8. The error type and the body type of the service stay the same. The body type is an
 //!    `http_body::Body`.
 //! 9. A store that [decides at once](crate::Store::decide_now) charges the request in
-//!    `Service::call`. Any other store charges it when the response future is polled.
+//!    `Service::call`. Any other store charges the request when the response future is polled.
 //!
 //! Around a client, the layer can [wait](RateLimitLayer::wait_up_to) for capacity instead of
-//! refusing, and a limit can [heed](KeyedLimit::heed_upstream) an upstream that asks it to stay
+//! refusing. A limit can [heed](KeyedLimit::heed_upstream) an upstream that asks the client to stay
 //! away.
 //!
-//! For a server that answers the questions of a proxy, [`OriginalRequestLayer`] makes of each the
-//! request that it is about.
+//! For a server that a proxy asks about requests, [`OriginalRequestLayer`] turns each question of
+//! the proxy into the request that the proxy asks about.
 //!
 //! # The place of the layer
 //!
 //! | other layer | outside of the limits | inside of the limits |
 //! |---|---|---|
-//! | `CorsLayer` | **Recommended.** It answers preflights itself, and lets browsers read a 429. Expose [`exposed_headers`] | a browser cannot read a 429, since it has no CORS headers. Preflights pass uncounted |
-//! | `TraceLayer` | reports rejections too | reports only requests that the limits let through. It wraps the body, and the wrapped body has no `Default` |
-//! | `TimeoutLayer` | its time includes the wait for the decision. A request that it drops leaves the line | its time is that of the service. A 408 or 504 was charged, and has figures |
-//! | `CompressionLayer` | compresses rejections too | compresses only responses of the service. It wraps the body |
-//! | authentication | needed if the user that it finds is the key of a limit | attempts to log in are charged |
+//! | `CorsLayer` | **Recommended.** `CorsLayer` answers preflights itself, and lets browsers read a 429. Expose [`exposed_headers`] | a browser cannot read a 429, since the 429 has no CORS headers. Preflights pass uncounted |
+//! | `TraceLayer` | reports rejections too | reports only requests that the limits let through. `TraceLayer` wraps the body, and the wrapped body has no `Default` |
+//! | `TimeoutLayer` | its time includes the wait for the decision. A request that `TimeoutLayer` drops no longer waits in line | its time is the time of the service alone. A request that ends as a 408 or 504 is charged, and its response has figures |
+//! | `CompressionLayer` | compresses rejections too | compresses only responses of the service, and wraps the body |
+//! | authentication | needed if the key of a limit is the user that the authentication finds | attempts to log in are charged |
 //! | `Buffer`, `ConcurrencyLimit` | a permit is held while the store decides | **Recommended** |
 //!
 //! * In a `ServiceBuilder`, and in tonic's `Server::builder()`, the first layer is the outermost.
-//!   On an axum `Router` it is the last.
+//!   On an axum `Router`, the last layer is the outermost.
 //! * On an axum `Router`, every order compiles if each layer has a call of `Router::layer` of its
 //!   own.
-//! * In a `ServiceBuilder`, this order compiles as it is:
+//! * In a `ServiceBuilder`, the following order compiles without further code:
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -77,8 +78,8 @@
 //!
 //! * The limits cannot make a wrapped body for a rejection. `CorsLayer` and `TimeoutLayer` of
 //!   tower-http 0.7 make bodies, too, and need a body with a `Default`. So put `TraceLayer` outside
-//!   of these two and of the limits. If a layer that wraps the body has to be further in, put one
-//!   line between that layer and the others:
+//!   of `CorsLayer`, of `TimeoutLayer` and of the limits. If a layer that wraps the body has to be
+//!   inside of the limits, put the line `.map_response(..)` between the limits and that layer:
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -103,7 +104,7 @@
 //! ```
 //!
 //! * On the methods of a route, write two layers as one tuple, the outermost first. With two calls
-//!   of `layer`, the compiler cannot tell the error type between them (E0283).
+//!   of `layer`, the compiler cannot tell the error type between the two layers (E0283).
 //!
 //! ```
 //! # use axum::{Router, routing::get};
@@ -115,11 +116,12 @@
 //! ```
 //!
 //! * Without axum, a closure makes the body of a rejection: see [`Rejection::problem`].
-//! * A layer by `Router::layer` charges requests that end as a 404 or a 405. By
-//!   `Router::route_layer`, or by `layer` on the methods of a route, it charges only those that end
-//!   as a 405. By `route_layer` on the methods of a route, it charges neither.
+//! * A layer that is added by `Router::layer` also charges requests that end as a 404 or a 405. A
+//!   layer that is added by `Router::route_layer`, or by `layer` on the methods of a route, also
+//!   charges requests that end as a 405, but none that end as a 404. A layer that is added by
+//!   `route_layer` on the methods of a route charges neither.
 //! * Within `Router::nest`, costs, keys and [`skip`](RateLimitLayer::skip) see the path without the
-//!   prefix.
+//!   prefix of the nest.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {

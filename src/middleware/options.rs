@@ -1,4 +1,4 @@
-//! The options of a layer: the methods of its builder besides those for limits.
+//! The options of a layer: all methods of its builder, except those for limits.
 
 use std::{borrow::Cow, sync::Arc, time::Duration};
 
@@ -17,8 +17,8 @@ use crate::{
 };
 
 impl<R> RateLimitLayer<R> {
-    /// Names the layer in [metrics](mod@crate::metrics), as their label `layer`, and in log lines,
-    /// as their field `layer`. Layers may share a name. Default: no name.
+    /// Names the layer. The name is the label `layer` of [metrics](mod@crate::metrics), and the
+    /// field `layer` of log lines. Layers may share a name. Default: no name.
     ///
     /// ```
     /// # use tower_sliding_window::{Limit, MemoryStore, PeerIp, RateLimitLayer};
@@ -34,16 +34,16 @@ impl<R> RateLimitLayer<R> {
         })
     }
 
-    /// Sets the units that a request takes of each limit of the layer without a
-    /// [cost](super::KeyedLimit::cost) of its own. Default: 1. A request with a cost of 0 is free,
-    /// and is admitted even if nothing is left. Such a request still takes a place of a
-    /// [concurrent](crate::Limit::concurrent) limit.
+    /// Sets the cost of a request: the units that the request takes of each limit of the layer. A
+    /// limit with a [cost](super::KeyedLimit::cost) of its own ignores the cost of the layer.
+    /// Default: 1. A request with a cost of 0 is free, and is admitted even if nothing is left.
+    /// Such a request still takes a place of a [concurrent](crate::Limit::concurrent) limit.
     pub fn cost(self, cost: impl Fn(&Parts) -> u64 + Send + Sync + 'static) -> Self {
         self.set(|policy| policy.cost = Some(Arc::new(cost)))
     }
 
-    /// Lets requests through uncounted, such as those of a health check. If this is called several
-    /// times, a request is skipped if any of the closures returns `true`.
+    /// Lets requests through uncounted, such as those of a health check. After several calls of
+    /// `skip`, a request is skipped if any of the closures returns `true`.
     ///
     /// ```
     /// # use tower_sliding_window::{Limit, MemoryStore, PeerIp, RateLimitLayer};
@@ -55,15 +55,15 @@ impl<R> RateLimitLayer<R> {
         self.set(|policy| policy.uncounted.push(("skipped", Arc::new(move |parts| Ok(skip(parts))))))
     }
 
-    /// Counts CORS preflights, too. Default: they are let through uncounted, since a browser sends
-    /// them by itself before a request that is counted.
+    /// Counts CORS preflights, too. Default: preflights are let through uncounted, since a browser
+    /// sends a preflight by itself before another request, which is counted.
     ///
     /// A preflight is an `OPTIONS` request with exactly one `Origin`, exactly one valid
     /// `Access-Control-Request-Method`, no `Transfer-Encoding`, and no `Content-Length` other than
-    /// zero. Any client can send such requests. Over HTTP/2 they may have a body of any length:
-    /// there a body needs no header, and the layer does not read bodies. If your service does real
-    /// work for `OPTIONS`, or reads the body, count preflights. If a `CorsLayer` is outside of the
-    /// limits, it answers every `OPTIONS` itself, and none reaches the service.
+    /// zero. Any client can send such requests. Over HTTP/2 such a request may have a body of any
+    /// length, since a body needs no header there, and the layer does not read bodies. If your
+    /// service does real work for `OPTIONS`, or reads the body, count preflights. A `CorsLayer`
+    /// outside of the limits answers every `OPTIONS` request itself, so none reaches the service.
     pub fn count_preflights(self) -> Self {
         self.set(|policy| policy.counts_preflights = true)
     }
@@ -90,12 +90,12 @@ impl<R> RateLimitLayer<R> {
     /// Responds with 403 to requests with one of these keys, before anything else.
     /// [`exempt`](Self::exempt) has an example.
     ///
-    /// * A request without a key is not on the list, so this is no authentication.
+    /// * A request without a key is not on the list, so `deny` is no authentication.
     /// * A key that is present but cannot be read, such as an `Authorization` sent twice, may be a
-    ///   denied key. The request is then rejected with the status of the
+    ///   denied key. A request with such a key is rejected with the status of the
     ///   [`KeyError`](super::extract::KeyError): 401 for an [`ApiKey`](super::extract::ApiKey).
-    /// * Only the extractor reads the key. If your authentication also accepts a token from the
-    ///   query or a cookie, a denied token passes there.
+    /// * The list knows only the key that the extractor finds. If your authentication also accepts
+    ///   a token from the query or a cookie, a client can still use a denied token there.
     pub fn deny(self, extractor: impl KeyExtractor, keys: impl IntoIterator<Item = Key>) -> Self {
         self.set(|policy| policy.denied.push(key_list(extractor, keys)))
     }
@@ -114,8 +114,8 @@ impl<R> RateLimitLayer<R> {
         self.set(|policy| policy.denied.push(address_list(client_ip, addresses.clone())))
     }
 
-    /// Responds with 403 to requests for which the closure returns `true`, before anything else. If
-    /// this is called several times, a request is denied if any of the closures returns `true`.
+    /// Responds with 403 to requests for which the closure returns `true`, before anything else.
+    /// After several calls of `deny_if`, a request is denied if any of the closures returns `true`.
     ///
     /// ```
     /// # use tower_sliding_window::{Limit, MemoryStore, PeerIp, RateLimitLayer};
@@ -128,18 +128,18 @@ impl<R> RateLimitLayer<R> {
     }
 
     /// Sets how long a request waits for a decision before the failure mode decides. Default: the
-    /// deadline follows the round trip of the store. It is 50 ms next to the store, and at most 1
-    /// s: see [`Limiter::deadline`](crate::Limiter::deadline).
+    /// deadline follows the round trip of the store, from 50 ms next to the store up to 1 s: see
+    /// [`Limiter::deadline`](crate::Limiter::deadline).
     ///
-    /// The time that the request has waited in layers further out is subtracted, but at least 5 ms
-    /// remain. So a request waits for at most the longest deadline of its layers, plus 5 ms for
-    /// each layer that found nothing left.
+    /// The time that a request has already waited in layers further out is subtracted from the
+    /// deadline. At least 5 ms of the deadline remain. So a request waits for at most the longest
+    /// deadline of its layers, plus 5 ms for each layer whose deadline was already used up.
     pub fn deadline(self, deadline: Duration) -> Self {
         self.set(|policy| policy.limiter = policy.limiter.clone().deadline(deadline))
     }
 
-    /// Lets requests through while the store cannot decide, without rate-limit headers. This is the
-    /// default.
+    /// Lets requests through while the store cannot decide, without rate-limit headers. Fail-open
+    /// is the default.
     pub fn fail_open(self) -> Self {
         self.failure_mode(FailureMode::Open)
     }
@@ -149,14 +149,14 @@ impl<R> RateLimitLayer<R> {
         self.failure_mode(FailureMode::Closed)
     }
 
-    /// Decides in this process while the store cannot, under a share of each limit. A request that
-    /// costs more than the whole share gets a 503: see [`Share`].
+    /// Decides in this process while the store cannot decide, under a share of each limit. A
+    /// request that costs more than the whole share gets a 503: see [`Share`].
     pub fn fail_local(self, share: Share) -> Self {
         self.failure_mode(FailureMode::Local(share))
     }
 
-    /// Sets the failure mode by the request and its cost, which is the layer's
-    /// [`cost`](Self::cost).
+    /// Sets a closure that chooses the failure mode by the request and its cost. The cost is that
+    /// of the layer: see [`cost`](Self::cost).
     ///
     /// ```
     /// # use tower_sliding_window::{Everyone, Limit, MemoryStore, RateLimitLayer, limiter::FailureMode};
@@ -183,21 +183,24 @@ impl<R> RateLimitLayer<R> {
     ///   [`HeaderSets::RATE_LIMIT`].
     /// * `X-RateLimit-Reset` can be a [Unix time](HeaderSets::reset_as_unix_time), as GitHub sends
     ///   it.
-    /// * `Retry-After` belongs to no set. A refusal has it if waiting helps, and a 503 by the
-    ///   failure mode has it, too, unless a [responder](Self::respond_with) removes it. A 429 for a
-    ///   cost above the limit does not have it.
-    /// * The headers show limits that are not [hidden](super::KeyedLimit::hidden). Whatever headers
-    ///   are sent, the default body of a rejection names the limit, unless that is hidden.
-    /// * A set that the layer does not send stays as layers further in, or the service, have
-    ///   written it.
+    /// * `Retry-After` belongs to no set: the layer sends it whatever sets you choose. A refusal
+    ///   has a `Retry-After` if waiting helps, and so does a 503 by the failure mode. A 429 for a
+    ///   cost above the limit has no `Retry-After`. A [responder](Self::respond_with) can remove
+    ///   the header.
+    /// * The headers show only limits that are not [hidden](super::KeyedLimit::hidden). The default
+    ///   body of a rejection names the limit that refuses, even if the layer sends no headers. The
+    ///   default body never names a hidden limit.
+    /// * If the layer does not send a set, the headers of that set stay as the service or layers
+    ///   further in have written them.
     pub fn headers(self, sets: HeaderSets) -> Self {
         self.set(|policy| policy.headers = sets)
     }
 
-    /// Lets a request wait for capacity for up to `max_wait`, instead of refusing it: for a layer
-    /// around a client, whose calls may be late, but should not fail. Default: a request is refused
-    /// at once. With `max_wait`, a request is refused at once if the first request in line has to
-    /// wait for longer than that. Any other request is refused if its turn does not come in time.
+    /// Lets a request wait for capacity for up to `max_wait`, instead of refusing the request at
+    /// once. This option is for a layer around a client, whose calls may be late, but should not
+    /// fail. Default: a request is refused at once. If the first request in line has to wait for
+    /// longer than `max_wait`, a new request is refused at once. Any other request waits, and is
+    /// refused if its turn does not come within `max_wait`.
     ///
     /// ```
     /// use std::time::Duration;
@@ -217,27 +220,28 @@ impl<R> RateLimitLayer<R> {
     /// let client = ServiceBuilder::new().layer(limits).service(client);
     /// ```
     ///
-    /// * Requests for the same limits and keys wait in one line, through all clones of the layer in
-    ///   this process: see [`Limiter::acquire`](crate::Limiter::acquire).
-    /// * The inner service waits with its request, so a permit of a `ConcurrencyLimit` inside the
-    ///   layer is held meanwhile.
-    /// * The number of waiting requests is not bounded. A `ConcurrencyLimit` outside of the layer
-    ///   bounds it.
-    /// * The deadline is for each reply of the store, not for the wait. While the store fails or
-    ///   does not answer in time, requests ask again every 100 ms. When `max_wait` is over,
-    ///   fail-open or fail-closed decides; under fail-local, the share decides meanwhile. So on a
-    ///   server, keep `max_wait` short.
+    /// * Requests for the same limits and keys wait in one line, which all clones of the layer in
+    ///   this process share: see [`Limiter::acquire`](crate::Limiter::acquire).
+    /// * The inner service waits together with the request. So a waiting request holds the permit
+    ///   of a `ConcurrencyLimit` inside of the layer.
+    /// * The layer does not bound the number of waiting requests. A `ConcurrencyLimit` outside of
+    ///   the layer bounds this number.
+    /// * The deadline bounds the time of each reply of the store, not the wait. While the store
+    ///   fails or does not answer in time, requests ask again every 100 ms. When `max_wait` is
+    ///   over, fail-open or fail-closed decides. Under fail-local, the share decides while the
+    ///   store cannot decide. So keep `max_wait` short on a server.
     pub fn wait_up_to(self, max_wait: Duration) -> Self {
         self.set(|policy| policy.max_wait = Some(max_wait))
     }
 
     /// Frees the places of [concurrent](crate::Limit::concurrent) limits when the response begins.
-    /// Default: when its body has ended, or was dropped because the client has left.
+    /// Default: the places are freed when the body of the response has ended, or is dropped because
+    /// the client has left.
     ///
-    /// This is needed if the layer cannot make the body of the service hold places: see
-    /// [bodies](crate::guide::at_most_n_at_once#bodies). Instead, such a body, or a task, can keep
-    /// the [`Decision`](crate::Decision) from the extensions of the request, which holds the
-    /// places.
+    /// This option is needed if the layer cannot make the body of the service hold places: see
+    /// [bodies](crate::guide::at_most_n_at_once#bodies). Such a body, or a task, can hold the
+    /// places instead, if it keeps the [`Decision`](crate::Decision) from the extensions of the
+    /// request.
     pub fn free_with_head(self) -> Self {
         self.set(|policy| policy.frees_with_head = true)
     }

@@ -1,10 +1,11 @@
-//! The request that a proxy asks about, in the place of the proxy's question.
+//! Replaces the question of a proxy by the request that the proxy asks about.
 //!
 //! 1. Only a proxy may ask. The peer is found as [`ClientIp`] finds it.
-//! 2. Exactly one source is read: a proxy passes on the headers that it does not overwrite, so a
-//!    client could choose its route by another one.
-//! 3. All that the proxy's question has beside it is removed: the known headers with paths and
-//!    methods, and the body.
+//! 2. The method and the path are read from exactly one source. A proxy passes on the headers that
+//!    it does not overwrite, so a client could write a path of its own choice into any other
+//!    source.
+//! 3. All other known headers with paths and methods are removed from the question, and so is the
+//!    body of the question.
 
 use std::{
     pin::Pin,
@@ -26,7 +27,8 @@ use super::{
 };
 use crate::error::ConfigError;
 
-/// Those that proxies and applications take a method or a path from, and those of a body.
+/// The headers that are removed: those from which proxies and applications take a method or a path,
+/// and those of a body.
 const REMOVED: [&str; 9] = [
     "x-forwarded-method",
     "x-forwarded-uri",
@@ -39,12 +41,13 @@ const REMOVED: [&str; 9] = [
     "expect",
 ];
 
-/// Makes of a proxy's question the request that it is about: of nginx's `auth_request`, Caddy's
-/// `forward_auth`, Traefik's `ForwardAuth`, or Envoy's `ext_authz`.
+/// Turns a proxy's question into the request that the proxy asks about. Such questions are those of
+/// nginx's `auth_request`, Caddy's `forward_auth`, Traefik's `ForwardAuth`, and Envoy's
+/// `ext_authz`.
 ///
-/// The service gets the method, the path and the query of that request, so keys, costs,
-/// [`skip`](crate::RateLimitLayer::skip) and routes work as in front of the application. Wrap the
-/// whole router, since `Router::layer` acts after routing:
+/// The service gets the method, the path and the query of the request that the proxy asks about. So
+/// keys, costs, [`skip`](crate::RateLimitLayer::skip) and routes work as in front of the
+/// application. Wrap the whole router, since `Router::layer` acts after routing:
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -78,20 +81,22 @@ const REMOVED: [&str; 9] = [
 /// # Ok(()) }
 /// ```
 ///
-/// * A peer that is none of the proxies gets a 403. A question without the pair of headers, with
-///   one of them twice, or with one that is no method or no path gets a 400. The service is not
-///   called, so nothing is charged. Both have [problem details](JsonResponse) as their body.
+/// * A peer that is none of the proxies gets a 403. A question gets a 400 if one of the two headers
+///   is missing, is repeated, or is no method or no path. In both cases the service is not called,
+///   so nothing is charged. The body of a 400 or 403 is [problem details](JsonResponse).
 /// * All other headers that are known to carry a path or a method are removed, and so are the body,
 ///   `Content-Length`, `Transfer-Encoding` and `Expect`.
 /// * A peer without an address, as over a [Unix
-///   socket](crate::guide::behind_a_proxy#a-unix-socket), gets a 500 until you say what it is.
+///   socket](crate::guide::behind_a_proxy#a-unix-socket), gets a 500 until you say what the peer
+///   is.
 #[derive(Clone, Debug)]
 #[must_use = "a layer does nothing until it is applied to a service"]
 pub struct OriginalRequestLayer {
     proxies: ClientIp,
-    /// The headers of the method and the path; `None` if they are the question's own.
+    /// The headers that the method and the path are read from. `None` if the question's own method
+    /// and path are read.
     pair: Option<[HeaderName; 2]>,
-    /// The proxy puts it before the path, and it is removed.
+    /// The prefix that the proxy puts before the path, and that the layer removes.
     prefix: String,
 }
 
@@ -101,7 +106,7 @@ impl OriginalRequestLayer {
     ///
     /// # Errors
     ///
-    /// [`ConfigError`] if one is neither a range nor an address.
+    /// [`ConfigError`] if a text is neither a range nor an address.
     pub fn behind<R: AsRef<str>>(proxies: impl IntoIterator<Item = R>) -> Result<Self, ConfigError> {
         let layer = Self { proxies: ClientIp::behind(proxies)?, pair: None, prefix: String::new() };
         Ok(layer.headers("x-forwarded-method", "x-forwarded-uri"))
@@ -112,20 +117,21 @@ impl OriginalRequestLayer {
     ///
     /// # Panics
     ///
-    /// If one is a text that is not a header name. A [`HeaderName`] never panics.
+    /// If `method` or `uri` is a text that is not a header name. A call with [`HeaderName`]s never
+    /// panics.
     #[track_caller]
     pub fn headers(mut self, method: impl TryInto<HeaderName>, uri: impl TryInto<HeaderName>) -> Self {
         self.pair = Some([header_name(method), header_name(uri)]);
         self
     }
 
-    /// Reads no header: the proxy sends the method and the path as they are, as Envoy does.
-    /// `prefix` is a path that it puts in front, such as `/auth`, and that is removed; `""` for
-    /// none.
+    /// Reads the question's own method and path, for a proxy that sends them as they are, as Envoy
+    /// does. `prefix` is a path that the proxy puts in front, such as `/auth`, and that the layer
+    /// removes. An empty `prefix` removes nothing.
     ///
     /// # Panics
     ///
-    /// If `prefix` is neither empty nor begins with `/`.
+    /// If `prefix` is not empty, and does not begin with `/`.
     #[track_caller]
     pub fn as_sent(mut self, prefix: &str) -> Self {
         assert!(prefix.is_empty() || prefix.starts_with('/'), "a prefix must begin with `/`, or be empty");
@@ -133,7 +139,7 @@ impl OriginalRequestLayer {
         self
     }
 
-    /// Makes of a question the request that it is about.
+    /// Turns a question into the request that the proxy asks about.
     fn read(&self, parts: &mut Parts) -> Result<(), KeyError> {
         if !self.proxies.is_behind(parts)? {
             return Err(KeyError::invalid("peer", "no proxy of this service").with_status(StatusCode::FORBIDDEN));
@@ -152,7 +158,8 @@ impl OriginalRequestLayer {
     }
 }
 
-/// The value of a header that must be present exactly once. A path may be long.
+/// The value of a header that must be present exactly once. Its length is not bounded, since a path
+/// may be long.
 fn single_line<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<&'a [u8], KeyError> {
     let mut lines = headers.get_all(name).into_iter();
     match (lines.next(), lines.next()) {
@@ -164,7 +171,7 @@ fn single_line<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<&'a [u8]
 
 /// A path with its query, as a request to an application has it.
 fn path_of(name: &str, text: &[u8]) -> Result<Uri, KeyError> {
-    // The parser of `http` takes paths without a slash, and ends at a fragment.
+    // The parser of `http` accepts a path without a slash at its start, and drops a fragment.
     let path = PathAndQuery::try_from(text).ok().filter(|_| text.starts_with(b"/") && !text.contains(&b'#'));
     path.map(Uri::from).ok_or_else(|| KeyError::invalid(name.to_owned(), "no path"))
 }
@@ -205,7 +212,7 @@ where
             let response = self.inner.call(Request::from_parts(parts, ReqBody::default()));
             return OriginalResponse { asked: Some(response), rejected: None };
         };
-        // The ready instance may hold a permit.
+        // The ready instance of the inner service may hold a permit, so a clone replaces it.
         self.inner = self.inner.clone();
         let rejection = Rejection::NoKey(error);
         self.events.rejected(&rejection);
@@ -237,7 +244,7 @@ where
         let this = self.project();
         match this.asked.as_pin_mut() {
             Some(asked) => asked.poll(cx),
-            // Panics if it is polled after it was ready, which no request can bring about.
+            // Panics if the future is polled after it was ready. No request can cause this panic.
             None => Poll::Ready(Ok(this.rejected.take().unwrap_or_else(|| panic!("polled after completion")))),
         }
     }

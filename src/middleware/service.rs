@@ -1,5 +1,5 @@
-//! The service, and its response future: the decision, then the inner service's response, then the
-//! settlements.
+//! The service, and its response future. The future waits for the decision, then for the inner
+//! service's response, then for the settlements.
 
 use std::{
     fmt,
@@ -55,8 +55,8 @@ where
                 State::Rejected { response: Some(self.policy.reject(&parts, rejection, None, None, &*self.responder)) }
             }
         };
-        // A rejected request drops the ready instance, so that the instance frees a permit that it
-        // may hold.
+        // A rejected request does not need the ready instance of the inner service. The instance
+        // may hold a permit, so the instance is dropped.
         if matches!(state, State::Rejected { .. }) {
             drop(self.take());
         }
@@ -76,7 +76,7 @@ impl<I, R> RateLimit<I, R> {
         mem::replace(self, clone)
     }
 
-    /// Calls the inner service, or responds in its place.
+    /// Calls the inner service, or responds in the service's place.
     #[inline]
     fn forward<ReqBody, ResBody>(
         &mut self,
@@ -104,8 +104,9 @@ pin_project! {
     ///
     /// If the future is dropped before the decision, the inner service is not called, but the check
     /// may have been counted. If the future is dropped before the response, the reserved units stay
-    /// until the end of their [lease](super::KeyedLimit::lease). A settlement that has begun is
-    /// completed by a task of the current runtime, within the layer's deadline.
+    /// reserved until their [lease](super::KeyedLimit::lease) ends. If the future is dropped during
+    /// a settlement, a task of the current runtime completes the settlement, within the layer's
+    /// deadline.
     #[must_use = "futures do nothing unless polled"]
     pub struct ResponseFuture<I, R, ReqBody, ResBody>
     where
@@ -165,7 +166,8 @@ where
     }
 }
 
-/// Panics if a future is polled after it was ready. No request can bring this about.
+/// Takes the value out of the option. Panics if the value is gone: the future was polled after it
+/// was ready. No request can cause this panic.
 fn take<T>(value: &mut Option<T>) -> T {
     value.take().unwrap_or_else(|| panic!("`ResponseFuture` polled after completion"))
 }
@@ -185,7 +187,7 @@ impl<I: tonic::server::NamedService, R> tonic::server::NamedService for RateLimi
     const NAME: &'static str = I::NAME;
 }
 
-// Not derived, since that would require `R: Clone`. A responder is shared.
+// `Clone` is not derived, since a derive would require `R: Clone`. A responder is shared.
 impl<I: Clone, R> Clone for RateLimit<I, R> {
     fn clone(&self) -> Self {
         Self { inner: self.inner.clone(), policy: Arc::clone(&self.policy), responder: Arc::clone(&self.responder) }

@@ -1,4 +1,4 @@
-//! How the limits of a layer stand for the client of a request, and their reset.
+//! Shows and resets what the limits of a layer count for the client of a request.
 
 use std::iter;
 
@@ -12,19 +12,19 @@ use crate::{
     split::Split,
 };
 
-/// One check asks for at most this many charges. A check of all parts of a limit could keep the
-/// server from other checks for longer than their deadline.
+/// The most charges that one check asks for. A check of all parts of a limit could keep the store's
+/// server busy for longer than the deadline of other checks.
 const AT_ONCE: usize = 64;
 
-/// For each limit of a request: a charge at no cost to the whole limit, and such charges to its
-/// parts. A limit that is not split is its only part.
+/// For each limit of a request: a charge at no cost on the whole limit, and a charge at no cost on
+/// each part of the limit. A limit that is not split is its only part.
 type Usage = Vec<(Charge, Vec<Charge>)>;
 
 impl<R> RateLimitLayer<R> {
-    /// Shows how each limit of the layer stands for the client of a request, without spending
-    /// anything. Extractors, choice and order of the limits are those of the layer. Limits that are
-    /// hidden or in the shadow are shown, too. A [split](super::KeyedLimit::split) limit is the sum
-    /// of its parts.
+    /// Returns the status of each limit of the layer for the client of a request, and spends
+    /// nothing. The layer extracts the keys and chooses the limits as for a request to the service.
+    /// Limits that are hidden or in the shadow have a status, too. The status of a
+    /// [split](super::KeyedLimit::split) limit is the sum of its parts.
     ///
     /// ```
     /// use axum::extract::State;
@@ -39,15 +39,17 @@ impl<R> RateLimitLayer<R> {
     /// }
     /// ```
     ///
-    /// * A limit that is [chosen](super::KeyedLimit::chosen) as `None` for the request is not among
-    ///   them. If a limit is chosen by the path, set that path on the request.
-    /// * A [ban](super::KeyedLimit::ban) is a limit of its own: one unit of it is used while it
-    ///   lasts.
-    /// * The answer is the same for a request that the layer would deny, exempt or skip.
-    /// * More than 64 limits and parts are asked for in several calls, each with a deadline of its
-    ///   own.
-    /// * The type of a layer whose response is a closure cannot be written. So take a clone for the
-    ///   state before [`respond_with`](Self::respond_with): both count the same limits.
+    /// * A limit that is [chosen](super::KeyedLimit::chosen) as `None` for the request has no
+    ///   status. If a limit is chosen by the path, give `request` the path that you ask about.
+    /// * A [ban](super::KeyedLimit::ban) has a status of its own. The only unit of the ban's limit
+    ///   is used while the ban lasts.
+    /// * A request that the layer would deny, exempt or skip gets the same statuses as any other
+    ///   request.
+    /// * If there are more than 64 limits and parts, `peek` asks the store in several calls, each
+    ///   with a deadline of its own.
+    /// * The type of a layer whose responder is a closure cannot be written. So clone the layer for
+    ///   the state before you call [`respond_with`](Self::respond_with): the layer and the clone
+    ///   count the same limits.
     /// * [`guide::choosing_keys`](crate::guide::choosing_keys#show-and-reset-a-client) has a
     ///   handler for the operator.
     ///
@@ -68,17 +70,17 @@ impl<R> RateLimitLayer<R> {
         Ok(limits.iter().map(|(whole, parts)| LimitStatus::sum(whole, &of_parts(parts))).collect())
     }
 
-    /// Forgets what the limits of the layer count for the client of a request: the limits and keys
-    /// that [`peek`](Self::peek) shows, with all parts. Places of a
-    /// [concurrent](crate::Limit::concurrent) limit stay, since they are held.
-    /// [`Limiter::reset`](crate::Limiter::reset) resets one of the limits.
+    /// Resets the limits of the layer for the client of a request: the limits and keys that
+    /// [`peek`](Self::peek) shows, with all parts. Places of a
+    /// [concurrent](crate::Limit::concurrent) limit are not reset, since requests still hold these
+    /// places. [`Limiter::reset`](crate::Limiter::reset) resets a single limit.
     ///
     /// # Errors
     ///
-    /// As for [`peek`](Self::peek). If one limit cannot be reset, the others still are.
+    /// As for [`peek`](Self::peek). If one limit cannot be reset, the other limits still are.
     pub async fn reset(&self, request: &Parts) -> Result<(), Rejection> {
         let (limits, limiter) = self.policy.usage(request)?;
-        // Places are held now, so a reset cannot forget them.
+        // Requests hold places at this moment, so a reset cannot forget the places.
         let parts = limits.iter().flat_map(|(_, parts)| parts).filter(|part| !part.limit().is_concurrent());
         let resets = parts.map(|part| limiter.reset(part.limit(), part.key().clone()));
         let mut failure = None;
@@ -88,8 +90,8 @@ impl<R> RateLimitLayer<R> {
 }
 
 impl Policy {
-    /// The limits of a request, and a limiter that asks only the store. If the store fails, that is
-    /// an error: a share cannot tell how the limits of the store stand.
+    /// The limits of a request, and a limiter that asks only the store. If the store fails, this
+    /// limiter returns an error, since a share cannot tell what the store has counted.
     fn usage(&self, request: &Parts) -> Result<(Usage, Limiter), Rejection> {
         let details = CheckDetails::of(&self.limits, |limit| limit.whole().draft(request, None))?;
         let whole = details.check.iter().flat_map(Check::charges).map(Charge::without_cost).enumerate();

@@ -21,8 +21,8 @@ use crate::{
     store::{LocalState, Store, StoreFuture},
 };
 
-/// A store around another one, which fails, hangs, is slow or loses replies when a test says so.
-/// Clones share the fault, so a test keeps one and gives another to a layer.
+/// A store that wraps another store, and fails, hangs, is slow or loses replies when a test says
+/// so. Clones share the fault, so a test keeps one clone and gives another clone to a layer.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -45,17 +45,18 @@ use crate::{
 /// # Behind a refusal cache and a breaker
 ///
 /// 1. Five failures in a row open the [breaker](crate::limiter::Breaker), as they do in production.
-///    While the breaker is open, the store is not called: [`calls`](Self::calls) no longer grows
-///    with each request, and the store works again for callers only after a probe, 200 ms later at
-///    most. A test of a single fault may prefer [no breaker](crate::limiter::Breaker::OFF).
+///    While the breaker is open, the store is not called, so [`calls`](Self::calls) no longer grows
+///    with each request. After the fault has ended, callers reach the store again only after a
+///    probe, at most 200 ms later. A test of a single fault may prefer [no
+///    breaker](crate::limiter::Breaker::OFF).
 /// 2. A `FaultyStore` passes on the [local state](Store::local_state) of the store inside, so the
-///    refusal cache and the breaker behave as they do on that store. In front of `RedisStore`, a
-///    remembered refusal is repeated even while the store fails. `MemoryStore` has no local state.
-///    There, each limiter has a breaker of its own, and no refusal is remembered.
+///    refusal cache and the breaker behave as on the store inside. In front of `RedisStore`, a
+///    remembered refusal is repeated even while the store fails. In front of `MemoryStore`, which
+///    has no local state, each limiter has a breaker of its own, and no refusal is remembered.
 /// 3. [`with_local_state`](Self::with_local_state) makes a `MemoryStore` behave as `RedisStore`
 ///    does.
-/// 4. A `FaultyStore` never decides [without a future](Store::decide_now). `RedisStore` does not
-///    either.
+/// 4. A `FaultyStore` never decides [without a future](Store::decide_now), and neither does
+///    `RedisStore`.
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct FaultyStore {
@@ -63,7 +64,7 @@ pub struct FaultyStore {
     local_state: Option<LocalState>,
     fault: Arc<Mutex<Fault>>,
     calls: Arc<AtomicUsize>,
-    /// Each call that hangs holds a weak reference.
+    /// Each call that hangs holds a weak reference to this value.
     hanging: Arc<()>,
 }
 
@@ -79,7 +80,7 @@ pub enum Fault {
     /// The call never ends, and the store inside is not asked.
     Hangs,
     /// The store inside is asked after this time, by tokio's clock. A caller that gives up before
-    /// has counted nothing.
+    /// this time has counted nothing.
     Slow(Duration),
     /// The store inside decides and counts, and the caller gets an error.
     LosesReplies,
@@ -92,18 +93,18 @@ impl FaultyStore {
         Self { store: Arc::new(store), local_state: None, fault, calls, hanging }
     }
 
-    /// Gives the store a [local state](Store::local_state) of its own, as `RedisStore` has one: all
-    /// limiters and layers on its clones share a breaker and a refusal cache. Default: the local
-    /// state of the store inside.
+    /// Gives the store a [local state](Store::local_state) of its own, as `RedisStore` has one. All
+    /// limiters and layers on clones of the store then share a breaker and a refusal cache.
+    /// Default: the local state of the store inside.
     ///
     /// The breaker and the refusal cache go by tokio's time. So a test that advances a
-    /// [`ManualClock`](crate::store::ManualClock) may be refused by the refusal cache for up to a
-    /// second more. A test that advances paused time is not.
+    /// [`ManualClock`](crate::store::ManualClock) may still be refused by the refusal cache for up
+    /// to a second. A test that advances tokio's paused time moves the refusal cache, too.
     pub fn with_local_state(self) -> Self {
         Self { local_state: Some(LocalState::default()), ..self }
     }
 
-    /// Sets what happens to all calls that begin from now on.
+    /// Sets the fault of all calls that begin from now on.
     pub fn set(&self, fault: Fault) {
         *lock(&self.fault) = fault;
     }
@@ -120,8 +121,8 @@ impl FaultyStore {
         Arc::weak_count(&self.hanging)
     }
 
-    /// Counts a call, and calls the store inside as far as the fault lets it. Refusals of the
-    /// `outdated` keys are forgotten before and afterwards.
+    /// Counts a call, and calls the store inside, unless the fault prevents the call. The refusal
+    /// cache forgets the refusals of the `outdated` keys before and after the call.
     fn reply<T: Send + 'static>(
         &self,
         doing: &'static str,

@@ -1,5 +1,5 @@
-//! Tests of limits: a store that fails on command, and assertions on responses. Needs the feature
-//! `test-util`; add it in `[dev-dependencies]`.
+//! Tools for tests of limits: a store that fails on command, and assertions on responses. This
+//! module needs the feature `test-util`, which you enable in `[dev-dependencies]`.
 //!
 //! | I want to test | with |
 //! |---|---|
@@ -14,12 +14,12 @@
 //!    pauses tokio's time (`#[tokio::test(start_paused = true)]`) moves all of these at once by
 //!    `tokio::time::advance`.
 //! 2. A [`ManualClock`](crate::store::ManualClock) moves the windows and the refusal cache of the
-//!    stores that it is given to, also on several threads and on Redis. It does not move deadlines,
-//!    the breaker, `acquire`, or the delay of a [`FaultyStore`]. These parts follow tokio's time,
-//!    real or paused.
+//!    stores that have this clock, also on several threads and on Redis. A `ManualClock` does not
+//!    move deadlines, the breaker, `acquire`, or the delay of a [`FaultyStore`]. These parts follow
+//!    tokio's time, real or paused.
 //! 3. Do not pause the time around a store that does input and output, such as `RedisStore`: tokio
 //!    then moves the time to the next deadline while the test waits for a reply. Use a
-//!    `ManualClock`.
+//!    `ManualClock` for such a store.
 //!
 //! [`guide::testing_your_limits`](crate::guide::testing_your_limits) has an example of each.
 

@@ -7,16 +7,17 @@ use http::{
     header::{CACHE_CONTROL, RETRY_AFTER},
 };
 
-/// Asserts that a request has passed the limits, and returns the units left that the client was
-/// told. `None` if the response has no `X-RateLimit-Remaining`: the layer sends no figures, or the
-/// store has not decided.
+/// Asserts that a request has passed the limits, and returns the number of units left that the
+/// client was told. Returns `None` if the response has no `X-RateLimit-Remaining`, since the layer
+/// sends no figures, or since the store has not decided.
 ///
 /// The assertion fails on every response of the layer in the service's place:
 ///
-/// 1. 429 and 503. A service that answers these itself needs another test.
+/// 1. 429 and 503. A service that sends these statuses itself needs another assertion.
 /// 2. 400, 401, 403 and 500 with `Cache-Control: no-store` and without figures: the request had no
-///    key, such as a peer or an API key, or its key is denied. A service may answer these itself:
-///    its response passes if it has `X-RateLimit-Limit` or `RateLimit`, or no `no-store`.
+///    key, such as a peer or an API key, or its key is denied. A service may send these statuses
+///    itself. Its response passes if the response has `X-RateLimit-Limit` or `RateLimit`, or if it
+///    has no `no-store`.
 /// 3. A `grpc-status` of 8 or 14 in the headers, with which [`GrpcResponse`](crate::guide::grpc)
 ///    rejects calls.
 ///
@@ -38,8 +39,8 @@ use http::{
 ///
 /// # Panics
 ///
-/// If the response is one of those above, or if the figures contradict each other. The message says
-/// why the layer may have rejected the request.
+/// If the response is one of the three kinds above, or if the figures contradict each other. The
+/// message says why the layer may have rejected the request.
 #[track_caller]
 pub fn assert_admitted<B>(response: &Response<B>) -> Option<u64> {
     let status = response.status();
@@ -71,7 +72,8 @@ fn rejection_cause(status: StatusCode, headers: &HeaderMap) -> Option<&'static s
     (forbids_storing(headers) && !has_figures).then_some(cause)
 }
 
-/// Another middleware may add directives of its own (RFC 9111, section 5.2).
+/// Whether a line of `Cache-Control` has the directive `no-store`. Another middleware may add
+/// directives of its own (RFC 9111, section 5.2).
 fn forbids_storing(headers: &HeaderMap) -> bool {
     let lines = headers.get_all(CACHE_CONTROL).iter().filter_map(|line| line.to_str().ok());
     lines.flat_map(|line| line.split(',')).any(|directive| directive.trim().eq_ignore_ascii_case("no-store"))
@@ -87,14 +89,14 @@ fn forbids_storing(headers: &HeaderMap) -> bool {
 ///
 /// # Panics
 ///
-/// If one of these statements does not hold. A cost above the limit has no `Retry-After`, since
-/// waiting does not help.
+/// If one of the four statements does not hold. The refusal of a cost above the limit panics, too:
+/// it has no `Retry-After`, since waiting does not help.
 #[track_caller]
 pub fn assert_refused<B>(response: &Response<B>) -> Duration {
     let headers = response.headers();
     let wait = rejected(response, StatusCode::TOO_MANY_REQUESTS);
     remaining(headers);
-    // From this number on, the reset is a Unix time.
+    // From a billion on, the reset is a Unix time.
     if let Some(reset) = number(headers, "x-ratelimit-reset").filter(|reset| *reset < 1_000_000_000) {
         assert!(reset <= wait.as_secs(), "Retry-After is before X-RateLimit-Reset: {headers:?}");
     }
@@ -102,12 +104,12 @@ pub fn assert_refused<B>(response: &Response<B>) -> Duration {
 }
 
 /// Asserts that a request was rejected because the store could not decide, and returns the retry
-/// time that the client was told: a 503 with `Retry-After` that no cache may store, as a layer that
-/// fails closed sends it.
+/// time that the client was told. The response is a 503 with `Retry-After` that no cache may store,
+/// as a layer that fails closed sends it.
 ///
 /// # Panics
 ///
-/// If one of these does not hold.
+/// If the response is not such a 503.
 #[track_caller]
 pub fn assert_unavailable<B>(response: &Response<B>) -> Duration {
     rejected(response, StatusCode::SERVICE_UNAVAILABLE)
@@ -127,7 +129,7 @@ fn rejected<B>(response: &Response<B>, expected: StatusCode) -> Duration {
     Duration::from_secs(seconds)
 }
 
-/// The units left.
+/// The number of units left that the response shows.
 #[track_caller]
 fn remaining(headers: &HeaderMap) -> Option<u64> {
     let [limit, remaining] = ["x-ratelimit-limit", "x-ratelimit-remaining"].map(|name| number(headers, name));

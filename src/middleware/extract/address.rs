@@ -1,7 +1,7 @@
 //! IP addresses: the key of an address, and ranges of addresses.
 //!
-//! 1. An IPv4 address has one key, however it is written. These IPv6 addresses stand for an IPv4
-//!    address:
+//! 1. An IPv4 address has one key, however it is written. The following IPv6 addresses stand for an
+//!    IPv4 address:
 //!
 //!    | address | what it is |
 //!    |---|---|
@@ -12,11 +12,12 @@
 //!    | `2002:aabb:ccdd::/48` | 6to4 (RFC 3056): a network behind that address |
 //!    | `2001::/32` | Teredo (RFC 4380): a host behind the address in the last 32 bits, which are inverted |
 //!
-//!    Grouped by /64, clients of different IPv4 addresses would share one key, and a 6to4 network
-//!    would have 65,536 keys.
-//! 2. In `64:ff9b:1::/48` (RFC 8215), only the operator knows the place of the IPv4 address. So the
-//!    whole address is the key. A client still has one key only: a translator makes one address of
-//!    each IPv4 address, and no other network routes that prefix.
+//!    If these addresses were grouped by /64, clients of different IPv4 addresses would share one
+//!    key, and a 6to4 network would have 65,536 keys.
+//! 2. In `64:ff9b:1::/48` (RFC 8215), only the operator of the network knows which bits are the
+//!    IPv4 address. So the whole IPv6 address is the key. A client still has one key only: a
+//!    translator makes one address of each IPv4 address, and no other network routes
+//!    `64:ff9b:1::/48`.
 //! 3. Any other IPv6 address has the key of its prefix. The length of the prefix is part of the
 //!    key.
 
@@ -42,16 +43,16 @@ pub(super) fn key(address: IpAddr, bits: u8) -> Key {
     }
 }
 
-/// The IPv4 address that an address stands for, or else the address itself.
+/// The IPv4 address that `address` stands for. If it stands for none, `address` itself.
 fn canonical(address: IpAddr) -> IpAddr {
     let IpAddr::V6(v6) = address else { return address };
     embedded(v6).map_or(address, IpAddr::V4)
 }
 
-/// A range of IPv6 addresses whose prefix ends within an embedded IPv4 address becomes that range
-/// of IPv4 addresses. Any other range stays as it is, and so does one of Teredo. The range of all
-/// mapped addresses, `::ffff:0:0/96`, means all of IPv4. The range of all addresses of a
-/// translator, such as `2002::/16`, does not mean all of IPv4.
+/// A range of IPv6 addresses whose prefix ends within an embedded IPv4 address becomes the range of
+/// these IPv4 addresses. Any other range stays as it is, and so does a range of Teredo addresses.
+/// The range of all mapped addresses, `::ffff:0:0/96`, means all of IPv4. The range of all
+/// addresses of a translator, such as `2002::/16`, does not mean all of IPv4.
 fn canonical_range(range: IpNet) -> IpNet {
     let IpNet::V6(v6) = range else { return range };
     let (before, least) = match v6.network().segments() {
@@ -65,7 +66,7 @@ fn canonical_range(range: IpNet) -> IpNet {
     spelled.map_or(range, IpNet::V4)
 }
 
-/// The ranges and addresses of these texts, merged and in order.
+/// Parses texts of ranges and addresses, and returns the ranges merged and in order.
 pub(super) fn parse_ranges<R: AsRef<str>>(texts: impl IntoIterator<Item = R>) -> Result<Vec<IpNet>, ConfigError> {
     let ranges = texts.into_iter().map(|text| parse_range(text.as_ref())).collect::<Result<_, _>>()?;
     Ok(IpNet::aggregate(&ranges))
@@ -73,7 +74,7 @@ pub(super) fn parse_ranges<R: AsRef<str>>(texts: impl IntoIterator<Item = R>) ->
 
 fn parse_range(text: &str) -> Result<IpNet, ConfigError> {
     let text = text.trim();
-    // `IpNet` alone would take an address with a zero in front, which may mean an octal number.
+    // `IpNet` alone would accept an address such as `010.0.0.0`, whose first number may be octal.
     let address = text.split('/').next().and_then(|address| address.parse::<IpAddr>().ok());
     let range = address.and_then(|address| if text.contains('/') { text.parse().ok() } else { Some(address.into()) });
     range.map(canonical_range).ok_or_else(|| {
@@ -82,8 +83,8 @@ fn parse_range(text: &str) -> Result<IpNet, ConfigError> {
     })
 }
 
-/// Whether one of these [parsed](parse_ranges) ranges has an address. A range of IPv4 addresses
-/// also has their spellings as IPv6 addresses.
+/// Whether one of these [parsed](parse_ranges) ranges has this address. A range of IPv4 addresses
+/// also has the IPv6 addresses that stand for these IPv4 addresses.
 pub(super) fn have(ranges: &[IpNet], address: IpAddr) -> bool {
     let has = |address: IpAddr| {
         let (begun, _) = ranges.split_at(ranges.partition_point(|range| range.network() <= address));
@@ -144,7 +145,7 @@ mod tests {
         }
     }
 
-    /// The operator may put the IPv4 address anywhere in it.
+    /// The operator may put the IPv4 address anywhere into the translated address.
     #[test]
     fn a_locally_translated_address_is_a_key_of_its_own() {
         let translated = [
@@ -187,7 +188,7 @@ mod tests {
                 assert!(!holds(range, address), "{range} {address}");
             }
         }
-        // A prefix longer than that of the IPv4 address spells no IPv4 range.
+        // A prefix that ends after the embedded IPv4 address spells no IPv4 range.
         assert!(holds("2002:a01:203:4::/64", "2002:a01:203:4::5"));
         assert!(!holds("2002:a01:203:4::/64", "2002:a01:203:5::5") && !holds("2002:a01:203:4::/64", "10.1.2.3"));
         assert!(holds("64:ff9b:1::/48", "64:ff9b:1::10.1.2.3") && !holds("64:ff9b:1::/48", "10.1.2.3"));

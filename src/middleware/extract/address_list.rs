@@ -11,9 +11,9 @@ use ipnet::IpNet;
 use super::address::{have, parse_ranges};
 use crate::error::ConfigError;
 
-/// Address ranges, to [exempt](crate::RateLimitLayer::exempt_addresses) or to
-/// [deny](crate::RateLimitLayer::deny_addresses). Clones share the ranges within this process. So a
-/// task that reads a list anew now and then can replace the ranges for every layer.
+/// A list of address ranges that a layer [exempts](crate::RateLimitLayer::exempt_addresses) or
+/// [denies](crate::RateLimitLayer::deny_addresses). Clones share the ranges within this process. So
+/// a task that reads the ranges anew now and then can replace them for every layer.
 ///
 /// ```
 /// use tower_sliding_window::{ClientIp, Limit, MemoryStore, RateLimitLayer, extract::AddressList};
@@ -32,7 +32,7 @@ use crate::error::ConfigError;
 /// ```
 ///
 /// * `0.0.0.0/0` has all IPv4 addresses, and `::/0` all IPv6 addresses. A range of IPv4 addresses
-///   also has the IPv6 addresses to which these are mapped or translated, as in
+///   also has the IPv6 addresses that stand for these IPv4 addresses, as in
 ///   [`PeerIp`](super::PeerIp). A range of all addresses of a translator, such as `2002::/16`, has
 ///   no IPv4 addresses.
 /// * A look-up takes a binary search, so a list may have a hundred thousand ranges.
@@ -44,7 +44,7 @@ impl AddressList {
     ///
     /// # Errors
     ///
-    /// [`ConfigError`], naming the text, if a text is neither a range nor an address.
+    /// [`ConfigError`] if a text is neither a range nor an address. The error names the text.
     pub fn new<R: AsRef<str>>(ranges: impl IntoIterator<Item = R>) -> Result<Self, ConfigError> {
         Ok(Self(Arc::new(RwLock::new(parse_ranges(ranges)?))))
     }

@@ -14,8 +14,8 @@ use crate::{key::Key, secret::Secret};
 /// kept, nor logged, nor sent to a store. A request whose token is absent, repeated, empty, not
 /// UTF-8 or longer than 4 KiB gets a 401.
 ///
-/// The token is not verified. A client that makes up tokens gets a new budget for each, so put the
-/// layer behind your authentication, or add a limit by address.
+/// The token is not verified. A client that makes up tokens gets a new budget for each token, so
+/// put the layer behind your authentication, or add a limit by address.
 ///
 /// ```no_run
 /// use http::Request;
@@ -36,21 +36,21 @@ pub struct ApiKey {
 }
 
 impl ApiKey {
-    /// The value of the header `name`.
+    /// Reads the API key from the header `name`.
     ///
     /// # Panics
     ///
-    /// If `name` is a text that is not a header name. A [`HeaderName`] never panics.
+    /// If `name` is a text that is not a header name. A call with a [`HeaderName`] never panics.
     #[track_caller]
     pub fn header(name: impl TryInto<HeaderName>, secret: &Secret) -> Self {
         Self { header: Some(header_name(name)), secret: secret.clone() }
     }
 
-    /// The token of `Authorization: Bearer` (RFC 6750). The scheme may be in any case, and spaces
-    /// around the token are trimmed.
+    /// Reads the token of `Authorization: Bearer` (RFC 6750). The scheme may be in upper or lower
+    /// case. Spaces around the token are trimmed.
     ///
-    /// The token is absent only if there is no `Authorization`. Another scheme is an error, not an
-    /// absent token: an authentication that ignores the scheme would accept a
+    /// The token is absent only if the request has no `Authorization`. Another scheme is an error,
+    /// not an absent token: an authentication that ignores the scheme would accept a
     /// [denied](crate::RateLimitLayer::deny) token under another scheme. If you accept another
     /// scheme, treat its requests as requests without a token:
     ///
@@ -92,14 +92,14 @@ impl KeyExtractor for ApiKey {
 
 fn bearer_token(credentials: &str) -> Result<&str, KeyError> {
     let invalid = |problem| Err(KeyError::invalid("authorization", problem));
-    // Any white space separates the two, as for a lenient authentication.
+    // Any white space may separate the scheme from the token, as a lenient authentication allows.
     let (scheme, token) = credentials.split_once(char::is_whitespace).unwrap_or((credentials, ""));
     let token = token.trim();
     if !scheme.eq_ignore_ascii_case("bearer") {
         return invalid("not a bearer token");
     }
-    // Otherwise one token could have two spellings: a proxy may join two lines with a comma, and an
-    // authentication may remove quotes.
+    // With commas or quotes in tokens, one token could have two spellings: a proxy may join two
+    // lines with a comma, and an authentication may remove quotes.
     if token.is_empty() || !token.bytes().all(|byte| byte.is_ascii_graphic() && !b",\"".contains(&byte)) {
         return invalid("not one token");
     }

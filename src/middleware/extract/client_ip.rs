@@ -18,10 +18,10 @@ use crate::{
 
 const MAX_HOPS: usize = 32;
 
-/// The address at the other end of the connection. No client can forge it by its request.
+/// The address at the other end of the connection. No request can forge this address.
 ///
-/// Behind a proxy this is the proxy's address, one key for all clients: use [`ClientIp::behind`]
-/// there.
+/// Behind a proxy, this address is that of the proxy, so all clients share one key. Use
+/// [`ClientIp::behind`] there.
 ///
 /// Each IPv4 address has one key, even if it is mapped or translated to IPv6 (`::ffff:a.b.c.d`,
 /// `64:ff9b::a.b.c.d`, 6to4). IPv6 addresses share the key of their /64. If a translator in your
@@ -30,9 +30,9 @@ const MAX_HOPS: usize = 32;
 /// With axum, serve the router with `into_make_service_with_connect_info::<SocketAddr>()`. tonic's
 /// server needs nothing but the feature `grpc`. With other servers, and where you accept TLS
 /// yourself, put the connection's [`SocketAddr`] into the request's extensions. A request without
-/// such an address gets a 500, and is logged. So does a request over a [Unix
-/// socket](crate::guide::behind_a_proxy#a-unix-socket), until you say what the peer of the socket
-/// is.
+/// such an address gets a 500, and a log line says so. A request over a [Unix
+/// socket](crate::guide::behind_a_proxy#a-unix-socket) gets a 500, too, until you say what the peer
+/// of the socket is.
 ///
 /// ```
 /// use std::net::SocketAddr;
@@ -48,17 +48,17 @@ pub type PeerIp = ClientIp;
 /// The client's address behind trusted proxies.
 ///
 /// 1. A peer outside the trusted ranges is the client, whatever headers it sends.
-/// 2. Behind a trusted peer, exactly one header is read. Default: `X-Forwarded-For`. All others are
-///    ignored, since a proxy passes on the headers that it does not overwrite.
-/// 3. `X-Forwarded-For` and `Forwarded` are read from right to left, over all of their lines. A
-///    trusted hop vouches for the hop before it. The first hop that is not trusted is the client.
-///    At an element without a readable address, and after 32 hops, the last known hop is the
-///    client. A request whose trusted hops take more than 16 KiB gets a 400. Empty elements are
-///    ignored.
+/// 2. Behind a trusted peer, exactly one header is read. Default: `X-Forwarded-For`. All other
+///    headers are ignored, since a proxy passes on the headers that it does not overwrite.
+/// 3. `X-Forwarded-For` and `Forwarded` are read from right to left, from the last line to the
+///    first. A trusted hop vouches for the hop to its left. The first hop that is not trusted is
+///    the client. Reading ends at an element without a readable address, and after 32 hops. Then
+///    the last known hop is the client. A request whose trusted hops take more than 16 KiB gets a
+///    400. Empty elements are ignored.
 /// 4. A single-value header must be present exactly once, with an address in it. Otherwise the
 ///    request gets a 400.
-/// 5. Addresses have the keys of [`PeerIp`]: one for each IPv4 address, however it is written, and
-///    one for each IPv6 /64. Ranges match all spellings of an address, too.
+/// 5. Addresses have the keys of [`PeerIp`]: one key for each IPv4 address, however the address is
+///    written, and one key for each IPv6 /64. Ranges match all spellings of an address, too.
 ///
 /// ```
 /// use std::net::SocketAddr;
@@ -92,13 +92,13 @@ impl Default for ClientIp {
 }
 
 impl ClientIp {
-    /// The address at the other end of the connection: no proxy is trusted.
+    /// Trusts no proxy: the client is the address at the other end of the connection.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The client behind proxies in these ranges or at these addresses, such as `10.1.2.0/28` or
-    /// `2001:db8::1`. Reads `X-Forwarded-For`.
+    /// Trusts proxies in these ranges or at these addresses, such as `10.1.2.0/28` or
+    /// `2001:db8::1`, and reads `X-Forwarded-For`.
     ///
     /// # Errors
     ///
@@ -114,17 +114,17 @@ impl ClientIp {
     }
 
     /// Reads a header with a single address instead, such as `cf-connecting-ip` or `x-real-ip`. Use
-    /// it only if the proxy always overwrites the header.
+    /// such a header only if the proxy always overwrites it.
     ///
     /// The address may have brackets and a port, as in `X-Forwarded-For`.
-    /// `cloudfront-viewer-address` always ends with a port, also after an IPv6 address without
-    /// brackets. So the part after its last colon is never a part of the address, and a value
-    /// without a port gets a 400. In any other header, an IPv6 address without brackets has no
-    /// port.
+    /// `cloudfront-viewer-address` always ends with a port, even after an IPv6 address without
+    /// brackets. So the part after the last colon of this header is never a part of the address. A
+    /// request without this port gets a 400. In any other header, an IPv6 address without brackets
+    /// has no port.
     ///
     /// # Panics
     ///
-    /// If `name` is a text that is not a header name. A [`HeaderName`] never panics.
+    /// If `name` is a text that is not a header name. A call with a [`HeaderName`] never panics.
     #[track_caller]
     pub fn single_header(mut self, name: impl TryInto<HeaderName>) -> Self {
         self.header = header_name(name);
@@ -238,7 +238,8 @@ fn peer(parts: &Parts) -> Result<IpAddr, KeyError> {
     let found =
         found.or_else(|| parts.extensions.get().and_then(tonic::transport::server::TcpConnectInfo::remote_addr));
     found.or_else(|| parts.extensions.get().copied()).map(|peer| peer.ip()).ok_or_else(|| {
-        // This is a mistake in the set-up. It is `invalid`, so that `or` does not hide it.
+        // A peer without an address is a mistake in the set-up. The error is `invalid` instead of
+        // `missing`, so that `or` does not hide the mistake.
         KeyError::invalid(
             "peer address",
             "unknown; serve with into_make_service_with_connect_info::<SocketAddr>() of axum 0.8, or put a SocketAddr \

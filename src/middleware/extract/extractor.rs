@@ -1,4 +1,5 @@
-//! The trait of extractors and its error, extractors made of two, and one key for all requests.
+//! The trait of extractors and its error, extractors that combine two others, and an extractor with
+//! one key for all requests.
 
 use std::{borrow::Cow, error, fmt};
 
@@ -10,14 +11,14 @@ use crate::key::Key;
 #[diagnostic::on_unimplemented(note = "a closure is an extractor if it is a `Fn(&Parts) -> Result<Key, KeyError>`; \
             its argument needs its type: `|parts: &Parts|`")]
 pub trait KeyExtractor: Send + Sync + 'static {
-    /// The key of a request.
+    /// Returns the key of a request.
     ///
     /// # Errors
     ///
     /// [`KeyError`] if the request has no key. Then the request is rejected.
     fn extract(&self, parts: &Parts) -> Result<Key, KeyError>;
 
-    /// Makes one key of the keys of both extractors. Two such keys are equal only if both their
+    /// Makes one key of the keys of both extractors. Two combined keys are equal only if both their
     /// parts are equal.
     fn and<E: KeyExtractor>(self, other: E) -> And<Self, E>
     where
@@ -26,10 +27,11 @@ pub trait KeyExtractor: Send + Sync + 'static {
         And { first: self, second: other }
     }
 
-    /// Uses the key of `other` if the key of this extractor is absent. Keys of addresses, of API
-    /// keys, and of each header are never equal. An address has one key for
-    /// [`PeerIp`](super::PeerIp) and [`ClientIp`](super::ClientIp), and a token has one key for all
-    /// [`ApiKey`](super::ApiKey)s of one secret.
+    /// Uses the key of `other` if the key of this extractor is absent. A key of an address never
+    /// equals a key of an API key or of a header. An API key never has the key of a header. Keys of
+    /// two different headers are never equal. An address has the same key for
+    /// [`PeerIp`](super::PeerIp) and [`ClientIp`](super::ClientIp). A token has the same key for
+    /// all [`ApiKey`](super::ApiKey)s of one secret.
     fn or<E: KeyExtractor>(self, other: E) -> Or<Self, E>
     where
         Self: Sized,
@@ -47,7 +49,7 @@ where
     }
 }
 
-/// One key of two: see [`KeyExtractor::and`].
+/// An extractor that makes one key of two: see [`KeyExtractor::and`].
 #[derive(Clone, Debug)]
 pub struct And<A, B> {
     first: A,
@@ -60,7 +62,7 @@ impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for And<A, B> {
     }
 }
 
-/// The key of the second if the first is absent: see [`KeyExtractor::or`].
+/// An extractor that uses the second key if the first key is absent: see [`KeyExtractor::or`].
 #[derive(Clone, Debug)]
 pub struct Or<A, B> {
     first: A,
@@ -79,8 +81,8 @@ impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for Or<A, B> {
 /// One key for all requests, for a limit on the load of the whole service.
 ///
 /// A single client can use up such a limit for all others, so add a limit by client. If costs are
-/// to be [settled](crate::KeyedLimit::settle), settle the limit by client: under `Everyone`, a
-/// client that hangs up would keep its reserved units from all others.
+/// to be [settled](crate::KeyedLimit::settle), settle them on the limit by client. Under
+/// `Everyone`, a client that hangs up would keep its reserved units from all other clients.
 ///
 /// ```
 /// use tower_sliding_window::{Everyone, Limit};

@@ -1,9 +1,9 @@
 //! The addresses in `X-Forwarded-For` and `Forwarded`, from right to left.
 //!
-//! Every proxy appends, so only the right end of the header comes from a proxy that we know.
-//! Reading starts at that end, and no element depends on the text to its left. So a client cannot
-//! change how the proxy's own element is read. Empty elements are ignored (RFC 9110, section
-//! 5.6.1).
+//! Every proxy appends an element at the right end. So only the right end of the header comes from
+//! a known proxy. Reading starts at the right end. The text to the left of an element does not
+//! change how the element is read. So a client cannot change how the element of the known proxy is
+//! read. Empty elements are ignored (RFC 9110, section 5.6.1).
 
 use std::{
     iter,
@@ -12,8 +12,8 @@ use std::{
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-/// How many bytes of a header are read, from its right end: 32 hops of 512 bytes each. A host name
-/// has at most half of 512 bytes.
+/// The most bytes of a header that are read, from its right end: 32 hops of 512 bytes each. A host
+/// name has at most half of 512 bytes.
 const MAX_BYTES: usize = 32 * 512;
 
 /// An element of the header.
@@ -22,11 +22,11 @@ pub(super) enum Hop {
     Address(IpAddr),
     /// The element has no readable address.
     Unknown,
-    /// The element begins further to the left than the header is read.
+    /// The element begins so far to the left that it is not read whole.
     TooFar,
 }
 
-/// The elements of all lines of a header, the last one first, without empty ones.
+/// The elements of all lines of a header, the last element first, without empty elements.
 pub(super) fn hops<'a>(headers: &'a HeaderMap, name: &HeaderName, style: Style) -> impl Iterator<Item = Hop> + use<'a> {
     let mut lines = headers.get_all(name).into_iter().rev().map(HeaderValue::as_bytes);
     let mut rest = None;
@@ -56,13 +56,14 @@ pub(super) fn hops<'a>(headers: &'a HeaderMap, name: &HeaderName, style: Style) 
 pub(super) enum Style {
     /// `X-Forwarded-For`: addresses between commas.
     Plain,
-    /// `Forwarded` (RFC 7239): parameters between semicolons, elements between commas, both outside
-    /// quotes.
+    /// `Forwarded` (RFC 7239): elements between commas, and parameters between semicolons. Commas
+    /// and semicolons in quotes separate nothing.
     Rfc7239,
     /// One address.
     Single,
     /// One address and a port, with a colon between them even after an IPv6 address without
-    /// brackets. Read as [`Single`](Self::Single), the port would become a part of such an address.
+    /// brackets. If such a header were read as [`Single`](Self::Single), the port would become a
+    /// part of an IPv6 address without brackets.
     SingleWithPort,
 }
 
@@ -82,8 +83,8 @@ impl Style {
     }
 }
 
-/// An address, with or without brackets and port. The port may be a name (RFC 7239, section 6.3). A
-/// node that is a name, such as `unknown` or `_hidden`, has no address.
+/// Parses an address, with or without brackets and port. The port may be a name (RFC 7239, section
+/// 6.3). A node that is a name, such as `unknown` or `_hidden`, has no address.
 fn parse_node(node: &str) -> Option<IpAddr> {
     let bracketed = |node: &str| node.strip_prefix('[')?.strip_suffix(']')?.parse().map(IpAddr::V6).ok();
     let with_port = || node.parse::<SocketAddr>().map(|address| address.ip()).ok();
@@ -227,7 +228,7 @@ mod tests {
         }
     }
 
-    /// Empty elements move no other element, and do not let the header be read further to the left.
+    /// Empty elements change no other element, and count towards [`MAX_BYTES`].
     #[test]
     fn empty_elements_are_ignored() {
         for lines in
@@ -277,8 +278,8 @@ mod tests {
         for left in ["x".repeat(10 * MAX_BYTES), "\\".repeat(10 * MAX_BYTES), "\"".repeat(10 * MAX_BYTES)] {
             assert_eq!(hops(format!("{left}, {near}")), [first, second, Hop::TooFar, Hop::TooFar]);
         }
-        // The bound is exact to the byte. A line of this length is read, and leaves nothing for the
-        // next line.
+        // The bound is exact to the byte. A line of [`MAX_BYTES`] bytes is read, and leaves no
+        // bytes for the next line.
         let full = |bytes: usize| format!("for=192.0.2.1;ext={}", "x".repeat(bytes - "for=192.0.2.1;ext=".len()));
         assert_eq!(hops(full(MAX_BYTES)), [second, Hop::TooFar]);
         assert_eq!(hops(full(MAX_BYTES + 1)), [Hop::TooFar, Hop::TooFar]);

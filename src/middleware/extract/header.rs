@@ -14,7 +14,7 @@ const MAX_LENGTH: usize = 4096;
 ///
 /// For [`peek`](crate::Limiter::peek) and [`reset`](crate::Limiter::reset), make the key of a value
 /// by [`key`](Self::key): the string `"acme"` alone is [another key](crate::key#the-key-of-a-layer)
-/// than that of a header with this value.
+/// than the key of a header with the value `acme`.
 ///
 /// A client that can set the header can spend the units of any other client. So use a header that a
 /// trusted proxy sets. For a secret, use [`ApiKey`](super::ApiKey).
@@ -36,11 +36,11 @@ pub struct Header {
 }
 
 impl Header {
-    /// The value of the header `name`.
+    /// Reads the value of the header `name`.
     ///
     /// # Panics
     ///
-    /// If `name` is a text that is not a header name. A [`HeaderName`] never panics.
+    /// If `name` is a text that is not a header name. A call with a [`HeaderName`] never panics.
     #[must_use]
     #[track_caller]
     pub fn new(name: impl TryInto<HeaderName>) -> Self {
@@ -60,7 +60,8 @@ impl KeyExtractor for Header {
     }
 }
 
-/// Panics for an invalid name, while the layer is built.
+/// Makes a header name, and panics if the name is invalid. The name is made while the layer is
+/// built, so no request can cause this panic.
 #[track_caller]
 pub(in crate::middleware) fn header_name(name: impl TryInto<HeaderName>) -> HeaderName {
     match name.try_into() {

@@ -1,17 +1,18 @@
-//! Extractors: each finds in a request the key that its units are charged to.
+//! Extractors. An extractor finds in a request the key that the request is charged to.
 //!
 //! 1. An extractor returns a key or a [`KeyError`], never "no limit". A request without a key is
 //!    rejected with the status of the error.
-//! 2. Do not limit only by a value that clients can choose freely, since a new value has a new
-//!    budget. Use a key that an earlier layer has verified, or add a limit by address.
-//! 3. Any closure over [`Parts`](http::request::Parts) is an extractor: for host names, or the
-//!    extensions of an authentication layer. Write the type of its argument: `|parts: &Parts|`.
-//!    Make no key of a text that clients can spell in several ways, such as a path:
-//!    [`choosing_keys`](crate::guide::choosing_keys#by-a-value-in-the-path) shows how to use a
-//!    value in the path.
+//! 2. Do not make a value that clients can choose freely the only key of your limits, since each
+//!    new value has a new budget. Use a key that an earlier layer has verified, or add a limit by
+//!    address.
+//! 3. Any closure over [`Parts`](http::request::Parts) is an extractor, for example for host names,
+//!    or for the extensions of an authentication layer. Write the type of the closure's argument:
+//!    `|parts: &Parts|`. Make no key of a text that clients can spell in several ways, such as a
+//!    path: [`choosing_keys`](crate::guide::choosing_keys#by-a-value-in-the-path) shows how to use
+//!    a value in the path.
 //! 4. [`and`](KeyExtractor::and) makes one key of two. [`or`](KeyExtractor::or) uses the second key
-//!    only if the first is absent. If the first is malformed, the request is rejected. So a client
-//!    cannot skip the first extractor by sending garbage.
+//!    only if the first is absent. If the first key is malformed, the request is rejected. So a
+//!    client cannot skip the first extractor by sending garbage.
 //! 5. The built-in extractors also make the key of a given value, for a reset or a list: see
 //!    [`ApiKey::key`].
 //!

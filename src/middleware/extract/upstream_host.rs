@@ -12,9 +12,9 @@ use crate::key::Key;
 ///
 /// The host of the URI is read in lower case, and without a dot at its end. A URI without a port
 /// has the port of its scheme, 80 or 443. A request whose URI has no host, as on a server, is
-/// refused with a 400.
+/// rejected with a 400.
 ///
-/// A limit by this key can [heed](crate::KeyedLimit::heed_upstream) the upstream. Then each
+/// A limit by `UpstreamHost` can [heed](crate::KeyedLimit::heed_upstream) the upstream. Then each
 /// upstream blocks only the calls to itself.
 ///
 /// ```

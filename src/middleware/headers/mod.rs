@@ -1,27 +1,30 @@
 //! Rate-limit headers.
 //!
 //! 1. `X-RateLimit-Limit`, `-Remaining` and `-Reset`, the default, show the visible limit of the
-//!    decision. They are not sent if no limit is visible. No standard defines them. `-Reset` is a
-//!    number of seconds by default, as for Envoy and Kong, or a [Unix
+//!    decision. If no limit is visible, these headers are not sent. No standard defines these
+//!    headers. `-Reset` is a number of seconds by default, as for Envoy and Kong, or a [Unix
 //!    time](HeaderSets::reset_as_unix_time), as for GitHub.
 //! 2. `RateLimit-Policy` and `RateLimit`, on request, show every visible limit: see
 //!    [`HeaderSets::RATE_LIMIT`].
 //! 3. Times are rounded up to whole seconds, and `Retry-After` (RFC 9110, section 10.2.3) is at
 //!    least 1, so that a client that obeys is never early. A refusal has `Retry-After` if waiting
-//!    helps, even if the layer sends no figures. A 503 by the failure mode has it, too. A 429 for a
-//!    cost above the limit does not have it.
-//! 4. If layers are stacked, `X-RateLimit-*` shows the visible limit with the least left, as its
-//!    layer writes it. So give all layers one format of the reset: a log line warns of two formats.
-//!    `RateLimit` lists the limits of all layers that have decided, the outermost first.
-//! 5. A rejection keeps the `X-RateLimit-*` of the layer that has made it: layers further out
-//!    neither replace nor add them. A layer that sends no figures leaves the figures of other
-//!    layers as they are.
-//! 6. A [concurrent](crate::Limit::concurrent) limit has no reset. A layer shows the figures of
-//!    such a limit only if the layer has no other limit, or if that limit refuses.
-//! 7. The figures are as of the decision, or of the settlement. The service runs after that, so
-//!    a `-Reset` in seconds is too long by its running time.
-//! 8. The figures are those of one client. If others may get the response from a shared cache, as
-//!    by `Cache-Control: public`, use a layer with [`HeaderSets::NONE`].
+//!    helps, even if the layer sends no figures. A 503 by the failure mode has a `Retry-After`,
+//!    too. A 429 for a cost above the limit has no `Retry-After`.
+//! 4. If layers are stacked, `X-RateLimit-*` shows the visible limit with the least left, in the
+//!    format of that limit's layer. So give all layers one format of the reset. A log line warns of
+//!    two formats. `RateLimit` lists the limits of all layers that have decided, the outermost
+//!    first.
+//! 5. A rejection keeps the `X-RateLimit-*` of the layer that has made the rejection: layers
+//!    further out neither replace nor add such headers. A layer that sends no figures leaves the
+//!    figures of other layers as they are.
+//! 6. A [concurrent](crate::Limit::concurrent) limit has no reset time. A layer shows the figures
+//!    of a concurrent limit only if the concurrent limit refuses, or if the layer has no other
+//!    limit.
+//! 7. The figures are those at the time of the decision, or of the settlement if there is one. The
+//!    service runs after the decision. So without a settlement, a `-Reset` in seconds is too long
+//!    by the running time of the service.
+//! 8. The figures are those of one client. If other clients may get the response from a shared
+//!    cache, as by `Cache-Control: public`, use a layer with [`HeaderSets::NONE`].
 //!
 mod rate_limit;
 
@@ -46,12 +49,13 @@ const LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
 const REMAINING: HeaderName = HeaderName::from_static("x-ratelimit-remaining");
 const RESET: HeaderName = HeaderName::from_static("x-ratelimit-reset");
 
-/// Every Unix time since September 2001 is at least this. Seconds from now are always below it,
-/// since no window is longer than a year.
+/// The least number that is taken for a Unix time. Every Unix time since September 2001 is at least
+/// this number. A number of seconds from now is always below this number, since no window is longer
+/// than a year.
 const UNIX_TIMES: u64 = 1_000_000_000;
 
-/// All headers of a layer that a browser's script can read only if CORS exposes them: for
-/// `CorsLayer::expose_headers`.
+/// Returns all headers of a layer that a browser's script can read only if CORS exposes them.
+/// `CorsLayer::expose_headers` takes this list.
 #[must_use]
 pub fn exposed_headers() -> Vec<HeaderName> {
     vec![RETRY_AFTER, LIMIT, REMAINING, RESET, POLICY, RATE_LIMIT]
@@ -76,28 +80,29 @@ impl HeaderSets {
 
     /// `RateLimit-Policy` and `RateLimit`, as an Internet-Draft of the IETF defines them:
     /// [draft-ietf-httpapi-ratelimit-headers-11](https://datatracker.ietf.org/doc/html/draft-ietf-httpapi-ratelimit-headers-11).
-    /// A draft may change, and a later version of this crate follows it.
+    /// The draft may change. A later version of this crate then follows the new draft.
     ///
     /// ```text
     /// RateLimit-Policy: "burst";q=10;w=1, "hourly";q=1000;w=3600
     /// RateLimit: "burst";r=9;t=1, "hourly";r=412;t=97
     /// ```
     ///
-    /// * Both are Structured Fields (RFC 9651) with one item for each limit that clients see, in
-    ///   the layer's order. A limit in the [shadow](crate::KeyedLimit::in_shadow) is shown only if
-    ///   all limits of the layer are in the shadow.
-    /// * `q` is the limit's units, and `w` its window in seconds, rounded up. `w` is left out for a
-    ///   window below one second, and for a limit without a fixed window: by the calendar, or
-    ///   [concurrent](crate::Limit::concurrent). `qu` is `concurrent-requests` for a concurrent
-    ///   limit. For any other limit, `qu` is left out, which means requests.
+    /// * Both headers are Structured Fields (RFC 9651) with one item for each limit that clients
+    ///   see, in the layer's order. A limit in the [shadow](crate::KeyedLimit::in_shadow) is shown
+    ///   only if all limits of the layer are in the shadow.
+    /// * `q` is the number of the limit's units. `w` is the limit's window in seconds, rounded up.
+    ///   `w` is left out for a window below one second, for a limit by the calendar, and for a
+    ///   [concurrent](crate::Limit::concurrent) limit. `qu` is `concurrent-requests` for a
+    ///   concurrent limit. For any other limit, `qu` is left out. A missing `qu` means that the
+    ///   units are requests.
     /// * `r` is the units left, and `t` the seconds until more units are left, rounded up. `t` is
     ///   left out while all units are left. For a limit that refuses, `t` is at most `Retry-After`.
-    /// * After a settlement above the limit, `t` is the time until the oldest unit leaves, which is
-    ///   too early. The refusal that follows has the right time.
-    /// * A line of the service that is no list of RFC 8941 is left out, since clients would ignore
-    ///   the whole field.
-    /// * A larger number is shown as 999,999,999,999,999, the largest Integer of a Structured
-    ///   Field.
+    /// * After a settlement above the limit, `t` is too early: it is the time until the oldest unit
+    ///   leaves the window. The next refusal has the right `t`.
+    /// * The layer leaves out a line of the service that is no list of RFC 8941, since clients
+    ///   would ignore the whole field because of that line.
+    /// * A number above 999,999,999,999,999, the largest Integer of a Structured Field, is shown as
+    ///   this Integer.
     pub const RATE_LIMIT: Self = Self { rate_limit: true, ..Self::NONE };
 
     /// Both sets.
@@ -106,10 +111,10 @@ impl HeaderSets {
     /// Writes `X-RateLimit-Reset` as a Unix time in seconds, rounded up, by the store's clock.
     /// Default: seconds from now, which are right even for a client whose clock is wrong.
     ///
-    /// Set this on all stacked layers or on none: the response shows the figures of one of them, in
-    /// its format. A client that takes seconds for a Unix time retries at once. A log line warns of
-    /// two formats in one response. With axum, a [`Rejection`](crate::Rejection) of a handler
-    /// always has seconds from now.
+    /// Set this option on all stacked layers or on none: the response shows the figures of one
+    /// layer, in the format of that layer. A client that takes seconds for a Unix time retries at
+    /// once. A log line warns of two formats in one response. With axum, a
+    /// [`Rejection`](crate::Rejection) that a handler returns always has seconds from now.
     pub const fn reset_as_unix_time(self) -> Self {
         Self { reset_is_unix_time: true, ..self }
     }
@@ -152,8 +157,8 @@ impl HeaderSets {
         }
     }
 
-    /// Warns the operator if a layer further in has written its reset in the other format. Building
-    /// could not tell, since layers do not know each other then.
+    /// Warns the operator if a layer further in has written its reset in the other format. The
+    /// builder of a layer cannot warn, since layers do not know each other while they are built.
     fn warn_of_two_formats(self, headers: &HeaderMap) {
         static LINE: LazyLock<Throttle> = LazyLock::new(Throttle::default);
         let shown = headers.get(RESET).and_then(number);
@@ -167,7 +172,7 @@ impl HeaderSets {
         }
     }
 
-    /// Writes the items of the visible limits in front of the items that the headers have.
+    /// Writes the items of the visible limits in front of the items that the headers already have.
     #[inline]
     pub(super) fn write_rate_limit(self, decision: &Decision, headers: &mut HeaderMap) {
         if self.rate_limit {
@@ -180,8 +185,8 @@ fn number(value: &HeaderValue) -> Option<u64> {
     value.to_str().ok()?.parse().ok()
 }
 
-/// The time until more units can be spent. If only reserved units refuse, this is at most the retry
-/// time: they may be given back before they leave the window.
+/// The time until more units can be spent. If only reserved units refuse the check, the time is at
+/// most the retry time, since reserved units may be given back before they leave the window.
 fn reset_after(status: &LimitStatus) -> Duration {
     match status.retry_after() {
         Some(retry) if status.is_refused_by_reservations() => retry.min(status.reset_after()),
@@ -196,13 +201,14 @@ impl Default for HeaderSets {
 }
 
 impl Decision {
-    /// Writes the sets of headers as a layer does: for a handler that calls a limiter itself. They
-    /// show the [visible](Self::visible) limits. If no limit is visible, nothing is written.
+    /// Writes the sets of headers as a layer does: for a handler that calls a limiter itself. The
+    /// headers show the [visible](Self::visible) limits. If no limit is visible, nothing is
+    /// written.
     ///
-    /// Choose the sets and the format of the layers around the handler. If `headers` already have
-    /// `X-RateLimit-*`, the limit with the least left is shown. The layers around the handler do
-    /// the same, so the client sees the limit with the least left of all. The layers add their
-    /// limits to `RateLimit`.
+    /// Choose the same sets and the same format as in the layers around the handler. If `headers`
+    /// already have `X-RateLimit-*`, the limit with the least left is shown. The layers around the
+    /// handler do the same, so the client sees the limit with the least left of all. The layers add
+    /// their limits to `RateLimit`.
     ///
     /// ```
     /// use axum::extract::State;
@@ -235,13 +241,14 @@ pub(super) fn write_retry_after(headers: &mut HeaderMap, wait: Duration) {
     headers.insert(RETRY_AFTER, header_value(retry_after_seconds(wait)));
 }
 
-/// `Retry-After: 0` would make some clients come back at once.
+/// The seconds of `Retry-After`, at least 1, since `Retry-After: 0` would make some clients come
+/// back at once.
 pub(super) fn retry_after_seconds(wait: Duration) -> u64 {
     seconds_rounded_up(wait).max(1)
 }
 
-/// All numbers below this have a static text. Most limits, remaining units, and seconds up to two
-/// hours are below it.
+/// Every number below this one has a static text. Most limits, most numbers of remaining units, and
+/// all seconds up to two hours are below this number.
 const STATIC_TEXTS: usize = 10_000;
 
 /// The numbers below [`STATIC_TEXTS`], each with four digits.
@@ -261,7 +268,8 @@ static DIGITS: [[u8; 4]; STATIC_TEXTS] = {
     digits
 };
 
-/// [`DIGITS`] as a text. The compiler evaluates it, so a panic would be an error at compile time.
+/// [`DIGITS`] as a text. The compiler evaluates this text, so a panic would be an error at compile
+/// time.
 static TEXT: &str = match str::from_utf8(DIGITS.as_flattened()) {
     Ok(text) => text,
     Err(_) => panic!("digits are ASCII"),
@@ -272,8 +280,8 @@ fn seconds_rounded_up(duration: Duration) -> u64 {
     duration.as_secs().saturating_add(u64::from(duration.subsec_nanos() > 0))
 }
 
-/// Like `HeaderValue::from`, which needs two allocations. This needs none for a number with a
-/// static text, and one for any other number.
+/// Makes the same header value as `HeaderValue::from`, which needs two allocations. This function
+/// needs none for a number with a static text, and one for any other number.
 #[inline]
 fn header_value(number: u64) -> HeaderValue {
     static_text(number).map_or_else(|| long_header_value(number), HeaderValue::from_static)

@@ -19,7 +19,7 @@ pub(super) const RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
 /// The largest Integer of a Structured Field (RFC 9651, section 3.3.1).
 const MAX_INTEGER: u64 = 999_999_999_999_999;
 
-/// Writes the items of the visible limits in front of the items that the headers have.
+/// Writes the items of the visible limits in front of the items that the headers already have.
 pub(super) fn write(decision: &Decision, headers: &mut HeaderMap) {
     if decision.visible().is_none() {
         return;
@@ -61,8 +61,9 @@ fn write_quota(text: &mut String, status: &LimitStatus) -> fmt::Result {
 }
 
 /// The time until more units are left. After a settlement above the limit, or in a block, more
-/// units are used than the limit has. Then no unit is left even when the oldest has left. A refusal
-/// knows the later time. An admission shows the time of the oldest unit.
+/// units are used than the limit has. Then no unit is left even when the oldest unit has left the
+/// window. A refusal knows the later time, when units are left again. An admission shows the time
+/// until the oldest unit leaves.
 fn more_after(status: &LimitStatus) -> Duration {
     match status.retry_after() {
         Some(retry) if status.used() > status.limit().units() => retry,
@@ -71,7 +72,8 @@ fn more_after(status: &LimitStatus) -> Duration {
     }
 }
 
-/// A name needs no escapes: see the rules of [`limit`](crate::limit).
+/// Writes the name of the limit in quotes. A name needs no escapes: see the rules of
+/// [`limit`](crate::limit).
 fn write_name(text: &mut String, status: &LimitStatus) -> fmt::Result {
     let separator = if text.is_empty() { "" } else { ", " };
     write!(text, "{separator}\"{}\"", status.limit().name())
@@ -86,8 +88,8 @@ fn prepend(headers: &mut HeaderMap, name: HeaderName, items: String) {
     }
 }
 
-/// Whether a line is a list that is not empty (RFC 8941, section 3.1). Because of any other line,
-/// clients would ignore the whole field.
+/// Whether a line is a list that is not empty (RFC 8941, section 3.1). Any other line would make
+/// clients ignore the whole field.
 fn is_list(line: &str) -> bool {
     let parser = Parser::new(line).with_version(Version::Rfc8941);
     !line.trim_matches(' ').is_empty() && parser.parse_list_with_visitor(&mut Ignored).is_ok()

@@ -1,11 +1,11 @@
 //! Bans: a key that has used up a limit is refused for a time.
 //!
-//! 1. A ban is an exact log of one unit, which the check of a request only asks for. The unit has
-//!    the ban's time as its lease.
+//! 1. A ban takes the only unit of a limit that counts by the exact log. The unit has the ban's
+//!    time as its lease. The check of a request only asks whether the unit is taken.
 //! 2. A refusal begins the ban, whether the store or this process has refused. If the limit settles
-//!    or counts afterwards, a response that leaves nothing begins the ban, too.
+//!    or counts afterwards, a response that leaves no units of the limit begins the ban, too.
 //! 3. All processes take the unit under the same id. So a ban begins once, however many requests
-//!    and processes begin it.
+//!    and processes try to begin it.
 
 use std::cmp::Reverse;
 
@@ -23,11 +23,12 @@ use crate::{
 };
 
 impl KeyedLimit {
-    /// Whether this status of a request of this cost begins the ban.
+    /// Whether the limit begins its ban. `status` is the limit's status after a request of this
+    /// cost.
     fn bans(&self, status: &LimitStatus, cost: u64) -> bool {
         let settled = status.used().saturating_sub(status.reserved());
-        // A refusal because of callers in line, or of reserved units alone, begins no ban: the
-        // request fits, or would fit if reserved units were given back.
+        // A refusal only because of requests in line, or only because of reserved units, begins no
+        // ban: the request fits, or would fit if reserved units were given back.
         let has_refused = status.retry_after().is_some() && settled.saturating_add(cost) > status.limit().units();
         let begins = has_refused || self.cost_afterwards.is_some() && settled >= status.limit().units();
         begins && self.ban.as_ref().is_some_and(|ban| !ban.time.is_zero())
@@ -39,7 +40,8 @@ impl Policy {
     fn begun<'a>(&self, decision: &Decision, bans: &'a [BanCharge]) -> Vec<&'a BanCharge> {
         let status = |index| decision.statuses().nth(index);
         let begins = |ban: &&BanCharge| {
-            // A limit in the shadow begins no ban that refuses.
+            // A ban that already holds does not begin again. A limit in the shadow begins no ban
+            // that refuses.
             let may_begin =
                 |status: &LimitStatus| status.retry_after().is_none() && status.is_shadow() == ban.begins.is_shadow();
             let limit = self.limits.get(ban.charged.limit_index).zip(status(ban.charged.charge_index));
@@ -53,8 +55,8 @@ impl Policy {
         begun
     }
 
-    /// Begins the bans of limits that are used up, and adds them to the decision.
-    /// `is_local` if this process decides in the store's place.
+    /// Begins the bans of limits that are used up, and adds the statuses of the bans to the
+    /// decision. `is_local` tells whether this process decides in the store's place.
     pub(crate) async fn ban(
         &self,
         limiter: &Limiter,

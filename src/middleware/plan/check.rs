@@ -1,7 +1,7 @@
 //! The check that the limits of a layer make of a request.
 //!
-//! Two limits of a request may have one identity and one key, since limits can be chosen. They make
-//! one charge, by the stricter of the two.
+//! Two limits of a request may have one identity and one key, since limits can be chosen. Two such
+//! limits make one charge, the [stricter](stricter) one.
 
 use std::time::Duration;
 
@@ -18,13 +18,14 @@ use crate::{
     split::{Split, is_of_one_whole},
 };
 
-/// The default lease. It is longer than most responses take, but not by much: a client that hangs
-/// up keeps the units from others for this long.
+/// The default lease. It is longer than most responses take, but not much longer, since a client
+/// that hangs up keeps its units from others until the lease ends.
 const DEFAULT_LEASE: Duration = Duration::from_secs(60);
 
-/// The charge of a request under one limit, or `None` if no limit was chosen for it, and the charge
-/// that begins the ban, if the limit has one. The error: the limit, if it is known, and why it
-/// cannot charge the request.
+/// The charge of a request under one limit, and the charge that begins the ban of the limit. The
+/// first is `None` if no limit was chosen for the request. The second is `None` if the limit has no
+/// ban. The error has the limit, if it is known, and the rejection that says why the limit cannot
+/// charge the request.
 type Draft = Result<(Option<Charge>, Option<Box<Charge>>), (Option<Limit>, Rejection)>;
 
 impl KeyedLimit {
@@ -40,8 +41,8 @@ impl KeyedLimit {
         Ok(Some(Charge::fitting(limit.clone(), key, cost)))
     }
 
-    /// The charge of a request of this cost. Without a cost, a charge that only shows how the limit
-    /// stands.
+    /// The charge of a request of this cost. Without a cost, the charge takes no units, and only
+    /// asks how the limit stands.
     pub(crate) fn draft(&self, parts: &Parts, cost: Option<u64>) -> Draft {
         let cost = cost.map(|cost| self.cost.as_ref().map_or(cost, |own| own(parts)));
         let no_key = |error| (self.limit().cloned(), Rejection::NoKey(error));
@@ -58,7 +59,7 @@ impl KeyedLimit {
         };
         let ban = self.ban.as_ref().map(|ban| Charge::ban(ban.limit.clone(), key.clone(), ban.time));
         let ban = ban.map(|begins| Box::new(self.flagged(begins)));
-        // Without a limit, a key may still be banned.
+        // If no limit is chosen for a request, its key may still be banned.
         let Some(limit) = limit else { return Ok((None, ban)) };
         let (limit, key) = match self.parts {
             Some(parts) => {
@@ -70,7 +71,7 @@ impl KeyedLimit {
         };
         let settled_within =
             (self.cost_afterwards.is_some() && !self.counts_afterwards).then(|| self.lease.unwrap_or(DEFAULT_LEASE));
-        // A cost of 0 would leave no entry to settle, and take no place.
+        // A charge of 0 units would leave no entry to settle, and would take no place.
         let least = u64::from(settled_within.is_some() || limit.is_concurrent());
         let charge = match cost {
             None => Charge::new(limit, key, 0),
@@ -81,7 +82,8 @@ impl KeyedLimit {
             let error = NeverFits { is_hidden: self.is_hidden, ..error };
             (Some(error.limit.clone()), Rejection::NeverFits(error))
         })?;
-        // The units are reserved until the response, and then count as of its time.
+        // A limit that heeds an upstream reserves the units until the response. Then the units
+        // count as of the response.
         let heeding = (self.heeds_upstream && charge.units() > 0).then(|| charge.limit().window());
         let charge = settled_within.or(heeding).into_iter().fold(charge, Charge::reserve);
         Ok((Some(self.flagged(charge)), ban))
@@ -93,18 +95,20 @@ impl KeyedLimit {
     }
 }
 
-/// The details of a check that its response needs. Most checks need no details, so these are boxed.
+/// The details of a check that the response to the request needs. Most responses need no details,
+/// so the details are boxed.
 #[derive(Default)]
 pub(crate) struct CheckDetails {
-    /// The check itself, if its response may settle it, or block its limits.
+    /// The check itself, if the response may settle the check, or block its limits.
     pub(crate) check: Option<Check>,
     pub(crate) charged: Vec<ChargedLimit>,
     pub(crate) bans: Vec<BanCharge>,
     /// The limits in the shadow that cannot charge the request, and why.
     pub(crate) left_out: Vec<(Option<Limit>, Rejection)>,
-    /// The request, if it is admitted and a limit computes the cost afterwards from it.
+    /// The admitted request, if a limit computes the cost afterwards from the request and its
+    /// response.
     pub(crate) request: Option<Box<Parts>>,
-    /// The limits in the shadow that would have refused, if the request is admitted.
+    /// The limits in the shadow that would have refused the admitted request.
     pub(crate) shadow: Option<ShadowRefusals>,
 }
 
@@ -113,12 +117,12 @@ pub(crate) struct CheckDetails {
 pub(crate) struct ChargedLimit {
     pub(crate) charge_index: usize,
     pub(crate) limit_index: usize,
-    /// The cost by this limit alone.
+    /// The cost that this limit alone would charge.
     pub(crate) cost: u64,
 }
 
-/// The ban of a limit: which limit, the place of the ban in the check, and the charge that begins
-/// it.
+/// The ban of a limit: the limit, the index of the ban in the check, and the charge that begins the
+/// ban.
 #[derive(Clone)]
 pub(crate) struct BanCharge {
     pub(super) charged: ChargedLimit,
@@ -128,7 +132,7 @@ pub(crate) struct BanCharge {
 
 impl CheckDetails {
     /// Makes one check of the charges of all limits, in order. A limit in the shadow that cannot
-    /// charge the request is left out. Any other limit that cannot charge it rejects the request.
+    /// charge the request is left out. Any other limit that cannot charge the request rejects it.
     pub(crate) fn of(limits: &[KeyedLimit], draft: impl Fn(&KeyedLimit) -> Draft) -> Result<Self, Rejection> {
         let mut details = Self::default();
         for (limit_index, limit) in limits.iter().enumerate() {
@@ -144,8 +148,8 @@ impl CheckDetails {
         Ok(details)
     }
 
-    /// Adds a charge. Two charges on one limit and key become one, by the [stricter](stricter) of
-    /// the two. But if only one of them is in the shadow, that one is left out.
+    /// Adds a charge. Two charges on one limit and key become one charge, the [stricter](stricter)
+    /// one. But if only one of the two is in the shadow, the charge in the shadow is left out.
     fn add_charge(&mut self, limit_index: usize, charge: Charge) -> Result<(), Error> {
         let (charge_index, same) = self.place_of(&charge);
         let charged = ChargedLimit { charge_index, limit_index, cost: charge.cost() };
@@ -182,8 +186,9 @@ impl CheckDetails {
         self.bans.extend(charged.map(|charged| BanCharge { charged, ban_index, begins }));
     }
 
-    /// The charge in the check on the same limit and key, or on another part of the same key, and
-    /// its place. If there is none, the place of a new charge.
+    /// Finds the charge in the check on the same limit and key, or on another part of the same key.
+    /// Returns the index of this charge and the charge itself. If there is no such charge, the
+    /// index is that of a new charge.
     fn place_of(&self, charge: &Charge) -> (usize, Option<Charge>) {
         let is_same =
             |other: &Charge| other.limit().is_one_with(charge.limit()) && is_of_one_whole(other.key(), charge.key());
@@ -210,10 +215,11 @@ impl CheckDetails {
 }
 
 /// Makes one charge of two: on the limit of fewer units, at the larger cost, and hidden if either
-/// is hidden. Of two leases, the longer holds. If only one of two charges that take units is
+/// charge is hidden. Of two leases, the longer holds. If only one of two charges that take units is
 /// reserved, the result is reserved for the whole window, since the other charge would count for
-/// that long. A charge that takes nothing, but asks whether anything is left, is settled together
-/// with the other charge. So that one is reserved, if it is not yet, for the whole window.
+/// the whole window. A charge that takes nothing only asks whether any unit is left, and is settled
+/// together with the other charge. So the other charge has to be reserved: for its own lease, or
+/// for the whole window if it has no lease.
 fn stricter(one: &Charge, other: &Charge) -> Result<Charge, NeverFits> {
     let kept = if other.limit().units() < one.limit().units() { other } else { one };
     let is_hidden = one.is_hidden || other.is_hidden;

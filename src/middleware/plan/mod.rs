@@ -1,16 +1,17 @@
-//! From a request to its decision: whether the request is counted, under which limits, by which
-//! keys and costs.
+//! The plan of a request: whether the request is counted, and under which limits, keys and costs it
+//! is decided.
 //!
-//! 1. A denied request gets a 403: by its key, its address, or a closure. Of the others, exempt
-//!    requests, skipped requests and CORS preflights go to the service uncounted. All other
-//!    requests are counted.
+//! 1. A request that is denied by its key, by its address, or by a closure gets a 403. Exempt
+//!    requests, skipped requests and CORS preflights that are not denied go to the service
+//!    uncounted. All other requests are counted.
 //! 2. A request without a key is on no list. A key that is present but cannot be read may be a
-//!    denied key, so a list of denied keys rejects it with the status of its
-//!    [`KeyError`](super::extract::KeyError). Such a key is never taken for an exempt key.
-//! 3. Each layer waits for at most its own deadline, less what the request has waited in layers
-//!    further out. If nothing is left, the layer still waits for 5 ms, so that a store that hangs
-//!    does not turn off the limits on another store. So a request waits for at most the longest
-//!    deadline of its layers, plus 5 ms for each layer that found nothing left.
+//!    denied key, so a list of denied keys rejects the request with the status of the
+//!    [`KeyError`](super::extract::KeyError). A list of exempt keys never takes such a key for an
+//!    exempt key.
+//! 3. Each layer waits for at most its own deadline, less the time that the request has already
+//!    waited in layers further out. But each layer has at least 5 ms: otherwise a store that hangs
+//!    would turn off the limits on another store. So a request waits for at most the longest
+//!    deadline of its layers, plus 5 ms for each layer whose deadline was already used up.
 
 mod ban;
 mod check;
@@ -43,10 +44,10 @@ pub(super) enum Plan {
 
 /// A decision that a request waits for.
 pub(super) enum Pending {
-    /// The store is asked about its check.
+    /// The store is asked about the check of the request.
     Ask { asking: Asking, details: Option<Box<CheckDetails>> },
-    /// The request waits for capacity, or its decision may begin a ban. Few requests need this, so
-    /// it is boxed.
+    /// The request waits for capacity, or its decision may begin a ban. Few requests need this
+    /// future, so the future is boxed.
     Wait(Pin<Box<dyn Future<Output = Decided> + Send>>),
 }
 
@@ -77,8 +78,8 @@ impl Future for Pending {
 }
 
 impl Policy {
-    /// An error if the request is denied, has no key, or costs too much, or if an option has no
-    /// effect on a chosen limit.
+    /// Makes the plan of a request. Returns a rejection if the request is denied, has no key, or
+    /// costs too much, or if an option has no effect on a chosen limit.
     #[inline]
     pub(super) fn plan(self: &Arc<Self>, request: &Parts) -> Result<Plan, Rejection> {
         let at_once =
@@ -107,7 +108,8 @@ impl Policy {
         })
     }
 
-    /// Waits in line for capacity, if the layer does, and begins bans.
+    /// Decides a check, and begins bans. If the layer has a `max_wait`, the request waits in line
+    /// for capacity.
     fn wait(self: &Arc<Self>, check: Check, details: Box<CheckDetails>, mode: FailureMode, request: &Parts) -> Pending {
         let policy = Arc::clone(self);
         let mut waited = time_waited(request);
@@ -126,8 +128,8 @@ impl Policy {
         }))
     }
 
-    /// Whether the request is counted. An error if it is denied, or has a key that cannot be read
-    /// and may be denied.
+    /// Whether the request is counted. Returns a rejection if the request is denied, or if its key
+    /// cannot be read and may be a denied key.
     #[inline]
     fn counts(&self, request: &Parts) -> Result<bool, Rejection> {
         for list in &self.denied {
@@ -147,8 +149,8 @@ impl Policy {
         Ok(false)
     }
 
-    /// If all limits are in the shadow, the layer fails open: they refuse nothing, even without a
-    /// decision.
+    /// The failure mode for a request. If all limits are in the shadow, the layer fails open:
+    /// limits in the shadow refuse nothing, even without a decision.
     #[inline]
     fn failure_mode(&self, request: &Parts, cost: u64) -> FailureMode {
         match &self.failure_mode_by {
@@ -158,8 +160,8 @@ impl Policy {
         }
     }
 
-    /// The check of [plain](super::policy::KeyedLimit::is_plain) limits, which most layers have.
-    /// Its response needs no details.
+    /// The check of a layer that has only [plain](super::policy::KeyedLimit::is_plain) limits, as
+    /// most layers have. The response after such a check needs no details.
     #[inline]
     fn plain_check(&self, request: &Parts, cost: u64) -> Result<Option<Check>, Rejection> {
         let mut check = None::<Check>;
@@ -172,7 +174,7 @@ impl Policy {
 }
 
 /// How long a request has waited for decisions in all layers so far. The layers further in find
-/// this in the request's extensions.
+/// this time in the request's extensions.
 #[derive(Clone, Copy)]
 pub(super) struct TimeWaited(pub(super) Duration);
 
@@ -180,11 +182,11 @@ fn time_waited(request: &Parts) -> Duration {
     request.extensions.get().map(|TimeWaited(time)| *time).unwrap_or_default()
 }
 
-/// Whether the request is a CORS preflight (Fetch, section 3.3.2). A browser sends it by itself
-/// before a request to another origin, and that request is counted. A preflight has one origin, one
-/// method, and no body. Over HTTP/2 the headers do not tell whether there is a body, and the layer
-/// cannot look, since it takes bodies of any type. So there a request with a body may be taken for
-/// a preflight.
+/// Whether the request is a CORS preflight (Fetch, section 3.3.2). A browser sends a preflight by
+/// itself before a request to another origin, and the layer counts the request to the other origin.
+/// A preflight has one origin, one method, and no body. Over HTTP/2 the headers do not tell whether
+/// there is a body, and the layer cannot look at the body, since the layer takes bodies of any
+/// type. So over HTTP/2 a request with a body may be taken for a preflight.
 fn is_preflight(request: &Parts) -> bool {
     let only = |name: HeaderName| {
         let mut values = request.headers.get_all(name).into_iter();

@@ -7,7 +7,7 @@ use http::request::Parts;
 use super::keyed_limit::{Exchange, KeyedLimit};
 
 impl KeyedLimit {
-    /// The units that a request takes of this limit. Default: the
+    /// Sets the units that a request takes of this limit. Default: the
     /// [`cost`](crate::RateLimitLayer::cost) of the layer.
     ///
     /// A request takes exactly one place of a [concurrent](crate::Limit::concurrent) limit, so such
@@ -18,8 +18,9 @@ impl KeyedLimit {
         self
     }
 
-    /// Sets the units that a request has really cost, by its response. Until the response, the
-    /// charge of the request is reserved. Default: a request costs its charge.
+    /// Computes the true cost of a request from its response, and counts that cost instead of the
+    /// charge. Until the response, the charge of the request is reserved. Default: a request costs
+    /// its charge.
     ///
     /// ```
     /// use tower_sliding_window::{Limit, PeerIp};
@@ -34,41 +35,42 @@ impl KeyedLimit {
     /// |---|---|---|
     /// | before the response | the charge counts | nothing counts |
     /// | a request is refused if | its charge does not fit | nothing is left |
-    /// | more than the limit is spent | by the cost of a request above its charge | by the cost of all requests in flight |
+    /// | the limit can be exceeded | by the cost of a request above its charge | by the cost of all requests in flight |
     /// | concurrent requests that turn out to be free | some are refused, with a retry time of a second | none is refused |
     /// | the cost counts as of | the admission | the response |
     /// | without a response | the charge counts until its lease ends | nothing counts |
     /// | calls of the store | two | two, or one if the cost is 0 |
-    /// | use it for | limits that must hold: tokens, money, guesses of a password | requests that are mostly free, or whose cost is unknown before: bytes sent, failed logins of many users behind one address |
+    /// | use for | limits that must hold: tokens, money, guesses of a password | requests that are mostly free, or whose cost is unknown before: bytes sent, failed logins of many users behind one address |
     ///
     /// * All limits of a request are settled together, within the layer's deadline, before the
-    ///   response goes out. The response shows the units that are left then.
-    /// * A cost above the charge counts in full, even above the limit: the next requests are
-    ///   refused.
-    /// * A request without a response stays charged until its [`lease`](Self::lease) ends: its
-    ///   client has hung up, or the service has failed or panicked. A request whose settlement gets
-    ///   no reply may stay charged, too.
-    /// * The cost is computed from the head of the response. For units that a body uses while it is
-    ///   streamed, [reserve](crate::Limiter::reserve) them in the handler and settle at the end of
-    ///   the body: see the example `llm_tokens`.
+    ///   response goes out. The response shows the units that are left after the settlements.
+    /// * A cost above the charge counts in full, even if it exceeds the limit. Then the next
+    ///   requests are refused.
+    /// * A request without a response stays charged until its [`lease`](Self::lease) ends. A
+    ///   request gets no response if its client has hung up, or if the service has failed or
+    ///   panicked. A request whose settlement gets no reply may stay charged, too.
+    /// * The cost is computed from the head of the response. If a body uses units while it is
+    ///   streamed, [reserve](crate::Limiter::reserve) units in the handler, and settle them at the
+    ///   end of the body: see the example `llm_tokens`.
     /// * At least one unit is reserved, even at a cost of 0. A request that was let through without
     ///   a decision is not settled.
-    /// * If only reserved units are in the way, the retry time is [a
-    ///   second](crate::Limiter::retry_reserved_after), since they may be given back at any time.
+    /// * If only reserved units are in the way of a request, the retry time is [a
+    ///   second](crate::Limiter::retry_reserved_after), since reserved units may be given back at
+    ///   any time.
     ///
     /// **Count by client.** A reservation takes units from all clients that share the key. With
-    /// [`Everyone`](crate::Everyone), a single client could exhaust the limit for everybody: it
-    /// sends requests and hangs up, again and again.
+    /// [`Everyone`](crate::Everyone), a single client that sends requests and hangs up, again and
+    /// again, could exhaust the limit for everybody.
     pub fn settle(mut self, cost: impl Fn(&Exchange<'_>) -> u64 + Send + Sync + 'static) -> Self {
         self.cost_afterwards = Some(Arc::new(cost));
         self.counts_afterwards = false;
         self
     }
 
-    /// Counts the units that a request has cost when its response is there, and reserves nothing
-    /// before. A request is admitted while anything is left of the limit. If both this and
-    /// [`settle`](Self::settle) are called, the last call holds. `settle` has a table of when to
-    /// use which.
+    /// Counts the cost of a request when its response is there, and reserves nothing before. A
+    /// request is admitted while any unit is left of the limit. If both `count_afterwards` and
+    /// [`settle`](Self::settle) are called, the last call holds. A table at `settle` compares the
+    /// two.
     ///
     /// ```
     /// use tower_sliding_window::{Limit, PeerIp};
@@ -79,33 +81,35 @@ impl KeyedLimit {
     ///     .count_afterwards(|exchange| u64::from(exchange.response.status == 401));
     /// ```
     ///
-    /// * The requests in flight can exceed the limit: with `n` concurrent requests of a client,
-    ///   each of at most `c` units, by up to `n · c - 1` units. A client that sends 1,000 passwords
-    ///   at once gets 1,000 tries. Where that matters, [settle](Self::settle) instead, or bound `n`
-    ///   by another limit or a concurrency limit.
-    /// * Units above the limit count, too: the next requests are refused until enough of them have
+    /// * The requests in flight can exceed the limit: `n` concurrent requests of a client, each of
+    ///   at most `c` units, exceed the limit by up to `n · c - 1` units. A client that sends 1,000
+    ///   passwords at once gets 1,000 tries. If the limit must hold, [settle](Self::settle)
+    ///   instead, or bound `n` by another limit or a concurrency limit.
+    /// * Units above the limit count, too: the next requests are refused until enough units have
     ///   left the window.
-    /// * The [`cost`](Self::cost) before the response has no effect.
-    /// * A request that is dropped before its response costs nothing. If the count fails, that is
-    ///   logged, and the units may be missing.
-    /// * The cost is computed from the head of the response. A handler that knows it only at the
-    ///   end of the body counts it with [`Charge::spent`](crate::Charge::spent).
+    /// * The [`cost`](Self::cost), which is computed before the response, has no effect.
+    /// * A request that is dropped before its response costs nothing. If the store cannot count the
+    ///   cost of a request, a log line says so, and the cost may stay uncounted.
+    /// * The cost is computed from the head of the response. A handler that knows the cost only at
+    ///   the end of the body counts the cost itself, by [`Charge::spent`](crate::Charge::spent).
     pub fn count_afterwards(mut self, cost: impl Fn(&Exchange<'_>) -> u64 + Send + Sync + 'static) -> Self {
         self.cost_afterwards = Some(Arc::new(cost));
         self.counts_afterwards = true;
         self
     }
 
-    /// How long a charge stays reserved if it is not [settled](Self::settle). After this time, its
-    /// units are given back. Default: a minute, or the window if that is shorter.
+    /// Sets how long a charge stays reserved if it is not [settled](Self::settle). After the lease,
+    /// the units of the charge are given back. Default: a minute, or the window if the window is
+    /// shorter.
     ///
-    /// * If a client hangs up or a process is killed, the units are taken from others for this
-    ///   long. With the window as the lease, a dropped request pays its charge in full, so that
-    ///   hanging up brings a client nothing.
-    /// * A response that takes longer than its lease is still settled, as of its admission. But its
-    ///   units are free for others in between, so make the lease longer than most responses take.
+    /// * If a client hangs up or a process is killed, the reserved units are missing for other
+    ///   clients until the lease ends. If the lease is as long as the window, a dropped request
+    ///   pays its charge in full, so a client gains nothing by hanging up.
+    /// * A request whose response takes longer than the lease is still settled, as of its
+    ///   admission. Between the end of the lease and the settlement, other clients can spend its
+    ///   units. So make the lease longer than most responses take.
     ///
-    /// A limit with a lease has to settle. Otherwise no layer takes it: see
+    /// No layer takes a limit that has a lease but does not settle: see
     /// [`RateLimitLayer::limits`](crate::RateLimitLayer::limits).
     pub fn lease(mut self, lease: Duration) -> Self {
         self.lease = Some(lease);
@@ -114,7 +118,7 @@ impl KeyedLimit {
 }
 
 impl fmt::Debug for Exchange<'_> {
-    // Without headers, since they may hold secrets.
+    // Shows no headers, since headers may hold secrets.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Exchange")
             .field("method", &self.request.method)

@@ -17,13 +17,14 @@ use crate::{
     split::{all_parts_of, number_of_parts},
 };
 
-/// A setting that depends on the request, such as the units that it takes.
+/// A closure that computes a setting from a request, such as the cost of the request.
 pub(super) type ByRequest<T> = dyn Fn(&Parts) -> T + Send + Sync;
 
 /// Chooses a limit for a request, or none.
 type ChooseLimit = Arc<ByRequest<Option<Limit>>>;
 
-/// The units that a request has cost, by its response.
+/// A closure that computes the units that a request has really cost, from the request and its
+/// response.
 pub(crate) type CostAfterwards = dyn Fn(&Exchange<'_>) -> u64 + Send + Sync;
 
 /// A request and its response, from which a limit computes the cost to
@@ -54,7 +55,7 @@ pub struct KeyedLimit {
     pub(crate) extractor: Arc<dyn KeyExtractor>,
     pub(crate) cost: Option<Arc<ByRequest<u64>>>,
     pub(crate) cost_afterwards: Option<Arc<CostAfterwards>>,
-    /// Whether nothing is reserved before the response.
+    /// Whether the limit counts the cost when the response is there, and reserves nothing before.
     pub(crate) counts_afterwards: bool,
     pub(crate) lease: Option<Duration>,
     pub(crate) heeds_upstream: bool,
@@ -90,9 +91,9 @@ impl KeyedLimit {
         }
     }
 
-    /// A limit that is chosen for each request: by its path or a header, or by a value that the
-    /// program changes while it runs. The closure returns a limit, or an `Option` of one; `None`
-    /// leaves the request without this limit.
+    /// Makes a limit that the closure `choose` chooses for each request: by the path or a header of
+    /// the request, or by a value that changes while the program runs. The closure returns a limit,
+    /// or an `Option` of a limit. `None` leaves the request without this limit.
     ///
     /// ```
     /// use axum::extract::MatchedPath;
@@ -110,24 +111,24 @@ impl KeyedLimit {
     /// ```
     ///
     /// For a limit that changes, the closure reads a shared value. For a limit from a database, an
-    /// earlier layer looks it up and puts it into the extensions of the request.
+    /// earlier layer looks the limit up, and puts the limit into the extensions of the request.
     /// [`guide::limits_by_plan`](crate::guide::limits_by_plan) has examples of both.
     ///
-    /// 1. The key comes first: a request without one is rejected before a limit is chosen. The
-    ///    closure runs for each request that has a key, and must not wait. If it panics, only this
-    ///    request ends, as when a handler panics, and nothing is charged.
+    /// 1. The key is extracted first: a request without a key is rejected before a limit is chosen.
+    ///    The closure runs for each request that has a key, and must not wait. If the closure
+    ///    panics, nothing is charged, and only the request ends, as when a handler panics.
     /// 2. A limit of 0 units refuses the request. With `None`, only the layer's other limits charge
-    ///    the request. If no limit charges the request, it goes through without a decision and
-    ///    without figures, unless its key is [banned](Self::ban).
+    ///    the request. If no limit charges the request, the request goes through without a decision
+    ///    and without figures. A request whose key is [banned](Self::ban) is still refused.
     /// 3. Limits of one name, window and [`Algorithm`](crate::Algorithm) share the units of a key.
-    ///    So a tenant keeps its used units when it moves to another plan. Under another window or
-    ///    algorithm, the tenant starts anew.
+    ///    So a tenant that moves to another plan keeps its used units. If the limit of the other
+    ///    plan has another window or algorithm, the tenant starts with no used units.
     /// 4. If an option has [no effect](crate::RateLimitLayer::limits) on the chosen limit, the
-    ///    request is rejected with a 500, and the log says what to write.
+    ///    request is rejected with a 500, and the log says what to change.
     /// 5. If two limits of a request have the same name, window, algorithm and key, they are one
     ///    limit. For example, [`PeerIp`](crate::PeerIp) and [`ClientIp`](crate::ClientIp) find the
     ///    same key without a proxy. The limit of fewer units is charged, at the larger cost. If
-    ///    only one of the two is in the shadow, that one is left out.
+    ///    only one of the two is in the shadow, the limit in the shadow is left out.
     pub fn chosen<E, C, L>(extractor: E, choose: C) -> Self
     where
         E: KeyExtractor,
@@ -152,36 +153,40 @@ impl KeyedLimit {
     ///     .limit(Limit::per_second("total", 100).by(Everyone));
     /// ```
     ///
-    /// * An upstream blocks the limit for all calls of the key. So set this only if all calls of a
-    ///   key go to one upstream, as they do with [`UpstreamHost`](crate::extract::UpstreamHost).
+    /// * An upstream blocks the limit for all calls of the key. So set this option only if all
+    ///   calls of a key go to one upstream, as with [`UpstreamHost`](crate::extract::UpstreamHost).
     /// * A limit of a short window is blocked only briefly. If the upstream may ask for a longer
     ///   time, add a limit of a longer window that heeds the upstream, too. A limit in the
     ///   [shadow](Self::in_shadow) is not blocked.
-    /// * A refusal, which is a 429, a 503 with `Retry-After`, or a 403 with nothing remaining,
-    ///   blocks the limit, however much is left of it. Any other response blocks the limit only if
-    ///   something was left of it, both at the admission and at the response.
-    /// * The response goes out unchanged, with the upstream's figures, once the limits are blocked,
-    ///   or after the deadline. The layer shows no figures of its own.
-    /// * A call counts as of its response, but at most a tenth of the window after its admission,
-    ///   since the upstream may have counted it that late. Until then its units are reserved. This
-    ///   costs up to a tenth of the throughput, and one more call of the store for each request.
+    /// * A 429, a 503 with `Retry-After`, and a 403 with nothing remaining are refusals. A refusal
+    ///   blocks the limit, however many units the limit has left. Any other response blocks the
+    ///   limit only if the limit had units left, both at the admission and at the response.
+    /// * The response goes out once the limits are blocked, but at the latest after the deadline.
+    ///   The layer leaves the response unchanged, with the upstream's figures, and shows no figures
+    ///   of its own.
+    /// * A call counts as of its response, since the upstream may count the call that late. If the
+    ///   response takes longer than a tenth of the window, the call counts as of a tenth of the
+    ///   window after its admission. Until the response, the units of the call are reserved. The
+    ///   delay costs up to a tenth of the throughput, and the settlement is one more call of the
+    ///   store for each request.
     pub fn heed_upstream(mut self) -> Self {
         self.heeds_upstream = true;
         self
     }
 
-    /// Puts the limit into the shadow: it counts, and reports the requests that it would have
-    /// refused, but refuses nothing. So a limit can be tried on real traffic. Default: the limit
+    /// Puts the limit into the shadow: the limit counts requests, and reports those that it would
+    /// have refused, but refuses none. So a limit can be tried on real traffic. Default: the limit
     /// refuses.
     ///
-    /// * Its refusals are in the [`Decision`](crate::Decision) in the request's extensions, in
-    ///   [`ShadowRefusals`](crate::middleware::ShadowRefusals) in the response's, in a log line at
-    ///   most once a second, and in the [metrics](mod@crate::metrics).
-    /// * If a request has no key for the limit, or costs more than the limit, the limit is left out
-    ///   of the check, and that is reported, too.
+    /// * The refusals of a limit in the shadow are in the [`Decision`](crate::Decision) in the
+    ///   request's extensions, in the [`ShadowRefusals`](crate::middleware::ShadowRefusals) in the
+    ///   response's extensions, in a log line at most once a second, and in the
+    ///   [metrics](mod@crate::metrics).
+    /// * If a request has no key for the limit, or costs more units than the limit has, the limit
+    ///   is left out of the check. The layer reports a limit that is left out, too.
     /// * Clients see the figures of the layer's other limits. If the layer has no other limits,
-    ///   clients see the figures of the limit in the shadow. So put it into one layer with limits
-    ///   that refuse.
+    ///   clients see the figures of the limit in the shadow. So put a limit in the shadow into one
+    ///   layer with limits that refuse.
     /// * If all limits of a layer are in the shadow, the layer fails open, whatever its failure
     ///   mode.
     pub fn in_shadow(mut self) -> Self {
@@ -189,9 +194,9 @@ impl KeyedLimit {
         self
     }
 
-    /// Hides the limit from clients: it counts and refuses, but no header and no default body of a
-    /// rejection shows it. So a limit on the load of a whole service does not show that load to
-    /// everybody. Default: clients see the limit.
+    /// Hides the limit from clients: the limit counts and refuses, but no header and no default
+    /// body of a rejection shows the limit. So a limit on the load of a whole service does not show
+    /// the load to everybody. Default: clients see the limit.
     ///
     /// ```
     /// use tower_sliding_window::{Everyone, Limit, MemoryStore, PeerIp, RateLimitLayer};
@@ -201,14 +206,16 @@ impl KeyedLimit {
     ///     .limit(Limit::per_minute("requests", 60).by(PeerIp::new()));
     /// ```
     ///
-    /// * Clients see the figures of the layer's other limits, however little is left of this one.
+    /// * Clients see the figures of the layer's other limits, however little is left of the hidden
+    ///   limit.
     /// * If only hidden limits refuse, the 429 has a `Retry-After`, but no figures, and its default
-    ///   body names no limit. If a visible limit refuses as well, the client sees that one.
+    ///   body names no limit. If a visible limit refuses as well, the client sees the visible
+    ///   limit.
     /// * The server sees the limit: in the [`Decision`](crate::Decision), the extensions, metrics,
     ///   log lines, and the text of a [`Rejection`](crate::Rejection). A responder of your own
-    ///   should not pass these on.
-    /// * If two limits of a request are [one limit](Self::chosen), it is hidden if either of the
-    ///   two is hidden.
+    ///   should show clients none of these.
+    /// * Two limits of a request that are [one limit](Self::chosen) are hidden if either of the two
+    ///   is hidden.
     ///
     /// [`RateLimitLayer::headers`](crate::RateLimitLayer::headers) can hide the figures of all
     /// limits.
@@ -218,8 +225,8 @@ impl KeyedLimit {
     }
 
     /// Splits the limit into this many parts that count apart, and charges each request to one
-    /// part: for a key that is too hot for one node of a Redis Cluster. See
-    /// [`split`](crate::split). Default: the limit is whole.
+    /// part. A split is for a key with more requests than one node of a Redis Cluster can decide:
+    /// see [`split`](crate::split). Default: the limit is whole.
     ///
     /// ```
     /// use tower_sliding_window::{Everyone, Limit};
@@ -228,10 +235,11 @@ impl KeyedLimit {
     /// let requests = Limit::per_second("requests", 100_000).by(Everyone).split(16);
     /// ```
     ///
-    /// * No window admits more than the limit, but some windows admit fewer units: a request is
-    ///   refused when its part is used up, and the remainder of the division is never admitted.
-    /// * Clients see the figures of the part. [`Split`](crate::split::Split) makes the keys of the
-    ///   parts, to peek at them or to reset them.
+    /// * No window admits more units than the limit has. Some windows admit fewer units, since a
+    ///   request is refused when its part is used up, even if another part has units left. If the
+    ///   parts do not divide the units, the remainder is never admitted.
+    /// * Clients see the figures of the part that their request is charged to.
+    ///   [`Split`](crate::split::Split) makes the keys of the parts, for a peek or a reset.
     /// * A [chosen](Self::chosen) limit with fewer units than parts gets as many parts as it has
     ///   units.
     /// * An upstream that is [heeded](Self::heed_upstream) blocks all parts.
@@ -249,13 +257,13 @@ impl KeyedLimit {
         self
     }
 
-    /// Bans a key that has used up the limit: for this time, which may be longer than the window,
-    /// all requests of the key are refused, by all processes. Default: a key is refused until
+    /// Bans a key that has used up the limit: all processes refuse all requests of the key for
+    /// `time`, which may be longer than the window of the limit. Default: a key is refused until
     /// enough units have left the window.
     ///
-    /// The bans are a limit of one unit. No ban is longer than the window of this limit, so choose
-    /// the window of the longest ban that you want. A ban [by hand](crate::Limiter::block) that is
-    /// longer is shortened to the window.
+    /// The bans are counted by `ban`, a limit of one unit. No ban is longer than the window of
+    /// `ban`, so choose a window as long as the longest ban that you want. A ban [by
+    /// hand](crate::Limiter::block) that is longer than this window is shortened to the window.
     ///
     /// ```
     /// use std::time::Duration;
@@ -281,44 +289,47 @@ impl KeyedLimit {
     /// # Ok(()) }
     /// ```
     ///
-    /// * A refusal by the limit begins the ban, but not if only [reserved](crate::Charge::reserve)
-    ///   units refuse, or requests that [wait](crate::RateLimitLayer::wait_up_to) in line. A
-    ///   refused place of a [concurrent](Limit::concurrent) limit begins no ban, so no layer takes
-    ///   such a limit with a ban. A limit that [settles](Self::settle) or [counts
-    ///   afterwards](Self::count_afterwards) also bans as soon as a response leaves nothing of it.
-    ///   That response keeps its status, and shows the figures of the ban already.
+    /// * A refusal by the limit begins the ban. A refusal begins no ban if only
+    ///   [reserved](crate::Charge::reserve) units, or requests that
+    ///   [wait](crate::RateLimitLayer::wait_up_to) in line, are in the way. A refused place of a
+    ///   [concurrent](Limit::concurrent) limit begins no ban either, so no layer takes a concurrent
+    ///   limit with a ban. A limit that [settles](Self::settle) or [counts
+    ///   afterwards](Self::count_afterwards) also begins the ban when the cost of a response uses
+    ///   up the limit. That response keeps its status, and already shows the figures of the ban.
     /// * With a time of zero, the limit begins no ban, and only bans by hand hold. A limit of 0
     ///   units begins no ban, either: it refuses each request anyway.
-    /// * A ban lasts for exactly this time: requests that are refused meanwhile do not prolong it.
+    /// * A ban lasts for exactly `time`: requests that the ban refuses do not prolong the ban.
     ///   Redis keeps the key of a ban for the window of the ban's limit, which is at most 365 days.
     /// * A request that a ban refuses gets [`Rejection::Banned`](crate::Rejection::Banned), and so
-    ///   does a request whose refusal begins one. The figures of the rejection are those of the
-    ///   ban's limit, such as `login.ban`, or of the limit itself if that refuses for longer.
-    ///   Before a ban begins, clients do not see it.
+    ///   does a request whose refusal begins a ban. The figures of the rejection are those of the
+    ///   ban's limit, such as `login.ban`. If the limit itself refuses for longer than the ban, the
+    ///   figures are those of the limit itself. Before a ban begins, clients do not see the ban's
+    ///   limit.
     /// * After a ban is lifted, a limit that is still used up begins another ban at the next
     ///   refusal. [`RateLimitLayer::reset`](crate::RateLimitLayer::reset) resets the limit and
     ///   lifts the ban. If you change the window of the ban's limit, all bans are lifted.
-    /// * A ban holds for the key: in all parts of a [split](Self::split) limit, and even if no
-    ///   limit is [chosen](Self::chosen) for a request.
-    /// * Limits of a layer that find the same key may have one ban. If several begin it at once,
-    ///   the longest time holds. The status of a rejection is that of the first of these limits.
-    ///   The ban is hidden if any of them is hidden. If one of them is in the shadow, it begins no
-    ///   ban for the limits that refuse.
+    /// * A ban of a key holds in all parts of a [split](Self::split) limit. A ban holds even for
+    ///   requests for which no limit is [chosen](Self::chosen).
+    /// * Limits of a layer that find the same key may share one ban. If several limits begin the
+    ///   ban at once, the longest time holds. A rejection by the ban has the ban status of the
+    ///   layer's first limit with this ban. The shared ban is hidden if any limit with this ban is
+    ///   hidden. A limit in the shadow begins no ban for the limits that refuse.
     /// * The ban of a limit in the [shadow](Self::in_shadow) is in the shadow, and the ban of a
     ///   [hidden](Self::hidden) limit is hidden.
-    /// * Each check also asks for the ban, so no [prefetch](crate::limit::prefetch) pays for the
-    ///   check. If the store does not take a ban, that is logged, and the next refusal begins the
-    ///   ban. A [full](crate::MemoryStore#when-it-is-full) `MemoryStore` takes no bans.
-    /// * While Redis is gone, a ban stands until it is over, in every failure mode, in the
-    ///   processes that [know](crate::Limiter::refusal_cache) it: those that have begun it or
-    ///   refused by it. In all other processes the failure mode decides. A process that decides in
-    ///   the store's place bans by itself. A Redis that restarts empty has forgotten the bans.
+    /// * Each check also asks the store whether the key is banned, so no
+    ///   [prefetch](crate::limit::prefetch) pays for the check. If the store does not take a ban, a
+    ///   log line says so, and the next refusal tries again to begin the ban. A
+    ///   [full](crate::MemoryStore#when-it-is-full) `MemoryStore` takes no bans.
+    /// * While Redis is gone, the processes that [know](crate::Limiter::refusal_cache) a ban
+    ///   enforce it until its end, in every failure mode. A process knows a ban if the process has
+    ///   begun the ban, or has refused a request by the ban. In all other processes the failure
+    ///   mode decides. A process that decides in the store's place begins bans of its own. A Redis
+    ///   that restarts empty has forgotten the bans.
     ///
     /// # Panics
     ///
-    /// If the limit of the bans does not have exactly one unit, or counts by another algorithm than
-    /// the [log](crate::Algorithm::sliding_log), or if the time is longer than the window of that
-    /// limit.
+    /// If `ban` does not have exactly one unit, or counts by another algorithm than the
+    /// [log](crate::Algorithm::sliding_log), or if `time` is longer than the window of `ban`.
     #[track_caller]
     pub fn ban(mut self, ban: Limit, time: Duration) -> Self {
         let is_ban = ban.units() == 1 && ban.algorithm() == Algorithm::sliding_log();
@@ -329,8 +340,8 @@ impl KeyedLimit {
         self
     }
 
-    /// Sets the status of rejections by the [ban](Self::ban). Default: 429. A limit with this
-    /// status has to have a ban. Otherwise no layer takes it.
+    /// Sets the status of rejections by the [ban](Self::ban). Default: 429. No layer takes a limit
+    /// that has a ban status but no ban.
     pub fn ban_status(mut self, status: StatusCode) -> Self {
         self.ban_status = Some(status);
         self
@@ -340,8 +351,8 @@ impl KeyedLimit {
         self.ban.as_ref().map(|ban| ban.limit.name())
     }
 
-    /// The whole limit, even if it is [split](Self::split). `None` if it is [chosen](Self::chosen)
-    /// for each request.
+    /// The whole limit, even if the limit is [split](Self::split). `None` if the limit is
+    /// [chosen](Self::chosen) for each request.
     pub(crate) fn limit(&self) -> Option<&Limit> {
         self.limit.as_ref().ok()
     }
@@ -351,7 +362,8 @@ impl KeyedLimit {
         Self { parts: None, ..self.clone() }
     }
 
-    /// An error if an option would have no effect on this limit, fixed or chosen for a request.
+    /// Returns an error if an option of this `KeyedLimit` would have no effect on `limit`, which is
+    /// fixed or was chosen for a request.
     pub(crate) fn has_effect_on(&self, limit: Option<&Limit>) -> Result<(), ConfigError> {
         let settles = self.cost_afterwards.is_some();
         let on_places = [
@@ -379,8 +391,8 @@ impl KeyedLimit {
     }
 
     /// Whether the limit is plain: it has a window, is the same for all requests, and has no option
-    /// that changes the charge or needs details. Then [`plain_charge`](Self::plain_charge) makes
-    /// the charge.
+    /// that changes the charge or needs details. [`plain_charge`](Self::plain_charge) makes the
+    /// charge of a plain limit.
     #[inline]
     pub(super) fn is_plain(&self) -> bool {
         self.limit().is_some_and(|limit| !limit.is_concurrent())
@@ -393,7 +405,8 @@ impl KeyedLimit {
             && self.ban.is_none()
     }
 
-    /// The keys of all parts of a split limit, or the charged key alone.
+    /// The keys of all parts of a split limit, of which `charged` is the key of one part. If the
+    /// limit is not split, `charged` alone.
     pub(crate) fn all_parts_of(&self, charged: &Key) -> Vec<Key> {
         self.parts.map_or_else(|| vec![charged.clone()], |parts| all_parts_of(charged, parts).collect())
     }

@@ -1,5 +1,5 @@
 //! The policy of a layer: its limits, the lists of keys that it denies or lets through, and its
-//! settings. [`plan`](super::plan) applies it to each request.
+//! settings. [`plan`](super::plan) applies the policy to each request.
 
 mod cost;
 mod keyed_limit;
@@ -26,28 +26,30 @@ use crate::{
 #[derive(Clone)]
 pub(super) struct Policy {
     pub(super) limiter: Limiter,
-    /// The limits that are not chosen for each request have different names.
+    /// The limits of the layer. Those that are not chosen for each request have different names.
     pub(super) limits: Vec<KeyedLimit>,
     /// Whether all limits are [plain](KeyedLimit::is_plain), so that a request needs no details.
     pub(super) is_plain: bool,
     pub(super) denied: Vec<Arc<KeyList>>,
-    /// The lists whose requests are not counted, each with its label in metrics.
+    /// The lists of requests that are not counted, each with its label in metrics.
     pub(super) uncounted: Vec<(&'static str, Arc<KeyList>)>,
     pub(super) counts_preflights: bool,
     pub(super) cost: Option<Arc<ByRequest<u64>>>,
     pub(super) failure_mode: FailureMode,
-    /// If set, it chooses instead of `failure_mode`.
+    /// Chooses the failure mode of each request. If this closure is set, `failure_mode` has no
+    /// effect.
     pub(super) failure_mode_by: Option<Arc<FailureModeBy>>,
     pub(super) headers: HeaderSets,
-    /// How long a request waits for capacity. With `None`, it is refused at once.
+    /// How long a request waits for capacity. With `None`, a request without capacity is refused at
+    /// once.
     pub(super) max_wait: Option<Duration>,
     /// Whether the places of a request are freed when its response begins.
     pub(super) frees_with_head: bool,
     pub(super) events: Arc<Events>,
 }
 
-/// Whether a request is on a list: by its key, its address, or a closure. An error if its key
-/// cannot be read.
+/// Tells whether a request is on a list: by its key, by its address, or by a closure. Returns an
+/// error if the key or the address of the request cannot be read.
 type KeyList = ByRequest<Result<bool, KeyError>>;
 
 /// Chooses the failure mode by the request and its cost.
@@ -72,13 +74,13 @@ impl Policy {
         }
     }
 
-    /// Adds a limit. An error if an option would have no effect, or if another limit has its name:
-    /// clients and metrics could not tell the two apart.
+    /// Adds a limit. Returns an error if an option of the limit would have no effect, or if another
+    /// limit has the same name: clients and metrics could not tell two limits of one name apart.
     pub(super) fn push(&mut self, limit: KeyedLimit) -> Result<(), ConfigError> {
         let all = || self.limits.iter().chain([&limit]);
         let names = || all().filter_map(KeyedLimit::limit).map(Limit::name);
         let own = limit.limit().map(Limit::name).filter(|own| names().filter(|name| name == own).count() > 1);
-        // Several limits may have one ban.
+        // Several limits may share one ban, but no limit may have the name of a ban.
         let mistaken = || all().filter_map(KeyedLimit::ban_name).find(|ban| names().any(|name| name == *ban));
         if let Some(name) = own.or_else(mistaken) {
             let text = format!("two limits of one layer are named {name:?}: give one of them another name");
@@ -97,7 +99,7 @@ impl Policy {
     }
 }
 
-/// A list of denied or exempt keys. A request without a key is not on it.
+/// A list of denied or exempt keys. A request without a key is not on the list.
 pub(super) fn key_list(extractor: impl KeyExtractor, keys: impl IntoIterator<Item = Key>) -> Arc<KeyList> {
     let keys: HashSet<Key> = keys.into_iter().collect();
     list(move |parts| extractor.extract(parts).map(|key| keys.contains(&key)))

@@ -12,8 +12,8 @@ use tonic_types::{ErrorDetails, StatusExt};
 
 use super::{Rejection, response::RejectionResponse};
 
-/// A gRPC status, for services that speak gRPC: HTTP 200 with all in its headers ("trailers-only"),
-/// and no body.
+/// Responds to rejected requests with a gRPC status, for services that speak gRPC. The response is
+/// an HTTP 200 that has the gRPC status in its headers ("trailers-only"), and no body.
 ///
 /// | rejection | code |
 /// |---|---|
@@ -27,17 +27,18 @@ use super::{Rejection, response::RejectionResponse};
 /// | any other status | `INTERNAL` (13) |
 ///
 /// * The message is [`Rejection::detail`]: a sentence for clients.
-/// * `grpc-retry-pushback-ms` ([gRFC A6]) is the wait in milliseconds, rounded up. It is -1 if
-///   waiting does not help, or if the wait is longer than 24.8 days, the most that fits into the
-///   field. Then clients with a retry policy do not retry.
+/// * `grpc-retry-pushback-ms` ([gRFC A6]) is the wait in milliseconds, rounded up. The value is -1
+///   if waiting does not help, or if the wait is longer than 24.8 days, the most that fits into the
+///   field. After a -1, clients with a retry policy do not retry.
 /// * `grpc-status-details-bin` has a `google.rpc.RetryInfo` with the same wait, and a
 ///   `google.rpc.QuotaFailure` with one violation for each limit that has refused. The subject of a
 ///   violation is the name of its limit. A [hidden](crate::KeyedLimit::hidden) limit has no
 ///   violation.
-/// * The headers that other responders get are metadata here, such as `retry-after` and the
-///   [figures](crate::HeaderSets).
-/// * A request of gRPC-Web gets the same headers under its own content type. A browser's script can
-///   read them only if CORS exposes `grpc-status`, `grpc-message` and `grpc-status-details-bin`.
+/// * The headers that other responders get, such as `retry-after` and the
+///   [figures](crate::HeaderSets), are metadata of the gRPC status.
+/// * The response to a request of gRPC-Web has the same headers, with the content type of gRPC-Web.
+///   A browser's script can read the gRPC status only if CORS exposes `grpc-status`, `grpc-message`
+///   and `grpc-status-details-bin`.
 ///
 /// `GrpcResponse` answers every request in gRPC. If the server answers HTTP as well, use
 /// [`GrpcOr`]. `GrpcResponse` works with every body that has a `Default`, such as tonic's and
@@ -55,9 +56,9 @@ use super::{Rejection, response::RejectionResponse};
 #[derive(Clone, Copy, Debug, Default)]
 pub struct GrpcResponse;
 
-/// Answers requests in gRPC by a [`GrpcResponse`]: those whose `Content-Type` is
-/// `application/grpc`, `application/grpc-web`, `application/grpc-web-text`, or one of these with a
-/// suffix such as `+proto`. All other requests get the response of the responder inside.
+/// Responds to requests in gRPC with a [`GrpcResponse`]. All other requests get the response of the
+/// responder inside. A request is in gRPC if its `Content-Type` is `application/grpc`,
+/// `application/grpc-web` or `application/grpc-web-text`, perhaps with a suffix such as `+proto`.
 /// [`guide::grpc`](crate::guide::grpc#http-and-grpc-on-one-server) has complete servers.
 ///
 /// ```
@@ -90,7 +91,7 @@ pub struct GrpcResponse;
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct GrpcOr<R>(
-    /// Makes the response to all other requests.
+    /// Makes the response to requests that are not in gRPC.
     pub R,
 );
 
@@ -111,7 +112,8 @@ impl<B: Default, R: RejectionResponse<B>> RejectionResponse<B> for GrpcOr<R> {
 
 const GRPC: &str = "application/grpc";
 
-/// The content types of requests in gRPC without their suffix, and those of the responses to them.
+/// The content types of requests in gRPC, without a suffix, each with the content type of the
+/// response.
 const CONTENT_TYPES: [(&str, &str); 3] = [
     (GRPC, GRPC),
     ("application/grpc-web", "application/grpc-web+proto"),
@@ -133,7 +135,7 @@ fn grpc_response<B: Default>(rejection: &Rejection, content_type: &'static str, 
 }
 
 impl Rejection {
-    /// The status with these headers as metadata.
+    /// The gRPC status of the rejection, with these headers as metadata.
     pub(crate) fn to_grpc(&self, headers: HeaderMap) -> Status {
         let wait = self.wait(&headers);
         let mut details = ErrorDetails::new();
@@ -169,7 +171,7 @@ impl Rejection {
         match self {
             Self::Limited(decision) | Self::Banned(decision, _) => {
                 let millis = decision.retry_after()?.as_nanos().div_ceil(1_000_000);
-                // No wait at all would let some clients come back at once.
+                // A wait of 0 would let some clients come back at once.
                 Some(Duration::from_millis(u64::try_from(millis).unwrap_or(u64::MAX).max(1)))
             }
             Self::Unavailable(_) => headers.get(RETRY_AFTER)?.to_str().ok()?.parse().ok().map(Duration::from_secs),

@@ -1,4 +1,4 @@
-//! The response that a client gets instead of the service's.
+//! The response to a rejected request, which the client gets instead of the service's response.
 //!
 //! | rejection | status | headers |
 //! |---|---|---|
@@ -10,14 +10,15 @@
 //! | [denied](super::RateLimitLayer::deny) by its key, by its address, or by a closure | 403 | |
 //! | no decision while failing closed, or a cost above the [share](crate::limiter::Share) while failing local | 503 | `Retry-After` of 1 to 5 s, at random so that clients do not all return at once |
 //!
-//! All have `Cache-Control: no-store`, [problem details](JsonResponse) as their body, and the
-//! [`Rejection`] in the response's extensions, so that outer layers see the reason. The response to
-//! `HEAD` has the same headers and no content, if the crate
-//! [knows](crate::guide::at_most_n_at_once#bodies) the type of its body. If the store has not
-//! decided, the extensions also have [`Degraded`](super::Degraded).
+//! All these responses have `Cache-Control: no-store`, [problem details](JsonResponse) as their
+//! body, and the [`Rejection`] in their extensions, so that layers further out see the reason. The
+//! response to a `HEAD` request has the same headers, and no content if the crate
+//! [knows](crate::guide::at_most_n_at_once#bodies) the type of the response's body. If the store
+//! has not decided, the extensions also have [`Degraded`](super::Degraded).
 //!
 //! A refusal has no figures if only [hidden](super::KeyedLimit::hidden) limits refuse, or if the
-//! layer [does not send them](super::RateLimitLayer::headers). It still has `Retry-After`.
+//! layer [does not send them](super::RateLimitLayer::headers). A refusal without figures still has
+//! `Retry-After`.
 //!
 //! For clients that speak gRPC, there is `GrpcResponse`: see [`guide::grpc`](crate::guide::grpc).
 //! For plain text, use [`respond_with(TextResponse)`](super::RateLimitLayer::respond_with). For any
@@ -25,8 +26,8 @@
 //! with the status and all headers but `Content-Type`. A type of your own that implements
 //! [`RejectionResponse`] also gets the request: [a page for
 //! browsers](crate::guide::recipes#a-page-for-browsers) is an example. [`Rejection::detail`] is a
-//! sentence for clients. The rejection itself includes hidden limits:
-//! [`Decision::visible`](crate::Decision::visible) is the limit that clients may see.
+//! sentence for clients. The rejection itself includes hidden limits. The limit that clients may
+//! see is [`Decision::visible`](crate::Decision::visible).
 //!
 //! [`JsonResponse`] and [`TextResponse`] need a body that can be made of a `String`. For other
 //! bodies, a closure makes the body from the text: see [`Rejection::problem`].
@@ -44,17 +45,17 @@
 //!     });
 //! ```
 //!
-//! With axum, a head and anything that is a response make a response: `(head,
+//! With axum, a closure can make a response of the head and of anything that is a response: `(head,
 //! Json(..)).into_response()`.
 //!
 //! # In a handler
 //!
 //! With axum, a [`Rejection`] is a response. So a handler that calls a [`Limiter`](crate::Limiter)
-//! can return it, and responds as a layer that fails closed does. To go on without a decision,
-//! handle the error of the limiter instead of passing it on with `?`.
+//! can return a [`Rejection`], and then responds as a layer that fails closed does. To go on
+//! without a decision, handle the error of the limiter instead of passing it on with `?`.
 //! [`write_headers`](crate::Decision::write_headers) writes the figures of an admission. A layer
-//! around the handler leaves the `X-RateLimit-*` of this rejection as they are, with the reset in
-//! seconds from now. With tonic, a [`Rejection`] becomes a `Status`: see
+//! around the handler leaves the `X-RateLimit-*` of the handler's rejection as they are, with the
+//! reset in seconds from now. With tonic, a [`Rejection`] becomes a `Status`: see
 //! [`guide::grpc`](crate::guide::grpc#in-a-method).
 //!
 //! ```
@@ -106,11 +107,12 @@ use crate::{
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Rejection {
-    /// A limit refused the request. Some methods return a refusal as a value:
-    /// `.map_err(Rejection::Limited)?` makes it an error.
+    /// A limit refused the request. Some methods, such as
+    /// [`Limiter::reserve`](crate::Limiter::reserve), return the refusing [`Decision`] as a value:
+    /// `.map_err(Rejection::Limited)?` makes an error of this value.
     Limited(Decision),
-    /// A [ban](crate::KeyedLimit::ban) refused the request, or a limit refused it and a ban has
-    /// begun. The response has this status.
+    /// A [ban](crate::KeyedLimit::ban) refused the request, or a limit refused the request and
+    /// thereby began a ban. The response has the status in the second field.
     Banned(Decision, StatusCode),
     /// The request costs more than a limit ever admits.
     NeverFits(NeverFits),
@@ -122,10 +124,10 @@ pub enum Rejection {
     /// The store could not decide, and the layer fails closed. Or the layer fails local, and the
     /// request costs more than the [share](crate::limiter::Share).
     Unavailable(Error),
-    /// The server is set up wrongly, and only a request shows it. An option has no effect on the
-    /// [chosen](crate::KeyedLimit::chosen) limit, or the body of the response cannot [hold the
-    /// place](crate::guide::at_most_n_at_once#bodies) of a [concurrent](Limit::concurrent) limit.
-    /// The log says what to change.
+    /// The server is set up wrongly, and only a request shows the mistake. An option has no effect
+    /// on the [chosen](crate::KeyedLimit::chosen) limit, or the body of the response cannot [hold
+    /// the place](crate::guide::at_most_n_at_once#bodies) of a [concurrent](Limit::concurrent)
+    /// limit. The log says what to change.
     NotSetUp(ConfigError),
 }
 
@@ -160,14 +162,15 @@ impl Rejection {
         decision.statuses().filter(refuses).for_each(|status| take(status.limit().name()));
     }
 
-    /// The label in metrics.
+    /// The label of the rejection in metrics.
     pub(crate) fn label(&self) -> &'static str {
         match self {
             Self::Limited(_) => "limited",
             Self::Banned(..) => "banned",
             Self::NeverFits(error) if error.limit.units() == 0 => "limited",
             Self::NeverFits(_) => "never_fits",
-            // This is the server's mistake. Clients cannot cause it, so an alert can watch it.
+            // A key error with a status of 5xx is the server's mistake. Clients cannot cause this
+            // mistake, so an alert can watch the label.
             Self::NoKey(error) if error.status().is_server_error() => "not_set_up",
             Self::NotSetUp(_) => "not_set_up",
             Self::NoKey(_) => "no_key",
@@ -219,25 +222,27 @@ impl fmt::Display for Rejection {
 
 impl error::Error for Rejection {
     fn source(&self) -> Option<&(dyn error::Error + 'static)> {
-        // The text of the rejection already is the text of the error.
+        // The text of the rejection already is the text of this error, so the source of the
+        // rejection is the source of the error.
         if let Self::Unavailable(error) = self { error.source() } else { None }
     }
 }
 
-/// The limits in the [shadow](crate::KeyedLimit::in_shadow) that would have refused a request, in
-/// all layers that it went through: in the extensions of its response.
+/// A report in the extensions of a response: the limits in the
+/// [shadow](crate::KeyedLimit::in_shadow) that would have refused the request, in all layers that
+/// the request went through.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ShadowRefusals {
     /// The decisions in which a limit would have refused: see [`Decision::shadow_refusals`].
     pub decisions: Vec<Decision>,
-    /// The limits that could not charge the request, and were left out of its check: each limit, if
-    /// it is known, with the rejection that the request would have got.
+    /// The limits that could not charge the request, and were left out of its check. Each limit, if
+    /// it is known, has the rejection that the request would have got.
     pub left_out: Vec<(Option<Limit>, Rejection)>,
 }
 
 impl ShadowRefusals {
-    /// `None` if there is nothing to report.
+    /// Makes the report of one layer. `None` if there is nothing to report.
     pub(crate) fn of(decision: Option<&Decision>, left_out: Vec<(Option<Limit>, Rejection)>) -> Option<Self> {
         let refused = decision.filter(|decision| decision.shadow_refusals().next().is_some());
         let is_any = refused.is_some() || !left_out.is_empty();
@@ -250,7 +255,7 @@ impl ShadowRefusals {
         refusals.chain(self.left_out.iter().filter_map(|(limit, _)| Some(limit.as_ref()?.name())))
     }
 
-    /// Adds these refusals to those in the response's extensions.
+    /// Adds this report to the report in the response's extensions.
     pub(crate) fn add_to<B>(mut self, response: &mut Response<B>) {
         if let Some(inner) = response.extensions_mut().remove::<Self>() {
             self.decisions.extend(inner.decisions);

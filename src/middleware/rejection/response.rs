@@ -27,9 +27,9 @@ use crate::{check::random, decision::Decision};
             tonic with `tonic::body::Body::new`; a server of gRPC alone needs only `.respond_with(GrpcResponse)`"
 )]
 pub trait RejectionResponse<B> {
-    /// Makes the response. `head` has the status and the headers, which may be changed. `request`
-    /// is the head of the request, for a server that speaks several protocols, such as HTTP and
-    /// gRPC.
+    /// Makes the response. `head` has the status and the headers of the response, and the responder
+    /// may change both. `request` is the head of the request, for a server that speaks several
+    /// protocols, such as HTTP and gRPC.
     fn respond(&self, rejection: &Rejection, request: &Parts, head: Response<()>) -> Response<B>;
 }
 
@@ -56,10 +56,10 @@ where
 /// }
 /// ```
 ///
-/// * The types `quota-exceeded`, for a 429 by a limit, and `temporary-reduced-capacity`, for a 503,
-///   are those of the [draft](crate::HeaderSets::RATE_LIMIT) of the `RateLimit` fields. They are
-///   not registered before the draft is published. All other responses have no type, which means
-///   `about:blank`.
+/// * The type of a 429 by a limit is `quota-exceeded`, and that of a 503 is
+///   `temporary-reduced-capacity`. Both types are those of the
+///   [draft](crate::HeaderSets::RATE_LIMIT) of the `RateLimit` fields, and are not registered
+///   before the draft is published. All other responses have no type, which means `about:blank`.
 /// * `violated-policies` are the names of the limits that have refused, without
 ///   [hidden](crate::Charge::hidden) ones.
 /// * This response works with every body that can be made of a `String`, such as axum's and
@@ -88,7 +88,7 @@ impl<B: From<String>> RejectionResponse<B> for TextResponse {
 }
 
 impl Rejection {
-    /// The status and the headers, with the figures in these sets.
+    /// The head of the response: its status, and its headers with the figures in these sets.
     pub(crate) fn head(&self, sets: HeaderSets) -> Response<()> {
         let mut head = Response::new(());
         *head.status_mut() = self.status();
@@ -112,8 +112,9 @@ impl Rejection {
         head
     }
 
-    /// A sentence for the client. It names no hidden limits, no keys, and no details of the server.
-    /// Escape it in HTML, since it may repeat what an extractor of your own says.
+    /// A sentence for the client. The sentence names no hidden limits, no keys, and no details of
+    /// the server. Escape the sentence in HTML, since it may repeat the
+    /// [`KeyError`](crate::extract::KeyError) of an extractor of your own.
     ///
     /// ```
     /// use axum::body::Body;
@@ -133,7 +134,8 @@ impl Rejection {
         detail
     }
 
-    /// The text needs no escapes in JSON, unless it is the error of a key.
+    /// Writes the sentence for the client. The sentence needs no escapes in JSON, except that of a
+    /// key error.
     fn write_detail(&self, text: &mut String, retry_after: Option<&str>) {
         // Writing to a String cannot fail.
         match self {
@@ -166,7 +168,7 @@ impl Rejection {
                     ),
                 };
             }
-            // A mistake of the server is for its log only.
+            // The text of a server's mistake is for the server's log only.
             Self::NoKey(error) if error.status().is_server_error() => text.push_str("The server has made a mistake."),
             Self::NoKey(error) => drop(write!(text, "The request cannot be counted: {error}.")),
             Self::NotSetUp(_) => text.push_str("The server has made a mistake."),
@@ -184,11 +186,11 @@ impl Rejection {
         head.map(|()| text)
     }
 
-    /// Problem details (RFC 9457). Written piece by piece: formatting would double the instructions
-    /// of a refused request.
+    /// The problem details (RFC 9457) as JSON. The JSON is written piece by piece, since formatting
+    /// would double the instructions of a refused request.
     fn problem_details(&self, retry_after: Option<&HeaderValue>) -> String {
-        // A responder around this one may have removed the header, or written a date into it. A
-        // date would break the JSON.
+        // A responder around `JsonResponse` may have removed `Retry-After`, or written a date into
+        // it. A date would break the JSON.
         let is_number = |text: &&str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
         let retry_after = retry_after.and_then(|seconds| seconds.to_str().ok()).filter(is_number);
         let mut body = String::with_capacity(320);

@@ -1,5 +1,5 @@
-//! The types of bodies that the crate knows: how each holds the places of concurrent limits until
-//! its end, and how it is emptied.
+//! The types of bodies that the crate knows: how a body of each type holds the places of concurrent
+//! limits until its end, and how a body is emptied.
 
 use std::{
     any::{Any, type_name},
@@ -22,8 +22,8 @@ use crate::{
 };
 
 pin_project! {
-    /// A body, and the decision that holds places until the body has ended. `None` is an empty
-    /// body.
+    /// A body, and the decision that holds places until the body has ended. A `body` of `None` is
+    /// empty.
     struct Holding<B> {
         #[pin]
         body: Option<B>,
@@ -60,8 +60,9 @@ impl<B> Holding<B> {
     }
 }
 
-/// The response to a `HEAD` request: the same headers as to a `GET`, without the content. Over
-/// HTTP/2, hyper would otherwise send the content. A body of an unknown type keeps it.
+/// Removes the content from the response to a `HEAD` request. The headers are those of the response
+/// to a `GET`. Over HTTP/2, hyper would otherwise send the content. A body of an unknown type keeps
+/// its content.
 pub(super) fn without_content<B: Body + 'static>(mut response: Response<B>) -> Response<B> {
     let length = response.body().size_hint().exact().filter(|length| *length > 0);
     if let Some(length) = length.filter(|_| !response.headers().contains_key(CONTENT_LENGTH)) {
@@ -70,8 +71,8 @@ pub(super) fn without_content<B: Body + 'static>(mut response: Response<B>) -> R
     response.map(|body| changed(body, None))
 }
 
-/// The same body, which holds the places of a decision until the body has ended or is dropped. A
-/// body that is buffered whole holds no places: a connection takes all of it at once. Without a
+/// Makes a body hold the places of a decision until the body has ended or is dropped. A body that
+/// is buffered whole holds no places, since a connection takes the whole body at once. Without a
 /// decision, the body becomes empty. A body of an unknown type stays as it is.
 #[cold]
 pub(super) fn changed<B: Body + 'static>(body: B, decision: Option<&Decision>) -> B {
@@ -80,7 +81,8 @@ pub(super) fn changed<B: Body + 'static>(body: B, decision: Option<&Decision>) -
     body.unwrap_or_else(|| unreachable!("only replaced"))
 }
 
-/// Whether a body of this type can hold places, or need not since it is buffered whole.
+/// Whether the crate knows bodies of this type: such a body can hold places, or need not hold
+/// places since it is buffered whole.
 pub(super) fn is_known<B: Body + 'static>() -> bool {
     change::<B>(&mut None, None)
 }
@@ -97,7 +99,7 @@ pub(super) fn unknown<B>() -> Rejection {
     Rejection::NotSetUp(ConfigError::new(ConfigErrorKind::NoEffect, problem))
 }
 
-/// Changes a body of a known type. `false` for a body of any other type.
+/// Changes a body of a known type. Returns `false` for a body of any other type.
 fn change<B: Body + 'static>(body: &mut Option<B>, decision: Option<&Decision>) -> bool {
     let is_known = is_changed(body, |body| BoxBody::<B::Data, B::Error>::new(Holding::new(body, decision)))
         || is_changed(body, |body| UnsyncBoxBody::<B::Data, B::Error>::new(Holding::new(body, decision)))
@@ -111,7 +113,7 @@ fn change<B: Body + 'static>(body: &mut Option<B>, decision: Option<&Decision>) 
     is_known
 }
 
-/// Changes a body of the type `T`. `false` for a body of any other type.
+/// Changes a body of the type `T`. Returns `false` for a body of any other type.
 fn is_changed<B: 'static, T: 'static>(body: &mut Option<B>, change: impl FnOnce(T) -> T) -> bool {
     let Some(body) = (body as &mut dyn Any).downcast_mut::<Option<T>>() else { return false };
     *body = body.take().map(change);

@@ -1,4 +1,5 @@
-//! The follow-up of an admitted request: what its response may settle, block, or report.
+//! The follow-up of an admitted request: the settlements, blocks and reports that its response may
+//! need.
 
 use std::{
     sync::Arc,
@@ -28,33 +29,35 @@ use crate::{
     local::Detachable,
 };
 
-/// Most requests have no follow-up, so it is boxed.
+/// The follow-up of one request. Most requests have none, so a follow-up is boxed.
 pub(super) struct FollowUp {
     pub(super) policy: Arc<Policy>,
     pub(super) details: Box<CheckDetails>,
 }
 
-/// The settlements and blocks that a response waits for, and the decision after them. They go on if
-/// the client leaves. Otherwise a client could leave in time, and the units that it has used would
-/// not be counted.
+/// The settlements and blocks that a response waits for, and the decision after them. The
+/// settlements and blocks go on if the client leaves. Otherwise a client could leave before the
+/// settlements, so that its units would not be counted.
 pub(crate) type Settling = Detachable<Option<Decision>>;
 
-/// A call to an upstream counts as of its response, since the upstream may have counted it that
-/// late. But it counts at most a tenth of the window later than its admission. So this costs at
-/// most a tenth of the throughput.
+/// A call to an upstream counts as of its response, since the upstream may count the call that
+/// late. But the call counts at most a tenth of the window later than its admission. So the delay
+/// costs at most a tenth of the throughput.
 const MAX_DELAY_DIVISOR: u32 = 10;
 
 /// The precision of stores.
 const MICRO: Duration = Duration::from_micros(1);
 
 impl FollowUp {
-    /// Begins what has to happen after this response; `None` if nothing has to happen.
+    /// Begins the settlements and blocks that this response needs. `None` if the response needs
+    /// none.
     pub(super) fn begin(&self, admitted: &Decision, response: &response::Parts) -> Option<Settling> {
         let check = self.details.check.as_ref()?;
         let heeds = self.policy.limits.iter().any(|limit| limit.heeds_upstream);
         let block = heeds.then(|| block_request(response.status, &response.headers, SystemTime::now())).flatten();
-        // For each charge: the cost to settle, if there is one, and how much later than the
-        // admission it counts, if a limit heeds the upstream.
+        // For each charge: the cost to settle, if there is one, and the delay, if a limit of the
+        // charge heeds the upstream. With a delay, the cost counts as of the admission plus the
+        // delay.
         let mut costs = Vec::<(Option<u64>, Option<Duration>)>::new();
         let mut spent = Vec::new();
         let mut blocked = Vec::new();
@@ -64,18 +67,20 @@ impl FollowUp {
             let cost = has_counted.then(|| self.cost(index, charge, response)).flatten();
             let heeding = self.limits_of(index).map(|(limit, _)| limit).find(|limit| limit.heeds_upstream);
             let settled = charge.lease().filter(|_| has_counted).map_or((None, None), |lease| {
-                // Shorter than the lease, so that the store still sees whether the lease has ended.
+                // The delay is shorter than the lease, so that the store still sees whether the
+                // lease has ended.
                 let delay = || (charge.limit().window() / MAX_DELAY_DIVISOR).min(lease.saturating_sub(MICRO));
                 (cost, heeding.map(|_| delay()))
             });
             if let (Some(units @ 1..), None, true) = (cost, charge.lease(), charge.takes_nothing()) {
-                // If this process has decided, the status has the share of the limit.
+                // The status has the limit that was charged: if this process has decided, that is
+                // the share of the limit.
                 spent.push((index, charge.as_spent(status.limit().clone(), units)));
             }
             if let (Some(block), Some(heeding), false) = (block, heeding, charge.is_shadow()) {
-                // If the upstream has not refused the call, a limit that was used up here, and
-                // gives nothing back, stays open. The other parts of a split limit are blocked in
-                // any case.
+                // A refusal by the upstream blocks the charged key. Any other response blocks the
+                // charged key only if units were left at the admission, or if the settlement gives
+                // units back. The other parts of a split limit go to `block_all` in any case.
                 let gives_back = settled.0.is_some_and(|cost| cost < charge.cost());
                 let is_blocked = block.is_refusal || status.remaining() > 0 || gives_back;
                 let keys = heeding.all_parts_of(charge.key()).into_iter();
@@ -84,8 +89,8 @@ impl FollowUp {
             }
             costs.push(settled);
         }
-        // A charge is settled even if its cost does not change: until then, others are told that
-        // its units may be given back.
+        // A charge is settled even if its cost does not change: until the settlement, other
+        // requests are told that the units of the charge may be given back.
         let settlement = |is_delayed: bool| {
             let mut costs = costs.iter();
             let cost = |_: &Charge| costs.next().filter(|(_, delay)| delay.is_some() == is_delayed)?.0;
@@ -113,21 +118,23 @@ impl FollowUp {
         }))
     }
 
-    /// Adds to the response what outer layers should know, and lets its body hold the places of the
-    /// request.
+    /// Adds the refusals in the shadow to the response's extensions, and lets the response's body
+    /// hold the places of the request.
     pub(super) fn end<B: Body + 'static>(self, admitted: Option<Decision>, mut response: Response<B>) -> Response<B> {
         self.details.shadow.into_iter().for_each(|shadow| shadow.add_to(&mut response));
         let held = admitted.filter(|admitted| admitted.holds_place() && !self.policy.frees_with_head);
         if held.is_some() { response.map(|body| changed(body, held.as_ref())) } else { response }
     }
 
-    /// The limits of a charge, and the cost by each of them alone. Two limits may share one charge.
+    /// The limits of a charge, each with the cost that this limit alone would charge. Two limits
+    /// may share one charge.
     fn limits_of(&self, charge_index: usize) -> impl Iterator<Item = (&KeyedLimit, u64)> {
         let charged = self.details.charged.iter().filter(move |charged| charged.charge_index == charge_index);
         charged.filter_map(|charged| Some((self.policy.limits.get(charged.limit_index)?, charged.cost)))
     }
 
-    /// The cost of a charge by this response: the largest that one of its limits computes.
+    /// The cost of a charge after this response: the largest cost that a limit of the charge
+    /// computes.
     fn cost(&self, index: usize, charge: &Charge, response: &response::Parts) -> Option<u64> {
         let costs =
             self.limits_of(index).map(|(limit, before)| match (&limit.cost_afterwards, &self.details.request) {
@@ -158,8 +165,8 @@ async fn settle(
     settled.map(|decision| decision.with_statuses_of(&counted, &indexes))
 }
 
-/// Blocks limits, all at once, so that one that cannot be blocked does not use up the time of the
-/// others.
+/// Blocks all limits at once, so that a limit that cannot be blocked does not use up the deadline
+/// of the others.
 async fn block_all(limiter: &Limiter, events: &Events, blocked: Vec<(Limit, Key, BlockRequest)>) {
     if blocked.is_empty() {
         return;

@@ -1,5 +1,5 @@
-//! The end of a request: from its decision to a response in the service's place, or to the changes
-//! of the service's response.
+//! The end of a request, after its decision. A rejected request gets a response in the service's
+//! place. For any other request, the service's response is completed.
 
 mod body;
 mod follow_up;
@@ -36,7 +36,8 @@ pub(super) struct Completion {
 
 impl Policy {
     /// Lets the request through, with the decision in its extensions, or makes the response to a
-    /// rejected request. Reports what the operator should know.
+    /// rejected request. Reports a request that the store has not decided, refusals in the shadow,
+    /// and mistakes in the set-up.
     #[inline]
     pub(super) fn conclude<B: Body + 'static>(
         self: &Arc<Self>,
@@ -53,7 +54,7 @@ impl Policy {
             Ok(decision) => decision,
             Err(rejection) => return Err(self.reject(request, self.of_ban(rejection), details, degraded, responder)),
         };
-        // Plain limits have no places.
+        // Without details, all limits are plain, and plain limits have no places.
         let holds_place = details.is_some() && decision.as_ref().is_some_and(Decision::holds_place);
         if holds_place && !self.frees_with_head && !body::is_known::<B>() {
             let problem = body::unknown::<B>();
@@ -83,7 +84,7 @@ impl Policy {
         Ok(Completion { decision, headers, degraded, follow_up })
     }
 
-    /// Adds the decision of the layers further out to that of this layer.
+    /// Adds the decision of the layers further out to the decision of this layer.
     #[cold]
     fn leave_within(&self, outer: Decision, left: &mut Extensions) {
         let Some(decision) = left.get_mut::<Decision>() else { return };
@@ -93,7 +94,7 @@ impl Policy {
         }
     }
 
-    /// The response to a request that is not let through.
+    /// Reports a rejection, and makes the response to the rejected request.
     pub(super) fn reject<B: Body + 'static>(
         &self,
         request: &Parts,
@@ -125,7 +126,7 @@ impl Policy {
         Some(Degraded { error: error.clone(), mode, inner: None })
     }
 
-    /// Reports the limits in the shadow that would have refused.
+    /// Reports the limits in the shadow that would have refused a request.
     fn report_shadow(
         &self,
         decision: Option<&Decision>,
@@ -145,7 +146,8 @@ impl Policy {
 }
 
 impl Completion {
-    /// Begins what has to happen before the response goes out, if there is anything.
+    /// Begins the settlements and blocks that the response has to wait for. `None` if there are
+    /// none.
     pub(super) fn settle<B>(&self, response: Response<B>) -> (Response<B>, Option<Settling>) {
         let (Some(follow_up), Some(decision)) = (&self.follow_up, &self.decision) else { return (response, None) };
         let (parts, body) = response.into_parts();
@@ -157,8 +159,8 @@ impl Completion {
     /// settlements.
     pub(super) fn write<B: Body + 'static>(self, settled: Option<&Decision>, mut response: Response<B>) -> Response<B> {
         if let Some(decision) = settled.or(self.decision.as_ref()) {
-            // An inner layer's rejection keeps its figures, since its `Retry-After` belongs to
-            // them.
+            // A rejection of a layer further in keeps its figures, since the `Retry-After` of the
+            // rejection belongs to these figures.
             if response.extensions().get::<Rejection>().is_none() {
                 self.headers.write_x_rate_limit(decision, response.headers_mut());
             }
@@ -172,8 +174,9 @@ impl Completion {
     }
 }
 
-/// The decision of a request that is let through; `None` if there was nothing to decide, or if the
-/// layer fails open without a decision.
+/// Returns the decision of a request that is let through, or the rejection of the request. The
+/// decision is `None` if there was nothing to decide, or if the layer fails open without a
+/// decision.
 #[inline]
 fn admission(outcome: Result<Option<Decision>, Error>, mode: FailureMode) -> Result<Option<Decision>, Rejection> {
     match outcome {
@@ -186,9 +189,9 @@ fn admission(outcome: Result<Option<Decision>, Error>, mode: FailureMode) -> Res
     }
 }
 
-/// A handler that returns a rejection responds as a layer does that fails closed and has the
-/// default responder: with the same [`Degraded`], log lines and metrics. It sends the default [sets
-/// of headers](crate::HeaderSets).
+/// Makes the response of a handler that returns a rejection. The response is that of a layer that
+/// fails closed, with the default responder and the default [sets of headers](crate::HeaderSets).
+/// [`Degraded`], log lines and metrics are those of such a layer, too.
 #[cfg(feature = "axum")]
 impl axum::response::IntoResponse for Rejection {
     fn into_response(self) -> axum::response::Response {
@@ -201,9 +204,10 @@ impl axum::response::IntoResponse for Rejection {
     }
 }
 
-/// A gRPC method that returns a rejection sends the status that a layer with
-/// [`GrpcResponse`](crate::middleware::GrpcResponse) sends when it fails closed, with the same log
-/// lines and metrics. The status has no `x-ratelimit-*`.
+/// Makes the status of a gRPC method that returns a rejection. The status, the log lines and the
+/// metrics are those of a layer that fails closed, with
+/// [`GrpcResponse`](crate::middleware::GrpcResponse) as its responder. But the status has no
+/// `x-ratelimit-*`.
 #[cfg(feature = "grpc")]
 impl From<Rejection> for tonic::Status {
     fn from(rejection: Rejection) -> Self {

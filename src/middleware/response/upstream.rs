@@ -1,20 +1,22 @@
-//! Whether an upstream asks to stay away, and for how long, read from its response.
+//! Reads from the response of an upstream whether the upstream asks the client to stay away, and
+//! for how long.
 //!
 //! 1. `Retry-After` (RFC 9110, section 10.2.3) of a 429 or 503, in seconds or as a date, counts
 //!    before all other values. In other responses `Retry-After` has another meaning.
-//! 2. In any response, a limit of the upstream with nothing left asks to stay away until its reset.
-//!    Such a limit is a member of `RateLimit` (draft-ietf-httpapi-ratelimit-headers, the list of
-//!    -08 and later), or `X-RateLimit-Remaining` with `-Reset`, also without the `X-`. Of several
-//!    such times, the longest counts.
+//! 2. In any response, a limit of the upstream that has nothing left asks the client to stay away
+//!    until the reset of that limit. Such a limit is shown by a member of `RateLimit`
+//!    (draft-ietf-httpapi-ratelimit-headers, the list of -08 and later), or by
+//!    `X-RateLimit-Remaining` and `-Reset`, with or without the `X-`. If several limits have
+//!    nothing left, the longest time counts.
 //! 3. A `-Reset` of at most a billion is a number of seconds, since no upstream asks to stay away
-//!    for thirty years. Above that it is a Unix time, and above a trillion a Unix time in
-//!    milliseconds.
-//! 4. Values that are malformed, or already over, are ignored. If a 429 has no value that counts,
-//!    it asks for one second.
+//!    for thirty years. A `-Reset` above a billion is a Unix time in seconds, and one above a
+//!    trillion is a Unix time in milliseconds.
+//! 4. Values that are malformed, or already over, are ignored. A 429 without any value that counts
+//!    asks for one second.
 //! 5. No block is longer than a day.
 //! 6. A 429, a 503 with `Retry-After`, and a 403 with nothing left are refusals: the upstream has
-//!    counted more than we have. Any other response perhaps reports only what this limit has
-//!    counted, too.
+//!    counted more than the limit of the layer has. Any other response does not show this, since
+//!    the limit of the layer may have counted the same calls.
 
 use std::time::{Duration, SystemTime};
 
@@ -23,16 +25,17 @@ use http::{HeaderMap, HeaderName, StatusCode, header::RETRY_AFTER};
 use super::super::headers::split;
 use crate::limit::text::whole_number;
 
-/// The time of a 429 that tells none.
+/// The time that a 429 without any valid time asks for.
 const DEFAULT: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_secs(24 * 60 * 60);
-/// A moment in September 2001. A number up to this one is no Unix time.
+/// A moment in September 2001. A number up to this moment is taken for seconds, not for a Unix
+/// time.
 const FIRST_UNIX_TIME: u64 = 1_000_000_000;
 const FIRST_IN_MILLIS: u64 = 1_000 * FIRST_UNIX_TIME;
 
 const RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
-/// The headers for the units left and for the reset: those that most APIs send, and those of drafts
-/// before -07.
+/// The pairs of headers for the units left and for the reset: first the pair that most APIs send,
+/// then the pair of drafts before -07.
 static PAIRS: [(HeaderName, HeaderName); 2] = [
     (HeaderName::from_static("x-ratelimit-remaining"), HeaderName::from_static("x-ratelimit-reset")),
     (HeaderName::from_static("ratelimit-remaining"), HeaderName::from_static("ratelimit-reset")),
@@ -45,7 +48,8 @@ pub(super) struct BlockRequest {
     pub(super) is_refusal: bool,
 }
 
-/// What the upstream asks for: see the module docs. `None` if it does not ask to stay away.
+/// Reads what the upstream asks for: see the module docs. `None` if the upstream does not ask the
+/// client to stay away.
 pub(super) fn block_request(status: StatusCode, headers: &HeaderMap, now: SystemTime) -> Option<BlockRequest> {
     let can_retry_after = matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE);
     let retry_after = values(headers, &RETRY_AFTER).filter_map(|value| retry_after(value, now)).max();
@@ -251,7 +255,7 @@ mod tests {
         }
     }
 
-    /// The longest of the well-formed lines of a header counts.
+    /// If a header has several well-formed lines, the longest time counts.
     #[test]
     fn each_header_may_have_many_lines() {
         let texts =
