@@ -117,6 +117,9 @@ impl Series {
     }
 }
 
+/// The comparisons of a scenario, or one line that says why there are none.
+pub(crate) type Outcome = Result<Vec<Comparison>, String>;
+
 /// Us against the others, over all rounds.
 pub(crate) struct Comparison {
     pub(crate) what: String,

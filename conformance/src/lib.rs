@@ -52,5 +52,6 @@ mod oracle;
 mod replay;
 mod rules;
 mod suite;
+mod trial;
 
 pub use self::{oracle::Oracle, suite::Conformance};

@@ -8,7 +8,7 @@ use tower_sliding_window::{Charge, Check, Decision, Key, Limit, Store, settlemen
 use crate::{
     history::{History, Step, described, for_the_other_key},
     oracle::Oracle,
-    suite::Trial,
+    trial::Trial,
 };
 
 /// A store may look at so many entries for a retry time.

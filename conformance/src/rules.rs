@@ -13,7 +13,7 @@ use tower_sliding_window::{
 use crate::{
     history::History,
     replay::replay,
-    suite::{ALGORITHMS, Trial},
+    trial::{ALGORITHMS, Trial},
 };
 
 type Kept = Result<(), String>;

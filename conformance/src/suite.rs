@@ -14,17 +14,11 @@ use crate::{
     history::History,
     replay::{replay, shrink},
     rules::RULES,
+    trial::{ALGORITHMS, Trial},
 };
 
 /// Longer than any part of the suite takes on a store that needs 10 ms for a check.
 const TIME_LIMIT: Duration = Duration::from_secs(300);
-
-pub(crate) const ALGORITHMS: [Algorithm; 4] = [
-    Algorithm::sliding_log(),
-    Algorithm::compact_log(16),
-    Algorithm::sliding_window_counter(),
-    Algorithm::fixed_window(),
-];
 
 /// The conformance suite, which fails the test of a store that breaks a rule.
 ///
@@ -117,12 +111,6 @@ impl Default for Conformance {
     fn default() -> Self {
         Self::new()
     }
-}
-
-/// A store under test that has nothing stored: the store and a clone of it.
-pub(crate) struct Trial {
-    pub(crate) handles: [Arc<dyn Store>; 2],
-    pub(crate) clock: ManualClock,
 }
 
 async fn within_time(part: impl Future<Output = Result<(), String>>) -> Result<(), String> {

@@ -23,12 +23,9 @@ mod zipf;
 
 pub(crate) use self::fleet::{CLIENT, run_client};
 use crate::{
-    measure::{Comparison, Effort},
+    measure::{Effort, Outcome},
     research::{early_refusals, regions},
 };
-
-/// The comparisons, or one line that says why there are none.
-pub(crate) type Outcome = Result<Vec<Comparison>, String>;
 
 pub(crate) struct Scenario {
     pub(crate) name: &'static str,

@@ -24,7 +24,12 @@ use self::{
     judge::{Answer, Verdict, judge},
     leases::lease,
 };
-use crate::{dice::Dice, load::two_threads, measure::Effort, scenarios::Outcome, server::Server};
+use crate::{
+    dice::Dice,
+    load::two_threads,
+    measure::{Effort, Outcome},
+    server::Server,
+};
 
 /// The units of the limit.
 const UNITS: usize = 2_000;

@@ -25,7 +25,10 @@ use self::{
     ours::Ours,
     rivals::{Doorman, Shares},
 };
-use crate::{dice::Dice, measure::Effort, scenarios::Outcome};
+use crate::{
+    dice::Dice,
+    measure::{Effort, Outcome},
+};
 
 type Time = u64;
 
