@@ -6,52 +6,71 @@ use std::{
 };
 
 use axum::{
-    body::Body,
     extract::{Request, State},
     http::{HeaderValue, StatusCode},
     response::{IntoResponse, Response},
 };
 use tower::{Layer, ServiceExt, service_fn};
+use tower_sliding_window::{Charge, Check, HeaderSets, Rejection};
 use tracing::warn;
 
-use crate::{Service, rules::Rules};
+use crate::{
+    Service, decide,
+    rule::{Route, Rule},
+    rules::Rules,
+};
 
 /// The answer to a proxy. A request that no rule is about passes.
 pub(crate) async fn ask(State(service): State<Arc<Service>>, request: Request) -> Response {
     let rules = service.rules();
-    let Some(questions) = rules.questions.clone() else {
+    let Some(questions) = &rules.questions else {
         return (StatusCode::NOT_FOUND, "the rules have no [proxy], so nobody may ask\n").into_response();
     };
-    let refusal_status = rules.refusal_status;
-    let guarded = questions.layer(service_fn(|request| decide(Arc::clone(&rules), request)));
-    let mut response = guarded.oneshot(request).await.unwrap_or_else(|error| match error {});
+    let answer = async |request| Ok::<_, Infallible>(answer(&service, &rules, request).await.into_response());
+    let asked = questions.layer(service_fn(answer)).oneshot(request).await;
+    let mut response = asked.unwrap_or_else(|error| match error {});
     let status = response.status();
     if status == StatusCode::BAD_REQUEST && !rules.has_told_of_questions.swap(true, Ordering::Relaxed) {
         warn!(
             "a question of a proxy got a 400, which its client sees as a refusal: does `ask` fit the proxy, and has each request the key of its rule?"
         );
     }
-    if let Some(refused) = refusal_status.filter(|_| !status.is_success()) {
+    if let Some(refused) = rules.refusal_status.filter(|_| !status.is_success()) {
         response.headers_mut().insert("x-auth-status", HeaderValue::from(status.as_u16()));
         *response.status_mut() = refused;
     }
     response
 }
 
-/// The rules of both readings of the path decide, one after the other.
-async fn decide(rules: Arc<Rules>, request: Request<Body>) -> Result<Response, Infallible> {
-    let mut answer = StatusCode::OK.into_response();
-    for (route, values) in rules.find(request.method(), request.uri().path()) {
-        let mut asked = Request::new(Body::empty());
-        *asked.method_mut() = request.method().clone();
-        *asked.uri_mut() = request.uri().clone();
-        *asked.headers_mut() = request.headers().clone();
-        *asked.extensions_mut() = request.extensions().clone();
-        asked.extensions_mut().insert(values);
-        answer = route.guard.clone().oneshot(asked).await?;
-        if !answer.status().is_success() {
-            break;
+/// Decides the limits of all rules that a reading of the path finds at once. A limit that several
+/// of them have costs the most that one of them says.
+async fn answer(service: &Service, rules: &Rules, request: Request) -> Result<Response, Rejection> {
+    let (mut parts, _) = request.into_parts();
+    let mut charges = Vec::<Charge>::new();
+    let mut charged = Vec::<&Rule>::new();
+    for (rule, values) in rules.find(&parts.method, parts.uri.path()) {
+        parts.extensions.insert(values);
+        let cost = rule.route.as_ref().map_or(Ok(1), |route: &Route| route.cost(&parts))?;
+        charged.push(rule);
+        for keyed in &rule.limits {
+            let charge = keyed.charge(keyed.key.of_request(&parts)?, cost)?;
+            match charges.iter_mut().find(|other| (other.limit(), other.key()) == (charge.limit(), charge.key())) {
+                Some(other) if other.cost() >= charge.cost() => {}
+                Some(other) => *other = charge,
+                None => charges.push(charge),
+            }
         }
     }
-    Ok(answer)
+    let mut response = StatusCode::OK.into_response();
+    let mut charges = charges.into_iter();
+    let Some(first) = charges.next() else { return Ok(response) };
+    let check = charges.try_fold(Check::new(first), Check::and).map_err(Rejection::NotSetUp)?;
+    match decide(&charged, &service.limiter, check).await? {
+        Ok(decision) if decision.is_allowed() => {
+            decision.write_headers(HeaderSets::X_RATE_LIMIT, response.headers_mut());
+            Ok(response)
+        }
+        Ok(decision) => Err(Rejection::Limited(decision)),
+        Err(_) => Ok(response),
+    }
 }

@@ -14,13 +14,12 @@ use axum::{
 };
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use tower_sliding_window::{
-    Charge, Check, Decision, Error, HeaderSets, Limiter, Rejection, decision::LimitStatus, settlement::Settlement,
+    Charge, Check, Decision, Error, HeaderSets, Key, Limit, Rejection, decision::LimitStatus, error::NeverFits,
+    settlement::Settlement,
 };
 
 use crate::{
-    Service,
-    file::OnFailure,
-    held::MOST_HELD,
+    Service, decide,
     key::MOST_BYTES,
     rule::{KeyedLimit, Rule},
     rules::Rules,
@@ -147,9 +146,10 @@ fn read_charges(headers: &HeaderMap, body: &[u8]) -> Result<(Vec<Asked>, bool), 
 }
 
 impl Asked {
-    fn charge<'a>(&self, rules: &'a Rules, cost: u64) -> Result<(&'a Rule, Charge), Response> {
-        let (rule, KeyedLimit { limit, is_shadow, key }) =
+    fn charge<'a>(&self, rules: &'a Rules, make: Make) -> Result<(&'a Rule, Charge), Response> {
+        let (rule, keyed) =
             rules.find_limit(&self.limit).ok_or_else(|| mistake(format!("there is no limit {:?}", self.limit)))?;
+        let limit = &keyed.limit;
         let texts: Vec<&str> = match &self.key {
             Texts::One(text) => vec![text],
             Texts::Several(texts) => texts.iter().map(|text| &**text).collect(),
@@ -157,16 +157,14 @@ impl Asked {
         if texts.iter().any(|text| text.len() > MOST_BYTES) {
             return Err(mistake(format!("a key has at most {MOST_BYTES} bytes")));
         }
-        // A shadow refuses nothing, so a cost above it counts as all of its units.
-        let cost = if *is_shadow { cost.min(limit.units()) } else { cost };
-        let charge = Charge::new(limit.clone(), key.of_texts(&texts).map_err(mistake)?, cost).map_err(mistake)?;
-        let charge = if *is_shadow { charge.in_shadow() } else { charge };
+        let key = keyed.key.of_texts(&texts).map_err(mistake)?;
+        let charge = make(self, keyed, key).map_err(mistake)?;
         match self.lease {
             Some(lease) if !(0.001..=LONGEST_LEASE).contains(&lease) => {
                 Err(mistake("a lease must be 0.001 to 31536000 seconds"))
             }
             Some(lease) if !limit.is_concurrent() => Ok((rule, charge.reserve(Duration::from_secs_f64(lease)))),
-            None if limit.is_concurrent() && cost > 0 => Err(mistake(format!(
+            None if limit.is_concurrent() && charge.cost() > 0 => Err(mistake(format!(
                 "the limit {:?} is of places: say for how many seconds at most, as lease",
                 self.limit
             ))),
@@ -180,32 +178,30 @@ fn said(asked: &[Asked]) -> String {
     serde_json::to_string(asked).unwrap_or_default()
 }
 
-/// The check, and the rules of its charges.
-fn check_of<'a>(
-    rules: &'a Rules,
-    asked: &[Asked],
-    cost: impl Fn(&Asked) -> u64,
-) -> Result<(Vec<&'a Rule>, Check), Response> {
-    let charges = asked.iter().map(|asked| asked.charge(rules, cost(asked))).collect::<Result<Vec<_>, _>>()?;
-    let (rules, charges): (Vec<_>, Vec<_>) = charges.into_iter().unzip();
-    let check = charges.into_iter().try_fold(None, |check: Option<Check>, charge| match check {
-        None => Ok(Some(Check::new(charge))),
-        Some(check) => check.and(charge).map(Some),
-    });
-    Ok((rules, check.map_err(mistake)?.ok_or_else(|| mistake("there is no charge"))?))
-}
+/// Makes the charge that a question asks for.
+type Make = fn(&Asked, &KeyedLimit, Key) -> Result<Charge, NeverFits>;
 
-/// What the rules do without a decision: closed if any of them is, local if all are.
-pub(crate) async fn decide(rules: &[&Rule], limiter: &Limiter, check: Check) -> Result<Result<Decision, Error>, Error> {
-    // The smallest share, if all have one.
-    let processes =
-        |rule: &&Rule| if let OnFailure::Local(processes) = rule.on_failure { Some(processes) } else { None };
-    let is_local = rules.iter().all(|rule| processes(rule).is_some());
-    let local = rules.iter().filter(|_| is_local).max_by_key(|rule| processes(rule)).map(|rule| &rule.limiter);
-    match local.unwrap_or(limiter).check_all(check).await {
-        Err(error) if local.is_some() || rules.iter().any(|rule| rule.on_failure == OnFailure::Closed) => Err(error),
-        outcome => Ok(outcome),
+const TO_SPEND: Make = |asked, keyed, key| keyed.charge(key, asked.cost);
+const TO_SEE: Make = |_, keyed, key| keyed.charge(key, 0);
+/// The limit may have become smaller since its units were reserved. They are found under any size.
+const TO_SETTLE: Make = |asked, keyed, key| {
+    if keyed.is_shadow || keyed.limit.is_concurrent() {
+        return keyed.charge(key, asked.cost);
     }
+    let limit = &keyed.limit;
+    let text = limit.to_string();
+    let window = text.rsplit_once('=').and_then(|(_, text)| text.split_once('/')).map_or("", |(_, window)| window);
+    let larger = Limit::parse(limit.name().to_owned(), &format!("{}/{window}", asked.cost.max(limit.units())));
+    Charge::new(larger.unwrap_or_else(|_| limit.clone()), key, asked.cost)
+};
+
+/// The check, and the rules of its charges.
+fn check_of<'a>(rules: &'a Rules, asked: Vec<&Asked>, make: Make) -> Result<(Vec<&'a Rule>, Check), Response> {
+    let charges = asked.into_iter().map(|asked| asked.charge(rules, make)).collect::<Result<Vec<_>, _>>()?;
+    let (rules, charges): (Vec<_>, Vec<_>) = charges.into_iter().unzip();
+    let mut charges = charges.into_iter();
+    let first = charges.next().ok_or_else(|| mistake("there is no charge"))?;
+    Ok((rules, charges.try_fold(Check::new(first), Check::and).map_err(mistake)?))
 }
 
 /// Whole seconds that are long enough.
@@ -254,7 +250,12 @@ pub(crate) async fn check(State(service): State<Arc<Service>>, headers: HeaderMa
         return Err(mistake("a cost must be at least 1: POST /peek shows a limit without spending"));
     }
     let all = service.rules();
-    let (rules, check) = check_of(&all, &asked, |asked| asked.cost)?;
+    let (rules, check) = check_of(&all, asked.iter().collect(), TO_SPEND)?;
+    let takes_place = check.charges().any(|charge| charge.limit().is_concurrent());
+    if takes_place && service.held.is_full() {
+        let detail = "this process holds as many admissions with places as it may".to_owned();
+        return Err(Problem(StatusCode::SERVICE_UNAVAILABLE, detail).into_response());
+    }
     let decision =
         match decide(&rules, &service.limiter, check).await.map_err(|error| Rejection::from(error).into_response())? {
             Ok(decision) => decision,
@@ -267,28 +268,27 @@ pub(crate) async fn check(State(service): State<Arc<Service>>, headers: HeaderMa
         leases(&|asked| all.find_limit(&asked.limit).is_some_and(|(_, keyed)| keyed.limit.is_concurrent()));
     let is_open = leases(&|_| true).is_some() && decision.is_allowed();
     let id = u64::from(decision.id());
+    let charges = said(&asked);
+    let ticket = service.held.ticket(id, &charges);
     if let Some(lease) = of_a_place.filter(|_| decision.holds_place()) {
         let until = Instant::now() + Duration::from_secs_f64(lease);
-        if !service.held.hold(id, decision.clone(), until, said(&asked)) {
-            let detail = format!("this process holds {MOST_HELD} admissions with places already");
-            return Err(Problem(StatusCode::SERVICE_UNAVAILABLE, detail).into_response());
-        }
+        service.held.hold(ticket, decision.clone(), until, charges.len());
     }
     let at = decision.at().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros() as u64;
-    let admission = is_open.then(|| Admission { id: format!("{id:016x}"), at, charges: asked });
+    let admission = is_open.then(|| Admission { id: format!("{id:016x}{ticket:016x}"), at, charges: asked });
     Ok(answer(Ok(&decision), is_list, admission))
 }
 
 pub(crate) async fn peek(State(service): State<Arc<Service>>, headers: HeaderMap, body: Bytes) -> Outcome {
     let (asked, is_list) = read_charges(&headers, &body)?;
-    let (_, check) = check_of(&service.rules(), &asked, |_| 0)?;
+    let (_, check) = check_of(&service.rules(), asked.iter().collect(), TO_SEE)?;
     let decision = service.limiter.check_all(check).await.map_err(|error| Rejection::from(error).into_response())?;
     Ok(answer(Ok(&decision), is_list, None))
 }
 
 pub(crate) async fn reset(State(service): State<Arc<Service>>, headers: HeaderMap, body: Bytes) -> Outcome {
     let (asked, _) = read_charges(&headers, &body)?;
-    let (_, check) = check_of(&service.rules(), &asked, |_| 0)?;
+    let (_, check) = check_of(&service.rules(), asked.iter().collect(), TO_SEE)?;
     if let Some(charge) = check.charges().find(|charge| charge.limit().is_concurrent()) {
         return Err(mistake(format!("the limit {:?} is of places, which are held", charge.limit().name())));
     }
@@ -301,28 +301,34 @@ pub(crate) async fn reset(State(service): State<Arc<Service>>, headers: HeaderMa
 
 pub(crate) async fn settle(State(service): State<Arc<Service>>, headers: HeaderMap, body: Bytes) -> Outcome {
     let Settling { admission, actual } = read(&headers, &body)?;
-    let id =
-        u64::from_str_radix(&admission.id, 16).map_err(|_| mistake("the id of the admission is not as it was told"))?;
+    let number = |hex| u64::from_str_radix(hex, 16).ok();
+    let told = admission.id.split_at_checked(16).and_then(|(id, ticket)| Some((number(id)?, number(ticket)?)));
+    let (id, ticket) = told.ok_or_else(|| mistake("the id of the admission is not as it was told"))?;
     let costs = match actual {
         Actual::One(cost) => vec![cost; admission.charges.len()],
         Actual::Each(costs) if costs.len() == admission.charges.len() => costs,
         Actual::Each(_) => return Err(mistake("actual needs one number for each charge")),
     };
     // A guessed id frees nothing. The place is free also if the limit has gone, or the store.
-    let frees = service.held.free(id, &said(&admission.charges));
+    let is_its_own = ticket == service.held.ticket(id, &said(&admission.charges));
+    let frees = is_its_own && service.held.free(ticket);
     let freed = || Ok(axum::Json(serde_json::json!({ "settled": true, "used": null })).into_response());
-    let (_, check) = match check_of(&service.rules(), &admission.charges, |asked| asked.cost) {
-        Err(_) if frees => return freed(),
-        checked => checked?,
-    };
-    // What has no lease was spent at once.
-    let mut each = costs.into_iter().zip(&admission.charges).map(|(cost, asked)| asked.lease.map(|_| cost));
+    let rules = service.rules();
+    let is_known = |asked: &Asked| rules.find_limit(&asked.limit).is_some();
+    let known = || admission.charges.iter().zip(&costs).filter(|(asked, _)| !frees || is_known(asked));
+    if frees && known().next().is_none() {
+        return freed();
+    }
+    let (_, check) = check_of(&rules, known().map(|(asked, _)| asked).collect(), TO_SETTLE)?;
+    let is_only_of_places = check.charges().all(|charge| charge.limit().is_concurrent());
+    // Units without a lease are spent at once.
+    let mut each = known().map(|(asked, cost)| asked.lease.map(|_| *cost));
     let at = UNIX_EPOCH.checked_add(Duration::from_micros(admission.at)).unwrap_or(UNIX_EPOCH);
     let settlement = Settlement::by_id(check, id.into(), at, |charge| {
         each.next().flatten().filter(|_| !charge.limit().is_concurrent())
     });
     let settled = match service.limiter.settle(settlement).await {
-        Err(_) if frees && admission.charges.len() == 1 => return freed(),
+        Err(_) if frees && is_only_of_places => return freed(),
         settled => settled.map_err(|error| Rejection::from(error).into_response())?,
     };
     let mut body = serde_json::json!({ "settled": settled.was_applied || frees });

@@ -18,18 +18,23 @@ use envoy_types::pb::{
 };
 use metrics::counter;
 use tonic::{Request, Response, Status};
-use tower_sliding_window::{Charge, Check, Decision, HeaderSets, Key, Limit, decision::LimitStatus};
+use tower_sliding_window::{Check, Decision, HeaderSets, Key, Limit, decision::LimitStatus};
 
 use crate::{
-    Service, check,
+    Service, check, decide,
     rule::{KeyedLimit, Rule},
     rules::Rules,
 };
 
 pub(crate) struct Envoy(pub(crate) Arc<Service>);
 
-/// A charge, and the descriptors that it is for.
-type Charged = (Charge, u64, Vec<usize>);
+/// A limit for one key, and the descriptors that count in it.
+struct Asked {
+    limit: KeyedLimit,
+    key: Key,
+    hits: u64,
+    places: Vec<usize>,
+}
 
 #[tonic::async_trait]
 impl RateLimitService for Envoy {
@@ -47,24 +52,21 @@ impl RateLimitService for Envoy {
             return Ok(Response::new(RateLimitResponse { overall_code, ..RateLimitResponse::default() }));
         }
         let all = self.0.rules();
-        let (mut rules, mut charged) = (Vec::new(), Vec::<Charged>::new());
+        let mut rules = Vec::new();
+        let mut asked = Vec::<Asked>::new();
         for (place, descriptor) in request.descriptors.iter().enumerate() {
             let hits = match (&descriptor.hits_addend, descriptor.is_negative_hits) {
                 (_, true) => return Err(Status::invalid_argument("hits are never given back")),
                 (Some(hits), _) => hits.value,
                 (None, _) => u64::from(request.hits_addend.max(1)),
             };
-            let Some((rule, charges)) = charges(&all, &request.domain, descriptor) else { continue };
+            let Some((rule, key, limits)) = limits_of(&all, &request.domain, descriptor) else { continue };
             rules.push(rule);
-            for charge in charges {
-                let Some((other, cost, places)) = charged.iter_mut().find(|(other, ..)| is_one(other, &charge)) else {
-                    charged.push((charge, hits, vec![place]));
-                    continue;
-                };
-                *cost = cost.saturating_add(hits);
-                places.push(place);
-                if charge.limit().units() < other.limit().units() {
-                    *other = charge;
+            for limit in limits {
+                let new = Asked { limit, key: key.clone(), hits, places: vec![place] };
+                match asked.iter_mut().find(|other| other.shares_units_with(&new)) {
+                    Some(other) => other.add(new),
+                    None => asked.push(new),
                 }
             }
         }
@@ -72,33 +74,28 @@ impl RateLimitService for Envoy {
         response.statuses =
             vec![DescriptorStatus { code: Code::Ok.into(), ..DescriptorStatus::default() }; request.descriptors.len()];
         let mut check: Option<Check> = None;
-        for (charge, cost, places) in &charged {
-            match Charge::new(charge.limit().clone(), charge.key(), *cost) {
-                Ok(fits) => {
-                    let fits = if charge.is_shadow() { fits.in_shadow() } else { fits };
-                    check = Some(match check {
-                        None => Check::new(fits),
-                        Some(check) => check.and(fits).map_err(|error| Status::invalid_argument(error.to_string()))?,
-                    });
+        for Asked { limit, key, hits, places } in &asked {
+            let Ok(charge) = limit.charge(key.clone(), *hits) else {
+                for place in places {
+                    response.statuses[*place] = DescriptorStatus {
+                        code: Code::OverLimit.into(),
+                        current_limit: Some(told(&limit.limit)),
+                        ..DescriptorStatus::default()
+                    };
                 }
-                Err(_) if charge.is_shadow() => {}
-                Err(_) => {
-                    for place in places {
-                        response.statuses[*place] = DescriptorStatus {
-                            code: Code::OverLimit.into(),
-                            current_limit: Some(told(charge.limit())),
-                            ..DescriptorStatus::default()
-                        };
-                    }
-                    response.overall_code = Code::OverLimit.into();
-                }
-            }
+                response.overall_code = Code::OverLimit.into();
+                continue;
+            };
+            check = Some(match check {
+                None => Check::new(charge),
+                Some(check) => check.and(charge).map_err(|error| Status::invalid_argument(error.to_string()))?,
+            });
         }
         let Some(check) = check.filter(|_| response.overall_code == i32::from(Code::Ok)) else {
             return Ok(Response::new(response));
         };
-        match check::decide(&rules, &self.0.limiter, check).await {
-            Ok(Ok(decision)) => tell(&decision, &charged, &mut response),
+        match decide(&rules, &self.0.limiter, check).await {
+            Ok(Ok(decision)) => tell(&decision, &asked, &mut response),
             Ok(Err(_)) => {}
             // Envoy would let it pass.
             Err(_) => response.overall_code = Code::OverLimit.into(),
@@ -107,34 +104,44 @@ impl RateLimitService for Envoy {
     }
 }
 
-/// Whether two charges share their units. Their limits may have other numbers of units, which
-/// descriptors bring along.
-fn is_one(charge: &Charge, other: &Charge) -> bool {
-    let identity =
-        |charge: &Charge| (charge.limit().name().to_owned(), charge.limit().window(), charge.limit().algorithm());
-    charge.key() == other.key() && identity(charge) == identity(other)
+impl Asked {
+    /// The sizes of the limits may differ, since descriptors bring them along.
+    fn shares_units_with(&self, other: &Self) -> bool {
+        let [(one, key), (other, other_key)] = [self, other].map(|asked| (&asked.limit.limit, &asked.key));
+        let has_same_identity =
+            one.name() == other.name() && one.window() == other.window() && one.algorithm() == other.algorithm();
+        has_same_identity && key == other_key
+    }
+
+    /// The smaller limit holds for both.
+    fn add(&mut self, other: Self) {
+        self.hits = self.hits.saturating_add(other.hits);
+        self.places.extend(other.places);
+        if other.limit.limit.units() < self.limit.limit.units() {
+            self.limit = other.limit;
+        }
+    }
 }
 
-/// The rule of a descriptor, and charges without costs.
-fn charges<'a>(rules: &'a Rules, domain: &str, descriptor: &RateLimitDescriptor) -> Option<(&'a Rule, Vec<Charge>)> {
+/// The rule of a descriptor, its key, and its limits.
+fn limits_of<'a>(
+    rules: &'a Rules,
+    domain: &str,
+    descriptor: &RateLimitDescriptor,
+) -> Option<(&'a Rule, Key, Vec<KeyedLimit>)> {
     let entries: Vec<_> = descriptor.entries.iter().map(|entry| (&*entry.key, &*entry.value)).collect();
     let Some((rule, values)) = rules.find_descriptor(domain, &entries) else {
         counter!("rate_limit_service_descriptors_without_rule_total").increment(1);
         return None;
     };
+    let first = rule.limits.first()?;
     // As an error, Envoy would let it pass: a client that sends no address would have no limit.
-    let key = rule.limits.first()?.key.of_texts(&values).unwrap_or_else(|_| Key::new("unreadable", ""));
-    let name = rule.limits.first()?.limit.name();
-    // Without a unit, or with an unknown one, the rule's own limits hold: an error would let all of the
-    // request pass.
-    if let Some(limit) = descriptor.limit.as_ref().and_then(|instead| chosen(name, instead)) {
-        return Some((rule, vec![Charge::spent(limit, &key, 0)]));
-    }
-    let charge = |keyed: &KeyedLimit| {
-        let charge = Charge::spent(keyed.limit.clone(), &key, 0);
-        if keyed.is_shadow { charge.in_shadow() } else { charge }
-    };
-    Some((rule, rule.limits.iter().map(charge).collect()))
+    let key = first.key.of_texts(&values).unwrap_or_else(|_| Key::new("unreadable", ""));
+    // Without a unit, or with an unknown one, the rule's own limits hold: an error would let all of
+    // the request pass.
+    let instead = descriptor.limit.as_ref().and_then(|instead| chosen(first.limit.name(), instead));
+    let limits = instead.map_or_else(|| rule.limits.clone(), |limit| vec![KeyedLimit { limit, ..first.clone() }]);
+    Some((rule, key, limits))
 }
 
 /// The limit that Envoy says in the place of a rule's own.
@@ -176,13 +183,13 @@ fn figure(units: u64) -> u32 {
 }
 
 /// Each descriptor has the figures of its limit that refuses, or has the least left.
-fn tell(decision: &Decision, charged: &[Charged], response: &mut RateLimitResponse) {
+fn tell(decision: &Decision, asked: &[Asked], response: &mut RateLimitResponse) {
     let order = |status: &LimitStatus| (status.retry_after().is_none(), status.remaining());
     for (place, told_status) in response.statuses.iter_mut().enumerate() {
         let own = decision
             .statuses()
-            .zip(charged)
-            .filter(|(status, (.., places))| places.contains(&place) && !status.is_shadow());
+            .zip(asked)
+            .filter(|(status, asked)| asked.places.contains(&place) && !status.is_shadow());
         let Some((status, _)) = own.min_by_key(|(status, _)| order(status)) else { continue };
         let code = if status.retry_after().is_some() { Code::OverLimit } else { Code::Ok };
         let wait = status.retry_after().unwrap_or_else(|| status.reset_after());

@@ -10,7 +10,7 @@ use axum::http::request::Parts;
 use percent_encoding::percent_decode_str;
 use serde::Deserialize;
 use toml::Spanned;
-use tower_sliding_window::{Limit, Secret};
+use tower_sliding_window::{Limit, Secret, extract::KeyError};
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -116,9 +116,12 @@ impl Variable {
 }
 
 impl File {
-    /// An error has the line and the column of the mistake.
+    /// An error has the line and the column of the mistake, and not the line itself: it may hold a
+    /// password.
     pub(crate) fn read(text: &str) -> Result<Self> {
-        toml::from_str(text).map_err(|error| anyhow!("{}", error.to_string().trim_end()))
+        toml::from_str(text).map_err(|error: toml::de::Error| {
+            anyhow!("{}: {}", position(text, error.span().map_or(0, |span| span.start)), error.message())
+        })
     }
 
     /// Whether all is the same that is read only at the start.
@@ -137,25 +140,46 @@ impl File {
     }
 }
 
+/// The line and the column of a byte.
+pub(crate) fn position(text: &str, byte: usize) -> String {
+    let before = text.get(..byte).unwrap_or_default();
+    let column = before.chars().rev().take_while(|symbol| *symbol != '\n').count() + 1;
+    format!("line {}, column {column}", before.matches('\n').count() + 1)
+}
+
 impl CostFrom {
-    /// The largest of the numbers that a client says, however it writes them; 1 if none is above 1.
-    pub(crate) fn of(&self, request: &Parts) -> u64 {
+    /// The largest of the numbers that a client says; 1 if none is above 1. Applications read other
+    /// spellings of numbers in many ways, so these are errors.
+    pub(crate) fn of(&self, request: &Parts) -> Result<u64, KeyError> {
         let plain = |text: &str| {
             let text = text.replace('+', " ");
             percent_decode_str(&text).decode_utf8_lossy().trim().to_owned()
         };
+        let (Self::Header(name) | Self::Query(name)) = self;
         let said: Vec<String> = match self {
             Self::Header(name) => {
-                let lines = request.headers.get_all(name).into_iter().filter_map(|line| line.to_str().ok());
-                lines.flat_map(|line| line.split(',')).map(|number| number.trim().to_owned()).collect()
+                let lines = request.headers.get_all(name).into_iter();
+                let lines = lines.map(|line| String::from_utf8_lossy(line.as_bytes()).into_owned());
+                lines
+                    .flat_map(|line| line.split(',').map(|number| number.trim().to_owned()).collect::<Vec<_>>())
+                    .collect()
             }
             Self::Query(name) => {
                 let pairs = request.uri.query().unwrap_or_default().split('&').filter_map(|pair| pair.split_once('='));
                 pairs.filter(|(key, _)| plain(key) == *name).map(|(_, value)| plain(value)).collect()
             }
         };
+        let mut most = 1.0;
+        for number in said {
+            match number.parse::<f64>() {
+                Ok(number) => most = f64::max(most, number),
+                Err(_) if number.contains(char::is_numeric) => {
+                    return Err(KeyError::invalid(name.clone(), "not a plain number"));
+                }
+                Err(_) => {}
+            }
+        }
         // Beyond what a number of units may be, no limit admits it.
-        let numbers = said.iter().filter_map(|number| number.parse::<f64>().ok());
-        numbers.fold(1.0, f64::max).ceil() as u64
+        Ok(most.ceil() as u64)
     }
 }

@@ -19,7 +19,7 @@ enum Part {
     Client(ClientIp),
     Header(Header),
     ApiKey(ApiKey),
-    Path(String),
+    Path { name: String, ignore_case: bool },
     Text,
 }
 
@@ -38,10 +38,6 @@ impl LimitKey {
     pub(crate) fn read(texts: Vec<String>, sources: &Sources) -> Result<Self> {
         let parts = texts.iter().map(|text| Part::read(text, sources)).collect::<Result<_>>()?;
         Ok(Self { parts, texts })
-    }
-
-    pub(crate) fn counts_by_path(&self) -> bool {
-        self.parts.iter().any(|part| matches!(part, Part::Path(_)))
     }
 
     pub(crate) fn of_request(&self, request: &Parts) -> Result<Key, KeyError> {
@@ -73,8 +69,10 @@ impl Part {
                 let secret = sources.secret.as_ref().context("an API key needs secret = { env = \"..\" }")?;
                 Self::ApiKey(ApiKey::header(header()?, secret))
             }
-            "path" if !name.is_empty() && sources.ignore_case => Self::Path(name.to_lowercase()),
-            "path" if !name.is_empty() => Self::Path(name.to_owned()),
+            "path" if !name.is_empty() => {
+                let name = if sources.ignore_case { name.to_lowercase() } else { name.to_owned() };
+                Self::Path { name, ignore_case: sources.ignore_case }
+            }
             _ => bail!("the key {text:?} is none of client, header:NAME, api-key:HEADER, path:NAME and text"),
         })
     }
@@ -84,7 +82,7 @@ impl Part {
             Self::Client(client) => client.extract(request),
             Self::Header(header) => header.extract(request),
             Self::ApiKey(header) => header.extract(request),
-            Self::Path(name) => {
+            Self::Path { name, .. } => {
                 let values = request.extensions.get::<PathValues>().map_or(&[][..], |values| &values.0);
                 let value = values.iter().find(|(other, _)| other == name);
                 match value {
@@ -104,7 +102,8 @@ impl Part {
             }
             Self::Header(header) => header.key(text),
             Self::ApiKey(header) => header.key(text),
-            Self::Path(_) => Key::new("path", text),
+            Self::Path { ignore_case: true, .. } => Key::new("path", text.to_lowercase()),
+            Self::Path { .. } => Key::new("path", text),
             Self::Text => Key::from(text),
         })
     }

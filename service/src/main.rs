@@ -27,6 +27,7 @@ use std::{
 use anyhow::{Context, Result, anyhow, bail};
 use axum::{Router, extract::DefaultBodyLimit, http::StatusCode, middleware::from_fn_with_state, routing};
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_server::RateLimitServiceServer;
+use metrics::counter;
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use tokio::{
     signal::unix::{SignalKind, signal},
@@ -35,19 +36,21 @@ use tokio::{
     time::{interval, timeout},
 };
 use tower_http::timeout::TimeoutLayer;
-use tower_sliding_window::{Limiter, store};
+use tower_sliding_window::{Check, Decision, Error, Limiter, store};
 
 use crate::{
-    file::File,
+    file::{File, OnFailure},
     held::HeldPlaces,
     listen::{Listener, Token},
+    rule::Rule,
     rules::Rules,
 };
 
 const EXAMPLE: &str = include_str!("../example.toml");
 const MOST_BODY: usize = 64 * 1024;
-/// A body that does not arrive holds up no shutdown.
 const LONGEST_REQUEST: Duration = Duration::from_secs(5);
+/// Docker and others kill a process 10 s after they asked it to end.
+const LONGEST_END: Duration = Duration::from_secs(4);
 const SECONDS: [f64; 10] = [0.000_2, 0.000_5, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 1.0];
 
 /// All questions share it.
@@ -69,6 +72,24 @@ struct Prepared {
 impl Service {
     fn rules(&self) -> Arc<Rules> {
         Arc::clone(&self.rules.borrow())
+    }
+}
+
+/// Decides a check of charges of these rules. Without the store, it is an error if one of them is
+/// closed. Otherwise the smallest share decides, if one of them is local. Otherwise the request
+/// passes undecided, and the error tells why.
+async fn decide(rules: &[&Rule], limiter: &Limiter, check: Check) -> Result<Result<Decision, Error>, Error> {
+    let share = |rule: &&&Rule| if let OnFailure::Local(processes) = rule.on_failure { Some(processes) } else { None };
+    let local = rules.iter().filter(|rule| share(rule).is_some()).max_by_key(share);
+    let is_closed = rules.iter().any(|rule| rule.on_failure == OnFailure::Closed);
+    let limiter = local.filter(|_| !is_closed).map_or(limiter, |rule| &rule.limiter);
+    match limiter.check_all(check).await {
+        Err(error) if is_closed || local.is_some() => Err(error),
+        Err(error) => {
+            counter!("rate_limit_service_undecided_total").increment(1);
+            Ok(Err(error))
+        }
+        Ok(decision) => Ok(Ok(decision)),
     }
 }
 
@@ -130,13 +151,18 @@ fn http(service: &Arc<Service>, metrics: PrometheusHandle) -> Router {
         .route("/health", routing::get(async move || format!("{} rules\n", counted.rules().all.len())))
         .route("/metrics", routing::get(async move || metrics.render()))
         .route("/openapi.yaml", routing::get(|| async { include_str!("../openapi.yaml") }))
-        .layer(TimeoutLayer::with_status_code(StatusCode::REQUEST_TIMEOUT, LONGEST_REQUEST))
+        .layer(late())
+}
+
+/// Ends a request that does not arrive.
+fn late() -> TimeoutLayer {
+    TimeoutLayer::with_status_code(StatusCode::REQUEST_TIMEOUT, LONGEST_REQUEST)
 }
 
 fn grpc(service: &Arc<Service>) -> Router {
     let envoy = RateLimitServiceServer::new(envoy::Envoy(Arc::clone(service)));
     let authorized = from_fn_with_state(Arc::clone(service), listen::authorize);
-    tonic::service::Routes::new(envoy).into_axum_router().layer(authorized)
+    tonic::service::Routes::new(envoy).into_axum_router().layer(authorized).layer(late())
 }
 
 async fn run(path: Option<PathBuf>) -> Result<()> {
@@ -185,7 +211,7 @@ async fn run(path: Option<PathBuf>) -> Result<()> {
         _ = interrupt.recv() => {}
     }
     end.send_replace(true);
-    let _ = timeout(2 * LONGEST_REQUEST, async { while servers.join_next().await.is_some() {} }).await;
+    let _ = timeout(LONGEST_END, async { while servers.join_next().await.is_some() {} }).await;
     servers.shutdown().await;
-    Ok(limiter.shutdown(Duration::from_secs(5)).await?)
+    Ok(limiter.shutdown(LONGEST_END).await?)
 }

@@ -1,38 +1,60 @@
 //! Paths: how applications read them, and the patterns of rules.
+//!
+//! In a segment, an encoded slash is `%2f`, and an encoded `%` is `%25`: so a segment has no slash,
+//! and no two texts are one segment.
 
 use anyhow::{Result, ensure};
 
-/// The two readings of a path. An application decodes it first, or splits it first.
-pub(crate) fn readings(path: &str) -> [String; 2] {
-    [split_first(path), decoded_first(path)]
-}
-
-/// Decodes each segment. An encoded slash stays one.
-fn split_first(path: &str) -> String {
-    path.split('/').map(|segment| decoded(segment).replace('/', "%2F")).collect::<Vec<_>>().join("/")
-}
-
-/// Decodes the path, and resolves `.`, `..` and empty segments.
-pub(crate) fn decoded_first(path: &str) -> String {
-    let mut segments = Vec::new();
+/// The readings of a path. An application decodes it first, or splits it first, and resolves `.`
+/// and `..`, or does not. A parser of URLs takes `\` for a slash when it resolves.
+pub(crate) fn readings(path: &str) -> [String; 4] {
+    let split = || path.split('/').map(|segment| escaped(&decoded(segment)));
+    let split_at_both = path.split(['/', '\\']).map(|segment| escaped(&decoded(segment)));
     let decoded = decoded(path);
-    for segment in decoded.split('/') {
-        match segment {
-            "" | "." => {}
-            ".." => drop(segments.pop()),
-            segment => segments.push(segment),
+    let parts = || decoded.split('/').map(|segment| segment.replace('%', "%25"));
+    [joined(split()), joined(parts()), resolved(split_at_both), resolved(parts().filter(|part| !part.is_empty()))]
+}
+
+fn joined(segments: impl Iterator<Item = String>) -> String {
+    segments.collect::<Vec<_>>().join("/")
+}
+
+/// Without the segments `.` and `..`.
+fn resolved(segments: impl Iterator<Item = String>) -> String {
+    let mut kept: Vec<String> = Vec::new();
+    for segment in segments {
+        match &*segment {
+            "." => {}
+            ".." => drop(kept.pop()),
+            _ => kept.push(segment),
         }
     }
-    format!("/{}", segments.join("/"))
+    // A path begins with a slash, so its first segment is empty.
+    format!("/{}", kept.join("/").trim_start_matches('/'))
 }
 
 fn decoded(text: &str) -> String {
     percent_encoding::percent_decode_str(text).decode_utf8_lossy().into_owned()
 }
 
+fn escaped(segment: &str) -> String {
+    segment.replace('%', "%25").replace('/', "%2f")
+}
+
+/// The text of a segment, or of several.
+pub(crate) fn text_of(segment: &str) -> String {
+    segment.replace("%2f", "/").replace("%25", "%")
+}
+
 /// A pattern of a rule, as the router takes it.
 pub(crate) fn pattern(text: &str) -> Result<String> {
     ensure!(text.starts_with('/'), "its path {text:?} must begin with /");
+    ensure!(!text.contains(['?', '#', '\\']), "its path {text:?} has a ?, # or \\, which no path has");
+    let segments = text.split('/').skip(1);
+    ensure!(
+        segments.clone().all(|segment| segment != "." && segment != ".."),
+        "its path {text:?} has a segment . or .., which no request has"
+    );
     let outside = text.split('{').enumerate().map(|(at, part)| match at {
         0 => part,
         _ => part.split_once('}').map_or("", |(_, outside)| outside),
@@ -41,10 +63,33 @@ pub(crate) fn pattern(text: &str) -> Result<String> {
         !outside.into_iter().any(|part| part.contains([':', '*', '<', '}'])),
         "its path {text:?} has a :, * or < outside of braces: write /page/{{number}} or /files/{{*path}}"
     );
-    Ok(decoded_first(text))
+    let [.., resolved] = readings(text);
+    Ok(resolved)
 }
 
 /// Whether a pattern has a value of this name.
 pub(crate) fn has_value(pattern: &str, name: &str) -> bool {
     pattern.contains(&format!("{{{name}}}")) || pattern.contains(&format!("{{*{name}}}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_is_read_in_four_ways() {
+        for (path, expected) in [
+            ("/login", ["/login", "/login", "/login", "/login"]),
+            ("//x/", ["//x/", "//x/", "/x/", "/x"]),
+            ("/%6cogin/.", ["/login/.", "/login/.", "/login", "/login"]),
+            ("/a%2Fb/../c", ["/a%2fb/../c", "/a/b/../c", "/c", "/a/c"]),
+            ("/x/%2e%2E/y", ["/x/../y", "/x/../y", "/y", "/y"]),
+            ("/x\\..\\y", ["/x\\..\\y", "/x\\..\\y", "/y", "/x\\..\\y"]),
+            ("/a%252Fb", ["/a%252Fb", "/a%252Fb", "/a%252Fb", "/a%252Fb"]),
+            ("/../..", ["/../..", "/../..", "/", "/"]),
+        ] {
+            assert_eq!(readings(path), expected, "{path}");
+        }
+        assert_eq!(["a%252Fb", "a%2fb", "a%25"].map(text_of), ["a%2Fb", "a/b", "a%"]);
+    }
 }

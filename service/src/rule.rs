@@ -1,26 +1,19 @@
 //! One rule: its limits with their keys, and the requests, texts or descriptors that it is about.
 
-use std::{convert::Infallible, fmt, num::NonZeroU64, sync::Arc};
+use std::{fmt, num::NonZeroU64, sync::Arc};
 
 use anyhow::{Context, Result, bail, ensure};
-use axum::{
-    body::Body,
-    http::{Method, Request, StatusCode, request::Parts},
-    response::{IntoResponse, Response},
-};
-use tower::{Layer, service_fn, util::BoxCloneSyncService};
-use tower_sliding_window::{Limit, Limiter, RateLimitLayer, limiter::Share};
+use axum::http::{Method, request::Parts};
+use tower_sliding_window::{Charge, Key, Limit, Limiter, error::NeverFits, extract::KeyError, limiter::Share};
 
 use crate::{
-    file::{File, OnFailure, RuleText},
+    file::{CostFrom, File, OnFailure, RuleText},
     key::{LimitKey, Sources},
     path,
 };
 
 /// More would let one descriptor of a proxy cost many look-ups.
 pub(crate) const MOST_ENTRIES: usize = 8;
-
-type Guard = BoxCloneSyncService<Request<Body>, Response, Infallible>;
 
 pub(crate) struct Rule {
     pub(crate) name: String,
@@ -32,6 +25,7 @@ pub(crate) struct Rule {
     pub(crate) descriptor: Option<Descriptor>,
 }
 
+#[derive(Clone)]
 pub(crate) struct KeyedLimit {
     pub(crate) limit: Limit,
     pub(crate) is_shadow: bool,
@@ -42,8 +36,8 @@ pub(crate) struct KeyedLimit {
 pub(crate) struct Route {
     pub(crate) path: String,
     pub(crate) methods: Vec<Method>,
-    /// Answers the questions of the proxy.
-    pub(crate) guard: Guard,
+    cost: u64,
+    cost_from: Option<CostFrom>,
 }
 
 /// The descriptors of Envoy that a rule is about. An entry without a value is a part of the key.
@@ -92,12 +86,13 @@ impl Rule {
             OnFailure::Local(processes) => limiter.clone().fail_local(Share::from(processes)),
             _ => limiter.clone(),
         };
-        let mut rule = Self { name: text.name.clone(), limits, limiter, on_failure, route: None, descriptor };
-        rule.route = rule.read_route(text, file, sources)?;
-        Ok(rule)
+        let route = Route::read(text, file, sources)?;
+        Ok(Self { name: text.name.clone(), limits, limiter, on_failure, route, descriptor })
     }
+}
 
-    fn read_route(&self, text: &RuleText, file: &File, sources: &Sources) -> Result<Option<Route>> {
+impl Route {
+    fn read(text: &RuleText, file: &File, sources: &Sources) -> Result<Option<Self>> {
         let Some(path) = &text.path else {
             let has_none = text.methods.is_empty() && text.cost.is_none() && text.cost_from.is_none();
             ensure!(has_none, "methods and costs need a path: others say the cost themselves");
@@ -108,24 +103,22 @@ impl Rule {
         let path = path::pattern(path)?;
         let path = if sources.ignore_case { path.to_lowercase() } else { path };
         let methods = text.methods.iter().map(|name| method(name)).collect::<Result<_>>()?;
-        Ok(Some(Route { path, methods, guard: self.guard(text)? }))
+        let cost = text.cost.map_or(1, NonZeroU64::get);
+        Ok(Some(Self { path, methods, cost, cost_from: text.cost_from.clone() }))
     }
 
-    fn guard(&self, text: &RuleText) -> Result<Guard> {
-        let limits = self.limits.iter().map(|keyed| {
-            let key = Arc::clone(&keyed.key);
-            let limit = keyed.limit.clone().by(move |request: &Parts| key.of_request(request));
-            if keyed.is_shadow { limit.in_shadow() } else { limit }
-        });
-        let cost = text.cost.map_or(1, NonZeroU64::get);
-        let from = text.cost_from.clone();
-        let layer = RateLimitLayer::new(self.limiter.clone())
-            .limits(limits)?
-            .named(self.name.clone())
-            .cost(move |request| from.as_ref().map_or(cost, |from| from.of(request)));
-        let layer = if self.on_failure == OnFailure::Closed { layer.fail_closed() } else { layer };
-        let admitted = service_fn(|_| async { Ok(StatusCode::OK.into_response()) });
-        Ok(BoxCloneSyncService::new(layer.layer(admitted)))
+    pub(crate) fn cost(&self, request: &Parts) -> Result<u64, KeyError> {
+        self.cost_from.as_ref().map_or(Ok(self.cost), |from| from.of(request))
+    }
+}
+
+impl KeyedLimit {
+    /// A shadow refuses nothing, so a cost above it counts as all of its units.
+    pub(crate) fn charge(&self, key: Key, cost: u64) -> Result<Charge, NeverFits> {
+        if self.is_shadow {
+            return Ok(Charge::new(self.limit.clone(), key, cost.min(self.limit.units()))?.in_shadow());
+        }
+        Charge::new(self.limit.clone(), key, cost)
     }
 }
 
@@ -147,6 +140,7 @@ fn method(name: &str) -> Result<Method> {
 
 impl Descriptor {
     fn read(text: &RuleText) -> Result<Option<Self>> {
+        ensure!(text.domain.as_deref() != Some(""), "its domain is empty: Envoy always says one");
         ensure!(
             text.domain.is_some() != text.descriptor.is_empty() && text.descriptor.len() <= MOST_ENTRIES,
             "a domain needs a descriptor of 1 to {MOST_ENTRIES} entries, and a descriptor a domain"

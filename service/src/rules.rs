@@ -11,7 +11,7 @@ use axum::http::{Method, StatusCode};
 use tower_sliding_window::{ClientIp, Limiter, middleware::OriginalRequestLayer};
 
 use crate::{
-    file::{Ask, File, Proxy, Variable},
+    file::{self, Ask, File, Proxy, Variable},
     key::{PathValues, Sources},
     path,
     rule::{KeyedLimit, MOST_ENTRIES, Route, Rule},
@@ -48,12 +48,10 @@ impl Rules {
         for rule in &file.rule {
             let read = Rule::read(rule.get_ref(), file, &sources, limiter);
             read.and_then(|rule| rules.add(Arc::new(rule))).with_context(|| {
-                let before = text.get(..rule.span().start).unwrap_or_default();
-                let line = before.matches('\n').count() + 1;
-                let column = before.chars().rev().take_while(|symbol| *symbol != '\n').count() + 1;
-                format!("line {line}, column {column}: rule {:?}", rule.get_ref().name)
+                format!("{}: rule {:?}", file::position(text, rule.span().start), rule.get_ref().name)
             })?;
         }
+        rules.serve_head();
         // As of a file that somebody is writing.
         ensure!(!rules.all.is_empty(), "it has no [[rule]]");
         Ok(rules)
@@ -129,48 +127,33 @@ impl Rules {
         Ok(())
     }
 
-    /// The routes of a request, with the values in its path: one for each way in which an
-    /// application may read the path, if they differ.
-    pub(crate) fn find(&self, method: &Method, path: &str) -> Vec<(&Route, PathValues)> {
+    /// Applications answer `HEAD` by `GET`, so a rule for `GET` is about both, but for the paths of
+    /// rules that name `HEAD`.
+    fn serve_head(&mut self) {
+        for rule in &self.all {
+            let Some(Route { path, methods, .. }) = &rule.route else { continue };
+            if methods.contains(&Method::GET) && !methods.contains(&Method::HEAD) {
+                let others = self.routes[&None].clone();
+                let _ = self.routes.entry(Some(Method::HEAD)).or_insert(others).insert(path.clone(), Arc::clone(rule));
+            }
+        }
+    }
+
+    /// The rules of a request, with the values in its path: one for each reading of the path, if
+    /// they differ.
+    pub(crate) fn find(&self, method: &Method, path: &str) -> Vec<(&Rule, PathValues)> {
+        // Some applications take `post` for `POST`.
+        let method = method.as_str().to_ascii_uppercase().parse().ok();
+        let routes = self.routes.get(&method).or_else(|| self.routes.get(&None));
         let mut found: Vec<(&Rule, PathValues)> = Vec::new();
         for path in path::readings(path) {
             let path = if self.ignore_case { path.to_lowercase() } else { path };
-            let Some((rule, values)) = self.find_reading(method, &path) else { continue };
-            let counts_by_path = rule.limits.iter().any(|keyed| keyed.key.counts_by_path());
-            let is_same =
-                |(other, same): &(&Rule, PathValues)| other.name == rule.name && (*same == values || !counts_by_path);
-            if !found.iter().any(is_same) {
-                found.push((rule, values));
+            let Some(one) = routes.and_then(|routes| find_route(routes, &path)) else { continue };
+            if !found.iter().any(|(other, values)| other.name == one.0.name && *values == one.1) {
+                found.push(one);
             }
         }
-        found.into_iter().filter_map(|(rule, values)| Some((rule.route.as_ref()?, values))).collect()
-    }
-
-    /// `HEAD` is answered by `GET`, unless a rule names it.
-    fn find_reading(&self, method: &Method, path: &str) -> Option<(&Rule, PathValues)> {
-        let own = self.find_route(method, path);
-        let names = |rule: &Rule| rule.route.as_ref().is_some_and(|route| route.methods.contains(method));
-        if method != Method::HEAD || own.as_ref().is_some_and(|(rule, _)| names(rule)) {
-            return own;
-        }
-        self.find_route(&Method::GET, path)
-    }
-
-    fn find_route(&self, method: &Method, path: &str) -> Option<(&Rule, PathValues)> {
-        let routes = self.routes.get(&Some(method.clone())).or_else(|| self.routes.get(&None))?;
-        // The router finds no empty rest: `/files` is a path of `/files/{*path}`, too.
-        let below = format!("{}/-", path.trim_end_matches('/'));
-        let (found, has_rest) = match routes.at(path) {
-            Ok(found) => (found, true),
-            Err(_) => (routes.at(&below).ok()?, false),
-        };
-        let rule = &**found.value;
-        if !has_rest && !rule.route.as_ref().is_some_and(|route| route.path.contains("{*")) {
-            return None;
-        }
-        let said = found.params.len() - usize::from(!has_rest);
-        let value = |(name, value): (&str, &str)| (name.to_owned(), value.replace("%2F", "/"));
-        Some((rule, PathValues(found.params.iter().take(said).map(value).collect())))
+        found
     }
 
     pub(crate) fn find_limit(&self, name: &str) -> Option<(&Rule, &KeyedLimit)> {
@@ -198,6 +181,26 @@ impl Rules {
             Some((&**rule, values.collect()))
         })
     }
+}
+
+/// The most specific rule of a path. The rest of `/files/{*path}` may be empty, which the router does
+/// not find.
+fn find_route<'a>(routes: &'a matchit::Router<Arc<Rule>>, path: &str) -> Option<(&'a Rule, PathValues)> {
+    let has_rest = |rule: &Rule| rule.route.as_ref().is_some_and(|route| route.path.contains("{*"));
+    let mut found = routes.at(path).ok();
+    let mut said = usize::MAX;
+    let below = format!("{}/-", path.trim_end_matches('/'));
+    if found.as_ref().is_none_or(|found| has_rest(found.value))
+        && let Ok(empty) = routes.at(&below)
+        && has_rest(empty.value)
+        && empty.params.iter().last().is_some_and(|(_, rest)| rest == "-")
+    {
+        said = empty.params.len() - 1;
+        found = Some(empty);
+    }
+    let found = found?;
+    let values = found.params.iter().take(said).map(|(name, value)| (name.to_owned(), path::text_of(value)));
+    Some((found.value, PathValues(values.collect())))
 }
 
 /// No two lists of entries give the same text, since each part says its length.

@@ -195,7 +195,7 @@ async fn mistakes_are_named_and_cost_nothing() {
     for body in [r#"{"admission": {"id": "x", "at": 1, "charges": []}, "actual": 1}"#, r#"{"admission": {}}"#] {
         assert_eq!(service.post("/settle", body).await.status, 422);
     }
-    let far = r#"{"admission": {"id": "1", "at": 18446744073709551615, "charges": [{"limit": "login", "key": "ada"}]}, "actual": 1}"#;
+    let far = r#"{"admission": {"id": "00000000000000010000000000000001", "at": 18446744073709551615, "charges": [{"limit": "login", "key": "ada"}]}, "actual": 1}"#;
     assert_eq!(service.post("/settle", far).await.json()["settled"], false);
     let form = service.request(Method::POST, "/check").body(r#"{"limit": "login", "key": "ada"}"#);
     assert_eq!(service.send(form).await.status, 415);

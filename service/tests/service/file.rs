@@ -77,7 +77,7 @@ fn each_mistake_is_told_with_its_place() {
         ),
         (
             second("path = \"/b\"\nlimits = [\"b=5/min\"]\nalso = [{ key = [], limits = [\"b=5/min\"] }]"),
-            &["two limits", "\"b\""],
+            &["the limit \"b\" twice"],
         ),
         ("on_failure = \"shut\"".to_owned(), &["line 1", "shut"]),
         (alone("store = \"mysql://host\""), &["store"]),

@@ -6,5 +6,6 @@ mod auth;
 mod check;
 mod envoy;
 mod file;
+mod hostile;
 mod running;
 mod support;
