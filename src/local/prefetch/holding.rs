@@ -2,18 +2,19 @@
 
 use std::{
     collections::VecDeque,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Mutex, MutexGuard},
     time::{Duration, SystemTime},
 };
 
 use tokio::sync::Notify;
 
-use super::{pace::Pace, size::Spending};
+use super::pace::{Pace, Spending};
 use crate::{
     check::{Charge, Check},
     decision::{Decision, LimitStatus, Settlement},
     key::Key,
     limit::{Limit, prefetch::Prefetch},
+    local::lock,
 };
 
 /// After this number of lives without a step, the runtime of a task counts as not driven.
@@ -109,8 +110,7 @@ impl Holding {
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
-        // No code that can panic runs under the lock.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// Whether it holds units of this very limit and key.

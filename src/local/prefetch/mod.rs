@@ -4,14 +4,12 @@
 //! A limiter spends the prefetches. Its tasks take them and give them back: see
 //! `limiter/prefetch.rs`. `holding.rs` has the prefetches of one limit and key, and `steps.rs`
 //! decides what to do with them next. `demand.rs` finds the keys that are asked for often, and
-//! `pace.rs` knows what the distance of the store changes. `budget.rs` keeps prefetches from
-//! costing more than they save.
+//! keeps prefetches from costing more than they save. `pace.rs` knows how long prefetches live, and
+//! how many units they have.
 
-mod budget;
 mod demand;
 mod holding;
 mod pace;
-mod size;
 mod steps;
 
 use std::{
@@ -28,15 +26,18 @@ use quick_cache::{UnitWeighter, sync::Cache};
 use tokio::sync::Notify;
 
 pub(crate) use self::steps::{KeptHolding, Step};
-use self::{budget::Budget, demand::Demand, holding::Holding, pace::Pace};
+use self::{
+    demand::{Budget, Demand},
+    holding::Holding,
+    pace::Pace,
+};
 use crate::{
     check::{AdmissionId, Charge, Check},
     clock::{Clock, micros},
     decision::{Decision, LimitStatus},
     key::{Digester, Key, Prehashed},
     limit::{Limit, prefetch::Prefetch},
-    local::round_trip::RoundTrip,
-    lock::lock,
+    local::{lock, round_trip::RoundTrip},
 };
 
 /// The most limits and keys of which a process holds prefetches. The checks of other limits and
@@ -179,7 +180,7 @@ impl Prefetches {
             let requests = self.demand.get_or_init(Demand::default).count(digest, now, pace)?;
             let requests = Some(requests).filter(|_| self.budget.has_room())?;
             let figures = (status.used(), status.remaining());
-            let first_units = size::first_units(requests, charge.cost(), figures, most, pace)?;
+            let first_units = pace::first_units(requests, charge.cost(), figures, most, pace)?;
             Some(Arc::new(Holding::new(charge, digest, first_units, (status, at), now, pace)))
         })
     }

@@ -8,7 +8,7 @@ use std::{
 
 use super::{
     Prefetches,
-    budget::SAVED,
+    demand::SAVED,
     holding::{Holding, PrefetchedUnits},
 };
 use crate::{
@@ -17,7 +17,7 @@ use crate::{
     decision::{Decision, Settlement},
     error::StoreError,
     limit::prefetch::Prefetch,
-    lock::lock,
+    local::lock,
 };
 
 /// A holding, as long as a task takes care of it.
