@@ -152,7 +152,6 @@ pub mod key;
 pub mod limit;
 pub mod limiter;
 mod local;
-mod lock;
 mod logging;
 pub mod metrics;
 pub mod middleware;

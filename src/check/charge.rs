@@ -5,8 +5,9 @@ use std::time::Duration;
 use crate::{
     algorithm::Kind,
     clock::micros,
+    error::NeverFits,
     key::{Digester, Key},
-    limit::{Limit, prefetch::Prefetch, rules::NeverFits},
+    limit::{Limit, prefetch::Prefetch},
 };
 
 /// One limit, one key, one cost. See [`check`](crate::check).

@@ -34,7 +34,6 @@
 #[cfg(feature = "calendar")]
 pub mod calendar;
 pub mod prefetch;
-pub(crate) mod rules;
 #[cfg(feature = "serde")]
 mod serde;
 pub(crate) mod text;
@@ -43,7 +42,7 @@ use std::{borrow::Cow, fmt::Debug, num::NonZeroU32, time::Duration};
 
 use self::{
     prefetch::Prefetch,
-    rules::{LIFE_RULE, is_life},
+    text::{LIFE_RULE, is_life},
 };
 use crate::{
     algorithm::{Algorithm, Kind},
@@ -93,12 +92,12 @@ impl Limit {
     /// [rules](self).
     pub fn new(name: impl Into<Cow<'static, str>>, units: u64, window: Duration) -> Result<Self, ConfigError> {
         let name = name.into();
-        let Some(rule) = rules::broken_rule(&name, units, window) else {
+        let Some(rule) = text::broken_rule(&name, units, window) else {
             return Ok(Self::of_valid(name, units, window));
         };
         let value: &dyn Debug = match rule {
-            rules::NAME_RULE => &name,
-            rules::UNITS_RULE => &units,
+            text::NAME_RULE => &name,
+            text::UNITS_RULE => &units,
             _ => &window,
         };
         Err(ConfigError::new(ConfigErrorKind::Limit, format!("limit {name:?}: {rule}, not {value:?}")))
@@ -112,7 +111,7 @@ impl Limit {
     /// that are not known before run time there is [`Limit::new`].
     #[track_caller]
     pub const fn per(name: &'static str, units: u64, window: Duration) -> Self {
-        if let Some(rule) = rules::broken_rule(name, units, window) {
+        if let Some(rule) = text::broken_rule(name, units, window) {
             panic!("{}", rule);
         }
         Self::of_valid(Cow::Borrowed(name), units, window)

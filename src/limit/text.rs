@@ -1,4 +1,4 @@
-//! Limits as text, such as `login=5/min`.
+//! Limits as text, such as `login=5/min`, and the rules of their names, units and windows.
 
 use std::{
     borrow::Cow,
@@ -7,17 +7,52 @@ use std::{
     time::Duration,
 };
 
-use super::{
-    Limit,
-    prefetch::Prefetch,
-    rules::{LIFE_RULE, NAME_RULE, UNITS_RULE, broken_rule, is_life},
-};
+use super::{Limit, prefetch::Prefetch};
 #[cfg(feature = "calendar")]
 use crate::calendar::Calendar;
 use crate::{
     algorithm::Algorithm,
     config_error::{ConfigError, ConfigErrorKind},
 };
+
+pub(super) const NAME_RULE: &str = "a limit's name must be 1 to 64 characters of A-Z a-z 0-9 _ . -";
+pub(super) const UNITS_RULE: &str = "a limit's units must be 0 to 2^52";
+const WINDOW_RULE: &str = "a limit's window must be 1 ms to 365 days";
+
+pub(super) const LIFE_RULE: &str = "the window of a concurrent limit must be 1 s to 365 days";
+
+/// Whether the places of a dead process may be free after this time. A shorter time would leave too
+/// little for renewals that fail.
+pub(super) const fn is_life(window: Duration) -> bool {
+    window.as_secs() >= 1 && window.as_nanos() <= Limit::MAX_WINDOW.as_nanos()
+}
+
+/// The rule that these values break; `None` if they keep all rules.
+pub(super) const fn broken_rule(name: &str, units: u64, window: Duration) -> Option<&'static str> {
+    if !is_fixed_alphabet(name) {
+        Some(NAME_RULE)
+    } else if units > Limit::MAX_UNITS {
+        Some(UNITS_RULE)
+    } else if window.as_nanos() < Limit::MIN_WINDOW.as_nanos() || window.as_nanos() > Limit::MAX_WINDOW.as_nanos() {
+        Some(WINDOW_RULE)
+    } else {
+        None
+    }
+}
+
+/// Whether `text` is 1 to 64 characters of `[A-Za-z0-9_.-]`, which need no escapes in Redis keys
+/// and headers.
+pub(crate) const fn is_fixed_alphabet(text: &str) -> bool {
+    let bytes = text.as_bytes();
+    let mut at = 0;
+    while at < bytes.len() {
+        if !(bytes[at].is_ascii_alphanumeric() || matches!(bytes[at], b'_' | b'.' | b'-')) {
+            return false;
+        }
+        at += 1;
+    }
+    !bytes.is_empty() && bytes.len() <= 64
+}
 
 /// The microseconds of each unit of a window, and its names. A window is written with the first
 /// name.

@@ -28,7 +28,7 @@ use crate::{
     decision::Decision,
     error::Error,
     key::{ByDigest, Digester},
-    lock::lock,
+    local::lock,
 };
 
 /// The lines of a limiter, which its clones share.

@@ -40,8 +40,7 @@ use super::{Core, Limiter, failure::FailureMode};
 use crate::{
     check::{AdmissionId, Charge, Check},
     decision::{Decision, Places, settlement::Settlement},
-    local::{Holder, Underway},
-    lock::lock,
+    local::{Holder, Underway, lock},
     store::{MOST_TIME, give_back},
 };
 

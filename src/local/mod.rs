@@ -16,7 +16,7 @@ use std::{
     collections::HashMap,
     fmt,
     sync::{
-        Arc, Mutex,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
     time::{Duration, Instant},
@@ -36,7 +36,6 @@ use crate::{
     clock::{Clock, ManualClock, micros},
     key::Key,
     limit::Limit,
-    lock::lock,
 };
 
 /// After this time, one check asks the store whether a remembered refusal still holds.
@@ -259,6 +258,12 @@ impl LocalState {
     pub(crate) fn own_refusals(&self, max_age: Duration) -> Arc<Refusals> {
         Arc::new(Refusals::new(max_age, Arc::clone(&self.generations)))
     }
+}
+
+/// Locks, whatever has panicked before: either no code that can panic runs under a lock, or its
+/// content is whole at any moment.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Outdated {

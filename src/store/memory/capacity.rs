@@ -19,7 +19,7 @@ use super::cells::Cells;
 use crate::{
     algorithm::Algorithm,
     limit::{Identity, Limit},
-    lock::lock,
+    local::lock,
     window::Window,
 };
 
