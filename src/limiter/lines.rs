@@ -18,9 +18,9 @@ use tokio::{
 };
 
 use super::{
-    deadline::Timer,
+    deadline::{Timer, later},
     freed::Pair,
-    line::{Caller, Line, Wanted, later},
+    line::{Caller, Line, Wanted},
 };
 use crate::{
     check::Check,
