@@ -81,22 +81,14 @@ impl Secret {
         Key::new(namespace, self.domain(CREDENTIALS).hash(&[value.as_bytes()]))
     }
 
-    /// A domain, which hashes for one purpose. A domain ends with its only NUL, so no domain is the
-    /// beginning of another.
-    pub(crate) fn domain(&self, name: &'static [u8]) -> Domain {
+    /// The secret of a domain: its hashes for one purpose reveal nothing about those for another. A
+    /// domain ends with its only NUL, so no domain is the beginning of another.
+    pub(crate) fn domain(&self, name: &'static [u8]) -> Self {
         let mut mac = self.mac.clone();
         mac.update(name);
-        Domain { mac }
+        Self { mac }
     }
-}
 
-/// Hashes for one purpose, which reveal nothing about those for another.
-#[derive(Clone)]
-pub(crate) struct Domain {
-    mac: Hmac<Sha256>,
-}
-
-impl Domain {
     /// The first 128 bits of the HMAC-SHA-256 of these parts in a row.
     pub(crate) fn hash(&self, parts: &[&[u8]]) -> [u8; HASH_BYTES] {
         let mut mac = self.mac.clone();

@@ -20,7 +20,7 @@ use crate::{
     algorithm::Kind,
     key::Key,
     limit::{Identity, Limit, text::write_window},
-    secret::{Domain, Secret},
+    secret::Secret,
 };
 
 pub(super) const DEFAULT_PREFIX: &str = "tsw1";
@@ -39,7 +39,7 @@ const BASE64URL: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvw
 /// The keys of one store.
 pub(super) struct Keys {
     pub(super) prefix: String,
-    domain: Option<Domain>,
+    domain: Option<Secret>,
 }
 
 impl Keys {
