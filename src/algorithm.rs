@@ -48,19 +48,21 @@ pub(crate) const MOST_NAMED: usize = 10_000;
 /// How a limit counts. See the [module docs](self).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[must_use]
-pub struct Algorithm(Kind);
+pub struct Algorithm(pub(crate) Kind);
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) enum Kind {
     // The exact kinds come first, so that one comparison tells them from the others.
     #[default]
     Log,
+    /// The algorithm of [`Limit::concurrent`](crate::Limit::concurrent).
     Concurrent,
     Compact {
         entries: u16,
     },
     Counter,
     Fixed,
+    /// The algorithm of a limit by the [calendar](crate::limit::calendar).
     #[cfg(feature = "calendar")]
     Calendar(Calendar),
 }
@@ -119,17 +121,6 @@ impl Algorithm {
     /// limit within moments.
     pub const fn fixed_window() -> Self {
         Self(Kind::Fixed)
-    }
-
-    /// The algorithm of [`Limit::concurrent`](crate::Limit::concurrent).
-    pub(crate) const fn concurrent() -> Self {
-        Self(Kind::Concurrent)
-    }
-
-    /// The algorithm of a limit by the [calendar](crate::limit::calendar).
-    #[cfg(feature = "calendar")]
-    pub(crate) const fn calendar(calendar: Calendar) -> Self {
-        Self(Kind::Calendar(calendar))
     }
 
     #[cfg(feature = "calendar")]

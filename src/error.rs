@@ -25,7 +25,7 @@
 
 use std::{error, fmt, sync::Arc, time::Duration};
 
-pub use crate::config_error::{ConfigError, ConfigErrorKind};
+pub use crate::config_error::ConfigError;
 use crate::limit::Limit;
 
 /// Why there is no decision. See the [module docs](self).

@@ -12,10 +12,7 @@ use std::{array, fmt};
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 
-use crate::{
-    config_error::{ConfigError, ConfigErrorKind},
-    key::Key,
-};
+use crate::{config_error::ConfigError, key::Key};
 
 const MIN_BYTES: usize = 16;
 
@@ -64,7 +61,7 @@ impl Secret {
             _ => format!("must have at least {MIN_BYTES} bytes, not {}", secret.len()),
         };
         let text = format!("a secret {fault}: `openssl rand -hex 32` makes one");
-        Err(ConfigError::new(ConfigErrorKind::Secret, text))
+        Err(ConfigError::new(text))
     }
 
     /// The key of a secret value, such as an access token: the first 128 bits of its HMAC-SHA-256.

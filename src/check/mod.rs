@@ -58,10 +58,7 @@ use std::{
 };
 
 pub use self::charge::{Charge, Takes};
-use crate::{
-    config_error::{ConfigError, ConfigErrorKind},
-    limit::Limit,
-};
+use crate::{config_error::ConfigError, limit::Limit};
 
 /// Charges that are decided together. See the [module docs](self).
 #[derive(Clone, Debug)]
@@ -105,9 +102,7 @@ impl Check {
 
     /// A check of charges whose limits are known to differ; `None` without charges.
     pub(crate) fn of_distinct(mut charges: impl Iterator<Item = Charge>) -> Option<Self> {
-        let mut check = Self::new(charges.next()?);
-        check.rest.extend(charges);
-        Some(check)
+        Some(Self { first: charges.next()?, rest: charges.collect(), id: None })
     }
 
     /// Gives the check an id of the caller's. If the check is repeated with this id, it counts
@@ -194,8 +189,7 @@ impl Check {
 /// The error of a check that charges a limit twice.
 pub(crate) fn charged_twice(limit: &Limit) -> ConfigError {
     let mistake = format!("one check charges the limit {:?} twice for the same key", limit.name());
-    let text = format!("{mistake}: add up the costs, or give one limit another name");
-    ConfigError::new(ConfigErrorKind::SameLimit, text)
+    ConfigError::new(format!("{mistake}: add up the costs, or give one limit another name"))
 }
 
 /// The id of an admission: 64 bits. See the [module docs](self#ids).

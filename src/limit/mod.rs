@@ -46,7 +46,7 @@ use self::{
 };
 use crate::{
     algorithm::{Algorithm, Kind},
-    config_error::{ConfigError, ConfigErrorKind},
+    config_error::ConfigError,
     key::{Digester, Key},
 };
 
@@ -100,7 +100,7 @@ impl Limit {
             text::UNITS_RULE => &units,
             _ => &window,
         };
-        Err(ConfigError::new(ConfigErrorKind::Limit, format!("limit {name:?}: {rule}, not {value:?}")))
+        Err(ConfigError::of_limit(&name, format_args!("{rule}, not {value:?}")))
     }
 
     /// A limit from literals.
@@ -195,7 +195,7 @@ impl Limit {
     /// As [`Limit::per`].
     #[track_caller]
     pub const fn concurrent(name: &'static str, places: u64) -> Self {
-        Self::per(name, places, DEFAULT_LIFE).with_algorithm(Algorithm::concurrent())
+        Self::per(name, places, DEFAULT_LIFE).with_algorithm(Algorithm(Kind::Concurrent))
     }
 
     /// Sets how soon the places of a process that has died are free. The limit must be

@@ -8,6 +8,7 @@ use serde::{
 };
 
 use super::{Limit, text};
+use crate::config_error::ConfigError;
 
 /// With the feature `serde`: writes the text of [`Limit::parse`] with the name in front, such as
 /// `"login=5/min"`.
@@ -69,7 +70,7 @@ impl<'de> Visitor<'de> for LimitVisitor {
         let algorithm = algorithm.or_else(|| prefetch.as_ref().map(|_| "log".to_owned()));
         let [algorithm, prefetch] = [algorithm, prefetch].map(Option::unwrap_or_default);
         let limit = text::read(name.clone().into(), &format!("{units}/{window} {algorithm} {prefetch}"));
-        limit.map_err(|problem| A::Error::custom(text::invalid(&name, &problem)))
+        limit.map_err(|problem| A::Error::custom(ConfigError::of_limit(&name, problem)))
     }
 }
 

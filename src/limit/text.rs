@@ -11,8 +11,8 @@ use super::{Limit, prefetch::Prefetch};
 #[cfg(feature = "calendar")]
 use crate::calendar::Calendar;
 use crate::{
-    algorithm::Algorithm,
-    config_error::{ConfigError, ConfigErrorKind},
+    algorithm::{Algorithm, Kind},
+    config_error::ConfigError,
 };
 
 pub(super) const NAME_RULE: &str = "a limit's name must be 1 to 64 characters of A-Z a-z 0-9 _ . -";
@@ -106,7 +106,7 @@ impl Limit {
     pub fn parse(name: impl Into<Cow<'static, str>>, text: &str) -> Result<Self, ConfigError> {
         let name = name.into();
         let whole_text = format!("{name}={text}");
-        read(name, text).map_err(|problem| invalid(&whole_text, &problem))
+        read(name, text).map_err(|problem| ConfigError::of_limit(&whole_text, problem))
     }
 }
 
@@ -119,7 +119,7 @@ impl FromStr for Limit {
             Some((name, terms)) => read(name.trim().to_owned().into(), terms),
             None => Err("there is no = between the name and the units, as in login=5/min".to_owned()),
         };
-        limit.map_err(|problem| invalid(text, &problem))
+        limit.map_err(|problem| ConfigError::of_limit(text, problem))
     }
 }
 
@@ -217,7 +217,7 @@ pub(crate) fn whole_number(text: &str) -> Option<u64> {
 /// The algorithm of a limit by the calendar; `None` for another window.
 fn calendar(window: &str, zone: Option<&str>) -> Result<Option<Algorithm>, String> {
     #[cfg(feature = "calendar")]
-    return Ok(Calendar::read(window, zone)?.map(Algorithm::calendar));
+    return Ok(Calendar::read(window, zone)?.map(|calendar| Algorithm(Kind::Calendar(calendar))));
     #[cfg(not(feature = "calendar"))]
     match zone {
         None if !window.starts_with("month") && window != "week" => Ok(None),
@@ -253,7 +253,7 @@ fn with_words(
         (None, Some(calendar)) => calendar,
         (word, None) => word.map(algorithm_of).transpose()?.unwrap_or_default(),
     };
-    if algorithm == Algorithm::concurrent() && !is_life(limit.window()) {
+    if algorithm.kind() == Kind::Concurrent && !is_life(limit.window()) {
         return Err(format!("{LIFE_RULE}, not {}", window_text(limit.window_micros())));
     }
     let limit = limit.with_algorithm(algorithm);
@@ -269,7 +269,7 @@ fn algorithm_of(word: &str) -> Result<Algorithm, String> {
         ("log", _) => Ok(Algorithm::sliding_log()),
         ("counter", _) => Ok(Algorithm::sliding_window_counter()),
         ("fixed", _) => Ok(Algorithm::fixed_window()),
-        ("concurrent", _) => Ok(Algorithm::concurrent()),
+        ("concurrent", _) => Ok(Algorithm(Kind::Concurrent)),
         (_, Some(entries)) => match u16::try_from(entries) {
             Ok(entries @ Algorithm::MIN_ENTRIES..=Algorithm::MAX_ENTRIES) => Ok(Algorithm::compact_log(entries)),
             _ => Err(format!("a compact log must have 3 to 1024 entries, not {entries}")),
@@ -303,8 +303,4 @@ fn prefetches(word: &str) -> Result<Prefetch, String> {
         prefetches = prefetches.life(window(life).map_err(|_| wrong())?);
     }
     Ok(prefetches)
-}
-
-pub(super) fn invalid(text: &str, problem: &str) -> ConfigError {
-    ConfigError::new(ConfigErrorKind::Limit, format!("limit {text:?}: {problem}"))
 }

@@ -6,7 +6,7 @@ use super::{Limiter, deadline::Deadline, failure::FailureMode, lines::Lines};
 use crate::{
     check::{AdmissionId, Charge, Check},
     decision::{Decision, Settled, Settlement},
-    error::{ConfigError, ConfigErrorKind, Error, StoreError, StoreErrorKind},
+    error::{ConfigError, Error, StoreError, StoreErrorKind},
     key::Key,
     limit::Limit,
     metrics,
@@ -286,9 +286,11 @@ impl Limiter {
 fn of_window(limit: &Limit, doing: &'static str) -> Result<(), StoreError> {
     const PROBLEM: &str =
         "places are held until their decisions are dropped: only a limit of a window is reserved, blocked or reset";
-    let cause = || ConfigError::new(ConfigErrorKind::NoEffect, format!("limit {:?}: {PROBLEM}", limit.name()));
-    let error = || StoreError::new(doing, StoreErrorKind::Config, cause()).of_one_check();
-    if limit.is_concurrent() { Err(error()) } else { Ok(()) }
+    if !limit.is_concurrent() {
+        return Ok(());
+    }
+    let cause = ConfigError::of_limit(limit.name(), PROBLEM);
+    Err(StoreError::new(doing, StoreErrorKind::Config, cause).of_one_check())
 }
 
 impl Returning<'_> {

@@ -17,7 +17,7 @@ use std::{
 
 use super::cells::Cells;
 use crate::{
-    algorithm::Algorithm,
+    algorithm::Kind,
     limit::{Identity, Limit},
     local::lock,
     window::Window,
@@ -148,7 +148,7 @@ impl Capacity {
 
 impl LimitUsage {
     fn is_of_places(&self) -> bool {
-        self.identity.algorithm == Algorithm::concurrent()
+        self.identity.algorithm.kind() == Kind::Concurrent
     }
 
     /// Whether keys of the limit were counted in cells lately.
