@@ -222,7 +222,6 @@ impl StoreError {
     }
 
     /// The kind of failure that has kept the store from its work.
-    #[must_use]
     pub fn kind(&self) -> StoreErrorKind {
         self.kind
     }

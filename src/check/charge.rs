@@ -237,13 +237,11 @@ impl Charge {
 
     /// The units that have to be left. [`takes`](Self::takes) says when the charge takes these
     /// units.
-    #[must_use]
     pub fn cost(&self) -> u64 {
         self.cost
     }
 
     /// When the charge takes its cost.
-    #[must_use]
     pub fn takes(&self) -> Takes {
         self.takes
     }
@@ -283,13 +281,11 @@ impl Charge {
 
     /// The lease: how long the units count without a settlement. `None` if they count for the whole
     /// window.
-    #[must_use]
     pub fn lease(&self) -> Option<Duration> {
         self.lease_micros().map(Duration::from_micros)
     }
 
     /// Whether the charge is in the [shadow](Self::in_shadow).
-    #[must_use]
     pub fn is_shadow(&self) -> bool {
         self.is_shadow
     }

@@ -180,7 +180,6 @@ impl Check {
     }
 
     /// The id that the caller has given the check.
-    #[must_use]
     pub fn id(&self) -> Option<AdmissionId> {
         self.id
     }

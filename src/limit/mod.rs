@@ -251,20 +251,17 @@ impl Limit {
     }
 
     /// The name in stores, headers and log lines.
-    #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
     /// The units that fit into one window.
-    #[must_use]
     pub const fn units(&self) -> u64 {
         self.units
     }
 
     /// The length of the window, exact to the microsecond. For a limit by the calendar, it is a
     /// length that no period exceeds.
-    #[must_use]
     pub const fn window(&self) -> Duration {
         Duration::from_micros(self.window_micros)
     }
@@ -276,7 +273,6 @@ impl Limit {
 
     /// Whether the limit counts admissions that have not ended.
     #[inline]
-    #[must_use]
     pub const fn is_concurrent(&self) -> bool {
         matches!(self.algorithm.kind(), Kind::Concurrent)
     }

@@ -54,7 +54,6 @@ impl Share {
     /// # Panics
     ///
     /// If the number is 0. In a `const`, that does not compile.
-    #[must_use]
     #[track_caller]
     pub const fn one_of(processes: u32) -> Self {
         match NonZeroU32::new(processes) {

@@ -153,7 +153,6 @@ pub(crate) struct Outdated {
 
 impl LocalState {
     /// A local state by a clock that a test moves, such as the one of a conformance test.
-    #[must_use]
     pub fn by(clock: &ManualClock) -> Self {
         Self::on(Clock::Manual(clock.clone()), SHORTEST_DEADLINE)
     }
