@@ -34,8 +34,6 @@
 #[cfg(feature = "calendar")]
 pub mod calendar;
 pub mod prefetch;
-#[cfg(feature = "serde")]
-mod serde;
 pub(crate) mod text;
 
 use std::{borrow::Cow, fmt::Debug, num::NonZeroU32, time::Duration};

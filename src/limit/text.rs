@@ -7,6 +7,9 @@ use std::{
     time::Duration,
 };
 
+#[cfg(feature = "serde")]
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
+
 use super::{Limit, prefetch::Prefetch};
 #[cfg(feature = "calendar")]
 use crate::calendar::Calendar;
@@ -84,8 +87,8 @@ impl Limit {
     /// * Spaces may be around `/` and between words. Everything is in lower case.
     /// * [`str::parse`] reads this text with the name in front, as in `login=5/min`, and
     ///   `to_string` writes it. The text of a limit is always read as an equal limit. With the
-    ///   feature `serde`, TOML and JSON may also have [a
-    ///   map](crate::guide::limits_by_plan#limits-from-a-configuration).
+    ///   feature `serde`, [configurations](crate::guide::limits_by_plan#limits-from-a-configuration)
+    ///   have this text.
     ///
     /// # Errors
     ///
@@ -120,6 +123,33 @@ impl FromStr for Limit {
             None => Err("there is no = between the name and the units, as in login=5/min".to_owned()),
         };
         limit.map_err(|problem| ConfigError::of_limit(text, problem))
+    }
+}
+
+/// With the feature `serde`: writes the text, such as `"login=5/min"`.
+#[cfg(feature = "serde")]
+impl Serialize for Limit {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+/// With the feature `serde`: reads the text of [`Limit::parse`] with the name in front, such as
+/// `"login=5/min"`.
+///
+/// ```
+/// use tower_sliding_window::Limit;
+///
+/// # fn main() -> Result<(), serde_json::Error> {
+/// let limits: Vec<Limit> = serde_json::from_str(r#"["login=5/min", "export=100/h"]"#)?;
+/// assert_eq!(limits, [Limit::per_minute("login", 5), Limit::per_hour("export", 100)]);
+/// assert_eq!(serde_json::to_string(&limits)?, r#"["login=5/min","export=100/h"]"#);
+/// # Ok(()) }
+/// ```
+#[cfg(feature = "serde")]
+impl<'de> Deserialize<'de> for Limit {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(D::Error::custom)
     }
 }
 
@@ -169,7 +199,7 @@ fn prefetches_text(prefetches: Prefetch) -> String {
 }
 
 /// The limit, or the reason why there is none.
-pub(super) fn read(name: Cow<'static, str>, text: &str) -> Result<Limit, String> {
+fn read(name: Cow<'static, str>, text: &str) -> Result<Limit, String> {
     let default_life = text.strip_suffix(" concurrent").map(|units| (units, "10s concurrent"));
     let (before, after) =
         text.split_once('/').or(default_life).ok_or("there is no / between the units and the window, as in 5/min")?;
