@@ -1,6 +1,6 @@
 //! A charge, one part of a [`check`](crate::check).
 
-use std::time::Duration;
+use std::{num::NonZeroU32, time::Duration};
 
 use crate::{
     algorithm::Kind,
@@ -225,13 +225,13 @@ impl Charge {
         self.limit.digest(digester, &self.key)
     }
 
-    /// The same charge under a smaller limit, if it fits. A charge in the shadow and a ban keep
-    /// their limit.
-    pub(crate) fn under(&self, smaller: impl Fn(&Limit) -> Option<Limit>) -> Option<Self> {
+    /// The same charge under one of so many shares of its limit, if it fits. A charge in the shadow
+    /// and a ban keep their limit.
+    pub(crate) fn shared_by(&self, processes: NonZeroU32) -> Option<Self> {
         if self.is_shadow || self.is_ban {
             return Some(self.clone());
         }
-        let limit = smaller(&self.limit).filter(|limit| self.is_spent() || self.cost <= limit.units())?;
+        let limit = self.limit.shared_by(processes).filter(|limit| self.is_spent() || self.cost <= limit.units())?;
         Some(self.on(limit))
     }
 

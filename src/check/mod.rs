@@ -55,6 +55,7 @@ use std::{
     fmt,
     hash::{BuildHasher, RandomState},
     iter,
+    num::NonZeroU32,
 };
 
 pub use self::charge::{Charge, Takes};
@@ -137,11 +138,10 @@ impl Check {
         self.first.takes_place() || !self.rest.is_empty() && self.rest.iter().any(Charge::takes_place)
     }
 
-    /// The same check under smaller limits, if all of its charges fit.
-    pub(crate) fn under(&self, smaller: impl Fn(&Limit) -> Option<Limit>) -> Option<Self> {
-        let first = self.first.under(&smaller)?;
-        let rest = self.rest.iter().map(|charge| charge.under(&smaller)).collect::<Option<_>>()?;
-        Some(Self { first, rest, id: self.id })
+    /// The same check under one of so many shares of each limit, if all of its charges fit.
+    pub(crate) fn shared_by(&self, processes: NonZeroU32) -> Option<Self> {
+        let (first, rest) = self.map_charges(|charge| charge.shared_by(processes));
+        Some(Self { first: first?, rest: rest.into_iter().collect::<Option<_>>()?, id: self.id })
     }
 
     /// The same limits and keys at no cost.

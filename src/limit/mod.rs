@@ -235,10 +235,10 @@ impl Limit {
         self
     }
 
-    /// The same limit with at most this number of units; `None` for 0 units, unless the limit has 0
-    /// units itself.
-    pub(crate) fn of_units(&self, units: u64) -> Option<Self> {
-        (units > 0 || self.units == 0).then(|| Self { units: units.min(self.units), ..self.clone() })
+    /// One of so many shares of the limit; `None` if it has no unit, unless the limit has none
+    /// itself.
+    pub(crate) fn shared_by(&self, processes: NonZeroU32) -> Option<Self> {
+        Some(self.clone().of_part(processes)).filter(|share| share.units > 0 || self.units == 0)
     }
 
     /// The limit of each part, if it is split into `parts`. The caller knows that there are no more

@@ -263,10 +263,9 @@ impl Limiter {
         self
     }
 
-    /// Gives a future that is no decision the limiter's deadline, for a request that has `waited`
-    /// already.
-    pub(crate) fn within<F>(&self, future: F, waited: Duration) -> Deadline<F> {
-        Deadline::new(future, self.core.deadline(), waited)
+    /// Gives a future that is no decision the limiter's deadline.
+    pub(crate) fn within<F>(&self, future: F) -> Deadline<F> {
+        Deadline::new(future, self.core.deadline(), Duration::ZERO)
     }
 
     /// Ends the limiters and layers on all clones of the store in order: gives back what this

@@ -1,6 +1,6 @@
 //! Reservations, settlements, resets and blocks.
 
-use std::{fmt, iter, sync::Arc, time::Duration};
+use std::{iter, sync::Arc, time::Duration};
 
 use super::{Limiter, deadline::Deadline, failure::FailureMode, lines::Lines};
 use crate::{
@@ -18,6 +18,7 @@ use crate::{
 /// A reservation can travel with whatever spends the units, such as the body of a streamed
 /// response: see the example `llm_tokens`. If it is dropped without a settlement, the units count
 /// until the lease ends, and are then given back.
+#[derive(Debug)]
 #[must_use = "a reservation counts at its estimate until it is settled"]
 pub struct Reservation {
     limiter: Limiter,
@@ -319,11 +320,5 @@ impl Drop for Returning<'_> {
         for (digest, used) in &self.freed {
             self.lines.free(*digest, *used, self.delay);
         }
-    }
-}
-
-impl fmt::Debug for Reservation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Reservation").field("decision", &self.decision).finish_non_exhaustive()
     }
 }

@@ -49,7 +49,8 @@ pub(super) struct Generations {
 /// The refusals, by the digest of a limit and key and the number of units.
 type Table = Cache<u64, Arc<Refusal>, UnitWeighter, BuildHasherDefault<Prehashed>>;
 
-/// The refusals that limiters remember.
+/// The refusals that limiters remember. Clones share them.
+#[derive(Clone)]
 pub(crate) struct Refusals {
     max_age: Duration,
     /// Whether each check asks the store. A remembered refusal then holds only if the store fails.
@@ -132,9 +133,7 @@ impl Refusals {
 
     /// The same refusals, for a caller that asks the store each time.
     pub(crate) fn asking(&self) -> Self {
-        let generations = Arc::clone(&self.generations);
-        let table = Arc::clone(&self.table);
-        Self { max_age: self.max_age, is_asking: true, generations, table }
+        Self { is_asking: true, ..self.clone() }
     }
 
     /// The check as the cache knows it; `None` if its refusal cannot be remembered.

@@ -95,7 +95,7 @@ impl Prefetches {
         let Some(charge) = check.only_charge() else { return self.spend_all(check) };
         let holding = self.find(charge)?;
         let now = self.clock.now();
-        let mut state = holding.lock();
+        let mut state = lock(&holding.state);
         let (status, at) = holding.spend(&mut state, charge, now)?;
         state.count_saved(now);
         drop(state);
@@ -110,7 +110,7 @@ impl Prefetches {
         // All checks lock in the same order, so that no two checks wait for each other.
         found.sort_unstable_by_key(|(.., holding)| Arc::as_ptr(holding));
         let mut locked: Vec<_> =
-            found.iter().map(|(place, charge, holding)| (place, charge, holding, holding.lock())).collect();
+            found.iter().map(|(place, charge, holding)| (place, charge, holding, lock(&holding.state))).collect();
         let now = self.clock.now();
         if !locked.iter().all(|(_, charge, holding, state)| holding.can_spend(state, charge, now)) {
             return None;
@@ -127,7 +127,7 @@ impl Prefetches {
 
     /// The unspent units that this process holds of a limit and key.
     pub(crate) fn held(&self, charge: &Charge) -> u64 {
-        self.find(charge).map_or(0, |holding| holding.lock().left(self.clock.now()))
+        self.find(charge).map_or(0, |holding| lock(&holding.state).left(self.clock.now()))
     }
 
     /// The number of the last prefetch. A check that is asked now finds that prefetch counted.

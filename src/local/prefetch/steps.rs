@@ -42,7 +42,7 @@ impl KeptHolding {
     /// Returns a holding that no task takes care of. The caller has to start a task, and has locked
     /// `keeping`.
     pub(super) fn begin(prefetches: &Arc<Prefetches>, holding: &Arc<Holding>, now: u64) -> Option<Self> {
-        let mut state = holding.lock();
+        let mut state = lock(&holding.state);
         if mem::replace(&mut state.is_kept, true) {
             return None;
         }
@@ -63,7 +63,7 @@ impl KeptHolding {
     pub(crate) fn next(&self, is_open: bool) -> Step {
         let holding = &*self.holding;
         let now = self.prefetches.clock.now();
-        let mut state = holding.lock();
+        let mut state = lock(&holding.state);
         (state.stepped_at, state.pace) = (now, self.prefetches.pace(&holding.limit));
         let life = state.pace.life;
         if state.asks_from > now.saturating_add(micros(Prefetch::MAX_LIFE)) {
@@ -111,7 +111,7 @@ impl KeptHolding {
         let prefetches = &*self.prefetches;
         let number = prefetches.taken.fetch_add(1, Ordering::SeqCst) + 1;
         let now = prefetches.clock.now();
-        let mut state = self.holding.lock();
+        let mut state = lock(&self.holding.state);
         let Some(mut asked) = state.asked.take() else { return };
         let life = state.pace.life;
         let asked_at = asked.asked_at;
@@ -155,7 +155,7 @@ impl KeptHolding {
 impl Drop for KeptHolding {
     fn drop(&mut self) {
         let keeping = lock(&self.prefetches.keeping);
-        let mut state = self.holding.lock();
+        let mut state = lock(&self.holding.state);
         state.is_kept = false;
         let is_over = state.prefetches.is_empty() && state.asked.is_none();
         drop(state);
