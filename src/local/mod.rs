@@ -147,8 +147,8 @@ pub struct LocalState {
 pub(crate) struct Outdated {
     generations: Arc<Generations>,
     /// The digests of the limits and keys.
-    refusals: Vec<u64>,
-    prefetches: Option<(Arc<Prefetches>, Limit, Key)>,
+    digests: Vec<u64>,
+    prefetches: Option<Arc<Prefetches>>,
 }
 
 impl LocalState {
@@ -183,7 +183,7 @@ impl LocalState {
     /// time of the settlement may be later than that of the admission.
     #[must_use]
     pub fn with_prefetch(self) -> Self {
-        let prefetches = Some(Arc::new(Prefetches::new(self.generations.clock.clone(), Arc::clone(&self.round_trip))));
+        let prefetches = Some(Arc::new(Prefetches::new(Arc::clone(&self.generations), Arc::clone(&self.round_trip))));
         Self { prefetches, ..self }
     }
 
@@ -194,17 +194,16 @@ impl LocalState {
         self.generations.advance(limit.digest(&self.generations.digester, key));
     }
 
-    /// Forgets the refusals of these limits and keys, and gives back some prefetches. This happens
-    /// now, and again when the returned guard is dropped: when the call to the store is over, or
+    /// Forgets the refusals of these limits and keys, and gives back their prefetches, if the caller
+    /// passes the prefetches of the store. This happens now, and again when the returned guard is dropped: when the call to the store is over, or
     /// when its caller stops waiting. So nothing that was learnt in between stays.
     pub(crate) fn outdate<'a>(
         &self,
         keys: impl IntoIterator<Item = (&'a Limit, &'a Key)>,
-        prefetches: Option<(Limit, Key)>,
+        prefetches: Option<Arc<Prefetches>>,
     ) -> Outdated {
-        let refusals = keys.into_iter().map(|(limit, key)| limit.digest(&self.generations.digester, key)).collect();
-        let prefetches = self.prefetches.clone().zip(prefetches).map(|(all, (limit, key))| (all, limit, key));
-        let outdated = Outdated { generations: Arc::clone(&self.generations), refusals, prefetches };
+        let digests = keys.into_iter().map(|(limit, key)| limit.digest(&self.generations.digester, key)).collect();
+        let outdated = Outdated { generations: Arc::clone(&self.generations), digests, prefetches };
         outdated.forget();
         outdated
     }
@@ -267,9 +266,9 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Outdated {
     fn forget(&self) {
-        self.refusals.iter().for_each(|digest| self.generations.advance(*digest));
-        if let Some((prefetches, limit, key)) = &self.prefetches {
-            prefetches.drop_prefetches_of(limit, key);
+        for digest in &self.digests {
+            self.generations.advance(*digest);
+            self.prefetches.iter().for_each(|prefetches| prefetches.drop_prefetches_of(*digest));
         }
     }
 }

@@ -62,7 +62,7 @@ impl KeptHolding {
     /// Chooses the next action. The task takes no prefetch while the breaker is open.
     pub(crate) fn next(&self, is_open: bool) -> Step {
         let holding = &*self.holding;
-        let now = self.prefetches.clock.now();
+        let now = self.prefetches.now();
         let mut state = lock(&holding.state);
         (state.stepped_at, state.pace) = (now, self.prefetches.pace(&holding.limit));
         let life = state.pace.life;
@@ -110,7 +110,7 @@ impl KeptHolding {
     pub(crate) fn answer(&self, answer: Result<Decision, StoreError>) {
         let prefetches = &*self.prefetches;
         let number = prefetches.taken.fetch_add(1, Ordering::SeqCst) + 1;
-        let now = prefetches.clock.now();
+        let now = prefetches.now();
         let mut state = lock(&self.holding.state);
         let Some(mut asked) = state.asked.take() else { return };
         let life = state.pace.life;
