@@ -55,8 +55,8 @@ const DEFAULT_LIFE: Duration = Duration::from_secs(10);
 /// Limits of other identities count apart, since a unit leaves each of their windows at another
 /// time. All that a store or a process remembers of a limit is kept under its identity.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Identity<'a> {
-    pub(crate) name: Cow<'a, str>,
+pub(crate) struct Identity {
+    pub(crate) name: Cow<'static, str>,
     pub(crate) window_micros: u64,
     pub(crate) algorithm: Algorithm,
 }
@@ -65,10 +65,8 @@ pub(crate) struct Identity<'a> {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[must_use]
 pub struct Limit {
-    pub(crate) name: Cow<'static, str>,
+    pub(crate) identity: Identity,
     units: u64,
-    window_micros: u64,
-    algorithm: Algorithm,
     pub(crate) prefetches: Option<Prefetch>,
 }
 
@@ -119,8 +117,8 @@ impl Limit {
         // The window is rounded up, since a unit would otherwise leave before its window has
         // passed.
         let window_micros = window.as_nanos().div_ceil(1_000) as u64;
-        let algorithm = Algorithm::sliding_log();
-        Self { name, units, window_micros, algorithm, prefetches: None }
+        let identity = Identity { name, window_micros, algorithm: Algorithm::sliding_log() };
+        Self { identity, units, prefetches: None }
     }
 
     /// A limit for any second.
@@ -212,7 +210,7 @@ impl Limit {
     pub const fn freed_after(mut self, time: Duration) -> Self {
         assert!(self.is_concurrent(), "only the places of a concurrent limit are freed after a time");
         assert!(is_life(time), "{}", LIFE_RULE);
-        self.window_micros = time.as_nanos().div_ceil(1_000) as u64;
+        self.identity.window_micros = time.as_nanos().div_ceil(1_000) as u64;
         self
     }
 
@@ -221,10 +219,10 @@ impl Limit {
     /// algorithm is that of a [concurrent](Self::concurrent) limit, a window of less than a second
     /// becomes 10 s, since places have to be renewed.
     pub const fn with_algorithm(mut self, algorithm: Algorithm) -> Self {
-        self.algorithm = algorithm;
+        self.identity.algorithm = algorithm;
         #[cfg(feature = "calendar")]
         if let Some(calendar) = algorithm.in_calendar() {
-            self.window_micros = calendar.longest();
+            self.identity.window_micros = calendar.longest();
         }
         if self.is_concurrent() && !is_life(self.window()) {
             self = self.freed_after(DEFAULT_LIFE);
@@ -250,7 +248,7 @@ impl Limit {
 
     /// The name in stores, headers and log lines.
     pub fn name(&self) -> &str {
-        &self.name
+        &self.identity.name
     }
 
     /// The units that fit into one window.
@@ -261,32 +259,32 @@ impl Limit {
     /// The length of the window, exact to the microsecond. For a limit by the calendar, it is a
     /// length that no period exceeds.
     pub const fn window(&self) -> Duration {
-        Duration::from_micros(self.window_micros)
+        Duration::from_micros(self.identity.window_micros)
     }
 
     /// The algorithm.
     pub const fn algorithm(&self) -> Algorithm {
-        self.algorithm
+        self.identity.algorithm
     }
 
     /// Whether the limit counts admissions that have not ended.
     #[inline]
     pub const fn is_concurrent(&self) -> bool {
-        matches!(self.algorithm.kind(), Kind::Concurrent)
+        matches!(self.identity.algorithm.kind(), Kind::Concurrent)
     }
 
     /// Whether all windows of the limit are as long as [`window`](Self::window) says. Periods of
     /// the calendar differ, and a concurrent limit has no windows.
     pub(crate) const fn has_length(&self) -> bool {
         #[cfg(feature = "calendar")]
-        if self.algorithm.in_calendar().is_some() {
+        if self.identity.algorithm.in_calendar().is_some() {
             return false;
         }
         !self.is_concurrent()
     }
 
     pub(crate) const fn window_micros(&self) -> u64 {
-        self.window_micros
+        self.identity.window_micros
     }
 
     /// The highest cost of spent units. This cost uses up the limit, as any higher cost would.
@@ -300,30 +298,19 @@ impl Limit {
         self.algorithm().kind().recorded_at(now, self.window_micros())
     }
 
-    /// The identity of the limit. Stores, and all else that remembers something of a limit, know
-    /// the limit by its identity.
-    #[inline]
-    pub(crate) fn identity(&self) -> Identity<'_> {
-        Identity { name: Cow::Borrowed(&self.name), window_micros: self.window_micros, algorithm: self.algorithm }
-    }
-
-    /// The identity as a value to keep.
-    pub(crate) fn own_identity(&self) -> Identity<'static> {
-        Identity { name: self.name.clone(), window_micros: self.window_micros, algorithm: self.algorithm }
-    }
-
     /// Whether both limits share their units.
     // Few checks compare their limits. If this function were inlined, it would keep functions from
     // being inlined that all checks need.
     #[inline(never)]
     pub(crate) fn is_one_with(&self, other: &Self) -> bool {
-        self.identity() == other.identity()
+        self.identity == other.identity
     }
 
     /// The digest of its identity, and a key.
     #[inline]
     pub(crate) fn digest(&self, digester: &Digester, key: &Key) -> u64 {
         // A window has at most 45 bits, so the number of the algorithm fits above it.
-        digester.of(&self.name, self.window_micros | u64::from(self.algorithm.number()) << 48, key)
+        let Identity { name, window_micros, algorithm } = &self.identity;
+        digester.of(name, *window_micros | u64::from(algorithm.number()) << 48, key)
     }
 }
