@@ -2,7 +2,7 @@
 
 use std::{iter, sync::Arc, time::Duration};
 
-use super::{Limiter, deadline::Deadline, failure::FailureMode, lines::Lines};
+use super::{Core, Limiter, deadline::Deadline, failure::FailureMode, lines::Lines};
 use crate::{
     check::{AdmissionId, Charge, Check},
     decision::{Decision, Settled, Settlement},
@@ -119,13 +119,13 @@ impl Limiter {
     /// [`Error::TimedOut`] past the deadline, [`Error::Unavailable`] if the store fails,
     /// [`Error::BreakerOpen`] if it has failed repeatedly. The call may be tried again.
     pub async fn settle(&self, settlement: Settlement) -> Result<Settled, Error> {
-        let returning = self.returning(settlement.check());
+        let returning = self.core.returning(settlement.check());
         let is_local = settlement.is_local;
         let outcome = if is_local {
             self.core.local.settle(settlement).await.map_err(Error::from)
         } else {
             let check = settlement.check().without_costs();
-            self.call_store(|store| store.settle(settlement), check).await
+            self.core.call_store(|store| store.settle(settlement), check).await
         };
         returning.end(outcome.as_ref().map(|settled| (!is_local).then_some(&settled.decision)));
         outcome
@@ -159,11 +159,11 @@ impl Limiter {
         let key = key.into();
         of_window(limit, "resetting a limit")?;
         let check = Check::new(Charge::fitting(limit.clone(), key.clone(), 0));
-        let returning = self.returning(&check);
+        let returning = self.core.returning(&check);
         let outdated = self.core.outdate(limit, &key);
         // This process may have counted in the store's place, so its own counts are reset, too.
         let _ = self.core.local.reset(limit.clone(), key.clone()).await;
-        let outcome = self.call_store(|store| store.reset(limit.clone(), key.clone()), check).await;
+        let outcome = self.core.call_store(|store| store.reset(limit.clone(), key.clone()), check).await;
         drop(outdated);
         returning.end(outcome.as_ref().map(|()| None));
         outcome
@@ -242,12 +242,14 @@ impl Limiter {
         }
         Ok(refusal)
     }
+}
 
+impl Core {
     /// Frees the places of an admission.
-    pub(super) async fn release(self, places: Settlement) -> Result<Settled, Error> {
+    pub(super) async fn release(&self, places: Settlement) -> Result<Settled, Error> {
         let returning = self.returning(places.check());
         let is_local = places.is_local;
-        let store: &dyn Store = if is_local { &self.core.local } else { &self.core.store };
+        let store: &dyn Store = if is_local { &self.local } else { &self.store };
         let outcome = self.upkeep(store.settle(places), MOST_TIME).await;
         returning.end(outcome.as_ref().map(|settled| (!is_local).then_some(&settled.decision)));
         outcome
@@ -256,30 +258,29 @@ impl Limiter {
     /// Makes a call to a store for which no caller waits, whatever the breaker says.
     pub(super) async fn upkeep<T>(&self, call: StoreFuture<T>, deadline: Duration) -> Result<T, Error> {
         let outcome = Deadline::new(call, deadline, Duration::ZERO).await.and_then(|reply| Ok(reply?));
-        outcome.inspect_err(|error| metrics::failed(error.label(), &self.core.layer))
+        outcome.inspect_err(|error| metrics::failed(error.label(), &self.layer))
     }
 
     /// Takes note that units of the limits and keys of a check are on their way back. It is not yet
     /// known how many units will be used then.
     fn returning(&self, check: &Check) -> Returning<'_> {
-        let lines = &self.core.lines;
+        let lines = &self.lines;
         let freed = check.charges().map(|charge| (charge.digest(&lines.digester), 0)).collect();
-        Returning { lines, freed, delay: self.core.deadline().min(LONGEST_RETURN) }
+        Returning { lines, freed, delay: self.deadline().min(LONGEST_RETURN) }
     }
 
     /// Calls the store for something else than a decision, unless the breaker is open. `probe` is a
     /// check at no cost.
     async fn call_store<T>(&self, call: impl FnOnce(&dyn Store) -> StoreFuture<T>, probe: Check) -> Result<T, Error> {
-        let core = &*self.core;
-        let part = core.store.part_of(&probe);
-        if let Some(error) = core.refuse(|| probe) {
-            metrics::failed(error.label(), &core.layer);
-            return Err(error);
-        }
-        let mut reply = Deadline::new(call(&*core.store), core.deadline(), Duration::ZERO);
-        let outcome = (&mut reply).await;
-        let outcome = core.heard(&reply, part, outcome);
-        outcome.inspect_err(|error| metrics::failed(error.label(), &core.layer))
+        let part = self.store.part_of(&probe);
+        let outcome = if let Some(error) = self.refuse(|| probe) {
+            Err(error)
+        } else {
+            let mut reply = Deadline::new(call(&*self.store), self.deadline(), Duration::ZERO);
+            let outcome = (&mut reply).await;
+            self.heard(&reply, part, outcome)
+        };
+        outcome.inspect_err(|error| metrics::failed(error.label(), &self.layer))
     }
 }
 

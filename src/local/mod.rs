@@ -125,7 +125,6 @@ impl Default for Breaker {
 ///    deadline and the prefetches follow it.
 #[derive(Clone)]
 pub struct LocalState {
-    generations: Arc<Generations>,
     breaker: Arc<BreakerState>,
     /// The refusals of all limiters on the store.
     pub(crate) refusals: Arc<Refusals>,
@@ -159,9 +158,8 @@ impl LocalState {
 
     pub(crate) fn on(clock: Clock, first_deadline: Duration) -> Self {
         let generations = Arc::new(Generations::new(clock));
-        let refusals = Arc::new(Refusals::new(DEFAULT_MAX_AGE, Arc::clone(&generations)));
+        let refusals = Arc::new(Refusals::new(DEFAULT_MAX_AGE, generations));
         Self {
-            generations,
             breaker: Arc::new(BreakerState::new(Breaker::default())),
             refusals,
             prefetches: None,
@@ -183,7 +181,8 @@ impl LocalState {
     /// time of the settlement may be later than that of the admission.
     #[must_use]
     pub fn with_prefetch(self) -> Self {
-        let prefetches = Some(Arc::new(Prefetches::new(Arc::clone(&self.generations), Arc::clone(&self.round_trip))));
+        let prefetches =
+            Some(Arc::new(Prefetches::new(Arc::clone(&self.refusals.generations), Arc::clone(&self.round_trip))));
         Self { prefetches, ..self }
     }
 
@@ -191,7 +190,7 @@ impl LocalState {
     /// something that gives units back, and when that is done. So no refusal from the time between
     /// the calls is repeated.
     pub fn forget_refusals(&self, limit: &Limit, key: &Key) {
-        self.generations.advance(limit.digest(&self.generations.digester, key));
+        self.refusals.generations.advance(limit.digest(&self.refusals.generations.digester, key));
     }
 
     /// Forgets the refusals of these limits and keys, and gives back their prefetches, if the caller
@@ -202,8 +201,9 @@ impl LocalState {
         keys: impl IntoIterator<Item = (&'a Limit, &'a Key)>,
         prefetches: Option<Arc<Prefetches>>,
     ) -> Outdated {
-        let digests = keys.into_iter().map(|(limit, key)| limit.digest(&self.generations.digester, key)).collect();
-        let outdated = Outdated { generations: Arc::clone(&self.generations), digests, prefetches };
+        let digests =
+            keys.into_iter().map(|(limit, key)| limit.digest(&self.refusals.generations.digester, key)).collect();
+        let outdated = Outdated { generations: Arc::clone(&self.refusals.generations), digests, prefetches };
         outdated.forget();
         outdated
     }
@@ -254,7 +254,7 @@ impl LocalState {
 
     /// The refusals of one limiter, which asks the store again after this time.
     pub(crate) fn own_refusals(&self, max_age: Duration) -> Arc<Refusals> {
-        Arc::new(Refusals::new(max_age, Arc::clone(&self.generations)))
+        Arc::new(Refusals::new(max_age, Arc::clone(&self.refusals.generations)))
     }
 }
 

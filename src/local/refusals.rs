@@ -55,7 +55,7 @@ pub(crate) struct Refusals {
     max_age: Duration,
     /// Whether each check asks the store. A remembered refusal then holds only if the store fails.
     is_asking: bool,
-    generations: Arc<Generations>,
+    pub(super) generations: Arc<Generations>,
     /// The first refusal makes the table.
     table: Arc<OnceLock<Table>>,
 }
