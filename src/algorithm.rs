@@ -166,23 +166,21 @@ impl Algorithm {
     pub(crate) const fn kind(self) -> Kind {
         self.0
     }
-}
 
-impl Kind {
     /// The time under which an admission of `now` is recorded. The admission counts until a window
     /// after this time.
     pub(crate) fn recorded_at(self, now: u64, window: u64) -> u64 {
-        match self {
+        match self.0 {
             // A counter finds the clock's window by itself.
-            Self::Log | Self::Counter => now,
-            Self::Compact { entries } => {
+            Kind::Log | Kind::Counter => now,
+            Kind::Compact { entries } => {
                 let part = window.div_ceil(u64::from(entries) - 2);
                 (now - now % part).saturating_add(part - 1)
             }
-            Self::Fixed => now - now % window,
-            Self::Concurrent => UNTIL_FREED,
+            Kind::Fixed => now - now % window,
+            Kind::Concurrent => UNTIL_FREED,
             #[cfg(feature = "calendar")]
-            Self::Calendar(calendar) => calendar.end_of(now).saturating_sub(window),
+            Kind::Calendar(calendar) => calendar.end_of(now).saturating_sub(window),
         }
     }
 }
@@ -193,10 +191,10 @@ mod tests {
 
     #[test]
     fn a_compact_log_rounds_up_to_the_end_of_a_sub_window_and_a_fixed_window_down_to_its_start() {
-        let compact = Algorithm::compact_log(12).kind();
+        let compact = Algorithm::compact_log(12);
         let times = [6_000, 6_099, 6_100].map(|now| compact.recorded_at(now, 1_000));
         assert_eq!(times, [6_099, 6_099, 6_199]);
-        let fixed = [6_000, 6_999, 7_000].map(|now| Kind::Fixed.recorded_at(now, 1_000));
+        let fixed = [6_000, 6_999, 7_000].map(|now| Algorithm::fixed_window().recorded_at(now, 1_000));
         assert_eq!(fixed, [6_000, 6_000, 7_000]);
     }
 }

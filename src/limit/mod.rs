@@ -295,7 +295,7 @@ impl Limit {
     /// The time under which an admission of `now` is recorded. The admission counts until a window
     /// after this time.
     pub(crate) fn recorded_at(&self, now: u64) -> u64 {
-        self.algorithm().kind().recorded_at(now, self.window_micros())
+        self.algorithm().recorded_at(now, self.window_micros())
     }
 
     /// Whether both limits share their units.

@@ -227,7 +227,7 @@ impl Limiter {
         let asks = Check::new(begins.asks());
         let time = begins.lease().unwrap_or_default();
         let refusals = self.core.refusals.as_ref().filter(|_| !is_local);
-        let remembering = refusals.and_then(|refusals| Some((refusals, refusals.look_up(&asks)?)));
+        let lookup = refusals.and_then(|refusals| refusals.look_up(&asks));
         // The id is free again when the ban has ended.
         let begun = self.count(Check::new(begins).with_id(AdmissionId(0)), is_local).await?;
         if begun.binding().used() == 0 {
@@ -237,9 +237,7 @@ impl Limiter {
         // The reset time may be too long.
         let wait = begun.binding().reset_after().min(time);
         let refusal = begun.refused_for(&asks, wait);
-        if let Some((refusals, lookup)) = remembering {
-            refusals.learn(&lookup, &refusal);
-        }
+        self.core.learn(lookup.as_ref(), &refusal);
         Ok(refusal)
     }
 }
