@@ -123,14 +123,6 @@ impl Algorithm {
         Self(Kind::Fixed)
     }
 
-    #[cfg(feature = "calendar")]
-    pub(crate) const fn in_calendar(self) -> Option<Calendar> {
-        match self.0 {
-            Kind::Calendar(calendar) => Some(calendar),
-            _ => None,
-        }
-    }
-
     /// A number that no other algorithm has.
     pub(crate) const fn number(self) -> u16 {
         match self.0 {

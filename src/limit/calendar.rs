@@ -58,9 +58,11 @@ impl Limit {
     ///
     /// [`ConfigError`] if there is no such time zone, or if the limit is not by the calendar.
     pub fn in_time_zone(self, name: &str) -> Result<Self, ConfigError> {
-        let calendar =
-            self.algorithm().in_calendar().ok_or_else(|| "only a limit by the calendar has a time zone".to_owned());
-        match calendar.and_then(|calendar| calendar.in_zone(name)) {
+        let zoned = match self.algorithm().kind() {
+            Kind::Calendar(calendar) => calendar.in_zone(name),
+            _ => Err("only a limit by the calendar has a time zone".to_owned()),
+        };
+        match zoned {
             Ok(calendar) => Ok(self.with_algorithm(Algorithm(Kind::Calendar(calendar)))),
             Err(problem) => Err(ConfigError::of_limit(self.name(), problem)),
         }

@@ -221,7 +221,7 @@ impl Limit {
     pub const fn with_algorithm(mut self, algorithm: Algorithm) -> Self {
         self.identity.algorithm = algorithm;
         #[cfg(feature = "calendar")]
-        if let Some(calendar) = algorithm.in_calendar() {
+        if let Kind::Calendar(calendar) = algorithm.kind() {
             self.identity.window_micros = calendar.longest();
         }
         if self.is_concurrent() && !is_life(self.window()) {
@@ -276,11 +276,7 @@ impl Limit {
     /// Whether all windows of the limit are as long as [`window`](Self::window) says. Periods of
     /// the calendar differ, and a concurrent limit has no windows.
     pub(crate) const fn has_length(&self) -> bool {
-        #[cfg(feature = "calendar")]
-        if self.identity.algorithm.in_calendar().is_some() {
-            return false;
-        }
-        !self.is_concurrent()
+        matches!(self.identity.algorithm.kind(), Kind::Log | Kind::Compact { .. } | Kind::Counter | Kind::Fixed)
     }
 
     pub(crate) const fn window_micros(&self) -> u64 {

@@ -158,7 +158,7 @@ impl fmt::Display for Limit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}={}", self.name(), self.units)?;
         #[cfg(feature = "calendar")]
-        if let Some(calendar) = self.algorithm().in_calendar() {
+        if let Kind::Calendar(calendar) = self.algorithm().kind() {
             return write!(f, "/{calendar}");
         }
         write!(f, "/{}", window_text(self.window_micros()))?;
