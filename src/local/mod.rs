@@ -160,7 +160,7 @@ impl LocalState {
         let generations = Arc::new(Generations::new(clock));
         let refusals = Arc::new(Refusals::new(DEFAULT_MAX_AGE, generations));
         Self {
-            breaker: Arc::new(BreakerState::new(Breaker::default())),
+            breaker: Arc::new(BreakerState::of_store(Breaker::default())),
             refusals,
             prefetches: None,
             owed: Arc::default(),
