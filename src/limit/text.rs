@@ -230,10 +230,19 @@ fn read(name: Cow<'static, str>, text: &str) -> Result<Limit, String> {
     }
 
     match broken_rule(&name, units, window) {
-        None => with_words(Limit::of_valid(name, units, window), algorithm, calendar, prefetch),
-        Some(NAME_RULE) => Err(format!("{NAME_RULE}, not {name:?}")),
-        Some(UNITS_RULE) => Err(format!("{UNITS_RULE}, not {units_text}")),
-        Some(rule) => Err(format!("{rule}, not {window_text}")),
+        None => {}
+        Some(NAME_RULE) => return Err(format!("{NAME_RULE}, not {name:?}")),
+        Some(UNITS_RULE) => return Err(format!("{UNITS_RULE}, not {units_text}")),
+        Some(rule) => return Err(format!("{rule}, not {window_text}")),
+    }
+    let algorithm = algorithm_of(algorithm, calendar)?;
+    if algorithm.kind() == Kind::Concurrent && !is_life(window) {
+        return Err(format!("{LIFE_RULE}, not {window_text}"));
+    }
+    let limit = Limit::of_valid(name, units, window).with_algorithm(algorithm);
+    match prefetch.map(prefetches).transpose()? {
+        Some(prefetches) => limit.with_prefetch(prefetches),
+        None => Ok(limit),
     }
 }
 
@@ -269,31 +278,12 @@ fn window(text: &str) -> Result<Duration, String> {
     Ok(Duration::from_micros(whole_number(count).unwrap_or(1).saturating_mul(micros)))
 }
 
-/// The same limit with the algorithm and the prefetch of these words.
-fn with_words(
-    limit: Limit,
-    algorithm: Option<&str>,
-    calendar: Option<Algorithm>,
-    prefetch: Option<&str>,
-) -> Result<Limit, String> {
-    let algorithm = match (algorithm, calendar) {
-        (Some(word), Some(_)) => {
-            return Err(format!("a limit by the calendar has no algorithm, so {word:?} has no place"));
-        }
-        (None, Some(calendar)) => calendar,
-        (word, None) => word.map(algorithm_of).transpose()?.unwrap_or_default(),
-    };
-    if algorithm.kind() == Kind::Concurrent && !is_life(limit.window()) {
-        return Err(format!("{LIFE_RULE}, not {}", window_text(limit.window_micros())));
+/// The algorithm of a word, or that of a limit by the calendar, which has no word.
+fn algorithm_of(word: Option<&str>, calendar: Option<Algorithm>) -> Result<Algorithm, String> {
+    let Some(word) = word else { return Ok(calendar.unwrap_or_default()) };
+    if calendar.is_some() {
+        return Err(format!("a limit by the calendar has no algorithm, so {word:?} has no place"));
     }
-    let limit = limit.with_algorithm(algorithm);
-    match prefetch.map(prefetches).transpose()? {
-        Some(prefetches) => limit.with_prefetch(prefetches),
-        None => Ok(limit),
-    }
-}
-
-fn algorithm_of(word: &str) -> Result<Algorithm, String> {
     let entries = word.strip_prefix("compact(").and_then(|rest| rest.strip_suffix(')'));
     match (word, entries.and_then(whole_number)) {
         ("log", _) => Ok(Algorithm::sliding_log()),
