@@ -80,7 +80,7 @@ struct Core {
     /// a name.
     layer: Cow<'static, str>,
     /// `None` if no refusal is remembered.
-    refusals: Option<Arc<Refusals>>,
+    refusals: Option<Refusals>,
     breaker: SharedBreaker,
     /// The round trip of the store. Zero if the store does not tell its round trip.
     round_trip: Arc<RoundTrip>,
@@ -113,7 +113,7 @@ impl Limiter {
             deadline: None,
             retry_reserved_after: RETRY_RESERVED_AFTER,
             layer: Cow::Borrowed(""),
-            refusals: local_state.map(|state| Arc::clone(&state.refusals)),
+            refusals: local_state.map(|state| state.refusals.clone()),
             breaker: local_state.map_or_else(|| SharedBreaker::new(Breaker::default()), LocalState::breaker),
             round_trip: round_trip.unwrap_or_else(|| Arc::new(RoundTrip::new(SHORTEST_DEADLINE))),
             prefetches: local_state.and_then(|state| state.prefetches.clone()),
@@ -220,7 +220,7 @@ impl Limiter {
 
     /// The same limiter, but it asks the store even about refusals that it remembers.
     fn asking_each_time(self) -> Self {
-        self.set(|core| core.refusals = core.refusals.as_ref().map(|refusals| Arc::new(refusals.asking())))
+        self.set(|core| core.refusals.iter_mut().for_each(|refusals| refusals.is_asking = true))
     }
 
     /// Gives this limiter and its clones a breaker of their own. Default: the breaker of the store,

@@ -127,7 +127,7 @@ impl Default for Breaker {
 pub struct LocalState {
     breaker: Arc<BreakerState>,
     /// The refusals of all limiters on the store.
-    pub(crate) refusals: Arc<Refusals>,
+    pub(crate) refusals: Refusals,
     /// The prefetches of all limiters on the store.
     pub(crate) prefetches: Option<Arc<Prefetches>>,
     /// The places and calls of all limiters on the store that end before the process does.
@@ -157,11 +157,9 @@ impl LocalState {
     }
 
     pub(crate) fn on(clock: Clock, first_deadline: Duration) -> Self {
-        let generations = Arc::new(Generations::new(clock));
-        let refusals = Arc::new(Refusals::new(DEFAULT_MAX_AGE, generations));
         Self {
             breaker: Arc::new(BreakerState::of_store(Breaker::default())),
-            refusals,
+            refusals: Refusals::new(DEFAULT_MAX_AGE, Arc::new(Generations::new(clock))),
             prefetches: None,
             owed: Arc::default(),
             made: Instant::now(),
@@ -253,8 +251,8 @@ impl LocalState {
     }
 
     /// The refusals of one limiter, which asks the store again after this time.
-    pub(crate) fn own_refusals(&self, max_age: Duration) -> Arc<Refusals> {
-        Arc::new(Refusals::new(max_age, Arc::clone(&self.refusals.generations)))
+    pub(crate) fn own_refusals(&self, max_age: Duration) -> Refusals {
+        Refusals::new(max_age, Arc::clone(&self.refusals.generations))
     }
 }
 
