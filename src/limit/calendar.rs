@@ -58,13 +58,11 @@ impl Limit {
     ///
     /// [`ConfigError`] if there is no such time zone, or if the limit is not by the calendar.
     pub fn in_time_zone(self, name: &str) -> Result<Self, ConfigError> {
-        let zoned = match self.algorithm().kind() {
-            Kind::Calendar(calendar) => calendar.in_zone(name),
-            _ => Err("only a limit by the calendar has a time zone".to_owned()),
+        let problem = |problem: &str| ConfigError::of_limit(self.name(), problem);
+        let Kind::Calendar(calendar) = self.algorithm().kind() else {
+            return Err(problem("only a limit by the calendar has a time zone"));
         };
-        match zoned {
-            Ok(calendar) => Ok(self.with_algorithm(Algorithm(Kind::Calendar(calendar)))),
-            Err(problem) => Err(ConfigError::of_limit(self.name(), problem)),
-        }
+        let calendar = calendar.in_zone(name).map_err(|text| problem(&text))?;
+        Ok(self.with_algorithm(Algorithm(Kind::Calendar(calendar))))
     }
 }
