@@ -48,19 +48,21 @@ pub(crate) const MOST_NAMED: usize = 10_000;
 /// How a limit counts. See the [module docs](self).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[must_use]
-pub struct Algorithm(Kind);
+pub struct Algorithm(pub(crate) Kind);
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) enum Kind {
     // The exact kinds come first, so that one comparison tells them from the others.
     #[default]
     Log,
+    /// The algorithm of [`Limit::concurrent`](crate::Limit::concurrent).
     Concurrent,
     Compact {
         entries: u16,
     },
     Counter,
     Fixed,
+    /// The algorithm of a limit by the [calendar](crate::limit::calendar).
     #[cfg(feature = "calendar")]
     Calendar(Calendar),
 }
@@ -121,25 +123,6 @@ impl Algorithm {
         Self(Kind::Fixed)
     }
 
-    /// The algorithm of [`Limit::concurrent`](crate::Limit::concurrent).
-    pub(crate) const fn concurrent() -> Self {
-        Self(Kind::Concurrent)
-    }
-
-    /// The algorithm of a limit by the [calendar](crate::limit::calendar).
-    #[cfg(feature = "calendar")]
-    pub(crate) const fn calendar(calendar: Calendar) -> Self {
-        Self(Kind::Calendar(calendar))
-    }
-
-    #[cfg(feature = "calendar")]
-    pub(crate) const fn in_calendar(self) -> Option<Calendar> {
-        match self.0 {
-            Kind::Calendar(calendar) => Some(calendar),
-            _ => None,
-        }
-    }
-
     /// A number that no other algorithm has.
     pub(crate) const fn number(self) -> u16 {
         match self.0 {
@@ -175,23 +158,21 @@ impl Algorithm {
     pub(crate) const fn kind(self) -> Kind {
         self.0
     }
-}
 
-impl Kind {
     /// The time under which an admission of `now` is recorded. The admission counts until a window
     /// after this time.
     pub(crate) fn recorded_at(self, now: u64, window: u64) -> u64 {
-        match self {
+        match self.0 {
             // A counter finds the clock's window by itself.
-            Self::Log | Self::Counter => now,
-            Self::Compact { entries } => {
+            Kind::Log | Kind::Counter => now,
+            Kind::Compact { entries } => {
                 let part = window.div_ceil(u64::from(entries) - 2);
                 (now - now % part).saturating_add(part - 1)
             }
-            Self::Fixed => now - now % window,
-            Self::Concurrent => UNTIL_FREED,
+            Kind::Fixed => now - now % window,
+            Kind::Concurrent => UNTIL_FREED,
             #[cfg(feature = "calendar")]
-            Self::Calendar(calendar) => calendar.end_of(now).saturating_sub(window),
+            Kind::Calendar(calendar) => calendar.end_of(now).saturating_sub(window),
         }
     }
 }
@@ -202,10 +183,10 @@ mod tests {
 
     #[test]
     fn a_compact_log_rounds_up_to_the_end_of_a_sub_window_and_a_fixed_window_down_to_its_start() {
-        let compact = Algorithm::compact_log(12).kind();
+        let compact = Algorithm::compact_log(12);
         let times = [6_000, 6_099, 6_100].map(|now| compact.recorded_at(now, 1_000));
         assert_eq!(times, [6_099, 6_099, 6_199]);
-        let fixed = [6_000, 6_999, 7_000].map(|now| Kind::Fixed.recorded_at(now, 1_000));
+        let fixed = [6_000, 6_999, 7_000].map(|now| Algorithm::fixed_window().recorded_at(now, 1_000));
         assert_eq!(fixed, [6_000, 6_000, 7_000]);
     }
 }

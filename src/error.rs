@@ -25,10 +25,8 @@
 
 use std::{error, fmt, sync::Arc, time::Duration};
 
-pub use crate::{
-    config_error::{ConfigError, ConfigErrorKind},
-    limit::rules::NeverFits,
-};
+pub use crate::config_error::ConfigError;
+use crate::limit::Limit;
 
 /// Why there is no decision. See the [module docs](self).
 #[derive(Clone, Debug)]
@@ -119,6 +117,26 @@ impl Error {
     }
 }
 
+/// A cost above the limit. Waiting does not help, so there is no retry time.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct NeverFits {
+    /// The limit that is too small.
+    pub limit: Limit,
+    /// The cost that is too large.
+    pub cost: u64,
+    /// Whether the limit is [hidden](crate::Charge::hidden) from clients.
+    pub is_hidden: bool,
+}
+
+impl fmt::Display for NeverFits {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "a cost of {} never fits into the limit {:?} of {}", self.cost, self.limit.name(), self.limit.units())
+    }
+}
+
+impl error::Error for NeverFits {}
+
 impl From<NeverFits> for Error {
     fn from(error: NeverFits) -> Self {
         Self::NeverFits(error)
@@ -204,7 +222,6 @@ impl StoreError {
     }
 
     /// The kind of failure that has kept the store from its work.
-    #[must_use]
     pub fn kind(&self) -> StoreErrorKind {
         self.kind
     }

@@ -78,13 +78,11 @@ impl Key {
     }
 
     /// The namespace.
-    #[must_use]
     pub fn namespace(&self) -> &'static str {
         self.namespace
     }
 
     /// The value, for stores. A value may be personal: do not log it.
-    #[must_use]
     pub fn value(&self) -> &[u8] {
         match &self.value {
             Value::Short { length, bytes } => &bytes[..usize::from(*length)],

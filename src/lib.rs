@@ -121,7 +121,7 @@
 //! | `redis` | yes | `RedisStore`, on one server or behind sentinels |
 //! | `cluster` | no | `RedisStore` on a Redis Cluster |
 //! | `calendar` | no | limits by the calendar of a time zone: hours, days, weeks and months |
-//! | `serde` | no | [`Limit`] in configurations: `Serialize` and `Deserialize` |
+//! | `serde` | no | the text of a [`Limit`] in configurations: `Serialize` and `Deserialize` |
 //! | `tls` | no | `rediss://` URLs, by rustls, with the provider of cryptography that the program installs: see [`guide::existing_connections`] |
 //! | `credentials` | no | passwords and tokens that change: see [`guide::existing_connections`] |
 //! | `tracing` | yes | log lines for set-up errors, an unavailable store and others: at most one a second of each kind for each layer or limiter |
@@ -152,7 +152,6 @@ pub mod key;
 pub mod limit;
 pub mod limiter;
 mod local;
-mod lock;
 mod logging;
 pub mod metrics;
 pub mod middleware;

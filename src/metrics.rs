@@ -165,7 +165,7 @@ pub(crate) fn decided(decision: &Decision, layer: &Cow<'static, str>) {
                 // counts as admitted already, or the caller has only looked.
                 None => continue,
             };
-            let limit = status.limit().name.clone();
+            let limit = status.limit().identity.name.clone();
             counter!("rate_limit_decisions_total", "layer" => layer.clone(), "limit" => limit, "outcome" => outcome).increment(1);
         }
     }

@@ -12,10 +12,7 @@ use std::{array, fmt};
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 
-use crate::{
-    config_error::{ConfigError, ConfigErrorKind},
-    key::Key,
-};
+use crate::{config_error::ConfigError, key::Key};
 
 const MIN_BYTES: usize = 16;
 
@@ -64,7 +61,7 @@ impl Secret {
             _ => format!("must have at least {MIN_BYTES} bytes, not {}", secret.len()),
         };
         let text = format!("a secret {fault}: `openssl rand -hex 32` makes one");
-        Err(ConfigError::new(ConfigErrorKind::Secret, text))
+        Err(ConfigError::new(text))
     }
 
     /// The key of a secret value, such as an access token: the first 128 bits of its HMAC-SHA-256.
@@ -81,22 +78,14 @@ impl Secret {
         Key::new(namespace, self.domain(CREDENTIALS).hash(&[value.as_bytes()]))
     }
 
-    /// A domain, which hashes for one purpose. A domain ends with its only NUL, so no domain is the
-    /// beginning of another.
-    pub(crate) fn domain(&self, name: &'static [u8]) -> Domain {
+    /// The secret of a domain: its hashes for one purpose reveal nothing about those for another. A
+    /// domain ends with its only NUL, so no domain is the beginning of another.
+    pub(crate) fn domain(&self, name: &'static [u8]) -> Self {
         let mut mac = self.mac.clone();
         mac.update(name);
-        Domain { mac }
+        Self { mac }
     }
-}
 
-/// Hashes for one purpose, which reveal nothing about those for another.
-#[derive(Clone)]
-pub(crate) struct Domain {
-    mac: Hmac<Sha256>,
-}
-
-impl Domain {
     /// The first 128 bits of the HMAC-SHA-256 of these parts in a row.
     pub(crate) fn hash(&self, parts: &[&[u8]]) -> [u8; HASH_BYTES] {
         let mut mac = self.mac.clone();

@@ -49,12 +49,7 @@
 
 use std::{cell::Cell, num::NonZeroU32};
 
-use crate::{
-    check::random,
-    config_error::{ConfigError, ConfigErrorKind},
-    key::Key,
-    limit::Limit,
-};
+use crate::{check::random, config_error::ConfigError, key::Key, limit::Limit};
 
 /// No other key has this namespace by accident.
 const NAMESPACE: &str = "\0part";
@@ -126,13 +121,12 @@ impl Split {
 pub(crate) fn number_of_parts(limit: Option<&Limit>, parts: u32) -> Result<NonZeroU32, ConfigError> {
     let has_units = |parts: &NonZeroU32| limit.is_none_or(|limit| u64::from(parts.get()) <= limit.units());
     NonZeroU32::new(parts).filter(has_units).ok_or_else(|| {
-        let text = match limit.map(|limit| (limit.name(), limit.units())) {
-            Some((name, units)) => {
-                format!("limit {name:?}: {units} units are split into 1 to {units} parts, not {parts}")
-            }
-            None => format!("a limit is split into 1 part or more, not {parts}"),
+        let Some(limit) = limit else {
+            return ConfigError::new(format!("a limit is split into 1 part or more, not {parts}"));
         };
-        ConfigError::new(ConfigErrorKind::Split, text)
+        let units = limit.units();
+        let problem = format!("{units} units are split into 1 to {units} parts, not {parts}");
+        ConfigError::of_limit(limit.name(), problem)
     })
 }
 

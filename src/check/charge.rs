@@ -1,12 +1,13 @@
 //! A charge, one part of a [`check`](crate::check).
 
-use std::time::Duration;
+use std::{num::NonZeroU32, time::Duration};
 
 use crate::{
     algorithm::Kind,
     clock::micros,
+    error::NeverFits,
     key::{Digester, Key},
-    limit::{Limit, prefetch::Prefetch, rules::NeverFits},
+    limit::{Limit, prefetch::Prefetch},
 };
 
 /// One limit, one key, one cost. See [`check`](crate::check).
@@ -224,25 +225,23 @@ impl Charge {
         self.limit.digest(digester, &self.key)
     }
 
-    /// The same charge under a smaller limit, if it fits. A charge in the shadow and a ban keep
-    /// their limit.
-    pub(crate) fn under(&self, smaller: impl Fn(&Limit) -> Option<Limit>) -> Option<Self> {
+    /// The same charge under one of so many shares of its limit, if it fits. A charge in the shadow
+    /// and a ban keep their limit.
+    pub(crate) fn shared_by(&self, processes: NonZeroU32) -> Option<Self> {
         if self.is_shadow || self.is_ban {
             return Some(self.clone());
         }
-        let limit = smaller(&self.limit).filter(|limit| self.is_spent() || self.cost <= limit.units())?;
+        let limit = self.limit.shared_by(processes).filter(|limit| self.is_spent() || self.cost <= limit.units())?;
         Some(self.on(limit))
     }
 
     /// The units that have to be left. [`takes`](Self::takes) says when the charge takes these
     /// units.
-    #[must_use]
     pub fn cost(&self) -> u64 {
         self.cost
     }
 
     /// When the charge takes its cost.
-    #[must_use]
     pub fn takes(&self) -> Takes {
         self.takes
     }
@@ -282,13 +281,11 @@ impl Charge {
 
     /// The lease: how long the units count without a settlement. `None` if they count for the whole
     /// window.
-    #[must_use]
     pub fn lease(&self) -> Option<Duration> {
         self.lease_micros().map(Duration::from_micros)
     }
 
     /// Whether the charge is in the [shadow](Self::in_shadow).
-    #[must_use]
     pub fn is_shadow(&self) -> bool {
         self.is_shadow
     }

@@ -55,13 +55,11 @@ use std::{
     fmt,
     hash::{BuildHasher, RandomState},
     iter,
+    num::NonZeroU32,
 };
 
 pub use self::charge::{Charge, Takes};
-use crate::{
-    config_error::{ConfigError, ConfigErrorKind},
-    limit::Limit,
-};
+use crate::{config_error::ConfigError, limit::Limit};
 
 /// Charges that are decided together. See the [module docs](self).
 #[derive(Clone, Debug)]
@@ -105,9 +103,7 @@ impl Check {
 
     /// A check of charges whose limits are known to differ; `None` without charges.
     pub(crate) fn of_distinct(mut charges: impl Iterator<Item = Charge>) -> Option<Self> {
-        let mut check = Self::new(charges.next()?);
-        check.rest.extend(charges);
-        Some(check)
+        Some(Self { first: charges.next()?, rest: charges.collect(), id: None })
     }
 
     /// Gives the check an id of the caller's. If the check is repeated with this id, it counts
@@ -142,11 +138,10 @@ impl Check {
         self.first.takes_place() || !self.rest.is_empty() && self.rest.iter().any(Charge::takes_place)
     }
 
-    /// The same check under smaller limits, if all of its charges fit.
-    pub(crate) fn under(&self, smaller: impl Fn(&Limit) -> Option<Limit>) -> Option<Self> {
-        let first = self.first.under(&smaller)?;
-        let rest = self.rest.iter().map(|charge| charge.under(&smaller)).collect::<Option<_>>()?;
-        Some(Self { first, rest, id: self.id })
+    /// The same check under one of so many shares of each limit, if all of its charges fit.
+    pub(crate) fn shared_by(&self, processes: NonZeroU32) -> Option<Self> {
+        let (first, rest) = self.map_charges(|charge| charge.shared_by(processes));
+        Some(Self { first: first?, rest: rest.into_iter().collect::<Option<_>>()?, id: self.id })
     }
 
     /// The same limits and keys at no cost.
@@ -185,7 +180,6 @@ impl Check {
     }
 
     /// The id that the caller has given the check.
-    #[must_use]
     pub fn id(&self) -> Option<AdmissionId> {
         self.id
     }
@@ -194,8 +188,7 @@ impl Check {
 /// The error of a check that charges a limit twice.
 pub(crate) fn charged_twice(limit: &Limit) -> ConfigError {
     let mistake = format!("one check charges the limit {:?} twice for the same key", limit.name());
-    let text = format!("{mistake}: add up the costs, or give one limit another name");
-    ConfigError::new(ConfigErrorKind::SameLimit, text)
+    ConfigError::new(format!("{mistake}: add up the costs, or give one limit another name"))
 }
 
 /// The id of an admission: 64 bits. See the [module docs](self#ids).

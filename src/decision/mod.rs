@@ -223,7 +223,6 @@ impl Decision {
     /// How long to wait until the same check is admitted, if nothing else arrives; `None` if the
     /// check was admitted. If only reservations are in the way, the result is the time until the
     /// next try: see rule 3 of the [module docs](self).
-    #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         self.statuses().filter_map(LimitStatus::refuses).max()
     }
@@ -247,7 +246,6 @@ impl Decision {
     /// limit would show that units are left. A limit in the [shadow](Charge::in_shadow) is visible
     /// only if all limits of the check are in the shadow.
     #[inline]
-    #[must_use]
     pub fn visible(&self) -> Option<&LimitStatus> {
         let visible = self.statuses().filter(|status| !status.is_hidden()).reduce(LimitStatus::binding)?;
         // This limit is in the shadow only if all limits are that are not hidden.
@@ -271,13 +269,11 @@ impl Decision {
 
     /// The units in the window of the [`binding`](Self::binding) limit, including those of this
     /// check.
-    #[must_use]
     pub fn used(&self) -> u64 {
         self.binding().used()
     }
 
     /// The units left under the [`binding`](Self::binding) limit.
-    #[must_use]
     pub fn remaining(&self) -> u64 {
         self.binding().remaining()
     }
@@ -285,7 +281,6 @@ impl Decision {
     /// The failure of the store, if this process has decided in its place. Then the figures are
     /// those of a [`Share`](crate::limiter::Share) of each limit. `None` for a decision of the
     /// store. Behind several layers, the failure is that of the innermost layer that has one.
-    #[must_use]
     pub fn local_cause(&self) -> Option<&Error> {
         self.layers().find_map(|decision| decision.fields.origin.as_ref()?.instead_of.as_deref())
     }
@@ -304,7 +299,6 @@ impl Decision {
     ///    whose admission was lost on its way from Redis is freed once Redis answers again.
     /// 4. The clone that is dropped last frees the places, on any thread. When a process ends,
     ///    [`shutdown`](crate::Limiter::shutdown) frees all places.
-    #[must_use]
     pub fn holds_place(&self) -> bool {
         self.places().next().is_some()
     }
@@ -315,7 +309,6 @@ impl Decision {
     /// place. This is the one case in which more places than the limit may be held. The process
     /// takes the place again, even above the limit. No other request gets a place until fewer are
     /// held than the limit has.
-    #[must_use]
     pub fn has_lost_place(&self) -> bool {
         self.places().any(|places| places.are_lost())
     }
@@ -323,7 +316,6 @@ impl Decision {
     /// When the store decided, by the store's clock. If a check was repeated with its
     /// [id](crate::Check::with_id), this is the time of the first admission. For a repeated check
     /// that takes only places, this is some time since the first admission.
-    #[must_use]
     pub fn at(&self) -> SystemTime {
         self.fields.at
     }

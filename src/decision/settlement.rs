@@ -174,7 +174,6 @@ impl Settlement {
     }
 
     /// When the check was admitted, by the store's clock.
-    #[must_use]
     pub fn at(&self) -> SystemTime {
         self.at
     }
@@ -193,7 +192,6 @@ impl Settlement {
 impl Settled {
     /// A store's reply: the status of each limit, and whether any of them knew the admission. The
     /// decision has the limits of [`Settlement::check`], and refuses nothing.
-    #[must_use]
     pub fn new(decision: Decision, was_applied: bool) -> Self {
         Self { decision, was_applied }
     }

@@ -133,21 +133,18 @@ impl LimitStatus {
     }
 
     /// The units in the window, including those of this check if it was admitted.
-    #[must_use]
     pub fn used(&self) -> u64 {
         self.used
     }
 
     /// The used units that are [reserved](Charge::reserve), and may be given back. Under a
     /// [concurrent](Limit::concurrent) limit, all used units are reserved.
-    #[must_use]
     pub fn reserved(&self) -> u64 {
         self.reserved
     }
 
     /// The units that are left; 0 if more than the limit is used, for example after the limit was
     /// lowered.
-    #[must_use]
     pub fn remaining(&self) -> u64 {
         self.limit.units().saturating_sub(self.used)
     }
@@ -156,7 +153,6 @@ impl LimitStatus {
     /// [compact](crate::Algorithm::compact_log) log it may be a sub-window longer than the window.
     /// For a [concurrent](Limit::concurrent) limit it is zero, since places may be free at any
     /// time.
-    #[must_use]
     pub fn reset_after(&self) -> Duration {
         if self.limit.is_concurrent() { Duration::ZERO } else { self.reset_after }
     }
@@ -169,20 +165,17 @@ impl LimitStatus {
     /// How long this limit alone refuses the check; `None` if it does not.
     ///
     /// For a limit in the [shadow](Charge::in_shadow), how long it would refuse.
-    #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         // The wait is no longer than `reserved_after`, unless other units refuse for longer.
         self.waits.map(|(least, most)| self.reserved_after.max(least).min(most))
     }
 
     /// Whether the limit refused the check, and would not have done so without the reserved units.
-    #[must_use]
     pub fn is_refused_by_reservations(&self) -> bool {
         self.reserved > 0 && self.waits.is_some_and(|(least, _)| least.is_zero())
     }
 
     /// Whether the limit is in the [shadow](Charge::in_shadow).
-    #[must_use]
     pub fn is_shadow(&self) -> bool {
         self.is_shadow
     }
@@ -190,7 +183,6 @@ impl LimitStatus {
     /// Whether the limit is [hidden](Charge::hidden) from clients. A [ban](crate::KeyedLimit::ban)
     /// is hidden until it begins. A limit is also hidden if a [refusal without the
     /// store](crate::Limiter::refusal_cache) does not know its figures, which are then zero.
-    #[must_use]
     pub fn is_hidden(&self) -> bool {
         self.is_hidden || self.waits.is_none() && (self.is_estimate || self.is_ban && self.used == 0)
     }

@@ -34,20 +34,17 @@
 #[cfg(feature = "calendar")]
 pub mod calendar;
 pub mod prefetch;
-pub(crate) mod rules;
-#[cfg(feature = "serde")]
-mod serde;
 pub(crate) mod text;
 
 use std::{borrow::Cow, fmt::Debug, num::NonZeroU32, time::Duration};
 
 use self::{
     prefetch::Prefetch,
-    rules::{LIFE_RULE, is_life},
+    text::{LIFE_RULE, is_life},
 };
 use crate::{
     algorithm::{Algorithm, Kind},
-    config_error::{ConfigError, ConfigErrorKind},
+    config_error::ConfigError,
     key::{Digester, Key},
 };
 
@@ -58,8 +55,8 @@ const DEFAULT_LIFE: Duration = Duration::from_secs(10);
 /// Limits of other identities count apart, since a unit leaves each of their windows at another
 /// time. All that a store or a process remembers of a limit is kept under its identity.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Identity<'a> {
-    pub(crate) name: Cow<'a, str>,
+pub(crate) struct Identity {
+    pub(crate) name: Cow<'static, str>,
     pub(crate) window_micros: u64,
     pub(crate) algorithm: Algorithm,
 }
@@ -68,10 +65,8 @@ pub(crate) struct Identity<'a> {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[must_use]
 pub struct Limit {
-    pub(crate) name: Cow<'static, str>,
+    pub(crate) identity: Identity,
     units: u64,
-    window_micros: u64,
-    algorithm: Algorithm,
     pub(crate) prefetches: Option<Prefetch>,
 }
 
@@ -93,15 +88,15 @@ impl Limit {
     /// [rules](self).
     pub fn new(name: impl Into<Cow<'static, str>>, units: u64, window: Duration) -> Result<Self, ConfigError> {
         let name = name.into();
-        let Some(rule) = rules::broken_rule(&name, units, window) else {
+        let Some(rule) = text::broken_rule(&name, units, window) else {
             return Ok(Self::of_valid(name, units, window));
         };
         let value: &dyn Debug = match rule {
-            rules::NAME_RULE => &name,
-            rules::UNITS_RULE => &units,
+            text::NAME_RULE => &name,
+            text::UNITS_RULE => &units,
             _ => &window,
         };
-        Err(ConfigError::new(ConfigErrorKind::Limit, format!("limit {name:?}: {rule}, not {value:?}")))
+        Err(ConfigError::of_limit(&name, format_args!("{rule}, not {value:?}")))
     }
 
     /// A limit from literals.
@@ -112,7 +107,7 @@ impl Limit {
     /// that are not known before run time there is [`Limit::new`].
     #[track_caller]
     pub const fn per(name: &'static str, units: u64, window: Duration) -> Self {
-        if let Some(rule) = rules::broken_rule(name, units, window) {
+        if let Some(rule) = text::broken_rule(name, units, window) {
             panic!("{}", rule);
         }
         Self::of_valid(Cow::Borrowed(name), units, window)
@@ -122,8 +117,8 @@ impl Limit {
         // The window is rounded up, since a unit would otherwise leave before its window has
         // passed.
         let window_micros = window.as_nanos().div_ceil(1_000) as u64;
-        let algorithm = Algorithm::sliding_log();
-        Self { name, units, window_micros, algorithm, prefetches: None }
+        let identity = Identity { name, window_micros, algorithm: Algorithm::sliding_log() };
+        Self { identity, units, prefetches: None }
     }
 
     /// A limit for any second.
@@ -196,7 +191,7 @@ impl Limit {
     /// As [`Limit::per`].
     #[track_caller]
     pub const fn concurrent(name: &'static str, places: u64) -> Self {
-        Self::per(name, places, DEFAULT_LIFE).with_algorithm(Algorithm::concurrent())
+        Self::per(name, places, DEFAULT_LIFE).with_algorithm(Algorithm(Kind::Concurrent))
     }
 
     /// Sets how soon the places of a process that has died are free. The limit must be
@@ -215,7 +210,7 @@ impl Limit {
     pub const fn freed_after(mut self, time: Duration) -> Self {
         assert!(self.is_concurrent(), "only the places of a concurrent limit are freed after a time");
         assert!(is_life(time), "{}", LIFE_RULE);
-        self.window_micros = time.as_nanos().div_ceil(1_000) as u64;
+        self.identity.window_micros = time.as_nanos().div_ceil(1_000) as u64;
         self
     }
 
@@ -224,10 +219,10 @@ impl Limit {
     /// algorithm is that of a [concurrent](Self::concurrent) limit, a window of less than a second
     /// becomes 10 s, since places have to be renewed.
     pub const fn with_algorithm(mut self, algorithm: Algorithm) -> Self {
-        self.algorithm = algorithm;
+        self.identity.algorithm = algorithm;
         #[cfg(feature = "calendar")]
-        if let Some(calendar) = algorithm.in_calendar() {
-            self.window_micros = calendar.longest();
+        if let Kind::Calendar(calendar) = algorithm.kind() {
+            self.identity.window_micros = calendar.longest();
         }
         if self.is_concurrent() && !is_life(self.window()) {
             self = self.freed_after(DEFAULT_LIFE);
@@ -238,10 +233,10 @@ impl Limit {
         self
     }
 
-    /// The same limit with at most this number of units; `None` for 0 units, unless the limit has 0
-    /// units itself.
-    pub(crate) fn of_units(&self, units: u64) -> Option<Self> {
-        (units > 0 || self.units == 0).then(|| Self { units: units.min(self.units), ..self.clone() })
+    /// One of so many shares of the limit; `None` if it has no unit, unless the limit has none
+    /// itself.
+    pub(crate) fn shared_by(&self, processes: NonZeroU32) -> Option<Self> {
+        Some(self.clone().of_part(processes)).filter(|share| share.units > 0 || self.units == 0)
     }
 
     /// The limit of each part, if it is split into `parts`. The caller knows that there are no more
@@ -252,48 +247,40 @@ impl Limit {
     }
 
     /// The name in stores, headers and log lines.
-    #[must_use]
     pub fn name(&self) -> &str {
-        &self.name
+        &self.identity.name
     }
 
     /// The units that fit into one window.
-    #[must_use]
     pub const fn units(&self) -> u64 {
         self.units
     }
 
     /// The length of the window, exact to the microsecond. For a limit by the calendar, it is a
     /// length that no period exceeds.
-    #[must_use]
     pub const fn window(&self) -> Duration {
-        Duration::from_micros(self.window_micros)
+        Duration::from_micros(self.identity.window_micros)
     }
 
     /// The algorithm.
     pub const fn algorithm(&self) -> Algorithm {
-        self.algorithm
+        self.identity.algorithm
     }
 
     /// Whether the limit counts admissions that have not ended.
     #[inline]
-    #[must_use]
     pub const fn is_concurrent(&self) -> bool {
-        matches!(self.algorithm.kind(), Kind::Concurrent)
+        matches!(self.identity.algorithm.kind(), Kind::Concurrent)
     }
 
     /// Whether all windows of the limit are as long as [`window`](Self::window) says. Periods of
     /// the calendar differ, and a concurrent limit has no windows.
     pub(crate) const fn has_length(&self) -> bool {
-        #[cfg(feature = "calendar")]
-        if self.algorithm.in_calendar().is_some() {
-            return false;
-        }
-        !self.is_concurrent()
+        matches!(self.identity.algorithm.kind(), Kind::Log | Kind::Compact { .. } | Kind::Counter | Kind::Fixed)
     }
 
     pub(crate) const fn window_micros(&self) -> u64 {
-        self.window_micros
+        self.identity.window_micros
     }
 
     /// The highest cost of spent units. This cost uses up the limit, as any higher cost would.
@@ -304,19 +291,7 @@ impl Limit {
     /// The time under which an admission of `now` is recorded. The admission counts until a window
     /// after this time.
     pub(crate) fn recorded_at(&self, now: u64) -> u64 {
-        self.algorithm().kind().recorded_at(now, self.window_micros())
-    }
-
-    /// The identity of the limit. Stores, and all else that remembers something of a limit, know
-    /// the limit by its identity.
-    #[inline]
-    pub(crate) fn identity(&self) -> Identity<'_> {
-        Identity { name: Cow::Borrowed(&self.name), window_micros: self.window_micros, algorithm: self.algorithm }
-    }
-
-    /// The identity as a value to keep.
-    pub(crate) fn own_identity(&self) -> Identity<'static> {
-        Identity { name: self.name.clone(), window_micros: self.window_micros, algorithm: self.algorithm }
+        self.algorithm().recorded_at(now, self.window_micros())
     }
 
     /// Whether both limits share their units.
@@ -324,13 +299,14 @@ impl Limit {
     // being inlined that all checks need.
     #[inline(never)]
     pub(crate) fn is_one_with(&self, other: &Self) -> bool {
-        self.identity() == other.identity()
+        self.identity == other.identity
     }
 
     /// The digest of its identity, and a key.
     #[inline]
     pub(crate) fn digest(&self, digester: &Digester, key: &Key) -> u64 {
         // A window has at most 45 bits, so the number of the algorithm fits above it.
-        digester.of(&self.name, self.window_micros | u64::from(self.algorithm.number()) << 48, key)
+        let Identity { name, window_micros, algorithm } = &self.identity;
+        digester.of(name, *window_micros | u64::from(algorithm.number()) << 48, key)
     }
 }

@@ -1,4 +1,4 @@
-//! Limits as text, such as `login=5/min`.
+//! Limits as text, such as `login=5/min`, and the rules of their names, units and windows.
 
 use std::{
     borrow::Cow,
@@ -7,17 +7,55 @@ use std::{
     time::Duration,
 };
 
-use super::{
-    Limit,
-    prefetch::Prefetch,
-    rules::{LIFE_RULE, NAME_RULE, UNITS_RULE, broken_rule, is_life},
-};
+#[cfg(feature = "serde")]
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
+
+use super::{Limit, prefetch::Prefetch};
 #[cfg(feature = "calendar")]
 use crate::calendar::Calendar;
 use crate::{
-    algorithm::Algorithm,
-    config_error::{ConfigError, ConfigErrorKind},
+    algorithm::{Algorithm, Kind},
+    config_error::ConfigError,
 };
+
+pub(super) const NAME_RULE: &str = "a limit's name must be 1 to 64 characters of A-Z a-z 0-9 _ . -";
+pub(super) const UNITS_RULE: &str = "a limit's units must be 0 to 2^52";
+const WINDOW_RULE: &str = "a limit's window must be 1 ms to 365 days";
+
+pub(super) const LIFE_RULE: &str = "the window of a concurrent limit must be 1 s to 365 days";
+
+/// Whether the places of a dead process may be free after this time. A shorter time would leave too
+/// little for renewals that fail.
+pub(super) const fn is_life(window: Duration) -> bool {
+    window.as_secs() >= 1 && window.as_nanos() <= Limit::MAX_WINDOW.as_nanos()
+}
+
+/// The rule that these values break; `None` if they keep all rules.
+pub(super) const fn broken_rule(name: &str, units: u64, window: Duration) -> Option<&'static str> {
+    if !is_fixed_alphabet(name) {
+        Some(NAME_RULE)
+    } else if units > Limit::MAX_UNITS {
+        Some(UNITS_RULE)
+    } else if window.as_nanos() < Limit::MIN_WINDOW.as_nanos() || window.as_nanos() > Limit::MAX_WINDOW.as_nanos() {
+        Some(WINDOW_RULE)
+    } else {
+        None
+    }
+}
+
+/// Whether `text` is 1 to 64 characters of `[A-Za-z0-9_.-]`, which need no escapes in Redis keys
+/// and headers.
+pub(crate) const fn is_fixed_alphabet(text: &str) -> bool {
+    let bytes = text.as_bytes();
+    let mut at = 0;
+    while at < bytes.len() {
+        if !(bytes[at].is_ascii_alphanumeric() || matches!(bytes[at], b'_' | b'.' | b'-')) {
+            return false;
+        }
+        at += 1;
+    }
+    !bytes.is_empty() && bytes.len() <= 64
+}
 
 /// The microseconds of each unit of a window, and its names. A window is written with the first
 /// name.
@@ -49,8 +87,8 @@ impl Limit {
     /// * Spaces may be around `/` and between words. Everything is in lower case.
     /// * [`str::parse`] reads this text with the name in front, as in `login=5/min`, and
     ///   `to_string` writes it. The text of a limit is always read as an equal limit. With the
-    ///   feature `serde`, TOML and JSON may also have [a
-    ///   map](crate::guide::limits_by_plan#limits-from-a-configuration).
+    ///   feature `serde`, [configurations](crate::guide::limits_by_plan#limits-from-a-configuration)
+    ///   have this text.
     ///
     /// # Errors
     ///
@@ -71,7 +109,7 @@ impl Limit {
     pub fn parse(name: impl Into<Cow<'static, str>>, text: &str) -> Result<Self, ConfigError> {
         let name = name.into();
         let whole_text = format!("{name}={text}");
-        read(name, text).map_err(|problem| invalid(&whole_text, &problem))
+        read(name, text).map_err(|problem| ConfigError::of_limit(&whole_text, problem))
     }
 }
 
@@ -84,7 +122,34 @@ impl FromStr for Limit {
             Some((name, terms)) => read(name.trim().to_owned().into(), terms),
             None => Err("there is no = between the name and the units, as in login=5/min".to_owned()),
         };
-        limit.map_err(|problem| invalid(text, &problem))
+        limit.map_err(|problem| ConfigError::of_limit(text, problem))
+    }
+}
+
+/// With the feature `serde`: writes the text, such as `"login=5/min"`.
+#[cfg(feature = "serde")]
+impl Serialize for Limit {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+/// With the feature `serde`: reads the text of [`Limit::parse`] with the name in front, such as
+/// `"login=5/min"`.
+///
+/// ```
+/// use tower_sliding_window::Limit;
+///
+/// # fn main() -> Result<(), serde_json::Error> {
+/// let limits: Vec<Limit> = serde_json::from_str(r#"["login=5/min", "export=100/h"]"#)?;
+/// assert_eq!(limits, [Limit::per_minute("login", 5), Limit::per_hour("export", 100)]);
+/// assert_eq!(serde_json::to_string(&limits)?, r#"["login=5/min","export=100/h"]"#);
+/// # Ok(()) }
+/// ```
+#[cfg(feature = "serde")]
+impl<'de> Deserialize<'de> for Limit {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(D::Error::custom)
     }
 }
 
@@ -93,7 +158,7 @@ impl fmt::Display for Limit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}={}", self.name(), self.units)?;
         #[cfg(feature = "calendar")]
-        if let Some(calendar) = self.algorithm().in_calendar() {
+        if let Kind::Calendar(calendar) = self.algorithm().kind() {
             return write!(f, "/{calendar}");
         }
         write!(f, "/{}", window_text(self.window_micros()))?;
@@ -134,7 +199,7 @@ fn prefetches_text(prefetches: Prefetch) -> String {
 }
 
 /// The limit, or the reason why there is none.
-pub(super) fn read(name: Cow<'static, str>, text: &str) -> Result<Limit, String> {
+fn read(name: Cow<'static, str>, text: &str) -> Result<Limit, String> {
     let default_life = text.strip_suffix(" concurrent").map(|units| (units, "10s concurrent"));
     let (before, after) =
         text.split_once('/').or(default_life).ok_or("there is no / between the units and the window, as in 5/min")?;
@@ -165,10 +230,19 @@ pub(super) fn read(name: Cow<'static, str>, text: &str) -> Result<Limit, String>
     }
 
     match broken_rule(&name, units, window) {
-        None => with_words(Limit::of_valid(name, units, window), algorithm, calendar, prefetch),
-        Some(NAME_RULE) => Err(format!("{NAME_RULE}, not {name:?}")),
-        Some(UNITS_RULE) => Err(format!("{UNITS_RULE}, not {units_text}")),
-        Some(rule) => Err(format!("{rule}, not {window_text}")),
+        None => {}
+        Some(NAME_RULE) => return Err(format!("{NAME_RULE}, not {name:?}")),
+        Some(UNITS_RULE) => return Err(format!("{UNITS_RULE}, not {units_text}")),
+        Some(rule) => return Err(format!("{rule}, not {window_text}")),
+    }
+    let algorithm = algorithm_of(algorithm, calendar)?;
+    if algorithm.kind() == Kind::Concurrent && !is_life(window) {
+        return Err(format!("{LIFE_RULE}, not {window_text}"));
+    }
+    let limit = Limit::of_valid(name, units, window).with_algorithm(algorithm);
+    match prefetch.map(prefetches).transpose()? {
+        Some(prefetches) => limit.with_prefetch(prefetches),
+        None => Ok(limit),
     }
 }
 
@@ -182,7 +256,7 @@ pub(crate) fn whole_number(text: &str) -> Option<u64> {
 /// The algorithm of a limit by the calendar; `None` for another window.
 fn calendar(window: &str, zone: Option<&str>) -> Result<Option<Algorithm>, String> {
     #[cfg(feature = "calendar")]
-    return Ok(Calendar::read(window, zone)?.map(Algorithm::calendar));
+    return Ok(Calendar::read(window, zone)?.map(|calendar| Algorithm(Kind::Calendar(calendar))));
     #[cfg(not(feature = "calendar"))]
     match zone {
         None if !window.starts_with("month") && window != "week" => Ok(None),
@@ -204,37 +278,18 @@ fn window(text: &str) -> Result<Duration, String> {
     Ok(Duration::from_micros(whole_number(count).unwrap_or(1).saturating_mul(micros)))
 }
 
-/// The same limit with the algorithm and the prefetch of these words.
-fn with_words(
-    limit: Limit,
-    algorithm: Option<&str>,
-    calendar: Option<Algorithm>,
-    prefetch: Option<&str>,
-) -> Result<Limit, String> {
-    let algorithm = match (algorithm, calendar) {
-        (Some(word), Some(_)) => {
-            return Err(format!("a limit by the calendar has no algorithm, so {word:?} has no place"));
-        }
-        (None, Some(calendar)) => calendar,
-        (word, None) => word.map(algorithm_of).transpose()?.unwrap_or_default(),
-    };
-    if algorithm == Algorithm::concurrent() && !is_life(limit.window()) {
-        return Err(format!("{LIFE_RULE}, not {}", window_text(limit.window_micros())));
+/// The algorithm of a word, or that of a limit by the calendar, which has no word.
+fn algorithm_of(word: Option<&str>, calendar: Option<Algorithm>) -> Result<Algorithm, String> {
+    let Some(word) = word else { return Ok(calendar.unwrap_or_default()) };
+    if calendar.is_some() {
+        return Err(format!("a limit by the calendar has no algorithm, so {word:?} has no place"));
     }
-    let limit = limit.with_algorithm(algorithm);
-    match prefetch.map(prefetches).transpose()? {
-        Some(prefetches) => limit.with_prefetch(prefetches),
-        None => Ok(limit),
-    }
-}
-
-fn algorithm_of(word: &str) -> Result<Algorithm, String> {
     let entries = word.strip_prefix("compact(").and_then(|rest| rest.strip_suffix(')'));
     match (word, entries.and_then(whole_number)) {
         ("log", _) => Ok(Algorithm::sliding_log()),
         ("counter", _) => Ok(Algorithm::sliding_window_counter()),
         ("fixed", _) => Ok(Algorithm::fixed_window()),
-        ("concurrent", _) => Ok(Algorithm::concurrent()),
+        ("concurrent", _) => Ok(Algorithm(Kind::Concurrent)),
         (_, Some(entries)) => match u16::try_from(entries) {
             Ok(entries @ Algorithm::MIN_ENTRIES..=Algorithm::MAX_ENTRIES) => Ok(Algorithm::compact_log(entries)),
             _ => Err(format!("a compact log must have 3 to 1024 entries, not {entries}")),
@@ -268,8 +323,4 @@ fn prefetches(word: &str) -> Result<Prefetch, String> {
         prefetches = prefetches.life(window(life).map_err(|_| wrong())?);
     }
     Ok(prefetches)
-}
-
-pub(super) fn invalid(text: &str, problem: &str) -> ConfigError {
-    ConfigError::new(ConfigErrorKind::Limit, format!("limit {text:?}: {problem}"))
 }

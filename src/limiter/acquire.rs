@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Limiter, line::later, lines::Place};
+use super::{Limiter, deadline::later, lines::Place};
 use crate::{
     check::{Charge, Check},
     decision::Decision,

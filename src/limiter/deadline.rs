@@ -22,7 +22,7 @@ const LEAST: Duration = Duration::from_millis(5);
 
 const WAITING: &str = "waiting in a tokio runtime";
 
-/// No deadline is longer than thirty years.
+/// No deadline and no wait is longer than thirty years.
 const LONGEST: Duration = Duration::from_secs(30 * 365 * 24 * 60 * 60);
 
 /// A timer of the runtime that polls it. A timer of a runtime that has ended would panic, and a
@@ -128,7 +128,7 @@ impl<F: Future> Future for Deadline<F> {
         }
         let deadline = *this.deadline;
         let waited = *this.waited;
-        let end = this.timer.end().unwrap_or_else(|| Instant::now() + time_left(deadline, waited).min(LONGEST));
+        let end = this.timer.end().unwrap_or_else(|| later(Instant::now(), time_left(deadline, waited)));
         ready!(this.timer.poll_until(end, cx))?;
         if !mem::replace(this.is_over, true) {
             cx.waker().wake_by_ref();
@@ -136,6 +136,10 @@ impl<F: Future> Future for Deadline<F> {
         }
         Poll::Ready(Err(Error::TimedOut { deadline, round_trip: None }))
     }
+}
+
+pub(super) fn later(instant: Instant, by: Duration) -> Instant {
+    instant + by.min(LONGEST)
 }
 
 pub(super) fn time_left(deadline: Duration, waited: Duration) -> Duration {

@@ -306,7 +306,7 @@ impl Core {
 
     /// Takes note of the store's reply in the refusal cache.
     #[inline]
-    fn learn(&self, lookup: Option<&Lookup>, decision: &Decision) {
+    pub(super) fn learn(&self, lookup: Option<&Lookup>, decision: &Decision) {
         let (Some(refusals), Some(lookup)) = (&self.refusals, lookup) else { return };
         match decision.is_allowed() {
             false => refusals.learn(lookup, decision),

@@ -3,7 +3,7 @@
 use std::num::NonZeroU32;
 
 use super::Core;
-use crate::{check::Check, decision::Decision, error::Error, limit::Limit, metrics, store::Store};
+use crate::{check::Check, decision::Decision, error::Error, metrics, store::Store};
 
 /// The response to a store that cannot decide in time.
 ///
@@ -54,18 +54,12 @@ impl Share {
     /// # Panics
     ///
     /// If the number is 0. In a `const`, that does not compile.
-    #[must_use]
     #[track_caller]
     pub const fn one_of(processes: u32) -> Self {
         match NonZeroU32::new(processes) {
             Some(processes) => Self { processes },
             None => panic!("a share is one of at least one process"),
         }
-    }
-
-    /// The limit of this process; `None` if the share is less than one unit.
-    fn of(self, limit: &Limit) -> Option<Limit> {
-        limit.of_units(limit.units() / u64::from(self.processes.get()))
     }
 }
 
@@ -101,7 +95,7 @@ impl Core {
             return Ok(refusal.repeated());
         }
         let FailureMode::Local(share) = mode else { return Err(error) };
-        let decide = |check: &Check| self.local.decide_now(&check.under(|limit| share.of(limit))?);
+        let decide = |check: &Check| self.local.decide_now(&check.shared_by(share.processes)?);
         let Some(Ok(decision)) = check.and_then(decide) else { return Err(error) };
         metrics::decided(&decision, &self.layer);
         Ok(decision.instead_of(error).with_retry_reserved_after(self.retry_reserved_after))

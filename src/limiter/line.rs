@@ -23,6 +23,8 @@ use std::{collections::BTreeMap, future::Future, mem, sync::Arc, time::Duration}
 
 use tokio::{runtime::Handle, sync::Notify, task::JoinSet, time::Instant};
 
+use super::deadline::later;
+
 /// How late the first in line may be.
 const GRACE: Duration = Duration::from_millis(100);
 
@@ -35,9 +37,6 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// The most callers that are woken at once to ask beside the first.
 const MOST_BESIDE: usize = 1_024;
-
-/// The longest wait of a caller: thirty years.
-const LONGEST_WAIT: Duration = Duration::from_secs(30 * 365 * 24 * 60 * 60);
 
 /// A limit and key of a caller.
 #[derive(Clone, Copy)]
@@ -207,8 +206,4 @@ impl Line {
         self.looks_at = self.due;
         late
     }
-}
-
-pub(super) fn later(instant: Instant, by: Duration) -> Instant {
-    instant + by.min(LONGEST_WAIT)
 }

@@ -18,9 +18,9 @@ use tokio::{
 };
 
 use super::{
-    deadline::Timer,
+    deadline::{Timer, later},
     freed::Pair,
-    line::{Caller, Line, Wanted, later},
+    line::{Caller, Line, Wanted},
 };
 use crate::{
     check::Check,
@@ -28,7 +28,7 @@ use crate::{
     decision::Decision,
     error::Error,
     key::{ByDigest, Digester},
-    lock::lock,
+    local::lock,
 };
 
 /// The lines of a limiter, which its clones share.

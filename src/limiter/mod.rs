@@ -9,7 +9,7 @@
 //!    store. It starts with the first poll, and needs a timer only if the store makes the caller
 //!    wait. All methods but [`acquire`](Limiter::acquire) make one call.
 //! 3. A refusal is a [`Decision`](crate::Decision), everything else is a typed
-//!    [`Error`](crate::Error).
+//!    [`Error`].
 //! 4. A check that is known to be refused is refused without asking the store: see the [refusal
 //!    cache](Limiter::refusal_cache).
 //! 5. A store that fails repeatedly is not asked, but probed: see [`Breaker`].
@@ -41,9 +41,8 @@ mod lines;
 mod places;
 mod prefetch;
 mod settle;
-mod shutdown;
 
-use std::{borrow::Cow, sync::Arc, time::Duration};
+use std::{borrow::Cow, future::Future, sync::Arc, time::Duration};
 
 pub(crate) use self::decide::{Asking, DecideNow};
 use self::{deadline::Deadline, lines::Lines, places::Renewals};
@@ -54,7 +53,8 @@ pub use self::{
 pub use crate::local::Breaker;
 use crate::{
     decision::RETRY_RESERVED_AFTER,
-    local::{LocalState, Owed, Prefetches, Refusals, RoundTrip, SHORTEST_DEADLINE, SharedBreaker},
+    error::Error,
+    local::{Detachable, LocalState, Owed, Prefetches, Refusals, RoundTrip, SHORTEST_DEADLINE, SharedBreaker},
     logging::warn,
     store::{MemoryStore, Store},
 };
@@ -80,7 +80,7 @@ struct Core {
     /// a name.
     layer: Cow<'static, str>,
     /// `None` if no refusal is remembered.
-    refusals: Option<Arc<Refusals>>,
+    refusals: Option<Refusals>,
     breaker: SharedBreaker,
     /// The round trip of the store. Zero if the store does not tell its round trip.
     round_trip: Arc<RoundTrip>,
@@ -113,7 +113,7 @@ impl Limiter {
             deadline: None,
             retry_reserved_after: RETRY_RESERVED_AFTER,
             layer: Cow::Borrowed(""),
-            refusals: local_state.map(|state| Arc::clone(&state.refusals)),
+            refusals: local_state.map(|state| state.refusals.clone()),
             breaker: local_state.map_or_else(|| SharedBreaker::new(Breaker::default()), LocalState::breaker),
             round_trip: round_trip.unwrap_or_else(|| Arc::new(RoundTrip::new(SHORTEST_DEADLINE))),
             prefetches: local_state.and_then(|state| state.prefetches.clone()),
@@ -220,7 +220,7 @@ impl Limiter {
 
     /// The same limiter, but it asks the store even about refusals that it remembers.
     fn asking_each_time(self) -> Self {
-        self.set(|core| core.refusals = core.refusals.as_ref().map(|refusals| Arc::new(refusals.asking())))
+        self.set(|core| core.refusals.iter_mut().for_each(|refusals| refusals.is_asking = true))
     }
 
     /// Gives this limiter and its clones a breaker of their own. Default: the breaker of the store,
@@ -230,7 +230,7 @@ impl Limiter {
     }
 
     /// Decides in this process, under a share of each limit, while the store cannot. Default: a
-    /// failure of the store is an [`Error`](crate::Error).
+    /// failure of the store is an [`Error`].
     ///
     /// ```
     /// # #[cfg(feature = "redis")]
@@ -263,10 +263,75 @@ impl Limiter {
         self
     }
 
-    /// Gives a future that is no decision the limiter's deadline, for a request that has `waited`
-    /// already.
-    pub(crate) fn within<F>(&self, future: F, waited: Duration) -> Deadline<F> {
-        Deadline::new(future, self.core.deadline(), waited)
+    /// Gives a future that is no decision the limiter's deadline.
+    pub(crate) fn within<F>(&self, future: F) -> Deadline<F> {
+        Deadline::new(future, self.core.deadline(), Duration::ZERO)
+    }
+
+    /// Ends the limiters and layers on all clones of the store in order: gives back what this
+    /// process holds, and completes what is on its way.
+    ///
+    /// Call `shutdown` last, when the process serves no more requests, and before the runtime ends.
+    /// A process that ends without it leaves behind all that it has taken: a place counts until its
+    /// [life](crate::Limit::freed_after) is over, a prefetched unit until a window after the life
+    /// of its [prefetch](crate::limit::prefetch), and a settlement that was on its way is lost.
+    ///
+    /// 1. It gives back all units that are held with prefetch.
+    /// 2. It frees all places, also those of requests that have not ended, such as streams that are
+    ///    open, and of checks that are on their way.
+    ///    [`has_lost_place`](crate::Decision::has_lost_place) is true for these then.
+    /// 3. It waits for releases of places, settlements, counts, bans and resets that have begun,
+    ///    also for those whose caller has left.
+    ///
+    /// The call ends after `within` at the latest: choose less than the time after which your
+    /// platform kills the process. Calls that are still on their way go on as long as the runtime
+    /// does. Requests that come later, and callers that wait in line, are decided as usual, and
+    /// their places are left behind when the process ends. So stop accepting requests first. With
+    /// streams, [call it twice](crate::guide::at_most_n_at_once#restart-without-refusals). A
+    /// request that is still in its handler keeps the units that it has
+    /// [reserved](crate::limiter::Limiter::reserve) until their lease ends.
+    ///
+    /// Limiters on a store of your own without a [local state](crate::Store::local_state) know
+    /// nothing of each other: end each of them.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::TimedOut`] if something was still on its way after `within`, such as while the
+    /// store does not answer. A check that takes places also counts as on its way if its future is
+    /// kept without being polled. [`Error::Unavailable`] without a tokio runtime.
+    ///
+    /// # Panics
+    ///
+    /// If something is on its way, and the future is polled in a tokio runtime without time.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), tower_sliding_window::Error> {
+    /// use std::time::Duration;
+    /// use tower_sliding_window::{Limiter, MemoryStore};
+    ///
+    /// let store = MemoryStore::new();
+    /// // axum::serve(listener, app).with_graceful_shutdown(signal).await?;
+    /// Limiter::new(store).shutdown(Duration::from_secs(5)).await?;
+    /// # Ok(()) }
+    /// ```
+    pub async fn shutdown(&self, within: Duration) -> Result<(), Error> {
+        let core = &self.core;
+        let end = async {
+            core.owed.give_back();
+            if let Some(prefetches) = &core.prefetches {
+                prefetches.give_back(|kept| core.hold(kept)).await;
+            }
+            core.owed.settled().await;
+            // Checks that were on their way may have taken further places.
+            while core.owed.give_back() {
+                core.owed.settled().await;
+            }
+        };
+        Deadline::new(end, within, Duration::ZERO).await
+    }
+
+    pub(crate) fn detachable<T: Send>(&self, future: impl Future<Output = T> + Send + 'static) -> Detachable<T> {
+        self.core.owed.detachable(future)
     }
 }
 

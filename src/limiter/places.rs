@@ -11,7 +11,7 @@
 //!    takes the place again, even beyond the limit, so that no further admission comes on top.
 //! 4. A place is freed on a runtime that is polled: on its own runtime if that has threads of its
 //!    own, otherwise on the runtime of the caller. If there is no runtime, or if it ends meanwhile,
-//!    a thread frees the place. [`shutdown`](Limiter::shutdown) frees all places.
+//!    a thread frees the place. [`shutdown`](super::Limiter::shutdown) frees all places.
 //! 5. Each runtime on which places are taken has a task of its own. The task also renews places of
 //!    other runtimes that are overdue: their runtime stands still, or has ended.
 //! 6. A store that decides [at once](crate::Store::decide_now), such as `MemoryStore`, forgets no
@@ -36,12 +36,11 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 
-use super::{Core, Limiter, failure::FailureMode};
+use super::Core;
 use crate::{
     check::{AdmissionId, Charge, Check},
     decision::{Decision, Places, settlement::Settlement},
-    local::{Holder, Underway},
-    lock::lock,
+    local::{Holder, Underway, lock},
     store::{MOST_TIME, give_back},
 };
 
@@ -176,7 +175,7 @@ impl Drop for Held {
         let Some(free) = self.free.take().filter(|_| !are_given_back) else { return };
         if self.runtime.is_none() {
             // A store in this process is ready at once.
-            let call = limiter(&self.core).release(free.clone());
+            let call = self.core.release(free.clone());
             let mut now = Context::from_waker(Waker::noop());
             if let Poll::Ready(Ok(_)) = pin!(call).poll(&mut now) {
                 return;
@@ -201,7 +200,7 @@ impl Release {
     }
 
     async fn free(mut self) {
-        let release = |places| limiter(&self.core).release(places);
+        let release = |places| self.core.release(places);
         if release(self.places.clone()).await.is_err() {
             // Most releases succeed at once. The future of the retries is boxed, so that it does
             // not enlarge this one.
@@ -221,10 +220,6 @@ impl Drop for Release {
             self.core.owed.on_thread(Self { core, places, underway, is_done: true }.free());
         }
     }
-}
-
-fn limiter(core: &Arc<Core>) -> Limiter {
-    Limiter { core: Arc::clone(core), failure_mode: FailureMode::Open }
 }
 
 impl Renewals {
@@ -321,7 +316,7 @@ async fn renew(renewals: Weak<Renewals>, runtime: runtime::Id) {
         for places in due.chunks(far.clamp(IN_FLIGHT, MOST_IN_FLIGHT)) {
             let before = calls.len();
             for place in places {
-                let renewal = renew_one(limiter(&place.core), Arc::clone(place));
+                let renewal = renew_one(Arc::clone(place));
                 busy.insert(place.address(), calls.spawn(renewal));
             }
             let answered = async { while calls.len() > before && calls.join_next().await.is_some() {} };
@@ -333,29 +328,29 @@ async fn renew(renewals: Weak<Renewals>, runtime: runtime::Id) {
 }
 
 /// Renews a place. After a failure, the next try is due soon.
-async fn renew_one(limiter: Limiter, place: Arc<Place>) {
+async fn renew_one(place: Arc<Place>) {
     let began = Instant::now();
-    let renewals = Arc::clone(&limiter.core.renewals);
-    let store = &limiter.core.store;
-    let _underway = limiter.core.owed.begin();
-    let deadline = (place.life / LONGEST_TRY + limiter.core.round_trip.smoothed()).min(MOST_TIME);
+    let core = &place.core;
+    let (renewals, store) = (&core.renewals, &core.store);
+    let _underway = core.owed.begin();
+    let deadline = (place.life / LONGEST_TRY + core.round_trip.smoothed()).min(MOST_TIME);
     let try_again = || lock(&renewals.0).delay(&place, began + place.life / NEXT_TRY);
-    let Ok(settled) = limiter.upkeep(store.settle(place.settlement(1)), deadline).await else { return try_again() };
+    let Ok(settled) = core.upkeep(store.settle(place.settlement(1)), deadline).await else { return try_again() };
     if !settled.was_applied && renewals.has(&place) {
         place.is_lost.store(true, Ordering::Relaxed);
         let again = place.check.map(|charge| charge.as_spent(charge.limit().clone(), charge.cost()));
-        let taken = limiter.upkeep(store.decide(again.with_id(place.id)), deadline).await;
+        let taken = core.upkeep(store.decide(again.with_id(place.id)), deadline).await;
         if !renewals.has(&place) {
             // The place was freed meanwhile. Even without a reply, the store may have taken it
             // again, so it is freed once more.
-            return Release::new(&limiter.core, place.settlement(0)).free().await;
+            return Release::new(core, place.settlement(0)).free().await;
         }
         if taken.is_err() {
             return try_again();
         }
     }
     *lock(&place.kept_until) = began + place.life;
-    lock(&renewals.0).delay(&place, began + limiter.core.renewed_after(place.life));
+    lock(&renewals.0).delay(&place, began + core.renewed_after(place.life));
 }
 
 /// Shows how many places are renewed.

@@ -78,6 +78,6 @@ impl Core {
     /// Forgets what this process remembers of a limit and key, before and after a call to the
     /// store.
     pub(super) fn outdate(&self, limit: &Limit, key: &Key) -> Option<Outdated> {
-        self.store.local_state().map(|state| state.outdate([(limit, key)], Some((limit.clone(), key.clone()))))
+        self.store.local_state().map(|state| state.outdate([(limit, key)], state.prefetches.clone()))
     }
 }

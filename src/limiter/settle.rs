@@ -1,12 +1,12 @@
 //! Reservations, settlements, resets and blocks.
 
-use std::{fmt, iter, sync::Arc, time::Duration};
+use std::{iter, sync::Arc, time::Duration};
 
-use super::{Limiter, deadline::Deadline, failure::FailureMode, lines::Lines};
+use super::{Core, Limiter, deadline::Deadline, failure::FailureMode, lines::Lines};
 use crate::{
     check::{AdmissionId, Charge, Check},
     decision::{Decision, Settled, Settlement},
-    error::{ConfigError, ConfigErrorKind, Error, StoreError, StoreErrorKind},
+    error::{ConfigError, Error, StoreError, StoreErrorKind},
     key::Key,
     limit::Limit,
     metrics,
@@ -18,6 +18,7 @@ use crate::{
 /// A reservation can travel with whatever spends the units, such as the body of a streamed
 /// response: see the example `llm_tokens`. If it is dropped without a settlement, the units count
 /// until the lease ends, and are then given back.
+#[derive(Debug)]
 #[must_use = "a reservation counts at its estimate until it is settled"]
 pub struct Reservation {
     limiter: Limiter,
@@ -118,13 +119,13 @@ impl Limiter {
     /// [`Error::TimedOut`] past the deadline, [`Error::Unavailable`] if the store fails,
     /// [`Error::BreakerOpen`] if it has failed repeatedly. The call may be tried again.
     pub async fn settle(&self, settlement: Settlement) -> Result<Settled, Error> {
-        let returning = self.returning(settlement.check());
+        let returning = self.core.returning(settlement.check());
         let is_local = settlement.is_local;
         let outcome = if is_local {
             self.core.local.settle(settlement).await.map_err(Error::from)
         } else {
             let check = settlement.check().without_costs();
-            self.call_store(|store| store.settle(settlement), check).await
+            self.core.call_store(|store| store.settle(settlement), check).await
         };
         returning.end(outcome.as_ref().map(|settled| (!is_local).then_some(&settled.decision)));
         outcome
@@ -158,11 +159,11 @@ impl Limiter {
         let key = key.into();
         of_window(limit, "resetting a limit")?;
         let check = Check::new(Charge::fitting(limit.clone(), key.clone(), 0));
-        let returning = self.returning(&check);
+        let returning = self.core.returning(&check);
         let outdated = self.core.outdate(limit, &key);
         // This process may have counted in the store's place, so its own counts are reset, too.
         let _ = self.core.local.reset(limit.clone(), key.clone()).await;
-        let outcome = self.call_store(|store| store.reset(limit.clone(), key.clone()), check).await;
+        let outcome = self.core.call_store(|store| store.reset(limit.clone(), key.clone()), check).await;
         drop(outdated);
         returning.end(outcome.as_ref().map(|()| None));
         outcome
@@ -226,7 +227,7 @@ impl Limiter {
         let asks = Check::new(begins.asks());
         let time = begins.lease().unwrap_or_default();
         let refusals = self.core.refusals.as_ref().filter(|_| !is_local);
-        let remembering = refusals.and_then(|refusals| Some((refusals, refusals.look_up(&asks)?)));
+        let lookup = refusals.and_then(|refusals| refusals.look_up(&asks));
         // The id is free again when the ban has ended.
         let begun = self.count(Check::new(begins).with_id(AdmissionId(0)), is_local).await?;
         if begun.binding().used() == 0 {
@@ -236,17 +237,17 @@ impl Limiter {
         // The reset time may be too long.
         let wait = begun.binding().reset_after().min(time);
         let refusal = begun.refused_for(&asks, wait);
-        if let Some((refusals, lookup)) = remembering {
-            refusals.learn(&lookup, &refusal);
-        }
+        self.core.learn(lookup.as_ref(), &refusal);
         Ok(refusal)
     }
+}
 
+impl Core {
     /// Frees the places of an admission.
-    pub(super) async fn release(self, places: Settlement) -> Result<Settled, Error> {
+    pub(super) async fn release(&self, places: Settlement) -> Result<Settled, Error> {
         let returning = self.returning(places.check());
         let is_local = places.is_local;
-        let store: &dyn Store = if is_local { &self.core.local } else { &self.core.store };
+        let store: &dyn Store = if is_local { &self.local } else { &self.store };
         let outcome = self.upkeep(store.settle(places), MOST_TIME).await;
         returning.end(outcome.as_ref().map(|settled| (!is_local).then_some(&settled.decision)));
         outcome
@@ -255,30 +256,29 @@ impl Limiter {
     /// Makes a call to a store for which no caller waits, whatever the breaker says.
     pub(super) async fn upkeep<T>(&self, call: StoreFuture<T>, deadline: Duration) -> Result<T, Error> {
         let outcome = Deadline::new(call, deadline, Duration::ZERO).await.and_then(|reply| Ok(reply?));
-        outcome.inspect_err(|error| metrics::failed(error.label(), &self.core.layer))
+        outcome.inspect_err(|error| metrics::failed(error.label(), &self.layer))
     }
 
     /// Takes note that units of the limits and keys of a check are on their way back. It is not yet
     /// known how many units will be used then.
     fn returning(&self, check: &Check) -> Returning<'_> {
-        let lines = &self.core.lines;
+        let lines = &self.lines;
         let freed = check.charges().map(|charge| (charge.digest(&lines.digester), 0)).collect();
-        Returning { lines, freed, delay: self.core.deadline().min(LONGEST_RETURN) }
+        Returning { lines, freed, delay: self.deadline().min(LONGEST_RETURN) }
     }
 
     /// Calls the store for something else than a decision, unless the breaker is open. `probe` is a
     /// check at no cost.
     async fn call_store<T>(&self, call: impl FnOnce(&dyn Store) -> StoreFuture<T>, probe: Check) -> Result<T, Error> {
-        let core = &*self.core;
-        let part = core.store.part_of(&probe);
-        if let Some(error) = core.refuse(|| probe) {
-            metrics::failed(error.label(), &core.layer);
-            return Err(error);
-        }
-        let mut reply = Deadline::new(call(&*core.store), core.deadline(), Duration::ZERO);
-        let outcome = (&mut reply).await;
-        let outcome = core.heard(&reply, part, outcome);
-        outcome.inspect_err(|error| metrics::failed(error.label(), &core.layer))
+        let part = self.store.part_of(&probe);
+        let outcome = if let Some(error) = self.refuse(|| probe) {
+            Err(error)
+        } else {
+            let mut reply = Deadline::new(call(&*self.store), self.deadline(), Duration::ZERO);
+            let outcome = (&mut reply).await;
+            self.heard(&reply, part, outcome)
+        };
+        outcome.inspect_err(|error| metrics::failed(error.label(), &self.layer))
     }
 }
 
@@ -286,9 +286,11 @@ impl Limiter {
 fn of_window(limit: &Limit, doing: &'static str) -> Result<(), StoreError> {
     const PROBLEM: &str =
         "places are held until their decisions are dropped: only a limit of a window is reserved, blocked or reset";
-    let cause = || ConfigError::new(ConfigErrorKind::NoEffect, format!("limit {:?}: {PROBLEM}", limit.name()));
-    let error = || StoreError::new(doing, StoreErrorKind::Config, cause()).of_one_check();
-    if limit.is_concurrent() { Err(error()) } else { Ok(()) }
+    if !limit.is_concurrent() {
+        return Ok(());
+    }
+    let cause = ConfigError::of_limit(limit.name(), PROBLEM);
+    Err(StoreError::new(doing, StoreErrorKind::Config, cause).of_one_check())
 }
 
 impl Returning<'_> {
@@ -317,11 +319,5 @@ impl Drop for Returning<'_> {
         for (digest, used) in &self.freed {
             self.lines.free(*digest, *used, self.delay);
         }
-    }
-}
-
-impl fmt::Debug for Reservation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Reservation").field("decision", &self.decision).finish_non_exhaustive()
     }
 }

@@ -51,20 +51,20 @@ pub(crate) struct BreakerState {
     part: Part,
     /// The breakers of the parts that have failed.
     parts: Mutex<HashMap<Arc<str>, Arc<Self>>>,
-    /// How many breakers of the store and its parts are open or have counted failures. A check
-    /// finds out without a lock whether there are any.
-    troubled: Arc<AtomicUsize>,
+    shared: Arc<Shared>,
     /// The longest deadline for which the breaker is open; 0 while it is closed.
     open_for: AtomicU64,
     history: Mutex<History>,
     users: AtomicUsize,
-    lines: Arc<Lines>,
 }
 
-/// The log lines of the breakers of all parts, so that a store with many parts does not flood the
-/// log.
+/// What the breakers of a store and its parts share.
 #[derive(Default)]
-struct Lines {
+struct Shared {
+    /// How many of them are open or have counted failures. A check finds out without a lock whether
+    /// there are any.
+    troubled: AtomicUsize,
+    /// Their log lines, so that a store with many parts does not flood the log.
     opened: Throttle,
     opened_further: Throttle,
     closed: Throttle,
@@ -72,7 +72,7 @@ struct Lines {
 
 #[derive(Default)]
 struct History {
-    /// Whether the breaker is counted in [`BreakerState::troubled`].
+    /// Whether the breaker is counted in [`Shared::troubled`].
     is_troubled: bool,
     /// The longest deadlines of checks that have failed in a row, the longest first. There are at
     /// most as many as open the breaker. So when the list is full, the breaker opens for the last
@@ -95,7 +95,7 @@ struct History {
 impl SharedBreaker {
     /// A breaker that no other limiter uses yet.
     pub(crate) fn new(settings: Breaker) -> Self {
-        Self::of(&Arc::new(BreakerState::new(settings)))
+        Self::of(&Arc::new(BreakerState::of_store(settings)))
     }
 
     pub(super) fn of(state: &Arc<BreakerState>) -> Self {
@@ -106,7 +106,7 @@ impl SharedBreaker {
     /// Whether the breaker may be open for any part of the store and any deadline.
     #[inline]
     pub(crate) fn may_be_open(&self) -> bool {
-        self.0.troubled.load(Ordering::Relaxed) > 0
+        self.0.shared.troubled.load(Ordering::Relaxed) > 0
     }
 
     /// Whether checks of this part with this deadline are not sent to the store.
@@ -139,9 +139,7 @@ impl SharedBreaker {
             if parts.len() >= MOST_PARTS {
                 parts.retain(|_, breaker| breaker.history().is_troubled);
             }
-            let mut breaker = BreakerState::new(self.0.settings);
-            (breaker.troubled, breaker.lines) = (Arc::clone(&self.0.troubled), Arc::clone(&self.0.lines));
-            breaker.part = Some(Arc::clone(&name));
+            let breaker = BreakerState::new(self.0.settings, Some(Arc::clone(&name)), Arc::clone(&self.0.shared));
             parts.insert(Arc::clone(&name), Arc::new(breaker));
         }
         parts.get(&name).cloned()
@@ -149,17 +147,13 @@ impl SharedBreaker {
 }
 
 impl BreakerState {
-    pub(super) fn new(settings: Breaker) -> Self {
-        Self {
-            settings,
-            part: None,
-            parts: Mutex::default(),
-            troubled: Arc::default(),
-            open_for: AtomicU64::new(0),
-            history: Mutex::default(),
-            users: AtomicUsize::new(0),
-            lines: Arc::default(),
-        }
+    pub(super) fn of_store(settings: Breaker) -> Self {
+        Self::new(settings, None, Arc::default())
+    }
+
+    fn new(settings: Breaker, part: Part, shared: Arc<Shared>) -> Self {
+        let (parts, history) = (Mutex::default(), Mutex::default());
+        Self { settings, part, parts, shared, open_for: AtomicU64::new(0), history, users: AtomicUsize::new(0) }
     }
 
     /// The error to return instead of asking the store, if the breaker is open for this deadline.
@@ -265,8 +259,8 @@ impl BreakerState {
         // The lock is released before the log line, so that no caller waits for the line.
         drop(history);
         let (line, trouble) = match was_open {
-            true => (&self.lines.opened_further, "fails checks with longer deadlines as well"),
-            false => (&self.lines.opened, "has failed repeatedly: the breaker opens"),
+            true => (&self.shared.opened_further, "fails checks with longer deadlines as well"),
+            false => (&self.shared.opened, "has failed repeatedly: the breaker opens"),
         };
         if let Some(suppressed) = line.pass() {
             let error = Chain(error);
@@ -290,8 +284,8 @@ impl BreakerState {
     fn note_trouble(&self, history: &mut History) {
         let is_troubled = self.is_open() || !history.failures.is_empty();
         match (mem::replace(&mut history.is_troubled, is_troubled), is_troubled) {
-            (false, true) => drop(self.troubled.fetch_add(1, Ordering::Relaxed)),
-            (true, false) => drop(self.troubled.fetch_sub(1, Ordering::Relaxed)),
+            (false, true) => drop(self.shared.troubled.fetch_add(1, Ordering::Relaxed)),
+            (true, false) => drop(self.shared.troubled.fetch_sub(1, Ordering::Relaxed)),
             _ => {}
         }
     }
@@ -303,7 +297,7 @@ impl BreakerState {
         drop(history);
         if was_open {
             metrics::breaker_closed();
-            if let Some(suppressed) = self.lines.closed.pass() {
+            if let Some(suppressed) = self.shared.closed.pass() {
                 let part = self.part.as_deref();
                 info!(part, suppressed, "the rate-limit store answers again: the breaker closes");
             }
@@ -378,7 +372,7 @@ impl Drop for BreakerState {
         }
         // A failure may have been counted after the part was forgotten.
         if self.history().is_troubled {
-            self.troubled.fetch_sub(1, Ordering::Relaxed);
+            self.shared.troubled.fetch_sub(1, Ordering::Relaxed);
         }
     }
 }

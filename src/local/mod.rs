@@ -16,7 +16,7 @@ use std::{
     collections::HashMap,
     fmt,
     sync::{
-        Arc, Mutex,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
     time::{Duration, Instant},
@@ -36,7 +36,6 @@ use crate::{
     clock::{Clock, ManualClock, micros},
     key::Key,
     limit::Limit,
-    lock::lock,
 };
 
 /// After this time, one check asks the store whether a remembered refusal still holds.
@@ -126,10 +125,9 @@ impl Default for Breaker {
 ///    deadline and the prefetches follow it.
 #[derive(Clone)]
 pub struct LocalState {
-    generations: Arc<Generations>,
     breaker: Arc<BreakerState>,
     /// The refusals of all limiters on the store.
-    pub(crate) refusals: Arc<Refusals>,
+    pub(crate) refusals: Refusals,
     /// The prefetches of all limiters on the store.
     pub(crate) prefetches: Option<Arc<Prefetches>>,
     /// The places and calls of all limiters on the store that end before the process does.
@@ -148,24 +146,20 @@ pub struct LocalState {
 pub(crate) struct Outdated {
     generations: Arc<Generations>,
     /// The digests of the limits and keys.
-    refusals: Vec<u64>,
-    prefetches: Option<(Arc<Prefetches>, Limit, Key)>,
+    digests: Vec<u64>,
+    prefetches: Option<Arc<Prefetches>>,
 }
 
 impl LocalState {
     /// A local state by a clock that a test moves, such as the one of a conformance test.
-    #[must_use]
     pub fn by(clock: &ManualClock) -> Self {
         Self::on(Clock::Manual(clock.clone()), SHORTEST_DEADLINE)
     }
 
     pub(crate) fn on(clock: Clock, first_deadline: Duration) -> Self {
-        let generations = Arc::new(Generations::new(clock));
-        let refusals = Arc::new(Refusals::new(DEFAULT_MAX_AGE, Arc::clone(&generations)));
         Self {
-            generations,
-            breaker: Arc::new(BreakerState::new(Breaker::default())),
-            refusals,
+            breaker: Arc::new(BreakerState::of_store(Breaker::default())),
+            refusals: Refusals::new(DEFAULT_MAX_AGE, Arc::new(Generations::new(clock))),
             prefetches: None,
             owed: Arc::default(),
             made: Instant::now(),
@@ -185,7 +179,8 @@ impl LocalState {
     /// time of the settlement may be later than that of the admission.
     #[must_use]
     pub fn with_prefetch(self) -> Self {
-        let prefetches = Some(Arc::new(Prefetches::new(self.generations.clock.clone(), Arc::clone(&self.round_trip))));
+        let prefetches =
+            Some(Arc::new(Prefetches::new(Arc::clone(&self.refusals.generations), Arc::clone(&self.round_trip))));
         Self { prefetches, ..self }
     }
 
@@ -193,20 +188,20 @@ impl LocalState {
     /// something that gives units back, and when that is done. So no refusal from the time between
     /// the calls is repeated.
     pub fn forget_refusals(&self, limit: &Limit, key: &Key) {
-        self.generations.advance(limit.digest(&self.generations.digester, key));
+        self.refusals.generations.advance(limit.digest(&self.refusals.generations.digester, key));
     }
 
-    /// Forgets the refusals of these limits and keys, and gives back some prefetches. This happens
-    /// now, and again when the returned guard is dropped: when the call to the store is over, or
+    /// Forgets the refusals of these limits and keys, and gives back their prefetches, if the caller
+    /// passes the prefetches of the store. This happens now, and again when the returned guard is dropped: when the call to the store is over, or
     /// when its caller stops waiting. So nothing that was learnt in between stays.
     pub(crate) fn outdate<'a>(
         &self,
         keys: impl IntoIterator<Item = (&'a Limit, &'a Key)>,
-        prefetches: Option<(Limit, Key)>,
+        prefetches: Option<Arc<Prefetches>>,
     ) -> Outdated {
-        let refusals = keys.into_iter().map(|(limit, key)| limit.digest(&self.generations.digester, key)).collect();
-        let prefetches = self.prefetches.clone().zip(prefetches).map(|(all, (limit, key))| (all, limit, key));
-        let outdated = Outdated { generations: Arc::clone(&self.generations), refusals, prefetches };
+        let digests =
+            keys.into_iter().map(|(limit, key)| limit.digest(&self.refusals.generations.digester, key)).collect();
+        let outdated = Outdated { generations: Arc::clone(&self.refusals.generations), digests, prefetches };
         outdated.forget();
         outdated
     }
@@ -256,16 +251,22 @@ impl LocalState {
     }
 
     /// The refusals of one limiter, which asks the store again after this time.
-    pub(crate) fn own_refusals(&self, max_age: Duration) -> Arc<Refusals> {
-        Arc::new(Refusals::new(max_age, Arc::clone(&self.generations)))
+    pub(crate) fn own_refusals(&self, max_age: Duration) -> Refusals {
+        Refusals::new(max_age, Arc::clone(&self.refusals.generations))
     }
+}
+
+/// Locks, whatever has panicked before: either no code that can panic runs under a lock, or its
+/// content is whole at any moment.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Outdated {
     fn forget(&self) {
-        self.refusals.iter().for_each(|digest| self.generations.advance(*digest));
-        if let Some((prefetches, limit, key)) = &self.prefetches {
-            prefetches.drop_prefetches_of(limit, key);
+        for digest in &self.digests {
+            self.generations.advance(*digest);
+            self.prefetches.iter().for_each(|prefetches| prefetches.drop_prefetches_of(*digest));
         }
     }
 }

@@ -23,7 +23,7 @@ use tokio::{
     time::timeout,
 };
 
-use crate::lock::lock;
+use super::lock;
 
 /// The thread looks this often for further calls.
 const PAUSE: Duration = Duration::from_millis(10);

@@ -49,12 +49,13 @@ pub(super) struct Generations {
 /// The refusals, by the digest of a limit and key and the number of units.
 type Table = Cache<u64, Arc<Refusal>, UnitWeighter, BuildHasherDefault<Prehashed>>;
 
-/// The refusals that limiters remember.
+/// The refusals that limiters remember. Clones share them.
+#[derive(Clone)]
 pub(crate) struct Refusals {
     max_age: Duration,
     /// Whether each check asks the store. A remembered refusal then holds only if the store fails.
-    is_asking: bool,
-    generations: Arc<Generations>,
+    pub(crate) is_asking: bool,
+    pub(super) generations: Arc<Generations>,
     /// The first refusal makes the table.
     table: Arc<OnceLock<Table>>,
 }
@@ -82,7 +83,6 @@ struct Refusal {
 
 /// A refusal that the cache knows of a charge.
 struct Known {
-    index: usize,
     refusal: Arc<Refusal>,
     refuses: bool,
     /// Whether it is sure that no units were given back since the refusal.
@@ -130,13 +130,6 @@ impl Refusals {
         Self { max_age, is_asking: max_age.is_zero(), generations, table: Arc::default() }
     }
 
-    /// The same refusals, for a caller that asks the store each time.
-    pub(crate) fn asking(&self) -> Self {
-        let generations = Arc::clone(&self.generations);
-        let table = Arc::clone(&self.table);
-        Self { max_age: self.max_age, is_asking: true, generations, table }
-    }
-
     /// The check as the cache knows it; `None` if its refusal cannot be remembered.
     pub(crate) fn look_up(&self, check: &Check) -> Option<Lookup> {
         if check.id().is_some() || !check.can_be_refused() {
@@ -162,7 +155,7 @@ impl Refusals {
     ) -> Option<Decision> {
         let table = self.table.get()?;
         let now = lookup.asked_at;
-        let find = |index, charge: &Charge, digest: u64| {
+        let find = |charge: &Charge, digest: u64| {
             let refusal = table.get(&place(digest, charge.limit()))?;
             // Since then, units can only have been added.
             let refuses = charge.can_refuse() && charge.cost() > refusal.status.remaining();
@@ -170,31 +163,28 @@ impl Refusals {
             let is_sure = self.generations.of(digest).any(is_before);
             let may_hold = is_sure || refuses && refusal.status.reserved() == 0;
             let holds = may_hold && refusal.holds_for(charge, refuses, now, reserved_for);
-            holds.then_some(Known { index, refusal, refuses, is_sure })
+            holds.then_some(Known { refusal, refuses, is_sure })
         };
         let mut charges = check.charges();
-        let first = find(0, charges.next()?, lookup.first.digest);
-        let mut others = Vec::new();
-        for (index, (charge, account)) in (1..).zip(charges.zip(&lookup.others)) {
-            others.extend(find(index, charge, account.digest));
-        }
+        let first = find(charges.next()?, lookup.first.digest);
+        let others: Vec<_> =
+            charges.zip(&lookup.others).map(|(charge, account)| find(charge, account.digest)).collect();
+        let known = || iter::once(&first).chain(&others).map(Option::as_ref);
 
         // If units may have been given back to all limits that refuse, each check asks the store.
         // If the store fails, the refusal stands.
-        let is_unsure = !first.iter().chain(&others).any(|known| known.is_sure && known.refuses);
-        let all = || first.iter().chain(&others).filter(|known| known.is_sure || is_unsure);
-        let refusing = || all().filter(|known| known.refuses);
+        let is_unsure = !known().flatten().any(|known| known.is_sure && known.refuses);
+        let counts = |known: &&Known| known.is_sure || is_unsure;
+        let refusing = || known().flatten().filter(counts).filter(|known| known.refuses);
         let refused = &refusing().next()?.refusal;
         let is_due = |known: &Known| known.refusal.asks_at.load(Ordering::Relaxed) <= now;
         let is_asked_for = || !may_ask || refused.is_asked_for(now, self.max_age);
         let asks_each_time = self.is_asking || is_unsure;
         lookup.has_turn = !asks_each_time && refusing().all(is_due) && is_asked_for();
         lookup.asks = asks_each_time || lookup.has_turn;
-        let mut found = all().peekable();
-        let mut index = 0..;
+        let mut found = known();
         Some(Decision::new(check, refused.at + refused.age(now), refused.id, |charge| {
-            let index = index.next();
-            let known = found.next_if(|known| Some(known.index) == index);
+            let known = found.next().flatten().filter(counts);
             let mut status =
                 known.map_or_else(|| LimitStatus::estimate(charge, false), |known| known.refusal.status(charge, now));
             status.set_retry_reserved_after(reserved_for);

@@ -9,10 +9,7 @@ use super::{
     rejection::JsonResponse,
     service::RateLimit,
 };
-use crate::{
-    error::{ConfigError, ConfigErrorKind},
-    limiter::Limiter,
-};
+use crate::{error::ConfigError, limiter::Limiter};
 
 const NO_LIMITS: &str = "a layer needs at least one limit: add `.limit(..)`";
 
@@ -77,7 +74,7 @@ impl<R> RateLimitLayer<R> {
         let policy = Arc::make_mut(&mut self.policy);
         limits.into_iter().try_for_each(|limit| policy.push(limit))?;
         if policy.limits.is_empty() {
-            return Err(ConfigError::new(ConfigErrorKind::NoLimits, NO_LIMITS));
+            return Err(ConfigError::new(NO_LIMITS));
         }
         Ok(self)
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 #[cfg(feature = "redis")]
 use super::redis::RedisStoreBuilder;
 use super::{MemoryStore, Store};
-use crate::error::{ConfigError, ConfigErrorKind, StoreError, StoreErrorKind};
+use crate::error::{ConfigError, StoreError, StoreErrorKind};
 
 /// The store at `url`, chosen at run time. A store on Redis connects when the first check arrives,
 /// so Redis may be down, and no runtime is needed yet.
@@ -47,7 +47,7 @@ pub fn from_url(url: &str) -> Result<Arc<dyn Store>, ConfigError> {
     #[cfg(feature = "redis")]
     return Ok(Arc::new(RedisStoreBuilder::of_any_url(url).build()?));
     #[cfg(not(feature = "redis"))]
-    Err(problem("URLs of Redis need this crate's feature `redis`"))
+    Err(ConfigError::new("URLs of Redis need this crate's feature `redis`"))
 }
 
 /// The store at `url`, chosen at run time as [`from_url`] does. A store on Redis has reached its
@@ -72,14 +72,10 @@ fn is_memory(url: &str) -> Result<bool, ConfigError> {
     match url.trim().to_ascii_lowercase().strip_prefix("memory") {
         Some(":" | "://") => Ok(true),
         Some(rest) if rest.is_empty() || rest.starts_with(':') => {
-            Err(problem("the URL of the in-process store is memory: with nothing behind it"))
+            Err(ConfigError::new("the URL of the in-process store is memory: with nothing behind it"))
         }
         _ => Ok(false),
     }
-}
-
-fn problem(problem: &'static str) -> ConfigError {
-    ConfigError::new(ConfigErrorKind::Store, problem)
 }
 
 #[cfg(test)]

@@ -17,7 +17,7 @@ use crate::{
     error::{StoreError, StoreErrorKind},
     key::Key,
     limit::Limit,
-    lock::lock,
+    local::lock,
     store::{LocalState, Store, StoreFuture},
 };
 

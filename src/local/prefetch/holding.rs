@@ -2,18 +2,19 @@
 
 use std::{
     collections::VecDeque,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::Mutex,
     time::{Duration, SystemTime},
 };
 
 use tokio::sync::Notify;
 
-use super::{pace::Pace, size::Spending};
+use super::pace::{Pace, Spending};
 use crate::{
     check::{Charge, Check},
     decision::{Decision, LimitStatus, Settlement},
     key::Key,
     limit::{Limit, prefetch::Prefetch},
+    local::lock,
 };
 
 /// After this number of lives without a step, the runtime of a task counts as not driven.
@@ -25,7 +26,7 @@ pub(super) struct Holding {
     pub(super) digest: u64,
     pub(super) limit: Limit,
     pub(super) key: Key,
-    state: Mutex<State>,
+    pub(super) state: Mutex<State>,
     /// Wakes the task that takes and gives back.
     pub(super) changed: Notify,
 }
@@ -108,11 +109,6 @@ impl Holding {
         Self { digest, limit, key, state: Mutex::new(state), changed: Notify::new() }
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
-        // No code that can panic runs under the lock.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Whether it holds units of this very limit and key.
     pub(super) fn is_of(&self, charge: &Charge) -> bool {
         self.key == *charge.key() && self.limit == *charge.limit()
@@ -160,7 +156,7 @@ impl Holding {
         asked_after: u64,
         now: u64,
     ) -> (u64, u64) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         if spent > 0 {
             state.spending.count(spent);
         }
@@ -178,13 +174,13 @@ impl Holding {
 
     /// Whether its task is on a runtime that is not driven.
     pub(super) fn is_abandoned(&self, now: u64) -> bool {
-        let state = self.lock();
+        let state = lock(&self.state);
         state.is_kept && now.saturating_sub(state.stepped_at) >= state.pace.life.saturating_mul(MOST_LIVES)
     }
 
     /// Gives back all prefetches at once, also one that is asked for, and takes none for a life.
     pub(super) fn drop_prefetches(&self, now: u64) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         (state.asks_from, state.waits_until) = (now.saturating_add(state.pace.life), 0);
         let State { prefetches, asked, .. } = &mut *state;
         prefetches.iter_mut().chain(asked).for_each(|prefetch| prefetch.until = 0);

@@ -4,14 +4,12 @@
 //! A limiter spends the prefetches. Its tasks take them and give them back: see
 //! `limiter/prefetch.rs`. `holding.rs` has the prefetches of one limit and key, and `steps.rs`
 //! decides what to do with them next. `demand.rs` finds the keys that are asked for often, and
-//! `pace.rs` knows what the distance of the store changes. `budget.rs` keeps prefetches from
-//! costing more than they save.
+//! keeps prefetches from costing more than they save. `pace.rs` knows how long prefetches live, and
+//! how many units they have.
 
-mod budget;
 mod demand;
 mod holding;
 mod pace;
-mod size;
 mod steps;
 
 use std::{
@@ -28,15 +26,18 @@ use quick_cache::{UnitWeighter, sync::Cache};
 use tokio::sync::Notify;
 
 pub(crate) use self::steps::{KeptHolding, Step};
-use self::{budget::Budget, demand::Demand, holding::Holding, pace::Pace};
+use self::{
+    demand::{Budget, Demand},
+    holding::Holding,
+    pace::Pace,
+};
 use crate::{
     check::{AdmissionId, Charge, Check},
-    clock::{Clock, micros},
+    clock::micros,
     decision::{Decision, LimitStatus},
-    key::{Digester, Key, Prehashed},
+    key::Prehashed,
     limit::{Limit, prefetch::Prefetch},
-    local::round_trip::RoundTrip,
-    lock::lock,
+    local::{lock, refusals::Generations, round_trip::RoundTrip},
 };
 
 /// The most limits and keys of which a process holds prefetches. The checks of other limits and
@@ -45,9 +46,9 @@ const CAPACITY: usize = 10_000;
 
 /// The prefetches that the limiters on one store hold.
 pub(crate) struct Prefetches {
-    clock: Clock,
+    /// The clock, and the digester.
+    generations: Arc<Generations>,
     round_trip: Arc<RoundTrip>,
-    digester: Digester,
     /// The first key that is worth a prefetch makes the table.
     holdings: OnceLock<Cache<u64, Arc<Holding>, UnitWeighter, BuildHasherDefault<Prehashed>>>,
     /// The first admission of a limit with prefetch makes the counts.
@@ -66,11 +67,10 @@ pub(crate) struct Prefetches {
 }
 
 impl Prefetches {
-    pub(super) fn new(clock: Clock, round_trip: Arc<RoundTrip>) -> Self {
+    pub(super) fn new(generations: Arc<Generations>, round_trip: Arc<RoundTrip>) -> Self {
         Self {
-            clock,
+            generations,
             round_trip,
-            digester: Digester::default(),
             holdings: OnceLock::new(),
             demand: OnceLock::new(),
             budget: Budget::default(),
@@ -93,8 +93,8 @@ impl Prefetches {
         }
         let Some(charge) = check.only_charge() else { return self.spend_all(check) };
         let holding = self.find(charge)?;
-        let now = self.clock.now();
-        let mut state = holding.lock();
+        let now = self.now();
+        let mut state = lock(&holding.state);
         let (status, at) = holding.spend(&mut state, charge, now)?;
         state.count_saved(now);
         drop(state);
@@ -109,8 +109,8 @@ impl Prefetches {
         // All checks lock in the same order, so that no two checks wait for each other.
         found.sort_unstable_by_key(|(.., holding)| Arc::as_ptr(holding));
         let mut locked: Vec<_> =
-            found.iter().map(|(place, charge, holding)| (place, charge, holding, holding.lock())).collect();
-        let now = self.clock.now();
+            found.iter().map(|(place, charge, holding)| (place, charge, holding, lock(&holding.state))).collect();
+        let now = self.now();
         if !locked.iter().all(|(_, charge, holding, state)| holding.can_spend(state, charge, now)) {
             return None;
         }
@@ -126,7 +126,7 @@ impl Prefetches {
 
     /// The unspent units that this process holds of a limit and key.
     pub(crate) fn held(&self, charge: &Charge) -> u64 {
-        self.find(charge).map_or(0, |holding| holding.lock().left(self.clock.now()))
+        self.find(charge).map_or(0, |holding| lock(&holding.state).left(self.now()))
     }
 
     /// The number of the last prefetch. A check that is asked now finds that prefetch counted.
@@ -144,7 +144,7 @@ impl Prefetches {
         asked_after: u64,
         mut keep: impl FnMut(KeptHolding),
     ) -> Decision {
-        let now = self.clock.now();
+        let now = self.now();
         let at = decision.at();
         self.budget.count_asked(now, micros(self.round_trip.smoothed()));
         let find = |(charge, status)| self.find_or_make(charge, status, at, now);
@@ -171,7 +171,7 @@ impl Prefetches {
     /// key is asked for often. A new holding is not in the table yet.
     fn find_or_make(&self, charge: &Charge, status: &LimitStatus, at: SystemTime, now: u64) -> Option<Arc<Holding>> {
         let _ = charge.limit().prefetches?;
-        let digest = charge.digest(&self.digester);
+        let digest = charge.digest(&self.generations.digester);
         let is_usable = |holding: &Arc<Holding>| holding.is_of(charge) && !holding.is_abandoned(now);
         self.holding(digest).filter(is_usable).or_else(|| {
             let most = charge.prefetched()?.most();
@@ -179,7 +179,7 @@ impl Prefetches {
             let requests = self.demand.get_or_init(Demand::default).count(digest, now, pace)?;
             let requests = Some(requests).filter(|_| self.budget.has_room())?;
             let figures = (status.used(), status.remaining());
-            let first_units = size::first_units(requests, charge.cost(), figures, most, pace)?;
+            let first_units = pace::first_units(requests, charge.cost(), figures, most, pace)?;
             Some(Arc::new(Holding::new(charge, digest, first_units, (status, at), now, pace)))
         })
     }
@@ -207,16 +207,16 @@ impl Prefetches {
     /// The holdings that no task takes care of any more, since their runtimes have ended.
     fn abandoned(self: &Arc<Self>) -> Vec<KeptHolding> {
         let _keeping = lock(&self.keeping);
-        let now = self.clock.now();
+        let now = self.now();
         let holdings = self.holdings.get().into_iter().flat_map(Cache::iter);
         holdings.filter_map(|(_, holding)| KeptHolding::begin(self, &holding, now)).collect()
     }
 
-    /// Gives back the prefetches of a limit and key at once, and drops those that are being asked
+    /// Gives back the prefetches of a limit and key with this digest at once, and drops those that are being asked
     /// for.
-    pub(crate) fn drop_prefetches_of(&self, limit: &Limit, key: &Key) {
-        if let Some(holding) = self.holding(limit.digest(&self.digester, key)) {
-            holding.drop_prefetches(self.clock.now());
+    pub(super) fn drop_prefetches_of(&self, digest: u64) {
+        if let Some(holding) = self.holding(digest) {
+            holding.drop_prefetches(self.now());
         }
     }
 
@@ -227,7 +227,7 @@ impl Prefetches {
         loop {
             let ended = self.ended.notified();
             let Some(holdings) = self.holdings.get() else { return };
-            holdings.iter().for_each(|(_, holding)| holding.drop_prefetches(self.clock.now()));
+            holdings.iter().for_each(|(_, holding)| holding.drop_prefetches(self.now()));
             if self.kept.load(Ordering::SeqCst) == 0 {
                 return;
             }
@@ -235,8 +235,12 @@ impl Prefetches {
         }
     }
 
+    fn now(&self) -> u64 {
+        self.generations.clock.now()
+    }
+
     fn find(&self, charge: &Charge) -> Option<Arc<Holding>> {
-        self.holding(charge.digest(&self.digester)).filter(|holding| holding.is_of(charge))
+        self.holding(charge.digest(&self.generations.digester)).filter(|holding| holding.is_of(charge))
     }
 
     fn holding(&self, digest: u64) -> Option<Arc<Holding>> {

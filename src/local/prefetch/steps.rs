@@ -8,7 +8,7 @@ use std::{
 
 use super::{
     Prefetches,
-    budget::SAVED,
+    demand::SAVED,
     holding::{Holding, PrefetchedUnits},
 };
 use crate::{
@@ -17,7 +17,7 @@ use crate::{
     decision::{Decision, Settlement},
     error::StoreError,
     limit::prefetch::Prefetch,
-    lock::lock,
+    local::lock,
 };
 
 /// A holding, as long as a task takes care of it.
@@ -42,7 +42,7 @@ impl KeptHolding {
     /// Returns a holding that no task takes care of. The caller has to start a task, and has locked
     /// `keeping`.
     pub(super) fn begin(prefetches: &Arc<Prefetches>, holding: &Arc<Holding>, now: u64) -> Option<Self> {
-        let mut state = holding.lock();
+        let mut state = lock(&holding.state);
         if mem::replace(&mut state.is_kept, true) {
             return None;
         }
@@ -62,8 +62,8 @@ impl KeptHolding {
     /// Chooses the next action. The task takes no prefetch while the breaker is open.
     pub(crate) fn next(&self, is_open: bool) -> Step {
         let holding = &*self.holding;
-        let now = self.prefetches.clock.now();
-        let mut state = holding.lock();
+        let now = self.prefetches.now();
+        let mut state = lock(&holding.state);
         (state.stepped_at, state.pace) = (now, self.prefetches.pace(&holding.limit));
         let life = state.pace.life;
         if state.asks_from > now.saturating_add(micros(Prefetch::MAX_LIFE)) {
@@ -110,8 +110,8 @@ impl KeptHolding {
     pub(crate) fn answer(&self, answer: Result<Decision, StoreError>) {
         let prefetches = &*self.prefetches;
         let number = prefetches.taken.fetch_add(1, Ordering::SeqCst) + 1;
-        let now = prefetches.clock.now();
-        let mut state = self.holding.lock();
+        let now = prefetches.now();
+        let mut state = lock(&self.holding.state);
         let Some(mut asked) = state.asked.take() else { return };
         let life = state.pace.life;
         let asked_at = asked.asked_at;
@@ -155,7 +155,7 @@ impl KeptHolding {
 impl Drop for KeptHolding {
     fn drop(&mut self) {
         let keeping = lock(&self.prefetches.keeping);
-        let mut state = self.holding.lock();
+        let mut state = lock(&self.holding.state);
         state.is_kept = false;
         let is_over = state.prefetches.is_empty() && state.asked.is_none();
         drop(state);

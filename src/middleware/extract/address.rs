@@ -25,10 +25,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::{IpNet, Ipv4Net};
 
-use crate::{
-    error::{ConfigError, ConfigErrorKind},
-    key::Key,
-};
+use crate::{error::ConfigError, key::Key};
 
 /// The key of an address. An IPv6 address has the key of its first `bits`, 1 to 128.
 pub(super) fn key(address: IpAddr, bits: u8) -> Key {
@@ -79,7 +76,7 @@ fn parse_range(text: &str) -> Result<IpNet, ConfigError> {
     let range = address.and_then(|address| if text.contains('/') { text.parse().ok() } else { Some(address.into()) });
     range.map(canonical_range).ok_or_else(|| {
         let text = format!("{text:?} is not an address range such as 10.1.2.0/28 or 2001:db8::/32");
-        ConfigError::new(ConfigErrorKind::Address, text)
+        ConfigError::new(text)
     })
 }
 

@@ -11,10 +11,7 @@ use super::{
     forwarded::{Hop, Style, hops},
     header::{header_name, single_value},
 };
-use crate::{
-    error::{ConfigError, ConfigErrorKind},
-    key::Key,
-};
+use crate::{error::ConfigError, key::Key};
 
 const MAX_HOPS: usize = 32;
 
@@ -141,7 +138,7 @@ impl ClientIp {
     pub fn ipv6_prefix(mut self, bits: u8) -> Result<Self, ConfigError> {
         if !(1..=128).contains(&bits) {
             let text = format!("an IPv6 prefix must have 1 to 128 bits, not {bits}");
-            return Err(ConfigError::new(ConfigErrorKind::Address, text));
+            return Err(ConfigError::new(text));
         }
         self.ipv6_bits = bits;
         Ok(self)

@@ -11,7 +11,7 @@ use http::{
 use super::super::extract::KeyExtractor;
 use crate::{
     algorithm::Algorithm,
-    error::{ConfigError, ConfigErrorKind},
+    error::ConfigError,
     key::Key,
     limit::Limit,
     split::{all_parts_of, number_of_parts},
@@ -387,7 +387,7 @@ impl KeyedLimit {
         let on_places = on_places.into_iter().filter(|_| limit.is_some_and(Limit::is_concurrent));
         let Some((_, problem)) = on_places.chain(on_all).find(|(is_idle, _)| *is_idle) else { return Ok(()) };
         let name = limit.map_or("a chosen one", Limit::name);
-        Err(ConfigError::new(ConfigErrorKind::NoEffect, format!("limit {name:?}: {problem}")))
+        Err(ConfigError::of_limit(name, problem))
     }
 
     /// Whether the limit is plain: it has a window, is the same for all requests, and has no option

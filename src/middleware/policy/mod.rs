@@ -16,7 +16,7 @@ use super::{
     headers::HeaderSets,
 };
 use crate::{
-    error::{ConfigError, ConfigErrorKind},
+    error::ConfigError,
     key::Key,
     limit::Limit,
     limiter::{FailureMode, Limiter},
@@ -84,7 +84,7 @@ impl Policy {
         let mistaken = || all().filter_map(KeyedLimit::ban_name).find(|ban| names().any(|name| name == *ban));
         if let Some(name) = own.or_else(mistaken) {
             let text = format!("two limits of one layer are named {name:?}: give one of them another name");
-            return Err(ConfigError::new(ConfigErrorKind::SameLimit, text));
+            return Err(ConfigError::new(text));
         }
         limit.has_effect_on(limit.limit())?;
         self.is_plain &= limit.is_plain();

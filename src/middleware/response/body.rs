@@ -15,11 +15,7 @@ use http_body_util::{
 };
 use pin_project_lite::pin_project;
 
-use crate::{
-    decision::Decision,
-    error::{ConfigError, ConfigErrorKind},
-    middleware::rejection::Rejection,
-};
+use crate::{decision::Decision, error::ConfigError, middleware::rejection::Rejection};
 
 pin_project! {
     /// A body, and the decision that holds places until the body has ended. A `body` of `None` is
@@ -96,7 +92,7 @@ pub(super) fn unknown<B>() -> Rejection {
          `axum::body::Body::new`; or free places when the response begins, by `.free_with_head()` on the layer",
         type_name::<B>()
     );
-    Rejection::NotSetUp(ConfigError::new(ConfigErrorKind::NoEffect, problem))
+    Rejection::NotSetUp(ConfigError::new(problem))
 }
 
 /// Changes a body of a known type. Returns `false` for a body of any other type.

@@ -184,7 +184,7 @@ async fn block_all(limiter: &Limiter, events: &Events, blocked: Vec<(Limit, Key,
     let joined = join(blocked.into_iter().map(block), |blocked: Result<(), Error>| {
         blocked.unwrap_or_else(|error| events.not_blocked(&error));
     });
-    if let Err(error) = limiter.within(joined, Duration::ZERO).await {
+    if let Err(error) = limiter.within(joined).await {
         events.not_blocked(&error);
     }
 }

@@ -17,9 +17,9 @@ use std::{
 
 use super::cells::Cells;
 use crate::{
-    algorithm::Algorithm,
+    algorithm::Kind,
     limit::{Identity, Limit},
-    lock::lock,
+    local::lock,
     window::Window,
 };
 
@@ -34,12 +34,12 @@ pub(super) struct Capacity {
     cells: AtomicUsize,
     is_lacking: AtomicBool,
     /// Names may come from a database, so limits without records and cells are forgotten.
-    limits: RwLock<HashMap<Identity<'static>, Arc<LimitUsage>>>,
+    limits: RwLock<HashMap<Identity, Arc<LimitUsage>>>,
 }
 
 /// The admissions under one limit.
 pub(super) struct LimitUsage {
-    pub(super) identity: Identity<'static>,
+    pub(super) identity: Identity,
     has_cells: AtomicBool,
     cells: Mutex<Option<Cells>>,
     admissions: Counter,
@@ -74,16 +74,16 @@ impl Capacity {
 
     /// The usage of a limit, for a new record.
     pub(super) fn usage(&self, limit: &Limit) -> Arc<LimitUsage> {
-        let known = self.limits.read().unwrap_or_else(PoisonError::into_inner).get(&limit.identity()).cloned();
+        let known = self.limits.read().unwrap_or_else(PoisonError::into_inner).get(&limit.identity).cloned();
         known.unwrap_or_else(|| {
             let mut limits = self.limits.write().unwrap_or_else(PoisonError::into_inner);
             let new = || LimitUsage {
-                identity: limit.own_identity(),
+                identity: limit.identity.clone(),
                 has_cells: AtomicBool::default(),
                 cells: Mutex::default(),
                 admissions: Counter::default(),
             };
-            Arc::clone(limits.entry(limit.own_identity()).or_insert_with(|| new().into()))
+            Arc::clone(limits.entry(limit.identity.clone()).or_insert_with(|| new().into()))
         })
     }
 
@@ -148,7 +148,7 @@ impl Capacity {
 
 impl LimitUsage {
     fn is_of_places(&self) -> bool {
-        self.identity.algorithm == Algorithm::concurrent()
+        self.identity.algorithm.kind() == Kind::Concurrent
     }
 
     /// Whether keys of the limit were counted in cells lately.

@@ -234,7 +234,7 @@ impl Record {
 
     #[inline]
     fn is_of(&self, digest: u64, charge: &Charge) -> bool {
-        self.digest == digest && self.key == *charge.key() && self.usage.identity == charge.limit().identity()
+        self.digest == digest && self.key == *charge.key() && self.usage.identity == charge.limit().identity
     }
 }
 

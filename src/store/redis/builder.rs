@@ -19,7 +19,7 @@ use super::{
 use crate::{
     clock::{Clock, ManualClock},
     error::ConfigError,
-    limit::rules::is_fixed_alphabet,
+    limit::text::is_fixed_alphabet,
     local::{LONGEST_DEADLINE, LocalState},
     secret::Secret,
 };

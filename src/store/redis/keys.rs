@@ -20,7 +20,7 @@ use crate::{
     algorithm::Kind,
     key::Key,
     limit::{Identity, Limit, text::write_window},
-    secret::{Domain, Secret},
+    secret::Secret,
 };
 
 pub(super) const DEFAULT_PREFIX: &str = "tsw1";
@@ -39,7 +39,7 @@ const BASE64URL: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvw
 /// The keys of one store.
 pub(super) struct Keys {
     pub(super) prefix: String,
-    domain: Option<Domain>,
+    domain: Option<Secret>,
 }
 
 impl Keys {
@@ -49,16 +49,16 @@ impl Keys {
 
     /// The Redis key in which a limit counts.
     pub(super) fn of(&self, limit: &Limit, key: &Key) -> String {
-        let Identity { name, window_micros, algorithm } = limit.identity();
+        let Identity { name, window_micros, algorithm } = &limit.identity;
         let mut text = String::with_capacity(self.prefix.len() + DIGEST_LENGTH + name.len() + 12);
         text.push_str(&self.prefix);
         text.push_str(":{");
         text.push_str(&String::from_utf8_lossy(&self.digest(key)));
         text.push_str("}:");
-        text.push_str(&name);
+        text.push_str(name);
         // A limit's name has neither a slash nor a colon.
         text.push('/');
-        write_window(&mut text, window_micros);
+        write_window(&mut text, *window_micros);
         // Each algorithm has its own layout, so it needs a key of its own.
         match algorithm.kind() {
             Kind::Log => {}

@@ -8,8 +8,7 @@ use http::{Request, Response, request::Parts};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
     Charge, Check, Error, KeyedLimit, Limit, Limiter, MemoryStore, RateLimitLayer, Rejection, Store,
-    error::{ConfigErrorKind, StoreErrorKind},
-    middleware::ShadowRefusals,
+    error::StoreErrorKind, middleware::ShadowRefusals,
 };
 
 use crate::support::{
@@ -49,7 +48,6 @@ async fn at_once(layer: &RateLimitLayer, requests: usize) -> Vec<u16> {
 fn a_layer_takes_no_option_without_effect() {
     for (words, change) in WITHOUT_EFFECT {
         let error = RateLimitLayer::new(MemoryStore::new()).limits([change(STREAMS.by(anyone))]).unwrap_err();
-        assert_eq!(error.kind(), ConfigErrorKind::NoEffect, "{error}");
         assert!(error.to_string().contains(words), "{error}");
         let panicked =
             std::panic::catch_unwind(|| RateLimitLayer::new(MemoryStore::new()).limit(change(STREAMS.by(anyone))));

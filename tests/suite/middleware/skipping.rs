@@ -19,7 +19,6 @@ use tower_http::cors::CorsLayer;
 use tower_sliding_window::{
     ApiKey, ClientIp, Decision, Header, KeyExtractor, Limit, Limiter, MemoryStore, PeerIp, RateLimitLayer, Rejection,
     Secret,
-    error::ConfigErrorKind,
     extract::{AddressList, KeyError},
 };
 
@@ -343,7 +342,6 @@ async fn a_list_that_is_replaced_holds_for_every_layer_at_once() {
     for mistake in ["192.0.2.0/33", "example.org", "", "10.1", "010.0.0.0/8", "fe80::1%eth0", "fe80::%1/64", "/8"] {
         let error = list.clone().replace(["198.51.100.0/24", mistake]).unwrap_err();
         assert!(error.to_string().starts_with(&format!("{mistake:?} is not an address range")), "{error}");
-        assert_eq!(error.kind(), ConfigErrorKind::Address);
         assert_eq!(AddressList::new([mistake]).unwrap_err(), error);
     }
     assert_eq!(statuses("192.0.2.1").await, [403; 2]);

@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use axum::body::Body;
 use http::{Response, StatusCode, request::Parts};
+#[cfg(feature = "calendar")]
+use tower_sliding_window::limit::calendar::Period;
 use tower_sliding_window::{
     Algorithm, ClientIp, HeaderSets, Key, KeyedLimit, Limit, Limiter, Prefetch, RateLimitLayer, Rejection, Secret,
     extract::{AddressList, KeyError},
@@ -123,11 +125,10 @@ pub(super) const DIMENSIONS: &[Dimension] = &[
             #[cfg(feature = "calendar")]
             value(
                 "calendar",
-                &["Limit::in_time_zone", "Limit::from_day"],
+                &["Limit::in_time_zone"],
                 Apply::Limit(|limit| {
-                    let month =
-                        Limit::per_calendar_month("month", 1).in_time_zone("Europe/Berlin").unwrap().from_day(28);
-                    algorithm_of(limit, &month)
+                    let month = Limit::per_calendar("month", 1, Period::Month(28));
+                    algorithm_of(limit, &month.in_time_zone("Europe/Berlin").unwrap())
                 }),
             ),
             value(

@@ -11,8 +11,6 @@ mod rivals;
 #[expect(dead_code, reason = "the simulation has no batches")]
 #[path = "../../../../src/local/prefetch/pace.rs"]
 mod pace;
-#[path = "../../../../src/local/prefetch/size.rs"]
-mod size;
 
 use std::{
     array,

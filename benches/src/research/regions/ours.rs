@@ -1,4 +1,4 @@
-//! This crate: a log in one store, and prefetches whose pace and size are those of
+//! This crate: a log in one store, and prefetches whose life and size are those of
 //! `src/local/prefetch/`. Each check is a message, although those of one process travel together.
 
 use std::{
@@ -9,9 +9,8 @@ use std::{
 
 use super::{
     Events, SECOND, Scheme, TRIPS, Tally, Time, WINDOW,
-    pace::Pace,
+    pace::{Pace, Spending, first_units, rate},
     region,
-    size::{Spending, first_units, rate},
 };
 
 pub(super) struct Ours {

@@ -30,7 +30,7 @@ use redis::{
 use tokio::{task::JoinSet, time::timeout};
 
 use super::settings::{ConnectionSettings, tcp_settings};
-use crate::lock::lock;
+use crate::local::lock;
 
 /// The longest time for connecting to all nodes and asking one of them for the slots. Each step has
 /// a timeout of its own, too.

@@ -53,7 +53,12 @@ use super::{
     server::{Server, without_arguments},
     source::ServerConnection,
 };
-use crate::{clock, error::StoreError, local::LONGEST_DEADLINE, lock::lock, store::redis::keys::HASH_SLOTS};
+use crate::{
+    clock,
+    error::StoreError,
+    local::{LONGEST_DEADLINE, lock},
+    store::redis::keys::HASH_SLOTS,
+};
 
 /// A connection that left this many requests in a row without a reply is given up.
 const MAX_UNANSWERED: u32 = 3;

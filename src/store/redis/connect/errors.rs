@@ -9,11 +9,11 @@ use std::{borrow::Cow, fmt};
 
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 
-use crate::error::{ConfigError, ConfigErrorKind, StoreError, StoreErrorKind};
+use crate::error::{ConfigError, StoreError, StoreErrorKind};
 
 /// The error of a setting that is wrong.
 pub(crate) fn setting(problem: impl Into<Cow<'static, str>>) -> ConfigError {
-    ConfigError::new(ConfigErrorKind::Store, problem)
+    ConfigError::new(problem)
 }
 
 /// The error of a URL that is not a Redis URL.

@@ -25,8 +25,7 @@ use crate::{
     error::{StoreError, StoreErrorKind},
     key::Key,
     limit::Limit,
-    local::{LocalState, Owed},
-    lock::lock,
+    local::{LocalState, Owed, lock},
     store::redis::{
         connect::{ASKING, Pool, Server, failure, needs_new_connection, was_not_run},
         keys::{HASH_SLOTS, Keys},
