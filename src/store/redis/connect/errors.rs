@@ -1,20 +1,18 @@
-//! Makes the errors of wrong settings, sorts the errors of Redis into kinds, and tells after which
+//! Makes the errors of wrong URLs, sorts the errors of Redis into kinds, and tells after which
 //! of them a connection has to be replaced.
 //!
 //! No error shows a URL. A user name and a password come before the host, and may have any
 //! character. If a `/`, `?` or `#` in them is not percent-encoded, a parser takes the text before
 //! it for the host.
 
-use std::{borrow::Cow, fmt};
+use std::fmt;
 
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 
-use crate::error::{ConfigError, ConfigErrorKind, StoreError, StoreErrorKind};
-
-/// The error of a setting that is wrong.
-pub(crate) fn setting(problem: impl Into<Cow<'static, str>>) -> ConfigError {
-    ConfigError::new(ConfigErrorKind::Store, problem)
-}
+use crate::{
+    error::{ConfigError, StoreError, StoreErrorKind},
+    store::setting,
+};
 
 /// The error of a URL that is not a Redis URL.
 pub(super) fn url(url: &str, cause: &RedisError) -> ConfigError {
