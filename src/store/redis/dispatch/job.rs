@@ -129,6 +129,11 @@ impl Job {
         (0..self.count()).map(release).collect()
     }
 
+    /// Whether the id is that of the check or of a copy.
+    pub(super) fn has(&self, id: AdmissionId) -> bool {
+        id.0.wrapping_sub(self.id.0) < self.count()
+    }
+
     /// The number of checks: the job and its copies.
     pub(super) fn count(&self) -> u64 {
         1 + self.copies.len() as u64
@@ -216,16 +221,11 @@ pub(super) fn places(check: &Check) -> Option<Check> {
     Check::of_distinct(check.charges().filter(|charge| charge.takes_place()).cloned())
 }
 
-/// The slot of a check in a cluster. A check of several slots is taken apart before it is sent.
-pub(super) fn hash_slot(check: &Check, keys: &Keys) -> u16 {
-    check.charges().next().map_or(0, |charge| keys.hash_slot(charge.key()))
-}
-
 /// The slot of a check, if all of its keys are in one.
 pub(super) fn only_slot(check: &Check, keys: &Keys) -> Option<u16> {
-    let slot = hash_slot(check, keys);
-    let first = check.charges().next().map(Charge::key);
-    let is_there = |charge: &Charge| Some(charge.key()) == first || keys.hash_slot(charge.key()) == slot;
+    let first = check.first().key();
+    let slot = keys.hash_slot(first);
+    let is_there = |charge: &Charge| charge.key() == first || keys.hash_slot(charge.key()) == slot;
     check.charges().all(is_there).then_some(slot)
 }
 
