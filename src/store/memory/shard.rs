@@ -132,14 +132,12 @@ impl Place<'_> {
         let window = &mut self.record.get_mut().window;
         // A ban without room does not begin: its cells would ban all their keys, for the longest
         // ban among them.
-        if charge.is_ban && !has_room {
-            let figures = window.figures(charge, context.now);
-            self.leave(0, context.now, false);
-            return figures;
+        let begins = has_room || !charge.is_ban;
+        if begins {
+            window.admit(charge, context, has_room || is_new);
         }
-        window.admit(charge, context, has_room || is_new);
         let figures = window.figures(charge, context.now);
-        self.leave(charge.units(), context.now, has_room);
+        self.leave(if begins { charge.units() } else { 0 }, context.now, has_room);
         figures
     }
 

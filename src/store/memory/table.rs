@@ -3,7 +3,7 @@
 use std::{
     array, slice,
     sync::{
-        Mutex, MutexGuard, PoisonError,
+        Mutex, MutexGuard,
         atomic::{AtomicU64, AtomicUsize, Ordering},
     },
 };
@@ -17,6 +17,7 @@ use crate::{
     clock::{Clock, system_time},
     decision::{Decision, Settled, Settlement},
     key::Digester,
+    lock::lock,
     window::{CheckContext, Figures},
 };
 
@@ -151,9 +152,7 @@ impl Table {
 
     #[inline]
     fn lock(&self, index: usize) -> MutexGuard<'_, Shard> {
-        // No code that can panic runs under the lock, and a shard is whole between any two of its
-        // operations. So a shard whose lock is poisoned can still be used.
-        self.shards[index].shard.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.shards[index].shard)
     }
 
     /// Sweeps the next shard if one is due. If its lock is taken, the shard waits for the next
