@@ -108,8 +108,7 @@ impl CrossSlot {
     /// Decides the check. If the runtime ends meanwhile, a thread frees the places that the check
     /// has taken.
     async fn decide(self, left: Duration) -> Answer {
-        let places = places(&self.check).filter(|_| self.check.id().is_none());
-        let taken = places.map(|places| Settlement::refund_by_id(places, self.id));
+        let taken = places(&self.check).map(|places| Settlement::refund_by_id(places, self.id));
         let lost = Lost::new(&self.dispatcher.common, taken.into_iter().collect());
         let answer = self.decide_in_turn(left).await;
         lost.forget();

@@ -120,11 +120,9 @@ impl Job {
         }
     }
 
-    /// The settlements that give back the places of a check and its copies, if they take places. A
-    /// check with an id of its caller's has none, since the caller may try it again.
+    /// The settlements that give back the places of a check and its copies, if they take places.
     pub(super) fn releases(&self) -> Vec<Settlement> {
-        let is_of_caller = !self.is_check() || self.check().id().is_some();
-        let Some(places) = Some(self.check()).filter(|_| !is_of_caller).and_then(places) else { return Vec::new() };
+        let Some(places) = Some(self.check()).filter(|_| self.is_check()).and_then(places) else { return Vec::new() };
         let release = |copy| Settlement::refund_by_id(places.clone(), AdmissionId(self.id.0.wrapping_add(copy)));
         (0..self.count()).map(release).collect()
     }
@@ -216,9 +214,11 @@ impl Job {
     }
 }
 
-/// The places that a check takes.
+/// The places that a check takes, to give them back. None if it has an id of its caller's, since
+/// the caller may try it again.
 pub(super) fn places(check: &Check) -> Option<Check> {
-    Check::of_distinct(check.charges().filter(|charge| charge.takes_place()).cloned())
+    let places = check.charges().filter(|charge| charge.takes_place() && check.id().is_none());
+    Check::of_distinct(places.cloned())
 }
 
 /// The slot of a check, if all of its keys are in one.
