@@ -60,7 +60,7 @@ for file in "$FOLDER"/*.lua; do
     [[ "$taken" == *" $name "* ]] || grep -q '^return ' "$file" || { echo "$file gives $name, which no file takes"; is_clean=false; }
   done
 done
-# `members.lua` gives some names of `head.lua` anew.
+# `fast.lua` gives some names of `head.lua` anew.
 lint "all files of $FOLDER" --ignore 431 < <(assemble)
 $is_clean
 

@@ -155,6 +155,12 @@ impl Check {
         Self { first, rest, id: self.id }
     }
 
+    /// The charge that was added first.
+    #[cfg(feature = "redis")]
+    pub(crate) fn first(&self) -> &Charge {
+        &self.first
+    }
+
     /// The charge, if there is only one.
     pub(crate) fn only_charge(&self) -> Option<&Charge> {
         self.rest.is_empty().then_some(&self.first)

@@ -101,12 +101,10 @@ impl Counter {
                 return from;
             }
             if let Some(previous) = most.checked_sub(counts.current) {
-                // Doubles are not exact, so the moment is corrected by a microsecond or two.
+                // Doubles are not exact, so the true moment may be a microsecond or two beside the
+                // computed one.
                 let overlap = (previous as f64 * window as f64 / counts.previous as f64).floor() as u64;
-                let mut fits = (end - overlap.min(window)).max(from + 1);
-                while fits > from + 1 && counts.estimate(fits - 1, window) <= most {
-                    fits -= 1;
-                }
+                let mut fits = (end - overlap.min(window)).saturating_sub(2).max(from + 1);
                 while fits < end && counts.estimate(fits, window) > most {
                     fits += 1;
                 }

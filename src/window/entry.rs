@@ -16,14 +16,17 @@ pub(super) struct Entry {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// One admission, found by its id.
-    Named = 0,
+    Named,
     /// One reserved admission, until it is settled.
-    Reserved = 1,
+    Reserved,
     /// All other admissions of one time.
-    Sum = 2,
+    Sum,
     /// A settled admission.
-    Settled = 3,
+    Settled,
 }
+
+/// Each kind at the place of its number.
+const KINDS: [Kind; 4] = [Kind::Named, Kind::Reserved, Kind::Sum, Kind::Settled];
 
 /// The units of several entries, and how many of them are reserved.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -51,12 +54,7 @@ impl Entry {
     }
 
     pub(super) fn unpacked(at: u64, id: AdmissionId, packed: u64) -> Self {
-        let kind = match packed >> Self::KIND {
-            0 => Kind::Named,
-            1 => Kind::Reserved,
-            2 => Kind::Sum,
-            _ => Kind::Settled,
-        };
+        let kind = KINDS[(packed >> Self::KIND) as usize];
         Self { at, id, kind, units: packed & Self::MOST }
     }
 

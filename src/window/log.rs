@@ -221,12 +221,9 @@ impl Log {
         until.filter(move |(_, (_, other))| *other == id).filter_map(|(index, _)| Some((index, self.get(index)?)))
     }
 
+    /// Those of exactly this time.
     fn of_id_and_time(&self, id: AdmissionId, at: u64) -> impl Iterator<Item = (usize, Entry)> {
-        let up_to = self.up_to(at);
-        let of_time = (0..up_to)
-            .rev()
-            .map_while(move |index| self.get(index).filter(|entry| entry.at == at).map(|entry| (index, entry)));
-        of_time.filter(move |(_, entry)| entry.id == id)
+        self.of_id(id, at).take_while(move |(_, entry)| entry.at == at)
     }
 
     /// The number of entries that are not later than this time.

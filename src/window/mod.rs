@@ -19,7 +19,7 @@ use self::{
 use crate::{
     algorithm::{self, MOST_NAMED},
     check::{AdmissionId, Charge},
-    decision::LimitStatus,
+    decision::{LimitStatus, Settlement},
     limit::Limit,
 };
 
@@ -39,16 +39,6 @@ pub(crate) struct CheckContext {
     pub(crate) id: AdmissionId,
     /// Whether the caller has given the id, so that the check may have been counted before.
     pub(crate) has_caller_id: bool,
-}
-
-/// A charge of an admitted check, and its actual cost.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct ChargeSettlement<'a> {
-    pub(crate) charge: &'a Charge,
-    pub(crate) cost: Option<u64>,
-    pub(crate) id: AdmissionId,
-    /// When the check was admitted.
-    pub(crate) at: u64,
 }
 
 /// The state of a limit and key for one charge: units, and times in microseconds. The default is
@@ -140,14 +130,13 @@ impl Window {
     #[inline]
     pub(crate) fn figures(&self, charge: &Charge, now: u64) -> Figures {
         let window = charge.limit().window_micros();
-        let Sum { units, reserved } = self.log.sum();
-        let Some(counter) = &self.counter else {
-            return Figures { used: units, reserved, reset_after: self.log.reset_after(now, window), retry: None };
+        let used = self.used(now, window);
+        let reset_after = match &self.counter {
+            None => self.log.reset_after(now, window),
+            // The time until fewer units count.
+            Some(_) => used.checked_sub(1).map_or(0, |most| self.wait_for(most, now, now, window, Sum::all)),
         };
-        let used = units.saturating_add(counter.used(now, window));
-        // The time until fewer units count.
-        let reset_after = used.checked_sub(1).map_or(0, |most| self.wait_for(most, now, now, window, Sum::all));
-        Figures { used, reserved, reset_after, retry: None }
+        Figures { used, reserved: self.log.sum().reserved, reset_after, retry: None }
     }
 
     /// How the limit stands for a charge that does not fit, with the retry time: never more than
@@ -172,16 +161,15 @@ impl Window {
         Figures { retry: Some((least, most)), ..self.figures(charge, now) }
     }
 
-    /// Sets the actual cost of an admission, and returns whether the admission was known. Only a
-    /// settlement after the lease may need room for an entry.
-    pub(crate) fn settle(&mut self, now: u64, settlement: ChargeSettlement<'_>, has_room: bool) -> bool {
-        let ChargeSettlement { charge, cost, id, at } = settlement;
-        let Some(cost) = cost else { return false };
+    /// Sets the actual cost of a charge of an admission, and returns whether the admission was known.
+    /// Only a settlement after the lease may need room for an entry.
+    pub(crate) fn settle(&mut self, now: u64, of: &Settlement, charge: &Charge, cost: u64, has_room: bool) -> bool {
+        let (id, at) = (of.id(), of.at_micros());
         if cost > 0 && charge.takes_place() {
             return self.log.time_of(id, charge.cost()).is_some();
         }
         let Some(recorded_at) = self.log.take(id, charge.cost(), kind_of(charge), charge.named_at(at)) else {
-            return self.settle_late(now, settlement, cost, has_room);
+            return self.settle_late(now, of, charge, cost, has_room);
         };
         // The time is not in the future, even if the clock has stepped back since.
         let at = if charge.lease_micros().is_some() { at.min(now) } else { recorded_at };
@@ -196,9 +184,8 @@ impl Window {
 
     /// Counts a settlement after the lease, unless it was counted before or would have left the
     /// window by now.
-    fn settle_late(&mut self, now: u64, settlement: ChargeSettlement<'_>, cost: u64, has_room: bool) -> bool {
-        let ChargeSettlement { charge, id, at, .. } = settlement;
-        let limit = charge.limit();
+    fn settle_late(&mut self, now: u64, of: &Settlement, charge: &Charge, cost: u64, has_room: bool) -> bool {
+        let (id, at, limit) = (of.id(), of.at_micros(), charge.limit());
         let time = limit.recorded_at(at);
         let is_over = charge.lease_micros().is_some_and(|lease| at.saturating_add(lease) <= now);
         // A fixed window ends earlier.

@@ -7,8 +7,9 @@ use hashbrown::{HashTable, hash_table::OccupiedEntry};
 use super::capacity::{Capacity, LimitUsage};
 use crate::{
     check::{AdmissionId, Charge},
+    decision::Settlement,
     key::Key,
-    window::{ChargeSettlement, CheckContext, Figures, Window},
+    window::{CheckContext, Figures, Window},
 };
 
 /// The records of keys that have units counted. A record without units is removed before the lock
@@ -131,27 +132,30 @@ impl Place<'_> {
         let window = &mut self.record.get_mut().window;
         // A ban without room does not begin: its cells would ban all their keys, for the longest
         // ban among them.
-        if charge.is_ban && !has_room {
-            let figures = window.figures(charge, context.now);
-            self.leave(0, context.now, false);
-            return figures;
+        let begins = has_room || !charge.is_ban;
+        if begins {
+            window.admit(charge, context, has_room || is_new);
         }
-        window.admit(charge, context, has_room || is_new);
         let figures = window.figures(charge, context.now);
-        self.leave(charge.units(), context.now, has_room);
+        self.leave(if begins { charge.units() } else { 0 }, context.now, has_room);
         figures
     }
 
-    /// Sets the actual cost of an admission, and returns whether it was known.
-    pub(super) fn settle(mut self, now: u64, settlement: ChargeSettlement<'_>) -> (Figures, bool) {
-        let ChargeSettlement { charge, cost, at, .. } = settlement;
+    /// Sets the actual cost of a charge of an admission, and returns whether it was known.
+    pub(super) fn settle(
+        mut self,
+        now: u64,
+        settlement: &Settlement,
+        charge: &Charge,
+        cost: Option<u64>,
+    ) -> (Figures, bool) {
         self.record.get_mut().window.trim(now, charge.limit().window_micros());
         let has_room = self.has_room(1);
         let is_new = self.is_new();
         let Record { usage, window, entries, .. } = self.record.get_mut();
-        let is_known = window.settle(now, settlement, has_room || is_new);
+        let is_known = cost.is_some_and(|cost| window.settle(now, settlement, charge, cost, has_room || is_new));
         let above = cost.unwrap_or_default().saturating_sub(charge.cost());
-        let is_recent = at.saturating_add(charge.limit().window_micros()) > now;
+        let is_recent = settlement.at_micros().saturating_add(charge.limit().window_micros()) > now;
         if !is_known && above > 0 && is_recent && usage.has_cells() {
             // The admission may have been counted in cells, at its estimate. Then the units above
             // the estimate are added.

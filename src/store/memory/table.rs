@@ -3,21 +3,22 @@
 use std::{
     array, slice,
     sync::{
-        Mutex, MutexGuard, PoisonError,
+        Mutex, MutexGuard,
         atomic::{AtomicU64, AtomicUsize, Ordering},
     },
 };
 
 use super::{
     capacity::Capacity,
-    shard::{Look, Place, Shard, Verdict},
+    shard::{Look, Shard, Verdict},
 };
 use crate::{
     check::{AdmissionId, Charge, Check},
     clock::{Clock, system_time},
     decision::{Decision, Settled, Settlement},
     key::Digester,
-    window::{ChargeSettlement, CheckContext, Figures},
+    local::lock,
+    window::{CheckContext, Figures},
 };
 
 /// Each shard has a lock. There are many, so that threads seldom wait for each other.
@@ -99,31 +100,38 @@ impl Table {
 
     /// Looks at all charges first, and then counts all of them or none.
     fn decide_all(&self, check: &Check, context: CheckContext) -> (Vec<Figures>, Verdict) {
-        let mut locked = LockedShards::of(self, check);
-        let looks: Vec<_> = check
-            .charges()
-            .enumerate()
-            .map(|(number, charge)| locked.place(number, charge, context.now).look(charge, context))
+        let digests: Vec<u64> = check.charges().map(|charge| charge.digest(&self.digester)).collect();
+        let mut indexes: Vec<usize> = digests.iter().map(|digest| shard_of(*digest)).collect();
+        indexes.sort_unstable();
+        indexes.dedup();
+        // The shards are locked in this order, so that two checks never block each other for ever.
+        let mut shards: Vec<_> = indexes.iter().map(|index| self.lock(*index)).collect();
+        let number_of = |digest| indexes.partition_point(|index| *index < shard_of(digest));
+        let charges = check.charges().zip(&digests);
+        let looks: Vec<_> = charges
+            .map(|(charge, digest)| {
+                let shard = &mut shards[number_of(*digest)];
+                shard.place(*digest, charge, context.now, &self.capacity).look(charge, context)
+            })
             .collect();
         let verdict = Verdict::of(&looks);
-        let conclude = |(number, look): (usize, &Look<'_>)| {
-            locked.place(number, look.charge, context.now).conclude(look, context, verdict)
+        let conclude = |(look, digest): (&Look<'_>, &u64)| {
+            let shard = &mut shards[number_of(*digest)];
+            shard.place(*digest, look.charge, context.now, &self.capacity).conclude(look, context, verdict)
         };
-        (looks.iter().enumerate().map(conclude).collect(), verdict)
+        (looks.iter().zip(&digests).map(conclude).collect(), verdict)
     }
 
     /// Settles one charge after the other.
     pub(super) fn settle(&self, settlement: &Settlement) -> Settled {
         let now = self.clock.now();
-        let id = settlement.id();
-        let at = settlement.at_micros();
         let mut was_applied = false;
         let mut figures = Vec::new();
         for (charge, cost) in settlement.accounts() {
-            let of_charge = ChargeSettlement { charge, cost, id, at };
             let digest = charge.digest(&self.digester);
             let mut shard = self.lock(shard_of(digest));
-            let (settled, is_known) = shard.place(digest, charge, now, &self.capacity).settle(now, of_charge);
+            let (settled, is_known) =
+                shard.place(digest, charge, now, &self.capacity).settle(now, settlement, charge, cost);
             was_applied |= is_known;
             figures.push(settled);
         }
@@ -144,9 +152,7 @@ impl Table {
 
     #[inline]
     fn lock(&self, index: usize) -> MutexGuard<'_, Shard> {
-        // No code that can panic runs under the lock, and a shard is whole between any two of its
-        // operations. So a shard whose lock is poisoned can still be used.
-        self.shards[index].shard.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.shards[index].shard)
     }
 
     /// Sweeps the next shard if one is due. If its lock is taken, the shard waits for the next
@@ -199,31 +205,4 @@ impl Table {
 /// the highest bits.
 fn shard_of(digest: u64) -> usize {
     (digest >> 32) as usize % SHARDS
-}
-
-/// The shards that a check needs. They are locked in the order of their indexes, so that two checks
-/// never block each other for ever.
-struct LockedShards<'a> {
-    capacity: &'a Capacity,
-    /// The digest of each charge.
-    digests: Vec<u64>,
-    shards: Vec<(usize, MutexGuard<'a, Shard>)>,
-}
-
-impl<'a> LockedShards<'a> {
-    fn of(table: &'a Table, check: &Check) -> Self {
-        let digests: Vec<u64> = check.charges().map(|charge| charge.digest(&table.digester)).collect();
-        let mut indexes: Vec<usize> = digests.iter().map(|digest| shard_of(*digest)).collect();
-        indexes.sort_unstable();
-        indexes.dedup();
-        let shards = indexes.into_iter().map(|index| (index, table.lock(index))).collect();
-        Self { capacity: &table.capacity, digests, shards }
-    }
-
-    /// The record of the charge with this number.
-    fn place(&mut self, number: usize, charge: &Charge, now: u64) -> Place<'_> {
-        let digest = self.digests[number];
-        let index = self.shards.partition_point(|(index, _)| *index < shard_of(digest));
-        self.shards[index].1.place(digest, charge, now, self.capacity)
-    }
 }

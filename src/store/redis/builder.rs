@@ -12,19 +12,21 @@ use redis::ConnectionInfo;
 use tokio::sync::watch;
 
 use super::{
-    connect::{ConnectionSettings, Server, Topology, errors, node},
+    RedisStore,
+    connect::{ConnectionSettings, Server, Topology, node},
     dispatch::Common,
     keys::{DEFAULT_PREFIX, Keys},
 };
 use crate::{
     clock::{Clock, ManualClock},
-    error::ConfigError,
+    error::{ConfigError, StoreError},
     limit::text::is_fixed_alphabet,
     local::{LONGEST_DEADLINE, LocalState},
     secret::Secret,
+    store::invalid,
 };
 
-/// The settings of a [`RedisStore`](super::RedisStore).
+/// The settings of a [`RedisStore`].
 #[derive(Clone)]
 #[must_use]
 pub struct RedisStoreBuilder {
@@ -57,12 +59,11 @@ impl RedisStoreBuilder {
                 }
                 sentinels
             }
-            #[cfg(feature = "cluster")]
+            Some((_, "cluster")) if cfg!(not(feature = "cluster")) => Self::new(
+                Topology::Cluster,
+                Err(ConfigError::new("URLs of a cluster need this crate's feature `cluster`")),
+            ),
             Some((scheme, "cluster")) => Self::of_urls(Topology::Cluster, urls(scheme, login, path)),
-            #[cfg(not(feature = "cluster"))]
-            Some((_, "cluster")) => {
-                Self::new(Topology::Node, Err(errors::setting("URLs of a cluster need this crate's feature `cluster`")))
-            }
             _ => Self::of_urls(Topology::Node, [url]),
         }
     }
@@ -220,19 +221,25 @@ impl RedisStoreBuilder {
         &mut self.connection
     }
 
-    /// Checks the settings, and makes the part that the dispatchers share. `mod.rs` has `build` and
-    /// `connect`.
-    pub(super) fn common(self, store: watch::Receiver<()>) -> Result<Common, ConfigError> {
+    /// The store. It connects when the first check arrives, so Redis may be down, and no runtime is
+    /// needed yet.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError`], which names the wrong setting: for example, a URL is missing or is not a
+    /// Redis URL, a certificate is not in PEM, the prefix has characters that are not allowed, or
+    /// the number of connections or a timeout is zero.
+    pub fn build(self) -> Result<RedisStore, ConfigError> {
         if !is_fixed_alphabet(&self.prefix) {
             let rule = "the key prefix must be 1 to 64 characters of A-Z a-z 0-9 _ . -, not";
-            return Err(errors::setting(format!("{rule} {:?}", self.prefix)));
+            return Err(ConfigError::new(format!("{rule} {:?}", self.prefix)));
         }
         if self.connection.connections == 0 {
-            return Err(errors::setting("the number of connections must be 1 or more, not 0"));
+            return Err(ConfigError::new("the number of connections must be 1 or more, not 0"));
         }
         let timeouts = [("connect", self.connection.connect_timeout), ("reply", self.connection.reply_timeout)];
         if let Some((what, _)) = timeouts.iter().find(|(_, timeout)| timeout.is_zero()) {
-            return Err(errors::setting(format!("the {what} timeout must be longer than 0 s")));
+            return Err(ConfigError::new(format!("the {what} timeout must be longer than 0 s")));
         }
         // The local state of this process goes by a clock that does not step.
         let local_clock = match &self.clock {
@@ -240,15 +247,36 @@ impl RedisStoreBuilder {
             Some(clock) => clock.clone(),
         };
         let server = Server::new(self.topology, self.nodes?, self.connection)?;
-        Ok(Common {
+        let alive = watch::Sender::new(());
+        let common = Common {
             is_by_slot: server.is_cluster().into(),
             server: Arc::new(server),
             keys: Keys::new(self.prefix, self.secret.as_ref()),
             clock: self.clock,
             dispatchers: Mutex::default(),
-            store,
+            store: alive.subscribe(),
             local_state: LocalState::on(local_clock, LONGEST_DEADLINE).with_prefetch(),
-        })
+        };
+        Ok(RedisStore { common: Arc::new(common), _alive: alive })
+    }
+
+    /// The store, after it has reached the server, run the script, run each command on a key that
+    /// does not exist, and opened all [connections](Self::connections) of this runtime. So no check
+    /// waits for a connection, and the [default deadline](crate::Limiter::deadline) follows the
+    /// round trip from the first check on. Only the first check shows whether the server has memory
+    /// left.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError`] if a setting is wrong, as for [`build`](Self::build), if the server cannot be
+    /// reached, if it is a replica, or if this user may not write keys with the prefix or run a
+    /// command, which the error names. Print its [sources](std::error::Error::source) as well: they
+    /// have the address and the cause.
+    pub async fn connect(self) -> Result<RedisStore, StoreError> {
+        let store = self.build().map_err(invalid)?;
+        let tried = async { store.common.dispatcher()?.try_out().await };
+        tried.await.map_err(|error| error.when("connecting to Redis"))?;
+        Ok(store)
     }
 }
 

@@ -31,14 +31,14 @@ use tokio::sync::watch;
 
 pub use self::builder::RedisStoreBuilder;
 use self::{
-    connect::{Source, Topology},
+    connect::{Topology, source},
     dispatch::{Answer, Common, Job},
 };
 use super::{Store, StoreFuture};
 use crate::{
     check::{Charge, Check},
     decision::{Decision, Settled, Settlement},
-    error::{ConfigError, StoreError, StoreErrorKind},
+    error::StoreError,
     key::Key,
     limit::Limit,
     local::LocalState,
@@ -122,7 +122,7 @@ impl RedisStore {
         M: bb8::ManageConnection<Error = redis::RedisError>,
         M::Connection: redis::aio::ConnectionLike + Clone + Sync,
     {
-        RedisStoreBuilder::new(Topology::Given(Source::of_pool(pool)), Ok(Vec::new()))
+        RedisStoreBuilder::new(Topology::Given(source::of_pool(pool)), Ok(Vec::new()))
     }
 
     /// A store on the connections that this closure opens, such as clones of a `ConnectionManager`,
@@ -152,7 +152,7 @@ impl RedisStore {
         F: Future<Output = redis::RedisResult<C>> + Send + 'static,
         C: redis::aio::ConnectionLike + Clone + Send + Sync + 'static,
     {
-        RedisStoreBuilder::new(Topology::Given(Source::new(move |_| open())), Ok(Vec::new()))
+        RedisStoreBuilder::new(Topology::Given(source::of_closure(move |_| open())), Ok(Vec::new()))
     }
 
     /// A store on the primary that sentinels know by this name. The sentinels are at URLs such as
@@ -188,42 +188,6 @@ impl RedisStore {
     #[cfg(feature = "cluster")]
     pub fn cluster<U: Into<String>>(urls: impl IntoIterator<Item = U>) -> RedisStoreBuilder {
         RedisStoreBuilder::of_urls(Topology::Cluster, urls)
-    }
-}
-
-impl RedisStoreBuilder {
-    /// The store. It connects when the first check arrives, so Redis may be down, and no runtime is
-    /// needed yet.
-    ///
-    /// # Errors
-    ///
-    /// [`ConfigError`], which names the wrong setting: for example, a URL is missing or is not a
-    /// Redis URL, a certificate is not in PEM, the prefix has characters that are not allowed, or
-    /// the number of connections or a timeout is zero.
-    pub fn build(self) -> Result<RedisStore, ConfigError> {
-        let alive = watch::Sender::new(());
-        let common = Arc::new(self.common(alive.subscribe())?);
-        Ok(RedisStore { common, _alive: alive })
-    }
-
-    /// The store, after it has reached the server, run the script, run each command on a key that
-    /// does not exist, and opened all [connections](Self::connections) of this runtime. So no check
-    /// waits for a connection, and the [default deadline](crate::Limiter::deadline) follows the
-    /// round trip from the first check on. Only the first check shows whether the server has memory
-    /// left.
-    ///
-    /// # Errors
-    ///
-    /// [`StoreError`] if a setting is wrong, as for [`build`](Self::build), if the server cannot be
-    /// reached, if it is a replica, or if this user may not write keys with the prefix or run a
-    /// command, which the error names. Print its [sources](std::error::Error::source) as well: they
-    /// have the address and the cause.
-    pub async fn connect(self) -> Result<RedisStore, StoreError> {
-        let store =
-            self.build().map_err(|error| StoreError::new("setting up the store", StoreErrorKind::Config, error))?;
-        let tried = async { store.common.dispatcher()?.try_out().await };
-        tried.await.map_err(|error| error.when("connecting to Redis"))?;
-        Ok(store)
     }
 }
 

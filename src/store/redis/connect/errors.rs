@@ -1,33 +1,28 @@
-//! Makes the errors of wrong settings, sorts the errors of Redis into kinds, and tells after which
+//! Makes the errors of wrong URLs, sorts the errors of Redis into kinds, and tells after which
 //! of them a connection has to be replaced.
 //!
 //! No error shows a URL. A user name and a password come before the host, and may have any
 //! character. If a `/`, `?` or `#` in them is not percent-encoded, a parser takes the text before
 //! it for the host.
 
-use std::{borrow::Cow, fmt};
+use std::fmt;
 
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 
 use crate::error::{ConfigError, StoreError, StoreErrorKind};
 
-/// The error of a setting that is wrong.
-pub(crate) fn setting(problem: impl Into<Cow<'static, str>>) -> ConfigError {
-    ConfigError::new(problem)
-}
-
 /// The error of a URL that is not a Redis URL.
 pub(super) fn url(url: &str, cause: &RedisError) -> ConfigError {
     let is_tls = ["rediss:", "valkeys:"].iter().any(|scheme| url.starts_with(scheme));
     if is_tls && cause.to_string().contains("the feature is not enabled") {
-        return setting(
+        return ConfigError::new(
             "rediss:// URLs, for TLS, need this crate's feature `tls`, or `tokio-native-tls-comp` of the crate `redis`",
         );
     }
     let problem = "a URL, not shown since it may hold a password, is not a Redis URL such as redis://127.0.0.1:6379/0";
     // Of a URL, the client's error repeats only the values of parameters. So it is shown if there
     // are none.
-    setting(if url.contains('?') { problem.into() } else { format!("{problem}: {cause}") })
+    ConfigError::new(if url.contains('?') { problem.into() } else { format!("{problem}: {cause}") })
 }
 
 /// The text of an error before the store replaces it by the name of the call that failed.

@@ -6,15 +6,14 @@
 #[cfg(feature = "cluster")]
 mod cluster;
 mod connection;
-pub(super) mod errors;
+mod errors;
 mod server;
 mod settings;
-mod source;
+pub(super) mod source;
 
 pub(super) use self::{
     connection::{Connection, Pool},
     errors::{ASKING, failure, kind_of_reply, needs_new_connection, was_not_run},
     server::{Server, Topology},
     settings::{ConnectionSettings, node},
-    source::Source,
 };

@@ -12,7 +12,7 @@
 use std::{
     collections::BTreeMap,
     fmt, io,
-    sync::{Arc, PoisonError, RwLock},
+    sync::{Arc, Mutex},
 };
 
 use redis::{
@@ -26,12 +26,12 @@ use tokio::task::JoinSet;
 #[cfg(feature = "cluster")]
 use super::cluster::{self, ClusterConnections};
 use super::{
-    errors,
     settings::{ConnectionSettings, without_timeouts},
     source::{ServerConnection, Source},
 };
 use crate::{
     error::ConfigError,
+    local::lock,
     logging::{Throttle, warn},
 };
 
@@ -43,7 +43,6 @@ pub(crate) enum Topology {
     Given(Source),
     /// Sentinels, which know a primary by this name.
     Sentinels(String),
-    #[cfg(feature = "cluster")]
     Cluster,
 }
 
@@ -54,7 +53,7 @@ pub(crate) struct Server {
     unsuitable_line: Throttle,
     /// The nodes of a cluster, by the first of the slots that each of them has. They end before the
     /// next number. A slot that has moved keeps its old node here until that node answers MOVED.
-    nodes_of_slots: RwLock<BTreeMap<u16, Arc<str>>>,
+    nodes_of_slots: Mutex<BTreeMap<u16, Arc<str>>>,
 }
 
 impl Server {
@@ -67,38 +66,35 @@ impl Server {
         if matches!(topology, Topology::Given(_)) {
             if settings.open_otherwise {
                 let problem = "the application opens the connections: set their login, database and certificates there";
-                return Err(errors::setting(problem));
+                return Err(ConfigError::new(problem));
             }
         } else if nodes.is_empty() {
             let what = if is_sentinel { "sentinel" } else { "node of the cluster" };
-            return Err(errors::setting(format!("there must be 1 {what} or more, not 0")));
+            return Err(ConfigError::new(format!("there must be 1 {what} or more, not 0")));
         }
         if matches!(&topology, Topology::Sentinels(primary) if primary.is_empty()) {
-            return Err(errors::setting("the name of the primary must not be empty"));
+            return Err(ConfigError::new("the name of the primary must not be empty"));
         }
         // At sentinels, the store signs in with the users of their URLs.
         let signed_in = |node| if is_sentinel { node } else { settings.sign_in(node) };
         let nodes = nodes.into_iter().map(|node| settings.transport(node).map(signed_in));
         let nodes = nodes.collect::<Result<_, _>>()?;
         let server =
-            Self { topology, nodes, settings, unsuitable_line: Throttle::default(), nodes_of_slots: RwLock::default() };
+            Self { topology, nodes, settings, unsuitable_line: Throttle::default(), nodes_of_slots: Mutex::default() };
         #[cfg(feature = "cluster")]
         if server.is_cluster() {
             cluster::client(&server.nodes, &server.settings, 0).map_err(|cause| {
                 // An error with a detail is not shown, since the detail may repeat the key of a
                 // certificate.
                 let cause = if cause.detail().is_none() { format!(": {cause}") } else { String::new() };
-                errors::setting(format!("{server} cannot be reached with these settings{cause}"))
+                ConfigError::new(format!("{server} cannot be reached with these settings{cause}"))
             })?;
         }
         Ok(server)
     }
 
     pub(crate) fn is_cluster(&self) -> bool {
-        #[cfg(feature = "cluster")]
-        return matches!(self.topology, Topology::Cluster);
-        #[cfg(not(feature = "cluster"))]
-        false
+        matches!(self.topology, Topology::Cluster)
     }
 
     /// Whether the application opens the connections.
@@ -108,7 +104,7 @@ impl Server {
 
     /// The node of a cluster that has a slot, as far as is known.
     pub(crate) fn node_of(&self, slot: u16) -> Option<Arc<str>> {
-        let nodes = self.is_cluster().then(|| self.nodes_of_slots.read().unwrap_or_else(PoisonError::into_inner))?;
+        let nodes = self.is_cluster().then(|| lock(&self.nodes_of_slots))?;
         nodes.range(..=slot).next_back().map(|(_, node)| Arc::clone(node))
     }
 
@@ -117,7 +113,7 @@ impl Server {
         let Some((node, slot)) = error.redirect_node() else { return };
         let known = self.node_of(slot);
         if error.kind() == ErrorKind::Server(ServerErrorKind::Moved) && known.as_deref() != Some(node) {
-            let mut nodes = self.nodes_of_slots.write().unwrap_or_else(PoisonError::into_inner);
+            let mut nodes = lock(&self.nodes_of_slots);
             if let Some(known) = known {
                 nodes.entry(slot + 1).or_insert(known);
             }
@@ -136,20 +132,13 @@ impl Server {
             let host = from_redis_value::<String>(host.clone()).unwrap_or_default();
             Some((u16::try_from(*first).ok()?, Arc::from(format!("{host}:{port}"))))
         };
-        let nodes = ranges.into_iter().filter_map(node).collect();
-        *self.nodes_of_slots.write().unwrap_or_else(PoisonError::into_inner) = nodes;
+        *lock(&self.nodes_of_slots) = ranges.into_iter().filter_map(node).collect();
     }
 
     /// A connection to the node or the primary.
     pub(super) async fn connect(&self) -> RedisResult<ServerConnection> {
         let mut connection: ServerConnection = match &self.topology {
-            Topology::Given(source) => {
-                // A third of the time is for getting a connection, a third for its first reply, and
-                // a third for another way.
-                let mut connection = source.open(self.settings.connect_timeout / 3).await?;
-                connection.set_reply_timeout(self.settings.reply_timeout);
-                connection
-            }
+            Topology::Given(source) => source(&self.settings).await?,
             Topology::Sentinels(primary) => Box::new(self.connect_to_primary(primary).await?),
             _ => Box::new(open(self.nodes[0].clone(), &self.settings.signing_in).await?),
         };
@@ -294,7 +283,6 @@ impl fmt::Display for Server {
             Topology::Node => {}
             Topology::Given(_) => f.write_str("the end of the application's connections")?,
             Topology::Sentinels(primary) => write!(f, "the primary {primary:?} of the sentinels ")?,
-            #[cfg(feature = "cluster")]
             Topology::Cluster => f.write_str("the cluster of ")?,
         }
         let nodes: Vec<_> = self.nodes.iter().map(|node| node.addr().to_string()).collect();

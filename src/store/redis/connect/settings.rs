@@ -72,7 +72,7 @@ pub(crate) fn node(url: &str) -> Result<ConnectionInfo, ConfigError> {
     let info = url.into_connection_info().map_err(|cause| errors::url(url, &cause));
     // The client's error does not say that a password is the cause, so this one does.
     if errors::is_ambiguous(url) && (info.is_ok() || url.contains("//")) {
-        return Err(errors::setting(
+        return Err(ConfigError::new(
             "a URL, not shown since it may hold a password, has an @ behind its host: in a user name or password write \
              / as %2F, ? as %3F and # as %23",
         ));
@@ -90,7 +90,7 @@ impl ConnectionSettings {
         if matches!(node.addr(), ConnectionAddr::TcpTls { .. }) {
             return self.tls(node);
         } else if self.has_certificates() {
-            return Err(errors::setting("certificates are for TLS: begin the URL with rediss://"));
+            return Err(ConfigError::new("certificates are for TLS: begin the URL with rediss://"));
         }
         Ok(node)
     }
@@ -100,12 +100,12 @@ impl ConnectionSettings {
     #[cfg(feature = "tls")]
     fn tls(&self, node: ConnectionInfo) -> Result<ConnectionInfo, ConfigError> {
         if matches!(node.addr(), ConnectionAddr::TcpTls { insecure: true, .. }) {
-            return Err(errors::setting("a rediss:// URL with #insecure is not supported: give the root certificate"));
+            return Err(ConfigError::new("a rediss:// URL with #insecure is not supported: give the root certificate"));
         }
         // Without a provider, the Redis client would panic if the program is built with no
         // provider, or with two.
         if CryptoProvider::get_default().is_none() {
-            return Err(errors::setting(
+            return Err(ConfigError::new(
                 "TLS needs a provider of cryptography: begin the program with \
                  `rustls::crypto::ring::default_provider().install_default()`, or another provider of rustls 0.23",
             ));
@@ -117,11 +117,11 @@ impl ConnectionSettings {
         let root = self.certificates.root_cert.as_deref();
         // The Redis client takes any other text for an empty list of certificates.
         if root.is_some_and(|pem| !String::from_utf8_lossy(pem).contains("-----BEGIN CERTIFICATE-----")) {
-            return Err(errors::setting("the root certificate is not PEM"));
+            return Err(ConfigError::new("the root certificate is not PEM"));
         }
         // The cause is not shown: if the PEM has lost its line breaks, the cause repeats the key.
         let client = Client::build_with_tls(node, self.certificates.clone())
-            .map_err(|_| errors::setting("a certificate, or its key, is not PEM, or has lost its line breaks"))?;
+            .map_err(|_| ConfigError::new("a certificate, or its key, is not PEM, or has lost its line breaks"))?;
         Ok(client.get_connection_info().clone())
     }
 

@@ -20,29 +20,21 @@ use redis::{
 };
 use tokio::{runtime::Handle, time::timeout};
 
-/// Opens connections, and clones them.
-#[derive(Clone)]
-pub(crate) struct Source(Arc<dyn Fn(Duration) -> RedisFuture<'static, ServerConnection> + Send + Sync>);
+use super::settings::ConnectionSettings;
+
+/// Opens connections of the application, within the timeouts of these settings.
+pub(crate) type Source = Arc<dyn Fn(&ConnectionSettings) -> RedisFuture<'static, ServerConnection> + Send + Sync>;
 
 /// A connection to one server, of the store or of the application. Clones share it.
 pub(crate) type ServerConnection = Box<dyn Shared>;
 
 pub(crate) trait Shared: ConnectionLike + Send + Sync {
     fn cloned(&self) -> ServerConnection;
-
-    /// Lets this clone wait for replies for this time, if it has a timeout that can be changed.
-    fn set_reply_timeout(&mut self, timeout: Duration);
 }
 
 impl<C: ConnectionLike + Clone + Send + Sync + 'static> Shared for C {
     fn cloned(&self) -> ServerConnection {
         Box::new(self.clone())
-    }
-
-    fn set_reply_timeout(&mut self, timeout: Duration) {
-        if let Some(connection) = (self as &mut dyn Any).downcast_mut::<MultiplexedConnection>() {
-            connection.set_response_timeout(timeout);
-        }
     }
 }
 
@@ -52,48 +44,53 @@ impl Clone for ServerConnection {
     }
 }
 
-impl Source {
-    /// `open` gets the time after which it should try another way.
-    pub(crate) fn new<F, C>(open: impl Fn(Duration) -> F + Send + Sync + 'static) -> Self
-    where
-        F: Future<Output = RedisResult<C>> + Send + 'static,
-        C: ConnectionLike + Clone + Send + Sync + 'static,
-    {
-        Self(Arc::new(move |patience| {
-            let opening = open(patience);
-            Box::pin(async move { Ok(Box::new(opening.await?) as _) })
-        }))
-    }
-
-    /// A pool opens a connection in the runtime that asks, and the connection works as long as that
-    /// runtime does. So only one runtime asks the pool: the current one, or else the first that
-    /// needs a connection. Other runtimes open connections that the pool does not count. The first
-    /// runtime does so, too, if the pool hands out no working connection in time: the application
-    /// may use all of them, and while Redis is away, a pool waits ever longer between its tries.
-    pub(crate) fn of_pool<M>(pool: Pool<M>) -> Self
-    where
-        M: ManageConnection<Error = RedisError>,
-        M::Connection: ConnectionLike + Clone + Sync,
-    {
-        let home = Arc::new(Handle::try_current().map_or_else(|_| OnceLock::new(), |home| home.id().into()));
-        Self::new(move |patience| {
-            let pool = pool.clone();
-            let home = Arc::clone(&home);
-            async move {
-                let runtime = Handle::current().id();
-                if *home.get_or_init(|| runtime) == runtime
-                    && let Some(connection) = handed_out(&pool, patience).await
-                {
-                    return Ok(connection);
-                }
-                pool.dedicated_connection().await
+/// The connections that a closure opens. It gets the time after which it should try another way.
+pub(crate) fn of_closure<F, C>(open: impl Fn(Duration) -> F + Send + Sync + 'static) -> Source
+where
+    F: Future<Output = RedisResult<C>> + Send + 'static,
+    C: ConnectionLike + Clone + Send + Sync + 'static,
+{
+    Arc::new(move |settings| {
+        // A third of the time is for getting a connection, a third for its first reply, and a third
+        // for another way.
+        let opening = open(settings.connect_timeout / 3);
+        let reply_timeout = settings.reply_timeout;
+        Box::pin(async move {
+            let mut connection = opening.await?;
+            if let Some(connection) = (&mut connection as &mut dyn Any).downcast_mut::<MultiplexedConnection>() {
+                connection.set_response_timeout(reply_timeout);
             }
+            Ok(Box::new(connection) as _)
         })
-    }
+    })
+}
 
-    pub(super) async fn open(&self, patience: Duration) -> RedisResult<ServerConnection> {
-        (self.0)(patience).await
-    }
+/// The connections of a pool.
+///
+/// A pool opens a connection in the runtime that asks, and the connection works as long as that
+/// runtime does. So only one runtime asks the pool: the current one, or else the first that needs a
+/// connection. Other runtimes open connections that the pool does not count. The first runtime does
+/// so, too, if the pool hands out no working connection in time: the application may use all of
+/// them, and while Redis is away, a pool waits ever longer between its tries.
+pub(crate) fn of_pool<M>(pool: Pool<M>) -> Source
+where
+    M: ManageConnection<Error = RedisError>,
+    M::Connection: ConnectionLike + Clone + Sync,
+{
+    let home = Arc::new(Handle::try_current().map_or_else(|_| OnceLock::new(), |home| home.id().into()));
+    of_closure(move |patience| {
+        let pool = pool.clone();
+        let home = Arc::clone(&home);
+        async move {
+            let runtime = Handle::current().id();
+            if *home.get_or_init(|| runtime) == runtime
+                && let Some(connection) = handed_out(&pool, patience).await
+            {
+                return Ok(connection);
+            }
+            pool.dedicated_connection().await
+        }
+    })
 }
 
 /// A connection of the pool that works and leads to no replica.

@@ -5,7 +5,6 @@
 //! would run 60 % more instructions for each place.
 
 use std::{
-    collections::HashMap,
     iter, mem,
     sync::{Arc, atomic::Ordering},
     time::{Duration, Instant, SystemTime},
@@ -23,9 +22,8 @@ use super::{
 use crate::{
     check::{AdmissionId, Check},
     clock::{Clock, micros_since_epoch, system_time},
-    decision::{Decision, LimitStatus, Settlement},
+    decision::{Decision, LimitStatus},
     error::{StoreError, StoreErrorKind},
-    local::Underway,
     metrics,
     store::redis::{
         connect::{ASKING, Connection, kind_of_reply, needs_new_connection, was_not_run},
@@ -46,11 +44,8 @@ pub(super) struct Batch {
     pub(super) is_sent: bool,
     /// Whether the batch waits for a reply.
     is_in_flight: bool,
-    /// For each job that may have taken places without a reply: its id, and the settlements that
-    /// free the places.
-    lost: HashMap<AdmissionId, Vec<Settlement>>,
-    /// Kept from the first loss on, so that a shutdown waits until the places are free.
-    owed: Option<Underway>,
+    /// The places that jobs may have taken without a reply, from the first loss on.
+    lost: Option<Lost>,
 }
 
 impl Batch {
@@ -59,8 +54,7 @@ impl Batch {
         jobs.iter_mut().for_each(|job| job.set_id());
         let now = common.clock.as_ref().map(Clock::now);
         let common = Arc::clone(common);
-        let lost = HashMap::new();
-        Self { common, jobs, slot, now, is_sent: false, is_in_flight: false, lost, owed: None }
+        Self { common, jobs, slot, now, is_sent: false, is_in_flight: false, lost: None }
     }
 
     /// Keeps the jobs that are to be sent again, and fails the others. Returns whether any are
@@ -119,9 +113,9 @@ impl Batch {
         self.is_in_flight = true;
         let reply = send(sent).await;
         self.is_in_flight = false;
-        match &reply {
-            Err(error) if error.is_timeout() || needs_new_connection(error) => self.note_lost(),
-            Ok(_) if !self.lost.is_empty() => self.jobs.iter().for_each(|job| drop(self.lost.remove(&job.id))),
+        match (&reply, &mut self.lost) {
+            (Err(error), None) if error.is_timeout() || needs_new_connection(error) => self.note_lost(),
+            (Ok(_), Some(lost)) => lost.taken.retain(|release| !self.jobs.iter().any(|job| job.has(release.id()))),
             _ => {}
         }
         if reply.is_ok() {
@@ -137,9 +131,8 @@ impl Batch {
     }
 
     fn note_lost(&mut self) {
-        let taken = self.jobs.iter().map(|job| (job.id, job.releases()));
-        self.lost.extend(taken.filter(|(_, releases)| !releases.is_empty()));
-        self.owed = (!self.lost.is_empty()).then(|| self.common.local_state.owed.begin());
+        let taken: Vec<_> = self.jobs.iter().flat_map(|job| job.releases()).collect();
+        self.lost = (!taken.is_empty()).then(|| Lost::new(&self.common, taken));
     }
 
     /// The commands that free the places of a batch of releases.
@@ -217,11 +210,8 @@ impl Batch {
 /// If a runtime ends, the reply is lost, but the places stay taken. So they are given back.
 impl Drop for Batch {
     fn drop(&mut self) {
-        if self.is_in_flight {
+        if self.is_in_flight && self.lost.is_none() {
             self.note_lost();
-        }
-        if !self.lost.is_empty() {
-            drop(Lost::new(&self.common, self.lost.drain().flat_map(|(_, releases)| releases).collect()));
         }
     }
 }
@@ -229,7 +219,7 @@ impl Drop for Batch {
 /// Fails if the connection does not work, before a check that could not be sent again. Any reply of
 /// the key's node proves that the connection works.
 async fn prove(job: &Job, connection: &mut Connection, keys: &Keys, now: Instant) -> RedisResult<()> {
-    let Some(charge) = job.check().charges().next() else { return Ok(()) };
+    let charge = job.check().first();
     let read = cmd("ZCARD").arg(keys.of(charge.limit(), charge.key())).take();
     match connection.send(&read, false, now).await {
         Err(error) if error.is_timeout() || needs_new_connection(&error) || was_not_run(&error) => Err(error),

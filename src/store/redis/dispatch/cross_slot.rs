@@ -26,14 +26,14 @@ use tokio::task::JoinHandle;
 
 use super::{
     dispatcher::{Dispatcher, without_runtime},
-    job::{Answer, Job, Work, hash_slot, places},
+    job::{Answer, Job, Work, places},
     lost::Lost,
     queue::Caller,
 };
 use crate::{
     check::{AdmissionId, Check},
     decision::{Decision, LimitStatus, Settlement},
-    store::{StoreFuture, redis::keys::Keys},
+    store::StoreFuture,
 };
 
 /// A check of several slots.
@@ -81,28 +81,23 @@ impl Dispatcher {
     }
 }
 
-/// One check for each slot, or `None` if there is only one slot.
-fn by_slot(keys: &Keys, check: &Check, id: AdmissionId) -> Option<Vec<(Check, Vec<usize>)>> {
-    let first = check.charges().next()?.key();
-    if check.charges().all(|charge| charge.key() == first) {
-        return None;
-    }
-    let mut slots = BTreeMap::<u16, (Option<Check>, Vec<usize>)>::new();
-    for (index, charge) in check.charges().enumerate() {
-        let (check, indices) = slots.entry(keys.hash_slot(charge.key())).or_default();
-        Check::push(check, charge.clone());
-        indices.push(index);
-    }
-    let with_id = |(check, indices): (Option<Check>, _)| Some((check?.with_id(id), indices));
-    (slots.len() > 1).then(|| slots.into_values().filter_map(with_id).collect())
-}
-
 impl CrossSlot {
-    /// `None` if all keys are in one slot.
+    /// Takes a check apart. `None` if all keys are in one slot.
     fn new(dispatcher: &Arc<Dispatcher>, check: &Check, id: AdmissionId) -> Option<(Self, Arc<Caller>)> {
-        let keys = &dispatcher.common.keys;
-        let slots = by_slot(keys, check, id)?;
-        let caller = Arc::new(Caller::of(dispatcher.queue(hash_slot(&slots.first()?.0, keys), false)));
+        let first = check.first().key();
+        if check.charges().all(|charge| charge.key() == first) {
+            return None;
+        }
+        let mut slots = BTreeMap::<u16, (Option<Check>, Vec<usize>)>::new();
+        for (index, charge) in check.charges().enumerate() {
+            let (check, indices) = slots.entry(dispatcher.common.keys.hash_slot(charge.key())).or_default();
+            Check::push(check, charge.clone());
+            indices.push(index);
+        }
+        let first = slots.keys().next().filter(|_| slots.len() > 1)?;
+        let caller = Arc::new(Caller::of(dispatcher.queue(*first, false)));
+        let with_id = |(check, indices): (Option<Check>, _)| Some((check?.with_id(id), indices));
+        let slots = slots.into_values().filter_map(with_id).collect();
         let statuses = check.charges().map(|charge| LimitStatus::new(charge, 0, Duration::ZERO, None)).collect();
         let dispatcher = Arc::clone(dispatcher);
         let check = check.clone();
@@ -113,8 +108,7 @@ impl CrossSlot {
     /// Decides the check. If the runtime ends meanwhile, a thread frees the places that the check
     /// has taken.
     async fn decide(self, left: Duration) -> Answer {
-        let places = places(&self.check).filter(|_| self.check.id().is_none());
-        let taken = places.map(|places| Settlement::refund_by_id(places, self.id));
+        let taken = places(&self.check).map(|places| Settlement::refund_by_id(places, self.id));
         let lost = Lost::new(&self.dispatcher.common, taken.into_iter().collect());
         let answer = self.decide_in_turn(left).await;
         lost.forget();

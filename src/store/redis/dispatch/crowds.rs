@@ -8,31 +8,26 @@ use crate::{
     key::{ByDigest, Digester},
 };
 
-/// The crowds of a queue, by the digest of their check.
-#[derive(Default)]
-pub(super) struct Crowds(ByDigest<Crowd>);
-
 /// Equal checks. Each has a clone of this until it is answered, so the clones tell their number.
 #[derive(Clone, Default)]
 pub(super) struct Crowd(Arc<()>);
 
-impl Crowds {
-    /// The crowd that a check joins. `None` if no number of equal checks can make its limits refuse
-    /// it. Crowds without checks are removed once there are more than `most` crowds.
-    pub(super) fn join(&mut self, check: &Check, digester: &Digester, most: usize) -> Option<Crowd> {
+impl Crowd {
+    /// The crowd that a check joins, of those by the digest of their check. `None` if no number of
+    /// equal checks can make its limits refuse it. Crowds without checks are removed once there are
+    /// more than `most` crowds.
+    pub(super) fn join(crowds: &mut ByDigest<Self>, check: &Check, digester: &Digester, most: usize) -> Option<Self> {
         most_admitted(check)?;
-        if self.0.len() > most {
-            self.0.retain(|_, Crowd(members)| Arc::strong_count(members) > 1);
+        if crowds.len() > most {
+            crowds.retain(|_, Self(members)| Arc::strong_count(members) > 1);
         }
         let digest = check.charges().fold(0_u64, |digest, charge| {
             let cost = 2 * charge.cost() + 1;
             digest.rotate_left(1).wrapping_add(charge.digest(digester).wrapping_mul(cost))
         });
-        Some(self.0.entry(digest).or_default().clone())
+        Some(crowds.entry(digest).or_default().clone())
     }
-}
 
-impl Crowd {
     /// The number of the other checks. The clones of the table and of this check do not count.
     fn ahead(&self) -> u64 {
         Arc::strong_count(&self.0) as u64 - 2

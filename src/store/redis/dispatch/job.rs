@@ -120,13 +120,16 @@ impl Job {
         }
     }
 
-    /// The settlements that give back the places of a check and its copies, if they take places. A
-    /// check with an id of its caller's has none, since the caller may try it again.
+    /// The settlements that give back the places of a check and its copies, if they take places.
     pub(super) fn releases(&self) -> Vec<Settlement> {
-        let is_of_caller = !self.is_check() || self.check().id().is_some();
-        let Some(places) = Some(self.check()).filter(|_| !is_of_caller).and_then(places) else { return Vec::new() };
+        let Some(places) = Some(self.check()).filter(|_| self.is_check()).and_then(places) else { return Vec::new() };
         let release = |copy| Settlement::refund_by_id(places.clone(), AdmissionId(self.id.0.wrapping_add(copy)));
         (0..self.count()).map(release).collect()
+    }
+
+    /// Whether the id is that of the check or of a copy.
+    pub(super) fn has(&self, id: AdmissionId) -> bool {
+        id.0.wrapping_sub(self.id.0) < self.count()
     }
 
     /// The number of checks: the job and its copies.
@@ -211,21 +214,18 @@ impl Job {
     }
 }
 
-/// The places that a check takes.
+/// The places that a check takes, to give them back. None if it has an id of its caller's, since
+/// the caller may try it again.
 pub(super) fn places(check: &Check) -> Option<Check> {
-    Check::of_distinct(check.charges().filter(|charge| charge.takes_place()).cloned())
-}
-
-/// The slot of a check in a cluster. A check of several slots is taken apart before it is sent.
-pub(super) fn hash_slot(check: &Check, keys: &Keys) -> u16 {
-    check.charges().next().map_or(0, |charge| keys.hash_slot(charge.key()))
+    let places = check.charges().filter(|charge| charge.takes_place() && check.id().is_none());
+    Check::of_distinct(places.cloned())
 }
 
 /// The slot of a check, if all of its keys are in one.
 pub(super) fn only_slot(check: &Check, keys: &Keys) -> Option<u16> {
-    let slot = hash_slot(check, keys);
-    let first = check.charges().next().map(Charge::key);
-    let is_there = |charge: &Charge| Some(charge.key()) == first || keys.hash_slot(charge.key()) == slot;
+    let first = check.first().key();
+    let slot = keys.hash_slot(first);
+    let is_there = |charge: &Charge| charge.key() == first || keys.hash_slot(charge.key()) == slot;
     check.charges().all(is_there).then_some(slot)
 }
 

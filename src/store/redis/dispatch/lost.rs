@@ -16,7 +16,7 @@ const BEFORE_SECOND_RELEASE: Duration = Duration::from_millis(500);
 /// thread if there is no runtime or if it ends.
 pub(super) struct Lost {
     common: Arc<Common>,
-    taken: Vec<Settlement>,
+    pub(super) taken: Vec<Settlement>,
     underway: Underway,
     is_in_task: bool,
 }

@@ -43,7 +43,7 @@ use loom::sync::{Mutex, MutexGuard};
 use tokio::sync::oneshot::Receiver;
 
 use super::{
-    crowds::{Crowd, Crowds},
+    crowds::Crowd,
     job::{Answer, Job},
 };
 use crate::{
@@ -111,8 +111,8 @@ struct State {
     /// The digests in `many`, in the order of their turns: one job of the first leaves next.
     turns: VecDeque<u64>,
     waiting: usize,
-    /// The crowds of the checks that came while many waited.
-    crowds: Crowds,
+    /// The crowds of the checks that came while many waited, by the digest of their check.
+    crowds: ByDigest<Crowd>,
     /// The callers that stopped waiting since cancelled jobs were last removed. Some of their jobs
     /// have left the queue.
     cancelled: usize,
@@ -171,8 +171,8 @@ impl Queue {
         }
         let is_check = job.is_check();
         let most_crowds = FEW + 2 * state.waiting;
-        let digest = turn.filter(|_| is_check);
-        let crowd = digest.and_then(|_| state.crowds.join(job.check(), &self.digester, most_crowds));
+        let crowd = turn.filter(|_| is_check);
+        let crowd = crowd.and_then(|_| Crowd::join(&mut state.crowds, job.check(), &self.digester, most_crowds));
         let is_behind = |crowd: &&Crowd, state: &State| crowd.refuses(job.check(), || state.cancelled_in(turn, crowd));
         let behind = |state: &State| crowd.as_ref().filter(|crowd| is_behind(crowd, state));
         // A settlement that is refused is lost, so checks leave room for settlements.
@@ -220,7 +220,7 @@ impl Queue {
 impl State {
     /// The digest of a job's first limit and key. `None` while few jobs wait.
     fn turn_of(&self, job: &Job, digester: &Digester) -> Option<u64> {
-        let digest = || job.check().charges().next().map_or(0, |first| first.digest(digester));
+        let digest = || job.check().first().digest(digester);
         (!self.many.is_empty() || self.few.len() >= FEW).then(digest)
     }
 

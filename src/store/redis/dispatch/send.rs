@@ -17,7 +17,7 @@ use tokio::{
 use super::{
     batch::Batch,
     dispatcher::{Common, Dispatcher, without_runtime},
-    job::{Answer, Job, hash_slot, only_slot},
+    job::{Answer, Job, only_slot},
     queue::{Permit, Queue},
 };
 use crate::{
@@ -31,9 +31,8 @@ use crate::{
     },
 };
 
-/// To a server that is far away, a batch leaves in each such interval, and at most
-/// [`MOST_IN_FLIGHT`] are in flight.
-const BATCH_INTERVAL: Duration = Duration::from_millis(1);
+/// To a server that is far away, a batch leaves in each millisecond, and at most so many are in
+/// flight.
 const MOST_IN_FLIGHT: u128 = 64;
 
 /// The outer error says that there was no connection. The inner one is of the connection or the
@@ -47,7 +46,8 @@ impl Dispatcher {
     ///
     /// If few checks are in flight and a connection works, the caller of a check sends it.
     pub(crate) async fn ask(self: Arc<Self>, job: Box<Job>) -> Answer {
-        let slot = self.is_by_slot().then(|| hash_slot(job.check(), &self.common.keys));
+        // A check of several slots was taken apart before.
+        let slot = self.is_by_slot().then(|| self.common.keys.hash_slot(job.check().first().key()));
         let queue = self.queue(slot.unwrap_or(0), job.is_release());
         let wait = job.may_wait();
         // Until the first reply, a task sends the check, and hears the reply even if it comes too
@@ -91,7 +91,7 @@ impl Dispatcher {
         queue.batch_permit(|| {
             let round_trip = &self.common.local_state.round_trip;
             let round_trip = round_trip.smoothed().min(round_trip.distance());
-            (round_trip.as_micros() / BATCH_INTERVAL.as_micros()).min(MOST_IN_FLIGHT) as usize
+            round_trip.as_millis().min(MOST_IN_FLIGHT) as usize
         })
     }
 
@@ -142,8 +142,13 @@ impl Dispatcher {
             return;
         }
         let mut batch = Batch::new(jobs, slot, &self.common);
-        let mut reply = try_send(&mut connection, &mut batch, false).await;
+        let reply = try_send(&mut connection, &mut batch, false).await;
         drop(connection);
+        self.conclude(batch, reply).await;
+    }
+
+    /// Gives the callers of a batch their answers, after a second try if that may help.
+    async fn conclude(self: &Arc<Self>, mut batch: Batch, mut reply: Reply) {
         if !matches!(reply, Ok(Ok(_))) {
             // Few batches are sent again. This future is boxed, so that it does not enlarge the
             // others.
@@ -246,13 +251,11 @@ async fn send_alone(
         Ok(reply) => return batch.only_answer(reply),
         Err(error) => error,
     };
-    let Some(dispatcher) = dispatcher.upgrade() else { return Err(without_runtime(error)) };
-    let try_again = |dispatcher: Arc<Dispatcher>| async move {
-        let reply = dispatcher.try_again(&mut batch, Ok(Err(error))).await;
-        match dispatcher.take_refused(&mut batch, &reply).pop() {
-            Some(job) => dispatcher.ask_slots(job).await,
-            None => batch.only_answer(reply?.map_err(failure)?),
-        }
+    let (Some(dispatcher), Some(job)) = (dispatcher.upgrade(), batch.jobs.first_mut()) else {
+        return Err(without_runtime(error));
     };
-    dispatcher.in_task(try_again).await
+    let answer = job.wait();
+    let runtime = dispatcher.runtime.clone();
+    runtime.spawn(async move { dispatcher.conclude(batch, Ok(Err(error))).await });
+    answer.await.unwrap_or_else(|error| Err(without_runtime(error)))
 }

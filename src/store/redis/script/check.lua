@@ -1,8 +1,8 @@
 -- Deciding a check: all charges or none.
 --
--- Takes  add_to_sum, call, clamped, copies_counted, count, estimate_now, falls_to, heads_of,
---        is_full, LARGEST, LONGEST_LIFE, LOOKED_AT, NAMED, now, outlive, read, score_of, text,
---        time_in, time_of, try, weigh, write_counts
+-- Takes  add_to_sum, call, clamped, count, estimate_now, falls_to, find, following, heads_of,
+--        is_full, LARGEST, LONGEST_LIFE, LOOKED_AT, NAMED, named, now, outlive, read, score_of,
+--        shared, text, time_in, time_of, try, weigh, write_counts
 -- Gives  write_status, failure_of, decide
 
 -- Whether the total still has units of entries that have left, because there are more than one
@@ -104,16 +104,30 @@ local function write_status(record, place, log, retry, least)
   record[r + 2], record[r + 3], record[r + 4] = log.reserved, clamped(retry), clamped(log.reserved > 0 and least or retry)
 end
 
+-- How many copies of a check a limit has counted under this id before, and when. `nil` if none. A
+-- charge that takes nothing has no entry: one under this id is then of another admission.
+local function copies_counted(log, id, copies)
+  if log.takes == 0 then return end
+  local reserved = copies == 1 and find(log, named(log, id, log.cost, true))
+  if reserved then return 1, reserved end
+  for counted = copies, 1, -1 do
+    local at = find(log, counted == 1 and named(log, id, log.cost) or shared(id, counted, log.cost))
+    if at then
+      while not log.part and log.cost == 1 and counted < copies and call('ZSCORE', log.key, following(id, counted)) do
+        counted = counted + 1
+      end
+      return counted, at
+    end
+  end
+end
+
 -- How many copies of a check an earlier try has counted, and when. A check is admitted whole, so an
 -- entry under any of its charges shows that it was counted.
 local function counted_before(logs, id, copies)
   local counted, exact_at, rounded_at = 0, -1, -1
   for _, log in ipairs(logs) do
-    local before, time = 0, nil
-    -- A charge that takes nothing has no entry. An entry under this id is then of another
-    -- admission.
-    if log.takes > 0 then before, time = copies_counted(log, id, copies) end
-    if before > 0 then
+    local before, time = copies_counted(log, id, copies)
+    if before then
       counted = math.max(counted, before)
       if log.lease then time = time + log.window - log.lease end
       -- The time of a place is that of its last renewal.

@@ -70,10 +70,8 @@ local function falls_to(log, most, from)
     if current <= most and from < stop then
       -- The estimate is computed in doubles, so the true moment may be a step or two beside the
       -- computed one.
-      local fits = previous == 0 and from or math.max(from, stop - math.floor((most - current) * log.window / previous))
-      while fits > from and estimate(log, current, previous, start, fits - 1) <= most do
-        fits = fits - 1
-      end
+      local overlap = previous > 0 and math.floor((most - current) * log.window / previous) or log.window
+      local fits = math.max(from, stop - overlap - 2)
       while fits < stop and estimate(log, current, previous, start, fits) > most do
         fits = fits + 1
       end

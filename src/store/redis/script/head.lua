@@ -9,8 +9,8 @@
 -- the batch. It counts most single units, takes most places, and renews places. For all else there
 -- are two ways, and ways.lua chooses one for each check. The fast way (fast.lua) decides checks
 -- that only count in exact logs. The general way decides all checks, and settles: how entries look
--- (entries.lua, copies.lua), what a key has (totals.lua, counter.lua, log.lua), and what is done
--- with it (check.lua, settle.lua). members.lua says for both how copies stand in a log. Lua makes
+-- (entries.lua), what a key has (totals.lua, counter.lua, log.lua), and what is done
+-- with it (check.lua, settle.lua). fast.lua says for both how copies stand in a log. Lua makes
 -- all functions of a script, and what they share, anew in each call. So the functions of a way are
 -- made only when they are needed. Each function gets the log or charge that it reads and changes.
 --

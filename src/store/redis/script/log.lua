@@ -1,8 +1,8 @@
 -- How a log counts: an exact one, a compact one, and a fixed window.
 --
--- Takes  add_copies, add_named, add_to_counts, add_to_sum, add_to_total, call, estimate_now,
+-- Takes  add_named, add_to_counts, add_to_sum, add_to_total, call, entries_of, estimate_now, FEW,
 --        heads_of, is_expiry_telling, MOST_NAMED, named, named_at, now, outlive, read_counts,
---        read_totals, recorded_at, time_of, trim
+--        read_totals, recorded_at, shared, time_of, trim
 -- Gives  read, is_full, count
 
 -- Reads the key of a charge, and drops the entries that have left. Returns a log, which has all
@@ -42,12 +42,14 @@ end
 
 -- Counts copies of a check that are admitted together.
 local function count(log, id, copies, is_again)
-  local units, time = log.takes * copies, log.at
-  if not log.part and not log.lease then
-    add_copies(log, id, copies)
-  elseif (log.lease or is_again) and not is_full(log) then
+  local units, time, is_exact = log.takes * copies, log.at, not log.part and not log.lease
+  if is_exact and not log.has_total and log.cost == 1 and copies <= FEW then
+    call('ZADD', log.key, entries_of(id, copies))
+    log.total, log.used = log.total + units, log.used + units
+  elseif is_exact or (log.lease or is_again) and not is_full(log) then
     time = named_at(log, now)
-    add_named(log, time, named(log, id, units, log.is_reserving), units)
+    local is_shared = is_exact and copies > 1
+    add_named(log, time, is_shared and shared(id, copies, log.cost) or named(log, id, units, log.is_reserving), units)
   elseif log.is_counter then
     add_to_counts(log, now, units)
     time = nil

@@ -6,14 +6,12 @@ use std::sync::LazyLock;
 pub(super) const DECIDE: &str = concat!(
     include_str!("head.lua"),
     // These files are in functions, because most calls never need what the files define.
-    // `members.lua` reads the arguments, and `settle.lua` and `ways.lua` end with the results.
+    // `fast.lua` reads the arguments, and `settle.lua` and `ways.lua` end with the results.
     "local function other_ways(...)\n",
-    include_str!("members.lua"),
     include_str!("fast.lua"),
     "local function general_way()\n",
     include_str!("entries.lua"),
     include_str!("totals.lua"),
-    include_str!("copies.lua"),
     include_str!("counter.lua"),
     include_str!("log.lua"),
     include_str!("check.lua"),

@@ -2,9 +2,11 @@
 -- others.
 --
 -- Takes  add_to_counts, add_to_sum, add_to_total, begin_with, call, decide, DROPPED, estimate_now,
---        failure_of, find, find_shared, is_full, LOOKED_AT, named, named_at, now, outlive,
---        part_copies, read, recorded_at, score_of, text, time_in, time_of, write_status
+--        failure_of, find, following, is_full, LOOKED_AT, named, named_at, now, outlive, read,
+--        recorded_at, score_of, shared, text, time_in, time_of, write_status
 -- Gives  decide, settle
+
+local MOST = 128  -- the most copies of a check that travel together
 
 -- Writes the entry of a settlement: its units have a point behind them, so no id finds it any more.
 -- If an id is given and settled again, the same member may be there. Then a time that no member has
@@ -49,6 +51,27 @@ local function settle_late(log, id, time, cost)
   add_to_sum(log, at, cost)
   if has_mark then call('ZADD', log.key, score_of(at), mark) end
   return true
+end
+
+-- Finds the entry that an admission shares with its copies: the entry, its time, and how many
+-- copies share it.
+local function find_shared(log, id)
+  local first = string.sub(id, 1, 7) .. '\0'
+  for copies = math.max(string.byte(id, 8) + 1, 2), MOST do
+    local member = shared(first, copies, log.cost)
+    local at = find(log, member)
+    if at then return member, at, copies end
+  end
+end
+
+-- Gives the other copies that shared an entry with this id entries of their own.
+local function part_copies(log, id, copies, time)
+  local place = copies > 1 and string.byte(id, 8) or 0
+  for other = 0, copies - 1 do
+    if other ~= place then
+      call('ZADD', log.key, score_of(time), named(log, following(id, other - place), log.cost))
+    end
+  end
 end
 
 -- Settles units that still count under their id. Returns whether there are any.
