@@ -1,4 +1,4 @@
-//! The connections of one runtime, in the seats of a pool.
+//! The connections of one runtime, in the seats of bb8's pool.
 //!
 //! 1. A caller that takes an empty seat opens its connection, in a task. Meanwhile the caller uses
 //!    any connection that works. So callers wait only while no connection works, and learn at once
@@ -26,7 +26,7 @@
 //!    last reply is known for each part of the slots. A part is mostly on one node.
 
 use std::{
-    collections::VecDeque,
+    convert::Infallible,
     future::{Future, poll_fn},
     io, mem,
     pin::pin,
@@ -38,9 +38,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use bb8::{ManageConnection, PooledConnection};
 use redis::{Cmd, Pipeline, RedisError, RedisFuture, RedisResult, Value, cmd};
 use tokio::{
-    sync::{AcquireError, OwnedSemaphorePermit, Semaphore, oneshot, watch},
+    sync::{oneshot, watch},
     task::JoinSet,
     time::timeout,
 };
@@ -74,11 +75,7 @@ const PARTS: usize = 16;
 
 /// The connections of one runtime. Only that runtime may take them.
 pub(crate) struct Pool {
-    /// One permit for each free seat.
-    free: Arc<Semaphore>,
-    /// The free seats that were taken before, in the order of their turns, and their connections.
-    /// Empty seats take turns as well, so a connection that was lost is replaced while others work.
-    turns: Arc<Mutex<VecDeque<Option<Connection>>>>,
+    seats: bb8::Pool<Seats>,
     /// The connection that callers share. `None` until a connection has been opened.
     shared: watch::Sender<Option<Connection>>,
     /// The tasks that open connections. They end with the pool.
@@ -88,26 +85,22 @@ pub(crate) struct Pool {
     distance: Arc<AtomicU64>,
 }
 
-/// A seat that is taken, and its connection, if it has one. A seat that is dropped is free again.
-pub(crate) struct Seat {
-    connection: Option<Connection>,
-    turns: Arc<Mutex<VecDeque<Option<Connection>>>>,
-    _taken: OwnedSemaphorePermit,
-}
-
-impl Drop for Seat {
-    fn drop(&mut self) {
-        lock(&self.turns).push_back(self.connection.take());
-    }
-}
+/// A seat in the pool. A seat that is dropped goes back to the pool.
+pub(crate) type Seat = PooledConnection<'static, Seats>;
 
 impl Pool {
     /// A pool that has no connections yet.
     pub(crate) fn new(server: &Arc<Server>, distance: Arc<AtomicU64>) -> Self {
-        let most = (server.settings.connections as usize).min(Semaphore::MAX_PERMITS);
-        let free = Arc::new(Semaphore::new(most));
-        let (turns, shared, openings) = Default::default();
-        Self { free, turns, shared, openings, server: Arc::clone(server), generation: Arc::default(), distance }
+        let seats = bb8::Pool::builder()
+            .max_size(server.settings.connections)
+            // The wait for a seat is a part of the wait for a connection.
+            .connection_timeout(Duration::MAX)
+            .idle_timeout(None)
+            .max_lifetime(None)
+            .build_unchecked(Seats);
+        let shared = watch::Sender::default();
+        let openings = Mutex::default();
+        Self { seats, shared, openings, server: Arc::clone(server), generation: Arc::default(), distance }
     }
 
     /// A clone of a connection that works. Unlike [`take`](Self::take), this reads no clock.
@@ -151,8 +144,8 @@ impl Pool {
         let mut opening = Vec::new();
         let mut open = Vec::new();
         for _ in 0..self.server.settings.connections {
-            let Ok(seat) = self.seat().await else { return };
-            if seat.connection.is_some() {
+            let Ok(seat) = self.seats.get_owned().await else { return };
+            if seat.is_some() {
                 open.push(seat);
             } else {
                 opening.push(self.open(seat));
@@ -163,17 +156,10 @@ impl Pool {
         }
     }
 
-    /// Waits for a seat, and empties it if its connection does not work.
-    async fn seat(&self) -> Result<Seat, AcquireError> {
-        let taken = Arc::clone(&self.free).acquire_owned().await?;
-        let connection = lock(&self.turns).pop_front().flatten().filter(Connection::works);
-        Ok(Seat { connection, turns: Arc::clone(&self.turns), _taken: taken })
-    }
-
     /// Waits for a seat, and opens a connection if the seat is empty.
     async fn fill(&self) -> RedisResult<(Connection, Seat)> {
-        let seat = self.seat().await.map_err(io::Error::other)?;
-        if let Some(connection) = &seat.connection {
+        let seat = self.seats.get_owned().await.map_err(io::Error::other)?;
+        if let Some(connection) = &*seat {
             if self.share().is_none() {
                 self.shared.send_replace(Some(connection.clone()));
             }
@@ -196,7 +182,7 @@ impl Pool {
             let new = outcome.as_ref().ok().cloned();
             // If its caller has stopped waiting, the connection is for later callers.
             let _ = opened.send(outcome.map(|connection| {
-                seat.connection = Some(connection.clone());
+                *seat = Some(connection.clone());
                 shared.send_replace(Some(connection.clone()));
                 (connection, seat)
             }));
@@ -222,6 +208,28 @@ impl Pool {
 
 fn late(wait: Duration) -> RedisError {
     io::Error::new(io::ErrorKind::TimedOut, format!("not within {wait:?}")).into()
+}
+
+/// Makes empty seats.
+pub(crate) struct Seats;
+
+impl ManageConnection for Seats {
+    type Connection = Option<Connection>;
+    type Error = Infallible;
+
+    async fn connect(&self) -> Result<Option<Connection>, Infallible> {
+        Ok(None)
+    }
+
+    /// Empties a seat whose connection does not work.
+    async fn is_valid(&self, connection: &mut Option<Connection>) -> Result<(), Infallible> {
+        drop(connection.take_if(|connection| !connection.works()));
+        Ok(())
+    }
+
+    fn has_broken(&self, connection: &mut Option<Connection>) -> bool {
+        connection.as_ref().is_some_and(|connection| !connection.works())
+    }
 }
 
 /// A connection to one server, or connections to all nodes of a cluster. Clones share them.
