@@ -183,8 +183,7 @@ impl Rules {
     }
 }
 
-/// The most specific rule of a path. The rest of `/files/{*path}` may be empty, which the router does
-/// not find.
+/// The most specific rule of a path. The router does not find an empty rest of `/files/{*path}`.
 fn find_route<'a>(routes: &'a matchit::Router<Arc<Rule>>, path: &str) -> Option<(&'a Rule, PathValues)> {
     let has_rest = |rule: &Rule| rule.route.as_ref().is_some_and(|route| route.path.contains("{*"));
     let mut found = routes.at(path).ok();

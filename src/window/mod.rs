@@ -161,8 +161,8 @@ impl Window {
         Figures { retry: Some((least, most)), ..self.figures(charge, now) }
     }
 
-    /// Sets the actual cost of a charge of an admission, and returns whether the admission was known.
-    /// Only a settlement after the lease may need room for an entry.
+    /// Sets the actual cost of a charge of an admission, and returns whether the admission was
+    /// known. Only a settlement after the lease may need room for an entry.
     pub(crate) fn settle(&mut self, now: u64, of: &Settlement, charge: &Charge, cost: u64, has_room: bool) -> bool {
         let (id, at) = (of.id(), of.at_micros());
         if cost > 0 && charge.takes_place() {

@@ -1,4 +1,4 @@
-//! Clients and programs that would spend less than they should, or that other callers would pay for.
+//! Clients and programs that would spend less than they should, or make others pay.
 
 use std::{
     io::{Read, Write},

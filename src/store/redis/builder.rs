@@ -156,7 +156,7 @@ impl RedisStoreBuilder {
     /// new connection signs in with the first that its stream yields, and again with each that
     /// follows. Behind sentinels, these are the credentials of the primary. Default: none. The
     /// provider replaces [`login`](Self::login).
-    /// [`guide::existing_connections`](crate::guide::existing_connections#tokens-and-passwords-that-change) has an
+    /// The [guide](crate::guide::existing_connections#tokens-and-passwords-that-change) has an
     /// example.
     ///
     /// When a stream ends, its connection keeps the last credentials. A new connection fails if its

@@ -108,8 +108,8 @@ impl RedisStore {
     /// A store on the connections of the application's pool, such as one of
     /// `bb8_redis::RedisConnectionManager`. Call this function in the runtime that has the pool. In
     /// other runtimes, the store opens connections that the pool does not count.
-    /// [`guide::existing_connections`](crate::guide::existing_connections) has an example, and says what the pool's
-    /// settings mean for limits.
+    /// [`guide::existing_connections`](crate::guide::existing_connections) has an example, and says
+    /// what the pool's settings mean for limits.
     ///
     /// The store takes a connection out of the pool, clones it, and gives it back at once. So the
     /// store shares up to [this number](RedisStoreBuilder::connections) of connections with the
