@@ -60,7 +60,7 @@ done
 
 echo "fuzz, $FUZZ_CASES cases for each test"
 if { suite fuzz:: && cargo test "$profile" --all-features --lib no_value_panics_or_blocks_for_more_than_a_day; } >>"$log" 2>&1; then
-  printf '| random input: %s | %s inputs for each of 11 tests: no panic, no accepted spoof | 10,000,000 inputs a parser: no panic, no accepted spoof |\n' \
+  printf '| random input: %s | %s inputs for each test: no panic, no accepted spoof | 10,000,000 inputs a parser: no panic, no accepted spoof |\n' \
     "$PARSED" "$FUZZ_CASES" >>"$table"
 else
   failed fuzz

@@ -224,6 +224,6 @@ fn report(rejection: &Rejection) -> Option<Degraded> {
 
     EVENTS.rejected(rejection);
     let Rejection::Unavailable(error) = rejection else { return None };
-    EVENTS.undecided(error, FailureMode::Closed, || "a handler's".to_owned());
+    EVENTS.undecided(error, FailureMode::Closed, || "those of a handler".to_owned());
     Some(Degraded { error: error.clone(), mode: FailureMode::Closed, inner: None })
 }
