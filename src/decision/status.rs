@@ -53,9 +53,9 @@ impl LimitStatus {
         }
     }
 
-    /// The status of a charge of a check that this process refuses without the store. If this
-    /// charge `refuses`, equal checks will use up its limit. If another charge refuses, the figures
-    /// are not known.
+    /// The status of `charge`, if this process refuses the check without asking the store. A charge
+    /// that `refuses` shows its limit as used up, since equal checks that wait will use it up. For
+    /// any other charge, the figures are not known.
     pub(crate) fn estimate(charge: &Charge, refuses: bool) -> Self {
         let (units, time) =
             if refuses { (charge.limit().units(), charge.limit().window()) } else { (0, Duration::ZERO) };

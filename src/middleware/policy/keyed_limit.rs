@@ -20,15 +20,15 @@ use crate::{
 /// A closure that computes a setting from a request, such as the cost of the request.
 pub(super) type ByRequest<T> = dyn Fn(&Parts) -> T + Send + Sync;
 
-/// Chooses a limit for a request, or none.
+/// A closure that chooses a limit for a request, or no limit.
 type ChooseLimit = Arc<ByRequest<Option<Limit>>>;
 
 /// A closure that computes the units that a request has really cost, from the request and its
 /// response.
 pub(crate) type CostAfterwards = dyn Fn(&Exchange<'_>) -> u64 + Send + Sync;
 
-/// A request and its response, from which a limit computes the cost to
-/// [settle](crate::KeyedLimit::settle).
+/// A request and its response. A limit that [settles](crate::KeyedLimit::settle) computes the
+/// actual cost from them.
 #[non_exhaustive]
 pub struct Exchange<'a> {
     /// The request as it came, without its body.
@@ -67,7 +67,7 @@ pub struct KeyedLimit {
 }
 
 impl Limit {
-    /// Counts requests by the key that `extractor` finds in them.
+    /// Makes a limit that counts each request under the key that `extractor` finds in the request.
     pub fn by(self, extractor: impl KeyExtractor) -> KeyedLimit {
         KeyedLimit::new(Ok(self), extractor)
     }
@@ -185,8 +185,8 @@ impl KeyedLimit {
     /// * If a request has no key for the limit, or costs more units than the limit has, the limit
     ///   is left out of the check. The layer reports a limit that is left out, too.
     /// * Clients see the figures of the layer's other limits. If the layer has no other limits,
-    ///   clients see the figures of the limit in the shadow. So put a limit in the shadow into one
-    ///   layer with limits that refuse.
+    ///   clients see the figures of the limit in the shadow. So put a limit in the shadow into the
+    ///   same layer as the limits that refuse.
     /// * If all limits of a layer are in the shadow, the layer fails open, whatever its failure
     ///   mode.
     pub fn in_shadow(mut self) -> Self {
@@ -261,7 +261,7 @@ impl KeyedLimit {
     /// `time`, which may be longer than the window of the limit. Default: a key is refused until
     /// enough units have left the window.
     ///
-    /// The bans are counted by `ban`, a limit of one unit. No ban is longer than the window of
+    /// `ban` is a limit of one unit that counts the bans. No ban is longer than the window of
     /// `ban`, so choose a window as long as the longest ban that you want. A ban [by
     /// hand](crate::Limiter::block) that is longer than this window is shortened to the window.
     ///
@@ -357,7 +357,7 @@ impl KeyedLimit {
         self.limit.as_ref().ok()
     }
 
-    /// The same limit, not split.
+    /// Returns the same limit, not split.
     pub(crate) fn whole(&self) -> Self {
         Self { parts: None, ..self.clone() }
     }
