@@ -54,7 +54,7 @@ pub struct Algorithm(pub(crate) Kind);
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) enum Kind {
-    // The exact kinds come first, so that one comparison tells them from the others.
+    // The exact kinds come first, so that one comparison tells an exact kind from the others.
     #[default]
     Log,
     /// The algorithm of [`Limit::concurrent`](crate::Limit::concurrent).
@@ -132,7 +132,8 @@ impl Algorithm {
             Kind::Log => 0,
             Kind::Counter => 1,
             Kind::Fixed => 2,
-            // A compact log has at least three entries, so its number differs from those above.
+            // A compact log has at least three entries, so its number differs from the numbers
+            // above.
             Kind::Compact { entries } => entries,
             Kind::Concurrent => u16::MAX,
             #[cfg(feature = "calendar")]

@@ -14,11 +14,11 @@ static ZONES: RwLock<Vec<TimeZone>> = RwLock::new(Vec::new());
 
 const HOUR: u64 = 3_600_000_000;
 
-/// The periods of a limit.
+/// The periods by which a limit counts, and their time zone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Calendar {
     period: Period,
-    /// Zero is UTC. For other zones, it is one more than the position in [`ZONES`].
+    /// Zero is UTC. For other zones, the number is one more than the position in [`ZONES`].
     zone: u16,
 }
 
@@ -31,7 +31,7 @@ pub enum Period {
     Day,
     /// A week, from Monday on.
     Week,
-    /// A month, from this day on, 1 to 28: for example, the day on which a contract began.
+    /// A month that begins on this day, 1 to 28, such as the day on which a contract began.
     Month(u8),
 }
 
@@ -65,8 +65,8 @@ impl Calendar {
         self.ends(time).find(|end| *end > time).unwrap_or_else(|| time.saturating_add(self.longest()))
     }
 
-    /// Returns when the seven periods around `time` end. Three of them have ended by `time`, and
-    /// four end later.
+    /// Returns when the seven periods around `time` end. Three of the periods have ended by `time`,
+    /// and four end later.
     pub(crate) fn ends(self, time: u64) -> impl Iterator<Item = u64> {
         let zone = self.zone();
         let time = i64::try_from(time).ok().and_then(|time| Timestamp::from_microsecond(time).ok());

@@ -185,7 +185,7 @@ pub enum StoreErrorKind {
     /// The server is a replica, or may not write for another reason: it has too few replicas, or
     /// could not save its data.
     ReadOnly,
-    /// The server loads its data after a start, or runs a script for long.
+    /// The server still loads its data after a start, or runs one script for too long.
     Busy,
     /// There is no memory left for the admission.
     OutOfMemory,

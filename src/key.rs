@@ -6,7 +6,7 @@
 //!    `RedisStore` sends only a digest. Readers of Redis can still find guessable values by trying
 //!    them, unless the store has a [`Secret`](crate::Secret).
 //! 3. Do not use a secret as a value. [`ApiKey`](crate::ApiKey) and
-//!    [`Secret::key`](crate::Secret::key) make a key of its hash instead.
+//!    [`Secret::key`](crate::Secret::key) make a key of the secret's hash instead.
 //!
 //! ```
 //! use tower_sliding_window::Key;
@@ -22,7 +22,7 @@
 //! # The key of a layer
 //!
 //! A string becomes a key without a namespace. The extractor of a layer makes keys in a namespace
-//! of its own, so its key for `acme` differs from the key of the string `acme`:
+//! of its own, so the extractor's key for `acme` differs from the key of the string `acme`:
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), tower_sliding_window::Error> {

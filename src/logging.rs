@@ -26,7 +26,7 @@ const INTERVAL: u64 = 1_000_000;
 #[derive(Debug)]
 pub(crate) struct Throttle {
     started: Instant,
-    /// The next line passes from this time on, in microseconds since the start.
+    /// The time from which the next line passes, in microseconds since the start.
     next: AtomicU64,
     suppressed: AtomicU64,
 }

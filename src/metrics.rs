@@ -15,8 +15,8 @@
 //! | `rate_limit_queue_full_total` | counter | checks and settlements | | how many failed at once, because they would have been answered after the deadline, or because 65,536 waited |
 //! | `rate_limit_script_seconds` | histogram | seconds | | time from sending a batch to its reply or error, without the wait of its checks in the queue, or for a connection |
 //!
-//! 1. Metrics need the feature `metrics`, which is off by default. Without it, none of this code is
-//!    compiled.
+//! 1. Metrics need the feature `metrics`, which is off by default. Without this feature, no code
+//!    for metrics is compiled.
 //! 2. `layer` is the [name](crate::RateLimitLayer::named) of the layer. The label is empty for a
 //!    layer without a name, for a handler, and for a [`Limiter`](crate::Limiter) without a layer.
 //!    Prometheus takes an empty label for a missing label.
@@ -27,9 +27,9 @@
 //!    does. A probe does not count.
 //! 5. A rejection counts once, for the layer that made it. A responder that calls `into_response`
 //!    of the rejection counts the rejection once more, under the empty layer. A request that is
-//!    charged and not rejected is in no counter of requests: only the decisions of its limits
-//!    count. A request whose [chosen](crate::KeyedLimit::chosen) limits are all `None`, or that
-//!    costs nothing, is in no counter at all.
+//!    charged and not rejected is in no counter of requests, but in the decisions of its limits. A
+//!    request whose [chosen](crate::KeyedLimit::chosen) limits are all `None`, or that costs
+//!    nothing, is in no counter at all.
 //! 6. No label contains a key or other text of a client. The number of series depends on the names
 //!    of layers and limits alone: there is one for each name of a limit in each layer, also for
 //!    [chosen](crate::KeyedLimit::chosen) limits.
@@ -40,7 +40,7 @@
 //!
 //! # Dashboard and alerts
 //!
-//! The example `metrics` exports all metrics: `cargo run --example metrics --features metrics`. Its
+//! The example `metrics` exports all metrics: `cargo run --example metrics --features metrics`. The
 //! folder `examples/metrics` also has a dashboard for Grafana, `dashboard.json`, and rules for
 //! Prometheus, `alerts.yml`. The rules have alerts on Redis, and the following alerts:
 //!
@@ -120,7 +120,8 @@ macro_rules! record {
 }
 
 /// Describes all metrics to the present recorder, unless the last descriptions went to the same
-/// recorder. A process may install a recorder at any time, and a test may have one for each thread.
+/// recorder. A process may install a recorder at any time, and a test may have a recorder for each
+/// thread.
 #[cfg(feature = "metrics")]
 fn describe() {
     use std::{

@@ -65,8 +65,8 @@ impl Secret {
         Err(ConfigError::new(text))
     }
 
-    /// The key of a secret value, such as an access token: the first 128 bits of its HMAC-SHA-256.
-    /// For API keys in requests there is [`ApiKey`](crate::ApiKey).
+    /// The key of a secret value, such as an access token: the first 128 bits of the value's
+    /// HMAC-SHA-256. For API keys in requests there is [`ApiKey`](crate::ApiKey).
     ///
     /// ```no_run
     /// use tower_sliding_window::Secret;

@@ -14,9 +14,9 @@
 //!    again at once may be admitted by another part.
 //! 4. A cost above the units of a part is [`NeverFits`](crate::error::NeverFits), even if it is
 //!    below the limit.
-//! 5. A settlement goes to the part that was charged. A caller that
-//!    [waits](crate::Limiter::acquire) waits for one part. A [`Share`](crate::limiter::Share) is a
-//!    share of each part, rounded down again.
+//! 5. A settlement goes to the part that was charged. A caller of
+//!    [`acquire`](crate::Limiter::acquire) waits for units of one part. A
+//!    [`Share`](crate::limiter::Share) is a share of each part, rounded down again.
 //! 6. A part counts apart from every other key, and also from the same key under the unsplit limit.
 //!    So split a limit in all processes or in none. If you change the number of parts, the parts
 //!    keep their keys, so the units of the old parts still count. Until one window after the
@@ -83,7 +83,7 @@ impl Limit {
 }
 
 impl Split {
-    /// Splits `limit` into this number of parts.
+    /// Splits `limit` into `parts` equal parts.
     ///
     /// # Errors
     ///
@@ -153,8 +153,8 @@ fn part_of(number: u32, key: &Key) -> Key {
 }
 
 /// Returns the next part to charge. A counter goes around a circle in steps of the golden ratio,
-/// and each part is an arc of the circle. Every second or third step meets all arcs evenly, too. So
-/// limits and keys that are charged in turn can share one counter.
+/// and each part is an arc of the circle. The arcs are also met evenly by only every second or
+/// every third step. So limits and keys that are charged in turn can share one counter.
 fn next_part(parts: NonZeroU32) -> u32 {
     const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
@@ -198,7 +198,7 @@ mod tests {
         let split = Limit::per_hour("calls", 1_000).split(300);
         let wholes = [Key::new("a", "bc"), Key::new("ab", "c"), Key::new("", "abc"), Key::new("abc", ""), "".into()];
         let parts_of = |key: &Key| split.keys(key.clone()).collect::<Vec<_>>();
-        // Parts of parts are parts of their own.
+        // The parts of a part have keys of their own, too.
         let keys: Vec<_> = wholes.iter().chain(&parts_of(&wholes[0])[..2]).flat_map(parts_of).collect();
         let distinct: HashSet<_> = keys.iter().chain(&wholes).collect();
         assert_eq!(distinct.len(), 7 * 300 + 5);

@@ -17,8 +17,8 @@ pub struct Charge {
     limit: Limit,
     key: Key,
     cost: u64,
-    /// The lease in microseconds; 0 without one. Only the lease of a prefetch is longer than the
-    /// window.
+    /// The lease in microseconds; 0 without a lease. Only the lease of a prefetch is longer than
+    /// the window.
     lease: u64,
     takes: Takes,
     is_shadow: bool,
@@ -262,7 +262,7 @@ impl Charge {
         self.lease > 0 && !self.is_spent()
     }
 
-    /// Whether every admission is an entry of its own.
+    /// Whether every admission under the limit has an entry of its own.
     pub(crate) fn is_exact(&self) -> bool {
         matches!(self.limit.algorithm().kind(), Kind::Log | Kind::Concurrent)
     }
@@ -283,8 +283,8 @@ impl Charge {
         if self.takes_nothing() { 0 } else { self.cost }
     }
 
-    /// The lease: how long the units count without a settlement. `None` if they count for the whole
-    /// window.
+    /// The lease: how long the units count without a settlement. `None` if the units count for the
+    /// whole window.
     pub fn lease(&self) -> Option<Duration> {
         self.lease_micros().map(Duration::from_micros)
     }
@@ -313,8 +313,9 @@ impl Charge {
         (self.lease > 0).then_some(self.lease)
     }
 
-    /// Returns the time of the entry that records an admission of `now` under its id. The entry of
-    /// a reservation has an earlier time, so that the entry leaves the window when the lease ends.
+    /// Returns the time of the entry that records an admission of `now` under the admission's id.
+    /// The entry of a reservation has an earlier time, so that the entry leaves the window when the
+    /// lease ends.
     pub(crate) fn named_at(&self, now: u64) -> u64 {
         let recorded = self.limit.recorded_at(now);
         match self.lease {

@@ -80,9 +80,9 @@ impl Check {
     ///
     /// # Errors
     ///
-    /// [`ConfigError`] if the check already charges a limit of this name, window and algorithm for
-    /// this key: add up the costs instead. Limits of one name with different windows, or for
-    /// different keys, are no mistake.
+    /// [`ConfigError`] if the check already has a charge of the same key under a limit of the same
+    /// name, window and algorithm: add up the costs instead. Limits of one name with different
+    /// windows, or for different keys, are no mistake.
     pub fn and(mut self, charge: Charge) -> Result<Self, ConfigError> {
         if self.charges().any(|other| other.limit().is_one_with(charge.limit()) && other.key() == charge.key()) {
             return Err(charged_twice(charge.limit()));
@@ -101,7 +101,7 @@ impl Check {
         }
     }
 
-    /// Makes a check of `charges`; `None` without charges. The caller knows that no two of them
+    /// Makes a check of `charges`; `None` without charges. The caller knows that no two charges
     /// have the same limit and key.
     pub(crate) fn of_distinct(mut charges: impl Iterator<Item = Charge>) -> Option<Self> {
         Some(Self { first: charges.next()?, rest: charges.collect(), id: None })

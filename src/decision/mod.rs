@@ -14,15 +14,17 @@
 //! 4. [`reset_after`](LimitStatus::reset_after), the reset time, is the time until the oldest unit
 //!    leaves the window, so that more units are left. The reset time is never too short. With
 //!    `RedisStore` the reset time may be too long by up to a millisecond. Under a limit with
-//!    [prefetch](crate::limit::prefetch), it may be too long by up to the life of a prefetch. After
-//!    a step back of the server's clock, it may be too long by up to the length of that step.
+//!    [prefetch](crate::limit::prefetch), the reset time may be too long by up to the life of a
+//!    prefetch. If the server's clock has stepped back, the reset time may be too long by up to the
+//!    length of the step.
 //! 5. The figures of a decision are those of its [`binding`](Decision::binding) limit. For an
 //!    admission, the binding limit is the limit with the fewest units left. For a refusal, the
 //!    binding limit is the limit with the longest retry time. Limits in the
 //!    [shadow](Charge::in_shadow) are binding only if all limits of the check are in the shadow.
-//! 6. Clients see the figures of the [`visible`](Decision::visible) limit: the binding one among
-//!    the limits that are not [hidden](Charge::hidden). For a refusal, only limits that refused can
-//!    be visible. If all limits that refused are hidden, there is no visible limit.
+//! 6. Clients see the figures of the [`visible`](Decision::visible) limit. Among the limits that
+//!    are not [hidden](Charge::hidden), the visible limit is the binding one. For a refusal, only
+//!    limits that refused can be visible. If all limits that refused are hidden, there is no
+//!    visible limit.
 //! 7. Behind several layers, one decision in the extensions of the request stands for all layers.
 //!    This decision has the statuses of all layers, the innermost first, and holds the places of
 //!    all layers. The id and the time of this decision are those of the innermost layer.
@@ -84,7 +86,7 @@ struct Fields {
 /// The parts that few decisions have.
 #[derive(Clone, Debug, Default)]
 struct Origin {
-    /// The failure of the store, if this process has decided in its place.
+    /// The failure of the store, if this process has decided in the place of the store.
     instead_of: Option<Arc<Error>>,
     /// Whether the decision is a remembered refusal, repeated because the store has failed.
     is_repeated: bool,
@@ -191,8 +193,8 @@ impl Decision {
         Self { layer, ..self }
     }
 
-    /// Whether the layer that has left this decision has also left the decision of a layer further
-    /// out. Such a layer counts the request twice.
+    /// Whether one layer has left both this decision and a decision further out. Such a layer
+    /// counts the request twice.
     pub(crate) fn counts_twice(&self) -> bool {
         self.layers().skip(1).any(|outer| outer.layer == self.layer)
     }
@@ -243,8 +245,8 @@ impl Decision {
         self.fields.rest.iter().fold(&self.fields.first, LimitStatus::binding)
     }
 
-    /// The limit whose figures clients see: the [`binding`](Self::binding) one of the limits that
-    /// are not [hidden](Charge::hidden).
+    /// The limit whose figures clients see. Among the limits that are not [hidden](Charge::hidden),
+    /// this limit is the [`binding`](Self::binding) one.
     ///
     /// `None` if all limits are hidden, or if only hidden limits have refused the check. If only
     /// hidden limits have refused, any other limit would show that units are left. A limit in the
@@ -284,8 +286,8 @@ impl Decision {
 
     /// The failure of the store, if this process has decided in the store's place. The figures of
     /// such a decision are those of a [`Share`](crate::limiter::Share) of each limit. `None` for a
-    /// decision of the store. Behind several layers, the failure is that of the innermost layer
-    /// that has one.
+    /// decision of the store. Behind several layers, the failure is that of the innermost layer for
+    /// which the store has failed.
     pub fn local_cause(&self) -> Option<&Error> {
         self.layers().find_map(|decision| decision.fields.origin.as_ref()?.instead_of.as_deref())
     }
@@ -300,8 +302,9 @@ impl Decision {
     ///    response, such as the task of a WebSocket, keeps that clone, so the place is held until
     ///    the task ends. Behind several layers, this clone holds the places of all layers.
     /// 3. With `RedisStore`, a task on the runtime of the check renews the places. The places of a
-    ///    process that has died are free at most [10 s](crate::Limit::freed_after) later. A place
-    ///    whose admission was lost on its way from Redis is freed once Redis answers again.
+    ///    process that has died are free at most [10 s](crate::Limit::freed_after) later. If the
+    ///    reply to an admission was lost on the way from Redis, the place is freed once Redis
+    ///    answers again.
     /// 4. The clone that is dropped last frees the places, on any thread. When a process ends,
     ///    [`shutdown`](crate::Limiter::shutdown) frees all places.
     pub fn holds_place(&self) -> bool {
@@ -311,16 +314,16 @@ impl Decision {
     /// Whether the decision has lost a place: the place was free for a time, or may be free now, so
     /// that another request may have got the place. A place is lost if the process stands still, or
     /// does not reach Redis, for longer than the [life](crate::Limit::freed_after) of a place. A
-    /// place is also lost if Redis loses its data. Only after a loss may more places be held than
-    /// the limit has. The process takes a lost place again, even above the limit. No other request
-    /// gets a place until fewer places are held than the limit has.
+    /// place is also lost if Redis loses the entry of the place. Only after a loss may more places
+    /// be held than the limit has. The process takes a lost place again, even above the limit. No
+    /// other request gets a place until fewer places are held than the limit has.
     pub fn has_lost_place(&self) -> bool {
         self.places().any(|places| places.are_lost())
     }
 
     /// When the store decided, by the store's clock. For a check that was repeated with its
     /// [id](crate::Check::with_id), the result is the time of the first admission. For a repeated
-    /// check that takes only places, the result is some time since the first admission.
+    /// check that takes only places, the result is the time of the first admission or a later time.
     pub fn at(&self) -> SystemTime {
         self.fields.at
     }

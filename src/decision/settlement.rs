@@ -1,27 +1,27 @@
 //! Settlements, which set the actual cost of an admission afterwards.
 //!
-//! 1. A [reserved](crate::Charge::reserve) charge counts at its cost from the decision on. Once it
-//!    is settled, the charge counts at its actual cost instead, as of the time of the admission. If
+//! 1. A [reserved](crate::Charge::reserve) charge counts at its cost from the decision on. After a
+//!    settlement, the charge counts at its actual cost instead, as of the time of the admission. If
 //!    the actual cost is 0, the charge no longer counts.
-//! 2. The actual cost may be above the reserved one, and even above the limit. Then later checks
+//! 2. The actual cost may be above the reserved cost, and even above the limit. Then later checks
 //!    are refused until enough units have left the window.
 //! 3. A settlement counts once, however often it is sent. Rule 5 names the exceptions.
 //!    [`Settled::was_applied`] tells whether a settlement has counted.
 //! 4. A settlement after the lease still counts the actual cost, until one window has passed since
 //!    the admission. So a lease can be much shorter than the window: the lease only limits how long
-//!    the reserved units count without a settlement. A settlement after the window changes nothing.
+//!    the reserved units count without a settlement. A later settlement changes nothing.
 //! 5. Settle each admission only once. A store forgets a settlement at a cost of 0. Under an
 //!    [algorithm](crate::algorithm) other than the log, a store forgets every settlement that came
 //!    before the end of the lease. If the store has forgotten a settlement, another settlement of
-//!    the same admission after the lease counts in addition. Two settlements after the lease also
-//!    count both while the key has 10,000 entries with ids. If a reply was lost, the store sends
-//!    the settlement again within seconds. A settlement that is sent again counts twice only if the
-//!    lease ends before the second time.
+//!    the same admission after the lease counts in addition. Of two settlements of one admission
+//!    after the lease, both count while the key has 10,000 entries with ids. If a reply was lost,
+//!    the store sends the settlement again within seconds. Such a settlement counts twice only if
+//!    the lease ends between the first sending and the second.
 //! 6. Reserve at least one unit: a charge of 0 units leaves no admission to settle.
-//! 7. A [full](crate::MemoryStore#when-it-is-full) `MemoryStore` may count reserved units so that
-//!    no settlement finds them. Such units count for the whole window. A settlement before the end
-//!    of the lease only adds the units above the reserved ones. A settlement after the lease adds
-//!    all units of the actual cost.
+//! 7. A [full](crate::MemoryStore#when-it-is-full) `MemoryStore` may count units so that no
+//!    settlement finds these units. Such units count for the whole window. A settlement before the
+//!    end of the lease only adds the units above the reserved ones. A settlement after the lease
+//!    adds all units of the actual cost.
 //! 8. An admission without a reservation can be settled too, if its limit counts by a
 //!    [log](crate::Algorithm::sliding_log), or if its caller gave the check an id.
 //!
@@ -89,7 +89,7 @@ pub struct Settled {
     ///
     /// In the following cases, a store does not find the admission of a settlement without a lease,
     /// or before the end of the lease. In the same cases, a settlement after the lease counts in
-    /// addition:
+    /// addition to the admission:
     ///
     /// * A [full](crate::MemoryStore#when-it-is-full) `MemoryStore` has counted the admission in
     ///   shared counts. Units above the reserved ones are added all the same.
@@ -155,8 +155,8 @@ impl Settlement {
         Self::by_id(check, id, system_time(1 << 52), |_| Some(0))
     }
 
-    /// Returns the same settlement, in which reserved units count as if they had been admitted
-    /// `delay` later, but at the latest now. The leases still end at the same time as without the
+    /// Moves the time from which reserved units count to `delay` after the admission. The store
+    /// lets no unit count from a time in the future. The leases end at the same time as without the
     /// delay.
     pub(crate) fn counting_later_by(self, delay: Duration) -> Self {
         // The delay is rounded as leases are, so that the leases end at the same microsecond.

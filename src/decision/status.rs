@@ -13,8 +13,8 @@ pub struct LimitStatus {
     reserved: u64,
     reset_after: Duration,
     /// The two retry times of a refusal. The first time holds if all reserved units are given back
-    /// now; it is zero if the check would then fit. The second time holds if no units are given
-    /// back before their lease ends.
+    /// now. If the check would then fit, the first time is zero. The second time holds if no units
+    /// are given back before their lease ends.
     pub(crate) waits: Option<(Duration, Duration)>,
     /// The retry time if only reserved units are in the way.
     reserved_after: Duration,
@@ -34,8 +34,8 @@ pub(crate) const RETRY_RESERVED_AFTER: Duration = Duration::from_secs(1);
 
 impl LimitStatus {
     /// The status of `charge`. `used` is the number of units in the window after the decision.
-    /// `reset_after` is the time until the oldest of these units leaves the window; zero without
-    /// units. `retry_after` is the retry time if this charge refused the check.
+    /// `reset_after` is the time until the oldest of these units leaves the window, and zero if
+    /// there are no units. `retry_after` is the retry time if this charge refused the check.
     #[inline]
     pub fn new(charge: &Charge, used: u64, reset_after: Duration, retry_after: Option<Duration>) -> Self {
         Self {
@@ -165,7 +165,7 @@ impl LimitStatus {
         self.reset_after
     }
 
-    /// How long this limit alone refuses the check; `None` if it does not.
+    /// How long this limit alone refuses the check; `None` if this limit does not refuse.
     ///
     /// For a limit in the [shadow](Charge::in_shadow), the result is how long the limit would
     /// refuse.

@@ -72,8 +72,8 @@ pub struct Limit {
 }
 
 impl Limit {
-    /// The largest number of units, 2^52. Redis scripts count in doubles, so a limit plus a cost
-    /// stays exact up to this number.
+    /// The largest number of units, 2^52. Redis scripts count in doubles, which are exact up to
+    /// 2^53, so the sum of a limit and a cost is exact.
     pub const MAX_UNITS: u64 = 1 << 52;
     /// The shortest window, 1 ms.
     pub const MIN_WINDOW: Duration = Duration::from_millis(1);
@@ -307,7 +307,8 @@ impl Limit {
     /// Returns the digest of the limit's identity and a key.
     #[inline]
     pub(crate) fn digest(&self, digester: &Digester, key: &Key) -> u64 {
-        // A window has at most 45 bits, so the number of the algorithm fits above it.
+        // A window has at most 45 bits, so the number of the algorithm fits into the bits above the
+        // window.
         let Identity { name, window_micros, algorithm } = &self.identity;
         digester.of(name, *window_micros | u64::from(algorithm.number()) << 48, key)
     }

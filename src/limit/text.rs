@@ -30,7 +30,7 @@ pub(super) const fn is_life(window: Duration) -> bool {
     window.as_secs() >= 1 && window.as_nanos() <= Limit::MAX_WINDOW.as_nanos()
 }
 
-/// The rule that these values break; `None` if they keep all rules.
+/// Returns the rule that a name, units or a window breaks; `None` if all three are allowed.
 pub(super) const fn broken_rule(name: &str, units: u64, window: Duration) -> Option<&'static str> {
     if !is_fixed_alphabet(name) {
         Some(NAME_RULE)

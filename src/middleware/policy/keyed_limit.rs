@@ -50,7 +50,7 @@ pub(crate) struct Ban {
 #[derive(Clone)]
 #[must_use]
 pub struct KeyedLimit {
-    /// The limit, or the closure that chooses it for each request.
+    /// The limit, or the closure that chooses a limit for each request.
     pub(crate) limit: Result<Limit, ChooseLimit>,
     pub(crate) extractor: Arc<dyn KeyExtractor>,
     pub(crate) cost: Option<Arc<ByRequest<u64>>>,
@@ -112,7 +112,7 @@ impl KeyedLimit {
     ///
     /// For a limit that changes, the closure reads a shared value. For a limit from a database, an
     /// earlier layer looks the limit up, and puts the limit into the extensions of the request.
-    /// [`guide::limits_by_plan`](crate::guide::limits_by_plan) has examples of both.
+    /// [`guide::limits_by_plan`](crate::guide::limits_by_plan) has examples of both cases.
     ///
     /// 1. The key is extracted first: a request without a key is rejected before a limit is chosen.
     ///    The closure runs for each request that has a key, and must not wait. If the closure
@@ -224,9 +224,9 @@ impl KeyedLimit {
         self
     }
 
-    /// Splits the limit into this many parts that count apart, and charges each request to one
-    /// part. A split is for a key with more requests than one node of a Redis Cluster can decide:
-    /// see [`split`](crate::split). Default: the limit is whole.
+    /// Splits the limit into `parts` parts that count apart, and charges each request to one part.
+    /// A split is for a key with more requests than one node of a Redis Cluster can decide: see
+    /// [`split`](crate::split). Default: the limit is whole.
     ///
     /// ```
     /// use tower_sliding_window::{Everyone, Limit};
@@ -405,8 +405,8 @@ impl KeyedLimit {
             && self.ban.is_none()
     }
 
-    /// The keys of all parts of a split limit, of which `charged` is the key of one part. If the
-    /// limit is not split, `charged` alone.
+    /// Returns the keys of all parts of the limit. `charged` is the key of one part. If the limit
+    /// is not split, the result is `charged` alone.
     pub(crate) fn all_parts_of(&self, charged: &Key) -> Vec<Key> {
         self.parts.map_or_else(|| vec![charged.clone()], |parts| all_parts_of(charged, parts).collect())
     }
