@@ -7,9 +7,9 @@ use std::{
 
 use jiff::{Timestamp, ToSpan, civil::DateTime, tz::TimeZone};
 
-/// The time zones in use. A [`Calendar`] knows its zone by the position in this list. The list is
-/// never longer than the database of time zones, which has about 600 names. [`Calendar::number`] has
-/// room for 1,023.
+/// The time zones in use. A [`Calendar`] knows its zone by the position of the zone in this list.
+/// The list is never longer than the database of time zones, which has about 600 names.
+/// [`Calendar::number`] has room for 1,023.
 static ZONES: RwLock<Vec<TimeZone>> = RwLock::new(Vec::new());
 
 const HOUR: u64 = 3_600_000_000;

@@ -94,7 +94,7 @@ impl Split {
     }
 
     /// Splits `limit` into `parts` parts. A limit with fewer units than `parts` gets one part for
-    /// each unit.
+    /// each unit. A limit of 0 units gets `parts` parts.
     pub(crate) fn of_at_most(limit: Limit, parts: NonZeroU32) -> Self {
         let units = u32::try_from(limit.units()).unwrap_or(u32::MAX);
         let parts = NonZeroU32::new(units).map_or(parts, |units| parts.min(units));

@@ -87,9 +87,9 @@ pub struct Settled {
     /// * The cost is 0, and the units were given back already when the lease ended.
     /// * The check, the id or the time is not that of the admission: see [`Settlement::by_id`].
     ///
-    /// In the following cases, a store does not find the admission of a settlement without a lease,
-    /// or before the end of the lease. In the same cases, a settlement after the lease counts in
-    /// addition to the admission:
+    /// In the following cases, a settlement without a lease does not find the admission. A
+    /// settlement before the end of the lease does not find it, either. In the same cases, a
+    /// settlement after the lease counts in addition to the admission:
     ///
     /// * A [full](crate::MemoryStore#when-it-is-full) `MemoryStore` has counted the admission in
     ///   shared counts. Units above the reserved ones are added all the same.
@@ -125,7 +125,8 @@ impl Settlement {
     /// Under another [algorithm](crate::algorithm) than the log, only reservations, and checks with
     /// an id of the caller's, can be settled.
     pub fn new(check: Check, admitted: &Decision, cost: impl FnMut(&Charge) -> Option<u64>) -> Self {
-        // The admissions of layers further out are not settled, so their origins do not matter.
+        // The admissions of layers further out are not settled, so only the origin of this decision
+        // matters.
         let is_local = admitted.fields.origin.as_ref().is_some_and(|origin| origin.instead_of.is_some());
         // The limits of a local decision are shares, so the settlement is under these shares.
         let mut statuses = admitted.statuses();
