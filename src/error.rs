@@ -214,7 +214,7 @@ impl StoreError {
         self
     }
 
-    /// Replaces the text of what failed: the store was `doing` this.
+    /// Replaces the text that says what the store was `doing` when it failed.
     #[cfg(feature = "redis")]
     pub(crate) fn when(mut self, doing: &'static str) -> Self {
         self.doing = doing;

@@ -15,8 +15,8 @@
 //! 4. A cost above the units of a part is [`NeverFits`](crate::error::NeverFits), even if it is
 //!    below the limit.
 //! 5. A settlement goes to the part that was charged. A caller of
-//!    [`acquire`](crate::Limiter::acquire) waits for units of one part. A
-//!    [`Share`](crate::limiter::Share) is a share of each part, rounded down again.
+//!    [`acquire`](crate::Limiter::acquire) waits for units of one part. Under a
+//!    [`Share`](crate::limiter::Share), a process has a share of each part, rounded down again.
 //! 6. A part counts apart from every other key, and also from the same key under the unsplit limit.
 //!    So split a limit in all processes or in none. If you change the number of parts, the parts
 //!    keep their keys, so the units of the old parts still count. Until one window after the

@@ -13,10 +13,10 @@
 //! 5. Settle each admission only once. A store forgets a settlement at a cost of 0. Under an
 //!    [algorithm](crate::algorithm) other than the log, a store forgets every settlement that came
 //!    before the end of the lease. If the store has forgotten a settlement, another settlement of
-//!    the same admission after the lease counts in addition. Of two settlements of one admission
-//!    after the lease, both count while the key has 10,000 entries with ids. If a reply was lost,
-//!    the store sends the settlement again within seconds. Such a settlement counts twice only if
-//!    the lease ends between the first sending and the second.
+//!    the same admission after the lease counts in addition. While the key has 10,000 entries with
+//!    ids, two settlements of one admission after the lease both count. If a reply was lost, the
+//!    store sends the settlement again within seconds. Such a settlement counts twice only if the
+//!    lease ends between the first sending and the second.
 //! 6. Reserve at least one unit: a charge of 0 units leaves no admission to settle.
 //! 7. A [full](crate::MemoryStore#when-it-is-full) `MemoryStore` may count units so that no
 //!    settlement finds these units. Such units count for the whole window. A settlement before the
@@ -93,9 +93,9 @@ pub struct Settled {
     ///
     /// * A [full](crate::MemoryStore#when-it-is-full) `MemoryStore` has counted the admission in
     ///   shared counts. Units above the reserved ones are added all the same.
-    /// * Under another [algorithm](crate::algorithm) than the log, the admission has no reservation
-    ///   and no id from its caller, or the admission came while the key had 10,000 entries with
-    ///   ids.
+    /// * The limit has another [algorithm](crate::algorithm) than the log, and the admission has no
+    ///   reservation and no id from its caller. Under such an algorithm, the same holds for an
+    ///   admission that came while the key had 10,000 entries with ids.
     /// * The limit was [reset](crate::Limiter::reset), or the store has lost the admission: Redis
     ///   was restarted, has evicted the key, or has failed over.
     pub was_applied: bool,
@@ -122,11 +122,11 @@ impl Settlement {
     /// # Ok(()) }
     /// ```
     ///
-    /// Under another [algorithm](crate::algorithm) than the log, only reservations, and checks with
-    /// an id of the caller's, can be settled.
+    /// Under another [algorithm](crate::algorithm) than the log, an admission can be settled only
+    /// if it has a reservation, or an id from its caller.
     pub fn new(check: Check, admitted: &Decision, cost: impl FnMut(&Charge) -> Option<u64>) -> Self {
-        // The admissions of layers further out are not settled, so only the origin of this decision
-        // matters.
+        // Only the admission of this layer is settled, so the origins of layers further out do not
+        // matter.
         let is_local = admitted.fields.origin.as_ref().is_some_and(|origin| origin.instead_of.is_some());
         // The limits of a local decision are shares, so the settlement is under these shares.
         let mut statuses = admitted.statuses();

@@ -51,9 +51,9 @@
 //!     deviations, as the store [measures](crate::store::LocalState::answered_in) them. The life is
 //!     at most a second, and at most the window. The process asks for the next prefetch so early
 //!     that the next prefetch arrives before the present one ends or is spent. If a round trip
-//!     takes more than 4 ms, fewer than sixteen requests within a life are worth a prefetch. Their
-//!     number is 64 ms divided by the round trip, and at least two. If the window is shorter than
-//!     two round trips, a prefetch would be over on arrival, so the process takes none.
+//!     takes more than 4 ms, fewer requests within a life than sixteen are enough for a prefetch:
+//!     64 ms divided by the round trip, and at least two. If the window is shorter than two round
+//!     trips, a prefetch would be over on arrival, so the process takes none.
 //! 11. **A prefetch costs no more than it saves.** A process takes a prefetch by one call and gives
 //!     the rest back by another. Each of the two calls takes Redis about three times as long as a
 //!     plain check. The process earns both calls before it takes the prefetch. A check that the

@@ -127,8 +127,8 @@ impl KeyedLimit {
     ///    request is rejected with a 500, and the log says what to change.
     /// 5. If two limits of a request have the same name, window, algorithm and key, they are one
     ///    limit. For example, [`PeerIp`](crate::PeerIp) and [`ClientIp`](crate::ClientIp) find the
-    ///    same key without a proxy. The limit of fewer units is charged, at the larger cost. If
-    ///    only one of the two is in the shadow, the limit in the shadow is left out.
+    ///    same key without a proxy. The limit with fewer units is charged, at the larger of the two
+    ///    costs. If only one of the two is in the shadow, the limit in the shadow is left out.
     pub fn chosen<E, C, L>(extractor: E, choose: C) -> Self
     where
         E: KeyExtractor,
