@@ -26,14 +26,16 @@
 //! Limits of different algorithms can be decided in one check. For all algorithms:
 //!
 //! 1. `retry_after` is exact: the first moment at which the algorithm admits the check if nothing
-//!    else arrives. A [`decision`](crate::decision) lists the exceptions.
-//! 2. An admission with an id from its caller has an entry of its own, and so has a
-//!    [reservation](crate::Limiter::reserve), until it is settled or expires. Other admissions have
-//!    entries of their own only under `log`. Other algorithms add them up, so a repeated check
-//!    counts twice, and nothing can be refunded.
-//! 3. Under other algorithms than `log` a key has at most 10,000 entries of such admissions.
-//!    Admissions beyond them count for their whole window: a settlement before the end of the lease
-//!    changes nothing, and a settlement after the lease counts in addition.
+//!    else arrives. The module [`decision`](crate::decision) lists the exceptions.
+//! 2. An admission with an id from its caller has an entry of its own. A
+//!    [reservation](crate::Limiter::reserve) has an entry of its own, too, until the reservation is
+//!    settled or expires. Other admissions have entries of their own only under `log`. Other
+//!    algorithms add such admissions up, so a repeated check counts twice, and nothing can be
+//!    refunded.
+//! 3. Under other algorithms than `log`, a key has at most 10,000 entries of admissions with ids
+//!    and of reservations. Admissions beyond this number count for their whole window. If such an
+//!    admission is settled before the end of its lease, nothing changes. If it is settled after the
+//!    lease, the settlement counts in addition.
 //! 4. A limit whose algorithm is changed starts anew. The old entries expire.
 
 use std::borrow::Cow;
@@ -52,7 +54,7 @@ pub struct Algorithm(pub(crate) Kind);
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) enum Kind {
-    // The exact kinds come first, so that one comparison tells them from the others.
+    // The exact kinds come first, so that one comparison tells an exact kind from the others.
     #[default]
     Log,
     /// The algorithm of [`Limit::concurrent`](crate::Limit::concurrent).
@@ -86,13 +88,13 @@ impl Algorithm {
     /// the limit, and refuses too early by less than a sub-window, which is the window divided by
     /// `entries − 2`.
     ///
-    /// Units that are admitted within one sub-window count as admitted at its end. Up to 128
-    /// entries Redis uses its compact encoding.
+    /// Units that are admitted within one sub-window count as admitted at the end of the
+    /// sub-window. For a log of up to 128 entries, Redis uses its compact encoding.
     ///
     /// # Panics
     ///
     /// If `entries` is less than [`MIN_ENTRIES`](Self::MIN_ENTRIES) or more than
-    /// [`MAX_ENTRIES`](Self::MAX_ENTRIES); in a `const` that does not compile.
+    /// [`MAX_ENTRIES`](Self::MAX_ENTRIES). In a `const`, such a number does not compile.
     #[track_caller]
     pub const fn compact_log(entries: u16) -> Self {
         assert!(
@@ -102,34 +104,36 @@ impl Algorithm {
         Self(Kind::Compact { entries })
     }
 
-    /// Two counters: the units of the clock's current window, and those of the previous one in
-    /// proportion to its overlap with the sliding window. The clock's windows begin at multiples of
-    /// the window since the Unix epoch.
+    /// Two counters: one for the current window of the clock, and one for the previous window of
+    /// the clock. The units of the previous window count in proportion to the overlap of the
+    /// previous window with the sliding window. The windows of the clock begin at multiples of
+    /// their length since the Unix epoch.
     ///
     /// The estimate assumes that the units of the previous window are spread evenly, and is rounded
-    /// up. If these units came late in their window, the estimate is too low, and up to `2 L − 1`
-    /// units can be in a sliding window. If they came early, the estimate is too high: at worst,
-    /// the whole limit still counts as used for less than a window.
+    /// up. If the units of the previous window came late, the estimate is too low, and up to `2 L −
+    /// 1` units can be in a sliding window. If these units came early, the estimate is too high,
+    /// and units count for up to a window longer than they should.
     pub const fn sliding_window_counter() -> Self {
         Self(Kind::Counter)
     }
 
-    /// A fixed window: all units come back at once when the clock's window ends, at a multiple of
-    /// the window since the Unix epoch. For a day that is midnight UTC.
+    /// A fixed window of the clock. All units come back at once when the window ends. A window ends
+    /// at a multiple of its length since the Unix epoch: for a window of a day, at midnight UTC.
     ///
-    /// A client can spend the limit just before that moment and again just after it: twice the
-    /// limit within moments.
+    /// A client can spend the limit just before a window ends, and again just after. So twice the
+    /// limit may be admitted within moments.
     pub const fn fixed_window() -> Self {
         Self(Kind::Fixed)
     }
 
-    /// A number that no other algorithm has.
+    /// Returns a number that no other algorithm has for the same window.
     pub(crate) const fn number(self) -> u16 {
         match self.0 {
             Kind::Log => 0,
             Kind::Counter => 1,
             Kind::Fixed => 2,
-            // A compact log has at least three entries, so its number differs from those above.
+            // A compact log has at least three entries, so its number differs from the numbers
+            // above.
             Kind::Compact { entries } => entries,
             Kind::Concurrent => u16::MAX,
             #[cfg(feature = "calendar")]
@@ -159,8 +163,8 @@ impl Algorithm {
         self.0
     }
 
-    /// The time under which an admission of `now` is recorded. The admission counts until a window
-    /// after this time.
+    /// Returns the time under which an admission of `now` is recorded. The admission counts until
+    /// one window after the recorded time.
     pub(crate) fn recorded_at(self, now: u64, window: u64) -> u64 {
         match self.0 {
             // A counter finds the clock's window by itself.

@@ -7,18 +7,18 @@ use std::{
 
 use jiff::{Timestamp, ToSpan, civil::DateTime, tz::TimeZone};
 
-/// The time zones in use. A [`Calendar`] knows its zone by the position in this list. The list is
-/// never longer than the database of time zones, which has about 600 names. [`Calendar::number`] has
-/// room for 1,023.
+/// The time zones in use. A [`Calendar`] knows its zone by the position of the zone in this list.
+/// The list is never longer than the database of time zones, which has about 600 names.
+/// [`Calendar::number`] has room for 1,023.
 static ZONES: RwLock<Vec<TimeZone>> = RwLock::new(Vec::new());
 
 const HOUR: u64 = 3_600_000_000;
 
-/// The periods of a limit.
+/// The periods by which a limit counts, and their time zone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Calendar {
     period: Period,
-    /// Zero is UTC. For other zones, it is one more than the position in [`ZONES`].
+    /// Zero is UTC. For other zones, the number is one more than the position in [`ZONES`].
     zone: u16,
 }
 
@@ -27,16 +27,16 @@ pub(crate) struct Calendar {
 pub enum Period {
     /// An hour of the clock.
     Hour,
-    /// From midnight to midnight.
+    /// A day, from midnight to midnight.
     Day,
-    /// From Monday on.
+    /// A week, from Monday on.
     Week,
-    /// From this day of the month on, 1 to 28, such as the one on which a contract began.
+    /// A month that begins on this day, 1 to 28, such as the day on which a contract began.
     Month(u8),
 }
 
 impl Calendar {
-    /// This period in UTC.
+    /// Makes the calendar of `period` in UTC.
     pub(crate) const fn of(period: Period) -> Self {
         Self { period, zone: 0 }
     }
@@ -44,7 +44,7 @@ impl Calendar {
     /// A length that no period exceeds. Each period of a limit counts as a window of this length
     /// that ends with the period.
     pub(crate) const fn longest(self) -> u64 {
-        // A clock may repeat up to two hours, so the lengths include them.
+        // A clock may repeat up to two hours, so each length includes two hours more.
         match self.period {
             Period::Hour => 3 * HOUR,
             Period::Day => 26 * HOUR,
@@ -53,19 +53,20 @@ impl Calendar {
         }
     }
 
-    /// A number that no other calendar of the same period has, and no other algorithm.
+    /// Returns a number that no other algorithm has, except the calendars of other periods.
     pub(crate) const fn number(self) -> u16 {
         let from_day = if let Period::Month(day) = self.period { day } else { 1 };
         1 << 15 | self.zone << 5 | from_day as u16
     }
 
-    /// When the period of this time ends, in microseconds since the Unix epoch.
+    /// Returns when the period that contains `time` ends. Times are microseconds since the Unix
+    /// epoch.
     pub(crate) fn end_of(self, time: u64) -> u64 {
         self.ends(time).find(|end| *end > time).unwrap_or_else(|| time.saturating_add(self.longest()))
     }
 
-    /// The ends of the periods around a time. Three periods have ended by this time, and four end
-    /// later.
+    /// Returns when the seven periods around `time` end. Three of the periods have ended by `time`,
+    /// and four end later.
     pub(crate) fn ends(self, time: u64) -> impl Iterator<Item = u64> {
         let zone = self.zone();
         let time = i64::try_from(time).ok().and_then(|time| Timestamp::from_microsecond(time).ok());
@@ -76,7 +77,8 @@ impl Calendar {
         })
     }
 
-    /// The start of the period that is `number` periods after the period of a local time.
+    /// Returns the start of the period that is `number` periods after the period of the time
+    /// `local`.
     fn start(self, local: DateTime, number: i64) -> Option<DateTime> {
         let date = local.date();
         let date = match self.period {
@@ -88,7 +90,7 @@ impl Calendar {
             }
             Period::Month(from_day) => {
                 let first_day = i64::from(from_day) - 1;
-                // Before `from_day`, the period is that of the month before.
+                // A day before `from_day` is in the period that began in the month before.
                 let months = number - i64::from(i64::from(date.day()) <= first_day);
                 date.first_of_month().checked_add(months.months()).and_then(|first| first.checked_add(first_day.days()))
             }
@@ -112,8 +114,8 @@ impl Calendar {
         }
         let mut zones = ZONES.write().unwrap_or_else(PoisonError::into_inner);
         // Zones are compared by name, since keys in Redis contain the name. Two names with the same
-        // rules are two zones. If they were one zone, the name that a process has met first would
-        // be in the key.
+        // rules are two zones. If such names were one zone, keys would contain the name that the
+        // process has met first.
         let known = zones.iter().position(|known| known.iana_name() == zone.iana_name());
         let place = known.unwrap_or(zones.len());
         if known.is_none() {
@@ -122,8 +124,8 @@ impl Calendar {
         Ok(Self { zone: place as u16 + 1, ..self })
     }
 
-    /// The calendar of a period such as `month` or `month(15)`, and a time zone, in the text of a
-    /// limit. `None` for another window.
+    /// Reads the calendar in the text of a limit: a period such as `month` or `month(15)`, and a
+    /// time zone. `None` for a window that is not of the calendar.
     pub(crate) fn read(window: &str, zone: Option<&str>) -> Result<Option<Self>, String> {
         let day = window.strip_prefix("month(").and_then(|rest| rest.strip_suffix(')'));
         let period = match (window, day.map(str::parse)) {
@@ -228,7 +230,8 @@ mod tests {
         assert_eq!(ends("month", date(2028, 2, 1).in_tz("Europe/Berlin").unwrap()), 29 * 24 * HOUR);
     }
 
-    /// The script takes the first end after its own time.
+    /// Of the ends that a process tells, the script takes the first end after the time of the
+    /// server.
     #[cfg(feature = "redis")]
     #[test]
     fn a_process_tells_the_same_end_if_its_clock_is_wrong_by_two_periods() {

@@ -38,12 +38,13 @@ impl ManualClock {
         Self(Arc::new(AtomicU64::new(micros_since_epoch(SystemTime::now()))))
     }
 
-    /// Moves the clock forward, rounded down to microseconds.
+    /// Moves the clock forward by `by`, which is rounded down to microseconds.
     pub fn advance(&self, by: Duration) {
         self.set(|now| now.saturating_add(micros(by)));
     }
 
-    /// Moves the clock back, as an operator may do with a server's clock; to 1970 at most.
+    /// Moves the clock back by `by`, to 1970 at most. An operator may do the same with a server's
+    /// clock.
     pub fn step_back(&self, by: Duration) {
         self.set(|now| now.saturating_sub(micros(by)));
     }
@@ -72,13 +73,14 @@ impl Default for ManualClock {
 #[derive(Clone)]
 pub(crate) enum Clock {
     /// The system's time at the start, plus the time since then by tokio's clock. A step of the
-    /// system clock does not change it. Tests can pause tokio's clock, and it needs no runtime.
+    /// system clock does not change this clock. Tests can pause tokio's clock. Tokio's clock needs
+    /// no runtime.
     Monotonic {
         started: Instant,
         epoch: u64,
     },
-    /// Like `Monotonic`, but when the system clock has stepped by more than a second, this clock
-    /// follows. A machine that was suspended sees such a step.
+    /// Like `Monotonic`, but this clock follows a step of the system clock by more than a second.
+    /// The system clock steps when a machine goes on after it was suspended.
     Following(Arc<Following>),
     /// The system's time, which may step. This clock does not drift away from the clocks of other
     /// processes.
@@ -87,19 +89,20 @@ pub(crate) enum Clock {
     Manual(ManualClock),
 }
 
-/// One second, for two uses: the two clocks are compared at most this often, and a difference of
-/// more than this is a step.
+/// One second. This clock is compared with the system clock at most once a second, and a difference
+/// of more than a second is a step.
 const STEP: u64 = 1_000_000;
 
-/// The two clocks are read one after the other. If more than this time passes in between, the
-/// thread has stood still, and the reading is dropped.
+/// The longest time between the readings of the two clocks. If more time passes, the thread has
+/// stood still, and the readings are dropped.
 const PRECISION: Duration = Duration::from_millis(100);
 
 pub(crate) struct Following {
     started: Instant,
     /// The moment of `started`, by a clock that no test pauses.
     really_started: time::Instant,
-    /// The time at `started` by the system clock, with the steps that the clock has followed since.
+    /// The time at `started` by the system clock, moved by the steps that this clock has followed
+    /// since.
     epoch: AtomicU64,
     /// When the clocks were last compared, in microseconds since the start.
     compared_at: AtomicU64,
@@ -125,8 +128,8 @@ impl Following {
         }
     }
 
-    /// Follows the system clock if that has stepped. `system` is its time, and `elapsed` the time
-    /// since the start.
+    /// Follows the system clock if the system clock has stepped. `system` is the time of the system
+    /// clock, and `elapsed` is the time since the start.
     fn follow(&self, elapsed: u64, system: u64) {
         let epoch = system.saturating_sub(elapsed);
         if epoch.abs_diff(self.epoch.load(Ordering::Relaxed)) > STEP {
@@ -195,7 +198,8 @@ mod tests {
         assert_eq!(shown(3 * hour, 0), 3 * hour, "before 1970");
     }
 
-    /// A test that pauses the time stops the clock of the decisions. The pause is no step.
+    /// A test that pauses tokio's time also stops this clock. The pause does not count as a step of
+    /// the system clock.
     #[tokio::test(start_paused = true)]
     async fn a_paused_clock_shows_the_time_of_the_test() {
         let clock = Clock::following();

@@ -1,8 +1,8 @@
-//! The error of everything that is set up wrong. The module [`error`](crate::error) exports it.
+//! The error of a wrong setting. The module [`error`](crate::error) exports this error.
 
 use std::{borrow::Cow, error, fmt};
 
-/// A wrong setting. Its text names the value, and says what is wrong with it.
+/// A wrong setting. The text of the error names the value, and says what is wrong with the value.
 ///
 /// The text shows at most the scheme of a URL, since the rest may be part of a password.
 ///
@@ -21,7 +21,7 @@ impl ConfigError {
         Self(text.into())
     }
 
-    /// What is wrong with a limit of this name or text.
+    /// Makes the error of a wrong limit. `limit` is the name or the text of the limit.
     pub(crate) fn of_limit(limit: &str, problem: impl fmt::Display) -> Self {
         Self::new(format!("limit {limit:?}: {problem}"))
     }
@@ -33,7 +33,7 @@ impl fmt::Display for ConfigError {
     }
 }
 
-/// Shows the text, since a `main` that returns the error prints its `Debug`.
+/// Shows the text: if `main` returns an error, the program prints the `Debug` of the error.
 impl fmt::Debug for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("ConfigError").field(&self.0).finish()

@@ -4,9 +4,8 @@
 //! 2. [`Error::TimedOut`], [`Error::Unavailable`] and [`Error::BreakerOpen`] are failures of the
 //!    store. The caller or the route's [failure mode](crate::limiter::FailureMode) chooses whether
 //!    the work goes on without a decision.
-//! 3. A [`StoreError`] has a [kind](StoreError::kind), and its cause as
-//!    [`source`](std::error::Error::source). The error and its cause contain no key and no
-//!    password.
+//! 3. A [`StoreError`] has a [kind](StoreError::kind), and [`source`](std::error::Error::source)
+//!    returns its cause. Neither the error nor the cause contains a key or a password.
 //! 4. A [`ConfigError`] says which setting is wrong. Such an error comes while an application is
 //!    set up, and never later.
 //!
@@ -75,7 +74,8 @@ impl error::Error for Error {
 }
 
 impl Error {
-    /// The cause of a failure, for metrics. `None` for a mistake of the caller.
+    /// The value of the label `cause` in metrics. `None` for a mistake of the caller, which is no
+    /// failure.
     pub(crate) fn label(&self) -> Option<&'static str> {
         match self {
             Self::TimedOut { .. } => Some("timed_out"),
@@ -85,7 +85,7 @@ impl Error {
         }
     }
 
-    /// The same error, with the round trip of the store.
+    /// Sets the round trip of the store in an error of the kind [`TimedOut`](Self::TimedOut).
     pub(crate) fn at_distance(mut self, distance: Option<Duration>) -> Self {
         if let Self::TimedOut { round_trip, .. } = &mut self {
             *round_trip = distance;
@@ -93,7 +93,7 @@ impl Error {
         self
     }
 
-    /// Whether the failure may be over soon. Then a caller with time to wait asks again.
+    /// Whether the failure may be over soon, so that a caller with time to wait asks again.
     pub(crate) fn may_pass(&self) -> bool {
         match self {
             Self::TimedOut { .. } => true,
@@ -107,7 +107,7 @@ impl Error {
         }
     }
 
-    /// Whether the error is a failure of the store that a breaker counts.
+    /// Whether a breaker counts the error as a failure of the store.
     pub(crate) fn is_the_stores(&self) -> bool {
         match self {
             Self::TimedOut { .. } => true,
@@ -179,13 +179,13 @@ pub enum StoreErrorKind {
     Denied,
     /// There is no connection to the server, or it broke.
     Unreachable,
-    /// The server did not answer in time. Or the check was not sent, since so many others wait that
-    /// it could not be answered in time.
+    /// The server did not answer in time. Or the check was not sent, since so many checks were
+    /// waiting that its reply would have come too late.
     TimedOut,
     /// The server is a replica, or may not write for another reason: it has too few replicas, or
     /// could not save its data.
     ReadOnly,
-    /// The server loads its data after a start, or runs a script for long.
+    /// The server still loads its data after a start, or runs one script for too long.
     Busy,
     /// There is no memory left for the admission.
     OutOfMemory,
@@ -206,15 +206,15 @@ impl StoreError {
         Self { doing, kind, is_of_one_check: false, cause: cause.into().into() }
     }
 
-    /// Marks a failure that does not affect other checks, such as a queue that is full. A
-    /// [`Breaker`](crate::limiter::Breaker) does not count it.
+    /// Marks the failure as one that does not affect other checks, such as a full queue. A
+    /// [`Breaker`](crate::limiter::Breaker) does not count a failure that is marked so.
     #[must_use]
     pub fn of_one_check(mut self) -> Self {
         self.is_of_one_check = true;
         self
     }
 
-    /// The same failure, as one that came while `doing` something else.
+    /// Replaces the text that says what the store was `doing` when it failed.
     #[cfg(feature = "redis")]
     pub(crate) fn when(mut self, doing: &'static str) -> Self {
         self.doing = doing;

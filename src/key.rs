@@ -5,8 +5,8 @@
 //! 2. A value can be personal, so [`Debug`](std::fmt::Debug) shows only the namespace, and
 //!    `RedisStore` sends only a digest. Readers of Redis can still find guessable values by trying
 //!    them, unless the store has a [`Secret`](crate::Secret).
-//! 3. Do not use a secret as a value: hash it with [`ApiKey`](crate::ApiKey) or
-//!    [`Secret::key`](crate::Secret::key).
+//! 3. Do not use a secret as a value. [`ApiKey`](crate::ApiKey) and
+//!    [`Secret::key`](crate::Secret::key) make a key of the secret's hash instead.
 //!
 //! ```
 //! use tower_sliding_window::Key;
@@ -22,7 +22,7 @@
 //! # The key of a layer
 //!
 //! A string becomes a key without a namespace. The extractor of a layer makes keys in a namespace
-//! of its own, so these two differ:
+//! of its own, so the extractor's key for `acme` differs from the key of the string `acme`:
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), tower_sliding_window::Error> {
@@ -54,11 +54,13 @@ pub struct Key {
     value: Value,
 }
 
-/// The bytes of a key. Short keys, such as addresses, hashes and most names, are stored in place.
-/// So making, cloning and comparing such a key allocates nothing, and follows no pointer.
+/// The bytes of a key. Short values, such as addresses, hashes and most names, are stored in the
+/// enum itself. So making, cloning or comparing a short value allocates nothing, and follows no
+/// pointer.
 #[derive(Clone, PartialEq, Eq, Hash)]
 enum Value {
-    /// All bytes behind the value are zero, so that equal values have equal arrays.
+    /// The first `length` bytes are the value. All bytes after the value are zero, so that equal
+    /// values have equal arrays.
     Short {
         length: u8,
         bytes: [u8; Self::SHORT],
@@ -72,7 +74,7 @@ impl Key {
         Self { namespace, value: Value::of(&[value.as_ref()]) }
     }
 
-    /// A key whose value is these parts in a row.
+    /// Makes a key whose value is all `parts`, one after the other.
     pub(crate) fn joined(namespace: &'static str, parts: &[&[u8]]) -> Self {
         Self { namespace, value: Value::of(parts) }
     }
@@ -92,7 +94,7 @@ impl Key {
 }
 
 impl Value {
-    /// With this number of bytes, both variants have the same size.
+    /// The most bytes of a short value. With a larger number, every `Value` would take more memory.
     const SHORT: usize = 22;
 
     fn of(parts: &[&[u8]]) -> Self {
@@ -124,15 +126,16 @@ impl From<&String> for Key {
     }
 }
 
-/// The key of the number in decimal digits.
+/// Makes the key of the number's decimal digits.
 impl From<u64> for Key {
     fn from(value: u64) -> Self {
         Self::from(value.to_string())
     }
 }
 
-/// The key of the address as a text. An IPv4 address that is mapped into IPv6 has the key of the
-/// IPv4 address. [`PeerIp`](crate::PeerIp) makes other keys: see its method `key`.
+/// Makes the key of the address's text. An IPv4 address that is mapped into IPv6 has the key of the
+/// IPv4 address. [`PeerIp`](crate::PeerIp) makes other keys of addresses: see the method `key` of
+/// `PeerIp`.
 impl From<IpAddr> for Key {
     fn from(address: IpAddr) -> Self {
         Self::from(address.to_canonical().to_string())
@@ -145,11 +148,12 @@ impl From<&Self> for Key {
     }
 }
 
-/// The pair of two keys, which [`KeyExtractor::and`](crate::KeyExtractor::and) makes of a request.
-/// Two pairs are equal only if both of their keys are.
+/// Makes one key of two keys, as [`KeyExtractor::and`](crate::KeyExtractor::and) does for a
+/// request. Two pairs are equal only if their first keys are equal and their second keys are equal.
 impl From<(&Self, &Self)> for Key {
     fn from((first, second): (&Self, &Self)) -> Self {
-        // Each part is preceded by its length, so no two different pairs give the same bytes.
+        // The length of each part comes before the part, so no two different pairs give the same
+        // bytes.
         let parts = [first.namespace.as_bytes(), first.value(), second.namespace.as_bytes(), second.value()];
         let lengths = parts.map(|part| (part.len() as u64).to_le_bytes());
         let framed = [0, 1, 2, 3].map(|index| [&lengths[index][..], parts[index]]);
@@ -169,21 +173,22 @@ impl fmt::Debug for Key {
     }
 }
 
-/// Makes digests of limits and keys, by which tables find their entries. Keys come from clients, so
-/// a digest depends on random bits of the process. No client can make two digests collide.
+/// Makes digests, by which a table finds the entry of a limit and a key. A digest depends on random
+/// bits of the process. So clients, who choose their keys, cannot make two digests collide.
 #[derive(Debug, Default)]
 pub(crate) struct Digester(RandomState);
 
 impl Digester {
-    /// If all parts together are longer than this, each part is written by itself.
+    /// The most bytes that the hasher gets in one write. If all parts together are longer, each
+    /// part is written by itself.
     const JOINED: usize = 128;
 
-    /// The digest of a limit's name, a number for the rest of its identity, and a key.
-    /// [`Limit::digest`](crate::Limit) passes the name and the number of the limit.
+    /// Returns the digest of a limit and a key. `name` is the limit's name, and `rest` is a number
+    /// for the rest of the limit's identity: [`Limit::digest`](crate::Limit) passes both.
     pub(crate) fn of(&self, name: &str, rest: u64, key: &Key) -> u64 {
         let mut hasher = self.0.build_hasher();
-        // No UTF-8 text contains 0xff, and the part behind the value has a fixed length. So two
-        // different keys or limits never give the same bytes.
+        // No UTF-8 text contains 0xff, so 0xff ends the name and the namespace. The part after the
+        // value has a fixed length. So two different keys or limits never give the same bytes.
         let rest = rest.to_le_bytes();
         let parts = [name.as_bytes(), &[0xff], key.namespace().as_bytes(), &[0xff], key.value(), &rest];
         // One write of all parts takes half the time of a write for each part.
@@ -205,7 +210,7 @@ impl Digester {
 /// A table whose keys are digests.
 pub(crate) type ByDigest<T> = HashMap<u64, T, BuildHasherDefault<Prehashed>>;
 
-/// A hasher for tables whose keys are digests already: it takes the digest for the hash.
+/// A hasher for tables whose keys are digests. The hash of a digest is the digest itself.
 #[derive(Debug, Default)]
 pub(crate) struct Prehashed(u64);
 

@@ -1,9 +1,10 @@
 //! Exact, distributed rate limiting for [tower](https://docs.rs/tower) and
 //! [axum](https://docs.rs/axum), on Redis or in one process.
 //!
-//! A [`RateLimitLayer`] finds the keys of each request, decides all its limits in one atomic step,
-//! and forwards the request or answers 429. The window slides: no span of the window's length ever
-//! admits more than the limit, however many processes share it. See the [guarantees](#guarantees).
+//! A [`RateLimitLayer`] finds the keys of each request, decides all limits of the layer in one
+//! atomic step, and forwards the request or answers 429. The window slides: no span of the window's
+//! length ever admits more than the limit, however many processes share the limit. See the
+//! [guarantees](#guarantees).
 //!
 //! ```no_run
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -100,10 +101,10 @@
 //!   another [`algorithm`] than the exact log, or that [count
 //!   afterwards](KeyedLimit::count_afterwards), promise less.
 //! * A refusal takes nothing from any limit. On a cluster, a check of several keys is decided slot
-//!   by slot: a refusal gives back what it has taken.
+//!   by slot. If one slot refuses, the units that other slots have counted are given back.
 //! * The retry time of a refusal is the first moment at which the same check would pass. If only
-//!   reservations are in the way, the retry time is short. Where the moment is not known, it is a
-//!   lower bound: see [`decision`].
+//!   reservations are in the way, the retry time is short. Where this moment is not known, the
+//!   retry time is a lower bound: see [`decision`].
 //! * A request waits for decisions for at most the longest [deadline](RateLimitLayer::deadline) of
 //!   its layers, plus 5 ms for each layer that finds its deadline used up. The default deadline
 //!   follows the round trip of the store: 50 ms next to the store, and at most 1 s. A layer that

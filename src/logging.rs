@@ -26,14 +26,14 @@ const INTERVAL: u64 = 1_000_000;
 #[derive(Debug)]
 pub(crate) struct Throttle {
     started: Instant,
-    /// The next line passes from this time on, in microseconds since the start.
+    /// The time from which the next line passes, in microseconds since the start.
     next: AtomicU64,
     suppressed: AtomicU64,
 }
 
 impl Throttle {
-    /// Returns how many lines were suppressed since the last one, if this line passes. Without the
-    /// feature `tracing`, no line passes.
+    /// If the line passes, returns how many lines were suppressed since the last line that passed.
+    /// Without the feature `tracing`, no line passes.
     #[inline]
     pub(crate) fn pass(&self) -> Option<u64> {
         if cfg!(feature = "tracing") { self.pass_at(Instant::now()) } else { None }
@@ -58,7 +58,7 @@ impl Default for Throttle {
     }
 }
 
-/// An error and its causes in one line.
+/// Shows an error and all its causes in one line.
 pub(crate) struct Chain<'a>(pub(crate) &'a dyn Error);
 
 impl fmt::Display for Chain<'_> {
@@ -78,7 +78,8 @@ impl fmt::Display for Chain<'_> {
     }
 }
 
-/// A log line without the feature `tracing`: it uses the fields, and writes nothing.
+/// Stands for a log line without the feature `tracing`. The macro uses the fields, and writes
+/// nothing.
 #[cfg(not(feature = "tracing"))]
 macro_rules! no_line {
     ($($(%)? $(?)? $field:ident,)* $message:literal) => {{

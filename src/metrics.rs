@@ -15,33 +15,34 @@
 //! | `rate_limit_queue_full_total` | counter | checks and settlements | | how many failed at once, because they would have been answered after the deadline, or because 65,536 waited |
 //! | `rate_limit_script_seconds` | histogram | seconds | | time from sending a batch to its reply or error, without the wait of its checks in the queue, or for a connection |
 //!
-//! 1. Metrics need the feature `metrics`, which is off by default. Without it, none of this code is
-//!    compiled.
+//! 1. Metrics need the feature `metrics`, which is off by default. Without this feature, no code
+//!    for metrics is compiled.
 //! 2. `layer` is the [name](crate::RateLimitLayer::named) of the layer. The label is empty for a
 //!    layer without a name, for a handler, and for a [`Limiter`](crate::Limiter) without a layer.
 //!    Prometheus takes an empty label for a missing label.
 //! 3. A check of several limits counts once for each limit. If the check is refused, only the
 //!    limits that refused it count. Decisions by the refusal cache, and under a
 //!    [share](crate::limiter::Share) of this process, count too.
-//! 4. A failure counts for each check, settlement or reset, whatever the failure mode does; a probe
-//!    does not count.
+//! 4. Each check, settlement or reset that fails counts as one failure, whatever the failure mode
+//!    does. A probe does not count.
 //! 5. A rejection counts once, for the layer that made it. A responder that calls `into_response`
-//!    of the rejection counts it once more, under the empty layer. A request that is counted and
-//!    not rejected is in no counter of requests, only in the decisions of its limits. A request
-//!    whose [chosen](crate::KeyedLimit::chosen) limits are all `None`, or that costs nothing, is in
-//!    no counter at all.
+//!    of the rejection counts the rejection once more, under the empty layer. A request that is
+//!    charged and not rejected is in no counter of requests, but in the decisions of its limits. A
+//!    request whose [chosen](crate::KeyedLimit::chosen) limits are all `None`, or that costs
+//!    nothing, is in no counter at all.
 //! 6. No label contains a key or other text of a client. The number of series depends on the names
 //!    of layers and limits alone: there is one for each name of a limit in each layer, also for
 //!    [chosen](crate::KeyedLimit::chosen) limits.
-//! 7. Install the recorder before the first request. The gauge is only raised and lowered, so a
-//!    recorder that comes later misses breakers that are open by then. A recorder gets the units
-//!    and descriptions of all metrics just before its first value.
+//! 7. Install the recorder before the first request. The gauge of open breakers is only raised and
+//!    lowered, so a recorder that is installed later misses the breakers that are already open. A
+//!    recorder gets the units and descriptions of all metrics just before the first value that it
+//!    records.
 //!
 //! # Dashboard and alerts
 //!
-//! The example `metrics` exports all metrics: `cargo run --example metrics --features metrics`. Its
+//! The example `metrics` exports all metrics: `cargo run --example metrics --features metrics`. The
 //! folder `examples/metrics` also has a dashboard for Grafana, `dashboard.json`, and rules for
-//! Prometheus, `alerts.yml`, with these alerts and those of Redis:
+//! Prometheus, `alerts.yml`. The rules have alerts on Redis, and the following alerts:
 //!
 //! | alert on | since |
 //! |---|---|
@@ -59,17 +60,18 @@
 //!   or (rate_limit_degraded_total unless rate_limit_degraded_total offset 5m)
 //! ```
 //!
-//! For the part of requests that a limit refuses, divide its `refused` decisions by all of its
-//! decisions. To see timeouts coming, compare `rate_limit_script_seconds` with the
-//! [deadline](crate::RateLimitLayer::deadline), which includes the wait in the queue. Clients send
-//! `kind="no_key"` as they like, so it is no alert.
+//! To find the part of requests that a limit refuses, divide the `refused` decisions of the limit
+//! by all of its decisions. To see timeouts coming, compare `rate_limit_script_seconds` with the
+//! [deadline](crate::RateLimitLayer::deadline), which includes the wait in the queue. Clients can
+//! cause rejections with `kind="no_key"` as they like, so do not alert on this kind.
 //!
 //! # Buckets
 //!
-//! Histograms need buckets that fit. A batch has up to 64 checks, or 128 equal ones, and 65,536 may
-//! wait in the queue. A histogram of times needs a boundary at the deadline. The default deadline
-//! is 50 ms next to Redis. If Redis is farther away, it is a little more than five round trips, at
-//! most 1 s: add boundaries at one, two, three and five round trips.
+//! The buckets of a histogram have to fit its values. A batch has up to 64 checks, or 128 equal
+//! checks. Up to 65,536 checks may wait in the queue. A histogram of times needs a boundary at the
+//! deadline. The default deadline is 50 ms next to Redis. If Redis is farther away, the default
+//! deadline is a little more than five round trips, and at most 1 s. Then add boundaries at one,
+//! two, three and five round trips.
 //!
 //! ```
 //! # #[cfg(feature = "metrics")]
@@ -105,7 +107,8 @@ use ::metrics::{Recorder, Unit, counter, describe_counter, describe_gauge, descr
 
 use crate::decision::Decision;
 
-/// Records something with the feature `metrics`. Without it, nothing of the call is compiled.
+/// Runs the body of the call with the feature `metrics`. Without the feature, the body is not
+/// compiled.
 macro_rules! record {
     ($($body:tt)*) => {
         #[cfg(feature = "metrics")]
@@ -116,8 +119,9 @@ macro_rules! record {
     };
 }
 
-/// Describes all metrics to the recorder, unless it is the one that was described last. A process
-/// may install a recorder at any time, and a test may have one for each thread.
+/// Describes all metrics to the present recorder, unless the last descriptions went to the same
+/// recorder. A process may install a recorder at any time, and a test may have a recorder for each
+/// thread.
 #[cfg(feature = "metrics")]
 fn describe() {
     use std::{
@@ -125,7 +129,7 @@ fn describe() {
         sync::atomic::{AtomicUsize, Ordering},
     };
 
-    /// The address of the last recorder.
+    /// The address of the recorder that got the last descriptions.
     static DESCRIBED: AtomicUsize = AtomicUsize::new(0);
 
     let address = with_recorder(|recorder: &dyn Recorder| ptr::from_ref(recorder).cast::<()>().addr());
@@ -151,7 +155,7 @@ fn describe() {
     DESCRIBED.store(address, Ordering::Relaxed);
 }
 
-/// The outcome for each limit of a decision, by the limit's name, for a layer of this name.
+/// Counts the outcome for each limit of a decision. `layer` is the name of the layer.
 #[inline]
 pub(crate) fn decided(decision: &Decision, layer: &Cow<'static, str>) {
     record! {
@@ -161,8 +165,9 @@ pub(crate) fn decided(decision: &Decision, layer: &Cow<'static, str>) {
                 Some(_) if status.is_shadow() => "shadow_refused",
                 Some(_) => "refused",
                 None if is_allowed && status.has_asked => "allowed",
-                // Another limit has refused, the units are counted afterwards for a request that
-                // counts as admitted already, or the caller has only looked.
+                // This limit has no outcome in three cases. Another limit has refused the check. Or
+                // units are counted afterwards, and the admission has its outcome already. Or the
+                // caller has only looked at the limit.
                 None => continue,
             };
             let limit = status.limit().identity.name.clone();
@@ -171,7 +176,7 @@ pub(crate) fn decided(decision: &Decision, layer: &Cow<'static, str>) {
     }
 }
 
-/// A check, a settlement or a reset that the store has not answered, for this reason.
+/// Counts a check, a settlement or a reset that the store has not answered. `cause` is the reason.
 #[inline]
 pub(crate) fn failed(cause: Option<&'static str>, layer: &Cow<'static, str>) {
     record! {
@@ -181,25 +186,25 @@ pub(crate) fn failed(cause: Option<&'static str>, layer: &Cow<'static, str>) {
     }
 }
 
-/// A request that the failure mode has decided.
+/// Counts a request that the failure mode has decided.
 #[inline]
 pub(crate) fn degraded(mode: &'static str, layer: &Cow<'static, str>) {
     record! { counter!("rate_limit_degraded_total", "layer" => layer.clone(), "mode" => mode).increment(1); }
 }
 
-/// A response in the service's place.
+/// Counts a response in the service's place.
 #[inline]
 pub(crate) fn rejected(kind: &'static str, layer: &Cow<'static, str>) {
     record! { counter!("rate_limit_rejections_total", "layer" => layer.clone(), "kind" => kind).increment(1); }
 }
 
-/// A request that is let through without looking at its limits.
+/// Counts a request that a layer lets through without looking at its limits.
 #[inline]
 pub(crate) fn uncounted(kind: &'static str, layer: &Cow<'static, str>) {
     record! { counter!("rate_limit_uncounted_total", "layer" => layer.clone(), "kind" => kind).increment(1); }
 }
 
-/// A refusal by the refusal cache.
+/// Counts a refusal by the refusal cache.
 #[inline]
 pub(crate) fn refusal_cache_hit() {
     record! { counter!("rate_limit_refusal_cache_hits_total").increment(1); }
@@ -215,13 +220,13 @@ pub(crate) fn breaker_opened() {
     record! { gauge!("rate_limit_breakers_open").increment(1); }
 }
 
-/// A breaker that closes, or is dropped while it is open.
+/// Takes a breaker out of the count, because the breaker closes, or is dropped while open.
 #[inline]
 pub(crate) fn breaker_closed() {
     record! { gauge!("rate_limit_breakers_open").decrement(1); }
 }
 
-/// A batch that is sent, and how many checks still wait.
+/// Records the size of a batch that is sent, and how many checks still wait.
 #[cfg(feature = "redis")]
 #[inline]
 pub(crate) fn batch(length: usize, waiting: impl FnOnce() -> usize) {
@@ -237,7 +242,8 @@ pub(crate) fn queue_full() {
     record! { counter!("rate_limit_queue_full_total").increment(1); }
 }
 
-/// The reply or the error of a batch arrives. `sent` is when the dispatcher began to send it.
+/// Records how long a batch took until its reply or its error. `sent` is when the dispatcher began
+/// to send the batch.
 #[cfg(feature = "redis")]
 #[inline]
 pub(crate) fn script(sent: std::time::Instant) {

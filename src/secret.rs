@@ -4,8 +4,8 @@
 //!    and access tokens.
 //! 2. `RedisStoreBuilder::secret` hashes all keys that are written to Redis.
 //!
-//! One secret may serve both uses. Each use has a domain of its own, so its hashes reveal nothing
-//! about those of the other use.
+//! One secret may serve both uses. Each use has a domain of its own, so the hashes of one use
+//! reveal nothing about the hashes of the other use.
 
 use std::{array, fmt};
 
@@ -16,8 +16,8 @@ use crate::{config_error::ConfigError, key::Key};
 
 const MIN_BYTES: usize = 16;
 
-/// Texts that everybody can read, so they are no secrets: those of examples, and the command that
-/// makes a secret, for the case that no shell has run it.
+/// Texts that are no secrets, since everybody can read them. Three texts are from examples. The
+/// other text is the command that makes a secret, for the case that no shell has run the command.
 const PUBLIC: [&str; 4] = [
     "openssl rand",
     "32 random bytes, the same on every instance",
@@ -25,7 +25,7 @@ const PUBLIC: [&str; 4] = [
     "everybody can read this secret",
 ];
 
-/// A hash is truncated to 128 bits.
+/// The length of a hash, which is truncated to 128 bits.
 const HASH_BYTES: usize = 16;
 
 /// The domain of credentials.
@@ -33,24 +33,25 @@ const CREDENTIALS: &[u8] = b"tower-sliding-window api key v1\0";
 
 /// A secret for keyed hashes. Use the same secret on all instances that share a store.
 ///
-/// Memory keeps only a state that is derived from the secret, and `Debug` shows nothing of it. With
-/// a new secret, all windows start empty, since every key has a new hash.
+/// Memory keeps only a state that is derived from the secret, and `Debug` shows nothing of the
+/// state. With a new secret, all windows start empty, since every key has a new hash.
 #[derive(Clone)]
 pub struct Secret {
     mac: Hmac<Sha256>,
 }
 
 impl Secret {
-    /// A secret of at least 16 bytes. `openssl rand -hex 32` makes a good secret. Keep it out of
-    /// the source: read it from the environment or from a file.
+    /// A secret of at least 16 bytes. `openssl rand -hex 32` makes a good secret. Keep the secret
+    /// out of the source: read the secret from the environment or from a file.
     ///
     /// # Errors
     ///
-    /// [`ConfigError`] if the secret is shorter, has a text that an example has shown, or is one
-    /// byte again and again.
+    /// [`ConfigError`] if the secret has less than 16 bytes, contains a text of an example, or is
+    /// one byte again and again.
     pub fn new(secret: impl AsRef<[u8]>) -> Result<Self, ConfigError> {
         let secret = secret.as_ref();
-        // HMAC takes a secret of any length, so this cannot fail. Only the trait has an error.
+        // HMAC takes a secret of any length, so `new_from_slice` cannot fail. Only the trait has an
+        // error.
         let has = |text: &str| secret.windows(text.len()).any(|part| part == text.as_bytes());
         let fault = match Hmac::new_from_slice(secret) {
             Ok(_) if PUBLIC.into_iter().any(has) => "must not stand in an example".to_owned(),
@@ -64,8 +65,8 @@ impl Secret {
         Err(ConfigError::new(text))
     }
 
-    /// The key of a secret value, such as an access token: the first 128 bits of its HMAC-SHA-256.
-    /// For API keys in requests there is [`ApiKey`](crate::ApiKey).
+    /// The key of a secret value, such as an access token: the first 128 bits of the value's
+    /// HMAC-SHA-256. For API keys in requests there is [`ApiKey`](crate::ApiKey).
     ///
     /// ```no_run
     /// use tower_sliding_window::Secret;
@@ -78,15 +79,16 @@ impl Secret {
         Key::new(namespace, self.domain(CREDENTIALS).hash(&[value.as_bytes()]))
     }
 
-    /// The secret of a domain: its hashes for one purpose reveal nothing about those for another. A
-    /// domain ends with its only NUL, so no domain is the beginning of another.
+    /// Derives the secret of a domain. A domain is a purpose of the hashes, and the hashes of one
+    /// domain reveal nothing about the hashes of another. The name of a domain ends with its only
+    /// NUL, so no name is the beginning of another name.
     pub(crate) fn domain(&self, name: &'static [u8]) -> Self {
         let mut mac = self.mac.clone();
         mac.update(name);
         Self { mac }
     }
 
-    /// The first 128 bits of the HMAC-SHA-256 of these parts in a row.
+    /// Returns the first 128 bits of the HMAC-SHA-256 of all `parts`, one after the other.
     pub(crate) fn hash(&self, parts: &[&[u8]]) -> [u8; HASH_BYTES] {
         let mut mac = self.mac.clone();
         parts.iter().for_each(|part| mac.update(part));
@@ -105,8 +107,8 @@ impl fmt::Debug for Secret {
 mod tests {
     use super::*;
 
-    /// Made by `printf 'tower-sliding-window api key v1\0t0ken' | openssl dgst -sha256 -hmac ...`.
-    /// With another hash, every client would start anew.
+    /// The hash is made by `printf 'tower-sliding-window api key v1\0t0ken' | openssl dgst -sha256
+    /// -hmac ...`. If a new version made other hashes, all windows would start empty.
     #[test]
     fn the_hash_stays_what_it_is() {
         let secret = Secret::new("a secret that only the tests know").unwrap();

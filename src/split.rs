@@ -1,26 +1,27 @@
 //! Split limits, for a key that is too hot for one node of a Redis Cluster.
 //!
-//! A key lives on one node of the cluster. So the limit of the key is no faster than that node. A
-//! [`Split`] counts a limit in parts. Each part has a key of its own, and the keys spread over all
-//! nodes. On a single server a split gains nothing.
+//! A key lives on one node of the cluster, so one node decides all requests of the key. A [`Split`]
+//! counts a limit in parts. Each part has a key of its own, and the keys spread over all nodes. On
+//! a single server a split gains nothing.
 //!
 //! 1. A limit of `n` units in `k` parts is `k` limits of `n / k` units, rounded down, with the same
 //!    name. Each check is charged to one part, so no window ever admits more than `n` units.
-//! 2. The split may admit fewer units. The remainder of `n / k` is never admitted, and a check is
-//!    refused if its part is used up, even if other parts have units left. Requests go to the parts
-//!    in turn, and each thread starts at a random part. The parts fill evenly to within a few
+//! 2. A window may admit fewer than `n` units. The remainder of `n / k` is never admitted. A check
+//!    is refused if its part is used up, even if other parts have units left. Requests go to the
+//!    parts in turn, and each thread starts at a random part. The parts fill evenly to within a few
 //!    units, so give each part hundreds of units.
 //! 3. The figures of a decision are those of the charged part. A client that is refused and tries
 //!    again at once may be admitted by another part.
 //! 4. A cost above the units of a part is [`NeverFits`](crate::error::NeverFits), even if it is
 //!    below the limit.
-//! 5. A settlement goes to the part that was charged. A caller that
-//!    [waits](crate::Limiter::acquire) waits for one part. A [`Share`](crate::limiter::Share) is a
-//!    share of each part, rounded down again.
-//! 6. A part counts apart from every other key. A part also counts apart from the same key of the
-//!    unsplit limit. So split a name everywhere or nowhere. If the number of parts changes, the
-//!    keys of the parts stay the same. Until a window after the change, the old and the new parts
-//!    together can admit up to the units of all of them.
+//! 5. A settlement goes to the part that was charged. A caller of
+//!    [`acquire`](crate::Limiter::acquire) waits for units of one part. Under a
+//!    [`Share`](crate::limiter::Share), a process has a share of each part, rounded down again.
+//! 6. A part counts apart from every other key, and also from the same key under the unsplit limit.
+//!    So split a limit in all processes or in none. If you change the number of parts, the parts
+//!    keep their keys, so the units of the old parts still count. Until one window after the
+//!    change, a window may admit more than `n` units, but never more than all old and new parts
+//!    have together.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), tower_sliding_window::Error> {
@@ -82,7 +83,7 @@ impl Limit {
 }
 
 impl Split {
-    /// Splits `limit` into this number of parts.
+    /// Splits `limit` into `parts` equal parts.
     ///
     /// # Errors
     ///
@@ -92,7 +93,8 @@ impl Split {
         Ok(Self { limit: limit.of_part(parts), parts })
     }
 
-    /// Splits `limit` into this number of parts, or into as many as it has units if that is less.
+    /// Splits `limit` into `parts` parts. A limit with fewer units than `parts` gets one part for
+    /// each unit. A limit of 0 units gets `parts` parts.
     pub(crate) fn of_at_most(limit: Limit, parts: NonZeroU32) -> Self {
         let units = u32::try_from(limit.units()).unwrap_or(u32::MAX);
         let parts = NonZeroU32::new(units).map_or(parts, |units| parts.min(units));
@@ -117,7 +119,7 @@ impl Split {
     }
 }
 
-/// Checks the number of parts of a limit, which may not be known yet.
+/// Checks the number of parts of `limit`; `None` stands for a limit that is not known yet.
 pub(crate) fn number_of_parts(limit: Option<&Limit>, parts: u32) -> Result<NonZeroU32, ConfigError> {
     let has_units = |parts: &NonZeroU32| limit.is_none_or(|limit| u64::from(parts.get()) <= limit.units());
     NonZeroU32::new(parts).filter(has_units).ok_or_else(|| {
@@ -130,7 +132,7 @@ pub(crate) fn number_of_parts(limit: Option<&Limit>, parts: u32) -> Result<NonZe
     })
 }
 
-/// The keys of all parts, from the key of one of them.
+/// Returns the keys of all parts. `charged` is the key of one of the parts.
 pub(crate) fn all_parts_of(charged: &Key, parts: NonZeroU32) -> impl Iterator<Item = Key> {
     let rest = charged.value().get(NUMBER_BYTES..).unwrap_or_default();
     (0..parts.get()).map(|number| Key::joined(NAMESPACE, &[&number.to_le_bytes(), rest]))
@@ -142,17 +144,17 @@ pub(crate) fn is_of_one_whole(one: &Key, other: &Key) -> bool {
     one == other || are_parts && one.value().get(NUMBER_BYTES..) == other.value().get(NUMBER_BYTES..)
 }
 
-/// The key of a part. The number and the length have a fixed size, so no two parts of any keys give
-/// the same bytes.
+/// Returns the key of a part. The number of the part and the length of the namespace have a fixed
+/// size, so no two parts of any keys give the same bytes.
 fn part_of(number: u32, key: &Key) -> Key {
     let namespace = key.namespace().as_bytes();
     let length = (namespace.len() as u64).to_le_bytes();
     Key::joined(NAMESPACE, &[&number.to_le_bytes(), &length, namespace, key.value()])
 }
 
-/// The next part: steps of the golden ratio around a circle with one arc for each part. Every other
-/// step, or every third, meets all arcs evenly as well, so limits and keys that are charged in turn
-/// can share one counter.
+/// Returns the next part to charge. A counter goes around a circle in steps of the golden ratio,
+/// and each part is an arc of the circle. The arcs are also met evenly by only every second or
+/// every third step. So limits and keys that are charged in turn can share one counter.
 fn next_part(parts: NonZeroU32) -> u32 {
     const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
@@ -196,7 +198,7 @@ mod tests {
         let split = Limit::per_hour("calls", 1_000).split(300);
         let wholes = [Key::new("a", "bc"), Key::new("ab", "c"), Key::new("", "abc"), Key::new("abc", ""), "".into()];
         let parts_of = |key: &Key| split.keys(key.clone()).collect::<Vec<_>>();
-        // Parts of parts are parts of their own.
+        // The parts of a part have keys of their own, too.
         let keys: Vec<_> = wholes.iter().chain(&parts_of(&wholes[0])[..2]).flat_map(parts_of).collect();
         let distinct: HashSet<_> = keys.iter().chain(&wholes).collect();
         assert_eq!(distinct.len(), 7 * 300 + 5);

@@ -17,8 +17,8 @@ pub struct Charge {
     limit: Limit,
     key: Key,
     cost: u64,
-    /// The lease in microseconds; 0 without one. Only the lease of a prefetch is longer than the
-    /// window.
+    /// The lease in microseconds; 0 without a lease. Only the lease of a prefetch is longer than
+    /// the window.
     lease: u64,
     takes: Takes,
     is_shadow: bool,
@@ -31,18 +31,19 @@ pub struct Charge {
 /// When a charge takes its [cost](Charge::cost).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Takes {
-    /// If all charges of the check fit.
+    /// The charge takes its cost if all charges of the check fit.
     IfAdmitted,
-    /// Never: it only checks that [any units are left](Charge::any_left).
+    /// The charge takes nothing. It only checks that [any units are left](Charge::any_left).
     Nothing,
-    /// Always: it counts units that have been [spent](Charge::spent), and never refuses.
+    /// The charge always takes its cost, and never refuses. It counts units that have been
+    /// [spent](Charge::spent).
     Always,
 }
 
 impl Charge {
     /// A charge of `cost` units of `limit` for `key`. A handler of axum can return a
-    /// [`Rejection`](crate::Rejection), which takes the error of a charge as well as that of a
-    /// check:
+    /// [`Rejection`](crate::Rejection). In such a handler, `?` turns the error of a charge or of a
+    /// check into a rejection:
     ///
     /// ```
     /// use axum::extract::State;
@@ -81,7 +82,8 @@ impl Charge {
         Ok(Self::fitting(limit, key.into(), cost))
     }
 
-    /// A charge whose cost is known to fit.
+    /// Makes a charge without comparing its cost with the limit. Under a concurrent limit, a cost
+    /// above 1 becomes 1.
     pub(crate) fn fitting(limit: Limit, key: Key, cost: u64) -> Self {
         let mut charge = Self {
             limit,
@@ -93,16 +95,16 @@ impl Charge {
             is_hidden: false,
             is_ban: false,
         };
-        // The cost is written afterwards. Otherwise the compiler would copy the whole check once
-        // more.
+        // The cost is lowered after the charge is built. If the cost were computed before, the
+        // compiler would copy the whole check once more.
         if cost > 1 && charge.limit.is_concurrent() {
             charge.cost = 1;
         }
         charge
     }
 
-    /// A charge that takes nothing, and refuses the check if no unit is left: for work whose cost
-    /// is counted [afterwards](Self::spent).
+    /// A charge that takes nothing, and refuses the check if no unit is left. This charge is for
+    /// work whose cost is counted [afterwards](Self::spent).
     ///
     /// # Errors
     ///
@@ -111,38 +113,39 @@ impl Charge {
         Ok(Self { takes: Takes::Nothing, ..Self::new(limit, key, 1)? })
     }
 
-    /// A charge that begins a ban. No share makes its limit smaller, and clients see the limit only
-    /// when the ban has begun.
+    /// Makes the charge that begins a ban for `time`. The limit of a ban is never divided into
+    /// shares. Clients see this limit only after the ban has begun.
     pub(crate) fn ban(limit: Limit, key: Key, time: Duration) -> Self {
         Self { is_ban: true, ..Self::spent(limit, key, 1).reserve(time) }
     }
 
-    /// The charge that asks whether the ban has begun, and takes nothing.
+    /// Returns the charge that asks whether this ban has begun, and takes nothing.
     pub(crate) fn asks(&self) -> Self {
         Self { takes: Takes::Nothing, lease: 0, ..self.clone() }
     }
 
-    /// The charge of a ban that two limits ask for. The ban is hidden if one of the limits is, and
-    /// in the shadow only if both are.
+    /// Merges two charges by which two limits ask for the same ban. The result is hidden if either
+    /// charge is hidden, and in the shadow only if both charges are in the shadow. A charge that
+    /// asks for no ban stays as it is.
     pub(crate) fn asked_with(self, other: &Self) -> Self {
         let is_shadow = self.is_shadow && other.is_shadow;
         let is_hidden = self.is_hidden || other.is_hidden;
         if self.is_ban { Self { is_shadow, is_hidden, ..self } } else { self }
     }
 
-    /// A charge of units that have been spent already: it counts in full, even above the limit, and
-    /// never refuses. Later checks are refused until enough units have left the window.
+    /// A charge of units that have been spent already. The charge counts in full, even above the
+    /// limit, and never refuses. Later checks are refused until enough units have left the window.
     ///
-    /// A cost above both the limit and 2^32 counts as the larger of the two. Places of a
-    /// [concurrent](Limit::concurrent) limit cannot be spent: the charge takes a place like any
-    /// other charge, only if one is free.
+    /// The highest cost is 2^32 units, or all units of the limit if these are more. Any cost above
+    /// counts as the highest. Places of a [concurrent](Limit::concurrent) limit cannot be spent.
+    /// Under such a limit, the charge takes a place like any other charge, if a place is free.
     pub fn spent(limit: Limit, key: impl Into<Key>, cost: u64) -> Self {
         let cost = cost.min(limit.most_spent());
         let takes = if limit.is_concurrent() { Takes::IfAdmitted } else { Takes::Always };
         Self { takes, ..Self::fitting(limit, key.into(), cost) }
     }
 
-    /// The same charge for units that have been [spent](Self::spent).
+    /// Returns the same charge under `limit`, for `cost` units that have been [spent](Self::spent).
     pub(crate) fn as_spent(&self, limit: Limit, cost: u64) -> Self {
         Self { cost: cost.min(limit.most_spent()), takes: Takes::Always, ..self.on(limit) }
     }
@@ -157,13 +160,13 @@ impl Charge {
         Self { key, ..self.on(limit.clone()) }
     }
 
-    /// The same limit and key at no cost.
+    /// Returns a charge of the same limit and key at no cost.
     pub(crate) fn without_cost(&self) -> Self {
         Self { cost: 0, lease: 0, takes: Takes::IfAdmitted, ..self.clone() }
     }
 
-    /// A prefetch: units that the process spends until the end of the prefetch's life, so they
-    /// count until a window after that.
+    /// Makes the charge of a prefetch. The process may spend the units until the prefetch's life
+    /// ends, so the units count until one window after the end of the life.
     pub(crate) fn prefetch(limit: Limit, key: Key, units: u64, life: u64) -> Self {
         let lease = limit.window_micros().saturating_add(life);
         Self { lease, ..Self::fitting(limit, key, units) }
@@ -176,16 +179,16 @@ impl Charge {
         (life > 0).then(|| Duration::from_micros(life))
     }
 
-    /// The limit's prefetches, if they can pay for the charge.
+    /// The settings of the limit's prefetches; `None` if prefetches cannot pay for the charge.
     pub(crate) fn prefetched(&self) -> Option<Prefetch> {
         let is_plain = self.cost > 0 && self.lease == 0 && self.takes == Takes::IfAdmitted;
         self.limit.prefetches.filter(|_| is_plain)
     }
 
-    /// Reserves the units. The units count until they are [settled](crate::settlement). If the
-    /// lease ends before, the units are given back. A lease is at least a microsecond, and at most
-    /// the window. A place of a [concurrent](Limit::concurrent) limit has no lease, since the
-    /// decision holds it.
+    /// Reserves the units until they are [settled](crate::settlement). If the lease ends before a
+    /// settlement, the units are given back. A lease is at least a microsecond, and at most the
+    /// window. A place of a [concurrent](Limit::concurrent) limit has no lease, since the decision
+    /// holds the place.
     pub fn reserve(mut self, lease: Duration) -> Self {
         if self.limit.is_concurrent() {
             return self;
@@ -194,16 +197,16 @@ impl Charge {
         self
     }
 
-    /// Puts the charge into the shadow: it never refuses the check. The charge is counted if it
-    /// fits and the other charges are admitted. If it does not fit, its
+    /// Puts the charge into the shadow, where the charge never refuses the check. The charge is
+    /// counted if it fits and no other charge refuses the check. If the charge does not fit, its
     /// [`LimitStatus`](crate::decision::LimitStatus) says so.
     pub fn in_shadow(mut self) -> Self {
         self.is_shadow = true;
         self
     }
 
-    /// Hides the limit from clients. It counts and refuses, but headers and the default body of a
-    /// rejection do not show it. See [`Decision::visible`](crate::Decision::visible).
+    /// Hides the limit from clients. The limit counts and refuses, but headers and the default body
+    /// of a rejection do not show the limit. See [`Decision::visible`](crate::Decision::visible).
     pub fn hidden(mut self) -> Self {
         self.is_hidden = true;
         self
@@ -219,14 +222,15 @@ impl Charge {
         &self.key
     }
 
-    /// The digest of its limit and key.
+    /// The digest of the charge's limit and key.
     #[inline]
     pub(crate) fn digest(&self, digester: &Digester) -> u64 {
         self.limit.digest(digester, &self.key)
     }
 
-    /// The same charge under one of so many shares of its limit, if it fits. A charge in the shadow
-    /// and a ban keep their limit.
+    /// Returns the same charge under a share of its limit: one of `processes` equal shares. `None`
+    /// if the charge does not fit into the share. A charge in the shadow and a ban keep their whole
+    /// limit.
     pub(crate) fn shared_by(&self, processes: NonZeroU32) -> Option<Self> {
         if self.is_shadow || self.is_ban {
             return Some(self.clone());
@@ -235,8 +239,8 @@ impl Charge {
         Some(self.on(limit))
     }
 
-    /// The units that have to be left. [`takes`](Self::takes) says when the charge takes these
-    /// units.
+    /// The units that the charge needs or has spent. [`takes`](Self::takes) says when the charge
+    /// takes these units.
     pub fn cost(&self) -> u64 {
         self.cost
     }
@@ -258,12 +262,12 @@ impl Charge {
         self.lease > 0 && !self.is_spent()
     }
 
-    /// Whether every admission is an entry of its own.
+    /// Whether every admission under the limit has an entry of its own.
     pub(crate) fn is_exact(&self) -> bool {
         matches!(self.limit.algorithm().kind(), Kind::Log | Kind::Concurrent)
     }
 
-    /// Whether the entry of an admission shows its time to the microsecond.
+    /// Whether the entry of an admission shows the time of the admission to the microsecond.
     pub(crate) fn keeps_time(&self) -> bool {
         self.limit.algorithm().kind() == Kind::Log
     }
@@ -279,8 +283,8 @@ impl Charge {
         if self.takes_nothing() { 0 } else { self.cost }
     }
 
-    /// The lease: how long the units count without a settlement. `None` if they count for the whole
-    /// window.
+    /// The lease: how long the units count without a settlement. `None` if the units count for the
+    /// whole window.
     pub fn lease(&self) -> Option<Duration> {
         self.lease_micros().map(Duration::from_micros)
     }
@@ -290,12 +294,12 @@ impl Charge {
         self.is_shadow
     }
 
-    /// Whether two charges like this one can be exchanged: their order makes no difference, and any
-    /// of their callers may have any of the admissions.
+    /// Whether the callers of two charges that are equal to this one can exchange their admissions.
+    /// The order of such charges makes no difference, and no caller needs a particular admission.
     #[cfg(feature = "redis")]
     pub(crate) fn is_interchangeable(&self) -> bool {
-        // A counter gives the first of two checks other figures than the second, and each place is
-        // freed by itself.
+        // A counter gives two equal checks different figures. A place of a concurrent limit is
+        // freed by the one caller that holds the place.
         let is_told_apart = matches!(self.limit.algorithm().kind(), Kind::Counter | Kind::Concurrent);
         self.lease == 0 && self.takes == Takes::IfAdmitted && !self.is_shadow && !is_told_apart
     }
@@ -309,8 +313,9 @@ impl Charge {
         (self.lease > 0).then_some(self.lease)
     }
 
-    /// The time of the entry with an id that records an admission of `now`. The entry of a
-    /// reservation has an earlier time, so that it leaves the window when the lease ends.
+    /// Returns the time of the entry that records an admission of `now` under the admission's id.
+    /// The entry of a reservation has an earlier time, so that the entry leaves the window when the
+    /// lease ends.
     pub(crate) fn named_at(&self, now: u64) -> u64 {
         let recorded = self.limit.recorded_at(now);
         match self.lease {
@@ -319,7 +324,8 @@ impl Charge {
         }
     }
 
-    /// The time of an admission, as exactly as its entry of the time `named_at` shows it.
+    /// Returns the time of the admission whose entry has the time `named_at`, as exactly as the
+    /// entry shows the time.
     pub(crate) fn admitted_at(&self, named_at: u64) -> u64 {
         match self.lease {
             0 => named_at,

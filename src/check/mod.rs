@@ -8,22 +8,22 @@
 //! 4. A charge may [reserve](Charge::reserve) units until it is settled. A charge in the
 //!    [shadow](Charge::in_shadow) counts, but never refuses.
 //! 5. If the cost is known only afterwards, one charge can check whether [any units are
-//!    left](Charge::any_left), and a second one can count the [spent](Charge::spent) units later.
-//! 6. A check that is sent again with the same [id](Check::with_id) counts once. As long as any of
-//!    its limits knows the id, the check is admitted, and no limit is charged again. Without an id,
-//!    every check is a new admission.
+//!    left](Charge::any_left), and another charge can count the [spent](Charge::spent) units later.
+//! 6. A check that is sent again with the same [id](Check::with_id) counts once. As long as any
+//!    limit of the check knows the id, the check is admitted, and no limit is charged again.
+//!    Without an id, every check is a new admission.
 //!
 //! # Ids
 //!
 //! 1. Every admission has an id, so two requests in the same microsecond count as two.
-//! 2. To repeat a check safely, [give](Check::with_id) it an id of your own. A check that is
-//!    repeated with this id, while the first admission is in the window, counts once. After a
-//!    [settlement](crate::settlement) the id is free for a new admission. A check without an id of
-//!    yours gets an [id](crate::Decision::id) with its decision. This id can settle the admission,
-//!    but a check that is repeated with it may count twice.
-//! 3. Fresh ids are unique without coordination: each thread counts up from 64 random bits. Among a
-//!    thousand threads with a million live ids each, two ids are the same with a probability below
-//!    1e-5.
+//! 2. To repeat a check safely, [give](Check::with_id) the check an id of your own. While the first
+//!    admission is in the window, a check with the same id is not counted again. After a
+//!    [settlement](crate::settlement) the id is free for a new admission. If you give the check no
+//!    id, its [decision](crate::Decision::id) has a fresh id. You can settle the admission with the
+//!    fresh id. If you repeat the check with the fresh id, the check may count twice.
+//! 3. Fresh ids are unique without coordination: each thread counts up from 64 random bits. If a
+//!    thousand threads have a million live ids each, the probability that two of these ids are
+//!    equal is below 1e-5.
 //!
 //! ```
 //! use tower_sliding_window::check::AdmissionId;
@@ -80,9 +80,9 @@ impl Check {
     ///
     /// # Errors
     ///
-    /// [`ConfigError`] if the check already charges a limit of this name, window and algorithm for
-    /// this key: add up the costs instead. Limits of one name with different windows, or for
-    /// different keys, are no mistake.
+    /// [`ConfigError`] if the check already has a charge of the same key under a limit of the same
+    /// name, window and algorithm: add up the costs instead. Limits of one name with different
+    /// windows, or for different keys, are no mistake.
     pub fn and(mut self, charge: Charge) -> Result<Self, ConfigError> {
         if self.charges().any(|other| other.limit().is_one_with(charge.limit()) && other.key() == charge.key()) {
             return Err(charged_twice(charge.limit()));
@@ -91,8 +91,8 @@ impl Check {
         Ok(self)
     }
 
-    /// Adds a charge, or begins the check with it. The caller knows that its limit differs from
-    /// those of the other charges.
+    /// Adds a charge to the check. If there is no check yet, makes a check of the charge. The
+    /// caller knows that no other charge of the check has the same limit and key.
     #[inline]
     pub(crate) fn push(check: &mut Option<Self>, charge: Charge) {
         match check {
@@ -101,13 +101,14 @@ impl Check {
         }
     }
 
-    /// A check of charges whose limits are known to differ; `None` without charges.
+    /// Makes a check of `charges`; `None` without charges. The caller knows that no two charges
+    /// have the same limit and key.
     pub(crate) fn of_distinct(mut charges: impl Iterator<Item = Charge>) -> Option<Self> {
         Some(Self { first: charges.next()?, rest: charges.collect(), id: None })
     }
 
-    /// Gives the check an id of the caller's. If the check is repeated with this id, it counts
-    /// once.
+    /// Gives the check an id that the caller has chosen. If the caller repeats the check with the
+    /// same id, the check counts once.
     pub fn with_id(mut self, id: AdmissionId) -> Self {
         self.id = Some(id);
         self
@@ -138,18 +139,19 @@ impl Check {
         self.first.takes_place() || !self.rest.is_empty() && self.rest.iter().any(Charge::takes_place)
     }
 
-    /// The same check under one of so many shares of each limit, if all of its charges fit.
+    /// Returns the same check under a share of each limit: one of `processes` equal shares. `None`
+    /// if a charge does not fit into its share.
     pub(crate) fn shared_by(&self, processes: NonZeroU32) -> Option<Self> {
         let (first, rest) = self.map_charges(|charge| charge.shared_by(processes));
         Some(Self { first: first?, rest: rest.into_iter().collect::<Option<_>>()?, id: self.id })
     }
 
-    /// The same limits and keys at no cost.
+    /// Returns a check of the same limits and keys at no cost.
     pub(crate) fn without_costs(&self) -> Self {
         self.map(Charge::without_cost)
     }
 
-    /// The same check with other charges, in order.
+    /// Returns the same check with each charge replaced by the result of `change`.
     pub(crate) fn map(&self, change: impl FnMut(&Charge) -> Charge) -> Self {
         let (first, rest) = self.map_charges(change);
         Self { first, rest, id: self.id }
@@ -161,7 +163,7 @@ impl Check {
         &self.first
     }
 
-    /// The charge, if there is only one.
+    /// The charge of a check that has only one; `None` if there are several.
     pub(crate) fn only_charge(&self) -> Option<&Charge> {
         self.rest.is_empty().then_some(&self.first)
     }
@@ -175,8 +177,8 @@ impl Check {
         (first, rest)
     }
 
-    /// Whether two checks can be exchanged: they charge the same, and nobody has to tell their
-    /// admissions apart.
+    /// Whether the callers of two checks can exchange their admissions. Both checks have equal
+    /// charges, and nobody has to tell the admissions apart.
     #[cfg(feature = "redis")]
     pub(crate) fn is_interchangeable_with(&self, other: &Self) -> bool {
         self.id.or(other.id).is_none()
@@ -210,9 +212,9 @@ impl AdmissionId {
         Self::fresh_run(1)
     }
 
-    /// The first of `length` ids in a row, at most 256, that no other admission has. The ids differ
-    /// only in the last byte. In a row of several ids, the last byte starts at 0, so that each id
-    /// shows its position in the row.
+    /// Returns the first of `length` consecutive ids that no other admission has. `length` is at
+    /// most 256. The ids differ only in the last byte. In a row of several ids, the last byte of
+    /// the first id is 0, so the last byte of each id is the position of the id in the row.
     pub(crate) fn fresh_run(length: u64) -> Self {
         thread_local! {
             static NEXT: Cell<u64> = Cell::new(random());
@@ -224,8 +226,8 @@ impl AdmissionId {
     }
 }
 
-/// 64 random bits: [`RandomState`] is the standard library's access to the operating system's
-/// randomness.
+/// Returns 64 random bits. In the standard library, only [`RandomState`] gives access to the
+/// operating system's randomness.
 pub(crate) fn random() -> u64 {
     RandomState::new().hash_one(0)
 }
@@ -236,7 +238,7 @@ impl From<u64> for AdmissionId {
     }
 }
 
-/// Gives the number of an id, to store it.
+/// Returns the number of an id, so that the caller can store the id.
 impl From<AdmissionId> for u64 {
     fn from(id: AdmissionId) -> Self {
         id.0

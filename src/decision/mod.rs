@@ -1,31 +1,33 @@
 //! Decisions, the results of checks.
 //!
 //! 1. A decision has one [`LimitStatus`] for each charge, in the order of the charges.
-//! 2. [`retry_after`](Decision::retry_after) is exact: the same check is admitted after this time
-//!    if nothing else arrives, and refused a microsecond earlier. The retry time is a lower bound
-//!    in two cases: if the process refuses without asking the store (see [refusal
-//!    cache](crate::Limiter::refusal_cache)), and if more than 100 entries have to leave a log that
-//!    also has costs above 1.
+//! 2. [`retry_after`](Decision::retry_after), the retry time, is exact. If nothing else arrives,
+//!    the same check is admitted after the retry time, and refused a microsecond earlier. The retry
+//!    time is a lower bound in two cases: if the process refuses without asking the store (see
+//!    [refusal cache](crate::Limiter::refusal_cache)), and if more than 100 entries have to leave a
+//!    log that also has costs above 1.
 //! 3. [Reserved](Charge::reserve) units may be given back at any time. So if only reserved units
-//!    are in the way, the retry time is short:
+//!    are in the way, the retry time is short. It is
 //!    [`retry_reserved_after`](crate::Limiter::retry_reserved_after), one second by default, or
-//!    less if a lease ends before. See
+//!    less if a lease ends sooner. See
 //!    [`is_refused_by_reservations`](LimitStatus::is_refused_by_reservations).
-//! 4. [`reset_after`](LimitStatus::reset_after) is the time until the oldest unit leaves the
-//!    window. Then more units are left. The reset time is never too short. With `RedisStore` it may
-//!    be too long: by up to a millisecond, under a limit with [prefetch](crate::limit::prefetch) by
-//!    up to the life of a prefetch, and after the server's clock has stepped back by up to that
-//!    step.
+//! 4. [`reset_after`](LimitStatus::reset_after), the reset time, is the time until the oldest unit
+//!    leaves the window, so that more units are left. The reset time is never too short. With
+//!    `RedisStore` the reset time may be too long by up to a millisecond. Under a limit with
+//!    [prefetch](crate::limit::prefetch), the reset time may be too long by up to the life of a
+//!    prefetch. If the server's clock has stepped back, the reset time may be too long by up to the
+//!    length of the step.
 //! 5. The figures of a decision are those of its [`binding`](Decision::binding) limit. For an
-//!    admission, that is the limit with the least left. For a refusal, it is the limit with the
-//!    longest retry time. Limits in the [shadow](Charge::in_shadow) are binding only if all limits
-//!    of the check are in the shadow.
-//! 6. Clients see the figures of the [`visible`](Decision::visible) limit: the binding one among
-//!    the limits that are not [hidden](Charge::hidden). For a refusal, only limits that refused can
-//!    be visible. If all limits that refused are hidden, there is no visible limit.
+//!    admission, the binding limit is the limit with the fewest units left. For a refusal, the
+//!    binding limit is the limit with the longest retry time. Limits in the
+//!    [shadow](Charge::in_shadow) are binding only if all limits of the check are in the shadow.
+//! 6. Clients see the figures of the [`visible`](Decision::visible) limit. Among the limits that
+//!    are not [hidden](Charge::hidden), the visible limit is the binding one. For a refusal, only
+//!    limits that refused can be visible. If all limits that refused are hidden, there is no
+//!    visible limit.
 //! 7. Behind several layers, one decision in the extensions of the request stands for all layers.
-//!    It has the statuses of all layers, the innermost first, and holds the places of all. Its id
-//!    and its time are those of the innermost layer.
+//!    This decision has the statuses of all layers, the innermost first, and holds the places of
+//!    all layers. The id and the time of this decision are those of the innermost layer.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -66,7 +68,8 @@ use crate::{
 #[must_use = "a refusal is a decision, too: see `is_allowed`"]
 pub struct Decision {
     fields: Arc<Fields>,
-    /// The address of the layer that has left this decision on a request; 0 if none has.
+    /// The address of the layer that has left this decision on a request; 0 if no layer has done
+    /// so.
     layer: usize,
 }
 
@@ -76,14 +79,14 @@ struct Fields {
     id: AdmissionId,
     first: LimitStatus,
     rest: Vec<LimitStatus>,
-    /// `None` for most decisions, which have no such parts.
+    /// `None` for most decisions.
     origin: Option<Box<Origin>>,
 }
 
 /// The parts that few decisions have.
 #[derive(Clone, Debug, Default)]
 struct Origin {
-    /// The failure of the store, if this process has decided in its place.
+    /// The failure of the store, if this process has decided in the place of the store.
     instead_of: Option<Arc<Error>>,
     /// Whether the decision is a remembered refusal, repeated because the store has failed.
     is_repeated: bool,
@@ -93,17 +96,19 @@ struct Origin {
 }
 
 /// The places of an admission under [concurrent](crate::Limit::concurrent) limits. Dropping this
-/// value frees them.
+/// value frees the places.
 pub(crate) trait Places: fmt::Debug + Send + Sync {
     fn are_lost(&self) -> bool;
 }
 
 impl Decision {
-    /// A store's decision: its time, the id of the admission, and the status of each charge.
-    /// `status` is called once for each charge, in order.
+    /// A decision of a store. `at` is the time of the decision, and `id` is the id of the
+    /// admission. `status` returns the status of a charge, and is called once for each charge, in
+    /// order.
     ///
-    /// The check is [allowed](Self::is_allowed) if no status has a retry time, except those of
-    /// charges in the [shadow](Charge::in_shadow).
+    /// A status with a retry time refuses the check, except if its charge is in the
+    /// [shadow](Charge::in_shadow). If no status refuses the check, the check is
+    /// [allowed](Self::is_allowed).
     pub fn new(check: &Check, at: SystemTime, id: AdmissionId, status: impl FnMut(&Charge) -> LimitStatus) -> Self {
         Self::of_statuses(at, id, check.map_charges(status))
     }
@@ -113,13 +118,13 @@ impl Decision {
         Self { fields: Arc::new(Fields { at, id, first, rest, origin: None }), layer: 0 }
     }
 
-    /// Marks a decision of this process, made in the place of a store that has failed.
+    /// Marks the decision as one of this process, in the place of a store that has failed.
     pub(crate) fn instead_of(mut self, error: Error) -> Self {
         self.origin_mut().instead_of = Some(Arc::new(error));
         self
     }
 
-    /// Marks a refusal that is remembered, and stands because the store has failed.
+    /// Marks the decision as a remembered refusal that is repeated because the store has failed.
     pub(crate) fn repeated(mut self) -> Self {
         self.origin_mut().is_repeated = true;
         self
@@ -137,8 +142,8 @@ impl Decision {
         self
     }
 
-    /// The same figures, refused for this time. The charges that do not fit refuse. If all charges
-    /// fit, all that can refuse do so, except bans.
+    /// Returns the same figures, as a refusal for the time `wait`. Each charge that does not fit
+    /// refuses. If all charges fit, each charge that can refuse does so, except bans.
     pub(crate) fn refused_for(mut self, check: &Check, wait: Duration) -> Self {
         let fits = |charge: &Charge, status: &LimitStatus| charge.cost() <= status.remaining();
         let refusing = || check.charges().zip(self.statuses()).filter(|(charge, _)| charge.can_refuse());
@@ -151,7 +156,7 @@ impl Decision {
         self
     }
 
-    /// The same decision, with this retry time if only reservations refuse.
+    /// Sets the retry time of limits for which only reserved units are in the way.
     #[inline]
     pub(crate) fn with_retry_reserved_after(mut self, wait: Duration) -> Self {
         // Most decisions need no change.
@@ -161,8 +166,8 @@ impl Decision {
         self
     }
 
-    /// The same decision. The status in this place leaves out the units that this process holds
-    /// unspent, and those that are reserved for this process.
+    /// Leaves two numbers of units out of the status with the index `place`: the units that this
+    /// process holds unspent, and the units that are reserved for this process.
     pub(crate) fn without_held(mut self, place: usize, held: u64, reserved: u64) -> Self {
         if reserved > 0 {
             self.statuses_mut().skip(place).take(1).for_each(|status| status.leave_out(held, reserved));
@@ -170,7 +175,8 @@ impl Decision {
         self
     }
 
-    /// The same decision, with the statuses of `other` in these places.
+    /// Replaces the statuses with the indexes `places` by the statuses of `other`. A new status is
+    /// hidden if the old status was hidden.
     pub(crate) fn with_statuses_of(mut self, other: &Self, places: &[usize]) -> Self {
         for (place, status) in iter::zip(places, other.statuses()) {
             self.statuses_mut().skip(*place).take(1).for_each(|old| *old = status.clone().hidden_as(old));
@@ -182,13 +188,13 @@ impl Decision {
         Arc::make_mut(&mut self.fields).origin.get_or_insert_default()
     }
 
-    /// The decision that a layer of this address leaves on a request.
+    /// Marks the decision as one that the layer with the address `layer` leaves on a request.
     pub(crate) fn left_by(self, layer: usize) -> Self {
         Self { layer, ..self }
     }
 
-    /// Whether the layer that has left this decision on a request is also further out. Then the
-    /// layer counts the request twice.
+    /// Whether one layer has left both this decision and a decision further out. Such a layer
+    /// counts the request twice.
     pub(crate) fn counts_twice(&self) -> bool {
         self.layers().skip(1).any(|outer| outer.layer == self.layer)
     }
@@ -200,7 +206,7 @@ impl Decision {
         self
     }
 
-    /// This decision, and those of the layers further out.
+    /// This decision, and the decisions of the layers further out.
     fn layers(&self) -> impl Iterator<Item = &Self> {
         iter::successors(Some(self), |decision| decision.fields.origin.as_ref()?.outer.as_ref())
     }
@@ -239,16 +245,16 @@ impl Decision {
         self.fields.rest.iter().fold(&self.fields.first, LimitStatus::binding)
     }
 
-    /// The limit whose figures clients see: the [`binding`](Self::binding) one of the limits that
-    /// are not [hidden](Charge::hidden).
+    /// The limit whose figures clients see. Among the limits that are not [hidden](Charge::hidden),
+    /// this limit is the [`binding`](Self::binding) one.
     ///
-    /// `None` if all limits are hidden, or if only hidden limits have refused the check. Any other
-    /// limit would show that units are left. A limit in the [shadow](Charge::in_shadow) is visible
-    /// only if all limits of the check are in the shadow.
+    /// `None` if all limits are hidden, or if only hidden limits have refused the check. If only
+    /// hidden limits have refused, any other limit would show that units are left. A limit in the
+    /// [shadow](Charge::in_shadow) is visible only if all limits of the check are in the shadow.
     #[inline]
     pub fn visible(&self) -> Option<&LimitStatus> {
         let visible = self.statuses().filter(|status| !status.is_hidden()).reduce(LimitStatus::binding)?;
-        // This limit is in the shadow only if all limits are that are not hidden.
+        // `visible` is in the shadow only if all limits that are not hidden are in the shadow.
         if visible.is_shadow() && !self.statuses().all(LimitStatus::is_shadow) {
             return None;
         }
@@ -261,14 +267,14 @@ impl Decision {
     }
 
     /// The status of each limit, in the order of the charges. A refusal by the [refusal
-    /// cache](crate::Limiter::refusal_cache) may not know how a limit stands. Then the figures of
-    /// this limit are zero, and the limit is [hidden](LimitStatus::is_hidden).
+    /// cache](crate::Limiter::refusal_cache) may not know the figures of a limit. Unknown figures
+    /// are zero, and their limit is [hidden](LimitStatus::is_hidden).
     pub fn statuses(&self) -> impl Iterator<Item = &LimitStatus> {
         iter::once(&self.fields.first).chain(&self.fields.rest)
     }
 
-    /// The units in the window of the [`binding`](Self::binding) limit, including those of this
-    /// check.
+    /// The units in the window of the [`binding`](Self::binding) limit, including the units of this
+    /// check if it was admitted.
     pub fn used(&self) -> u64 {
         self.binding().used()
     }
@@ -278,44 +284,46 @@ impl Decision {
         self.binding().remaining()
     }
 
-    /// The failure of the store, if this process has decided in its place. Then the figures are
-    /// those of a [`Share`](crate::limiter::Share) of each limit. `None` for a decision of the
-    /// store. Behind several layers, the failure is that of the innermost layer that has one.
+    /// The failure of the store, if this process has decided in the store's place. The figures of
+    /// such a decision are those of a [`Share`](crate::limiter::Share) of each limit. `None` for a
+    /// decision of the store. Behind several layers, the failure is that of the innermost layer for
+    /// which the store has failed.
     pub fn local_cause(&self) -> Option<&Error> {
         self.layers().find_map(|decision| decision.fields.origin.as_ref()?.instead_of.as_deref())
     }
 
-    /// Whether the decision holds places of [concurrent](crate::Limit::concurrent) limits. It holds
-    /// them until its last clone is dropped.
+    /// Whether the decision holds places of [concurrent](crate::Limit::concurrent) limits. The
+    /// places are held until the last clone of the decision is dropped.
     ///
     /// 1. A layer drops its clone when the body of the response has ended or was dropped. With
-    ///    [`free_with_head`](crate::RateLimitLayer::free_with_head), the layer does so when the
-    ///    response begins.
+    ///    [`free_with_head`](crate::RateLimitLayer::free_with_head), the layer drops its clone when
+    ///    the response begins.
     /// 2. The request has a clone in its extensions. A handler that goes on longer than its
     ///    response, such as the task of a WebSocket, keeps that clone, so the place is held until
     ///    the task ends. Behind several layers, this clone holds the places of all layers.
     /// 3. With `RedisStore`, a task on the runtime of the check renews the places. The places of a
-    ///    process that has died are free at most [10 s](crate::Limit::freed_after) later. A place
-    ///    whose admission was lost on its way from Redis is freed once Redis answers again.
+    ///    process that has died are free at most [10 s](crate::Limit::freed_after) later. If the
+    ///    reply to an admission was lost on the way from Redis, the place is freed once Redis
+    ///    answers again.
     /// 4. The clone that is dropped last frees the places, on any thread. When a process ends,
     ///    [`shutdown`](crate::Limiter::shutdown) frees all places.
     pub fn holds_place(&self) -> bool {
         self.places().next().is_some()
     }
 
-    /// Whether a place of this decision was free for a time, or may be free now, so that another
-    /// request may have got it. That happens if the process stands still, or does not reach Redis,
-    /// for longer than the [life](crate::Limit::freed_after) of a place, or if Redis loses the
-    /// place. This is the one case in which more places than the limit may be held. The process
-    /// takes the place again, even above the limit. No other request gets a place until fewer are
-    /// held than the limit has.
+    /// Whether the decision has lost a place: the place was free for a time, or may be free now, so
+    /// that another request may have got the place. A place is lost if the process stands still, or
+    /// does not reach Redis, for longer than the [life](crate::Limit::freed_after) of a place. A
+    /// place is also lost if Redis loses the entry of the place. Only after a loss may more places
+    /// be held than the limit has. The process takes a lost place again, even above the limit. No
+    /// other request gets a place until fewer places are held than the limit has.
     pub fn has_lost_place(&self) -> bool {
         self.places().any(|places| places.are_lost())
     }
 
-    /// When the store decided, by the store's clock. If a check was repeated with its
-    /// [id](crate::Check::with_id), this is the time of the first admission. For a repeated check
-    /// that takes only places, this is some time since the first admission.
+    /// When the store decided, by the store's clock. For a check that was repeated with its
+    /// [id](crate::Check::with_id), the result is the time of the first admission. For a repeated
+    /// check that takes only places, the result is the time of the first admission or a later time.
     pub fn at(&self) -> SystemTime {
         self.fields.at
     }

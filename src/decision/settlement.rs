@@ -1,30 +1,32 @@
 //! Settlements, which set the actual cost of an admission afterwards.
 //!
-//! 1. A [reserved](crate::Charge::reserve) charge counts at its cost from the decision on. When it
-//!    is settled, it counts at its actual cost instead, as of the time of the admission. At a cost
-//!    of 0, it no longer counts.
-//! 2. The actual cost may be above the reserved one, and even above the limit. Then later checks
+//! 1. A [reserved](crate::Charge::reserve) charge counts at its cost from the decision on. After a
+//!    settlement, the charge counts at its actual cost instead, as of the time of the admission. If
+//!    the actual cost is 0, the charge no longer counts.
+//! 2. The actual cost may be above the reserved cost, and even above the limit. Then later checks
 //!    are refused until enough units have left the window.
-//! 3. A settlement counts once, however often it is sent, with the exceptions of rule 5: see
-//!    [`Settled::was_applied`].
-//! 4. A settlement after the lease still counts the used units, as long as the admission would be
-//!    in its window. So a lease can be much shorter than the window: it limits only for how long
-//!    the estimate counts without a settlement. A settlement after the window changes nothing.
-//! 5. Settle an admission in one place only. A store forgets a settlement at a cost of 0. Under an
-//!    [algorithm](crate::algorithm) other than the log, it forgets every settlement that came
-//!    within its lease. If the admission of a forgotten settlement is settled again after the
-//!    lease, it counts twice. Two settlements after the lease also count twice while the key has
-//!    10,000 entries with ids. If a reply was lost, the store sends the settlement again within
-//!    seconds. It then counts twice only if the lease ends in between.
+//! 3. A settlement counts once, however often it is sent. Rule 5 names the exceptions.
+//!    [`Settled::was_applied`] tells whether a settlement has counted.
+//! 4. A settlement after the lease still counts the actual cost, until one window has passed since
+//!    the admission. So a lease can be much shorter than the window: the lease only limits how long
+//!    the reserved units count without a settlement. A later settlement changes nothing.
+//! 5. Settle each admission only once. A store forgets a settlement at a cost of 0. Under an
+//!    [algorithm](crate::algorithm) other than the log, a store forgets every settlement that came
+//!    before the end of the lease. If the store has forgotten a settlement, another settlement of
+//!    the same admission after the lease counts in addition. While the key has 10,000 entries with
+//!    ids, two settlements of one admission after the lease both count. If a reply was lost, the
+//!    store sends the settlement again within seconds. Such a settlement counts twice only if the
+//!    lease ends between the first sending and the second.
 //! 6. Reserve at least one unit: a charge of 0 units leaves no admission to settle.
-//! 7. While a `MemoryStore` is [full](crate::MemoryStore#when-it-is-full), it may count units so
-//!    that no settlement finds them. These units count for the whole window. Within the lease, a
-//!    settlement adds the units above the reserved ones. After the lease, it adds all units of the
-//!    actual cost.
+//! 7. A [full](crate::MemoryStore#when-it-is-full) `MemoryStore` may count units so that no
+//!    settlement finds these units. Such units count for the whole window. A settlement before the
+//!    end of the lease only adds the units above the reserved ones. A settlement after the lease
+//!    adds all units of the actual cost.
 //! 8. An admission without a reservation can be settled too, if its limit counts by a
 //!    [log](crate::Algorithm::sliding_log), or if its caller gave the check an id.
 //!
-//! [`Limiter::reserve`](crate::Limiter::reserve) does this for one limit. For several limits:
+//! [`Limiter::reserve`](crate::Limiter::reserve) reserves and settles units of one limit. A
+//! [`Settlement`] settles several limits:
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -76,21 +78,24 @@ pub struct Settlement {
 pub struct Settled {
     /// The status of the limits after the settlement.
     pub decision: Decision,
-    /// Whether the settlement was counted under at least one of the limits. It is also `true` if
-    /// the store has sent the settlement again because a reply was lost. If it is `false`, the
-    /// store did not find the admission, and gave back nothing, for one of these reasons:
+    /// Whether the settlement was counted under at least one of the limits. Also `true` if the
+    /// store has sent the settlement again because a reply was lost. `false` if the store did not
+    /// find the admission, and gave back nothing. A store does not find the admission in these
+    /// cases:
     ///
     /// * The admission was settled before, or its window has ended.
     /// * The cost is 0, and the units were given back already when the lease ended.
     /// * The check, the id or the time is not that of the admission: see [`Settlement::by_id`].
     ///
-    /// A settlement before the end of the lease, or without a lease, may have further reasons.
-    /// After the lease, a settlement counts in addition in these cases:
+    /// In the following cases, a settlement without a lease does not find the admission. A
+    /// settlement before the end of the lease does not find it, either. In the same cases, a
+    /// settlement after the lease counts in addition to the admission:
     ///
     /// * A [full](crate::MemoryStore#when-it-is-full) `MemoryStore` has counted the admission in
     ///   shared counts. Units above the reserved ones are added all the same.
-    /// * Under another [algorithm](crate::algorithm) than the log, the admission has no reservation
-    ///   and no id from its caller, or it came while the key had 10,000 entries with ids.
+    /// * The limit has another [algorithm](crate::algorithm) than the log, and the admission has no
+    ///   reservation and no id from its caller. Under such an algorithm, the same holds for an
+    ///   admission that came while the key had 10,000 entries with ids.
     /// * The limit was [reset](crate::Limiter::reset), or the store has lost the admission: Redis
     ///   was restarted, has evicted the key, or has failed over.
     pub was_applied: bool,
@@ -98,8 +103,9 @@ pub struct Settled {
 
 impl Settlement {
     /// Settles an admitted check. Give exactly the check that was admitted. `cost` returns the
-    /// actual cost of each charge: 0 gives all of its units back, and `None` leaves the charge as
-    /// it is. A cost above both the limit and 2^32 counts as the larger of the two.
+    /// actual cost of each charge: 0 gives all units of the charge back, and `None` leaves the
+    /// charge as it is. The highest cost is 2^32 units, or all units of the limit if these are
+    /// more. Any cost above counts as the highest.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -116,10 +122,11 @@ impl Settlement {
     /// # Ok(()) }
     /// ```
     ///
-    /// Under another [algorithm](crate::algorithm) than the log, only reservations, and checks with
-    /// an id of the caller's, can be settled.
+    /// Under another [algorithm](crate::algorithm) than the log, an admission can be settled only
+    /// if it has a reservation, or an id from its caller.
     pub fn new(check: Check, admitted: &Decision, cost: impl FnMut(&Charge) -> Option<u64>) -> Self {
-        // The admissions of layers further out are not settled.
+        // Only the admission of this layer is settled, so the origins of layers further out do not
+        // matter.
         let is_local = admitted.fields.origin.as_ref().is_some_and(|origin| origin.instead_of.is_some());
         // The limits of a local decision are shares, so the settlement is under these shares.
         let mut statuses = admitted.statuses();
@@ -130,28 +137,30 @@ impl Settlement {
         Self { is_local, ..Self::by_id(check, admitted.id(), admitted.at(), cost) }
     }
 
-    /// Settles a check that was admitted elsewhere, such as in another process: by the same
+    /// Settles a check that was admitted elsewhere, such as in another process. Give the same
     /// charges, and the [id](Decision::id) and the [time](Decision::at) of the decision.
     ///
-    /// With an earlier time than the admission's, nothing is settled, since an admission under the
-    /// same id may be another one. With a later time, the store may not find the admission:
-    /// reservations, and checks that Redis has decided together with equal ones.
+    /// If `at` is before the admission, nothing is settled, since the store takes the admission for
+    /// a later one under the same id. If `at` is after the admission, the store may not find the
+    /// admission. A late `at` matters for reservations, and for checks that Redis has decided
+    /// together with equal checks.
     pub fn by_id(check: Check, id: AdmissionId, at: SystemTime, mut cost: impl FnMut(&Charge) -> Option<u64>) -> Self {
         let costs =
             check.charges().map(|charge| cost(charge).map(|cost| cost.min(charge.limit().most_spent()))).collect();
         Self { check, id, at, costs, is_local: false }
     }
 
-    /// Gives back all units of an admission whose time is not known, under an id that no other
-    /// admission has. So any later time will do.
+    /// Gives back all units of an admission whose time is not known. No other admission has the id,
+    /// so any time after the admission will do.
     pub(crate) fn refund_by_id(check: Check, id: AdmissionId) -> Self {
         Self::by_id(check, id, system_time(1 << 52), |_| Some(0))
     }
 
-    /// The same settlement, with reserved units that count from `delay` after the admission on, but
-    /// at the latest from now on. Their leases end when they would have ended.
+    /// Moves the time from which reserved units count to `delay` after the admission. The store
+    /// lets no unit count from a time in the future. The leases end at the same time as without the
+    /// delay.
     pub(crate) fn counting_later_by(self, delay: Duration) -> Self {
-        // The delay is rounded as leases are, so that they end at the same microsecond.
+        // The delay is rounded as leases are, so that the leases end at the same microsecond.
         let delay = delay - Duration::from_nanos((delay.subsec_nanos() % 1_000).into());
         let shorter = |charge: &Charge| match charge.lease() {
             Some(lease) => charge.clone().reserve(lease.saturating_sub(delay)),
@@ -190,8 +199,8 @@ impl Settlement {
 }
 
 impl Settled {
-    /// A store's reply: the status of each limit, and whether any of them knew the admission. The
-    /// decision has the limits of [`Settlement::check`], and refuses nothing.
+    /// The reply of a store. `decision` has the status of each limit of [`Settlement::check`], and
+    /// refuses nothing. `was_applied` is whether any of the limits knew the admission.
     pub fn new(decision: Decision, was_applied: bool) -> Self {
         Self { decision, was_applied }
     }

@@ -12,20 +12,20 @@ pub struct LimitStatus {
     used: u64,
     reserved: u64,
     reset_after: Duration,
-    /// The two retry times of a refusal. The first holds if all reserved units are given back now;
-    /// zero means that the check would then fit. The second holds if no units are given back before
-    /// their lease ends.
+    /// The two retry times of a refusal. The first time holds if all reserved units are given back
+    /// now. If the check would then fit, the first time is zero. The second time holds if no units
+    /// are given back before their lease ends.
     pub(crate) waits: Option<(Duration, Duration)>,
-    /// When to try again if only reserved units are in the way.
+    /// The retry time if only reserved units are in the way.
     reserved_after: Duration,
     is_shadow: bool,
     is_hidden: bool,
-    /// Whether the charge has asked for units. Charges of spent units and charges at no cost have
-    /// not.
+    /// Whether the charge has asked for units. A charge of spent units and a charge at no cost ask
+    /// for none.
     #[cfg_attr(not(feature = "metrics"), expect(dead_code, reason = "only metrics ask"))]
     pub(crate) has_asked: bool,
     is_ban: bool,
-    /// Whether the figures are an estimate, since the store has not told them.
+    /// Whether the figures are an estimate of this process, and not figures of the store.
     pub(crate) is_estimate: bool,
 }
 
@@ -33,8 +33,9 @@ pub struct LimitStatus {
 pub(crate) const RETRY_RESERVED_AFTER: Duration = Duration::from_secs(1);
 
 impl LimitStatus {
-    /// The status of `charge`: the units `used` after the decision, the time until the oldest of
-    /// them leaves (zero if there are none), and the retry time if this charge refused the check.
+    /// The status of `charge`. `used` is the number of units in the window after the decision.
+    /// `reset_after` is the time until the oldest of these units leaves the window, and zero if
+    /// there are no units. `retry_after` is the retry time if this charge refused the check.
     #[inline]
     pub fn new(charge: &Charge, used: u64, reset_after: Duration, retry_after: Option<Duration>) -> Self {
         Self {
@@ -52,20 +53,20 @@ impl LimitStatus {
         }
     }
 
-    /// The status of a charge of a check that this process refuses without the store. If this
-    /// charge `refuses`, equal checks will use up its limit. If another charge refuses, the figures
-    /// are not known.
+    /// The status of `charge`, if this process refuses the check without asking the store. A charge
+    /// that `refuses` shows its limit as used up, since equal checks that wait will use it up. For
+    /// any other charge, the figures are not known.
     pub(crate) fn estimate(charge: &Charge, refuses: bool) -> Self {
         let (units, time) =
             if refuses { (charge.limit().units(), charge.limit().window()) } else { (0, Duration::ZERO) };
         let status = Self::new(charge, units, time, refuses.then_some(time));
-        // The units count as reserved: some of the equal checks may still be refused or leave, just
-        // as reserved units may be given back.
+        // The units count as reserved, since they may not be spent after all: some of the equal
+        // checks may be refused, or their callers may leave.
         Self { is_estimate: true, ..status.with_reserved(units, Duration::ZERO) }
     }
 
-    /// Sets how many of the used units are reserved, and, for a refusal, the retry time if all
-    /// reserved units were given back now.
+    /// Sets how many of the used units are reserved. For a refusal, `at_least` is the retry time if
+    /// all reserved units were given back now.
     #[inline]
     pub fn with_reserved(mut self, units: u64, at_least: Duration) -> Self {
         self.reserved = units;
@@ -73,7 +74,7 @@ impl LimitStatus {
         self
     }
 
-    /// The status of a limit as the sum of its parts.
+    /// Adds up the statuses of all parts of a split limit. `whole` is a charge of the whole limit.
     pub(crate) fn sum(whole: &Charge, parts: &[&Self]) -> Self {
         let sum = |units: fn(&Self) -> u64| parts.iter().fold(0, |sum: u64, part| sum.saturating_add(units(part)));
         let reset_after = parts.iter().filter(|part| part.used > 0).map(|part| part.reset_after).min();
@@ -81,7 +82,8 @@ impl LimitStatus {
         sum_of_used.with_reserved(sum(Self::reserved), Duration::ZERO)
     }
 
-    /// The same figures, refused until the reset time if the charge does not fit.
+    /// Returns the same figures. If the charge does not fit, the limit refuses until the reset
+    /// time.
     pub(crate) fn refused_until_reset(mut self, charge: &Charge) -> Self {
         let settled = self.used.saturating_sub(self.reserved);
         let would_fit = self.reserved > 0 && settled.saturating_add(charge.cost()) <= self.limit.units();
@@ -91,20 +93,21 @@ impl LimitStatus {
         self
     }
 
-    /// The same figures, refused for this time.
+    /// Makes the limit refuse for the time `wait`. A concurrent limit refuses at least for the
+    /// retry time of reserved units.
     pub(crate) fn refused_for(&mut self, wait: Duration) {
-        // A place is free when another request ends, which `wait` does not tell.
+        // A place is free when another request ends, and `wait` does not depend on that.
         let wait = if self.limit.is_concurrent() { wait.max(self.reserved_after) } else { wait };
         self.waits = Some((wait, wait));
     }
 
-    /// The same figures, with at least these [retry times](Self::waits) if the limit refuses.
+    /// Raises the two [retry times](Self::waits) of a refusal to at least these values.
     pub(crate) fn not_before(mut self, (least, most): (Duration, Duration)) -> Self {
         self.waits = self.waits.map(|own| (own.0.max(least), own.1.max(most)));
         self
     }
 
-    /// Whether reserved units may be the reason of the refusal.
+    /// Whether the limit refuses, and reserved units may be the reason.
     #[inline]
     pub(crate) fn waits_for_reserved(&self) -> bool {
         self.waits.is_some() && (self.reserved > 0 || self.limit.is_concurrent())
@@ -122,7 +125,7 @@ impl LimitStatus {
         self.reserved = self.reserved.saturating_sub(reserved);
     }
 
-    /// The same figures, hidden if the other status is.
+    /// Returns the same status, hidden if `other` is hidden.
     pub(crate) fn hidden_as(self, other: &Self) -> Self {
         Self { is_hidden: other.is_hidden, ..self }
     }
@@ -150,9 +153,9 @@ impl LimitStatus {
     }
 
     /// The time until fewer units count; zero if no units count. Under a
-    /// [compact](crate::Algorithm::compact_log) log it may be a sub-window longer than the window.
-    /// For a [concurrent](Limit::concurrent) limit it is zero, since places may be free at any
-    /// time.
+    /// [compact](crate::Algorithm::compact_log) log the reset time may be a sub-window longer than
+    /// the window. For a [concurrent](Limit::concurrent) limit the reset time is zero, since a
+    /// place may be free at any time.
     pub fn reset_after(&self) -> Duration {
         if self.limit.is_concurrent() { Duration::ZERO } else { self.reset_after }
     }
@@ -162,15 +165,18 @@ impl LimitStatus {
         self.reset_after
     }
 
-    /// How long this limit alone refuses the check; `None` if it does not.
+    /// How long this limit alone refuses the check; `None` if this limit does not refuse.
     ///
-    /// For a limit in the [shadow](Charge::in_shadow), how long it would refuse.
+    /// For a limit in the [shadow](Charge::in_shadow), the result is how long the limit would
+    /// refuse.
     pub fn retry_after(&self) -> Option<Duration> {
-        // The wait is no longer than `reserved_after`, unless other units refuse for longer.
+        // The wait is `reserved_after`, or `least` if units that are not reserved refuse for
+        // longer. The wait is never longer than `most`, the time when all leases have ended.
         self.waits.map(|(least, most)| self.reserved_after.max(least).min(most))
     }
 
-    /// Whether the limit refused the check, and would not have done so without the reserved units.
+    /// Whether the limit refused the check, and would not have refused it without the reserved
+    /// units.
     pub fn is_refused_by_reservations(&self) -> bool {
         self.reserved > 0 && self.waits.is_some_and(|(least, _)| least.is_zero())
     }
@@ -182,12 +188,13 @@ impl LimitStatus {
 
     /// Whether the limit is [hidden](Charge::hidden) from clients. A [ban](crate::KeyedLimit::ban)
     /// is hidden until it begins. A limit is also hidden if a [refusal without the
-    /// store](crate::Limiter::refusal_cache) does not know its figures, which are then zero.
+    /// store](crate::Limiter::refusal_cache) does not know the figures of the limit. Unknown
+    /// figures are zero.
     pub fn is_hidden(&self) -> bool {
         self.is_hidden || self.waits.is_none() && (self.is_estimate || self.is_ban && self.used == 0)
     }
 
-    /// Of two statuses, the one whose limit is binding.
+    /// Returns the status whose limit is binding: this status or `other`.
     pub(crate) fn binding<'a>(&'a self, other: &'a Self) -> &'a Self {
         if other.is_shadow != self.is_shadow {
             return if self.is_shadow { other } else { self };

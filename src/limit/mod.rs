@@ -1,19 +1,19 @@
 //! Limits: a number of units, a window and a name.
 //!
 //! 1. A limit of `n` units in a window `W` means that no span of length `W` ever admits more than
-//!    `n` units: for every instant `x`, the units admitted in `(x − W, x]` never exceed `n`. There
-//!    is no window boundary to wait for or to exploit.
+//!    `n` units: for every instant `x`, the units admitted in `(x − W, x]` never exceed `n`. No
+//!    window has a boundary that a client could wait for or exploit.
 //! 2. Limits of one name, window and [algorithm](crate::algorithm) share their units for the same
 //!    key, whatever their numbers of units. All other limits count apart: `api=100/s` and
-//!    `api=100/h` are two limits. If two limits share units, and the larger has spent 14, the
-//!    smaller limit of 5 units shows 14 used and 0 remaining.
+//!    `api=100/h` are two limits. For example, if a key has spent 14 units under `api=20/s`, then
+//!    `api=5/s` shows 14 used and 0 remaining.
 //! 3. A limit counts by an exact log, unless you choose another [algorithm](crate::algorithm).
 //! 4. Every check asks the store, unless the limit is [prefetched](prefetch).
 //! 5. Units are 0 to [`Limit::MAX_UNITS`], windows 1 ms to 365 days, names 1 to 64 characters of
 //!    `A-Z a-z 0-9 _ . -`.
 //! 6. A limit of 0 units admits nothing, for example to keep out a tenant: each cost of 1 or more
-//!    is [`NeverFits`](crate::error::NeverFits). The store is not asked, so this also holds while
-//!    the store is gone.
+//!    is [`NeverFits`](crate::error::NeverFits). The store is not asked, so the limit also keeps
+//!    the tenant out while the store is gone.
 //!
 //! ```
 //! use std::time::Duration;
@@ -52,8 +52,9 @@ use crate::{
 const DEFAULT_LIFE: Duration = Duration::from_secs(10);
 
 /// Limits of one identity share their units for the same key, whatever their numbers of units.
-/// Limits of other identities count apart, since a unit leaves each of their windows at another
-/// time. All that a store or a process remembers of a limit is kept under its identity.
+/// Limits of different identities count apart, since a unit leaves their windows at different
+/// times. A store or a process keeps all that it remembers of a limit under the identity of the
+/// limit.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Identity {
     pub(crate) name: Cow<'static, str>,
@@ -71,8 +72,8 @@ pub struct Limit {
 }
 
 impl Limit {
-    /// The largest number of units, 2^52: Redis scripts count in doubles, and a limit plus a cost
-    /// must be exact.
+    /// The largest number of units, 2^52. Redis scripts count in doubles, which are exact up to
+    /// 2^53, so the sum of a limit and a cost is exact.
     pub const MAX_UNITS: u64 = 1 << 52;
     /// The shortest window, 1 ms.
     pub const MIN_WINDOW: Duration = Duration::from_millis(1);
@@ -103,8 +104,8 @@ impl Limit {
     ///
     /// # Panics
     ///
-    /// If a value is outside the [rules](self). In a `const`, that does not compile. For values
-    /// that are not known before run time there is [`Limit::new`].
+    /// If a value is outside the [rules](self). In a `const`, such a value does not compile. For
+    /// values that are not known before run time there is [`Limit::new`].
     #[track_caller]
     pub const fn per(name: &'static str, units: u64, window: Duration) -> Self {
         if let Some(rule) = text::broken_rule(name, units, window) {
@@ -114,8 +115,7 @@ impl Limit {
     }
 
     const fn of_valid(name: Cow<'static, str>, units: u64, window: Duration) -> Self {
-        // The window is rounded up, since a unit would otherwise leave before its window has
-        // passed.
+        // The window is rounded up, so that no unit leaves before its whole window has passed.
         let window_micros = window.as_nanos().div_ceil(1_000) as u64;
         let identity = Identity { name, window_micros, algorithm: Algorithm::sliding_log() };
         Self { identity, units, prefetches: None }
@@ -161,14 +161,15 @@ impl Limit {
         Self::per(name, units, Duration::from_secs(24 * 60 * 60))
     }
 
-    /// A limit of the admissions that a key has at once, across all processes, whatever they cost.
+    /// A limit of how many admissions a key has at once, across all processes, whatever the
+    /// admissions cost.
     ///
     /// Each admission takes a place, which is held until the last clone of its
-    /// [`Decision`](crate::Decision) is dropped. A layer holds it until the body of the response
-    /// has ended: see [`Decision::holds_place`](crate::Decision::holds_place). A process that ends
-    /// frees its places by [`shutdown`](crate::Limiter::shutdown). The places of a process that has
-    /// died are free within 10 s. This time is the [window](Self::window) of the limit, and
-    /// [`freed_after`](Self::freed_after) sets it.
+    /// [`Decision`](crate::Decision) is dropped. A layer holds the place until the body of the
+    /// response has ended: see [`Decision::holds_place`](crate::Decision::holds_place). A process
+    /// that ends frees its places by [`shutdown`](crate::Limiter::shutdown). The places of a
+    /// process that has died are free within 10 s. [`freed_after`](Self::freed_after) sets another
+    /// time than 10 s. The time is the [window](Self::window) of the limit.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), tower_sliding_window::Error> {
@@ -197,15 +198,15 @@ impl Limit {
     /// Sets how soon the places of a process that has died are free. The limit must be
     /// [concurrent](Self::concurrent). Default: 10 s.
     ///
-    /// A process renews its places after half of this time, or earlier by the round trip to the
-    /// store. If the process cannot, because it stands still or Redis is gone for longer than this
-    /// time, others may get its places:
+    /// A process renews its places each time that half of `time` has passed, or earlier by the
+    /// round trip to the store. A process cannot renew its places if the process stands still, or
+    /// Redis is gone, for longer than `time`. Then others may get the places, and
     /// [`Decision::has_lost_place`](crate::Decision::has_lost_place) tells.
     ///
     /// # Panics
     ///
     /// If the limit is not concurrent, or the time is less than a second or longer than a
-    /// [window](Self::MAX_WINDOW) may be; in a `const`, that does not compile.
+    /// [window](Self::MAX_WINDOW) may be. In a `const`, such a mistake does not compile.
     #[track_caller]
     pub const fn freed_after(mut self, time: Duration) -> Self {
         assert!(self.is_concurrent(), "only the places of a concurrent limit are freed after a time");
@@ -215,9 +216,9 @@ impl Limit {
     }
 
     /// The same limit with another algorithm. Default: [`Algorithm::sliding_log`], which is exact.
-    /// Only an exact and a compact log keep the [prefetch](Self::prefetch) of the limit. If the
-    /// algorithm is that of a [concurrent](Self::concurrent) limit, a window of less than a second
-    /// becomes 10 s, since places have to be renewed.
+    /// Only an exact and a compact log keep the [prefetch](Self::prefetch) of the limit. With the
+    /// algorithm of a [concurrent](Self::concurrent) limit, a window of less than a second becomes
+    /// 10 s, since a process has to renew its places in time.
     pub const fn with_algorithm(mut self, algorithm: Algorithm) -> Self {
         self.identity.algorithm = algorithm;
         #[cfg(feature = "calendar")]
@@ -233,14 +234,14 @@ impl Limit {
         self
     }
 
-    /// One of so many shares of the limit; `None` if it has no unit, unless the limit has none
-    /// itself.
+    /// Returns a share of the limit: one of `processes` equal shares, rounded down. `None` if the
+    /// limit has units, but the share has none.
     pub(crate) fn shared_by(&self, processes: NonZeroU32) -> Option<Self> {
         Some(self.clone().of_part(processes)).filter(|share| share.units > 0 || self.units == 0)
     }
 
-    /// The limit of each part, if it is split into `parts`. The caller knows that there are no more
-    /// parts than units.
+    /// Returns the limit of each part, if this limit is split into `parts`. The units are rounded
+    /// down, and may be 0.
     pub(crate) const fn of_part(mut self, parts: NonZeroU32) -> Self {
         self.units /= parts.get() as u64;
         self
@@ -256,8 +257,8 @@ impl Limit {
         self.units
     }
 
-    /// The length of the window, exact to the microsecond. For a limit by the calendar, it is a
-    /// length that no period exceeds.
+    /// The length of the window, exact to the microsecond. For a limit by the calendar, the length
+    /// is one that no period exceeds.
     pub const fn window(&self) -> Duration {
         Duration::from_micros(self.identity.window_micros)
     }
@@ -283,29 +284,31 @@ impl Limit {
         self.identity.window_micros
     }
 
-    /// The highest cost of spent units. This cost uses up the limit, as any higher cost would.
+    /// The highest cost of spent units. A higher cost counts as this cost, which uses up the limit
+    /// as well.
     pub(crate) fn most_spent(&self) -> u64 {
         self.units.max(1 << 32)
     }
 
-    /// The time under which an admission of `now` is recorded. The admission counts until a window
-    /// after this time.
+    /// Returns the time under which an admission of `now` is recorded. The admission counts until
+    /// one window after the recorded time.
     pub(crate) fn recorded_at(&self, now: u64) -> u64 {
         self.algorithm().recorded_at(now, self.window_micros())
     }
 
     /// Whether both limits share their units.
-    // Few checks compare their limits. If this function were inlined, it would keep functions from
-    // being inlined that all checks need.
+    // Few checks compare their limits. If this function were inlined, the compiler would no longer
+    // inline some functions that all checks need.
     #[inline(never)]
     pub(crate) fn is_one_with(&self, other: &Self) -> bool {
         self.identity == other.identity
     }
 
-    /// The digest of its identity, and a key.
+    /// Returns the digest of the limit's identity and a key.
     #[inline]
     pub(crate) fn digest(&self, digester: &Digester, key: &Key) -> u64 {
-        // A window has at most 45 bits, so the number of the algorithm fits above it.
+        // A window has at most 45 bits, so the number of the algorithm fits into the bits above the
+        // window.
         let Identity { name, window_micros, algorithm } = &self.identity;
         digester.of(name, *window_micros | u64::from(algorithm.number()) << 48, key)
     }

@@ -1,66 +1,69 @@
 //! Prefetches: units that a process takes at once, and spends without asking the store.
 //!
-//! While a busy key is far from its limit, the process takes a prefetch of its units in one call.
-//! The process decides by itself as long as these units last, and gives back the rest.
-//! [`guide::hot_keys`](crate::guide::hot_keys) says when this pays off.
+//! While a busy key is far from its limit, the process takes many units of the key in one call: a
+//! prefetch. The process decides by itself as long as the prefetched units last, and gives back the
+//! rest. [`guide::hot_keys`](crate::guide::hot_keys) says when prefetches pay off.
 //!
 //! 1. **Never too much.** A prefetch counts in Redis from the moment it is taken until one window
 //!    after the end of its life. So no window ever holds more than the limit, by any number of
 //!    processes, even if a process is killed or a reply is lost.
 //! 2. **Early by little.** A unit that a process holds and does not spend is missing to others for
-//!    the life of the prefetch, and for the time of the call that gives it back. That call waits
-//!    for prefetches of other keys, for at most a 64th of the life and 4 ms. The life is 100 ms by
-//!    default, and longer far away from the store (rule 10). A unit that is spent out of a prefetch
-//!    counts for its window and at most the life. If the process is killed, its units count for the
-//!    life of the prefetch and then for a window.
+//!    the life of the prefetch, and for the time of the call that gives it back. The call that
+//!    gives units back waits for prefetches of other keys, for at most a 64th of the life and 4 ms.
+//!    The life is 100 ms by default, and longer far away from the store (rule 10). A unit that is
+//!    spent out of a prefetch counts for its window, and longer by at most the life. If the process
+//!    is killed, the units of its prefetch count for the life and then for a window.
 //! 3. **Exact near the limit.** A process takes the first prefetch of a key after sixteen requests
-//!    within a life, and further ones as long as there are eight requests within a life. Far away
-//!    from the store, fewer requests are enough (rule 10). A prefetch has as many units as the
+//!    within a life, and further prefetches as long as there are eight requests within a life. Far
+//!    away from the store, fewer requests are enough (rule 10). A prefetch has as many units as the
 //!    process spends in a life at its present rate, but at most an eighth of the units that are
-//!    left. If an eighth is too few units for these requests, each request asks the store, and its
-//!    unit counts for exactly one window.
+//!    left. If an eighth is too few units for the requests, each request asks the store, and the
+//!    unit of each request counts for exactly one window.
 //! 4. A check is decided in the process only if the prefetches of all its charges have enough
-//!    units. Otherwise the whole check goes to the store. These checks also go to the store: every
-//!    check with an [id](crate::Check::with_id), and every check with a charge that
-//!    [reserves](crate::Charge::reserve), asks whether [any unit is left](crate::Charge::any_left),
-//!    counts [spent](crate::Charge::spent) units or costs nothing. A process takes prefetches only
-//!    if all charges of a check are asked for often. If the store refuses a check that would fit
-//!    with the units that the process holds, the process gives these units back at once: a call
-//!    later, the store has them.
-//! 5. The figures of a decision in the process are those of the store when the prefetch was taken,
-//!    and the units that this process has spent since. The figures are at most as old as the life
-//!    of the prefetch. Units that other processes hold count as used, and as
-//!    [reserved](crate::decision::LimitStatus::reserved), since they may be given back. A request
-//!    that was on its way while a prefetch was taken may be counted twice in the figures until the
-//!    next reply.
-//! 6. An admission in the process has an id that the store does not know, so it cannot be
-//!    [settled](crate::settlement). A reservation can be settled, since it always asks the store.
+//!    units. Otherwise the whole check goes to the store. Every check with an
+//!    [id](crate::Check::with_id) goes to the store. So does every check with a charge that
+//!    [reserves](crate::Charge::reserve) units, asks whether [any unit is
+//!    left](crate::Charge::any_left), counts [spent](crate::Charge::spent) units, or costs nothing.
+//!    For a check of several charges, a process takes prefetches only if all the charges come
+//!    often. The store may refuse a check that would fit with the units that the process holds.
+//!    Then the process gives these units back at once, by one more call.
+//! 5. The figures of a decision in the process are the figures of the store when the prefetch was
+//!    taken, plus the units that this process has spent since. The figures are at most as old as
+//!    the life of the prefetch. Units that other processes hold count as used, and as
+//!    [reserved](crate::decision::LimitStatus::reserved), since the other processes may give them
+//!    back. A request that was on its way while a prefetch was taken may be counted twice in the
+//!    figures until the next reply.
+//! 6. An admission in the process has an id that the store does not know, so the admission cannot
+//!    be [settled](crate::settlement). A reservation can be settled, since a reservation always
+//!    asks the store.
 //! 7. A [reset](crate::Limiter::reset) or [block](crate::Limiter::block) through a limiter drops
-//!    the prefetches of its store at once. Other processes may spend what they hold for the rest of
-//!    its life: after a reset, in addition to the limit.
-//! 8. While the store fails, a process first spends what it holds, for the rest of its life.
+//!    the prefetches of its store at once. Other processes may go on spending the units that they
+//!    hold, until the life of their prefetches ends. After a reset, these units come in addition to
+//!    the limit.
+//! 8. While the store fails, a process first spends the units that it holds, until the life of the
+//!    prefetch ends.
 //! 9. Prefetches work with an exact or a [compact](crate::Algorithm::compact_log) log on a
-//!    `RedisStore`. Other algorithms have no prefetches. On a `MemoryStore`, which decides as
-//!    quickly, prefetches have no effect. Prefetches work on a store of your own if its [local
-//!    state](crate::store::LocalState::with_prefetch) has them.
-//! 10. **The farther away the store is, the longer a prefetch lives.** Its life is at least four
-//!     times the time within which most replies arrive: the round trip and four deviations, as the
-//!     store [measures](crate::store::LocalState::answered_in) them. The life is at most a second,
-//!     and at most the window. The process asks for the next prefetch so early that it arrives
-//!     before the present one ends or is spent. If a round trip takes more than 4 ms, fewer
-//!     requests within a life are worth a prefetch: as many as 64 ms have round trips, and at least
-//!     two. If the window is shorter than two round trips, a prefetch would be over when it
-//!     arrives, so the process takes none.
+//!    `RedisStore`. Other algorithms have no prefetches. On a `MemoryStore`, prefetches have no
+//!    effect, since the store decides as quickly as a prefetch would. Prefetches work on a store of
+//!    your own if its [local state](crate::store::LocalState::with_prefetch) has them.
+//! 10. **The farther away the store is, the longer a prefetch lives.** The life is at least four
+//!     times the time within which most replies arrive. That time is the round trip plus four
+//!     deviations, as the store [measures](crate::store::LocalState::answered_in) them. The life is
+//!     at most a second, and at most the window. The process asks for the next prefetch so early
+//!     that the next prefetch arrives before the present one ends or is spent. If a round trip
+//!     takes more than 4 ms, fewer requests within a life than sixteen are enough for a prefetch:
+//!     64 ms divided by the round trip, and at least two. If the window is shorter than two round
+//!     trips, a prefetch would be over on arrival, so the process takes none.
 //! 11. **A prefetch costs no more than it saves.** A process takes a prefetch by one call and gives
-//!     it back by another. Each of these calls takes Redis about three times as long as a plain
-//!     check. The process pays for both before it takes the prefetch: each check that it decides by
-//!     itself earns a third of a call, and each check that asks the store a 24th. Checks that come
-//!     within a round trip, and within a millisecond, would have travelled in one batch, so they
-//!     earn only once. So a process makes at most a tenth more calls, and takes at most a fifth
-//!     more of Redis's time, than it would without prefetch, in any traffic. From six checks in a
-//!     life on, a key pays for its own prefetches. 64 prefetches are free at the start, and a
-//!     process never saves up for more than 64. A key for which the process cannot pay asks the
-//!     store.
+//!     the rest back by another. Each of the two calls takes Redis about three times as long as a
+//!     plain check. The process earns both calls before it takes the prefetch. A check that the
+//!     process decides by itself earns a third of a call, and a check that asks the store earns a
+//!     24th of a call. Checks that come within one round trip and one millisecond would have
+//!     travelled in one batch, so together they earn as much as one check. So a process makes at
+//!     most a tenth more calls, and takes at most a fifth more of Redis's time, than it would
+//!     without prefetch, in any traffic. From six checks in a life on, a key pays for its own
+//!     prefetches. A process begins with 64 free prefetches, and never saves up for more than this
+//!     number. If a process has not earned a prefetch, the checks of the key ask the store.
 //! 12. Instances may have different prefetches for one limit, or none. The parts of a
 //!     [split](crate::split) limit have prefetches of their own.
 //!
@@ -80,15 +83,15 @@ use super::Limit;
 #[must_use]
 pub struct Prefetch {
     most: u32,
-    /// The life in microseconds, plus 1. The number is never zero, so an `Option` of it takes no
-    /// more memory.
+    /// The life in microseconds, plus 1. This number is never zero, so an `Option<Prefetch>` takes
+    /// no more memory than a `Prefetch`.
     life: NonZeroU32,
 }
 
 impl Prefetch {
     /// The shortest life, 1 ms.
     pub const MIN_LIFE: Duration = Duration::from_millis(1);
-    /// The longest life, 1 s: keys in Redis outlive their last unit by no more than this.
+    /// The longest life, 1 s. A key in Redis outlives its last unit by at most one second.
     pub const MAX_LIFE: Duration = Duration::from_secs(1);
 
     /// Prefetches with a life of 100 ms, of as many units as rule 3 of the [module docs](self)
@@ -104,14 +107,14 @@ impl Prefetch {
     }
 
     /// How long a process may hold a prefetch, 1 ms to 1 s and at most the window. Default: 100 ms.
-    /// A process that is far away from the store holds it for longer: see rule 10 of the [module
-    /// docs](self).
+    /// A process that is far away from the store holds a prefetch for longer: see rule 10 of the
+    /// [module docs](self).
     ///
     /// With a longer life, fewer requests ask the store, and units are missing to other processes
     /// for longer.
     pub const fn life(self, life: Duration) -> Self {
         let micros = life.as_micros();
-        // A life that is too long for the number is too long for `prefetch`, too.
+        // `Limit::prefetch` refuses every life that is too long for the number.
         let micros = if micros < u32::MAX as u128 { micros as u32 } else { u32::MAX };
         Self { life: NonZeroU32::MIN.saturating_add(micros), ..self }
     }
@@ -145,13 +148,15 @@ impl fmt::Debug for Prefetch {
 }
 
 impl Limit {
-    /// The same limit with prefetch, which processes take and spend without asking the store: see
-    /// [`Prefetch`](crate::limit::prefetch). Default: every check asks the store.
+    /// The same limit with prefetch: processes take many units at once, and spend them without
+    /// asking the store. See [`Prefetch`](crate::limit::prefetch). Default: every check asks the
+    /// store.
     ///
     /// # Panics
     ///
-    /// If the prefetches do not fit, as described there. In a `const`, that does not compile. For
-    /// values that are not known before run time there is the text of [`Limit::parse`].
+    /// If the settings of the prefetches do not fit the limit: see [`Prefetch`]. In a `const`, such
+    /// a mistake does not compile. For values that are not known before run time there is the text
+    /// of [`Limit::parse`].
     #[track_caller]
     pub const fn prefetch(mut self, prefetches: Prefetch) -> Self {
         if let Some(rule) = broken_rule(&self, prefetches) {
@@ -161,8 +166,8 @@ impl Limit {
         self
     }
 
-    /// The same limit with prefetch. An error says which rule the prefetches break, and names the
-    /// value.
+    /// Returns the same limit with prefetch. The error says which rule the settings break, and
+    /// names the value.
     pub(super) fn with_prefetch(mut self, prefetches: Prefetch) -> Result<Self, String> {
         let Some(rule) = broken_rule(&self, prefetches) else {
             self.prefetches = Some(prefetches);
@@ -178,7 +183,8 @@ impl Limit {
         })
     }
 
-    /// When to try again if only reserved units refuse: prefetches are given back within a life.
+    /// Returns the retry time if only reserved units are in the way: at most the life, since
+    /// processes give prefetched units back within a life.
     pub(crate) fn retry_reserved_after(&self, wait: Duration) -> Duration {
         self.prefetches.map_or(wait, |prefetches| wait.min(Duration::from_micros(prefetches.life_micros())))
     }

@@ -24,13 +24,13 @@ const WINDOW_RULE: &str = "a limit's window must be 1 ms to 365 days";
 
 pub(super) const LIFE_RULE: &str = "the window of a concurrent limit must be 1 s to 365 days";
 
-/// Whether the places of a dead process may be free after this time. A shorter time would leave too
-/// little for renewals that fail.
+/// Whether the window is allowed for a concurrent limit. A shorter window would leave too little
+/// time to repeat a renewal that has failed.
 pub(super) const fn is_life(window: Duration) -> bool {
     window.as_secs() >= 1 && window.as_nanos() <= Limit::MAX_WINDOW.as_nanos()
 }
 
-/// The rule that these values break; `None` if they keep all rules.
+/// Returns the rule that a name, units or a window breaks; `None` if all three are allowed.
 pub(super) const fn broken_rule(name: &str, units: u64, window: Duration) -> Option<&'static str> {
     if !is_fixed_alphabet(name) {
         Some(NAME_RULE)
@@ -43,8 +43,8 @@ pub(super) const fn broken_rule(name: &str, units: u64, window: Duration) -> Opt
     }
 }
 
-/// Whether `text` is 1 to 64 characters of `[A-Za-z0-9_.-]`, which need no escapes in Redis keys
-/// and headers.
+/// Whether `text` is 1 to 64 characters of `[A-Za-z0-9_.-]`. These characters need no escapes in
+/// Redis keys and headers.
 pub(crate) const fn is_fixed_alphabet(text: &str) -> bool {
     let bytes = text.as_bytes();
     let mut at = 0;
@@ -57,8 +57,8 @@ pub(crate) const fn is_fixed_alphabet(text: &str) -> bool {
     !bytes.is_empty() && bytes.len() <= 64
 }
 
-/// The microseconds of each unit of a window, and its names. A window is written with the first
-/// name.
+/// The units of a window: the microseconds of each unit, and the names of the unit. A window is
+/// written with the first name.
 const WINDOW_UNITS: [(u64, &[&str]); 6] = [
     (86_400_000_000, &["d", "day", "days"]),
     (3_600_000_000, &["h", "hour", "hours"]),
@@ -81,19 +81,20 @@ impl Limit {
     /// | `10000/month Europe/Berlin`, `10000/month(15)`, `100/week UTC`, `50/d Asia/Tokyo`, `5/h UTC` | by the calendar, with the feature `calendar`: in this time zone, or in UTC; from the 15th |
     /// | `600000/min prefetch`, `600000/min log prefetch(1000,50ms)` | the same with [prefetch](Self::prefetch): at most 1,000 units, for 50 ms. Either may be left out |
     ///
-    /// * The window is a whole number with a unit, or the unit alone: `us` (microseconds), `ms`,
-    ///   `s` `sec` `second` `seconds`, `m` `min` `minute` `minutes`, `h` `hour` `hours`, `d` `day`
-    ///   `days`. There are no fractions: write `1500ms`.
+    /// * The window is a whole number with a unit, or a unit alone, which means one: `us`
+    ///   (microseconds), `ms`, `s` `sec` `second` `seconds`, `m` `min` `minute` `minutes`, `h`
+    ///   `hour` `hours`, `d` `day` `days`. There are no fractions: write `1500ms`.
     /// * Spaces may be around `/` and between words. Everything is in lower case.
     /// * [`str::parse`] reads this text with the name in front, as in `login=5/min`, and
-    ///   `to_string` writes it. The text of a limit is always read as an equal limit. With the
-    ///   feature `serde`, [configurations](crate::guide::limits_by_plan#limits-from-a-configuration)
-    ///   have this text.
+    ///   `to_string` writes a limit in the same form. If you read the text that `to_string` has
+    ///   written, you get an equal limit. With the feature `serde`,
+    ///   [configurations](crate::guide::limits_by_plan#limits-from-a-configuration) have the same
+    ///   form.
     ///
     /// # Errors
     ///
-    /// [`ConfigError`], naming the part that is wrong, if the text is not of this form, or if the
-    /// name, the units or the window is outside the [rules](super).
+    /// [`ConfigError`] if the text is not of this form, or if the name, the units or the window is
+    /// outside the [rules](super). The error names the part that is wrong.
     ///
     /// ```
     /// use tower_sliding_window::Limit;
@@ -169,14 +170,14 @@ impl fmt::Display for Limit {
     }
 }
 
-/// A window in the largest unit that divides it.
+/// Returns the text of a window, in the largest unit that divides the window.
 fn window_text(window_micros: u64) -> String {
     let mut text = String::new();
     write_window(&mut text, window_micros);
     text
 }
 
-/// Appends a window in the largest unit that divides it.
+/// Appends the text of a window, in the largest unit that divides the window.
 pub(crate) fn write_window(text: &mut String, window_micros: u64) {
     let divides = |(micros, _): &&(u64, _)| window_micros.is_multiple_of(*micros);
     let (micros, names) = WINDOW_UNITS.iter().find(divides).unwrap_or(&(1, &["us"]));
@@ -198,7 +199,7 @@ fn prefetches_text(prefetches: Prefetch) -> String {
     if settings.is_empty() { "prefetch".to_owned() } else { format!("prefetch({})", settings.join(",")) }
 }
 
-/// The limit, or the reason why there is none.
+/// Reads a limit. The error is the reason why the text is no limit.
 fn read(name: Cow<'static, str>, text: &str) -> Result<Limit, String> {
     let default_life = text.strip_suffix(" concurrent").map(|units| (units, "10s concurrent"));
     let (before, after) =
@@ -246,14 +247,15 @@ fn read(name: Cow<'static, str>, text: &str) -> Result<Limit, String> {
     }
 }
 
-/// Reads a number of digits only. A number that is too large becomes the largest one, which is
-/// outside of every rule.
+/// Reads a number of digits only. A number that is too large becomes `u64::MAX`, which no rule
+/// allows.
 pub(crate) fn whole_number(text: &str) -> Option<u64> {
     let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     is_number.then(|| text.parse().unwrap_or(u64::MAX))
 }
 
-/// The algorithm of a limit by the calendar; `None` for another window.
+/// Returns the algorithm of a limit by the calendar; `None` for a window that is not of the
+/// calendar.
 fn calendar(window: &str, zone: Option<&str>) -> Result<Option<Algorithm>, String> {
     #[cfg(feature = "calendar")]
     return Ok(Calendar::read(window, zone)?.map(|calendar| Algorithm(Kind::Calendar(calendar))));
@@ -278,7 +280,8 @@ fn window(text: &str) -> Result<Duration, String> {
     Ok(Duration::from_micros(whole_number(count).unwrap_or(1).saturating_mul(micros)))
 }
 
-/// The algorithm of a word, or that of a limit by the calendar, which has no word.
+/// Returns the algorithm that `word` names. Without a word, the algorithm is that of the calendar,
+/// or else the default.
 fn algorithm_of(word: Option<&str>, calendar: Option<Algorithm>) -> Result<Algorithm, String> {
     let Some(word) = word else { return Ok(calendar.unwrap_or_default()) };
     if calendar.is_some() {

@@ -20,15 +20,15 @@ use crate::{
 /// A closure that computes a setting from a request, such as the cost of the request.
 pub(super) type ByRequest<T> = dyn Fn(&Parts) -> T + Send + Sync;
 
-/// Chooses a limit for a request, or none.
+/// A closure that chooses a limit for a request, or no limit.
 type ChooseLimit = Arc<ByRequest<Option<Limit>>>;
 
 /// A closure that computes the units that a request has really cost, from the request and its
 /// response.
 pub(crate) type CostAfterwards = dyn Fn(&Exchange<'_>) -> u64 + Send + Sync;
 
-/// A request and its response, from which a limit computes the cost to
-/// [settle](crate::KeyedLimit::settle).
+/// A request and its response. A limit that [settles](crate::KeyedLimit::settle) computes the
+/// actual cost from them.
 #[non_exhaustive]
 pub struct Exchange<'a> {
     /// The request as it came, without its body.
@@ -50,7 +50,7 @@ pub(crate) struct Ban {
 #[derive(Clone)]
 #[must_use]
 pub struct KeyedLimit {
-    /// The limit, or the closure that chooses it for each request.
+    /// The limit, or the closure that chooses a limit for each request.
     pub(crate) limit: Result<Limit, ChooseLimit>,
     pub(crate) extractor: Arc<dyn KeyExtractor>,
     pub(crate) cost: Option<Arc<ByRequest<u64>>>,
@@ -67,7 +67,7 @@ pub struct KeyedLimit {
 }
 
 impl Limit {
-    /// Counts requests by the key that `extractor` finds in them.
+    /// Makes a limit that counts each request under the key that `extractor` finds in the request.
     pub fn by(self, extractor: impl KeyExtractor) -> KeyedLimit {
         KeyedLimit::new(Ok(self), extractor)
     }
@@ -112,7 +112,7 @@ impl KeyedLimit {
     ///
     /// For a limit that changes, the closure reads a shared value. For a limit from a database, an
     /// earlier layer looks the limit up, and puts the limit into the extensions of the request.
-    /// [`guide::limits_by_plan`](crate::guide::limits_by_plan) has examples of both.
+    /// [`guide::limits_by_plan`](crate::guide::limits_by_plan) has examples of both cases.
     ///
     /// 1. The key is extracted first: a request without a key is rejected before a limit is chosen.
     ///    The closure runs for each request that has a key, and must not wait. If the closure
@@ -127,8 +127,8 @@ impl KeyedLimit {
     ///    request is rejected with a 500, and the log says what to change.
     /// 5. If two limits of a request have the same name, window, algorithm and key, they are one
     ///    limit. For example, [`PeerIp`](crate::PeerIp) and [`ClientIp`](crate::ClientIp) find the
-    ///    same key without a proxy. The limit of fewer units is charged, at the larger cost. If
-    ///    only one of the two is in the shadow, the limit in the shadow is left out.
+    ///    same key without a proxy. The limit with fewer units is charged, at the larger of the two
+    ///    costs. If only one of the two is in the shadow, the limit in the shadow is left out.
     pub fn chosen<E, C, L>(extractor: E, choose: C) -> Self
     where
         E: KeyExtractor,
@@ -185,8 +185,8 @@ impl KeyedLimit {
     /// * If a request has no key for the limit, or costs more units than the limit has, the limit
     ///   is left out of the check. The layer reports a limit that is left out, too.
     /// * Clients see the figures of the layer's other limits. If the layer has no other limits,
-    ///   clients see the figures of the limit in the shadow. So put a limit in the shadow into one
-    ///   layer with limits that refuse.
+    ///   clients see the figures of the limit in the shadow. So put a limit in the shadow into the
+    ///   same layer as the limits that refuse.
     /// * If all limits of a layer are in the shadow, the layer fails open, whatever its failure
     ///   mode.
     pub fn in_shadow(mut self) -> Self {
@@ -224,9 +224,9 @@ impl KeyedLimit {
         self
     }
 
-    /// Splits the limit into this many parts that count apart, and charges each request to one
-    /// part. A split is for a key with more requests than one node of a Redis Cluster can decide:
-    /// see [`split`](crate::split). Default: the limit is whole.
+    /// Splits the limit into `parts` parts that count apart, and charges each request to one part.
+    /// A split is for a key with more requests than one node of a Redis Cluster can decide: see
+    /// [`split`](crate::split). Default: the limit is whole.
     ///
     /// ```
     /// use tower_sliding_window::{Everyone, Limit};
@@ -261,7 +261,7 @@ impl KeyedLimit {
     /// `time`, which may be longer than the window of the limit. Default: a key is refused until
     /// enough units have left the window.
     ///
-    /// The bans are counted by `ban`, a limit of one unit. No ban is longer than the window of
+    /// `ban` is a limit of one unit that counts the bans. No ban is longer than the window of
     /// `ban`, so choose a window as long as the longest ban that you want. A ban [by
     /// hand](crate::Limiter::block) that is longer than this window is shortened to the window.
     ///
@@ -357,7 +357,7 @@ impl KeyedLimit {
         self.limit.as_ref().ok()
     }
 
-    /// The same limit, not split.
+    /// Returns the same limit, not split.
     pub(crate) fn whole(&self) -> Self {
         Self { parts: None, ..self.clone() }
     }
@@ -405,8 +405,8 @@ impl KeyedLimit {
             && self.ban.is_none()
     }
 
-    /// The keys of all parts of a split limit, of which `charged` is the key of one part. If the
-    /// limit is not split, `charged` alone.
+    /// Returns the keys of all parts of the limit. `charged` is the key of one part. If the limit
+    /// is not split, the result is `charged` alone.
     pub(crate) fn all_parts_of(&self, charged: &Key) -> Vec<Key> {
         self.parts.map_or_else(|| vec![charged.clone()], |parts| all_parts_of(charged, parts).collect())
     }
