@@ -44,17 +44,17 @@ impl Limiter {
     /// 5. [`check`](Self::check), limiters of other processes, and checks of other sets of limits
     ///    or keys do not join the line. Units that are left go to the first check that asks,
     ///    whether it waits in the line or not.
-    /// 6. After a [settlement](Self::settle) or [reset](Self::reset) through this limiter, callers
-    ///    ask at once, in the order of their arrival. Such a caller is the first in its line, fits
-    ///    into the units that are left, and is refused by no other limit or key. If the number of
-    ///    units that are left is unknown, such as after a reset, one caller asks, and the others
-    ///    ask after the reply to that caller. If a caller does not use the units, the next caller
-    ///    asks. If the caller of the settlement leaves before the reply, or the call times out, the
-    ///    waiting callers ask after a further time as long as the deadline, at most a second. If
-    ///    only [reserved](crate::Charge::reserve) units refuse the first in line, that caller asks
-    ///    again after [`retry_reserved_after`](Self::retry_reserved_after), and for the last time
-    ///    at the end of `max_wait`. A caller that needs more units than are left asks when its
-    ///    retry time is over, even if enough units leave the window earlier.
+    /// 6. After a [settlement](Self::settle) or [reset](Self::reset) through this limiter, waiting
+    ///    callers ask at once, in the order of their arrival. A caller asks if it is the first in
+    ///    its line, fits into the units that are left, and is refused by no other limit or key. If
+    ///    the number of units that are left is unknown, such as after a reset, one caller asks, and
+    ///    the others ask after the reply to that caller. If a caller does not use the freed units,
+    ///    the next caller asks. If the caller of the settlement leaves before the reply, or the
+    ///    call times out, the waiting callers ask after a further time as long as the deadline, at
+    ///    most a second. If only [reserved](crate::Charge::reserve) units refuse the first in line,
+    ///    that caller asks again after [`retry_reserved_after`](Self::retry_reserved_after), and
+    ///    for the last time at the end of `max_wait`. A caller that needs more units than are left
+    ///    asks when its retry time is over, even if enough units leave the window earlier.
     /// 7. A settlement or reset through another limiter wakes no caller of this limiter, even if
     ///    both limiters have the same store. The callers of this limiter then ask again when their
     ///    retry times are over. Only clones of one limiter wake each other's callers.
@@ -156,8 +156,8 @@ impl Limiter {
             Err(error) => return self.core.known(check).ok_or(error),
             Ok(status) => status,
         };
-        // Units may be left by now. They are for the first in line, so the callers behind it are
-        // refused all the same.
+        // Units may be left by now. These units are for the first in line, so the callers behind it
+        // are refused all the same.
         let refusal = status.refused_for(check, place.first_waits().max(LEAST_BLOCK));
         metrics::decided(&refusal, &self.core.layer);
         Ok(refusal)

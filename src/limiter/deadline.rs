@@ -29,7 +29,7 @@ const LONGEST: Duration = Duration::from_secs(30 * 365 * 24 * 60 * 60);
 /// would panic, and a timer of a runtime that is not driven would never fire.
 #[derive(Default)]
 pub(super) struct Timer {
-    // The timer is boxed, so that futures that need none stay small.
+    // The timer is boxed, so that futures that need no timer stay small.
     sleep: Option<(Id, Pin<Box<Sleep>>)>,
 }
 
@@ -93,7 +93,8 @@ impl<F> Deadline<F> {
         self.timer.end().is_some()
     }
 
-    /// Takes the future out, so that another task may poll it, and puts the given one in its place.
+    /// Takes the future out, so that another task may poll it, and waits for the given `future`
+    /// instead.
     pub(super) fn replace(&mut self, future: F) -> F {
         mem::replace(&mut self.future, future)
     }
@@ -104,8 +105,8 @@ impl<F> Deadline<F> {
     }
 
     /// Whether a timeout says something about the store. The timeout says nothing if the request
-    /// had spent more than half of the deadline elsewhere, or if the timeout was noticed so late
-    /// that the caller's runtime must have been blocked.
+    /// had spent more than half of the deadline before the call, or if the timeout was noticed so
+    /// late that the caller's runtime must have been blocked.
     pub(super) fn blames_store(&self) -> bool {
         let left = time_left(self.deadline, self.waited);
         let is_noticed_late = self.took() > left + (left / 2).max(Duration::from_millis(10));

@@ -26,7 +26,7 @@ use crate::{
     store::{MOST_TIME, Store, StoreFuture},
 };
 
-/// A check that was decided without waiting, or that the store is asked about.
+/// The outcome of a check that was decided without waiting, or else the future that asks the store.
 pub(crate) enum DecideNow {
     Decided(Result<Decision, Error>),
     Ask(Asking),
@@ -49,14 +49,13 @@ pub(crate) struct Asking {
     part: Option<Arc<str>>,
 }
 
-/// A copy of the check, kept until its reply comes. [`Asking::kept`] says which checks are kept.
+/// A copy of the check, kept until the store's reply. [`Asking::kept`] says which checks are kept.
 #[derive(Clone)]
 struct Kept {
     check: Check,
     /// The number of the last prefetch that was taken before the store was asked.
     asked_after: u64,
-    /// Set by the first poll if the check takes places. Then the end of the limiter waits for this
-    /// check.
+    /// Set by the first poll if the check takes places. Then `shutdown` waits for this check.
     underway: Option<Underway>,
 }
 

@@ -8,9 +8,9 @@
 //!    the number may have changed. So the reply to the last woken caller that has asked tells how
 //!    many units are left for other callers. If that reply does not come, the next caller asks.
 //!    Until its reply, a woken caller counts as admitted.
-//! 4. Sometimes too many callers ask, and some of them are refused. Never do too few callers ask.
-//!    If units are freed after a reply was decided, a settlement tells of them. For units that
-//!    leave the window, callers have timers.
+//! 4. Sometimes too many callers ask, and some of them are refused. It never happens that too few
+//!    callers ask. If units are freed after a reply was decided, a settlement tells of them. For
+//!    units that leave the window, callers have timers.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -28,7 +28,8 @@ pub(super) struct Pair {
     most_room: u64,
     /// The callers that were woken, by number, until they are answered.
     woken: BTreeMap<u64, Woken>,
-    /// A lower bound of the used units. `None` if a reply will bring it, or if no units were freed.
+    /// A lower bound of the used units. `None` if a reply will bring this figure, or if no units
+    /// were freed.
     used: Option<u64>,
     /// The woken caller that has asked last, until its reply.
     asker: Option<u64>,

@@ -164,7 +164,8 @@ impl Table {
         caller.wanted.iter().for_each(|wanted| self.pass_on(wanted.digest, Duration::ZERO));
     }
 
-    /// Lets callers that were woken to ask later ask after `delay` already.
+    /// Brings forward the callers that were woken to ask later: these callers now ask after
+    /// `delay`.
     fn hurry(&mut self, digest: u64, delay: Duration) {
         let Some(pair) = self.pairs.get(&digest) else { return };
         let at = later(Instant::now(), delay);
@@ -197,8 +198,8 @@ impl Table {
         caller.wanted.iter().for_each(|wanted| self.pass_on(wanted.digest, Duration::ZERO));
     }
 
-    /// Looks for the watch whether the first in a line is late. Returns when the watch looks again;
-    /// `None` if the line has ended.
+    /// Looks whether the first in a line is late, and takes a late caller out. Returns when the
+    /// watch looks again; `None` if the line has ended.
     fn look(&mut self, id: u64) -> Option<Instant> {
         let late = self.lines.get_mut(&id)?.look(&mut self.woken);
         late.iter().for_each(|late| self.leave(late));

@@ -78,10 +78,10 @@ struct Core {
     /// `None` if the deadline follows the round trip of the store.
     deadline: Option<Duration>,
     retry_reserved_after: Duration,
-    /// The name of the layer whose limiter this is, for metrics. Empty without a layer, or without
-    /// a name.
+    /// The name of the layer that has this limiter, for metrics. Empty if there is no layer, or if
+    /// the layer has no name.
     layer: Cow<'static, str>,
-    /// `None` if no refusal is remembered.
+    /// `None` if the limiter remembers no refusals.
     refusals: Option<Refusals>,
     breaker: SharedBreaker,
     /// The round trip of the store. Zero if the store does not tell its round trip.
@@ -92,7 +92,7 @@ struct Core {
     /// The places that decisions of the limiter hold.
     renewals: Arc<Renewals>,
     /// The places and calls that have to end before the process does. If the store has a local
-    /// state, all limiters on clones of the store share them.
+    /// state, all limiters on clones of the store share these places and calls.
     owed: Arc<Owed>,
     /// The store that decides in this process, in the store's place.
     local: MemoryStore,
@@ -194,15 +194,16 @@ impl Limiter {
     ///    the store then fails, the cache still refuses the checks that it refused before, unless
     ///    some of the used units were reserved. A check also asks the store if the units, window or
     ///    algorithm of its limit have changed, or if the check has an id from its caller. The cache
-    ///    does not notice a reset or settlement through another store or process, or a failover to
-    ///    a server that has lost entries, until `max_age` has passed and the store answers.
+    ///    learns of a reset or settlement through another store or process after `max_age`, when
+    ///    the store answers a check. The same holds for a failover to a server that has lost
+    ///    entries.
     /// 5. The cache remembers at most 10,000 limits and keys, by 64-bit digests under a secret of
-    ///    the process. It never keeps the keys. No client can make two digests collide. By chance,
-    ///    two digests collide once in fifty years, with 10,000 of them remembered and a million
-    ///    checks a second.
+    ///    the process. The cache never keeps the keys themselves. No client can make two digests
+    ///    collide. By chance, two digests collide once in fifty years, with 10,000 of them
+    ///    remembered and a million checks a second.
     /// 6. Stores with a [local state](crate::Store::local_state), such as `RedisStore`, have one
-    ///    refusal cache for all of their clones. A limiter or layer that sets a refusal cache has
-    ///    its own. `MemoryStore` has none, since it decides as quickly as a cache.
+    ///    refusal cache for all of their clones. A limiter or layer that sets a refusal cache has a
+    ///    cache of its own. `MemoryStore` has none, since it decides as quickly as a cache.
     ///
     /// ```
     /// # #[cfg(feature = "redis")]

@@ -92,7 +92,8 @@ struct Held {
     /// Frees all places of the admission.
     free: Option<Settlement>,
     renewed: Vec<Arc<Place>>,
-    /// The runtime on which the places were taken. `None` if they are freed without a runtime.
+    /// The runtime on which the places were taken. `None` if the places are freed without a
+    /// runtime.
     runtime: Option<Handle>,
 }
 

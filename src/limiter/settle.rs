@@ -38,7 +38,7 @@ struct Returning<'a> {
 }
 
 /// The longest time until units count as freed if the caller of their settlement has left, or if
-/// the reply is late. If the deadline is shorter, they count as freed after the deadline.
+/// the reply is late. If the deadline is shorter, the units count as freed after the deadline.
 const LONGEST_RETURN: Duration = Duration::from_secs(1);
 
 impl Reservation {
@@ -134,8 +134,8 @@ impl Limiter {
         outcome
     }
 
-    /// Counts units that an admission has spent. They count in this process if this process has
-    /// decided, otherwise in the store.
+    /// Counts units that an admission has spent. The units count in this process if this process
+    /// has decided, otherwise in the store.
     pub(crate) async fn count(&self, spent: Check, is_local: bool) -> Result<Decision, Error> {
         if is_local { Ok(self.core.local.decide(spent).await?) } else { self.check_all(spent).await }
     }
@@ -227,8 +227,8 @@ impl Limiter {
         self.clone().with_failure_mode(FailureMode::Open).check_all(Check::new(all)).await.map(drop)
     }
 
-    /// Begins a ban, unless the ban has already begun. Remembers the refusal of the ban, and
-    /// returns it.
+    /// Begins a ban, unless the ban has already begun. Remembers and returns the refusal of the
+    /// ban.
     pub(crate) async fn ban(&self, begins: Charge, is_local: bool) -> Result<Decision, Error> {
         let asks = Check::new(begins.asks());
         let time = begins.lease().unwrap_or_default();
@@ -266,8 +266,8 @@ impl Core {
         outcome.inspect_err(|error| metrics::failed(error.label(), &self.layer))
     }
 
-    /// Takes note that units of a check's limits and keys are about to be given back. How many
-    /// units are used afterwards is not known yet.
+    /// Takes note that units of a check's limits and keys are about to be given back. The number of
+    /// units that are used afterwards is not known yet.
     fn returning(&self, check: &Check) -> Returning<'_> {
         let lines = &self.lines;
         let freed = check.charges().map(|charge| (charge.digest(&lines.digester), 0)).collect();

@@ -44,8 +44,8 @@ type Part = Option<Arc<str>>;
 #[derive(Debug)]
 pub(crate) struct SharedBreaker(Arc<BreakerState>);
 
-/// The breaker of a store, or of a part of a store that has a name. Deadlines are in microseconds,
-/// and at least 1. An error counts like a timeout after the longest deadline, `u64::MAX`.
+/// The breaker of a store, or of a named part of a store. Deadlines are in microseconds, and at
+/// least 1. An error counts like a timeout after the longest deadline, `u64::MAX`.
 pub(crate) struct BreakerState {
     settings: Breaker,
     part: Part,
@@ -75,9 +75,9 @@ struct Shared {
 struct History {
     /// Whether the breaker is counted in [`Shared::troubled`].
     is_troubled: bool,
-    /// The longest deadlines of checks that have failed in a row, the longest first. The list is
-    /// full with as many deadlines as the failures that open the breaker. Then the breaker opens
-    /// for the last deadline in the list.
+    /// The longest deadlines of checks that have failed in a row, the longest first. The list has
+    /// room for the number of failures that open the breaker. When the list is full, the breaker
+    /// opens for the last deadline in the list.
     failures: Vec<u64>,
     last: Option<Arc<Error>>,
     /// The longest deadline of the callers that the breaker has refused since it opened.
@@ -207,9 +207,8 @@ impl BreakerState {
         self.settings.probe_every.max(Duration::from_millis(1))
     }
 
-    /// Takes note that a probe begins, and returns the deadline of the probe. That is the given
-    /// deadline, at most the longest that the refused callers may have later, and at least the
-    /// longest that a refused caller had.
+    /// Takes note that a probe begins, and returns the deadline of the probe. That is `deadline`,
+    /// but at most `longest` and at least `longest_refused` of the history.
     fn begin_probe(&self, deadline: Duration) -> Duration {
         let mut history = self.history();
         // A task that was aborted may still run. Callers must not wait for the next probe of such a
@@ -317,7 +316,7 @@ impl BreakerState {
     }
 }
 
-/// Sends probes until a probe is answered. After a probe without an answer, the next one may take
+/// Sends probes until a probe is answered. After a probe without an answer, the next probe may take
 /// twice as long, as in RFC 6298: the store may be farther away than before. The task does not keep
 /// a breaker alive after its limiters are dropped.
 async fn send_probes<F>(

@@ -3,9 +3,9 @@
 //!
 //! This floor lies between the plain values and the stores. It uses values and the clock, and never
 //! a store. The trait [`Store`](crate::Store) hands out the [`LocalState`]. A store tells the local
-//! state when refusals are outdated. The limiter asks the local state before the store, and tells
-//! the store's replies to the local state. The limiter also provides the calls to the store that
-//! the local state needs, such as probes.
+//! state when refusals are outdated. The limiter asks the local state before it asks the store, and
+//! tells the store's replies to the local state. The limiter also provides the calls to the store
+//! that the local state needs, such as probes.
 
 mod breaker;
 mod owed;
@@ -136,7 +136,7 @@ pub struct LocalState {
     pub(crate) refusals: Refusals,
     /// The prefetches of all limiters on the store.
     pub(crate) prefetches: Option<Arc<Prefetches>>,
-    /// The places and calls of all limiters on the store that end before the process does.
+    /// The places and calls of all limiters on the store that have to end before the process does.
     pub(crate) owed: Arc<Owed>,
     made: Instant,
     /// The time at which the latest of all answered calls was sent, in microseconds since this

@@ -111,7 +111,7 @@ impl Owed {
         }
     }
 
-    /// Whether the current runtime is that of the thread.
+    /// Whether the current runtime is the runtime of the thread.
     #[cfg(feature = "redis")]
     pub(crate) fn is_in_brief_runtime() -> bool {
         IS_BRIEF.get()

@@ -82,7 +82,7 @@ struct Refusal {
     id: AdmissionId,
 }
 
-/// A refusal that the cache remembers for the limit and key of a charge, and whether it refuses
+/// A refusal that the cache remembers for the limit and key of a charge, and whether it applies to
 /// this charge.
 struct Known {
     refusal: Arc<Refusal>,
@@ -98,7 +98,8 @@ pub(crate) struct Lookup {
     /// Whether the check is to ask the store although its refusal is known. If the store fails, the
     /// refusal stands.
     pub(crate) asks: bool,
-    /// Whether other checks are refused until this one is answered, at most for [`LONGEST_ANSWER`].
+    /// Whether other checks are refused until this check is answered, at most for
+    /// [`LONGEST_ANSWER`].
     pub(crate) has_turn: bool,
     first: Account,
     others: Box<[Account]>,
@@ -160,7 +161,7 @@ impl Refusals {
         let now = lookup.asked_at;
         let find = |charge: &Charge, digest: u64| {
             let refusal = table.get(&place(digest, charge.limit()))?;
-            // Since the refusal, used units can only have been added.
+            // Since the refusal, callers can only have spent further units.
             let refuses = charge.can_refuse() && charge.cost() > refusal.status.remaining();
             let is_before = |last: &AtomicU64| last.load(Ordering::SeqCst) <= refusal.generation;
             let is_sure = self.generations.of(digest).any(is_before);
@@ -270,8 +271,8 @@ impl Refusal {
             && !is_settled_by()
     }
 
-    /// Whether this check is the one that asks the store now, for all others. If so, the next check
-    /// asks after [`LONGEST_ANSWER`] at the latest.
+    /// Whether this check is the one that asks the store now, for all others. If so, the others are
+    /// refused for at most [`LONGEST_ANSWER`].
     fn is_asked_for(&self, now: u64, max_age: Duration) -> bool {
         let asks_at = self.asks_at.load(Ordering::Relaxed);
         let next = now.saturating_add(micros(LONGEST_ANSWER.min(max_age)));

@@ -14,8 +14,8 @@ use crate::clock;
 /// The deadline of a store that is near, or whose round trip is not known.
 pub(crate) const SHORTEST_DEADLINE: Duration = Duration::from_millis(50);
 
-/// The longest deadline that follows the round trip. It is also the deadline until the first reply,
-/// which has to include opening a connection.
+/// The longest deadline that follows the round trip. This is also the deadline until the first
+/// reply, since the first call has to open a connection.
 pub(crate) const LONGEST_DEADLINE: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]

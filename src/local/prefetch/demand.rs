@@ -2,9 +2,9 @@
 //! prefetches: rule 11 of [`limit::prefetch`](crate::limit::prefetch).
 //!
 //! Each check earns a part of the price of a prefetch, whether the check has asked the store or
-//! not. The process takes a prefetch only if checks have earned its price. 64 prefetches are free
-//! at the start. So beyond these, prefetches never cost more than checks have earned, whatever the
-//! traffic and the distance of the store are.
+//! not. The first 64 prefetches are free. After them, the process takes a prefetch only if checks
+//! have earned its price. So further prefetches never cost more than checks have earned, whatever
+//! the traffic and the distance of the store are.
 
 use std::sync::{
     Mutex,
@@ -64,9 +64,9 @@ impl Default for Demand {
 }
 
 /// The price of a call. A process takes a prefetch by one call, and gives the prefetch back by
-/// another. A check that asks the store earns 1, so prefetches add less than 5 % to the calls. Each
-/// call for a prefetch takes Redis about three times as long as a plain check, so prefetches add an
-/// eighth to the time of Redis.
+/// another. Each of these calls takes Redis about three times as long as a plain check. A check
+/// that asks the store earns 1. These earnings pay for less than 5 % more calls, which take an
+/// eighth more of Redis's time.
 const CALL: u64 = 24;
 const PREFETCH: u64 = 2 * CALL;
 

@@ -1,8 +1,8 @@
 //! The prefetches that this process holds. [`limit::prefetch`](crate::limit::prefetch) has the
 //! rules.
 //!
-//! A limiter spends the prefetches. Its tasks take them and give them back: see
-//! `limiter/prefetch.rs`. `holding.rs` has the prefetches of one limit and key, and `steps.rs`
+//! A limiter spends the prefetches. The tasks of the limiter take prefetches and give them back:
+//! see `limiter/prefetch.rs`. `holding.rs` has the prefetches of one limit and key, and `steps.rs`
 //! decides what their task does next. `demand.rs` finds the keys that are asked for often, and
 //! keeps prefetches from costing more than they save. `pace.rs` knows how long prefetches live, and
 //! how many units they have.

@@ -28,8 +28,8 @@ pub(crate) struct KeptHolding {
 
 /// The next action of a holding's task.
 pub(crate) enum Step {
-    /// The task gives prefetches back, asks for a new one, or both. The task passes the reply to
-    /// the new prefetch to [`KeptHolding::answer`].
+    /// The task gives prefetches back, asks for a new one, or both. The task passes the store's
+    /// reply about the new prefetch to [`KeptHolding::answer`].
     Ask {
         give_back: Vec<Settlement>,
         take: Option<Check>,
