@@ -40,9 +40,9 @@ pub(crate) struct Asking {
     /// The check as the refusal cache has looked it up; the cache learns from the reply. `None` if
     /// the cache cannot remember a refusal of the check.
     lookup: Option<Lookup>,
-    /// The check, if it is needed after the reply. That is so if this process may decide in the
-    /// store's place, if a limit has prefetch, if the check asks about a known refusal, or if the
-    /// check takes a place.
+    /// The check, if it is needed after the reply. The check is needed if this process may decide
+    /// in the store's place, if a limit has prefetch, if the check asks about a known refusal, or
+    /// if the check takes a place.
     kept: Option<Box<Kept>>,
     pub(crate) mode: FailureMode,
     /// The part of the store that decides.

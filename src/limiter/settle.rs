@@ -157,8 +157,8 @@ impl Limiter {
     ///
     /// [`Error::TimedOut`] past the deadline, [`Error::Unavailable`] if the store fails,
     /// [`Error::BreakerOpen`] if it has failed repeatedly. For a [concurrent](Limit::concurrent)
-    /// limit, the error is always [`Error::Unavailable`], with [`StoreErrorKind::Config`], since
-    /// requests hold the places of such a limit.
+    /// limit, the error is always [`Error::Unavailable`], with [`StoreErrorKind::Config`]: the
+    /// places of such a limit are held until their decisions are dropped.
     pub async fn reset(&self, limit: &Limit, key: impl Into<Key>) -> Result<(), Error> {
         let key = key.into();
         of_window(limit, "resetting a limit")?;
