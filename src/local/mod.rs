@@ -74,9 +74,9 @@ const MAX_FAILURES: u32 = 10_000;
 ///    the breaker closes, or when the last limiter is dropped. If that runtime ends, the runtime of
 ///    another caller takes over. If that runtime blocks, or if there is none, the check of a caller
 ///    becomes the probe as soon as a probe is overdue. A probe is overdue when no probe has begun
-///    or ended within twice the sum of the interval and the deadline of a probe. If the first
-///    caller after the breaker has opened comes only when a probe is overdue, the check of that
-///    caller goes to the store as well.
+///    or ended within twice the sum of the interval and the deadline of a probe. Once the breaker
+///    has been open for twice this sum without a caller, the check of the next caller goes to the
+///    store as well.
 /// 6. An answered probe closes the breaker. After that, a single failure opens it again. Once
 ///    another check is answered, the breaker again needs the full number of failures.
 /// 7. A cost above the limit, a limit that cannot be chosen, and an error
