@@ -18,56 +18,58 @@ use crate::{
 /// not asked all the time.
 const LEAST_BLOCK: Duration = Duration::from_millis(1);
 
-/// The time until a caller asks a store again that has failed.
+/// The time after which a caller asks the store again when the store has failed.
 const PAUSE: Duration = Duration::from_millis(100);
 
 impl Limiter {
-    /// Spends `cost` units of `limit` for `key`, and waits up to `max_wait` until they are left.
+    /// Waits up to `max_wait` until `cost` units of `limit` are left for `key`, and spends them.
     ///
-    /// 1. After a refusal, the caller waits for the retry time, and asks again. A retry time beyond
-    ///    what is left of `max_wait` is returned at once, as a refused [`Decision`]. With a
-    ///    `max_wait` of zero, this method does the same as [`check`](Self::check), unless other
+    /// 1. After a refusal, the caller waits for the retry time, and asks again. If the retry time
+    ///    is longer than the rest of `max_wait`, the refused [`Decision`] is returned at once. With
+    ///    a `max_wait` of zero, this method does the same as [`check`](Self::check), unless other
     ///    callers wait.
-    /// 2. One limiter and its clones have one line for each set of limits and keys that can refuse,
-    ///    whatever the costs. Clones with another [`deadline`](Self::deadline) have lines of their
-    ///    own, since the store may answer only the callers with the longer deadline. A caller that
-    ///    is refused, or arrives while others wait, joins the end of the line. Only the first in
-    ///    line asks. After an admission that leaves units, the next callers that fit together ask
-    ///    as well. No caller overtakes another. A caller that gives up or is dropped leaves the
-    ///    line.
+    /// 2. A limiter and its clones have one line for each set of limits and keys that can refuse.
+    ///    Checks at different costs wait in the same line. Clones with another
+    ///    [`deadline`](Self::deadline) have lines of their own, since the store may answer only the
+    ///    callers with the longer deadline. A caller that is refused, or arrives while others wait,
+    ///    joins the end of the line. Only the first in line asks. After an admission that leaves
+    ///    units, the next callers ask as well, as many as fit into these units together. No caller
+    ///    overtakes another. A caller that gives up or is dropped leaves the line.
     /// 3. A caller that cannot reach the front of the line in time is refused without spending. The
-    ///    retry time is then a lower bound: how long the first in line has to wait.
-    /// 4. A future that is kept but not polled does not block the line: 100 ms after the first in
-    ///    line should have asked, or its call should have ended, the next caller takes over. If
-    ///    nobody polls the next caller, then a millisecond later the first of the others that is
-    ///    polled takes over. When a caller is polled again, it gets its old place back.
+    ///    retry time of this refusal is a lower bound: the time that the first in line has to wait.
+    /// 4. A future that is kept but not polled does not block the line. The next caller takes over
+    ///    100 ms after the first in line should have asked, or its call should have ended. If the
+    ///    next caller is not polled within a millisecond, any other caller that is polled takes
+    ///    over. A caller that is polled again gets its old position in the line back.
     /// 5. [`check`](Self::check), limiters of other processes, and checks of other sets of limits
-    ///    or keys do not join the line. The first of these to ask when units are left gets them.
-    /// 6. After a [settlement](Self::settle) or [reset](Self::reset) through this limiter, callers
-    ///    ask at once, in the order of their arrival. Only callers ask that are first in their
-    ///    line, fit into what is left, and are refused by nothing else. After a reset, for example,
-    ///    it is not known how many units are left. Then one caller asks, and the others ask after
-    ///    its reply. A caller that does not use the units leaves them to the next. If the caller of
-    ///    the settlement leaves before the reply, or the call times out, callers ask after the
-    ///    deadline, at most a second later. If only [reserved](crate::Charge::reserve) units are in
-    ///    the way, the first in line asks again after
-    ///    [`retry_reserved_after`](Self::retry_reserved_after), and once more at the end of
-    ///    `max_wait`. A caller that needs more than is left asks when its retry time is over, even
-    ///    if enough units leave the window before.
-    /// 7. A settlement or reset through another limiter wakes no caller of this one, even if both
-    ///    have the same store: only clones of one limiter tell each other. Then a caller asks again
-    ///    when its retry time is over.
+    ///    or keys do not join the line. Units that are left go to the first check that asks,
+    ///    whether it waits in the line or not.
+    /// 6. After a [settlement](Self::settle) or [reset](Self::reset) through this limiter, waiting
+    ///    callers ask at once, in the order of their arrival. A caller asks if it is the first in
+    ///    its line, fits into the units that are left, and is refused by no other limit or key. If
+    ///    the number of units that are left is unknown, such as after a reset, one caller asks, and
+    ///    the others ask after the reply to that caller. If a caller does not use the freed units,
+    ///    the next caller asks. If the caller of the settlement leaves before the reply, or the
+    ///    call times out, the waiting callers ask after a further time as long as the deadline, at
+    ///    most a second. If only [reserved](crate::Charge::reserve) units refuse the first in line,
+    ///    that caller asks again after [`retry_reserved_after`](Self::retry_reserved_after), and
+    ///    for the last time at the end of `max_wait`. A caller that needs more units than are left
+    ///    asks when its retry time is over, even if enough units leave the window earlier.
+    /// 7. A settlement or reset through another limiter wakes no caller of this limiter, even if
+    ///    both limiters have the same store. The callers of this limiter then ask again when their
+    ///    retry times are over. Only clones of one limiter wake each other's callers.
     /// 8. The [`deadline`](Self::deadline) limits each call to the store, not the wait. The end of
     ///    `max_wait` does not interrupt a call. While the store fails or does not answer in time,
     ///    the first in line asks again every 100 ms. A caller gets the error when less than 100 ms
     ///    of its `max_wait` are left. If waiting does not help, such as after a wrong password, the
     ///    caller gets the error at once. Under [`fail_local`](Self::fail_local), the share decides
-    ///    meanwhile. The units of a call without an answer may have been counted.
+    ///    while the store cannot. The store may have counted the units of a call that it did not
+    ///    answer.
     ///
-    /// A check that can never be refused, such as one at a cost of 0, never waits. Waiting needs a
-    /// tokio runtime with time. While callers wait behind another, a task watches the line. It runs
-    /// on the runtime of one of the callers. If that runtime is not driven, taking over needs about
-    /// a second more, and 20 ms for each caller in line.
+    /// A check that can never be refused, such as a check at a cost of 0, never waits. Waiting
+    /// needs a tokio runtime with time. While several callers wait in a line, a task on the runtime
+    /// of one of them watches the line. If that runtime is not driven, the next caller takes over
+    /// about a second later, plus 20 ms for each caller in line.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), tower_sliding_window::Error> {
@@ -108,9 +110,9 @@ impl Limiter {
         self.acquire_after(check, max_wait, &mut Duration::default()).await
     }
 
-    /// Waits for a request that has `waited` for other decisions. The time that it has waited
-    /// shortens the deadline of the first call to the store. Later calls, after a wait in line,
-    /// have the whole deadline.
+    /// Does the same as [`acquire_all`](Self::acquire_all), for a request that has already `waited`
+    /// for other decisions. The time in `waited` shortens the deadline of the first call to the
+    /// store. Later calls, after a wait in line, have the whole deadline.
     pub(crate) async fn acquire_after(
         &self,
         check: Check,
@@ -141,28 +143,30 @@ impl Limiter {
             }
             (is_in_line, limiter) = (true, self.clone());
             if outcome.is_ok_and(|decision| decision.is_refused_by_reservations()) {
-                // Others may have given back units by the next try, so it does not rely on a
-                // remembered refusal.
+                // Other callers may give back units before the next check. So that check asks the
+                // store even if its refusal is remembered.
                 limiter = limiter.asking_each_time();
             }
         }
     }
 
-    /// The refusal of a caller that does not reach the front of the line in time.
+    /// Refuses a caller that does not reach the front of the line in time.
     async fn refuse(&self, check: &Check, place: &Place, waited: &mut Duration) -> Result<Decision, Error> {
         let status = match self.decide(check.without_costs(), waited).await {
             Err(error) => return self.core.known(check).ok_or(error),
             Ok(status) => status,
         };
-        // Units may be left for the first in line by now, but not for those behind it.
+        // Units may be left by now. These units are for the first in line, so the callers behind it
+        // are refused all the same.
         let refusal = status.refused_for(check, place.first_waits().max(LEAST_BLOCK));
         metrics::decided(&refusal, &self.core.layer);
         Ok(refusal)
     }
 }
 
-/// When to ask again; `None` after an admission, or if the retry time goes beyond the end of the
-/// wait. Reserved units may be given back at any time, so the last attempt is at the very end.
+/// Returns when to ask again; `None` after an admission, after an error that will not pass, or if
+/// the retry time goes beyond `end`. If only reserved units refuse, the last check is at `end`,
+/// since these units may be given back at any time.
 fn ask_again_at(end: Instant, outcome: &Result<Decision, Error>, distance: Duration) -> Option<Instant> {
     let now = Instant::now();
     let left = end.saturating_duration_since(now);
@@ -170,9 +174,10 @@ fn ask_again_at(end: Instant, outcome: &Result<Decision, Error>, distance: Durat
         Ok(decision) => {
             let wait = decision.retry_after()?;
             let wait = if decision.is_refused_by_reservations() { wait.min(left) } else { wait };
-            // The reply has travelled for a part of the round trip, and the next check will travel
-            // for the other part, so both parts are taken off. A store that has failed may be back
-            // long before the retry time, with units left.
+            // The retry time counts from the store's decision. Since then the reply has travelled,
+            // and the next check will travel, together for a round trip. So a round trip is taken
+            // off. After a decision in the store's place, the caller asks after a `PAUSE`: the
+            // store may be back long before the retry time, with units left.
             (wait, if decision.is_the_stores() { wait.saturating_sub(distance) } else { wait.min(PAUSE) })
         }
         Err(error) => error.may_pass().then_some((PAUSE, PAUSE))?,
@@ -181,7 +186,7 @@ fn ask_again_at(end: Instant, outcome: &Result<Decision, Error>, distance: Durat
 }
 
 fn is_within(left: Duration, wait: Duration) -> bool {
-    // With no time left, a wait of zero is too long as well: a store that always returns zero would
-    // be asked for ever.
+    // With no time left, a wait of zero is too long as well. Otherwise a store that always returns
+    // a retry time of zero would be asked for ever.
     !left.is_zero() && wait <= left
 }

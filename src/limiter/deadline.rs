@@ -16,8 +16,8 @@ use tokio::{
 
 use crate::error::{Error, StoreError, StoreErrorKind};
 
-/// The least time for a call to the store, even if its request has used up the deadline: enough for
-/// a store that answers.
+/// The least time for a call to the store, even if the request has used up the deadline before the
+/// call. This time is enough for a store that answers.
 const LEAST: Duration = Duration::from_millis(5);
 
 const WAITING: &str = "waiting in a tokio runtime";
@@ -25,16 +25,16 @@ const WAITING: &str = "waiting in a tokio runtime";
 /// No deadline and no wait is longer than thirty years.
 const LONGEST: Duration = Duration::from_secs(30 * 365 * 24 * 60 * 60);
 
-/// A timer of the runtime that polls it. A timer of a runtime that has ended would panic, and a
-/// timer of a runtime that is not driven would never fire.
+/// A timer that always belongs to the runtime that polls it. A timer of a runtime that has ended
+/// would panic, and a timer of a runtime that is not driven would never fire.
 #[derive(Default)]
 pub(super) struct Timer {
-    // The timer is boxed, so that futures that need none stay small.
+    // The timer is boxed, so that futures that need no timer stay small.
     sleep: Option<(Id, Pin<Box<Sleep>>)>,
 }
 
 impl Timer {
-    /// Waits until a time. Fails without a runtime, and in a runtime that has ended.
+    /// Waits until the time `at`. Fails without a runtime, and in a runtime that has ended.
     pub(super) fn poll_until(&mut self, at: Instant, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
         let runtime = Handle::try_current()
             .map_err(|cause| StoreError::new(WAITING, StoreErrorKind::Other, cause).of_one_check())?
@@ -42,8 +42,9 @@ impl Timer {
         let known = self.sleep.take().filter(|(of, sleep)| *of == runtime && sleep.deadline() == at);
         let (_, sleep) = self.sleep.insert(known.unwrap_or_else(|| {
             let mut sleep = Box::pin(sleep_until(at));
-            // `reset` registers the timer. Otherwise the first poll would do so, and panic in a
-            // runtime that has ended. Such a runtime fires a registered timer at once.
+            // `reset` registers the timer. Otherwise the first poll would register the timer, and
+            // panic in a runtime that has ended. A runtime that has ended fires a registered timer
+            // at once.
             sleep.as_mut().reset(at);
             (runtime, sleep)
         }));
@@ -66,14 +67,15 @@ pin_project! {
     /// The timer starts when the future is pending for the first time: a store that answers at once
     /// costs no timer and needs no runtime.
     ///
-    /// When the timer fires, the future is polled once more after the other tasks that can run. In
-    /// a process that has not run for a while, one of them reads a reply that has come in time.
+    /// When the timer fires, the other tasks that can run are polled first, and then the future
+    /// once more. In a process that has not run for a while, one of these tasks reads a reply that
+    /// has come in time.
     pub(crate) struct Deadline<F> {
         #[pin]
         future: F,
         pub(super) deadline: Duration,
-        // The part of the deadline that the request has spent on decisions of other layers, or on a
-        // choice.
+        // The part of the deadline that the request has spent on decisions of other layers, or on
+        // the choice of a limit.
         waited: Duration,
         timer: Timer,
         is_over: bool,
@@ -91,7 +93,8 @@ impl<F> Deadline<F> {
         self.timer.end().is_some()
     }
 
-    /// Takes the future out, so that another task may poll it, and puts the given one in its place.
+    /// Takes the future out, so that another task may poll it, and waits for the given `future`
+    /// instead.
     pub(super) fn replace(&mut self, future: F) -> F {
         mem::replace(&mut self.future, future)
     }
@@ -102,8 +105,8 @@ impl<F> Deadline<F> {
     }
 
     /// Whether a timeout says something about the store. The timeout says nothing if the request
-    /// had spent more than half of the deadline elsewhere, or if the timeout was noticed so late
-    /// that the caller's runtime must have been blocked.
+    /// had spent more than half of the deadline before the call, or if the timeout was noticed so
+    /// late that the caller's runtime must have been blocked.
     pub(super) fn blames_store(&self) -> bool {
         let left = time_left(self.deadline, self.waited);
         let is_noticed_late = self.took() > left + (left / 2).max(Duration::from_millis(10));

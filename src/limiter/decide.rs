@@ -26,35 +26,36 @@ use crate::{
     store::{MOST_TIME, Store, StoreFuture},
 };
 
-/// A check that was decided without waiting, or that the store is asked about.
+/// The outcome of a check that was decided without waiting, or else the future that asks the store.
 pub(crate) enum DecideNow {
     Decided(Result<Decision, Error>),
     Ask(Asking),
 }
 
-/// The store's reply to a check, within the deadline, and what this process makes of it. The check
-/// is not inline, so that the future stays small.
+/// Waits for the store's reply to a check within the deadline, and makes a decision of the reply.
+/// The check is boxed, so that this future stays small.
 pub(crate) struct Asking {
     core: Arc<Core>,
     pub(crate) reply: Deadline<StoreFuture<Decision>>,
-    /// The place in the refusal cache that learns from the reply, if there is one.
+    /// The check as the refusal cache has looked it up; the cache learns from the reply. `None` if
+    /// the cache cannot remember a refusal of the check.
     lookup: Option<Lookup>,
-    /// The check, if it is needed after the reply: this process may decide in the store's place, a
-    /// limit has prefetch, the check asks about a known refusal, or the check takes a place.
+    /// The check, if it is needed after the reply. The check is needed if this process may decide
+    /// in the store's place, if a limit has prefetch, if the check asks about a known refusal, or
+    /// if the check takes a place.
     kept: Option<Box<Kept>>,
     pub(crate) mode: FailureMode,
     /// The part of the store that decides.
     part: Option<Arc<str>>,
 }
 
-/// A copy of the check, kept until its reply comes. [`Asking::kept`] says which checks are kept.
+/// A copy of the check, kept until the store's reply. [`Asking::kept`] says which checks are kept.
 #[derive(Clone)]
 struct Kept {
     check: Check,
-    /// The number of the last prefetch that was taken before the check was asked.
+    /// The number of the last prefetch that was taken before the store was asked.
     asked_after: u64,
-    /// Set by the first poll of a check that takes places: the end of the limiter waits for this
-    /// check.
+    /// Set by the first poll if the check takes places. Then `shutdown` waits for this check.
     underway: Option<Underway>,
 }
 
@@ -71,7 +72,7 @@ impl Future for Asking {
             self.let_go();
         }
         let part = self.part.take();
-        // Taken out, so that nothing is left to do when this future is dropped.
+        // The copy is taken out, so that dropping this future has nothing left to do.
         let kept = self.kept.take();
         let Self { core, reply, lookup, mode, .. } = &*self;
         let mut outcome = core.heard(reply, part, outcome);
@@ -84,9 +85,10 @@ impl Future for Asking {
 }
 
 impl Asking {
-    /// Called when nobody waits for the reply any more. A task hears the reply if the check may
-    /// have been sent, and takes places or keeps others refused until it is answered. The task
-    /// frees the places at once, and remembers or forgets the refusal.
+    /// Starts a task that waits for the reply, now that no caller waits for it any more. The task
+    /// is needed if the check may have been sent, and takes places or keeps other checks refused
+    /// until the reply. After the reply, the task frees the places at once, and remembers or
+    /// forgets the refusal.
     fn let_go(&mut self) {
         let Some(kept) = self.kept.as_ref().filter(|_| self.reply.has_begun()) else { return };
         if kept.underway.is_none() && !self.lookup.as_ref().is_some_and(|lookup| lookup.has_turn) {
@@ -171,7 +173,7 @@ impl Limiter {
     }
 
     /// Decides for a request that has `waited` for other decisions, and adds the time of this
-    /// decision to it.
+    /// decision to `waited`.
     pub(crate) async fn decide(&self, check: Check, waited: &mut Duration) -> Result<Decision, Error> {
         match self.decide_now(check, self.failure_mode, || *waited) {
             DecideNow::Decided(outcome) => outcome,
@@ -183,8 +185,9 @@ impl Limiter {
         }
     }
 
-    /// Decides without waiting if prefetches, the refusal cache, an open breaker or the store can.
-    /// The time that the request has `waited` for other decisions shortens the deadline.
+    /// Decides without waiting if prefetches, the refusal cache, an open breaker or the store can
+    /// do so. Otherwise returns a future that asks the store. The time that the request has
+    /// `waited` for other decisions shortens the deadline.
     #[inline]
     pub(crate) fn decide_now(&self, check: Check, mode: FailureMode, waited: impl FnOnce() -> Duration) -> DecideNow {
         let core = &self.core;
@@ -207,7 +210,8 @@ impl Limiter {
         DecideNow::Decided(core.conclude(outcome, lookup.as_ref(), Some(&check), mode, || None))
     }
 
-    /// This function is not inlined, since a check that is decided at once does not need it.
+    /// Makes the future that asks the store. Not inlined, since a check that is decided at once
+    /// does not need this function.
     #[inline(never)]
     fn asking(&self, check: Check, lookup: Option<Lookup>, mode: FailureMode, waited: Duration) -> Asking {
         let core = Arc::clone(&self.core);
@@ -237,13 +241,13 @@ impl Core {
         Some(decision)
     }
 
-    /// The refusal of a check as the refusal cache remembers it.
+    /// The refusal of a check, if the refusal cache remembers one.
     #[inline]
     fn recall(&self, check: &Check, lookup: Option<&mut Lookup>, may_ask: bool) -> Option<Decision> {
         self.refusals.as_ref()?.recall(check, lookup?, self.retry_reserved_after, may_ask)
     }
 
-    /// Refuses a check as the refusal cache remembers it.
+    /// Returns a refusal that the refusal cache remembers, and counts it in the metrics.
     #[inline]
     fn repeat(&self, refusal: Decision) -> Decision {
         metrics::refusal_cache_hit();
@@ -257,8 +261,8 @@ impl Core {
         Some(self.repeat(self.recall(check, lookup.as_mut(), false)?))
     }
 
-    /// The error to return instead of asking the store, if the breaker is open. A probe of the
-    /// breaker is a check that costs nothing.
+    /// The error to return instead of asking the store, if the breaker is open. `probe` makes the
+    /// check that a probe of the breaker sends: one that costs nothing.
     pub(super) fn refuse(&self, probe: impl FnOnce() -> Check) -> Option<Error> {
         if !self.breaker.may_be_open() {
             return None;
@@ -277,8 +281,9 @@ impl Core {
         self.breaker.of_part(part, false)?.refuse(deadline, longest, probes)
     }
 
-    /// Makes a decision of the store's reply, and lets the decision hold the places that the check
-    /// has taken. `took` is how long the store took; `None` if it decided at once.
+    /// Makes a decision of the store's reply. After a failure, decides in the store's place. The
+    /// decision holds the places that the check has taken. `took` is the time until the store's
+    /// reply; `None` if the store decided at once.
     #[inline]
     fn conclude(
         self: &Arc<Self>,
@@ -294,8 +299,8 @@ impl Core {
                 self.learn(lookup, &decision);
                 decision.with_retry_reserved_after(self.retry_reserved_after)
             }
-            // Other checks may have been refused since this one was asked, so the refusal cache is
-            // looked up again.
+            // Other checks may have been refused while this check waited for its reply. So
+            // `decide_instead` looks into the refusal cache again.
             Err(error) => self.decide_instead(check, mode, error)?,
         };
         Ok(match check.filter(|check| check.takes_place()) {
@@ -315,7 +320,8 @@ impl Core {
         }
     }
 
-    /// Tells the breaker how a call to this part of the store has ended.
+    /// Tells the breaker how a call to this part of the store has ended, and returns the outcome of
+    /// the call.
     pub(super) fn heard<T>(
         &self,
         call: &Deadline<StoreFuture<T>>,
@@ -327,7 +333,7 @@ impl Core {
         let has_waited_for_others =
             || self.store.local_state().is_some_and(|state| state.has_answered_within(part.as_deref(), call.took()));
         if !matches!(outcome, Err(Error::TimedOut { .. })) || call.blames_store() && !has_waited_for_others() {
-            // The time counts as at most the deadline, however late the reply was polled.
+            // If the reply was polled late, the call still counts as no longer than its deadline.
             self.breaker.count(|| part, &outcome, || call.took().min(call.deadline));
         }
         outcome

@@ -7,13 +7,14 @@ use crate::{check::Check, decision::Decision, error::Error, metrics, store::Stor
 
 /// The response to a store that cannot decide in time.
 ///
-/// No mode applies to refusals and to requests without a key. So a client gains nothing by making
-/// its checks fail: a refusal or a ban that the process [knows](crate::Limiter::refusal_cache)
-/// stands until its own time has passed.
+/// A failure mode applies neither to refusals nor to requests without a key. So a client gains
+/// nothing by making its checks fail: a refusal or a ban that the process
+/// [knows](crate::Limiter::refusal_cache) stands until its own time has passed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FailureMode {
-    /// Let the request through, without rate-limit figures, unless its refusal is known.
+    /// Let the request through, without rate-limit figures. If its refusal is known, the request
+    /// gets that refusal.
     #[default]
     Open,
     /// Refuse the request until the store is back. If its refusal is known, the request gets that
@@ -23,37 +24,40 @@ pub enum FailureMode {
     Local(Share),
 }
 
-/// The part of each limit that one process may admit while the store cannot decide. With `n`
-/// processes, the part is one `n`th.
+/// The part of each limit that one process may admit while the store cannot decide. With `p`
+/// processes, the part is one `p`th.
 ///
 /// 1. Of a limit of `n` units, each of `p` processes admits at most `n / p` in a window, rounded
 ///    down. So if there are no more than `p` processes, together they admit at most the limit.
 /// 2. Every check still asks the store first, so the store decides again as soon as it answers. The
-///    store and the process count apart. So in a window in which the store fails or comes back, the
-///    store may admit up to the limit, and the processes too.
-/// 3. A cost above the share fails until the store is back: with the store's error, or in a layer
-///    with a 503. If the share is less than one unit, any cost is above it. The error is not
-///    [`NeverFits`](crate::Error::NeverFits), since the cost fits into the limit.
+///    store and the processes count separately. So in a window in which the store fails or comes
+///    back, up to twice the limit may be admitted: once by the store, and once by all processes
+///    together.
+/// 3. A check with a cost above the share fails until the store is back. A limiter returns the
+///    store's error, and a layer answers with a 503. If the share is less than one unit, any cost
+///    is above the share. The error is not [`NeverFits`](crate::Error::NeverFits), since the cost
+///    fits into the whole limit.
 /// 4. A limit in the [shadow](crate::Charge::in_shadow) keeps all of its units.
-/// 5. Units that are reserved in the process are settled in the process, through a clone of the
-///    same limiter, even if the store is back. A settlement [by
+/// 5. Units that were reserved in the process are settled in the process, even if the store is
+///    back. The settlement has to go through a clone of the same limiter. A settlement [by
 ///    id](crate::settlement::Settlement::by_id) goes to the store, which does not know the
 ///    admission.
 /// 6. A limiter and its clones, or a layer and its services, count in one
-///    [`MemoryStore`](crate::MemoryStore) of the default capacity. Layers that share a limit also
-///    share it in this store only if they are made [on one limiter](crate::RateLimitLayer::new).
+///    [`MemoryStore`](crate::MemoryStore) of the default capacity. Layers that share a limit count
+///    together in the process if they are made [on one limiter](crate::RateLimitLayer::new).
+///    Otherwise they count separately.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Share {
     processes: NonZeroU32,
 }
 
 impl Share {
-    /// The share of one process out of this number of processes. For a number that is not known
-    /// before run time there is [`From<NonZeroU32>`](Self::from).
+    /// The share of one process out of this number of `processes`. For a number that is known only
+    /// at run time, use [`From<NonZeroU32>`](Self::from).
     ///
     /// # Panics
     ///
-    /// If the number is 0. In a `const`, that does not compile.
+    /// If `processes` is 0. In a `const`, a 0 does not compile.
     #[track_caller]
     pub const fn one_of(processes: u32) -> Self {
         match NonZeroU32::new(processes) {
@@ -81,9 +85,9 @@ impl FailureMode {
 }
 
 impl Core {
-    /// Decides a check that the store has failed to decide: by a refusal that is known, or under a
-    /// share, if the mode has one. Returns the store's error if the share can never admit the
-    /// check.
+    /// Decides a check that the store has failed to decide: by its known refusal, or else under the
+    /// share of the mode. Returns the store's error if the mode has no share, or if the share can
+    /// never admit the check.
     pub(super) fn decide_instead(
         &self,
         check: Option<&Check>,

@@ -1,15 +1,16 @@
-//! The callers that a limit and key refuses, and which of them ask when units are freed.
+//! The callers that a limit and key refuses, and the choice of those that ask when units are freed.
 //!
-//! 1. The first in a line asks when all limits and keys that refuse it have units for it. The first
-//!    is not woken before, since it would be refused.
-//! 2. Of the callers that fit, the first to arrive asks, and the next ones that fit as well.
-//! 3. A settlement or a reply tells how many units are left. When a caller asks, there may be
-//!    fewer, or more. So the reply to the last caller that has asked for the units tells how many
-//!    are left for others. If that reply does not come, the next caller asks. A caller that was
-//!    woken counts as admitted until its reply.
-//! 4. Sometimes too many callers ask, and are refused. Enough callers ask in any case: a settlement
-//!    tells of units that are freed after a reply was decided, and callers have timers for units
-//!    that leave the window.
+//! 1. The first caller in a line asks when all limits and keys that refuse it have units for it.
+//!    The caller is not woken earlier, since it would be refused again.
+//! 2. Of the callers that fit into the freed units, the first to arrive asks. Later callers ask as
+//!    well if they fit into the rest of these units.
+//! 3. A settlement or a reply tells how many units are left. By the time that a woken caller asks,
+//!    the number may have changed. So the reply to the last woken caller that has asked tells how
+//!    many units are left for other callers. If that reply does not come, the next caller asks.
+//!    Until its reply, a woken caller counts as admitted.
+//! 4. Sometimes too many callers ask, and some of them are refused. It never happens that too few
+//!    callers ask. If units are freed after a reply was decided, a settlement tells of them. For
+//!    units that leave the window, callers have timers.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -22,14 +23,15 @@ pub(super) struct Pair {
     pub(super) callers: usize,
     /// The callers that the limit and key refuses, by number.
     refused: BTreeMap<u64, (Wanted, Arc<Caller>)>,
-    /// No refused caller has more room than this. If more units are used, no search is made, since
-    /// it would find no caller.
+    /// An upper bound of the room of each refused caller. While more units than this are used, no
+    /// caller is searched for, since none would fit.
     most_room: u64,
     /// The callers that were woken, by number, until they are answered.
     woken: BTreeMap<u64, Woken>,
-    /// The fewest units that may be used. `None` if a reply will tell, or if nothing was freed.
+    /// A lower bound of the used units. `None` if a reply will bring this figure, or if no units
+    /// were freed.
     used: Option<u64>,
-    /// The last of the woken callers that has asked, until its reply.
+    /// The woken caller that has asked last, until its reply.
     asker: Option<u64>,
 }
 
@@ -46,18 +48,20 @@ impl Pair {
         self.most_room = self.most_room.max(wanted.room);
     }
 
-    /// Takes note of the fewest units that may be used: zero if that is not known. Figures may
-    /// arrive in another order than they were true, so the lowest holds until a caller asks.
+    /// Takes note that at least `used` units are used; zero if the number is unknown. Figures may
+    /// arrive in another order than the store has counted them, so the lowest figure holds. While a
+    /// woken caller is about to ask, the latest figure holds, since the reply to that caller will
+    /// correct it.
     pub(super) fn free(&mut self, used: u64) {
         let known = self.used.filter(|_| !self.will_learn());
         self.used = Some(known.map_or(used, |known| known.min(used)));
     }
 
-    /// Takes the caller that asks next.
+    /// Removes the caller that is to ask next from the refused callers, and returns it.
     pub(super) fn take_next(&mut self) -> Option<(Wanted, Arc<Caller>)> {
         let used = self.used?;
         let all_used = self.woken.values().fold(used, |all, woken| all.saturating_add(woken.takes));
-        // If it is not known how many units are used, one caller finds out.
+        // While the number of used units is unknown, only one caller is woken to find out.
         if all_used > self.most_room || used == 0 && self.will_learn() {
             return None;
         }
@@ -80,8 +84,8 @@ impl Pair {
         self.woken.values().filter(|woken| !woken.has_asked).map(|woken| &woken.caller)
     }
 
-    /// Takes note that the caller asks. The reply to a woken caller will bring newer figures, so the
-    /// known figure is dropped.
+    /// Takes note that the caller asks. If the caller was woken, its reply will bring a newer
+    /// figure, so the known figure is dropped.
     pub(super) fn ask(&mut self, number: u64) {
         self.refused.remove(&number);
         if let Some(woken) = self.woken.get_mut(&number) {
@@ -90,7 +94,7 @@ impl Pair {
         }
     }
 
-    /// Whether the reply to a woken caller will tell more than what is known.
+    /// Whether a woken caller has not asked yet, so that the reply to it will bring a newer figure.
     fn will_learn(&self) -> bool {
         self.will_ask().next().is_some()
     }
@@ -99,8 +103,8 @@ impl Pair {
     pub(super) fn answer(&mut self, number: u64, wanted: &Wanted, status: &LimitStatus) {
         self.woken.remove(&number);
         if self.asker.take_if(|asker| *asker == number).is_some() {
-            // The caller is not to ask again at once, even if the figures of a store contradict its
-            // refusal.
+            // After a refusal, more units count as used than the caller has room for. Otherwise the
+            // caller would ask again at once if the store's figures contradict the refusal.
             let least = status.refuses().map_or(0, |_| wanted.room.saturating_add(1));
             self.free(status.used().max(least));
         }

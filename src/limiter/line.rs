@@ -1,20 +1,21 @@
 //! The order of the callers in one line.
 //!
-//! 1. Callers have their turn in the order of their numbers. Only the first asks, until it leaves.
-//! 2. The first records when it will ask, and how long that call may take. If the first is later by
-//!    more than a [`GRACE`], nobody polls it, so it loses its turn.
+//! 1. Callers have their turn in the order of their numbers. Only the first caller asks, until that
+//!    caller leaves the line.
+//! 2. The first caller records when it will ask, and by when its call has to end. If the caller is
+//!    late by more than a [`GRACE`], nobody polls it, so it loses its turn.
 //! 3. A task watches the first, since the other callers may not be polled either. If the first is
-//!    late, the task wakes the next caller, and a moment later all others. Of these, the first that
-//!    is polled takes over. Callers that are not polled are out of the line, so they delay it only
-//!    once.
-//! 4. A caller that is out of the line, or has lost its turn, takes its place again by its number
+//!    late, the task wakes the next caller, and a moment later all others. Of these callers, the
+//!    first that is polled takes over. A caller that is not polled is out of the line, so it delays
+//!    the line only once.
+//! 4. A caller that is out of the line, or has lost its turn, returns to the position of its number
 //!    when it is polled.
-//! 5. After an admission that leaves units, the next callers ask as well, if all that ask fit
-//!    together. Otherwise a line far away from its store would move by only one caller in each
-//!    round trip. Only the reply to the last caller that has asked says how many units are left,
-//!    since it counts the others. While the first waits for units, no other caller asks. Otherwise
-//!    a first caller that needs many units would wait for ever. Once a caller is refused, only the
-//!    first asks again.
+//! 5. After an admission that leaves units, the next callers ask as well, as many as fit into these
+//!    units together. Otherwise a line far away from its store would move by only one caller in
+//!    each round trip. The reply to the last caller that has asked says how many units are left,
+//!    since this reply counts the other callers. While the first waits for units, no other caller
+//!    asks. Otherwise a first caller that needs many units would wait for ever. After a refusal,
+//!    only the first asks, as before.
 //! 6. If the runtime of the task is not driven, the task is late. Callers look for a late task from
 //!    time to time, and start another task on their own runtime. The more callers wait, the less
 //!    often each of them looks.
@@ -28,11 +29,12 @@ use super::deadline::later;
 /// How late the first in line may be.
 const GRACE: Duration = Duration::from_millis(100);
 
-/// The time for the next caller to take over, before all others may.
+/// The time in which only the next caller may take over. After this time, all others may do so,
+/// too.
 const HEAD_START: Duration = Duration::from_millis(1);
 
-/// A caller looks whether the task is late after one second, plus this time for each caller that
-/// waits.
+/// Each waiting caller looks from time to time whether the task is late: after one second, plus
+/// this time for each caller in the line.
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// The most callers that are woken at once to ask beside the first.
@@ -42,8 +44,8 @@ const MOST_BESIDE: usize = 1_024;
 #[derive(Clone, Copy)]
 pub(super) struct Wanted {
     pub(super) digest: u64,
-    /// The caller fits while at most so many units of the limit are used. Limits that share units
-    /// may have different rooms.
+    /// The caller fits while at most this number of units of the limit is used. Two limits that
+    /// share units may differ in this number.
     pub(super) room: u64,
     /// The units that an admission takes.
     pub(super) takes: u64,
@@ -61,16 +63,16 @@ pub(super) struct Caller {
 
 #[derive(Default)]
 pub(super) struct Line {
-    /// The callers that are polled, as far as the line knows, except those that ask beside the
-    /// first.
+    /// The callers of the line, except those that were not polled in time, and those that ask
+    /// beside the first.
     callers: BTreeMap<u64, Arc<Caller>>,
     /// The number of the first. `None` while the line seeks another caller, since the first was
     /// late.
     first: Option<u64>,
     /// Of the callers up to this number, the one that is polled next takes over.
     sought_up_to: Option<u64>,
-    /// The limits and keys that refuse the first, and until when, as far as is known. The list is
-    /// empty when the first asks.
+    /// The limits and keys that refuse the first, each with the expected end of its refusal. The
+    /// list is empty when the first asks.
     refused_by: Vec<(u64, Instant)>,
     /// When the first asks.
     pub(super) asks_at: Option<Instant>,
@@ -80,7 +82,7 @@ pub(super) struct Line {
     last_asked: u64,
     /// Callers up to this number ask beside the first.
     asks_up_to: u64,
-    /// The task that watches the first, once other callers have needed it.
+    /// The task that watches the first, once other callers have needed this task.
     watch: JoinSet<()>,
     /// When the task looks next.
     looks_at: Option<Instant>,
@@ -91,8 +93,8 @@ impl Line {
         self.callers.is_empty() && self.sought_up_to.is_none()
     }
 
-    /// Joins the line, at the caller's old place if it had one. Returns whether the caller is the
-    /// first.
+    /// Lets a caller join the line, at its old position if it had one. Returns whether the caller
+    /// is the first.
     pub(super) fn join(&mut self, caller: &Arc<Caller>) -> bool {
         self.callers.insert(caller.number, Arc::clone(caller));
         if self.first.is_none() && self.sought_up_to.is_none_or(|last| caller.number <= last) {
@@ -106,14 +108,15 @@ impl Line {
         self.wait(Vec::new(), Instant::now());
     }
 
-    /// Lets the first ask at this time. Until then, the limits and keys in `refused_by` refuse it.
+    /// Lets the first ask at `asks_at`. `refused_by` has the limits and keys that refuse the first
+    /// before that time.
     pub(super) fn wait(&mut self, refused_by: Vec<(u64, Instant)>, asks_at: Instant) {
         (self.refused_by, self.asks_at, self.due) = (refused_by, Some(asks_at), Some(later(asks_at, GRACE)));
     }
 
     /// If it is the caller's turn, takes note that the caller asks, and returns `None`. Otherwise
     /// returns whether the caller is the first, and when to look again. `takes` is how long the
-    /// call may take.
+    /// caller's call to the store may take.
     pub(super) fn ask(&mut self, caller: &Arc<Caller>, takes: impl Fn() -> Duration) -> Option<(bool, Instant)> {
         let now = Instant::now();
         if self.join(caller) {
@@ -133,8 +136,8 @@ impl Line {
         None
     }
 
-    /// Takes note that a limit and key has units for the first from this time on. Returns whether
-    /// the first asks then, since no other limit and key refuses it.
+    /// Takes note that a limit and key has units for the first from the time `from` on. Returns
+    /// whether the first asks at that time, since no other limit and key refuses this caller.
     pub(super) fn has_units_of(&mut self, digest: u64, from: Instant) -> bool {
         let mut others = mem::take(&mut self.refused_by);
         others.retain(|(by, until)| *by != digest && *until > from);
@@ -143,8 +146,8 @@ impl Line {
         self.refused_by.is_empty()
     }
 
-    /// Lets the next callers ask beside the first after an admission. `used` has the used units of
-    /// each limit and key with this admission; it is `None` after any other reply.
+    /// After an admission, lets the next callers ask beside the first. `used` has the used units of
+    /// each limit and key, including this admission; `None` after any other reply.
     pub(super) fn let_ask(&mut self, answered: u64, used: Option<Vec<(u64, u64)>>, woken: &mut Vec<Arc<Caller>>) {
         if used.is_some() && self.last_asked != answered {
             return;
@@ -165,7 +168,8 @@ impl Line {
         }
     }
 
-    /// Leaves the line. If the caller was the first, returns the next one, which asks now.
+    /// Takes a caller out of the line. If this caller was the first, returns the next caller, which
+    /// asks now.
     pub(super) fn leave(&mut self, number: u64) -> Option<Arc<Caller>> {
         self.callers.remove(&number);
         self.first.take_if(|first| *first == number)?;
@@ -174,7 +178,8 @@ impl Line {
         Some(next)
     }
 
-    /// Starts a task that watches the first, if other callers need it, and no task looks in time.
+    /// Starts a task that watches the first, if other callers need such a task, and no other task
+    /// looks in time.
     pub(super) fn be_watched(&mut self, watch: impl Future<Output = ()> + Send + 'static) {
         let is_needed = self.callers.len() > 1 || self.refused_by.is_empty();
         let is_late = self.looks_at.is_none_or(|at| later(at, GRACE) < Instant::now());
@@ -188,7 +193,7 @@ impl Line {
         }
     }
 
-    /// Takes the turn of a first caller that is late, and returns it.
+    /// Takes the turn away from a first caller that is late, and returns this caller.
     pub(super) fn look(&mut self, woken: &mut Vec<Arc<Caller>>) -> Option<Arc<Caller>> {
         let now = Instant::now();
         let mut late = None;

@@ -1,6 +1,6 @@
-//! The lines of callers that wait in [`Limiter::acquire`](super::Limiter::acquire), which has the
-//! rules: one for each set of limits and keys. `line.rs` has the order in one line, and `freed.rs`
-//! chooses who asks when units are freed.
+//! The lines of callers that wait in [`Limiter::acquire`](super::Limiter::acquire): one line for
+//! each set of limits and keys. The documentation of `acquire` has the rules. `line.rs` has the
+//! order in one line, and `freed.rs` chooses the callers that ask when units are freed.
 
 use std::{
     fmt,
@@ -41,8 +41,8 @@ pub(super) struct Lines {
 #[derive(Default)]
 struct Table {
     last_number: u64,
-    /// The lines, by digests of their limits and keys. Two sets with the same digest share a line,
-    /// which makes them slower, not wrong.
+    /// The lines, by digests of their limits and keys. Two sets with the same digest share a line.
+    /// Their callers then wait longer, but the decisions are right.
     lines: ByDigest<Line>,
     /// The limits and keys of all callers.
     pairs: ByDigest<Pair>,
@@ -50,15 +50,15 @@ struct Table {
     woken: Vec<Arc<Caller>>,
 }
 
-/// The place of a caller in a line. When the place is dropped, the caller leaves.
+/// The position of a caller in a line. When this value is dropped, the caller leaves the line.
 pub(super) struct Place {
     lines: Arc<Lines>,
     caller: Arc<Caller>,
 }
 
 impl Lines {
-    /// A caller arrives. Returns its place, and whether others are in its line. If there are none,
-    /// the caller asks now.
+    /// Lets a caller arrive. Returns the position of the caller, and whether other callers are in
+    /// its line. If no others are, the caller asks now.
     pub(super) fn arrive(self: &Arc<Self>, check: &Check, deadline: Option<Duration>) -> (Place, bool) {
         let mut table = lock(&self.table);
         let mut line = deadline.map_or(u64::MAX, micros);
@@ -79,8 +79,8 @@ impl Lines {
         (Place { lines: Arc::clone(self), caller: Arc::new(caller) }, table.lines.contains_key(&line))
     }
 
-    /// Takes note that units were freed. `used` units are used now: zero if that is not known.
-    /// Callers ask after a delay.
+    /// Takes note that units of a limit and key were freed, and lets callers ask after `delay`.
+    /// `used` is the number of units that are used now; zero if the number is unknown.
     pub(super) fn free(self: &Arc<Self>, digest: u64, used: u64, delay: Duration) {
         self.change(None, |table| {
             table.hurry(digest, delay);
@@ -89,8 +89,8 @@ impl Lines {
         });
     }
 
-    /// Changes lines, and then wakes the callers that are to look at theirs. Starts the watches of
-    /// lines with callers, and removes empty lines.
+    /// Changes lines, and then wakes the callers that are to look at their lines. Also starts the
+    /// tasks that watch lines with callers, and removes empty lines.
     fn change<T>(self: &Arc<Self>, line: Option<u64>, change: impl FnOnce(&mut Table) -> T) -> T {
         let mut table = lock(&self.table);
         let result = change(&mut table);
@@ -109,7 +109,7 @@ impl Lines {
     }
 }
 
-/// Watches that the first in a line is polled, as long as other callers need that.
+/// Watches whether the first in a line is polled, until the line ends.
 async fn watch(lines: Arc<Lines>, id: u64) {
     while let Some(due) = lines.change(Some(id), |table| table.look(id)) {
         sleep_until(due).await;
@@ -127,7 +127,7 @@ impl Table {
         }
     }
 
-    /// Does the same as [`Line::ask`], and tells the limits and keys if the caller asks.
+    /// Does the same as [`Line::ask`]. If the caller asks, its limits and keys take note of that.
     fn ask(&mut self, caller: &Arc<Caller>, takes: impl Fn() -> Duration) -> Option<(bool, Instant)> {
         let look_again = self.line(caller).ask(caller, takes);
         if look_again.is_none() {
@@ -136,8 +136,8 @@ impl Table {
         look_again
     }
 
-    /// Takes note of the reply to a caller. The caller asks again at `asks_at`, or leaves if that
-    /// is `None`.
+    /// Takes note of the reply to a caller. The caller asks again at `asks_at`, or leaves the line
+    /// if `asks_at` is `None`.
     fn answer(&mut self, caller: &Arc<Caller>, outcome: &Result<Decision, Error>, asks_at: Option<Instant>) {
         let is_first = asks_at.is_some() && self.line(caller).join(caller);
         let told = outcome.as_ref().ok().filter(|decision| decision.is_the_stores());
@@ -164,7 +164,8 @@ impl Table {
         caller.wanted.iter().for_each(|wanted| self.pass_on(wanted.digest, Duration::ZERO));
     }
 
-    /// Lets callers that were woken for a later time ask after this delay.
+    /// Brings forward the callers that were woken to ask later: these callers now ask after
+    /// `delay`.
     fn hurry(&mut self, digest: u64, delay: Duration) {
         let Some(pair) = self.pairs.get(&digest) else { return };
         let at = later(Instant::now(), delay);
@@ -175,7 +176,7 @@ impl Table {
         }
     }
 
-    /// Lets callers that fit into what is left of a limit and key ask after a delay.
+    /// Lets callers that fit into the units that are left of a limit and key ask after `delay`.
     fn pass_on(&mut self, digest: u64, delay: Duration) {
         let Some(pair) = self.pairs.get_mut(&digest) else { return };
         while let Some((wanted, caller)) = pair.take_next() {
@@ -187,7 +188,8 @@ impl Table {
         }
     }
 
-    /// Takes the caller out of its line. The units for which it was woken go to others.
+    /// Takes the caller out of its line. If the caller was woken for units, these units go to other
+    /// callers.
     fn leave(&mut self, caller: &Caller) {
         if let Some(line) = self.lines.get_mut(&caller.line) {
             self.woken.extend(line.leave(caller.number));
@@ -196,7 +198,8 @@ impl Table {
         caller.wanted.iter().for_each(|wanted| self.pass_on(wanted.digest, Duration::ZERO));
     }
 
-    /// When the watch looks again; `None` if the line has ended.
+    /// Looks whether the first in a line is late, and takes a late caller out. Returns when the
+    /// watch looks again; `None` if the line has ended.
     fn look(&mut self, id: u64) -> Option<Instant> {
         let late = self.lines.get_mut(&id)?.look(&mut self.woken);
         late.iter().for_each(|late| self.leave(late));
@@ -205,8 +208,9 @@ impl Table {
 }
 
 impl Place {
-    /// Waits until it is the caller's turn to ask; `false` if `end` comes before the caller is the
-    /// first in line. `takes` is how long the call that follows may take.
+    /// Waits until it is the caller's turn to ask, and returns `true`. Returns `false` if `end`
+    /// comes before the caller is the first in line. `takes` is how long the caller's call to the
+    /// store may take.
     pub(super) async fn has_turn_before(&self, end: Instant, takes: impl Fn() -> Duration) -> Result<bool, Error> {
         let mut timer = Timer::default();
         while let Some((is_first, at)) = self.change(|table| table.ask(&self.caller, &takes)) {
@@ -226,12 +230,12 @@ impl Place {
     }
 
     /// Takes note of the store's reply to the caller. The caller asks again at `asks_at`, or leaves
-    /// if that is `None`.
+    /// the line if `asks_at` is `None`.
     pub(super) fn answer(&self, outcome: &Result<Decision, Error>, asks_at: Option<Instant>) {
         self.change(|table| table.answer(&self.caller, outcome, asks_at));
     }
 
-    /// How long the first in line waits until it asks.
+    /// The time until the first in line asks.
     pub(super) fn first_waits(&self) -> Duration {
         let asks_at = lock(&self.lines.table).lines.get(&self.caller.line).and_then(|line| line.asks_at);
         asks_at.map_or(Duration::ZERO, |at| at.saturating_duration_since(Instant::now()))
@@ -250,8 +254,8 @@ impl Drop for Place {
             for Wanted { digest, room, .. } in &self.caller.wanted {
                 if table.pairs.get(digest).is_some_and(|pair| pair.callers == 0) {
                     table.pairs.remove(digest);
-                    // If the pair can refuse, all callers of the line wanted it. None is left, so
-                    // the line has ended.
+                    // All callers of a line want the same limits and keys that can refuse. No
+                    // caller wants this limit and key any more, so the line has ended.
                     if *room < u64::MAX {
                         table.lines.remove(&self.caller.line);
                     }

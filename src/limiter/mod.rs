@@ -1,19 +1,20 @@
 //! The limiter: rate limiting without HTTP, for clients, jobs, and services of other kinds.
 //!
-//! 1. [`check`](Limiter::check) spends units, [`acquire`](Limiter::acquire) waits until it can,
-//!    [`peek`](Limiter::peek) shows how a limit stands, [`reserve`](Limiter::reserve) spends units
-//!    that are [settled](Limiter::settle) later, [`block`](Limiter::block) takes all units for a
-//!    time, and [`reset`](Limiter::reset) forgets a key.
+//! 1. [`check`](Limiter::check) spends units, [`acquire`](Limiter::acquire) waits for units and
+//!    spends them, [`peek`](Limiter::peek) shows how a limit stands, [`reserve`](Limiter::reserve)
+//!    spends units that are [settled](Limiter::settle) later, [`block`](Limiter::block) takes all
+//!    units for a time, and [`reset`](Limiter::reset) forgets a key.
 //! 2. Every call to the store ends within the [`deadline`](Limiter::deadline), which covers
 //!    queueing, connecting and the reply. By default, the deadline follows the round trip of the
-//!    store. It starts with the first poll, and needs a timer only if the store makes the caller
-//!    wait. All methods but [`acquire`](Limiter::acquire) make one call.
+//!    store. The deadline starts with the first poll, and needs a timer only if the store makes the
+//!    caller wait. All methods but [`acquire`](Limiter::acquire) make one call.
 //! 3. A refusal is a [`Decision`](crate::Decision), everything else is a typed
 //!    [`Error`].
-//! 4. A check that is known to be refused is refused without asking the store: see the [refusal
+//! 4. A check whose refusal is remembered is refused without asking the store: see the [refusal
 //!    cache](Limiter::refusal_cache).
 //! 5. A store that fails repeatedly is not asked, but probed: see [`Breaker`].
-//! 6. While the store cannot decide, this process may, under a share of each limit: see [`Share`].
+//! 6. While the store cannot decide, this process may decide under a share of each limit: see
+//!    [`Share`].
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), tower_sliding_window::Error> {
@@ -59,27 +60,28 @@ use crate::{
     store::{MemoryStore, Store},
 };
 
-/// A store with a deadline, a refusal cache, a breaker, and a share for when the store fails. Cheap
-/// to clone; clones share all of it. See the [module docs](self).
+/// A store with a deadline, a refusal cache, a breaker, and a share for when the store fails. A
+/// limiter is cheap to clone, and its clones share all of these. See the [module docs](self).
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct Limiter {
     core: Arc<Core>,
-    /// In a mode without a share, the caller gets an error.
+    /// The response to a store that cannot decide. In a mode without a share, the caller gets an
+    /// error.
     pub(crate) failure_mode: FailureMode,
 }
 
-/// The shared part of a limiter. A change of a setting copies it.
+/// The part of a limiter that its clones share. A change of a setting copies this part.
 #[derive(Clone, Debug)]
 struct Core {
     store: Arc<dyn Store>,
     /// `None` if the deadline follows the round trip of the store.
     deadline: Option<Duration>,
     retry_reserved_after: Duration,
-    /// The name of the layer whose limiter this is, for metrics. Empty without a layer, or without
-    /// a name.
+    /// The name of the layer that has this limiter, for metrics. Empty if there is no layer, or if
+    /// the layer has no name.
     layer: Cow<'static, str>,
-    /// `None` if no refusal is remembered.
+    /// `None` if the limiter remembers no refusals.
     refusals: Option<Refusals>,
     breaker: SharedBreaker,
     /// The round trip of the store. Zero if the store does not tell its round trip.
@@ -87,12 +89,12 @@ struct Core {
     /// `None` if the store has no prefetches.
     prefetches: Option<Arc<Prefetches>>,
     lines: Arc<Lines>,
-    /// The places that its decisions hold.
+    /// The places that decisions of the limiter hold.
     renewals: Arc<Renewals>,
     /// The places and calls that have to end before the process does. If the store has a local
-    /// state, they are those of all limiters on its clones.
+    /// state, all limiters on clones of the store share these places and calls.
     owed: Arc<Owed>,
-    /// The store of decisions in this process.
+    /// The store that decides in this process, in the store's place.
     local: MemoryStore,
 }
 
@@ -129,15 +131,15 @@ impl Limiter {
     /// Sets how long any call to the store may take. Default: the deadline follows the round trip
     /// of the store.
     ///
-    /// * A [`RedisStore`](crate::RedisStore) measures the time until its replies, as TCP does ([RFC
-    ///   6298](https://www.rfc-editor.org/rfc/rfc6298#section-2)): smoothed, and its mean
-    ///   deviation. The default deadline is five times the round trip and four times the deviation,
-    ///   at least 50 ms and at most 1 s. Until the first reply it is 1 s, so that the first check
-    ///   has time to connect. On other stores, the default deadline is 50 ms, unless they tell
-    ///   their [round trip](crate::store::LocalState::answered_in), too.
+    /// * A [`RedisStore`](crate::RedisStore) measures the smoothed round trip and its mean
+    ///   deviation, as TCP does ([RFC 6298](https://www.rfc-editor.org/rfc/rfc6298#section-2)). The
+    ///   default deadline is five times the round trip plus four times the deviation, at least 50
+    ///   ms and at most 1 s. Until the first reply, the default deadline is 1 s, so that the first
+    ///   check has time to connect. On stores that do not tell their [round
+    ///   trip](crate::store::LocalState::answered_in), the default deadline is 50 ms.
     /// * A deadline that you set is kept, even if the store is too far away for it. Then every
-    ///   check fails, and its error tells both times. The log tells both times at each failure. If
-    ///   the round trip is known when the limiter is made, the log tells both times then, too.
+    ///   check fails. The error and the log tell the deadline and the round trip at each failure.
+    ///   If the round trip is known when you set the deadline, the log tells both times then, too.
     ///
     /// [`guide::redis_is_far_away`](crate::guide::redis_is_far_away) says what else a distance
     /// changes.
@@ -152,9 +154,9 @@ impl Limiter {
         self.set(|core| core.deadline = Some(deadline))
     }
 
-    /// Sets the retry time of a check that only [reserved](crate::Charge::reserve) units refuse,
-    /// since they may be given back at any time. Default: one second. The retry time is shorter if
-    /// a lease ends before, and longer if other units refuse for longer: see the rules of a
+    /// Sets the retry time of a check that only [reserved](crate::Charge::reserve) units refuse.
+    /// Such units may be given back at any time. Default: one second. The retry time is shorter if
+    /// a lease ends earlier, and longer if other units refuse for longer: see the rules of a
     /// [`decision`](crate::decision).
     ///
     /// [`acquire`](Self::acquire) asks again after this time, and the [refusal
@@ -165,42 +167,43 @@ impl Limiter {
 
     /// Gives this limiter and its clones a refusal cache of their own, which refuses checks without
     /// asking the store. `max_age` is the time after which a check asks the store whether a refusal
-    /// still holds. With zero, the store is asked every time. Default: the refusal cache of the
-    /// store, with one second.
+    /// still holds. With a `max_age` of zero, every check asks the store. Default: the refusal
+    /// cache of the store, with a `max_age` of one second.
     ///
-    /// 1. When a check is refused, the cache remembers for each of its limits and keys how much is
-    ///    left, and until when nothing leaves the window. Until then it refuses any higher cost:
-    ///    other callers can only spend in the meantime. So a client that varies its costs is
-    ///    refused as cheaply as a client that repeats one cost. After `max_age`, one check asks the
-    ///    store. The others are refused until the reply. If there is none within 100 ms, another
-    ///    check asks. If the store admits the check that asks, the refusal is forgotten. If the
-    ///    store fails in any way, the check is refused as is known, and does not meet the [failure
-    ///    mode](FailureMode).
-    /// 2. The cache refuses a check of several limits if it knows that one of them refuses,
-    ///    whichever check or layer it has learnt that from. The cache never admits. Limits that it
-    ///    does not know have [statuses](crate::Decision::statuses) of zero, and are hidden from
-    ///    clients.
-    /// 3. Remaining units and times count down. The retry time is exact where nothing is left and
-    ///    the refused cost was the same, unless units are [counted
+    /// 1. When a check is refused, the cache remembers for each of its limits and keys how many
+    ///    units are left, and until when no unit leaves the window. Until then, the cache refuses
+    ///    each cost above the units that are left: other callers can only spend in the meantime. So
+    ///    a client that varies its costs is refused as cheaply as a client that repeats one cost.
+    ///    After `max_age`, one check asks the store. The other checks are refused until the reply.
+    ///    If no reply comes within 100 ms, another check asks. If the store admits the check that
+    ///    asks, the refusal is forgotten. If the store fails in any way, the check that asks gets
+    ///    the remembered refusal, and the [failure mode](FailureMode) does not apply.
+    /// 2. The cache refuses a check of several limits if it remembers that one of these limits
+    ///    refuses. The remembered refusal may come from another check or another layer. The cache
+    ///    never admits. In its refusals, limits that the cache does not know have
+    ///    [statuses](crate::Decision::statuses) of zero, and are hidden from clients.
+    /// 3. The times of a remembered refusal count down. The retry time is exact if no units are
+    ///    left, the cost is the refused cost, and no units are [counted
     ///    afterwards](crate::Charge::spent) in the meantime. Otherwise the retry time is a lower
-    ///    bound. For a cost of at least the refused one, this bound is the remembered retry time.
+    ///    bound. For a cost of at least the refused cost, this bound is the remembered retry time.
     ///    For a lower cost, this bound is the time until the oldest unit leaves. If some of the
-    ///    used units are reserved, nothing is remembered for longer than
+    ///    used units are reserved, the refusal is remembered for at most
     ///    [`retry_reserved_after`](Self::retry_reserved_after).
-    /// 4. A check asks the store in these cases: after a [reset](Self::reset), [block](Self::block)
-    ///    or [settlement](crate::settlement) of the limit and key through any clone of the store,
-    ///    if the units, window or algorithm of the limit have changed, and if the check has an id
-    ///    from its caller. If the store then fails, the cache still refuses the checks that it
-    ///    refused before, unless some of the used units were reserved. A reset or settlement through
-    ///    another store or process, or a failover to a server that has lost entries, is noticed
-    ///    after `max_age` if the store answers.
+    /// 4. A check asks the store after a [reset](Self::reset), [block](Self::block) or
+    ///    [settlement](crate::settlement) of its limit and key through any clone of the store. If
+    ///    the store then fails, the cache still refuses the checks that it refused before, unless
+    ///    some of the used units were reserved. A check also asks the store if the units, window or
+    ///    algorithm of its limit have changed, or if the check has an id from its caller. The cache
+    ///    learns of a reset or settlement through another store or process after `max_age`, when
+    ///    the store answers a check. The same holds for a failover to a server that has lost
+    ///    entries.
     /// 5. The cache remembers at most 10,000 limits and keys, by 64-bit digests under a secret of
-    ///    the process. It never keeps the keys. No client can make two digests collide. By chance,
-    ///    two digests collide once in fifty years, with 10,000 of them remembered and a million
-    ///    checks a second.
+    ///    the process. The cache never keeps the keys themselves. No client can make two digests
+    ///    collide. By chance, two digests collide once in fifty years, with 10,000 of them
+    ///    remembered and a million checks a second.
     /// 6. Stores with a [local state](crate::Store::local_state), such as `RedisStore`, have one
-    ///    refusal cache for all of their clones. A limiter or layer that sets a refusal cache has
-    ///    its own. `MemoryStore` has none, since it decides as quickly.
+    ///    refusal cache for all of their clones. A limiter or layer that sets a refusal cache has a
+    ///    cache of its own. `MemoryStore` has none, since it decides as quickly as a cache.
     ///
     /// ```
     /// # #[cfg(feature = "redis")]
@@ -229,8 +232,8 @@ impl Limiter {
         self.set(|core| core.breaker = SharedBreaker::new(breaker))
     }
 
-    /// Decides in this process, under a share of each limit, while the store cannot. Default: a
-    /// failure of the store is an [`Error`].
+    /// Lets this process decide under a share of each limit while the store cannot decide. Default:
+    /// a failure of the store is an [`Error`].
     ///
     /// ```
     /// # #[cfg(feature = "redis")]
@@ -263,46 +266,49 @@ impl Limiter {
         self
     }
 
-    /// Gives a future that is no decision the limiter's deadline.
+    /// Gives the limiter's deadline to a future that is not a decision.
     pub(crate) fn within<F>(&self, future: F) -> Deadline<F> {
         Deadline::new(future, self.core.deadline(), Duration::ZERO)
     }
 
-    /// Ends the limiters and layers on all clones of the store in order: gives back what this
-    /// process holds, and completes what is on its way.
+    /// Ends the limiters and layers on all clones of the store. Gives back the units and places
+    /// that this process holds, and completes the calls that are on their way.
     ///
     /// Call `shutdown` last, when the process serves no more requests, and before the runtime ends.
-    /// A process that ends without it leaves behind all that it has taken: a place counts until its
-    /// [life](crate::Limit::freed_after) is over, a prefetched unit until a window after the life
-    /// of its [prefetch](crate::limit::prefetch), and a settlement that was on its way is lost.
+    /// A process that ends without `shutdown` leaves behind all that it has taken. A place counts
+    /// until its [life](crate::Limit::freed_after) is over. A prefetched unit counts until a window
+    /// after the life of its [prefetch](crate::limit::prefetch). A settlement that was on its way
+    /// is lost.
     ///
-    /// 1. It gives back all units that are held with prefetch.
-    /// 2. It frees all places, also those of requests that have not ended, such as streams that are
-    ///    open, and of checks that are on their way.
-    ///    [`has_lost_place`](crate::Decision::has_lost_place) is true for these then.
+    /// 1. `shutdown` gives back all units that are held with prefetch.
+    /// 2. It frees all places, also those of requests that have not ended, such as open streams,
+    ///    and those of checks that are on their way.
+    ///    [`has_lost_place`](crate::Decision::has_lost_place) is then true for the decisions that
+    ///    held these places.
     /// 3. It waits for releases of places, settlements, counts, bans and resets that have begun,
     ///    also for those whose caller has left.
     ///
     /// The call ends after `within` at the latest: choose less than the time after which your
-    /// platform kills the process. Calls that are still on their way go on as long as the runtime
-    /// does. Requests that come later, and callers that wait in line, are decided as usual, and
-    /// their places are left behind when the process ends. So stop accepting requests first. With
-    /// streams, [call it twice](crate::guide::at_most_n_at_once#restart-without-refusals). A
-    /// request that is still in its handler keeps the units that it has
-    /// [reserved](crate::limiter::Limiter::reserve) until their lease ends.
+    /// platform kills the process. Calls to the store that are still on their way then go on as
+    /// long as the runtime does. Requests that come after `shutdown`, and callers that wait in
+    /// line, are decided as usual. Their places are left behind when the process ends. So stop
+    /// accepting requests first. With streams, [call `shutdown`
+    /// twice](crate::guide::at_most_n_at_once#restart-without-refusals). A request that is still in
+    /// its handler keeps the units that it has [reserved](crate::limiter::Limiter::reserve) until
+    /// their lease ends.
     ///
-    /// Limiters on a store of your own without a [local state](crate::Store::local_state) know
-    /// nothing of each other: end each of them.
+    /// If a store of your own has no [local state](crate::Store::local_state), the limiters on it
+    /// know nothing of each other: call `shutdown` on each of them.
     ///
     /// # Errors
     ///
-    /// [`Error::TimedOut`] if something was still on its way after `within`, such as while the
-    /// store does not answer. A check that takes places also counts as on its way if its future is
-    /// kept without being polled. [`Error::Unavailable`] without a tokio runtime.
+    /// [`Error::TimedOut`] if a call was still on its way after `within`, such as while the store
+    /// does not answer. A check that takes places also counts as on its way if its future is kept
+    /// without being polled. [`Error::Unavailable`] without a tokio runtime.
     ///
     /// # Panics
     ///
-    /// If something is on its way, and the future is polled in a tokio runtime without time.
+    /// If a call is on its way, and the future is polled in a tokio runtime without time.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), tower_sliding_window::Error> {

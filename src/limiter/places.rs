@@ -3,17 +3,19 @@
 //!
 //! 1. A decision holds its places. The places are freed when the last clone of the decision is
 //!    dropped.
-//! 2. A store that other processes share forgets a place that is not renewed for the window of its
-//!    limit. So a task renews the places that have been held for half of the window. Most requests
-//!    end before. Renewals and releases ignore the deadline and the breaker. The deadline and the
-//!    breaker are for callers that wait, and the requests that hold places go on.
+//! 2. A store that several processes share forgets a place that is not renewed within the window of
+//!    its limit. So a task renews each place when half of the window has passed. Most requests end
+//!    earlier. Renewals and releases ignore the deadline and the breaker, since no caller waits for
+//!    them, and the requests that hold the places go on.
 //! 3. A place that the store no longer knows is lost: another request may have got it. The task
-//!    takes the place again, even beyond the limit, so that no further admission comes on top.
-//! 4. A place is freed on a runtime that is polled: on its own runtime if that has threads of its
-//!    own, otherwise on the runtime of the caller. If there is no runtime, or if it ends meanwhile,
-//!    a thread frees the place. [`shutdown`](super::Limiter::shutdown) frees all places.
-//! 5. Each runtime on which places are taken has a task of its own. The task also renews places of
-//!    other runtimes that are overdue: their runtime stands still, or has ended.
+//!    takes a place again, even beyond the limit, so that the store admits no further request in
+//!    addition.
+//! 4. A place is freed on the runtime on which it was taken, if that runtime has threads of its
+//!    own. Otherwise that runtime may not be polled, so the place is freed on the runtime of the
+//!    caller that drops the decision. If there is no runtime, or if the runtime ends meanwhile, a
+//!    thread frees the place. [`shutdown`](super::Limiter::shutdown) frees all places.
+//! 5. Each runtime on which places are taken has a task of its own. Each task also renews the
+//!    overdue places of other runtimes, since such a runtime stands still or has ended.
 //! 6. A store that decides [at once](crate::Store::decide_now), such as `MemoryStore`, forgets no
 //!    place.
 
@@ -44,24 +46,25 @@ use crate::{
     store::{MOST_TIME, give_back},
 };
 
-/// Parts of the life of a place: it is renewed after a half. If that fails, there is time for three
-/// more tries, an eighth apart. A call that hangs is given up after a quarter, at most after
-/// [`MOST_TIME`], and leaves time for one more call. If the store is far away, each renewal begins
-/// a round trip earlier, and may take a round trip longer.
+/// Parts of the life of a place. A place is renewed after a half of its life. If the renewal fails,
+/// there is time for three more tries, an eighth of the life apart. A call that hangs is given up
+/// after a quarter of the life, at most after [`MOST_TIME`]. Then there is time for one more call.
+/// Each renewal begins a round trip earlier, and may take a round trip longer, so that it also
+/// reaches a store that is far away.
 const RENEWAL: u32 = 2;
 const NEXT_TRY: u32 = 8;
 const LONGEST_TRY: u32 = 4;
 
-/// The task looks this often for places that are due. Under the shortest life, it is the time
-/// between two tries.
+/// The time after which the task looks again for places that are due. With the shortest life of a
+/// place, two tries are as far apart.
 const PAUSE: Duration = Duration::from_millis(125);
 
-/// With a place that is due, the task also renews the places that are due within this time. Many
+/// When a place is due, the task also renews the places that are due within this time. Many
 /// renewals then travel together, which costs Redis a third less.
 const AHEAD: Duration = Duration::from_millis(500);
 
-/// The most renewals that are on their way at once: next to the store, it is `IN_FLIGHT`. Far away
-/// from the store, it is `IN_FLIGHT_FAR` for each millisecond of the distance, if that is more.
+/// The most renewals that are on their way at once: `IN_FLIGHT_FAR` for each millisecond of the
+/// distance to the store, but at least `IN_FLIGHT`, and at most `MOST_IN_FLIGHT`.
 const IN_FLIGHT: usize = 128;
 const IN_FLIGHT_FAR: usize = 8;
 const MOST_IN_FLIGHT: usize = 4_096;
@@ -69,7 +72,8 @@ const MOST_IN_FLIGHT: usize = 4_096;
 /// A place that is renewed.
 struct Place {
     core: Arc<Core>,
-    /// A check of this place alone, which has a life of its own, and may be lost alone.
+    /// A check of this place alone. Each place of an admission has a life of its own, and may be
+    /// lost alone.
     check: Check,
     life: Duration,
     id: AdmissionId,
@@ -78,7 +82,7 @@ struct Place {
     is_lost: AtomicBool,
     /// When the place is renewed next. Only the table changes this time.
     due: Mutex<Instant>,
-    /// Until when the store keeps the place, if it is not renewed.
+    /// The time until which the store keeps the place without a further renewal.
     kept_until: Mutex<Instant>,
 }
 
@@ -88,15 +92,17 @@ struct Held {
     /// Frees all places of the admission.
     free: Option<Settlement>,
     renewed: Vec<Arc<Place>>,
-    /// `None` if the places are freed without a runtime.
+    /// The runtime on which the places were taken. `None` if the places are freed without a
+    /// runtime.
     runtime: Option<Handle>,
 }
 
-/// Places that are to be freed, whatever happens to the task that does it.
+/// Places that are freed even if the task that frees them is dropped.
 struct Release {
     core: Arc<Core>,
     places: Settlement,
-    /// Whether the places are freed, or on the thread, which tries for the last time.
+    /// Whether the places have been freed, or were handed to the thread, which tries for the last
+    /// time.
     is_done: bool,
     underway: Underway,
 }
@@ -107,15 +113,15 @@ pub(super) struct Renewals(Mutex<Table>);
 
 #[derive(Default)]
 struct Table {
-    /// The places that are held, by when they are due, and by their addresses. Ids would not tell
-    /// them apart, since a caller may give one id to several checks.
+    /// The places that are held, by due time and address. Ids would not tell two places apart,
+    /// since a caller may give one id to several checks.
     held: BTreeMap<(Instant, usize), Arc<Place>>,
     /// The task of each runtime.
     tasks: HashMap<runtime::Id, AbortHandle>,
 }
 
-/// Lets a decision hold the places that its admission has taken. `took` is how long the store took;
-/// `None` if it decided at once.
+/// Lets a decision hold the places that its admission has taken. `took` is the time until the
+/// store's reply; `None` if the store decided at once.
 #[cold]
 pub(super) fn hold(core: &Arc<Core>, check: &Check, decision: Decision, took: Option<Duration>) -> Decision {
     let taken = iter::zip(check.charges(), decision.statuses())
@@ -147,7 +153,7 @@ pub(super) fn hold(core: &Arc<Core>, check: &Check, decision: Decision, took: Op
 }
 
 impl Place {
-    /// Where the place stands in the table.
+    /// The position of the place in the table.
     fn entry(&self) -> (Instant, usize) {
         (*lock(&self.due), self.address())
     }
@@ -174,7 +180,7 @@ impl Drop for Held {
         let are_given_back = self.core.renewals.remove(&self.renewed) < self.renewed.len();
         let Some(free) = self.free.take().filter(|_| !are_given_back) else { return };
         if self.runtime.is_none() {
-            // A store in this process is ready at once.
+            // In a store in this process, a release ends with its first poll.
             let call = self.core.release(free.clone());
             let mut now = Context::from_waker(Waker::noop());
             if let Poll::Ready(Ok(_)) = pin!(call).poll(&mut now) {
@@ -190,8 +196,9 @@ impl Release {
         Self { core: Arc::clone(core), places, is_done: false, underway: core.owed.begin() }
     }
 
-    /// Frees the places on their own runtime if that has threads of its own. Otherwise their
-    /// runtime may no longer be polled, so the runtime of the caller frees them.
+    /// Begins to free the places, on their own runtime if that runtime has threads of its own.
+    /// Otherwise that runtime may no longer be polled, so the runtime of the caller frees the
+    /// places.
     fn begin(self, own: Option<&Handle>) {
         let own = own.filter(|own| own.runtime_flavor() != RuntimeFlavor::CurrentThread).cloned();
         if let Some(runtime) = own.or_else(|| Handle::try_current().ok()) {
@@ -202,8 +209,8 @@ impl Release {
     async fn free(mut self) {
         let release = |places| self.core.release(places);
         if release(self.places.clone()).await.is_err() {
-            // Most releases succeed at once. The future of the retries is boxed, so that it does
-            // not enlarge this one.
+            // Most releases succeed at once. The future of the repetitions is boxed, so that the
+            // future of this function stays small.
             Box::pin(give_back(vec![self.places.clone()], release)).await;
         }
         self.is_done = true;
@@ -244,7 +251,8 @@ impl Renewals {
         lock(&self.0).held.contains_key(&place.entry())
     }
 
-    /// The places that the task of a runtime renews now; `None` if no place is held.
+    /// Returns the places that the task of a runtime renews now, and sets when they are tried
+    /// again. If no place is held, returns `None`, and forgets the task.
     fn due(&self, runtime: runtime::Id) -> Option<Vec<Arc<Place>>> {
         let mut table = lock(&self.0);
         let now = Instant::now();
@@ -291,8 +299,8 @@ impl Holder for Renewals {
 }
 
 impl Core {
-    /// The time after which a place is renewed. The round trip is taken off, so that the reply
-    /// arrives before the place is lost.
+    /// The time after which a place is renewed: half of its life, less a round trip, so that the
+    /// reply arrives before the place is lost.
     fn renewed_after(&self, life: Duration) -> Duration {
         (life / RENEWAL).saturating_sub(self.round_trip.smoothed())
     }
@@ -323,11 +331,12 @@ async fn renew(renewals: Weak<Renewals>, runtime: runtime::Id) {
             is_late = is_late || timeout(PAUSE, answered).await.is_err();
         }
     }
-    // A call that is on its way may take a place again that was freed meanwhile, and then frees it.
+    // A call that is on its way may take a place again that was freed meanwhile. Such a call frees
+    // the place once more, so the task waits for it.
     while calls.join_next().await.is_some() {}
 }
 
-/// Renews a place. After a failure, the next try is due soon.
+/// Renews a place. After a failure, the next try is due an eighth of the life after this try.
 async fn renew_one(place: Arc<Place>) {
     let began = Instant::now();
     let core = &place.core;
@@ -341,8 +350,8 @@ async fn renew_one(place: Arc<Place>) {
         let again = place.check.map(|charge| charge.as_spent(charge.limit().clone(), charge.cost()));
         let taken = core.upkeep(store.decide(again.with_id(place.id)), deadline).await;
         if !renewals.has(&place) {
-            // The place was freed meanwhile. Even without a reply, the store may have taken it
-            // again, so it is freed once more.
+            // The place was freed meanwhile. The store may have taken it again, even if no reply
+            // came. So the place is freed once more.
             return Release::new(core, place.settlement(0)).free().await;
         }
         if taken.is_err() {

@@ -2,9 +2,9 @@
 //! [`limit::prefetch`](crate::limit::prefetch).
 //!
 //! A task belongs to one limit and key. It begins when the key is asked for often. It ends when it
-//! holds nothing and the key is no longer asked for often. If the runtime of the task ends,
-//! the process can still spend its units until their life is over, and a task on another runtime
-//! gives back those that are left.
+//! holds nothing and the key is no longer asked for often. If the runtime of the task ends, the
+//! process can still spend the units that the task has taken, until their life is over. A task on
+//! another runtime gives back the units that are left.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ use crate::{
 impl Core {
     /// Takes note of a decision by the store. After an admission, begins to take prefetches if the
     /// key is asked for often and there is a runtime. After a refusal, gives back the units that
-    /// this process holds, if the check would fit with them.
+    /// this process holds, if the check would fit once they are given back.
     pub(super) fn note(&self, check: &Check, decision: Decision, asked_after: u64) -> Decision {
         let Some(prefetches) = &self.prefetches else { return decision };
         if decision.is_allowed() {
@@ -39,14 +39,14 @@ impl Core {
         decision
     }
 
-    /// Starts the task that takes care of a holding. Without a runtime, others may spend what is
-    /// held.
+    /// Starts the task that takes care of a holding. Without a runtime, no task starts, and callers
+    /// may still spend the units that the holding has.
     pub(super) fn hold(&self, kept: KeptHolding) {
         let Ok(runtime) = Handle::try_current() else { return };
         let core = self.clone();
         runtime.spawn(async move {
-            // The calls run beside this task. So a call without a reply does not keep the task from
-            // giving back what is over.
+            // The calls run in tasks of their own. So a call without a reply does not keep this
+            // task from giving back prefetches that are over.
             let kept = Arc::new(kept);
             let mut calls = JoinSet::new();
             loop {
@@ -59,9 +59,9 @@ impl Core {
                             calls.spawn(async move { give_back(over, |settlement| store.settle(settlement)).await });
                         }
                         if let Some(check) = take {
-                            // The call has no deadline. A prefetch that comes too late is given
-                            // back. If nobody waited for the reply, the prefetch would stay
-                            // charged.
+                            // The call has no deadline, so that even a prefetch that comes too late
+                            // is given back. If nobody waited for its reply, such a prefetch would
+                            // stay charged.
                             let kept = Arc::clone(&kept);
                             let taken = core.store.decide(check);
                             calls.spawn(async move { kept.answer(taken.await) });
@@ -75,8 +75,8 @@ impl Core {
         });
     }
 
-    /// Forgets what this process remembers of a limit and key, before and after a call to the
-    /// store.
+    /// Forgets the refusals of a limit and key, and gives back their prefetches: now, and again
+    /// when the returned guard is dropped after the call to the store.
     pub(super) fn outdate(&self, limit: &Limit, key: &Key) -> Option<Outdated> {
         self.store.local_state().map(|state| state.outdate([(limit, key)], state.prefetches.clone()))
     }

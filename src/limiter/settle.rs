@@ -16,8 +16,8 @@ use crate::{
 /// Units that are reserved until they are settled: made by [`Limiter::reserve`].
 ///
 /// A reservation can travel with whatever spends the units, such as the body of a streamed
-/// response: see the example `llm_tokens`. If it is dropped without a settlement, the units count
-/// until the lease ends, and are then given back.
+/// response: see the example `llm_tokens`. If the reservation is dropped without a settlement, the
+/// units count until the lease ends, and are then given back.
 #[derive(Debug)]
 #[must_use = "a reservation counts at its estimate until it is settled"]
 pub struct Reservation {
@@ -26,17 +26,19 @@ pub struct Reservation {
     decision: Decision,
 }
 
-/// Units on their way back. When this is dropped, the callers that they may admit ask.
+/// Units that are being given back. When this value is dropped, the waiting callers that may fit
+/// into the units ask.
 struct Returning<'a> {
     lines: &'a Arc<Lines>,
-    /// The limits and keys, and how many units are used afterwards: zero if that is not known.
+    /// The digest of each limit and key, and how many of its units are used afterwards; zero if
+    /// that number is unknown.
     freed: Vec<(u64, u64)>,
-    /// The time until the units are back, as far as is known.
+    /// The time after which the units are expected to be given back.
     delay: Duration,
 }
 
-/// If the caller of a settlement has left, or the reply is late, the units count as freed after the
-/// deadline, at the latest after this time.
+/// The longest time until units count as freed if the caller of their settlement has left, or if
+/// the reply is late. If the deadline is shorter, the units count as freed after the deadline.
 const LONGEST_RETURN: Duration = Duration::from_secs(1);
 
 impl Reservation {
@@ -45,14 +47,15 @@ impl Reservation {
         &self.decision
     }
 
-    /// Sets the actual cost, which may be higher or lower. At zero, all units are given back. A
-    /// settlement after the lease still counts the used units, as long as the admission would be in
-    /// its window: see [`was_applied`](Settled::was_applied).
+    /// Sets the actual cost, which may be higher or lower than the estimate. A cost of zero gives
+    /// all units back. A settlement after the lease still counts the used units, if the admission
+    /// would still be in its window: see [`was_applied`](Settled::was_applied).
     ///
-    /// A settlement that is sent again counts once. There are exceptions, so settle in one place
-    /// only. After `settle(0)`, another settlement counts if it comes after the lease. Under
-    /// another algorithm than the log, a settlement after the lease counts again, whatever the
-    /// earlier settlement was: see rule 5 of [`settlement`](crate::settlement).
+    /// A settlement that is sent again usually counts once. There are two exceptions, so let a
+    /// single piece of code settle the reservation. After `settle(0)`, another settlement counts if
+    /// it comes after the lease. Under an algorithm other than the log, a settlement after the
+    /// lease counts in addition to any earlier settlement: see rule 5 of
+    /// [`settlement`](crate::settlement).
     ///
     /// # Errors
     ///
@@ -64,12 +67,12 @@ impl Reservation {
 }
 
 impl Limiter {
-    /// Reserves `cost` units of `limit`, at least one, for `key`: for work whose cost is known only
-    /// afterwards. The inner error is the refusal.
+    /// Reserves `cost` units of `limit` for `key`, for work whose cost is known only afterwards. A
+    /// cost of zero reserves one unit. The inner error is the refusal.
     ///
-    /// Units that are not settled are given back when the lease ends, at the latest with the
-    /// window. A later settlement still counts the used units, but others may have been admitted in
-    /// their place.
+    /// Units that are not settled are given back when the lease ends, at the latest when the window
+    /// ends. A settlement after the lease still counts the used units, but other requests may have
+    /// been admitted meanwhile.
     ///
     /// A [full](crate::MemoryStore#when-it-is-full) `MemoryStore` may count the units for the whole
     /// window. Then no settlement gives them back: see [`was_applied`](Settled::was_applied).
@@ -131,21 +134,22 @@ impl Limiter {
         outcome
     }
 
-    /// Counts units that an admission has spent: in this process if this process has decided,
-    /// otherwise in the store.
+    /// Counts units that an admission has spent. The units count in this process if this process
+    /// has decided, otherwise in the store.
     pub(crate) async fn count(&self, spent: Check, is_local: bool) -> Result<Decision, Error> {
         if is_local { Ok(self.core.local.decide(spent).await?) } else { self.check_all(spent).await }
     }
 
-    /// Forgets the units that `limit` counts for `key`: in the store, and in this process if it has
-    /// [decided](Self::fail_local) in the store's place.
+    /// Forgets the units that `limit` counts for `key`, in the store and in this process, which may
+    /// have [decided](Self::fail_local) in the store's place.
     /// [`RateLimitLayer::reset`](crate::RateLimitLayer::reset) does so for all limits of a layer,
     /// and finds the keys itself.
     ///
-    /// Use the key that the layer's extractor makes: [`extract`](crate::KeyExtractor::extract)
-    /// makes it from a request, [`ApiKey::key`](crate::ApiKey::key) and its counterparts make it
-    /// from a value. A string alone is [another key](crate::key#the-key-of-a-layer). If the layer
-    /// has [split](crate::KeyedLimit::split) the limit, reset each of
+    /// For a limit of a layer, use the key that the layer's extractor makes.
+    /// [`extract`](crate::KeyExtractor::extract) makes this key from a request.
+    /// [`ApiKey::key`](crate::ApiKey::key) and its counterparts make it from a value. A string
+    /// alone is [another key](crate::key#the-key-of-a-layer). If the layer has
+    /// [split](crate::KeyedLimit::split) the limit, reset each of
     /// [`Split::keys`](crate::split::Split::keys) under
     /// [`Split::limit`](crate::split::Split::limit).
     ///
@@ -153,8 +157,8 @@ impl Limiter {
     ///
     /// [`Error::TimedOut`] past the deadline, [`Error::Unavailable`] if the store fails,
     /// [`Error::BreakerOpen`] if it has failed repeatedly. For a [concurrent](Limit::concurrent)
-    /// limit, the error is always [`Error::Unavailable`], with [`StoreErrorKind::Config`], since
-    /// its places are held.
+    /// limit, the error is always [`Error::Unavailable`], with [`StoreErrorKind::Config`]: the
+    /// places of such a limit are held until their decisions are dropped.
     pub async fn reset(&self, limit: &Limit, key: impl Into<Key>) -> Result<(), Error> {
         let key = key.into();
         of_window(limit, "resetting a limit")?;
@@ -169,23 +173,23 @@ impl Limiter {
         outcome
     }
 
-    /// Takes all units of `limit` for `key` for a time, at most its window: for an upstream that
-    /// answers "too many requests" although this limit has counted fewer.
+    /// Takes all units of `limit` for `key` during `time`, at most for the window of the limit. A
+    /// block is for an upstream that answers "too many requests" although the limit has units left.
     ///
-    /// 1. Every process that shares the store refuses with the right retry time, and callers of
-    ///    [`acquire`](Self::acquire) wait that long.
-    /// 2. Units that were spent before still count afterwards. A limit that is used up is blocked
-    ///    as well: it resumes when the time is over and enough units have left the window. Of
-    ///    several blocks, the longest holds.
-    /// 3. A [fixed](crate::Algorithm::fixed_window) window resumes when the clock's window ends. A
-    ///    [counter](crate::Algorithm::sliding_window_counter) resumes little by little, as its
-    ///    estimate of earlier units falls.
+    /// 1. Every process on the same store refuses until the block ends, with the right retry time.
+    ///    Callers of [`acquire`](Self::acquire) wait for this retry time.
+    /// 2. Units that were spent before the block still count after it. A limit that is used up can
+    ///    be blocked, too. Such a limit admits again when the block has ended and enough units have
+    ///    left the window. Of several blocks, the one that ends last holds.
+    /// 3. A limit with a [fixed](crate::Algorithm::fixed_window) window admits again when the
+    ///    clock's window ends. A limit with a [counter](crate::Algorithm::sliding_window_counter)
+    ///    admits again little by little, as the counter's estimate of earlier units falls.
     /// 4. A [reset](Self::reset) ends the block.
     /// 5. If the limit is [prefetched](crate::limit::prefetch), other processes refuse at the
     ///    latest when the life of their prefetches is over.
     ///
-    /// A block is one call to the store, which is never refused. If its future is dropped before
-    /// the reply, the limit may be blocked or not.
+    /// A block is one call to the store. The store never refuses a block. If the future is dropped
+    /// before the reply, the limit may be blocked or not.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), tower_sliding_window::Error> {
@@ -207,34 +211,37 @@ impl Limiter {
     /// [`Error::TimedOut`] past the deadline, [`Error::Unavailable`] if the store fails,
     /// [`Error::BreakerOpen`] if it has failed repeatedly. The call may be tried again. For a
     /// [concurrent](Limit::concurrent) limit, the error is always [`Error::Unavailable`], with
-    /// [`StoreErrorKind::Config`]: it has no window.
+    /// [`StoreErrorKind::Config`], since such a limit has no window.
     pub async fn block(&self, limit: &Limit, key: impl Into<Key>, time: Duration) -> Result<(), Error> {
         of_window(limit, "blocking a limit")?;
         if time.is_zero() {
             return Ok(());
         }
-        // Spent units with a lease count until it ends.
+        // Spent units with a lease count until the lease ends.
         let all = Charge::spent(limit.clone(), key, limit.units()).reserve(time);
-        // Remembered refusals would send callers away for too short a time.
+        // The retry times of remembered refusals are too short now, so these refusals are
+        // forgotten.
         let _outdated = self.core.outdate(limit, all.key());
-        // The failure mode has no share: units that this process counts by itself would not block
-        // the limit for other processes.
+        // The failure mode is one without a share. Under a share, this process would count the
+        // units by itself, which would not block the limit for other processes.
         self.clone().with_failure_mode(FailureMode::Open).check_all(Check::new(all)).await.map(drop)
     }
 
-    /// Begins a ban, unless it has begun, and remembers it. Returns its refusal.
+    /// Begins a ban, unless the ban has already begun. Remembers and returns the refusal of the
+    /// ban.
     pub(crate) async fn ban(&self, begins: Charge, is_local: bool) -> Result<Decision, Error> {
         let asks = Check::new(begins.asks());
         let time = begins.lease().unwrap_or_default();
         let refusals = self.core.refusals.as_ref().filter(|_| !is_local);
         let lookup = refusals.and_then(|refusals| refusals.look_up(&asks));
-        // The id is free again when the ban has ended.
+        // All bans have the same id, so a ban that lasts does not begin again. When the ban has
+        // ended, the id is free again.
         let begun = self.count(Check::new(begins).with_id(AdmissionId(0)), is_local).await?;
         if begun.binding().used() == 0 {
             let full = StoreError::new("beginning a ban", StoreErrorKind::OutOfMemory, "the store is full");
             return Err(full.of_one_check().into());
         }
-        // The reset time may be too long.
+        // The reset time may be too long, so the time of the ban is the upper bound.
         let wait = begun.binding().reset_after().min(time);
         let refusal = begun.refused_for(&asks, wait);
         self.core.learn(lookup.as_ref(), &refusal);
@@ -253,22 +260,22 @@ impl Core {
         outcome
     }
 
-    /// Makes a call to a store for which no caller waits, whatever the breaker says.
+    /// Makes a call to a store for which no caller waits, even while the breaker is open.
     pub(super) async fn upkeep<T>(&self, call: StoreFuture<T>, deadline: Duration) -> Result<T, Error> {
         let outcome = Deadline::new(call, deadline, Duration::ZERO).await.and_then(|reply| Ok(reply?));
         outcome.inspect_err(|error| metrics::failed(error.label(), &self.layer))
     }
 
-    /// Takes note that units of the limits and keys of a check are on their way back. It is not yet
-    /// known how many units will be used then.
+    /// Takes note that units of a check's limits and keys are about to be given back. The number of
+    /// units that are used afterwards is not known yet.
     fn returning(&self, check: &Check) -> Returning<'_> {
         let lines = &self.lines;
         let freed = check.charges().map(|charge| (charge.digest(&lines.digester), 0)).collect();
         Returning { lines, freed, delay: self.deadline().min(LONGEST_RETURN) }
     }
 
-    /// Calls the store for something else than a decision, unless the breaker is open. `probe` is a
-    /// check at no cost.
+    /// Makes a call to the store that is not a decision, unless the breaker is open. `probe` is a
+    /// check at no cost, for a probe of the breaker.
     async fn call_store<T>(&self, call: impl FnOnce(&dyn Store) -> StoreFuture<T>, probe: Check) -> Result<T, Error> {
         let part = self.store.part_of(&probe);
         let outcome = if let Some(error) = self.refuse(|| probe) {
@@ -282,7 +289,7 @@ impl Core {
     }
 }
 
-/// An error if the limit is concurrent.
+/// Fails if the limit is concurrent.
 fn of_window(limit: &Limit, doing: &'static str) -> Result<(), StoreError> {
     const PROBLEM: &str =
         "places are held until their decisions are dropped: only a limit of a window is reserved, blocked or reset";
@@ -294,14 +301,15 @@ fn of_window(limit: &Limit, doing: &'static str) -> Result<(), StoreError> {
 }
 
 impl Returning<'_> {
-    /// Takes note of the outcome, and of the units that are used now. A share does not know these.
-    /// After a timeout, the units may still come back. After another failure, no caller is to ask
-    /// the store.
+    /// Takes note of the outcome of the call, and of the units that are used now. The number of
+    /// used units is unknown after a reset and after a settlement under a share: then the outcome
+    /// has no decision. After a timeout, the units may still be given back, so callers ask after
+    /// the delay. After another failure, no caller asks.
     fn end(mut self, outcome: Result<Option<&Decision>, &Error>) {
         match outcome {
             Ok(decision) => {
-                // The number of places that are held is left out, since each caller that waits
-                // learns it when it asks.
+                // The number of held places is left out, since each waiting caller learns this
+                // number when the caller asks.
                 let statuses = decision.into_iter().flat_map(Decision::statuses);
                 let counted =
                     iter::zip(&mut self.freed, statuses).filter(|(_, status)| !status.limit().is_concurrent());

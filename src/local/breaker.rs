@@ -44,8 +44,8 @@ type Part = Option<Arc<str>>;
 #[derive(Debug)]
 pub(crate) struct SharedBreaker(Arc<BreakerState>);
 
-/// The breaker of a store, or of a part of it that has a name. Deadlines are in microseconds, and
-/// at least 1. An error counts like a timeout after the longest deadline, `u64::MAX`.
+/// The breaker of a store, or of a named part of a store. Deadlines are in microseconds, and at
+/// least 1. An error counts like a timeout after the longest deadline, `u64::MAX`.
 pub(crate) struct BreakerState {
     settings: Breaker,
     part: Part,
@@ -58,13 +58,14 @@ pub(crate) struct BreakerState {
     users: AtomicUsize,
 }
 
-/// What the breakers of a store and its parts share.
+/// The state that the breakers of a store and its parts share.
 #[derive(Default)]
 struct Shared {
-    /// How many of them are open or have counted failures. A check finds out without a lock whether
-    /// there are any.
+    /// The number of breakers that are open or have counted failures. So a check finds out without
+    /// a lock whether there are any such breakers.
     troubled: AtomicUsize,
-    /// Their log lines, so that a store with many parts does not flood the log.
+    /// Bounds on the log lines of the breakers, so that a store with many parts does not flood the
+    /// log.
     opened: Throttle,
     opened_further: Throttle,
     closed: Throttle,
@@ -74,9 +75,9 @@ struct Shared {
 struct History {
     /// Whether the breaker is counted in [`Shared::troubled`].
     is_troubled: bool,
-    /// The longest deadlines of checks that have failed in a row, the longest first. There are at
-    /// most as many as open the breaker. So when the list is full, the breaker opens for the last
-    /// deadline in it.
+    /// The longest deadlines of checks that have failed in a row, the longest first. The list has
+    /// room for the number of failures that open the breaker. When the list is full, the breaker
+    /// opens for the last deadline in the list.
     failures: Vec<u64>,
     last: Option<Arc<Error>>,
     /// The longest deadline of the callers that the breaker has refused since it opened.
@@ -87,7 +88,7 @@ struct History {
     probe_takes: Duration,
     /// When the breaker opened.
     opened: Option<Instant>,
-    /// When a probe last began or ended since it opened.
+    /// When a probe last began or ended since the breaker opened.
     last_probe: Option<Instant>,
     probes: Option<AbortHandle>,
 }
@@ -109,12 +110,12 @@ impl SharedBreaker {
         self.0.shared.troubled.load(Ordering::Relaxed) > 0
     }
 
-    /// Whether checks of this part with this deadline are not sent to the store.
+    /// Whether the breaker keeps checks of this part with this deadline from the store.
     pub(crate) fn is_open_for(&self, part: impl FnOnce() -> Part, deadline: Duration) -> bool {
         self.may_be_open() && self.of_part(part(), false).is_some_and(|breaker| breaker.is_open_for(deadline))
     }
 
-    /// Counts the outcome of a call to a part of the store, which `took` this long.
+    /// Counts the outcome of a call to a part of the store. `took` is how long the call took.
     pub(crate) fn count<T>(
         &self,
         part: impl FnOnce() -> Part,
@@ -131,7 +132,7 @@ impl SharedBreaker {
         }
     }
 
-    /// The breaker of a part, if there is one. A part that fails for the first time is given one.
+    /// The breaker of a part, if there is one. A part that fails for the first time gets a breaker.
     pub(crate) fn of_part(&self, part: Part, has_failed: bool) -> Option<Arc<BreakerState>> {
         let Some(name) = part else { return Some(Arc::clone(&self.0)) };
         let mut parts = self.0.parts();
@@ -157,7 +158,8 @@ impl BreakerState {
     }
 
     /// The error to return instead of asking the store, if the breaker is open for this deadline.
-    /// `probe` sends a probe with the given deadline, which may become as long as `longest`.
+    /// `probe` sends a probe with the deadline that is passed to it. This deadline may become as
+    /// long as `longest`.
     pub(crate) fn refuse<P, F>(self: &Arc<Self>, deadline: Duration, longest: Duration, probe: P) -> Option<Error>
     where
         P: Fn(Duration) -> F + Send + 'static,
@@ -170,15 +172,16 @@ impl BreakerState {
         let last_failure = history.last.clone()?;
         history.longest_refused = history.longest_refused.max(deadline);
         history.longest = history.longest.max(longest);
-        // A probe is overdue after twice its time, so that a runtime that is busy for a moment is
-        // not taken for one that blocks.
+        // A probe is overdue only after twice its interval and deadline. So a runtime that is busy
+        // for a moment does not count as one that blocks.
         let takes = history.probe_takes.max(deadline);
         let overdue = self.probe_every().saturating_add(takes).saturating_mul(2);
         if history.last_probe.is_none_or(|probe| probe.elapsed() >= overdue) {
             let is_first = history.last_probe.replace(Instant::now()).is_none();
             let runtime = Handle::try_current().ok()?;
             if history.probes.as_ref().is_some_and(|task| !task.is_finished()) {
-                // The task has come to a stop, so the caller's check has to be the probe.
+                // The task that sends probes stands still, so the caller's check has to be the
+                // probe.
                 return None;
             }
             let probes = send_probes(Arc::downgrade(self), self.probe_every(), deadline, probe);
@@ -204,8 +207,8 @@ impl BreakerState {
         self.settings.probe_every.max(Duration::from_millis(1))
     }
 
-    /// The deadline of a probe that begins now: the given one, but no shorter than that of any
-    /// refused caller, and no longer than these callers may have later.
+    /// Takes note that a probe begins, and returns the deadline of the probe. That is `deadline`,
+    /// but at most `longest` and at least `longest_refused` of the history.
     fn begin_probe(&self, deadline: Duration) -> Duration {
         let mut history = self.history();
         // A task that was aborted may still run. Callers must not wait for the next probe of such a
@@ -221,8 +224,8 @@ impl BreakerState {
             Err(error) if error.is_the_stores() => self.count_failure(&error),
             _ => {
                 let mut history = self.history();
-                // One failure is enough to open the breaker again: a probe writes nothing, so it
-                // may pass where other checks fail.
+                // From now on, one failure is enough to open the breaker again. A probe writes
+                // nothing, so it may succeed while other checks fail.
                 history.failures = vec![u64::MAX; self.settings.failures.saturating_sub(1) as usize];
                 self.close(history);
             }
@@ -270,7 +273,7 @@ impl BreakerState {
     }
 
     /// Counts an answer. An answer proves nothing for checks whose deadline is shorter than the
-    /// time it took.
+    /// time that the answer took.
     fn count_answer(&self, took: impl FnOnce() -> Duration) {
         let took = took();
         let mut history = self.history();
@@ -313,9 +316,9 @@ impl BreakerState {
     }
 }
 
-/// Sends probes until a probe is answered. After a probe without an answer, the next one may take
+/// Sends probes until a probe is answered. After a probe without an answer, the next probe may take
 /// twice as long, as in RFC 6298: the store may be farther away than before. The task does not keep
-/// a breaker alive whose limiters are dropped.
+/// a breaker alive after its limiters are dropped.
 async fn send_probes<F>(
     breaker: Weak<BreakerState>,
     every: Duration,
@@ -400,8 +403,8 @@ mod models {
     const DEADLINE: Duration = Duration::from_secs(60);
     const TIMED_OUT: Error = Error::TimedOut { deadline: DEADLINE, round_trip: None };
 
-    /// Runs a model on an idle runtime. At the end, the count of the breaker agrees with whether it
-    /// is open, and so does the gauge.
+    /// Runs a model on an idle runtime. At the end, checks that the count of failures and the gauge
+    /// agree with whether the breaker is open.
     fn in_each_order(preemptions: Option<usize>, run: impl Fn(&Runtime) -> SharedBreaker + Send + Sync + 'static) {
         let mut orders = model::Builder::new();
         orders.preemption_bound = preemptions;
@@ -452,8 +455,8 @@ mod models {
         StoreError::new("deciding a check", StoreErrorKind::Other, "it has another kind").of_one_check().into()
     }
 
-    /// Whether the caller is refused, and whether it starts a task. The probes have this outcome,
-    /// or wait for ever.
+    /// Returns whether the caller is refused, and whether the caller starts a task. The probes end
+    /// with `outcome`; if `outcome` is `None`, they wait for ever.
     fn refuse(breaker: &SharedBreaker, outcome: Option<Error>) -> (bool, bool) {
         let before = breaker.0.history().probes.as_ref().map(AbortHandle::id);
         let refused = breaker.0.refuse(DEADLINE, DEADLINE, move |_| {
@@ -492,7 +495,7 @@ mod models {
         }
     }
 
-    /// Until one waits for as long as the longest deadline.
+    /// The waits grow up to the longest deadline.
     #[test]
     fn each_probe_waits_twice_as_long() {
         model(|| {

@@ -3,8 +3,9 @@
 //!
 //! This floor lies between the plain values and the stores. It uses values and the clock, and never
 //! a store. The trait [`Store`](crate::Store) hands out the [`LocalState`]. A store tells the local
-//! state when refusals are outdated. The limiter asks the local state before the store, tells it
-//! the replies, and gives it the calls that it needs, such as probes.
+//! state when refusals are outdated. The limiter asks the local state before it asks the store, and
+//! tells the store's replies to the local state. The limiter also provides the calls to the store
+//! that the local state needs, such as probes.
 
 mod breaker;
 mod owed;
@@ -41,8 +42,8 @@ use crate::{
 /// After this time, one check asks the store whether a remembered refusal still holds.
 const DEFAULT_MAX_AGE: Duration = Duration::from_secs(1);
 
-/// The most failures in a row that a breaker waits for. The bound is there because the breaker
-/// remembers each failure.
+/// The most failures in a row that a breaker waits for. The number is bounded, since the breaker
+/// remembers each of these failures.
 const MAX_FAILURES: u32 = 10_000;
 
 /// Settings of a breaker, which stops asking a store that has failed repeatedly.
@@ -50,37 +51,41 @@ const MAX_FAILURES: u32 = 10_000;
 /// 1. A breaker opens after five failures in a row by default. A failure is a check, settlement or
 ///    reset that the store answers with an error, or not within the deadline. Any answer starts the
 ///    count anew.
-/// 2. While it is open, callers get [`Error::BreakerOpen`](crate::Error::BreakerOpen) with the last
-///    failure at once. Then the route's [failure mode](crate::limiter::FailureMode) or the caller
-///    decides. The [refusal cache](crate::Limiter::refusal_cache) still refuses.
+/// 2. While the breaker is open, callers get [`Error::BreakerOpen`](crate::Error::BreakerOpen) with
+///    the last failure at once. The route's [failure mode](crate::limiter::FailureMode) or the
+///    caller then decides about the request. The [refusal cache](crate::Limiter::refusal_cache)
+///    still refuses.
 /// 3. All clones of a store with a [local state](crate::Store::local_state), such as `RedisStore`,
-///    share one breaker with the default settings. A limiter or layer that sets a breaker has its
-///    own, which its clones share. On other stores, each limiter or layer has its own.
-/// 4. A timeout counts only for checks with the same deadline or a shorter one, so a limiter with a
-///    short deadline never cuts off a limiter with a longer one. An error counts for all checks. An
-///    answer counts for all deadlines that are at least as long as it took. A timeout does not
-///    count if the request had spent more than half of the deadline elsewhere. A timeout also does
-///    not count if a `RedisStore` has meanwhile answered a call that was sent later: then the check
-///    has only waited in the queue of this process.
-/// 5. While the breaker is open, a probe goes to the store every 200 ms by default: the same check
-///    at no cost. No caller waits for a probe. A probe has the longest deadline of the refused
-///    callers. If one of them has the [default deadline](crate::Limiter::deadline) of a store that
-///    tells its round trip, such as `RedisStore`, each probe waits twice as long as the probe
-///    before, up to a second: the store may be farther away now. A task on a caller's runtime sends
-///    the probes. The task ends when the breaker closes, or when the last limiter is dropped. If
-///    that runtime ends, the runtime of another caller takes over. If that runtime blocks, or if
-///    there is none, the check of a caller becomes the probe. It does so once no probe has begun or
-///    ended, and the breaker has not opened, within twice the sum of the interval and the deadline
-///    of a probe.
+///    share one breaker with the default settings. A limiter or layer that sets a breaker has a
+///    breaker of its own, which its clones share. On stores without a local state, each limiter or
+///    layer has a breaker of its own.
+/// 4. An error counts for all checks. A timeout counts only for checks with the same deadline or a
+///    shorter one. So a limiter with a short deadline never cuts off a limiter with a longer
+///    deadline. An answer counts for all deadlines that are at least as long as the answer took. A
+///    timeout does not count if the request had spent more than half of the deadline before the
+///    call. A timeout also does not count if a `RedisStore` has meanwhile answered a call that was
+///    sent later. Then the check has only waited in the queue of this process.
+/// 5. While the breaker is open, a probe goes to the store every 200 ms by default. A probe is a
+///    refused check at no cost. No caller waits for a probe. A probe has the longest deadline of
+///    the refused callers. If one of these callers has the [default
+///    deadline](crate::Limiter::deadline) of a store that tells its round trip, such as
+///    `RedisStore`, each probe waits twice as long as the probe before, up to a second: the store
+///    may be farther away now. A task on a caller's runtime sends the probes. The task ends when
+///    the breaker closes, or when the last limiter is dropped. If that runtime ends, the runtime of
+///    another caller takes over. If that runtime blocks, or if there is none, the check of a caller
+///    becomes the probe as soon as a probe is overdue. A probe is overdue when no probe has begun
+///    or ended within twice the sum of the interval and the deadline of a probe. Once the breaker
+///    has been open for twice this sum without a caller, the check of the next caller goes to the
+///    store as well.
 /// 6. An answered probe closes the breaker. After that, a single failure opens it again. Once
 ///    another check is answered, the breaker again needs the full number of failures.
 /// 7. A cost above the limit, a limit that cannot be chosen, and an error
 ///    [of one check alone](crate::error::StoreError::of_one_check) are not failures of the store.
 /// 8. Each [part](crate::Store::part_of) of a store, such as a node of a cluster, has failures,
 ///    answers and probes of its own. So a node that is lost or hangs fails no check of other nodes.
-///    A check of several nodes counts only for this group of nodes. When 1,024 parts are
-///    remembered, those that work again are forgotten. A `RedisStore` learns which node has which
-///    slot when it connects, and when a slot has moved.
+///    A check of several nodes counts only for the group of these nodes. When 1,024 parts are
+///    remembered, the parts that work again are forgotten. A `RedisStore` learns which node has
+///    which slot when it connects, and when a slot has moved.
 ///
 /// A closed breaker costs a check one atomic load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,8 +100,9 @@ impl Breaker {
     pub const OFF: Self = Self::new(0, Duration::ZERO);
 
     /// A breaker that opens after this number of `failures` in a row, at most 10,000. While the
-    /// breaker is open, it sends a probe at this interval, at least a millisecond. So it may stay
-    /// open for one interval after the store is back. With zero failures, the breaker never opens.
+    /// breaker is open, it sends probes at the interval `probe_every`, at least a millisecond. So
+    /// the breaker may stay open for one interval after the store is back. With zero failures, the
+    /// breaker never opens.
     pub const fn new(failures: u32, probe_every: Duration) -> Self {
         Self { failures: if failures < MAX_FAILURES { failures } else { MAX_FAILURES }, probe_every }
     }
@@ -109,20 +115,20 @@ impl Default for Breaker {
     }
 }
 
-/// The state that the clones of a store share in this process, and so all limiters and layers on
-/// them: see [`Store::local_state`](crate::Store::local_state).
+/// The state that the clones of a store share in this process. All limiters and layers on these
+/// clones share it, too: see [`Store::local_state`](crate::Store::local_state).
 ///
-/// 1. It holds three things. The [`Breaker`] knows whether the store answers. The [refusal
-///    cache](crate::Limiter::refusal_cache) knows what the store has refused, also while the store
-///    does not answer. With [prefetch](crate::limit::prefetch), it also holds units that limiters
-///    spend without asking the store.
-/// 2. All clones of a store return the same local state. A store that wraps another returns the
-///    local state of the other, if it passes limits and keys on unchanged.
+/// 1. The local state holds three things. The [`Breaker`] knows whether the store answers. The
+///    [refusal cache](crate::Limiter::refusal_cache) knows what the store has refused, also while
+///    the store does not answer. With [prefetch](crate::limit::prefetch), the local state also
+///    holds units that limiters spend without asking the store.
+/// 2. All clones of a store return the same local state. A store that wraps another store returns
+///    the local state of the inner store, if limits and keys are passed on unchanged.
 /// 3. A remembered refusal holds until units are given back. So the store [forgets the
 ///    refusals](Self::forget_refusals) of a limit and key whenever the store itself resets the key,
-///    or settles an admission of it.
+///    or settles an admission of the key.
 /// 4. A store that may be far away tells the time of each [answer](Self::answered_in). The default
-///    deadline and the prefetches follow it.
+///    deadline and the prefetches follow these times.
 #[derive(Clone)]
 pub struct LocalState {
     breaker: Arc<BreakerState>,
@@ -130,18 +136,18 @@ pub struct LocalState {
     pub(crate) refusals: Refusals,
     /// The prefetches of all limiters on the store.
     pub(crate) prefetches: Option<Arc<Prefetches>>,
-    /// The places and calls of all limiters on the store that end before the process does.
+    /// The places and calls of all limiters on the store that have to end before the process does.
     pub(crate) owed: Arc<Owed>,
     made: Instant,
-    /// When the last of all answered calls was sent, in microseconds since this state was made.
-    /// `last_answered_by` has the same for each part that has a name.
+    /// The time at which the latest of all answered calls was sent, in microseconds since this
+    /// state was made. `last_answered_by` has the same for each part that has a name.
     pub(crate) last_answered: Arc<AtomicU64>,
     last_answered_by: Arc<Mutex<HashMap<Arc<str>, u64>>>,
     pub(crate) round_trip: Arc<RoundTrip>,
 }
 
-/// A call to the store that is on its way, and makes outdated what this process remembers of some
-/// keys: see [`LocalState::outdate`].
+/// A call to the store that is on its way, and outdates the refusals and prefetches of some limits
+/// and keys: see [`LocalState::outdate`].
 #[must_use]
 pub(crate) struct Outdated {
     generations: Arc<Generations>,
@@ -151,7 +157,7 @@ pub(crate) struct Outdated {
 }
 
 impl LocalState {
-    /// A local state by a clock that a test moves, such as the one of a conformance test.
+    /// A local state on a clock that a test moves, such as the clock of a conformance test.
     pub fn by(clock: &ManualClock) -> Self {
         Self::on(Clock::Manual(clock.clone()), SHORTEST_DEADLINE)
     }
@@ -172,11 +178,11 @@ impl LocalState {
     /// The same local state, with [prefetch](crate::limit::prefetch). Default: no prefetches, so
     /// every check asks the store.
     ///
-    /// The store gets a prefetch as a charge whose lease is longer than the window: a window and
+    /// To the store, a prefetch is a charge whose lease is longer than the window: one window plus
     /// the life of the prefetch. The units are reserved, and count until the lease ends, even if
-    /// the clock has stepped back. The cost of the settlement is the spent units. The spent units
-    /// count until a window after the settlement, or until the lease ends if that is earlier. The
-    /// time of the settlement may be later than that of the admission.
+    /// the clock has stepped back. The cost of the prefetch's settlement is the number of spent
+    /// units. The spent units count until a window after the settlement, or until the lease ends if
+    /// that is earlier. The time of the settlement may be later than that of the admission.
     #[must_use]
     pub fn with_prefetch(self) -> Self {
         let prefetches =
@@ -184,16 +190,17 @@ impl LocalState {
         Self { prefetches, ..self }
     }
 
-    /// Forgets the refusals of a limit and key. A store calls this method twice: before it sends
-    /// something that gives units back, and when that is done. So no refusal from the time between
-    /// the calls is repeated.
+    /// Forgets the refusals of a limit and key. A store calls this method twice: before it sends a
+    /// call that gives units back, and when that call is done. So no refusal that was learnt in
+    /// between is repeated.
     pub fn forget_refusals(&self, limit: &Limit, key: &Key) {
         self.refusals.generations.advance(limit.digest(&self.refusals.generations.digester, key));
     }
 
-    /// Forgets the refusals of these limits and keys, and gives back their prefetches, if the caller
-    /// passes the prefetches of the store. This happens now, and again when the returned guard is dropped: when the call to the store is over, or
-    /// when its caller stops waiting. So nothing that was learnt in between stays.
+    /// Forgets the refusals of these limits and keys. If the caller passes the prefetches of the
+    /// store, also gives back the prefetches of these limits and keys. Both happen now, and again
+    /// when the returned guard is dropped. The guard is dropped when the call to the store is over,
+    /// or when its caller stops waiting. So nothing that was learnt in between stays.
     pub(crate) fn outdate<'a>(
         &self,
         keys: impl IntoIterator<Item = (&'a Limit, &'a Key)>,
@@ -206,9 +213,9 @@ impl LocalState {
         outdated
     }
 
-    /// Takes note of the time from a call to its answer. A store calls this for each answer if the
-    /// [default deadline](crate::Limiter::deadline) and the prefetches shall suit its distance.
-    /// `RedisStore` does.
+    /// Takes note of the time from a call to its answer. A store that may be far away calls this
+    /// method for each answer, as `RedisStore` does. Then the [default
+    /// deadline](crate::Limiter::deadline) and the prefetches suit the distance of the store.
     pub fn answered_in(&self, time: Duration) {
         self.round_trip.learn(time, micros(self.made.elapsed()));
     }
@@ -230,14 +237,14 @@ impl LocalState {
         }
     }
 
-    /// The microseconds of a moment since the store was made.
+    /// The microseconds from the making of this state to a moment.
     #[cfg(feature = "redis")]
     pub(crate) fn micros_at(&self, moment: Instant) -> u64 {
         micros(moment.saturating_duration_since(self.made))
     }
 
     /// Whether this part of the store has answered a call that was sent within the last `time`. If
-    /// the name is that of several parts, each part must have answered such a call.
+    /// `part` is the name of several parts, each of them must have answered such a call.
     pub(crate) fn has_answered_within(&self, part: Option<&str>, time: Duration) -> bool {
         let is_within = |last: u64| last > 0 && self.made.elapsed().saturating_sub(Duration::from_micros(last)) < time;
         let Some(part) = part else { return is_within(self.last_answered.load(Ordering::Relaxed)) };
@@ -250,14 +257,14 @@ impl LocalState {
         SharedBreaker::of(&self.breaker)
     }
 
-    /// The refusals of one limiter, which asks the store again after this time.
+    /// The refusals of one limiter, which asks the store again after `max_age`.
     pub(crate) fn own_refusals(&self, max_age: Duration) -> Refusals {
         Refusals::new(max_age, Arc::clone(&self.refusals.generations))
     }
 }
 
-/// Locks, whatever has panicked before: either no code that can panic runs under a lock, or its
-/// content is whole at any moment.
+/// Locks a mutex, even if a thread has panicked under its lock. Either no code under the lock can
+/// panic, or the content of the mutex is whole at any moment.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

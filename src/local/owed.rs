@@ -1,8 +1,8 @@
 //! Places that this process gives back before it ends, and calls that must not be lost.
 //!
 //! A call whose caller has left goes on in a task of the current runtime. If there is no runtime,
-//! or if it ends, a thread goes on with the call. All such calls of a store share one thread, which
-//! ends with the last of them.
+//! or if the runtime ends, a thread goes on with the call. All such calls of a store share one
+//! thread, which ends with the last of them.
 
 use std::{
     cell::Cell,
@@ -25,13 +25,13 @@ use tokio::{
 
 use super::lock;
 
-/// The thread looks this often for further calls.
+/// The longest time until the thread looks for further calls.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// The places that all limiters and layers on the clones of a store owe.
+/// The places and calls that all limiters and layers on the clones of a store owe.
 #[derive(Default)]
 pub(crate) struct Owed {
-    /// Each call that is on its way has a receiver of this.
+    /// Each call that is on its way has a receiver of this channel.
     underway: watch::Sender<()>,
     holders: Mutex<Vec<Weak<dyn Holder>>>,
     /// The calls for the thread; `None` if no thread runs.
@@ -44,18 +44,19 @@ thread_local! {
 
 type Call = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// A call is on its way as long as this is kept.
+/// A call counts as on its way as long as this value is kept.
 pub(crate) type Underway = watch::Receiver<()>;
 
 /// A value that has taken something, and has to give it back.
 pub(crate) trait Holder: Send + Sync {
-    /// Begins to give everything back, and returns whether there was anything. The calls that do so
-    /// are [underway](Owed::begin) from then on.
+    /// Begins to give everything back, and returns whether there was anything to give back. The
+    /// calls that give it back are [underway](Owed::begin) from then on.
     fn give_back(&self) -> bool;
 }
 
 impl Owed {
-    /// Takes note that a call begins. The end of the process waits for this call.
+    /// Takes note that a call begins. `shutdown` waits for this call until the returned value is
+    /// dropped.
     pub(crate) fn begin(&self) -> Underway {
         self.underway.subscribe()
     }
@@ -69,19 +70,19 @@ impl Owed {
         holders.push(holder);
     }
 
-    /// Lets all holders give back what they have, and returns whether there was anything.
+    /// Lets all holders give everything back, and returns whether there was anything to give back.
     pub(crate) fn give_back(&self) -> bool {
         let holders = lock(&self.holders).clone();
         holders.iter().filter_map(Weak::upgrade).fold(false, |any, holder| any | holder.give_back())
     }
 
-    /// Waits until nothing is on its way.
+    /// Waits until no call is on its way.
     pub(crate) async fn settled(&self) {
         self.underway.closed().await;
     }
 
-    /// A future that goes on if it is dropped before its end. The future must not depend on timers
-    /// of its runtime.
+    /// Makes a future that goes on if it is dropped before its end. The future must not depend on
+    /// timers of its runtime.
     pub(crate) fn detachable<T>(self: &Arc<Self>, future: impl Future<Output = T> + Send + 'static) -> Detachable<T>
     where
         T: Send,
@@ -110,7 +111,7 @@ impl Owed {
         }
     }
 
-    /// Whether the current runtime is that of the thread.
+    /// Whether the current runtime is the runtime of the thread.
     #[cfg(feature = "redis")]
     pub(crate) fn is_in_brief_runtime() -> bool {
         IS_BRIEF.get()
@@ -124,7 +125,8 @@ impl Owed {
         }
     }
 
-    /// Further calls for the thread. `None` ends the thread: no calls wait, and none is running.
+    /// Takes the calls that wait for the thread. Returns `None`, which ends the thread, if no call
+    /// waits and none is running.
     fn next_calls(&self, is_idle: bool) -> Option<Vec<Call>> {
         let mut on_thread = lock(&self.on_thread);
         let calls = mem::take(on_thread.as_mut()?);
@@ -141,9 +143,9 @@ impl Owed {
     }
 }
 
-/// A future that goes on if it is dropped before its end: in a task of the current runtime, or on
-/// the thread if there is no runtime or it ends. The future needs a deadline of its own, since no
-/// caller waits for it then.
+/// A future that goes on if it is dropped before its end. The future goes on in a task of the
+/// current runtime, or on the thread if there is no runtime, or if the runtime ends. The future
+/// needs a deadline of its own, since no caller waits for it after the drop.
 pub(crate) struct Detachable<T: Send + 'static> {
     owed: Arc<Owed>,
     underway: Underway,
@@ -155,7 +157,8 @@ impl<T: Send + 'static> Future for Detachable<T> {
     type Output = T;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
-        // The future is put back only while pending, so that one that panics is not polled again.
+        // The future is put back only while pending, so that a future that panics is not polled
+        // again.
         let Some(mut future) = self.future.take() else { return Poll::Pending };
         let polled = future.as_mut().poll(cx);
         if polled.is_pending() {

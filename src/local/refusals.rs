@@ -21,28 +21,28 @@ use crate::{
     limit::Limit,
 };
 
-/// A store may report a reset time this many microseconds late.
+/// A store's reset time may be too long by this many microseconds.
 const RESET_SLACK: u64 = 1_000;
 
 /// The most limits and keys that are remembered as refusing.
 const CAPACITY: usize = 10_000;
 
-/// Limits and keys share this number of generations, and each has two of them. So a settlement
-/// leaves the refusals of nearly all other keys alone: 260 settlements in a second make one of a
-/// thousand other refusals outdated.
+/// All limits and keys share this number of generations. Each limit and key has two of them, and
+/// its refusals are outdated once both have advanced. So a settlement outdates almost no refusals
+/// of other keys: 260 settlements in a second outdate one in a thousand of them.
 const GENERATIONS: usize = 16_384;
 
-/// While a check asks the store whether a refusal still holds, the others are refused. After this
-/// time, another check asks.
+/// While a check asks the store whether a refusal still holds, other checks are refused. After this
+/// time without a reply, another check asks.
 const LONGEST_ANSWER: Duration = Duration::from_millis(100);
 
 /// Tells which refusals are outdated: by time, or because units were given back.
 pub(super) struct Generations {
     pub(super) clock: Clock,
     pub(super) digester: Digester,
-    /// How often units were given back.
+    /// How often units were given back: the number of the last generation.
     last: AtomicU64,
-    /// The number of the last of these times, by limit and key.
+    /// The last generation in which units were given back, by the digest of a limit and key.
     of_keys: Box<[AtomicU64]>,
 }
 
@@ -60,7 +60,7 @@ pub(crate) struct Refusals {
     table: Arc<OnceLock<Table>>,
 }
 
-/// The status of a limit and key when the store refused a check of them.
+/// The status of a limit and key at the time when the store refused a check.
 struct Refusal {
     status: LimitStatus,
     cost: u64,
@@ -68,9 +68,10 @@ struct Refusal {
     generation: u64,
     /// The refusal may be used from this time on.
     asked_at: u64,
-    /// Until this time, its figures may answer any check.
+    /// Until this time, the status may be shown in any refusal, even of a check that this limit
+    /// would admit.
     fresh_until: u64,
-    /// Until this time, its figures may refuse a check whose cost is more than they leave.
+    /// Until this time, the status refuses each check whose cost is above the units that are left.
     until: u64,
     /// From this time on, the next check asks the store whether the refusal still holds.
     asks_at: AtomicU64,
@@ -81,7 +82,8 @@ struct Refusal {
     id: AdmissionId,
 }
 
-/// A refusal that the cache knows of a charge.
+/// A refusal that the cache remembers for the limit and key of a charge, and whether it applies to
+/// this charge.
 struct Known {
     refusal: Arc<Refusal>,
     refuses: bool,
@@ -96,7 +98,8 @@ pub(crate) struct Lookup {
     /// Whether the check is to ask the store although its refusal is known. If the store fails, the
     /// refusal stands.
     pub(crate) asks: bool,
-    /// Whether other checks are refused until this one is answered, at most for [`LONGEST_ANSWER`].
+    /// Whether other checks are refused until this check is answered, at most for
+    /// [`LONGEST_ANSWER`].
     pub(crate) has_turn: bool,
     first: Account,
     others: Box<[Account]>,
@@ -114,7 +117,7 @@ impl Generations {
         Self { clock, digester: Digester::default(), last: AtomicU64::new(0), of_keys }
     }
 
-    /// Makes all refusals of a limit and key outdated for which the store was asked before.
+    /// Outdates all refusals of a limit and key for which the store was asked before this call.
     pub(super) fn advance(&self, digest: u64) {
         let generation = self.last.fetch_add(1, Ordering::SeqCst) + 1;
         self.of(digest).for_each(|last| _ = last.fetch_max(generation, Ordering::SeqCst));
@@ -130,7 +133,8 @@ impl Refusals {
         Self { max_age, is_asking: max_age.is_zero(), generations, table: Arc::default() }
     }
 
-    /// The check as the cache knows it; `None` if its refusal cannot be remembered.
+    /// The check as the cache looks it up; `None` if the cache cannot remember a refusal of the
+    /// check.
     pub(crate) fn look_up(&self, check: &Check) -> Option<Lookup> {
         if check.id().is_some() || !check.can_be_refused() {
             return None;
@@ -143,9 +147,9 @@ impl Refusals {
         Some(Lookup { asked_at, generation, asks: false, has_turn: false, first, others: others.into() })
     }
 
-    /// The refusal of a check of which the cache knows that one of its limits refuses. Statuses
-    /// with reserved units are used for at most `reserved_for`. A check that `may_ask` may be
-    /// chosen to [ask](Lookup::asks) the store, while the others are refused.
+    /// The refusal of a check, if the cache remembers that one of its limits refuses. Statuses with
+    /// reserved units are used for at most `reserved_for`. If `may_ask` is set, the check may be
+    /// chosen to [ask](Lookup::asks) the store, while other checks are refused.
     pub(crate) fn recall(
         &self,
         check: &Check,
@@ -157,7 +161,7 @@ impl Refusals {
         let now = lookup.asked_at;
         let find = |charge: &Charge, digest: u64| {
             let refusal = table.get(&place(digest, charge.limit()))?;
-            // Since then, units can only have been added.
+            // Since the refusal, callers can only have spent further units.
             let refuses = charge.can_refuse() && charge.cost() > refusal.status.remaining();
             let is_before = |last: &AtomicU64| last.load(Ordering::SeqCst) <= refusal.generation;
             let is_sure = self.generations.of(digest).any(is_before);
@@ -201,8 +205,8 @@ impl Refusals {
         let asked_at = lookup.asked_at;
         for (account, status) in lookup.accounts().zip(refusal.statuses()) {
             let place = place(account.digest, status.limit());
-            // A check that was asked later may have been answered earlier, such as one that has
-            // begun a ban. Its refusal stays.
+            // Another check that asked the store later may have been answered earlier, such as a
+            // check that has begun a ban. The refusal of that later check stays.
             let is_newer = |known: Arc<Refusal>| (asked_at + 1..=replied_at).contains(&known.asked_at);
             if status.is_estimate || table.peek(&place).is_some_and(is_newer) {
                 continue;
@@ -242,31 +246,33 @@ impl Lookup {
     }
 }
 
-/// Where the table has the refusal of a limit and key. Limits that share units but differ in their
-/// number have different refusals.
+/// The position of a limit and key in the table. Limits that share units but differ in the number
+/// of units have different positions.
 fn place(digest: u64, limit: &Limit) -> u64 {
     digest.wrapping_add(limit.units().wrapping_mul(0x9e37_79b9_7f4a_7c15))
 }
 
 impl Refusal {
-    /// Whether the refusal is of this very limit, and not too old. A time before `asked_at` means
-    /// that the clock has stepped back.
+    /// Whether the refusal is of exactly the charge's limit, and still holds at the time `now`. A
+    /// time before `asked_at` means that the clock has stepped back. Then the refusal does not
+    /// hold.
     fn holds_for(&self, charge: &Charge, refuses: bool, now: u64, reserved_for: Duration) -> bool {
-        // A retry time is never too long, so a cost that is at least as large is refused until its
-        // end. A reset time may be too long, by the slack.
+        // A retry time is never too long, so a cost of at least the refused cost is refused until
+        // the retry time ends. A reset time may be too long by the slack.
         let slack = if self.has_refused(charge) { 0 } else { RESET_SLACK };
         let is_settled_by = || {
             let reserved_for = micros(charge.limit().retry_reserved_after(reserved_for));
             self.status.reserved() > 0 && now >= self.asked_at.saturating_add(reserved_for)
         };
-        // The digest has compared the rest of the limit.
+        // The digest has compared the other settings of the limit.
         self.status.limit().units() == charge.limit().units()
             && (self.asked_at..self.until.saturating_sub(slack)).contains(&now)
             && (refuses || now < self.fresh_until)
             && !is_settled_by()
     }
 
-    /// Whether this check asks the store now for all others.
+    /// Whether this check is the one that asks the store now, for all others. If so, the others are
+    /// refused for at most [`LONGEST_ANSWER`].
     fn is_asked_for(&self, now: u64, max_age: Duration) -> bool {
         let asks_at = self.asks_at.load(Ordering::Relaxed);
         let next = now.saturating_add(micros(LONGEST_ANSWER.min(max_age)));

@@ -1,5 +1,5 @@
-//! How long a store takes to reply, and the deadline that suits it: the estimate of TCP for its
-//! retransmission timer ([RFC 6298](https://www.rfc-editor.org/rfc/rfc6298#section-2)).
+//! The round trip of a store, and the deadline that suits it. Both are estimated as TCP does for
+//! its retransmission timer ([RFC 6298](https://www.rfc-editor.org/rfc/rfc6298#section-2)).
 
 use std::{
     sync::{
@@ -14,8 +14,8 @@ use crate::clock;
 /// The deadline of a store that is near, or whose round trip is not known.
 pub(crate) const SHORTEST_DEADLINE: Duration = Duration::from_millis(50);
 
-/// The longest deadline that follows the round trip. It is also the deadline until the first reply,
-/// which has to include opening a connection.
+/// The longest deadline that follows the round trip. This is also the deadline until the first
+/// reply, since the first call has to open a connection.
 pub(crate) const LONGEST_DEADLINE: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
@@ -24,9 +24,9 @@ pub(crate) struct RoundTrip {
     /// the first reply.
     both: AtomicU64,
     learnt_at: AtomicU64,
-    /// The least time that a reply can take, in microseconds, as far as is known. A new connection
-    /// measures it, and a reply that is faster corrects it. Zero until a connection has measured
-    /// it.
+    /// The distance of the store: the least time that a reply can take, in microseconds. A new
+    /// connection measures the distance, and a faster reply corrects it. Zero until a connection
+    /// has measured the distance.
     pub(crate) distance: Arc<AtomicU64>,
     first_deadline: Duration,
 }
@@ -37,8 +37,8 @@ impl RoundTrip {
         Self { both: AtomicU64::new(0), learnt_at: AtomicU64::new(0), distance: Arc::default(), first_deadline }
     }
 
-    /// Takes note of the time until a reply that arrives `now`, in microseconds. If two replies
-    /// arrive at once, one of them may be missed.
+    /// Takes note of a reply that has taken the time `sample`, and arrives `now`, in microseconds.
+    /// If two replies arrive at once, one of them may be missed.
     ///
     /// Of the replies that arrive as early as expected, only one in each round trip counts, as in
     /// TCP. Otherwise a late reply would be forgotten after a few batches.
@@ -49,8 +49,9 @@ impl RoundTrip {
             return;
         }
         self.learnt_at.store(now, Ordering::Relaxed);
-        // A reply that took longer counts as the longest deadline. Such a time may only mean that
-        // the caller was not polled, and would be remembered for too long.
+        // A reply that took longer than the longest deadline counts as if it took that deadline.
+        // The longer time may only mean that the caller was not polled, and would be remembered for
+        // too long.
         let sample = clock::micros(sample.min(LONGEST_DEADLINE)).max(1);
         let (smoothed, deviation) = match self.read() {
             (0, _) => (sample, sample / 2),
@@ -74,7 +75,7 @@ impl RoundTrip {
         Duration::from_micros(self.read().0)
     }
 
-    /// The time within which most replies arrive: the round trip, and four deviations, as in TCP.
+    /// The time within which most replies arrive: the round trip plus four deviations, as in TCP.
     pub(super) fn mostly(&self) -> Duration {
         let (smoothed, deviation) = self.read();
         Duration::from_micros(smoothed + 4 * deviation)
@@ -83,8 +84,8 @@ impl RoundTrip {
     /// The deadline of limiters that have none of their own: see
     /// [`Limiter::deadline`](crate::Limiter::deadline).
     ///
-    /// It leaves time for most replies, and for four round trips more: a check may wait for its
-    /// batch, or be sent a second time over a new connection, after the old one was cut.
+    /// The deadline leaves time for most replies, and for four further round trips. A check may
+    /// wait for its batch, or be sent again over a new connection after the old connection was cut.
     pub(crate) fn deadline(&self) -> Duration {
         match self.smoothed() {
             Duration::ZERO => self.first_deadline,
@@ -107,7 +108,8 @@ impl RoundTrip {
 mod tests {
     use super::*;
 
-    /// The deadlines in milliseconds after so many replies of this many milliseconds each.
+    /// The deadlines in milliseconds, one after each of the `replies`. Each reply takes `millis`
+    /// milliseconds.
     fn deadlines(trip: &RoundTrip, replies: usize, millis: u64) -> Vec<u128> {
         let learn = |_| {
             let now = trip.learnt_at.load(Ordering::Relaxed) + 1_000_000;

@@ -1,9 +1,10 @@
-//! Finds the keys that are asked for often, in a fixed amount of memory, and keeps the price that
-//! prefetches may have: rule 11 of [`limit::prefetch`](crate::limit::prefetch).
+//! Finds the keys that are asked for often, in a fixed amount of memory. Also limits the price of
+//! prefetches: rule 11 of [`limit::prefetch`](crate::limit::prefetch).
 //!
-//! Checks earn the price of a prefetch before the process takes it: those that have asked the
-//! store, and those that did not have to. So prefetches never cost more than checks have earned,
-//! whatever the traffic and the distance of the store are.
+//! Each check earns a part of the price of a prefetch, whether the check has asked the store or
+//! not. The first 64 prefetches are free. After them, the process takes a prefetch only if checks
+//! have earned its price. So further prefetches never cost more than checks have earned, whatever
+//! the traffic and the distance of the store are.
 
 use std::sync::{
     Mutex,
@@ -31,12 +32,12 @@ struct Count {
 }
 
 impl Demand {
-    /// Counts a request, and returns the requests of a life at the present rate, if there have been
-    /// enough to tell.
+    /// Counts a request, and returns the number of requests in a life at the present rate; `None`
+    /// if there were too few requests to tell.
     ///
-    /// A count lasts for a life of its own key's prefetches. A key that finds all counts of its set
-    /// taken lowers the smallest count by one. So busy keys keep their counts, and many rare keys
-    /// together do not look like a busy key.
+    /// A count lasts for a life of the prefetches of its key. A key that finds all counts of its
+    /// set taken lowers the smallest count by one. So busy keys keep their counts, and many rare
+    /// keys together do not look like a busy key.
     pub(super) fn count(&self, digest: u64, now: u64, pace: Pace) -> Option<u64> {
         let mut set = lock(&self.0[digest as usize % SETS]);
         // A time before the count began means that the clock has stepped back.
@@ -62,13 +63,15 @@ impl Default for Demand {
     }
 }
 
-/// The price of a call. A process takes a prefetch by one call, and gives it back by another one.
-/// Each of these calls takes Redis about three times as long as a plain check. A check that asks
-/// the store earns 1, so calls rise by less than 5 %, and Redis's time by an eighth.
+/// The price of a call. A process takes a prefetch by one call, and gives the prefetch back by
+/// another. Each of these calls takes Redis about three times as long as a plain check. A check
+/// that asks the store earns 1. These earnings pay for less than 5 % more calls, which take an
+/// eighth more of Redis's time.
 const CALL: u64 = 24;
 const PREFETCH: u64 = 2 * CALL;
 
-/// A check that does not ask the store earns a third of a call: the time that Redis saves by it.
+/// A check that does not ask the store earns a third of the price of a call, which is the time that
+/// Redis saves.
 pub(super) const SAVED: u64 = CALL / 3;
 
 /// The most that a process may owe: the price of 64 prefetches. A process never saves up more than
@@ -88,15 +91,15 @@ impl Budget {
         self.owed.load(Relaxed) + PREFETCH <= MOST
     }
 
-    /// Charges the price of one prefetch: a call that takes it, and one that gives it back. `false`
-    /// if the process would then owe too much.
+    /// Pays for one prefetch: for the call that takes it, and the call that gives it back. Returns
+    /// `false`, and pays nothing, if the process would then owe too much.
     pub(super) fn pay(&self) -> bool {
         let more = |owed: u64| Some(owed + PREFETCH).filter(|owed| *owed <= MOST);
         self.owed.fetch_update(Relaxed, Relaxed, more).is_ok()
     }
 
-    /// Takes note of a check that has asked the store. A round trip takes `trip`. Checks within one
-    /// batch earn once, since together they cost little more than one check.
+    /// Takes note of a check that has asked the store. `trip` is the time of a round trip. Checks
+    /// within one batch earn once, since together they cost little more than one check.
     pub(super) fn count_asked(&self, now: u64, trip: u64) {
         if now.abs_diff(self.asked_at.load(Relaxed)) >= trip.min(LONGEST_BATCH) {
             self.asked_at.store(now, Relaxed);

@@ -27,45 +27,47 @@ pub(super) struct Holding {
     pub(super) limit: Limit,
     pub(super) key: Key,
     pub(super) state: Mutex<State>,
-    /// Wakes the task that takes and gives back.
+    /// Wakes the task that takes prefetches and gives them back.
     pub(super) changed: Notify,
 }
 
-/// The prefetches of a holding under their lock.
+/// The part of a holding that its lock guards.
 pub(super) struct State {
-    /// The prefetches, the oldest first. The second is asked for before the first is used up.
+    /// The prefetches, the oldest first. There may be two, since the next prefetch is asked for
+    /// before the present one is used up.
     pub(super) prefetches: VecDeque<PrefetchedUnits>,
     /// The prefetch that the task has asked for, until the reply.
     pub(super) asked: Option<PrefetchedUnits>,
     /// The status of the limit in the store's last reply, without the units that were then reserved
     /// for this process.
     status: LimitStatus,
-    /// The used units by that reply, including the prefetches of this process.
+    /// The used units in the store's last reply, including the prefetches of this process.
     used: u64,
-    /// The store's time of that reply, and the local time at which the store was asked.
+    /// The store's time of its last reply, and the local time at which the store was asked for that
+    /// reply.
     at: SystemTime,
     asked_at: u64,
     pub(super) pace: Pace,
-    /// Whether a task takes and gives back.
+    /// Whether a task takes prefetches and gives them back.
     pub(super) is_kept: bool,
-    /// When the task has last begun something.
+    /// When the task has begun its last step.
     pub(super) stepped_at: u64,
     pub(super) spending: Spending,
-    /// The number of checks since the task's last step that needed no call, and the time of the
-    /// last one. Checks that would have travelled in one batch count once.
+    /// The number of checks that needed no call since the task's last step, and the time of the
+    /// last such check. Checks that would have travelled in one batch count once.
     pub(super) saved: (u64, u64),
     /// No prefetch is asked for before this time, since the last one was refused, has failed or was
     /// dropped.
     pub(super) asks_from: u64,
-    /// Until when the task waits without a prefetch.
+    /// The time until which the task waits if it has no prefetch.
     pub(super) waits_until: u64,
 }
 
 /// A prefetch: asked for, then alive, then to be given back.
 pub(super) struct PrefetchedUnits {
     pub(super) check: Check,
-    /// `None` until the store admits the prefetch. If the store fails, or the task ends before the
-    /// reply, the prefetch may have been counted all the same.
+    /// The store's admission of the prefetch; `None` until the reply. If the store fails, or the
+    /// task ends before the reply, the prefetch may have been counted all the same.
     pub(super) admitted: Option<Decision>,
     /// Prefetches are numbered in the order in which this process has taken them.
     pub(super) number: u64,
@@ -109,7 +111,7 @@ impl Holding {
         Self { digest, limit, key, state: Mutex::new(state), changed: Notify::new() }
     }
 
-    /// Whether it holds units of this very limit and key.
+    /// Whether the holding is for exactly the limit and key of the charge.
     pub(super) fn is_of(&self, charge: &Charge) -> bool {
         self.key == *charge.key() && self.limit == *charge.limit()
     }
@@ -131,7 +133,8 @@ impl Holding {
         if left == 0 || is_low(left, state) && !is_low(before, state) {
             self.changed.notify_one();
         }
-        // The true age is at most this, since the store has decided after it was asked.
+        // The time since the store was asked. The true age of the status is at most this time,
+        // since the store has decided after it was asked.
         let age = Duration::from_micros(now.saturating_sub(state.asked_at));
         Some((state.status_of(charge, age), state.at + age))
     }
@@ -139,13 +142,13 @@ impl Holding {
     pub(super) fn can_spend(&self, state: &State, charge: &Charge, now: u64) -> bool {
         let is_enough = state.left(now) >= charge.cost();
         if !is_enough && state.prefetches.front().is_some_and(|prefetch| !prefetch.is_alive(now)) {
-            // The task is late.
+            // A prefetch has ended, and the task is late in giving it back.
             self.changed.notify_one();
         }
         is_enough
     }
 
-    /// Takes note of a decision of the store on this limit and key. The check was asked after the
+    /// Takes note of a decision of the store on this limit and key. The store was asked after the
     /// prefetch with the number `asked_after` was taken. Returns the units that this process holds
     /// unspent, and all units that are reserved for this process.
     pub(super) fn learn(
@@ -160,8 +163,9 @@ impl Holding {
         if spent > 0 {
             state.spending.count(spent);
         }
-        // This status may count prefetches that were taken meanwhile, or not. The status of such a
-        // prefetch may count the spent units, or not. So the figures of this status are not used.
+        // A prefetch was taken after the store was asked. The status of the check may count this
+        // prefetch or not, and the status of the prefetch may count the spent units or not. So the
+        // figures of the check are not used.
         if state.prefetches.iter().any(|prefetch| prefetch.number > asked_after) {
             state.used = state.used.saturating_add(spent);
             return (0, 0);
@@ -172,13 +176,14 @@ impl Holding {
         (state.left(now), state.units())
     }
 
-    /// Whether its task is on a runtime that is not driven.
+    /// Whether the task of the holding is on a runtime that is not driven.
     pub(super) fn is_abandoned(&self, now: u64) -> bool {
         let state = lock(&self.state);
         state.is_kept && now.saturating_sub(state.stepped_at) >= state.pace.life.saturating_mul(MOST_LIVES)
     }
 
-    /// Gives back all prefetches at once, also one that is asked for, and takes none for a life.
+    /// Ends all prefetches at once, including the one that is asked for, so that the task gives
+    /// them back. The task takes no prefetch for a life.
     pub(super) fn drop_prefetches(&self, now: u64) {
         let mut state = lock(&self.state);
         (state.asks_from, state.waits_until) = (now.saturating_add(state.pace.life), 0);
@@ -188,7 +193,8 @@ impl Holding {
         self.changed.notify_one();
     }
 
-    /// The units of the next prefetch; `None` if it is too early for one, or not worth it.
+    /// The units of the next prefetch; `None` if it is too early for a prefetch, or if a prefetch
+    /// is not worth it.
     pub(super) fn wanted(&self, state: &mut State, now: u64) -> Option<u64> {
         let is_due = state.left(now) <= state.low(now) || state.renewal().is_some_and(|renewal| renewal <= now);
         let rest = self.limit.units().saturating_sub(state.used);
@@ -230,7 +236,8 @@ impl State {
         self.status.leave_out(0, self.units());
     }
 
-    /// The status of the limit after this time. Units that this process holds count as left.
+    /// The status of the limit when the store's last reply has this `age`. Units that this process
+    /// holds count as left.
     fn status_of(&self, charge: &Charge, age: Duration) -> LimitStatus {
         let left = self.prefetches.iter().map(|prefetch| prefetch.left).sum();
         // Some units are used, so there is a reset time.
@@ -239,8 +246,8 @@ impl State {
             .with_reserved(self.status.reserved(), Duration::ZERO)
     }
 
-    /// Takes the prefetches that have ended or are used up out of the list, so that they are not
-    /// spent any more.
+    /// Removes the prefetches that have ended or are used up, and returns the settlements that give
+    /// them back.
     pub(super) fn settle_all(&mut self, now: u64) -> Vec<Settlement> {
         let is_over = |prefetch: &PrefetchedUnits| prefetch.left == 0 || !prefetch.is_alive(now);
         let (over, kept) = self.prefetches.drain(..).partition(is_over);
@@ -252,7 +259,7 @@ impl State {
 
 impl PrefetchedUnits {
     /// Whether the prefetch can be spent. A time before `asked_at` means that the local clock has
-    /// stepped back; then it cannot.
+    /// stepped back. Then the prefetch cannot be spent.
     pub(super) fn is_alive(&self, now: u64) -> bool {
         self.admitted.is_some() && (self.asked_at..self.until).contains(&now)
     }

@@ -1,9 +1,9 @@
 //! The prefetches that this process holds. [`limit::prefetch`](crate::limit::prefetch) has the
 //! rules.
 //!
-//! A limiter spends the prefetches. Its tasks take them and give them back: see
-//! `limiter/prefetch.rs`. `holding.rs` has the prefetches of one limit and key, and `steps.rs`
-//! decides what to do with them next. `demand.rs` finds the keys that are asked for often, and
+//! A limiter spends the prefetches. The tasks of the limiter take prefetches and give them back:
+//! see `limiter/prefetch.rs`. `holding.rs` has the prefetches of one limit and key, and `steps.rs`
+//! decides what their task does next. `demand.rs` finds the keys that are asked for often, and
 //! keeps prefetches from costing more than they save. `pace.rs` knows how long prefetches live, and
 //! how many units they have.
 
@@ -56,7 +56,7 @@ pub(crate) struct Prefetches {
     budget: Budget,
     /// Locked while a task begins or ends.
     keeping: Mutex<()>,
-    /// The holdings that a task takes care of.
+    /// The number of holdings that a task takes care of.
     kept: AtomicUsize,
     /// Whether a task has ever left a holding behind, because its runtime ended.
     has_abandoned: AtomicBool,
@@ -101,7 +101,8 @@ impl Prefetches {
         Some(Decision::of_statuses(at, AdmissionId::fresh(), (status, Vec::new())))
     }
 
-    /// All charges are looked at under their locks before any of them is spent.
+    /// Admits a check of several charges, if this process holds enough units for each of them. All
+    /// charges are looked at under the locks of their holdings before any unit is spent.
     fn spend_all(&self, check: &Check) -> Option<Decision> {
         let find = |(place, charge)| Some((place, charge, self.find(charge)?));
         let mut found: Vec<(usize, &Charge, Arc<Holding>)> =
@@ -129,13 +130,14 @@ impl Prefetches {
         self.find(charge).map_or(0, |holding| lock(&holding.state).left(self.now()))
     }
 
-    /// The number of the last prefetch. A check that is asked now finds that prefetch counted.
+    /// The number of the last prefetch that was taken. If a check asks the store now, the store has
+    /// counted this prefetch.
     pub(crate) fn last_taken(&self) -> u64 {
         self.taken.load(Ordering::SeqCst)
     }
 
     /// Takes note of an admission by the store. In the returned decision, the units that this
-    /// process holds count as left, if they were taken before the check was asked. Calls `keep` for
+    /// process holds count as left, if they were taken before the store was asked. Calls `keep` for
     /// each limit and key for which a task has to take prefetches from now on.
     pub(crate) fn note(
         self: &Arc<Self>,
@@ -149,8 +151,8 @@ impl Prefetches {
         self.budget.count_asked(now, micros(self.round_trip.smoothed()));
         let find = |(charge, status)| self.find_or_make(charge, status, at, now);
         let found: Vec<Option<Arc<Holding>>> = check.charges().zip(decision.statuses()).map(find).collect();
-        // If one charge never gets prefetches, the check asks the store anyway, so the other
-        // charges would take prefetches in vain.
+        // If one charge has no holding, the check asks the store anyway, so the other charges would
+        // take prefetches in vain.
         let is_worth_it = check.is_prefetched() && found.iter().all(Option::is_some);
         let mut own = Vec::new();
         for (place, (holding, (charge, status))) in
@@ -167,8 +169,8 @@ impl Prefetches {
             .fold(decision, |decision, (place, (held, reserved))| decision.without_held(place, held, reserved))
     }
 
-    /// The holding of a charge. Without a holding, counts the request, and makes a holding if the
-    /// key is asked for often. A new holding is not in the table yet.
+    /// Finds the holding of a charge. If there is none, counts the request, and makes a holding if
+    /// the key is asked for often. A new holding is not in the table yet.
     fn find_or_make(&self, charge: &Charge, status: &LimitStatus, at: SystemTime, now: u64) -> Option<Arc<Holding>> {
         let _ = charge.limit().prefetches?;
         let digest = charge.digest(&self.generations.digester);
@@ -184,15 +186,16 @@ impl Prefetches {
         })
     }
 
-    /// Puts a holding into the table, unless its place is taken. If no task takes care of the
-    /// holding in the table, the caller has to start one.
+    /// Puts a holding into the table, unless the table already has a holding of this digest.
+    /// Returns the holding in the table if no task takes care of it. Then the caller has to start a
+    /// task.
     fn keep(self: &Arc<Self>, holding: Arc<Holding>, now: u64) -> Option<KeptHolding> {
         let holdings = self.holdings.get_or_init(|| {
             Cache::with(CAPACITY, CAPACITY as u64, UnitWeighter, Default::default(), Default::default())
         });
         let _keeping = lock(&self.keeping);
-        // The holding in the table may be of a limit with other settings. Then its task gives back
-        // what is left, and ends.
+        // The holding in the table may be of a limit with other settings. Then the task of that
+        // holding gives back the units that are left, and ends.
         let held = holdings.get(&holding.digest).filter(|held| !held.is_abandoned(now));
         if held.is_none() && self.kept.load(Ordering::Relaxed) >= CAPACITY {
             return None;
@@ -212,8 +215,8 @@ impl Prefetches {
         holdings.filter_map(|(_, holding)| KeptHolding::begin(self, &holding, now)).collect()
     }
 
-    /// Gives back the prefetches of a limit and key with this digest at once, and drops those that are being asked
-    /// for.
+    /// Gives back the prefetches of the limit and key with this digest at once, and drops the
+    /// prefetch that is asked for.
     pub(super) fn drop_prefetches_of(&self, digest: u64) {
         if let Some(holding) = self.holding(digest) {
             holding.drop_prefetches(self.now());
@@ -221,7 +224,7 @@ impl Prefetches {
     }
 
     /// Gives back all prefetches at once, and returns when that is done. Calls `keep` for each
-    /// limit and key for which a task has to give them back.
+    /// limit and key that needs a new task to give its prefetches back.
     pub(crate) async fn give_back(self: &Arc<Self>, keep: impl FnMut(KeptHolding)) {
         self.abandoned().into_iter().for_each(keep);
         loop {

@@ -1,9 +1,9 @@
-//! How long prefetches live and how many units they have. This file has numbers alone, so that a
-//! simulation of the benchmarks can take it.
+//! How long prefetches live and how many units they have. This file computes with numbers alone, so
+//! that a simulation of the benchmarks can include it.
 //!
-//! The distance of the store changes the life of a prefetch, when the next one is asked for, and
-//! how busy a key must be. Next to the store, all of these are as the limit's settings say. A
-//! prefetch has as many units as a life needs at the rate at which they were spent lately.
+//! The distance of the store changes three things: the life of a prefetch, the time to ask for the
+//! next prefetch, and how busy a key must be. Next to the store, all three are as the limit's
+//! settings say. A prefetch has as many units as the key spends in a life at its recent rate.
 
 use std::mem;
 
@@ -11,25 +11,27 @@ use std::mem;
 /// for longer than it waits for the prefetch.
 const LEAST_TRIPS: u64 = 4;
 
-/// The next prefetch is asked for earlier by this part of a life: the task needs time to run, and
-/// the call waits for prefetches of other keys.
+/// The next prefetch is asked for earlier by this part of a life. The task needs time to run, and
+/// the call may wait for prefetches of other keys.
 const PART_OF_LIFE: u64 = 32;
 
-/// The rate of a key is measured for at least this part of a life: a few requests are no rate.
+/// The spending of a key is measured for at least this part of a life, since a few requests tell no
+/// rate.
 const MEASURED: u64 = 4;
 
-/// The next prefetch is asked for when at least this part of the units is left.
+/// The next prefetch is asked for when this part of the units is left, or earlier.
 const LOW: u64 = 4;
 
-/// The fewest requests in a life that a prefetch is taken for. Next to the store, a prefetch for
-/// half as many saves little or nothing. A long round trip makes each request that needs none a
-/// greater saving. So the number is [`SAVED`] divided by the round trip, between `LEAST_REQUESTS`
-/// and `MOST_REQUESTS`.
+/// The fewest requests in a life for which a prefetch is taken. Next to the store, a prefetch for
+/// half of `MOST_REQUESTS` saves little or nothing. The longer the round trip is, the more a
+/// request saves that does not ask the store. So the number is [`SAVED`] divided by the round trip,
+/// between `LEAST_REQUESTS` and `MOST_REQUESTS`.
 const MOST_REQUESTS: u64 = 16;
 const LEAST_REQUESTS: u64 = 2;
 const SAVED: u64 = 64_000;
 
-/// Requests of a key within a round trip, or within a millisecond, mostly travel in one batch.
+/// Requests of a key within a round trip, or within a millisecond if that is shorter, mostly travel
+/// in one batch.
 pub(super) const LONGEST_BATCH: u64 = 1_000;
 
 /// Times are microseconds.
@@ -44,20 +46,21 @@ pub(super) struct Pace {
 }
 
 impl Pace {
-    /// The pace of a limit whose life is set to `set`, and may be at most `longest`. A round trip
-    /// takes `trip`, and most replies take at most `mostly`.
+    /// The pace of a limit whose prefetches live for `set`, or longer if the store is far away, but
+    /// then for at most `longest`. A round trip takes `trip`, and most replies take at most
+    /// `mostly`.
     pub(super) fn new(set: u64, longest: u64, trip: u64, mostly: u64) -> Self {
         let life = mostly.saturating_mul(LEAST_TRIPS).min(longest).max(set);
         let lead = mostly.saturating_add(life / PART_OF_LIFE).min(life / 2);
-        // If the life is shorter, since the window is short, a prefetch would be over when it
-        // arrives.
+        // The life may be shorter than two round trips, since the window is short. Then a prefetch
+        // would be over when it arrives.
         let is_worth_it = life >= 2 * trip;
         let fewest_requests =
             if is_worth_it { (SAVED / trip.max(1)).clamp(LEAST_REQUESTS, MOST_REQUESTS) } else { u64::MAX };
         Self { life, lead, fewest_requests, batch: trip.min(LONGEST_BATCH) }
     }
 
-    /// The rate of a key is measured for at least this time.
+    /// The least time for which the spending of a key is measured.
     pub(super) fn measured(self) -> u64 {
         self.life / MEASURED
     }
@@ -73,8 +76,8 @@ impl Pace {
 /// A prefetch is at most this part of the units that are left.
 const PART_OF_THE_REST: u64 = 8;
 
-/// The rate of a key is measured for at least this part of a life, so that a few requests at once
-/// are no high rate.
+/// A count is extrapolated as if it had taken at least this part of a life, so that a few requests
+/// at once are no high rate.
 const SHORTEST_MEASUREMENT: u64 = 8;
 
 /// The units that were spent under a limit and key. Times are microseconds.
@@ -89,11 +92,11 @@ pub(super) struct Spending {
     before: (u64, u64),
 }
 
-/// The units of the first prefetch of a key: the requests that are expected in a life, at this
-/// cost. `None` if a prefetch is not worth it.
+/// The units of the first prefetch of a key: those of the requests that are expected in a life,
+/// each at this `cost`. `None` if a prefetch is not worth it.
 pub(super) fn first_units(requests: u64, cost: u64, (used, rest): (u64, u64), most: u64, pace: Pace) -> Option<u64> {
-    // The units are at most those that are used, since the costs of the other requests are not
-    // known.
+    // The costs of the other requests are not known, so the prefetch has at most as many units as
+    // are used.
     let units = requests.saturating_mul(cost).min(used).min(most).min(rest / PART_OF_THE_REST);
     (units >= cost.saturating_mul(pace.fewest_requests)).then_some(units)
 }
@@ -116,17 +119,18 @@ impl Spending {
         }
     }
 
-    /// The units of the next prefetch; `None` if it is not worth it.
+    /// The units of the next prefetch; `None` if a prefetch is not worth it.
     pub(super) fn next_units(&mut self, now: u64, pace: Pace, most: u64, rest: u64) -> Option<u64> {
         let first_units = mem::take(&mut self.first_units);
         if now < self.since {
-            // The clock has stepped back, so the rate that was measured is that of no known time.
+            // The clock has stepped back, so the time of the measurement is unknown, and a new one
+            // begins.
             *self = Self::new(0, now);
         }
         let elapsed = now.saturating_sub(self.since);
         let present = rate(self.spent, elapsed.max(pace.measured()), pace.life);
-        // The lasting rate includes the measurement before. Requests come at random, so a short
-        // pause is no lower demand.
+        // The lasting rate includes the measurement before the present one. Requests come at
+        // random, so a short pause does not mean a lower demand.
         let (since_before, before) = self.before;
         let lasting = rate(before.saturating_add(self.spent), now.saturating_sub(since_before), pace.life);
         let units = present.max(lasting).max(first_units).min(most).min(rest / PART_OF_THE_REST);
@@ -140,7 +144,7 @@ impl Spending {
     }
 }
 
-/// Extrapolates a `count` of the time `elapsed` to a life.
+/// Extrapolates a `count` from the time `elapsed` to a life.
 pub(super) fn rate(count: u64, elapsed: u64, life: u64) -> u64 {
     let measured = elapsed.max(life / SHORTEST_MEASUREMENT).max(1);
     let expected = u128::from(count) * u128::from(life) / u128::from(measured);

@@ -1,4 +1,4 @@
-//! The steps of the task that takes care of a holding. `limiter/prefetch.rs` runs it.
+//! The steps of the task that takes care of a holding. `limiter/prefetch.rs` runs the task.
 
 use std::{
     mem,
@@ -28,8 +28,8 @@ pub(crate) struct KeptHolding {
 
 /// The next action of a holding's task.
 pub(crate) enum Step {
-    /// The task gives prefetches back, and asks for one. The task passes the reply to
-    /// [`KeptHolding::answer`].
+    /// The task gives prefetches back, asks for a new one, or both. The task passes the store's
+    /// reply about the new prefetch to [`KeptHolding::answer`].
     Ask {
         give_back: Vec<Settlement>,
         take: Option<Check>,
@@ -39,22 +39,23 @@ pub(crate) enum Step {
 }
 
 impl KeptHolding {
-    /// Returns a holding that no task takes care of. The caller has to start a task, and has locked
-    /// `keeping`.
+    /// Returns the holding if no task takes care of it, and `None` otherwise. The caller has locked
+    /// `keeping`, and has to start a task for the returned holding.
     pub(super) fn begin(prefetches: &Arc<Prefetches>, holding: &Arc<Holding>, now: u64) -> Option<Self> {
         let mut state = lock(&holding.state);
         if mem::replace(&mut state.is_kept, true) {
             return None;
         }
         state.stepped_at = now;
-        // The task that has asked for this prefetch has ended.
+        // The task that has asked for this prefetch has ended before the reply. So the new task
+        // gives the prefetch back.
         let asked = state.asked.take();
         state.prefetches.extend(asked);
         prefetches.kept.fetch_add(1, Ordering::SeqCst);
         Some(Self { prefetches: Arc::clone(prefetches), holding: Arc::clone(holding) })
     }
 
-    /// A check of its limit and key that costs nothing.
+    /// A check of the holding's limit and key that costs nothing.
     pub(crate) fn check(&self) -> Check {
         Check::new(Charge::fitting(self.holding.limit.clone(), self.holding.key.clone(), 0))
     }
@@ -68,14 +69,15 @@ impl KeptHolding {
         let life = state.pace.life;
         if state.asks_from > now.saturating_add(micros(Prefetch::MAX_LIFE)) {
             // The clock has stepped back. The comparison is with the longest life, since the life
-            // may have been longer when the time was set.
+            // may have been longer when `asks_from` was set.
             (state.asks_from, state.waits_until) = (0, 0);
         }
         self.prefetches.budget.earn(SAVED.saturating_mul(mem::take(&mut state.saved.0)));
         let wanted = holding.wanted(&mut state, now).filter(|_| !is_open && self.prefetches.budget.pay());
         if wanted.is_none() && state.prefetches.iter().all(|prefetch| prefetch.is_alive(now)) {
-            // Without a prefetch, the task waits for the reply, or until it may ask again. Then it
-            // ends unless the key is asked for often.
+            // Without a prefetch, the task waits: for the reply if it has asked for a prefetch,
+            // otherwise until it may ask again. After this wait, the task ends if the key is not
+            // asked for often.
             let otherwise = if state.asked.is_some() { now.saturating_add(life) } else { state.waits_until };
             let renewal = state.renewal().filter(|renewal| *renewal > now && state.asked.is_none());
             let until =
@@ -83,9 +85,9 @@ impl KeptHolding {
             let wait = until.saturating_sub(now);
             return if wait == 0 { Step::End } else { Step::Wait(Duration::from_micros(wait)) };
         }
-        // Both calls begin together, so that they travel in one script. A prefetch that is used up
-        // is settled, too. Otherwise its units would stay reserved, and retry times would count on
-        // them.
+        // The settlements and the new prefetch begin together, so that they travel in one script. A
+        // prefetch that is used up is settled, too. Otherwise its units would stay reserved, and
+        // retry times would assume that they may be given back.
         let give_back = state.settle_all(now);
         let take = wanted.map(|units| {
             let charge = Charge::prefetch(holding.limit.clone(), holding.key.clone(), units, life);
@@ -106,7 +108,7 @@ impl KeptHolding {
     }
 
     /// Takes note of the store's answer to the prefetch that was asked for. If the store has
-    /// failed, the next step gives it back.
+    /// failed, it may have counted the prefetch, so the next step gives the prefetch back.
     pub(crate) fn answer(&self, answer: Result<Decision, StoreError>) {
         let prefetches = &*self.prefetches;
         let number = prefetches.taken.fetch_add(1, Ordering::SeqCst) + 1;
@@ -133,7 +135,8 @@ impl KeptHolding {
             }
         };
         // After a refusal or a failure, the task waits and asks again, since the key is asked for
-        // often. If all prefetches were dropped while the reply was on its way, it does not wait.
+        // often. If the prefetch was dropped while the reply was on its way, the task does not
+        // wait.
         if let Some(wait) = wait.filter(|_| !is_dropped) {
             let time = now.saturating_add(wait);
             (state.asks_from, state.waits_until) = (time, time);
@@ -160,8 +163,8 @@ impl Drop for KeptHolding {
         let is_over = state.prefetches.is_empty() && state.asked.is_none();
         drop(state);
         if !is_over {
-            // The runtime of the task has ended. Callers may spend the units that are held, as long
-            // as these live.
+            // The runtime of the task has ended. Callers may spend the units that are held, until
+            // the life of these units is over.
             self.prefetches.has_abandoned.store(true, Ordering::SeqCst);
         } else if let Some(holdings) = self.prefetches.holdings.get() {
             holdings.remove_if(&self.holding.digest, |held| Arc::ptr_eq(held, &self.holding));
