@@ -1,5 +1,5 @@
-//! Checks whose keys are in several slots. A cluster, and any other server that refuses keys of
-//! several slots, has no script that decides such a check in one step.
+//! Checks whose keys are in several slots. In a cluster, and on any other server that refuses keys
+//! of several slots, no script can decide such a check in one step.
 //!
 //! 1. The store asks the slots one after the other, always in the same order. Each slot decides its
 //!    own charges, all or nothing. The check is admitted when the last slot has admitted it. Until

@@ -19,9 +19,9 @@ use crate::{
     store::redis::keys::Keys,
 };
 
-/// The part of its life for which a prefetch waits for other prefetches to travel with. It waits
-/// for at most [`LONGEST_WAIT`]. If the wait would be less than [`SHORTEST_WAIT`], the precision of
-/// a timer, it does not wait.
+/// A prefetch waits for other prefetches to travel with: for a 64th of its life, and for at most
+/// [`LONGEST_WAIT`]. If a 64th of its life is less than [`SHORTEST_WAIT`], the precision of a
+/// timer, the prefetch does not wait.
 const PART_OF_LIFE: u32 = 64;
 const LONGEST_WAIT: Duration = Duration::from_millis(4);
 const SHORTEST_WAIT: Duration = Duration::from_millis(1);

@@ -84,8 +84,8 @@ const MOST_ALONE: usize = if cfg!(test) { 1 } else { 4 };
 /// After this many batches of one check in a row, a check counts as alone again.
 const ALONE: u8 = 8;
 
-/// A time per check that few servers reach. Until the time per check is known, this time bounds the
-/// first measured times.
+/// A short time per check: few servers decide a check in less time. It bounds the first measured
+/// times, as long as the time per check is not known.
 const SHORT_TIME: Duration = Duration::from_micros(10);
 
 /// Prefetches are taken only while at most a 64th of the queue's capacity waits. That part is only
