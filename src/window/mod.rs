@@ -165,7 +165,8 @@ impl Window {
     }
 
     /// Sets the actual cost of one charge of an admission, and returns whether the admission was
-    /// known. Only a settlement after the lease may need a new entry, and so `has_room`.
+    /// known. `has_room` says whether there is room for a new entry, which only a settlement after
+    /// the lease may need.
     pub(crate) fn settle(&mut self, now: u64, of: &Settlement, charge: &Charge, cost: u64, has_room: bool) -> bool {
         let (id, at) = (of.id(), of.at_micros());
         if cost > 0 && charge.takes_place() {

@@ -53,7 +53,7 @@ use crate::{
 ///
 /// The store remembers up to its [`capacity`](Self::capacity) of admissions. A limit that has used
 /// up its share of the capacity still decides every check, so there is no error and no failure
-/// mode. The limit never admits too much of a key, but it may refuse a key too early:
+/// mode. The limit never admits too many units of a key, but it may refuse a key too early:
 ///
 /// * New keys of this limit share counts. A flood of new keys can make the limit refuse all other
 ///   new keys, for up to one and a half windows. So a retry time can be longer than the window.

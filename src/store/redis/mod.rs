@@ -107,10 +107,10 @@ impl RedisStore {
     }
 
     /// A store on the connections of the application's pool, such as one of
-    /// `bb8_redis::RedisConnectionManager`. Call this function in the runtime that has the pool. In
-    /// other runtimes, the store opens connections that the pool does not count.
-    /// [`guide::existing_connections`](crate::guide::existing_connections) has an example, and says what the pool's
-    /// settings mean for limits.
+    /// `bb8_redis::RedisConnectionManager`. Call this function in the runtime of the pool. In other
+    /// runtimes, the store opens connections that the pool does not count.
+    /// [`guide::existing_connections`](crate::guide::existing_connections) has an example, and says
+    /// what the pool's settings mean for limits.
     ///
     /// The store takes a connection out of the pool, clones it, and gives it back at once. So the
     /// application finds as many connections in the pool as before. The builder's

@@ -351,7 +351,7 @@ pub(crate) struct ConnectionHealth {
     unanswered: AtomicU32,
     /// In microseconds since the connection was opened. A request that was sent before this time
     /// does not count as unanswered: a later request has its reply, or the request was in flight
-    /// together with a request that was counted.
+    /// together with one that was counted as unanswered.
     told_until: AtomicU64,
     last_replies: LastReplies,
     reply_timeout: Duration,

@@ -52,9 +52,9 @@ pub(crate) struct Server {
     pub(super) nodes: Vec<ConnectionInfo>,
     pub(crate) settings: ConnectionSettings,
     unsuitable_line: Throttle,
-    /// The nodes of a cluster. The number of each is the first slot of a range that the node has.
-    /// The range ends before the next number. A slot that has moved keeps its old node here until
-    /// that node answers MOVED.
+    /// The nodes of a cluster, each under the first slot of a range of slots that it has. A range
+    /// ends before the first slot of the next range. A slot that has moved keeps its old node here
+    /// until that node answers MOVED.
     nodes_of_slots: Mutex<BTreeMap<u16, Arc<str>>>,
 }
 

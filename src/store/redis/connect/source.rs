@@ -26,7 +26,7 @@ use super::settings::ConnectionSettings;
 /// A function that opens connections of the application, within the timeouts of the settings.
 pub(crate) type Source = Arc<dyn Fn(&ConnectionSettings) -> RedisFuture<'static, ServerConnection> + Send + Sync>;
 
-/// A connection to one server, of the store or of the application. Clones share it.
+/// A connection to one server, of the store or of the application. Clones share the connection.
 pub(crate) type ServerConnection = Box<dyn Shared>;
 
 pub(crate) trait Shared: ConnectionLike + Send + Sync {

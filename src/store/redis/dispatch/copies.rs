@@ -7,7 +7,7 @@ use crate::key::{ByDigest, Digester};
 
 /// Makes each check a copy of an earlier equal check, where the order of arrival allows it. Puts
 /// prefetches last, since no request waits for them. So no check comes behind a prefetch of its
-/// key, and copies join across prefetches.
+/// key, and equal checks join even if a prefetch came between them.
 pub(super) fn join(jobs: Vec<Box<Job>>) -> Vec<Box<Job>> {
     let digester = Digester::default();
     // For the hash of each key, the index of the last job that touches the key. If two keys have

@@ -47,7 +47,7 @@ struct CrossSlot {
     slots: Vec<(Check, Vec<usize>)>,
     /// The statuses of all charges, as far as they are known.
     statuses: Vec<LimitStatus>,
-    /// The time of the last decision.
+    /// The time of the latest decision of a slot.
     at: SystemTime,
     caller: Weak<Caller>,
 }

@@ -43,9 +43,9 @@ pub(crate) struct Common {
     pub(crate) clock: Option<Clock>,
     pub(crate) local_state: LocalState,
     /// The dispatchers of the store, of which there is mostly one. Each is stored with the id of
-    /// its runtime, so that a look-up of one runtime's dispatcher need not upgrade the others. If
-    /// it did, it could be the last owner of another dispatcher, and would drop that dispatcher
-    /// under the lock, with the futures that wait for it.
+    /// its runtime, so that a look-up upgrades only the pointer to one runtime's dispatcher. If a
+    /// look-up upgraded other pointers as well, it might drop another dispatcher under the lock,
+    /// with the futures that wait for that dispatcher.
     pub(crate) dispatchers: Mutex<Vec<(Id, Weak<Dispatcher>)>>,
     /// Ends with the last clone of the store.
     pub(crate) store: watch::Receiver<()>,

@@ -234,9 +234,9 @@ impl State {
     }
 
     /// The estimated time until a job of this turn has its answer, if the job comes now. All jobs
-    /// in flight, and the jobs ahead of the new job, are decided before it. A third is added for
-    /// batches that take longer than usual: a check that is answered too late only delays other
-    /// checks.
+    /// in flight, and the jobs ahead of the new job, are decided before it. A third is added, for
+    /// batches that take longer than usual. Without it, more checks would be answered too late, and
+    /// such checks only delay others.
     fn wait(&self, turn: Option<u64>) -> Duration {
         let of_its_own = turn.and_then(|digest| self.many.get(&digest)).map_or(0, VecDeque::len);
         let ahead = self.waiting.min(self.few.len() + self.turns.len() * (of_its_own + 1)) + self.in_flight * MAX_BATCH;

@@ -90,8 +90,8 @@ local function weigh(charge, member)
   -- The mark of a settlement (settle.lua) has no units before the point.
   local sign, zero, number, times, point = string.match(member, '^(%+?)(0?)(%d*)%*?(%d*)(%.?)%d*$', place)
   local units = (tonumber(number) or (zero == '0' or point == '.') and 0 or 1) * (tonumber(times) or 1)
-  -- If the units are too many, another program has written them. With so many units, a counter would
-  -- search for the first moment that fits for ever.
+  -- If the units are too many, another program has written them. With so many units, a counter
+  -- would search for ever for the first moment that fits.
   return units < LARGEST and units or 1, sign == '+', sign == '+' and zero == '0'
 end
 

@@ -92,8 +92,8 @@
 --           begins with a ZADD, which such a server refuses, and a settlement with a ZREM, which it accepts. The refusal of a
 --           check adds no entry. It moves the expiry of a key only if it has dropped or moved entries, or moved the numbers of
 --           a counter.
--- Errors    of one key, such as a wrong type, or of a server without memory, are the outcome of the check that met them. An
---           error of the server, such as READONLY, ends the script before anything is written.
+-- Errors    An error of one key, such as a wrong type, is the outcome of the check that met it. So is the error of a server
+--           without memory. An error of the server, such as READONLY, ends the script before anything is written.
 -- Server    Redis 6.2 or newer, or Valkey. Commands: TIME PEXPIRETIME ZCARD ZCOUNT ZRANGE ZREVRANGE ZRANGEBYSCORE ZSCORE
 --           ZADD ZREM ZREMRANGEBYRANK PEXPIRE PEXPIREAT UNLINK.
 

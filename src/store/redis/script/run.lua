@@ -1,9 +1,9 @@
--- The loop over the checks and settlements of a batch, in order, and the shortest way. The shortest
--- way counts a single unit if its log is empty, or if the log has capacity and no entry has left.
--- It also takes places. The shortest way needs no function and no table. With a function that looks
--- at a key, as in fast.lua, a check that is alone would cost Redis 16 % more instructions, and a
--- check in a batch 25 % more. The shortest way reads the server's expiries, so it needs Redis 7.0
--- and the server's clock.
+-- Goes through the checks and settlements of a batch, in order. This file also has the shortest
+-- way. The shortest way counts a single unit if its log is empty, or if the log has capacity and no
+-- entry has left. It also takes places. The shortest way needs no function and no table. With a
+-- function that looks at a key, as in fast.lua, a check that is alone would cost Redis 16 % more
+-- instructions, and a check in a batch 25 % more. The shortest way reads the server's expiries, so
+-- it needs Redis 7.0 and the server's clock.
 --
 -- Takes  call, ceil, is_expiry_telling, is_server_time, now, other_ways, score, score_of, short,
 --        SLACK, try
