@@ -50,7 +50,8 @@ impl Counter {
     }
 
     /// The time until at most `most` units are used. The used units are the estimate of this
-    /// counter, and in full those units of entries with an id that `units_of` chooses.
+    /// counter and the units of the entries with an id. Of these entries, only the units count that
+    /// `units_of` chooses.
     pub(super) fn wait_for(self, most: u64, now: u64, window: u64, (named, units_of): (&Log, UnitsOf)) -> u64 {
         let mut units = units_of(named.sum());
         let mut from = now;

@@ -188,8 +188,8 @@ impl Window {
     }
 
     /// Counts a settlement that comes after the lease, and returns whether it was counted. A
-    /// settlement that was counted before is not counted, nor one whose units would have left the
-    /// window by now.
+    /// settlement counts only once, and does not count if its units would have left the window by
+    /// now.
     fn settle_late(&mut self, now: u64, of: &Settlement, charge: &Charge, cost: u64, has_room: bool) -> bool {
         let (id, at, limit) = (of.id(), of.at_micros(), charge.limit());
         let time = limit.recorded_at(at);

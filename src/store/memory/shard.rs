@@ -95,7 +95,7 @@ impl Shard {
 }
 
 impl Place<'_> {
-    /// Drops entries that have left the window, and looks whether the charge fits beside the other
+    /// Drops entries that have left the window, and tells whether the charge fits beside the other
     /// entries.
     #[inline]
     pub(super) fn look<'a>(&mut self, charge: &'a Charge, context: CheckContext) -> Look<'a> {

@@ -266,7 +266,7 @@ impl RedisStoreBuilder {
     /// the script, run each command on a key that does not exist, and opened all
     /// [connections](Self::connections) of this runtime. So no check waits for a connection, and
     /// the [default deadline](crate::Limiter::deadline) follows the round trip from the first check
-    /// on. Whether the server has memory left is not tested: only the first check shows it.
+    /// on. The memory of the server is not tested: only the first check shows whether any is left.
     ///
     /// # Errors
     ///

@@ -186,8 +186,8 @@ impl RedisStore {
     /// * Each admission is an entry of its own, whatever the algorithm of its limits.
     /// * If the check has an id from its caller and is refused, its units are not given back: the
     ///   next try with the same id uses them.
-    /// * If a node fails in the middle of the check, its units cannot be given back. They count
-    ///   until they leave the window.
+    /// * If a node fails in the middle of the check, the units that the node has counted cannot be
+    ///   given back. These units count until they leave the window.
     #[cfg(feature = "cluster")]
     pub fn cluster<U: Into<String>>(urls: impl IntoIterator<Item = U>) -> RedisStoreBuilder {
         RedisStoreBuilder::of_urls(Topology::Cluster, urls)

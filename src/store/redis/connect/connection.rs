@@ -8,10 +8,11 @@
 //! 3. Only tasks take a connection or wait for one. A future that nobody polls would keep a
 //!    connection, or a turn in the pool, from all other callers. A check that is sent without a
 //!    task shares a connection that a task has opened.
-//! 4. Batches take turns with the connections. So no connection is idle while others are busy:
-//!    otherwise only a burst would show that an idle connection is half open. The connections to a
-//!    cluster lead to all of its nodes, and batches share them. Turns help in a cluster as well,
-//!    since a client of a cluster stands still while it connects to a node that hangs.
+//! 4. Batches take turns with the connections. So no connection is idle while others are busy.
+//!    Without turns, an idle connection could be half open, and only a burst would show it. The
+//!    connections to a cluster lead to all of its nodes, and batches share them. Turns help in a
+//!    cluster as well, since a client of a cluster stands still while it connects to a node that
+//!    hangs.
 //! 5. When a connection fails, its whole generation is given up: a server that restarts or is
 //!    demoted has mostly cut all connections. If the other connections were still handed out, each
 //!    of them would fail one check.
@@ -192,8 +193,8 @@ impl Pool {
             match new {
                 Some(mut new @ Connection::Server(..)) => {
                     let sent = Instant::now();
-                    // An error reply has taken the same way, for example if the user may not send
-                    // PING. So its time is as good as that of another reply.
+                    // If the user may not send PING, the reply is an error. The time of an error
+                    // reply is as good as that of any other reply.
                     let _ = new.send(&cmd("PING"), false, sent).await;
                     distance.store(clock::micros(sent.elapsed()), Ordering::Relaxed);
                 }

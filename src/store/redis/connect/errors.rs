@@ -126,7 +126,8 @@ pub(crate) fn needs_new_connection(error: &RedisError) -> bool {
     // script's error.
     let is_read_only = error.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly)
         || error.detail().is_some_and(|text| text.contains("-READONLY "));
-    // The client takes some of these errors for recoverable, for example a damaged record of TLS.
+    // The Redis client takes some broken connections for usable, for example after a damaged record
+    // of TLS.
     let is_broken = error.kind() == ErrorKind::Io && !error.is_timeout();
     is_broken || error.is_unrecoverable_error() || is_read_only
 }

@@ -7,7 +7,7 @@
 //!    the old primary, so the next connection leads to the new primary.
 //! 2. The store asks all sentinels at once, and believes the first one that names a working
 //!    primary. So a sentinel that is down, or that still names the old primary, delays nothing.
-//! 3. The store keeps no connection to a sentinel open, because it seldom asks.
+//! 3. The store keeps no connection to a sentinel open, because it seldom needs one.
 
 use std::{
     collections::BTreeMap,

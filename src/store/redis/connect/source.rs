@@ -96,8 +96,8 @@ where
     })
 }
 
-/// Returns a connection of the pool, if the pool hands one out in time that works and does not lead
-/// to a replica.
+/// Returns a connection of the pool that works and does not lead to a replica. `None` if the pool
+/// hands out no such connection in time.
 async fn handed_out<M>(pool: &Pool<M>, patience: Duration) -> Option<M::Connection>
 where
     M: ManageConnection<Error = RedisError>,

@@ -69,8 +69,8 @@ impl Batch {
     /// Runs the script. `again` says that an earlier try may have counted this batch.
     ///
     /// After NOSCRIPT, one EVAL runs the script and loads it. That takes one round trip, reaches
-    /// the right server, and needs no permission for SCRIPT LOAD. EVALSHA is not tried again: a
-    /// loop does not help with a server that loses scripts that fast.
+    /// the right server, and needs no permission for SCRIPT LOAD. EVALSHA is not tried again after
+    /// the EVAL: no loop helps with a server that loses its scripts so fast.
     ///
     /// In the first try, an idle connection has to prove that it works before a check that must not
     /// run twice.

@@ -54,9 +54,8 @@ impl Crowd {
     }
 }
 
-/// How many checks that are equal to this one its limits can ever admit together. `None` if no
-/// limit bounds the number. Equal checks under one id are one admission, so no limit bounds their
-/// number.
+/// The most equal checks that the limits of this check can ever admit together. `None` if no limit
+/// bounds the number. Equal checks under one id are one admission, so no limit bounds their number.
 fn most_admitted(check: &Check) -> Option<u64> {
     let charges = check.charges().filter(|charge| check.id().is_none() && charge.can_refuse());
     charges.filter_map(|charge| charge.limit().units().checked_div(charge.units())).min()

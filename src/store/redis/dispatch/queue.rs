@@ -90,7 +90,7 @@ const SHORT_TIME: Duration = Duration::from_micros(10);
 
 /// Prefetches are taken only while at most a 64th of the queue's capacity waits. That part is only
 /// a few batches, since prefetches delay the checks behind them. Prefetches are given back however
-/// many jobs wait, since their units stay charged until then.
+/// many jobs wait, since their units count until they are given back.
 const PART_OF_PREFETCHES: usize = 64;
 
 pub(super) struct Queue {

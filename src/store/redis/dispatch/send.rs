@@ -180,8 +180,8 @@ impl Dispatcher {
 
     /// Sends a batch a second time if that may help, and returns the last reply. All jobs are sent
     /// again if none of them has run: because a node of a cluster does not have the slot, or
-    /// because the connection did not prove that it works. After a broken connection, only jobs are
-    /// sent again that count once even if they run twice. A check whose callers have left is not
+    /// because the connection did not prove that it works. After a broken connection, a job is sent
+    /// again only if it counts once even when it runs twice. A check whose callers have left is not
     /// sent again.
     async fn try_again(self: &Arc<Self>, batch: &mut Batch, mut reply: Reply) -> Reply {
         let Ok(Err(error)) = &reply else { return reply };

@@ -115,9 +115,9 @@ local function find(log, member)
   return at and at + log.window > now and at
 end
 
--- Sets the expiry of a key as its entries need it. In an exact log the oldest entry decides, if the
--- expiry is to tell its time. In any other log the newest entry decides. An admission leaves a
--- later expiry as it is, since a later expiry is from before a step back of the clock.
+-- Sets the expiry of a key as its entries need it. The oldest entry decides in an exact log whose
+-- expiry can be read. The newest entry decides in any other log. An admission leaves a later expiry
+-- as it is, since a later expiry is from before a step back of the clock.
 local function outlive(log, newest, is_admission)
   local time, life = newest, log.is_counter and log.long_life or log.life
   if not log.part and is_expiry_telling and log.oldest then
