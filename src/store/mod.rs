@@ -6,15 +6,15 @@
 //! 3. Nothing of a key is left once its last unit has left the window and a slack has passed. The
 //!    store states its slack.
 //! 4. A settlement is exact, counts once, and never gives back more than its admission has taken.
-//! 5. If any limit of a check still knows its id, the check has been admitted before. The store
-//!    admits it again without counting it, and the decision says when it was admitted.
+//! 5. If any limit of a check still knows the check's id, the check has been admitted before. The
+//!    store admits it again without counting it, and the decision says when it was admitted.
 //! 6. A charge made by [`any_left`](crate::Charge::any_left) is not counted, and refuses if no unit
 //!    is left. A charge that is [spent](crate::check::Takes::Always) is counted and never refuses.
 //!    A charge at a cost of 0 never refuses, even while more than the limit is used.
-//! 7. A status says how many of its units are
+//! 7. A status says how many of the used units are
 //!    [reserved](crate::decision::LimitStatus::with_reserved).
-//! 8. A check is counted when its future is first polled, not when the future is made. A future
-//!    that was polled and then dropped may have counted its check.
+//! 8. The units of a check are counted when its future is first polled, not when the future is
+//!    made. A future that was polled and then dropped may have counted its check.
 //!    [`decide_now`](Store::decide_now) may decide without a future, and then counts at once. So a
 //!    layer on a [`MemoryStore`] counts a request when its service is called.
 //!
@@ -24,44 +24,45 @@
 //! # A store of your own
 //!
 //! A store of your own implements [`Store`]. The package `tower-sliding-window-conformance` tests
-//! it, and names the rules that it breaks: see
+//! your store, and names the rules that the store breaks: see
 //! [`guide::testing_your_limits`](crate::guide::testing_your_limits#a-store-of-your-own). These
 //! rules hold besides those above:
 //!
-//! 1. A limit is known by its name, window and algorithm. Its units may change, and the new number
-//!    holds for what is stored already.
+//! 1. A limit is known by its name, window and algorithm. Its number of units may change. The new
+//!    number then holds for the units that are stored already, too.
 //! 2. Units count from their decision until exactly one window later. Units of a charge with a
 //!    [lease](crate::Charge::lease) count until the lease ends. Units with a lease are reserved
 //!    until they are settled, unless the charge is spent.
 //! 3. [`Decision::new`](crate::Decision::new) calls `status` once for each charge, in order. The
-//!    check is admitted if no status has a retry time, except those of charges in the
-//!    [shadow](crate::Charge::in_shadow).
+//!    check is admitted if no status has a retry time. The retry times of charges in the
+//!    [shadow](crate::Charge::in_shadow) do not count.
 //! 4. [`LimitStatus::new`](crate::decision::LimitStatus::new) gets the units used after the
-//!    decision and the time until the first of them leave. For a charge that does not fit, it also
-//!    gets the retry time: the time until enough units have left. A charge in the shadow that does
-//!    not fit has a retry time too. Such a charge is not counted, and the other charges are.
-//!    [`with_reserved`](crate::decision::LimitStatus::with_reserved) gets the reserved units, and
-//!    the retry time that would hold if all of them were given back now. It is zero if the check
-//!    would then fit.
-//! 5. A check with an [id](crate::Check::id) of the caller's has been admitted before if the store
-//!    has an unsettled admission of this id under the limit and key of one of its charges. The
-//!    decision has the time and the id of that admission.
+//!    decision, and the time until the first of these units leave. For a charge that does not fit,
+//!    it also gets the retry time: the time until enough units have left. A charge in the shadow
+//!    that does not fit has a retry time too. That charge is not counted, but the other charges of
+//!    its check are. [`with_reserved`](crate::decision::LimitStatus::with_reserved) gets the
+//!    reserved units, and a second retry time: the one that would hold if all reserved units were
+//!    given back now. The second retry time is zero if the charge would then fit.
+//! 5. A check may have an [id](crate::Check::id) of the caller's. It has been admitted before if
+//!    the store has an unsettled admission with this id, under the limit and key of one of the
+//!    check's charges. The decision has the time and the id of that admission.
 //! 6. A settlement belongs to the admission with the same limit, key, id, cost, kind (reserved or
-//!    not) and time. Without a reservation, the settlement's time may also be later. Settled units
-//!    are no longer reserved, and count until one window after the admission. A settlement at a
-//!    cost of 0 removes them. A settlement at a cost of 1 renews a place of a
-//!    [concurrent](crate::Limit::concurrent) limit: the place counts until one window after now, or
-//!    until it is removed.
+//!    not) and time. If the admission reserved nothing, the settlement's time may also be later
+//!    than the admission's. Settled units are no longer reserved, and count until one window after
+//!    the admission. A settlement at a cost of 0 removes the units. A settlement at a cost of 1
+//!    renews a place of a [concurrent](crate::Limit::concurrent) limit: the place counts until one
+//!    window after the settlement, or until the place is removed.
 //! 7. A settlement that comes after the lease, but within one window of the admission, is counted
-//!    as if made at the admission. Remember such a settlement by id and time, so that a second one
-//!    changes nothing.
-//! 8. All times come from one clock: in tests [`ManualClock::now`] of the clock that the store is
-//!    given, otherwise for example [`SystemTime::now`](std::time::SystemTime::now). If the clock
-//!    steps back, each unit counts for at most one window from the first refusal on. So a key
-//!    recovers within one window.
-//! 9. Costs may be as large as 2^52, and there may be many: add them up without overflow.
-//! 10. A store need not count by every [`Algorithm`](crate::Algorithm). For any other algorithm, it
-//!     returns an [error of one check](crate::error::StoreError::of_one_check).
+//!    as if it were made at the admission. The store remembers such a settlement by id and time, so
+//!    that the same settlement changes nothing when it comes again.
+//! 8. All times come from one clock. In tests it is the [`ManualClock`] that the store is given,
+//!    and otherwise for example [`SystemTime::now`](std::time::SystemTime::now). If the clock steps
+//!    back, each unit counts for at most one window from the first refusal on. So a key recovers
+//!    within one window.
+//! 9. Costs may be as large as 2^52, and many costs may be counted. So the store adds them up
+//!    without overflow.
+//! 10. A store need not know every [`Algorithm`](crate::Algorithm). For an algorithm that it does
+//!     not know, it returns an [error of one check](crate::error::StoreError::of_one_check).
 //!
 //! A store that wraps another is short:
 //!
@@ -119,7 +120,7 @@ pub use crate::{clock::ManualClock, local::LocalState};
 /// The future of a store's reply.
 pub type StoreFuture<T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send>>;
 
-/// Decides checks, and remembers what it admitted. See the [module docs](self).
+/// Decides checks, and remembers the admitted ones. See the [module docs](self).
 ///
 /// Layers and limiters keep a store behind a pointer, so the type of the store is not part of their
 /// types. An `Arc` of a store is a store, too.
@@ -128,18 +129,19 @@ pub trait Store: Send + Sync + 'static {
     fn decide(&self, check: Check) -> StoreFuture<Decision>;
 
     /// Decides `check` for a caller that waits no longer than `deadline`. Limiters and layers call
-    /// this method. If a store with a queue cannot decide the check in time, it fails at once by an
-    /// [error of one check](crate::error::StoreError::of_one_check). Default:
-    /// [`decide`](Self::decide). A store that wraps another need not forward this method. If it
-    /// does not, a check that cannot be decided in time waits until its deadline.
+    /// this method. A store with a queue may know that it cannot decide the check in time. Then
+    /// this method fails at once, with an [error of one
+    /// check](crate::error::StoreError::of_one_check). Default: [`decide`](Self::decide). A store
+    /// that wraps another need not forward this method. Without forwarding, a check that cannot be
+    /// decided in time waits until its deadline.
     fn decide_within(&self, check: Check, deadline: Duration) -> StoreFuture<Decision> {
         let _ = deadline;
         self.decide(check)
     }
 
-    /// Decides `check` and counts it now, if that needs no waiting. `None`, the default, means that
-    /// nothing was done, and [`decide`](Self::decide) has to be called. A store that wraps another
-    /// need not forward this method.
+    /// Decides `check` and counts it now, if no waiting is needed. `None` means that the store has
+    /// done nothing, and that the caller has to use [`decide`](Self::decide). Default: `None`. A
+    /// store that wraps another need not forward this method.
     fn decide_now(&self, check: &Check) -> Option<Result<Decision, StoreError>> {
         let _ = check;
         None
@@ -149,24 +151,24 @@ pub trait Store: Send + Sync + 'static {
     fn settle(&self, settlement: Settlement) -> StoreFuture<Settled>;
 
     /// Forgets the units that `limit` counts for `key`. Places of a [concurrent](Limit::concurrent)
-    /// limit stay, since they are held.
+    /// limit stay, since admissions hold them.
     fn reset(&self, limit: Limit, key: Key) -> StoreFuture<()>;
 
-    /// The name of the part of the store that decides `check`, if parts fail alone. In a cluster,
-    /// that is the node of the keys. Each part has a [`Breaker`](crate::limiter::Breaker) of its
-    /// own. If several parts decide the check, the name is all of their names with spaces between
-    /// them. Default: `None`, the store as a whole. A store that wraps another returns the name
-    /// that the other returns.
+    /// The name of the part of the store that decides `check`, if the store has parts that fail
+    /// alone. In a cluster, the part is the node of the check's keys. Each part has a
+    /// [`Breaker`](crate::limiter::Breaker) of its own. If several parts decide the check, this
+    /// returns all of their names, with spaces between them. Default: `None`, the store as a whole.
+    /// A store that wraps another returns the name that the wrapped store returns.
     fn part_of(&self, check: &Check) -> Option<Arc<str>> {
         let _ = check;
         None
     }
 
-    /// The state that clones of the store share in this process: its
+    /// The state that clones of the store share in this process: the store's
     /// [`Breaker`](crate::limiter::Breaker) and its [refusal cache](crate::Limiter::refusal_cache).
-    /// Default: none. Then each limiter has a breaker of its own, and no refusal is remembered. A
-    /// store that wraps another returns the state of the other, if it passes limits and keys on
-    /// unchanged.
+    /// Default: none. Without this state, each limiter has a breaker of its own, and no refusal is
+    /// remembered. A store that wraps another, and passes limits and keys on unchanged, returns the
+    /// state of the wrapped store.
     fn local_state(&self) -> Option<&LocalState> {
         None
     }
@@ -219,13 +221,13 @@ impl fmt::Debug for dyn Store {
 /// | `redis+sentinel://host:port,host:port/primary` | `RedisStore::sentinel`, with the name of the primary |
 ///
 /// A URL of a cluster may have the user and password of all nodes, as in
-/// `redis+cluster://user:password@host:port`. A URL of sentinels may have those of the primary.
-/// With `rediss`, the store reaches all servers by TLS. Schemes are compared without case (RFC
-/// 3986, section 3.1).
+/// `redis+cluster://user:password@host:port`. A URL of sentinels may have the user and password of
+/// the primary. With `rediss`, the store reaches all servers by TLS. Schemes are compared without
+/// case (RFC 3986, section 3.1).
 ///
 /// Call this function once, and give clones of the store to all routes. Two stores of `memory:`
-/// count apart, so a limit that two routes share would admit twice as much. Two stores on one Redis
-/// count together.
+/// count apart, so a limit that two routes share would admit twice its units. Two stores on one
+/// Redis count together.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -251,13 +253,13 @@ pub fn from_url(url: &str) -> Result<Arc<dyn Store>, ConfigError> {
     Err(ConfigError::new("URLs of Redis need this crate's feature `redis`"))
 }
 
-/// The store at `url`, chosen at run time as [`from_url`] does. A store on Redis has reached its
-/// server, and can write to it.
+/// The store at `url`, chosen at run time by the rules of [`from_url`]. If it is a store on Redis,
+/// it has reached its server, and can write to the server.
 ///
 /// # Errors
 ///
 /// [`StoreError`] if the URL is invalid (see [`from_url`]), if the server cannot be reached or is a
-/// replica, or if this user may not write keys. Print its
+/// replica, or if this user may not write keys. Print the error's
 /// [sources](std::error::Error::source) as well: they have the address and the cause.
 pub async fn connect(url: &str) -> Result<Arc<dyn Store>, StoreError> {
     #[cfg(feature = "redis")]
@@ -283,16 +285,17 @@ fn invalid(error: ConfigError) -> StoreError {
     StoreError::new("setting up the store", StoreErrorKind::Config, error)
 }
 
-/// How long a process tries to give units back.
+/// The longest time for which a process tries to give units back.
 pub(crate) const MOST_TIME: Duration = Duration::from_secs(10);
 
-/// The wait before the first repetition. Each further wait is twice as long, up to
-/// [`LONGEST_WAIT`]. So a store that is back is asked again before [`MOST_TIME`] has passed.
+/// The wait before a failed settlement is repeated for the first time. Each further wait is twice
+/// as long, up to [`LONGEST_WAIT`]. So a store that works again is asked before [`MOST_TIME`] has
+/// passed.
 const FIRST_WAIT: Duration = Duration::from_millis(10);
 const LONGEST_WAIT: Duration = Duration::from_secs(1);
 
-/// Makes the settlements one after the other. Repeats each until it succeeds, but stops when
-/// [`MOST_TIME`] has passed for all together.
+/// Makes the settlements one after the other, and repeats each settlement until it succeeds. Stops
+/// when [`MOST_TIME`] has passed since the start, even if settlements are left.
 pub(crate) async fn give_back<F, T, E>(settlements: Vec<Settlement>, settle: impl Fn(Settlement) -> F)
 where
     F: Future<Output = Result<T, E>>,

@@ -1,11 +1,12 @@
 //! The counter: the units of the clock's current window and of the window before.
 //!
-//! The units of the previous window count in proportion to its overlap with the sliding window. The
-//! estimate is made in double precision, as in Lua, so that every store gets the same result.
+//! The units of the previous window count in proportion to the overlap of that window with the
+//! sliding window. The estimate is made in double precision, as in Lua, so that every store gets
+//! the same result.
 
 use super::{entry::UnitsOf, log::Log};
 
-/// The most units of one of the clock's windows: a double counts no more exactly.
+/// The most units that one of the clock's windows counts. Doubles are not exact beyond this number.
 const LARGEST: u64 = 1 << 53;
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -24,7 +25,7 @@ impl Counter {
         }
     }
 
-    /// Counts units from the future as counted now.
+    /// Counts units of a later window as if they were admitted now: the clock has stepped back.
     pub(super) fn pull_back(&mut self, now: u64, window: u64) {
         *self = self.at(now, window);
     }
@@ -38,7 +39,7 @@ impl Counter {
         self.at(now, window).estimate(now, window)
     }
 
-    /// Adds units to the clock's window of their admission, if that window still counts.
+    /// Adds units to the clock's window in which they were admitted, if that window still counts.
     pub(super) fn add(&mut self, at: u64, now: u64, window: u64, units: u64) {
         *self = self.at(now, window);
         if at >= self.start {
@@ -48,14 +49,15 @@ impl Counter {
         }
     }
 
-    /// The time until at most `most` units are used. Beside them, the chosen units of the entries
-    /// with an id count in full.
+    /// The time until at most `most` units are used. The used units are the estimate of this
+    /// counter and the units of the entries with an id. Of these entries, only the units count that
+    /// `units_of` chooses.
     pub(super) fn wait_for(self, most: u64, now: u64, window: u64, (named, units_of): (&Log, UnitsOf)) -> u64 {
         let mut units = units_of(named.sum());
         let mut from = now;
         let fit = |units: u64, from: u64| most.checked_sub(units).map(|most| self.first_fit(most, from, window));
-        // The used units never rise. So if the check fits after a departure, the first fit is at
-        // that departure or just before it.
+        // The used units never rise as time passes. So if the check fits when an entry leaves, it
+        // fits from this moment on, or from an earlier moment since the entry before has left.
         for entry in named.iter() {
             let leaves = entry.at.saturating_add(window).max(from);
             let left = units.saturating_sub(units_of(entry.sum()));
@@ -67,7 +69,8 @@ impl Counter {
         fit(units, from).unwrap_or(from) - now
     }
 
-    /// The counters at this time. Units from the future count as counted now.
+    /// The counter as it stands at `now`. Units of a later window count as if they were admitted at
+    /// `now`.
     fn at(self, now: u64, window: u64) -> Self {
         let start = now - now % window;
         if self.start == start {
@@ -81,17 +84,18 @@ impl Counter {
         }
     }
 
-    /// The used units at a time in the current window.
+    /// The used units at `now`, a time in the current window.
     fn estimate(self, now: u64, window: u64) -> u64 {
         let overlap = (self.start + window - now) as f64;
         self.current + (self.previous as f64 * overlap / window as f64).ceil() as u64
     }
 
-    /// The first moment from this one on at which the estimate is at most `most`. This moment is at
-    /// most two windows later. After a step back of the clock, the moment is later by that step.
+    /// The first moment, not before `from`, at which the estimate is at most `most`. It is at most
+    /// two windows after `from`. If the clock has stepped back, it may be later by the length of
+    /// that step.
     fn first_fit(self, most: u64, from: u64, window: u64) -> u64 {
-        // If the clock has stepped back, nothing changes until the window in which the units were
-        // counted.
+        // After a step back of the clock, the estimate stays the same until the window begins in
+        // which the units were counted.
         let is_ahead = self.start > from && self.current + self.previous > most;
         let mut from = if is_ahead { self.start } else { from };
         let mut counts = self.at(from, window);
@@ -101,8 +105,8 @@ impl Counter {
                 return from;
             }
             if let Some(previous) = most.checked_sub(counts.current) {
-                // Doubles are not exact, so the true moment may be a microsecond or two beside the
-                // computed one.
+                // Doubles are not exact, so the true moment may be a microsecond or two before or
+                // after the computed one.
                 let overlap = (previous as f64 * window as f64 / counts.previous as f64).floor() as u64;
                 let mut fits = (end - overlap.min(window)).saturating_sub(2).max(from + 1);
                 while fits < end && counts.estimate(fits, window) > most {
@@ -124,13 +128,14 @@ mod tests {
 
     const WINDOW: u64 = 60_000_000;
 
-    /// A counter with so many units in the previous window of the clock, and so many in the current
-    /// one.
+    /// A counter with these units in the clock's previous window and in its current window.
     fn counter(previous: u64, current: u64) -> Counter {
         Counter { start: WINDOW, current, previous }
     }
 
-    /// 8 units before, 3 now, 45 of 60 seconds gone: a quarter of 8 is 2.
+    /// The first counter has 8 units in the previous window and 3 in the current one. Of the
+    /// current window, 45 of 60 seconds have passed. So a quarter of the 8 units still counts,
+    /// which is 2.
     #[test]
     fn the_previous_window_counts_by_its_overlap() {
         let now = WINDOW + 45_000_000;

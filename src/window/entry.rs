@@ -19,13 +19,13 @@ pub(super) enum Kind {
     Named,
     /// One reserved admission, until it is settled.
     Reserved,
-    /// All other admissions of one time.
+    /// The units of one recorded time whose admissions have no entry of their own.
     Sum,
-    /// A settled admission.
+    /// The actual cost of a settled admission.
     Settled,
 }
 
-/// Each kind at the place of its number.
+/// The kinds, each at the index of its number.
 const KINDS: [Kind; 4] = [Kind::Named, Kind::Reserved, Kind::Sum, Kind::Settled];
 
 /// The units of several entries, and how many of them are reserved.
@@ -45,10 +45,10 @@ impl Entry {
     /// The most units of an entry.
     const MOST: u64 = (1 << Self::KIND) - 1;
 
-    /// The packed units of a named entry of one unit. Most entries are such.
+    /// The packed units of a named entry of one unit. Most entries have one unit.
     pub(super) const SINGLE: u64 = 1;
 
-    /// The units, and above them the kind: one word for both.
+    /// Packs the units and the kind into one number: the kind is in the two bits above the units.
     pub(super) fn packed(self) -> u64 {
         (self.kind as u64) << Self::KIND | self.units.min(Self::MOST)
     }

@@ -1,13 +1,14 @@
 //! The log: admissions in the order of their times, even if the clock has stepped back.
 //!
-//! A unit of time `t` counts at `now` while `now − window < t`; at `t + window` exactly it is
-//! gone. An exact log stores the time of the admission, a compact log the end of its sub-window,
-//! and a fixed window the start of the window. A reservation is stored one window before the end of
-//! its lease, so that it leaves when the lease ends.
+//! A unit of time `t` counts as long as `now − window < t`. Exactly at `t + window` it is gone. An
+//! exact log stores the time of the admission, a compact log the end of the admission's sub-window,
+//! and a fixed window the start of the window. A reservation is stored under the time one window
+//! before its lease ends, so that the reservation leaves when the lease ends.
 //!
-//! Entries mostly come and go at the ends. An entry in the middle moves those on its shorter side.
-//! A search for an id compares all entries of its time and before. Among half a million entries,
-//! the most of a log by default, that takes up to a millisecond.
+//! Most entries are added at the back and dropped at the front. If an entry is added or removed in
+//! the middle, the entries between it and the nearer end are moved. A search for an id compares all
+//! entries up to the time of the search. The search takes up to a millisecond among half a million
+//! entries, the most that a log has by default.
 
 use std::collections::VecDeque;
 
@@ -29,7 +30,7 @@ pub(super) struct Log {
     oldest_at: u64,
 }
 
-/// The packed units of each entry, and their sum.
+/// The packed units of each entry, and the sum of all entries.
 struct Units {
     packed: VecDeque<u64>,
     sum: Sum,
@@ -73,7 +74,7 @@ impl Log {
         self.changed();
     }
 
-    /// Gives back the memory of a burst.
+    /// Frees the memory that a burst of entries needed.
     pub(super) fn shrink(&mut self) {
         if self.entries.capacity() / 4 > self.len() {
             self.entries.shrink_to_fit();
@@ -87,8 +88,9 @@ impl Log {
         if self.len() == 0 { 0 } else { leaves_after(self.oldest_at, now, window) }
     }
 
-    /// The time until at most `most` of the chosen units are left; 0 if no more are left now. No
-    /// entry counts as later than `present`.
+    /// The time until at most `most` of the units that `units_of` chooses are left. The time is 0
+    /// if no more than `most` are left now. An entry after `present` counts as if its time were
+    /// `present`.
     pub(super) fn wait_for(&self, most: u64, now: u64, present: u64, window: u64, units_of: UnitsOf) -> u64 {
         let mut excess = units_of(self.sum()).saturating_sub(most);
         if excess == 0 {
@@ -105,7 +107,7 @@ impl Log {
         departure.map_or(0, |(at, _)| leaves_after((*at).min(present), now, window))
     }
 
-    /// Moves entries of a later time back to the present: the first [`PULLED_BACK`] of them.
+    /// Moves entries after `present` back to `present`, at most [`PULLED_BACK`] of them.
     #[inline]
     pub(super) fn pull_back(&mut self, present: u64) {
         let later = self.up_to(present);
@@ -116,7 +118,7 @@ impl Log {
         }
     }
 
-    /// The time of the entry of this admission, if the log has it.
+    /// The time of this admission's entry, if the log has one.
     pub(super) fn time_of(&self, id: AdmissionId, units: u64) -> Option<u64> {
         let is_it = |entry: &Entry| entry.units == units && matches!(entry.kind, Kind::Named | Kind::Reserved);
         self.of_id(id, u64::MAX).map(|(_, entry)| entry).find(is_it).map(|entry| entry.at)
@@ -127,7 +129,8 @@ impl Log {
         self.of_id_and_time(id, at).any(|(_, entry)| entry.kind == Kind::Settled)
     }
 
-    /// The index of the sum of this time, to which units can be added without a new entry.
+    /// The index of the sum of this time, if the log has one. Units can be added to this sum
+    /// without a new entry.
     pub(super) fn sum_at(&self, at: u64) -> Option<usize> {
         let mut of_time = self.of_id_and_time(AdmissionId::from(0), at);
         of_time.find(|(_, entry)| entry.kind == Kind::Sum).map(|(index, _)| index)
@@ -141,9 +144,10 @@ impl Log {
         }
     }
 
-    /// Adds units to the newest entry if that is a sum of the same part of the clock's time, or any
-    /// entry of a later time. The result is a sum of the later time of the two. Otherwise the units
-    /// get a new entry, so there is at most one new entry for each part.
+    /// Adds units to the newest entry, if that entry is a sum of the same part of the clock's time,
+    /// or if it has a later time. The newest entry then becomes a sum, and keeps the later of the
+    /// two times. Otherwise the units get a new entry. So there is at most one new entry for each
+    /// part.
     pub(super) fn merge(&mut self, mut at: u64, part: u64, mut units: u64) {
         let last = self.len().saturating_sub(1);
         let is_it = |newest: &Entry| newest.at > at || newest.kind == Kind::Sum && newest.at / part == at / part;
@@ -155,8 +159,9 @@ impl Log {
         self.insert(Entry { at, id: AdmissionId::from(0), kind: Kind::Sum, units });
     }
 
-    /// Removes an admission, and returns its time. If the clock has stepped back since, this time
-    /// may be before `at`. An entry after `at` is another admission under the same id.
+    /// Removes the entry of an admission, and returns the entry's time. If the clock has stepped
+    /// back since the admission, the returned time may be before `at`. An entry after `at` belongs
+    /// to another admission under the same id.
     pub(super) fn take(&mut self, id: AdmissionId, units: u64, kind: Kind, at: u64) -> Option<u64> {
         let mut of_id = self.of_id(id, at);
         let (index, entry) = of_id.find(|(_, entry)| entry.units == units && entry.kind == kind)?;
@@ -165,7 +170,7 @@ impl Log {
         Some(entry.at)
     }
 
-    /// Inserts an entry behind those of its time.
+    /// Inserts an entry behind the entries of the same time.
     #[inline]
     pub(super) fn insert(&mut self, entry: Entry) {
         let index = self.up_to(entry.at);
@@ -214,14 +219,14 @@ impl Log {
         Some(Entry::unpacked(at, id, packed.copied().unwrap_or(Entry::SINGLE)))
     }
 
-    /// The entries with this id up to this time, the newest first, with the index of each. Those of
-    /// earlier times are included, since the clock may have stepped back.
+    /// The entries with this id up to the time `at`, the newest first, with the index of each.
+    /// Entries of earlier times are included, since a step back of the clock may have moved them.
     fn of_id(&self, id: AdmissionId, at: u64) -> impl Iterator<Item = (usize, Entry)> {
         let until = self.entries.range(..self.up_to(at)).enumerate().rev();
         until.filter(move |(_, (_, other))| *other == id).filter_map(|(index, _)| Some((index, self.get(index)?)))
     }
 
-    /// Those of exactly this time.
+    /// The entries with this id of exactly this time.
     fn of_id_and_time(&self, id: AdmissionId, at: u64) -> impl Iterator<Item = (usize, Entry)> {
         self.of_id(id, at).take_while(move |(_, entry)| entry.at == at)
     }
@@ -235,14 +240,14 @@ impl Log {
         self.entries.partition_point(|(other, _)| *other <= at)
     }
 
-    /// The units of each entry, even if all are single.
+    /// Returns the units of each entry. Makes the list first if all entries are single units.
     fn units(&mut self) -> &mut Units {
         let single = || VecDeque::from(vec![Entry::SINGLE; self.entries.len()]);
         let sum = Sum { units: self.entries.len() as u64, reserved: 0 };
         self.units.get_or_insert_with(|| Box::new(Units { packed: single(), sum }))
     }
 
-    /// Takes note that entries have gone or moved.
+    /// Updates the fields that depend on the entries, after entries have gone or moved.
     #[inline]
     fn changed(&mut self) {
         self.oldest_at = self.entries.front().map_or(u64::MAX, |(at, _)| *at);
@@ -280,13 +285,13 @@ mod tests {
         log
     }
 
-    /// The entries and the units after the others have left.
+    /// Trims the log, and returns the number of its entries and of its units.
     fn trimmed(log: &mut Log, now: u64) -> (usize, u64) {
         log.trim(now, WINDOW);
         (log.len(), log.sum().units)
     }
 
-    /// The waits for all units, after a refusal.
+    /// The wait until at most `most` units are left, after a refusal has moved entries back.
     fn wait_for(log: &mut Log, most: u64, now: u64) -> u64 {
         log.pull_back(now);
         log.wait_for(most, now, now, WINDOW, Sum::all)

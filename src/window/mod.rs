@@ -26,9 +26,9 @@ use crate::{
 /// The units that one limit remembers for one key.
 #[derive(Default)]
 pub(crate) struct Window {
-    /// The entries. Under the counter, they are only the admissions that get an entry of their own.
+    /// The entries. Under the counter algorithm, only some admissions have an entry here.
     log: Log,
-    /// The other units under the counter.
+    /// The units without an entry, under the counter algorithm. `None` under any other algorithm.
     counter: Option<Box<Counter>>,
 }
 
@@ -42,14 +42,14 @@ pub(crate) struct CheckContext {
 }
 
 /// The state of a limit and key for one charge: units, and times in microseconds. The default is
-/// that of an empty window.
+/// the state of an empty window.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Figures {
     used: u64,
     reserved: u64,
     reset_after: u64,
-    /// Two times until the charge fits: if all reserved units are given back at once, and if none
-    /// are.
+    /// The retry time, computed twice: as if all reserved units were given back now, and as if none
+    /// were. `None` if the charge does not refuse.
     retry: Option<(u64, u64)>,
 }
 
@@ -59,8 +59,8 @@ impl Window {
         Self { log: Log::default(), counter: is_counter.then(Box::default) }
     }
 
-    /// The window of a key of which only sums are known. Each sum has the latest time at which its
-    /// units may have come.
+    /// A window for a key of which only sums of units are known. Each pair in `sums` is the latest
+    /// time at which the units may have come, and the number of these units.
     pub(crate) fn of_sums(limit: &Limit, sums: impl Iterator<Item = (u64, u64)>, now: u64) -> Self {
         let mut new = Self::new(limit);
         for (until, units) in sums.filter(|(_, units)| *units > 0) {
@@ -80,7 +80,8 @@ impl Window {
         self.log.trim(now, window);
     }
 
-    /// Drops entries that have left the window, and gives back the memory of a burst.
+    /// Drops entries that have left the window, and frees the memory that a burst of admissions
+    /// needed.
     pub(crate) fn sweep(&mut self, now: u64, window: u64) {
         self.trim(now, window);
         self.log.shrink();
@@ -92,15 +93,16 @@ impl Window {
         self.log.len() + usize::from(self.counter.as_ref().is_some_and(|counter| !counter.is_zero()))
     }
 
-    /// Whether the units of the charge are left.
+    /// Whether enough units are left for the charge. A spent charge and a charge of cost 0 always
+    /// fit.
     #[inline]
     pub(crate) fn fits(&self, charge: &Charge, now: u64) -> bool {
         let used = || self.used(now, charge.limit().window_micros());
         charge.cost() == 0 || charge.is_spent() || used().saturating_add(charge.cost()) <= charge.limit().units()
     }
 
-    /// When this very admission was counted; `None` if it was not. If the entry is recorded for a
-    /// sub-window, the time is only as exact as that.
+    /// The time at which this admission was counted, or `None` if it has no entry here. If the
+    /// entry is recorded for a sub-window, the time is only as exact as the sub-window.
     pub(crate) fn counted_at(&self, charge: &Charge, id: AdmissionId) -> Option<u64> {
         self.log.time_of(id, charge.cost()).map(|at| charge.admitted_at(at))
     }
@@ -126,7 +128,7 @@ impl Window {
         }
     }
 
-    /// How the limit stands for the charge, which does not refuse.
+    /// The state of the limit and key for a charge that does not refuse.
     #[inline]
     pub(crate) fn figures(&self, charge: &Charge, now: u64) -> Figures {
         let window = charge.limit().window_micros();
@@ -139,12 +141,13 @@ impl Window {
         Figures { used, reserved: self.log.sum().reserved, reset_after, retry: None }
     }
 
-    /// How the limit stands for a charge that does not fit, with the retry time: never more than
-    /// two windows.
+    /// The state of the limit and key for a charge that does not fit. The retry time is never
+    /// longer than two windows.
     ///
-    /// An entry with a time in the future was counted before the clock stepped back. From now on,
-    /// such an entry counts as of now, so that the key is right again after one window. In a window
-    /// [of sums](Self::of_sums), later times are no step of the clock, so they stay.
+    /// An entry with a time in the future was counted before the clock stepped back. This method
+    /// moves such an entry to the present, so that the key is right again after one window. In a
+    /// window [of sums](Self::of_sums), entries may be ahead of the clock although the clock has
+    /// not stepped back. There, the method moves no entry.
     #[inline]
     pub(crate) fn refuse(&mut self, charge: &Charge, now: u64, is_of_sums: bool) -> Figures {
         let limit = charge.limit();
@@ -161,8 +164,9 @@ impl Window {
         Figures { retry: Some((least, most)), ..self.figures(charge, now) }
     }
 
-    /// Sets the actual cost of a charge of an admission, and returns whether the admission was
-    /// known. Only a settlement after the lease may need room for an entry.
+    /// Sets the actual cost of one charge of an admission, and returns whether the admission was
+    /// known. `has_room` says whether there is room for a new entry, which only a settlement after
+    /// the lease may need.
     pub(crate) fn settle(&mut self, now: u64, of: &Settlement, charge: &Charge, cost: u64, has_room: bool) -> bool {
         let (id, at) = (of.id(), of.at_micros());
         if cost > 0 && charge.takes_place() {
@@ -171,7 +175,8 @@ impl Window {
         let Some(recorded_at) = self.log.take(id, charge.cost(), kind_of(charge), charge.named_at(at)) else {
             return self.settle_late(now, of, charge, cost, has_room);
         };
-        // The time is not in the future, even if the clock has stepped back since.
+        // Units that had a lease count from their admission. But they never count from the future,
+        // even if the clock has stepped back since the admission.
         let at = if charge.lease_micros().is_some() { at.min(now) } else { recorded_at };
         if cost == 0 {
         } else if charge.is_exact() {
@@ -182,13 +187,15 @@ impl Window {
         true
     }
 
-    /// Counts a settlement after the lease, unless it was counted before or would have left the
-    /// window by now.
+    /// Counts a settlement that comes after the lease, and returns whether it was counted. A
+    /// settlement counts only once, and does not count if its units would have left the window by
+    /// now.
     fn settle_late(&mut self, now: u64, of: &Settlement, charge: &Charge, cost: u64, has_room: bool) -> bool {
         let (id, at, limit) = (of.id(), of.at_micros(), charge.limit());
         let time = limit.recorded_at(at);
         let is_over = charge.lease_micros().is_some_and(|lease| at.saturating_add(lease) <= now);
-        // A fixed window ends earlier.
+        // The units of a fixed window leave when that window ends, before a window after `at` has
+        // passed.
         let would_count = at.min(time).saturating_add(limit.window_micros()) > now;
         if cost == 0 || !is_over || !would_count || self.log.has_settled(id, time) {
             return false;
@@ -210,8 +217,8 @@ impl Window {
         self.counter.as_ref().map_or(named, |counter| named.saturating_add(counter.used(now, window)))
     }
 
-    /// The time until at most `most` units are in the window, if of those with an entry only the
-    /// chosen count.
+    /// The time until at most `most` units are in the window. Of the units with an entry, only
+    /// those count that `units_of` chooses.
     fn wait_for(&self, most: u64, now: u64, present: u64, window: u64, units_of: UnitsOf) -> u64 {
         match &self.counter {
             Some(counter) => counter.wait_for(most, now, window, (&self.log, units_of)),
@@ -227,8 +234,8 @@ impl Window {
         }
     }
 
-    /// Adds units of now to a sum of the same half of the window, or to the counter. So there are
-    /// at most three such sums.
+    /// Adds units to the sum of the clock's current half window, or to the counter. So a log has at
+    /// most three such sums.
     fn merge(&mut self, now: u64, limit: &Limit, units: u64) {
         match self.counter {
             Some(_) => self.add_up(now, now, limit, units),
@@ -236,7 +243,8 @@ impl Window {
         }
     }
 
-    /// Whether [`add_up`](Self::add_up) would add no entry.
+    /// Whether the units of this time have a sum or a counter, so that [`add_up`](Self::add_up)
+    /// adds no entry.
     fn has_sum(&self, limit: &Limit, at: u64) -> bool {
         match &self.counter {
             Some(counter) => !counter.is_zero(),
@@ -251,7 +259,8 @@ impl Window {
         charge.is_exact() || is_found_again && !self.is_full_of_named(charge.limit())
     }
 
-    /// Whether the key has as many entries with an id as are allowed.
+    /// Whether the key has so many entries that further units get no entry with an id. Exact logs
+    /// and concurrent limits have no such bound.
     fn is_full_of_named(&self, limit: &Limit) -> bool {
         !matches!(limit.algorithm().kind(), algorithm::Kind::Log | algorithm::Kind::Concurrent)
             && self.len() >= MOST_NAMED
@@ -268,7 +277,7 @@ impl Figures {
     }
 }
 
-/// The kind of the entry of an admission.
+/// The kind of entry that an admission of the charge gets.
 fn kind_of(charge: &Charge) -> Kind {
     if charge.is_reserved() || charge.takes_place() { Kind::Reserved } else { Kind::Named }
 }

@@ -1,11 +1,11 @@
-//! The number of admissions that a store may remember, and how many of them each limit holds.
+//! The number of admissions that a store may remember, and how many admissions each limit has.
 //!
-//! A limit gets more capacity only while it has less than is free. So a limit that takes all it can
-//! get leaves half of the capacity to others, and two such limits leave a third. Any other limit
-//! can then get as much as each of them has.
+//! A limit gets more capacity only while it has less capacity than is free. So a limit that takes
+//! all that it can get leaves half of the capacity to other limits, and two such limits leave a
+//! third. A limit that comes later gets half of what is then free.
 //!
 //! Places of concurrent limits take no capacity. A place takes less memory than the request that
-//! takes it. Each place needs an entry of its own, so that it can be found and freed.
+//! holds it. Each place needs an entry of its own, so that it can be found and freed.
 
 use std::{
     collections::HashMap,
@@ -23,21 +23,22 @@ use crate::{
     window::Window,
 };
 
-/// For each admission of the capacity, all limits together have this many cells, which take 32
-/// bytes.
+/// The number of cells that all limits together have for each admission of the capacity. Two cells
+/// take 32 bytes.
 const CELLS: usize = 2;
 
 pub(super) struct Capacity {
     pub(super) admissions: usize,
     taken: Counter,
-    /// The number of cells that are left for limits. A limit that needs cells gets half of these.
+    /// The number of cells that are left for further limits. A limit that needs cells gets half of
+    /// them.
     cells: AtomicUsize,
     is_lacking: AtomicBool,
     /// Names may come from a database, so limits without records and cells are forgotten.
     limits: RwLock<HashMap<Identity, Arc<LimitUsage>>>,
 }
 
-/// The admissions under one limit.
+/// The capacity and the cells that one limit uses.
 pub(super) struct LimitUsage {
     pub(super) identity: Identity,
     has_cells: AtomicBool,
@@ -45,8 +46,8 @@ pub(super) struct LimitUsage {
     admissions: Counter,
 }
 
-// A counter has cache lines of its own: threads write it, and for every check they read the fields
-// beside it.
+// A number in cache lines of its own. Threads write the number often, and read the fields beside it
+// for every check.
 #[derive(Default)]
 #[repr(align(128))]
 struct Counter(AtomicUsize);
@@ -110,10 +111,11 @@ impl Capacity {
         usage.is_of_places() || held + further <= self.admissions.saturating_sub(self.taken() + further - 1)
     }
 
-    /// Takes or gives back capacity, so that it is taken for this many admissions instead of
-    /// `before`.
+    /// Takes or gives back capacity of a limit, which had capacity for `before` admissions and now
+    /// needs it for `admissions`.
     ///
-    /// If nothing changes, nothing is written, so that threads do not wait for a cache line.
+    /// If the two numbers are equal, nothing is written, so that threads do not wait for a cache
+    /// line.
     #[inline]
     pub(super) fn change(&self, usage: &LimitUsage, before: usize, admissions: usize) {
         if before == admissions || usage.is_of_places() {
@@ -128,8 +130,8 @@ impl Capacity {
         }
     }
 
-    /// Counts units of a key in the cells of its limit, which has no room for a record. The next
-    /// check sweeps overdue shards.
+    /// Counts units of a key in the cells of its limit, which has no room for a record. Lets the
+    /// next check sweep overdue shards.
     #[cold]
     pub(super) fn count_in_cells(&self, usage: &LimitUsage, digest: u64, now: u64, units: u64) {
         self.is_lacking.store(true, Ordering::Relaxed);
@@ -156,10 +158,11 @@ impl LimitUsage {
         self.has_cells.load(Ordering::Relaxed)
     }
 
-    /// The window of a key without a record: empty, or what its cells have counted.
+    /// The window for a new record of a key. It is empty, or has the units that cells have counted
+    /// for the key.
     pub(super) fn window_of(&self, limit: &Limit, digest: u64, now: u64) -> Window {
-        // The thread that counted the key in cells held the lock of the key's shard, as the caller
-        // does now. So this thread sees `has_cells`.
+        // The thread that counted the key in cells held the lock of the key's shard, which this
+        // thread holds now. So this thread sees the `has_cells` that the other thread has set.
         if let Some(cells) = self.has_cells().then(|| lock(&self.cells)).as_deref_mut().and_then(Option::as_mut) {
             return Window::of_sums(limit, cells.of_key(digest, now), now);
         }

@@ -1,41 +1,42 @@
-//! Where a limit counts the keys for which it has no room: many keys in few cells.
+//! Cells, in which a limit counts the keys for which it has no room: many keys in few cells.
 //!
-//! 1. The digest of a key chooses its [`PLACES`] cells. Each of them counts at least the units of
-//!    the key, so the least count is the most that the key may have. Cells count too much, never
-//!    too little.
-//! 2. Cells know the time of a unit only to half a window of the clock. So a unit counts for at
-//!    least one window, and for less than one and a half.
-//! 3. An admission raises only the cells that count less than the key may now have. It compares the
-//!    units of the newest part alone, because those of older parts leave earlier.
-//! 4. A cell goes on to a new part when one of its keys asks. So a check takes no longer with more
-//!    cells. There is one exception: the first check after the clock has stepped back by more than
-//!    two parts takes all cells back.
+//! 1. The digest of a key chooses the key's [`PLACES`] cells. Each of these cells counts at least
+//!    the units of the key. So the lowest of their counts is the most units that the key may have.
+//!    It may be too high, but never too low.
+//! 2. Of the time of a unit, cells only know in which half window of the clock it was. So a unit
+//!    counts for at least one window, and for less than one and a half.
+//! 3. An admission raises only those of the key's cells that count less than the key may have after
+//!    the admission. It compares only the units of the newest part, because the units of older
+//!    parts leave earlier.
+//! 4. A cell moves on to a new part when a check comes for one of its keys. So a check takes no
+//!    longer if a limit has more cells. There is one exception: the first check after the clock has
+//!    stepped back by more than two parts moves all cells back.
 
 use std::array;
 
 /// The number of cells of a key.
 const PLACES: usize = 3;
 
-/// The number of a part, modulo 2^32, and the units of that part and of the two before it.
+/// The number of a part, modulo 2^32, and the units of this part and of the two parts before it.
 type Cell = (u32, [u32; 3]);
 
 pub(super) struct Cells {
     window: u64,
-    /// The number of the newest part since the Unix epoch. Each part is half of a window.
+    /// The number of the newest part, counted since the Unix epoch. Each part is half of a window.
     newest: u64,
-    /// The time at which all units have left.
+    /// The time at which all units of all cells have left.
     pub(super) over_at: u64,
     pub(super) cells: Box<[Cell]>,
 }
 
 impl Cells {
-    /// Makes this number of `further` cells, and one more, so that there is at least one.
+    /// Makes one more cell than `further`, so that there is at least one cell.
     pub(super) fn new(window: u64, further: usize) -> Self {
         Self { window, newest: 0, over_at: 0, cells: vec![Cell::default(); further + 1].into() }
     }
 
-    /// For each part, the oldest first: the latest time at which its units may have come, and the
-    /// most units that the key may have in it.
+    /// Returns two numbers for each part, the oldest part first: the latest time at which the units
+    /// of the part may have come, and the most units that the key may have in the part.
     pub(super) fn of_key(&mut self, digest: u64, now: u64) -> impl Iterator<Item = (u64, u64)> {
         let cells = self.places(digest, now).map(|place| self.cells[place].1);
         (0..3).rev().filter_map(move |age| {
@@ -63,15 +64,16 @@ impl Cells {
         (part + 1) * self.part() - 1
     }
 
-    /// Moves the cells of a key on to the newest part, and returns their places.
+    /// Moves the cells of a key on to the newest part, and returns the indices of these cells.
     fn places(&mut self, digest: u64, now: u64) -> [usize; PLACES] {
         let part = now / self.part();
-        // Callers may come in another order than they read the clock, so `newest` may be up to two
-        // parts ahead. If it is further ahead, the clock has stepped back.
+        // Threads may come here in another order than the one in which they have read the clock. So
+        // `newest` may be up to two parts ahead of `part`. If `newest` is further ahead, the clock
+        // has stepped back.
         if !(part..=part + 2).contains(&self.newest) {
             if part < self.newest {
                 // All cells go back at once. Otherwise the cells of a key would be at different
-                // parts, and the least count of a part would be too little.
+                // parts, and the lowest count of a part would be too low.
                 self.cells.iter_mut().for_each(|cell| go_on(cell, part as u32));
             }
             self.newest = part;
@@ -90,7 +92,7 @@ impl Cells {
 fn go_on((part, units): &mut Cell, newest: u32) {
     let [a, b, c] = *units;
     *units = match newest.wrapping_sub(*part) as i32 {
-        // The clock has stepped back: all units count as if they came now.
+        // The clock has stepped back, so all units count as if they came now.
         ..0 => [a.saturating_add(b).saturating_add(c), 0, 0],
         0 => [a, b, c],
         1 => [0, a, b],
@@ -100,8 +102,8 @@ fn go_on((part, units): &mut Cell, newest: u32) {
     *part = newest;
 }
 
-/// The most units that a key may have, by the counts of its cells. A cell at the largest number may
-/// stand for any number of units.
+/// The most units that a key may have, by the counts of its cells. A cell that has reached the
+/// largest number of its type may stand for any number of units.
 fn least(cells: [u32; PLACES]) -> u64 {
     match cells.into_iter().min() {
         Some(u32::MAX) | None => u64::from(u32::MAX) << 21,

@@ -5,23 +5,24 @@
 //! 2. It remembers at most [`capacity`](MemoryStore::capacity) admissions one by one. It never
 //!    forgets an admission that is still in its window, since a client could then spend the same
 //!    unit twice.
-//! 3. A limit takes more capacity only while it has less than is still free. So one limit stops at
-//!    half of the capacity, and two that grow together stop at a third each. The other limits find
-//!    room and stay exact.
+//! 3. A limit takes more capacity only while it has less capacity than is still free. So one limit
+//!    stops at half of the capacity, and two limits that grow together stop at a third each. The
+//!    other limits find room and stay exact.
 //! 4. A limit without room still decides the checks of every key, and admits no key more than its
-//!    algorithm does. If a key has admissions already, further ones are added up by half windows.
-//!    So each of them counts too long, by less than half a window. Keys without admissions are
-//!    counted together, in a fixed number of cells. Cells count too much, and never too little.
-//! 5. An honest new key of such a limit may be refused too early, if other keys have used its
-//!    cells. [`large_limits`](crate::guide::large_limits#a-full-memorystore) has the figures, and
-//!    the tests in `stores/full_memory.rs` measure them.
+//!    algorithm does. If a key has admissions already, its further admissions are added up by half
+//!    windows. So each further admission counts too long, by less than half a window. Keys without
+//!    admissions are counted together, in a fixed number of cells. Their counts may be too high,
+//!    but never too low.
+//! 5. An honest new key of a limit without room may be refused too early, if other keys have raised
+//!    the counts of its cells. [`large_limits`](crate::guide::large_limits#a-full-memorystore) has
+//!    the figures, and the tests in `stores/full_memory.rs` measure them.
 //! 6. So a client with endless keys, such as the addresses of an IPv6 network, cannot make a limit
-//!    admit too much. But it can make the limit refuse other clients. To prevent that, count
-//!    clients under a wider prefix as well, by another limit.
-//! 7. Without room, a reservation counts for the whole window, and no settlement finds it. The
-//!    settlement only adds the units that were spent above the estimate. A check that comes again
-//!    under its id may count again. A [reset](crate::Limiter::reset) leaves cells as they are.
-//!    Their units leave within one and a half windows.
+//!    admit too much. But such a client can make the limit refuse other clients. To prevent these
+//!    refusals, count clients under a wider prefix as well, by another limit.
+//! 7. Without room, a reservation counts for the whole window, and its settlement does not find it.
+//!    The settlement only adds the units that were spent above the estimate. A check that comes
+//!    again under the same id may count again. A [reset](crate::Limiter::reset) leaves cells as
+//!    they are. The units of cells leave within one and a half windows.
 //! 8. While checks arrive, they sweep expired admissions in passing: one shard at a time, and all
 //!    shards within a second. After a check that found no room, the next check also sweeps shards
 //!    that were not swept within the last second.
@@ -51,11 +52,11 @@ use crate::{
 /// # When it is full
 ///
 /// The store remembers up to its [`capacity`](Self::capacity) of admissions. A limit that has used
-/// up its part still decides every check, so there is no error and no failure mode. It never admits
-/// a key too often, but it may refuse too early:
+/// up its share of the capacity still decides every check, so there is no error and no failure
+/// mode. The limit never admits too many units of a key, but it may refuse a key too early:
 ///
-/// * New keys of this limit share counts. A flood of new keys can make it refuse all other new
-///   keys, for up to one and a half windows. So a retry time can be longer than the window.
+/// * New keys of this limit share counts. A flood of new keys can make the limit refuse all other
+///   new keys, for up to one and a half windows. So a retry time can be longer than the window.
 /// * A [settlement](crate::settlement) gives back no units that were counted without room: its
 ///   [`was_applied`](crate::settlement::Settled::was_applied) is `false`.
 /// * A [reset](crate::Limiter::reset) does not change shared counts.
@@ -65,12 +66,12 @@ use crate::{
 ///
 /// # Its clock
 ///
-/// The clock of a store begins with the system time, and goes on by a monotonic clock. A check
-/// compares it with the system clock, at most once a second. If the two differ by more than a
-/// second, because the system clock was set or the machine was suspended, the store's clock
-/// follows. After a step back, no limit admits too much, and each key is right again after at most
-/// one window. A step forward ends windows early by the step, as a step of a Redis server's clock
-/// does.
+/// The clock of a store begins with the system time, and goes on by a monotonic clock. At most once
+/// a second, a check compares the store's clock with the system clock. If the two clocks differ by
+/// more than a second, because the system clock was set or the machine was suspended, the store's
+/// clock follows. After a step back, no limit admits too much, and each key is right again after at
+/// most one window. After a step forward, windows end too early by the length of the step. A step
+/// of a Redis server's clock does the same.
 ///
 /// # In tests
 ///
@@ -112,24 +113,25 @@ impl MemoryStore {
         Self(Arc::new(Table::new(clock, Capacity::new(capacity))))
     }
 
-    /// An empty store with the same clock and this capacity: the largest number of admissions that
-    /// it remembers. An admission takes about 16 bytes, or 24 if it costs several units, or is
-    /// reserved or settled. Default: 1,000,000.
+    /// An empty store with the same clock and this capacity. The capacity is the largest number of
+    /// admissions that the store remembers. An admission takes about 16 bytes. It takes 24 bytes if
+    /// it costs several units, or is reserved or settled. Default: 1,000,000.
     ///
-    /// A single limit gets half of the capacity, rounded up, and each further limit half of the
-    /// rest. So a new limit always finds capacity. A limit that has used up its part still decides:
-    /// its new keys [share counts](Self#when-it-is-full), and some or all of them are refused too
-    /// early. The shared counts of all limits together take at most 32 bytes more for each
-    /// admission of the capacity.
+    /// A single limit gets half of the capacity, rounded up, and each further limit gets half of
+    /// the rest. So a new limit always finds capacity. A limit that has used up its share still
+    /// decides: its new keys [share counts](Self#when-it-is-full), and some or all of these keys
+    /// are refused too early. The shared counts of all limits together take at most 32 bytes more
+    /// for each admission of the capacity.
     ///
-    /// Give the store at least twice the number of admissions that all limits together are expected
-    /// to have. Double that for each limit that clients can fill.
+    /// Give the store at least twice as much capacity as the number of admissions that all limits
+    /// together are expected to have. Double the capacity again for each limit that clients can
+    /// fill.
     ///
-    /// A check takes microseconds, however many admissions of its key are remembered, with four
-    /// exceptions. These take up to a millisecond if the key has half a million admissions: a check
-    /// with an [id](crate::Check::id) of the caller's, the refusal of a large cost where admissions
-    /// have different costs, a reservation whose lease ends in the middle of the window, and the
-    /// settlement of an old admission.
+    /// A check takes microseconds, however many admissions of its key are remembered. There are
+    /// four exceptions, which take up to a millisecond if the key has half a million admissions: a
+    /// check with an [id](crate::Check::id) of the caller's, the refusal of a large cost where
+    /// admissions have different costs, a reservation whose lease ends in the middle of the window,
+    /// and the settlement of an old admission.
     pub fn capacity(&self, admissions: usize) -> Self {
         Self::with(self.0.clock.clone(), admissions)
     }
@@ -140,8 +142,7 @@ impl MemoryStore {
         Self::with(Clock::Manual(clock.clone()), self.0.capacity.admissions)
     }
 
-    /// The number of keys that are remembered one by one, including expired ones that are not swept
-    /// yet.
+    /// The number of keys that are remembered one by one. Expired keys count until they are swept.
     #[must_use]
     pub fn keys(&self) -> usize {
         self.0.keys()

@@ -12,35 +12,36 @@ use crate::{
     window::{CheckContext, Figures, Window},
 };
 
-/// The records of keys that have units counted. A record without units is removed before the lock
-/// is free.
+/// The records of the keys that have counted units. A record without units is removed before the
+/// lock of the shard is released.
 #[derive(Default)]
 pub(super) struct Shard(HashTable<Record>);
 
-/// The record of one limit and key, found by the digest of both. It takes two cache lines, which
-/// processors load together.
+/// The record of one limit and key, found by the digest of both. A record takes two cache lines,
+/// which processors load together.
 #[repr(align(128))]
 struct Record {
     digest: u64,
     key: Key,
-    /// The usage of the limit, by all of its keys.
+    /// How much capacity all keys of the limit have together.
     usage: Arc<LimitUsage>,
-    /// The number of entries for which capacity is taken. It is 0 in a new record, whose window
-    /// begins with the units that [cells](super::cells) have counted.
+    /// The number of entries for which capacity is taken. The number is 0 in a new record. The
+    /// window of a new record begins with the units that [cells](super::cells) have counted for the
+    /// key.
     entries: usize,
     window: Window,
 }
 
-/// The record of a charge, under its lock.
+/// The record of a charge, while the lock of its shard is held.
 pub(super) struct Place<'a> {
     record: OccupiedEntry<'a, Record>,
     capacity: &'a Capacity,
 }
 
-/// How the limit of a charge stands before its check is counted or refused.
+/// The state of a charge's limit and key before its check is counted or refused.
 pub(super) struct Look<'a> {
     pub(super) charge: &'a Charge,
-    /// When this check was counted before, if it was.
+    /// The time at which this check was counted before, or `None` if it was not.
     counted_at: Option<u64>,
     /// Whether the charge does not fit.
     refuses: bool,
@@ -94,15 +95,16 @@ impl Shard {
 }
 
 impl Place<'_> {
-    /// Drops entries that have left the window, and looks at the others.
+    /// Drops entries that have left the window, and tells whether the charge fits beside the other
+    /// entries.
     #[inline]
     pub(super) fn look<'a>(&mut self, charge: &'a Charge, context: CheckContext) -> Look<'a> {
         let Record { window, .. } = self.record.get_mut();
         window.trim(context.now, charge.limit().window_micros());
         let may_be_counted = context.has_caller_id && charge.units() > 0;
         let counted_at = may_be_counted.then(|| window.counted_at(charge, context.id)).flatten();
-        // The time of a place is that of its last renewal, which may be ahead of a clock that has
-        // stepped back.
+        // The time of a place is the time of its last renewal. That time may be in the future if
+        // the clock has stepped back.
         let counted_at = counted_at.map(|at| if charge.takes_place() { at.min(context.now) } else { at });
         Look { charge, counted_at, refuses: !window.fits(charge, context.now) }
     }
@@ -130,8 +132,8 @@ impl Place<'_> {
         let has_room = self.has_room(usize::from(grows));
         let is_new = self.is_new();
         let window = &mut self.record.get_mut().window;
-        // A ban without room does not begin: its cells would ban all their keys, for the longest
-        // ban among them.
+        // A ban without room does not begin. It would be counted in cells, and all keys of these
+        // cells would be banned, for as long as the longest ban among them.
         let begins = has_room || !charge.is_ban;
         if begins {
             window.admit(charge, context, has_room || is_new);
@@ -141,7 +143,8 @@ impl Place<'_> {
         figures
     }
 
-    /// Sets the actual cost of a charge of an admission, and returns whether it was known.
+    /// Sets the actual cost of one charge of an admission. Also returns whether the admission was
+    /// known.
     pub(super) fn settle(
         mut self,
         now: u64,
@@ -157,8 +160,8 @@ impl Place<'_> {
         let above = cost.unwrap_or_default().saturating_sub(charge.cost());
         let is_recent = settlement.at_micros().saturating_add(charge.limit().window_micros()) > now;
         if !is_known && above > 0 && is_recent && usage.has_cells() {
-            // The admission may have been counted in cells, at its estimate. Then the units above
-            // the estimate are added.
+            // The admission may have been counted in cells, at its estimate. So the units above the
+            // estimate are added.
             let context = CheckContext { now, id: AdmissionId::fresh(), has_caller_id: false };
             return (self.admit(&Charge::spent(charge.limit().clone(), charge.key().clone(), above), context), false);
         }
@@ -174,7 +177,8 @@ impl Place<'_> {
     }
 
     /// Whether there is room for this number of further entries. The store's count of taken
-    /// capacity is read only if the record has too little, because other threads write that count.
+    /// capacity is read only if the record has taken too little capacity itself, because other
+    /// threads often write that count.
     #[inline]
     fn has_room(&self, further: usize) -> bool {
         let Record { usage, window, entries, .. } = self.record.get();
@@ -182,9 +186,9 @@ impl Place<'_> {
         entries_after <= *entries || self.capacity.has_room(usage, entries_after - entries)
     }
 
-    /// Takes capacity for the entries if there is room, and gives back capacity that is no longer
-    /// needed. Counts units without room in cells. Removes the record if it has no entries, or if
-    /// it is new and no units were counted.
+    /// Takes capacity for the entries of the record if there is room, and gives back capacity that
+    /// is no longer needed. If there is no room, counts the units in cells. Removes the record if
+    /// `entries` is then 0.
     #[inline]
     fn leave(mut self, counted: u64, now: u64, has_room: bool) {
         let capacity = self.capacity;
@@ -203,14 +207,16 @@ impl Place<'_> {
 }
 
 impl Verdict {
-    /// A check is admitted if all of its charges fit, except those in the shadow. If one of its
-    /// charges knows that the check was admitted before, the check is not counted again.
-    // Most checks have a single charge. For these, little of this function is left once it is
-    // inlined.
+    /// The verdict on a check. The check is admitted if all of its charges fit that are not in the
+    /// shadow. If the record of one of its charges shows that the check was admitted before, the
+    /// check is not counted again.
+    // Most checks have a single charge. For such a check, the inlined function needs few
+    // instructions.
     #[inline(always)]
     pub(super) fn of(looks: &[Look<'_>]) -> Self {
         let known = looks.iter().filter_map(|look| Some((look.charge.keeps_time(), look.counted_at?)));
-        // An exact log is preferred, since only it is sure to know the time to the microsecond.
+        // The time of an exact log is preferred, since only an exact log is sure to know the time
+        // to the microsecond.
         if let Some((_, at)) = known.max() {
             return Self::Known(at);
         }

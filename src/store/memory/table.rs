@@ -1,4 +1,4 @@
-//! All records of a store, and decisions on them.
+//! All records of a store, and the decisions of checks by these records.
 
 use std::{
     array, slice,
@@ -21,14 +21,15 @@ use crate::{
     window::{CheckContext, Figures},
 };
 
-/// Each shard has a lock. There are many, so that threads seldom wait for each other.
+/// The number of shards. Each shard has a lock, and there are many shards, so that threads seldom
+/// wait for each other.
 const SHARDS: usize = 64;
 
-/// All shards are swept within this time, in microseconds, as long as checks arrive.
+/// The time within which all shards are swept, in microseconds, as long as checks arrive.
 const SWEEP_CYCLE: u64 = 1_000_000;
 
-/// After a check that found no room, the next check sweeps overdue shards until it has looked at
-/// this many keys. That takes less than a millisecond.
+/// After a check that found no room, the next check sweeps overdue shards. It stops when it has
+/// swept this many keys, which takes less than a millisecond.
 const SWEPT_AT_ONCE: usize = 10_000;
 
 /// The state that the clones of a store share.
@@ -41,8 +42,8 @@ pub(super) struct Table {
     next_swept: AtomicUsize,
 }
 
-/// A shard has cache lines of its own. Otherwise, threads that lock different shards would wait for
-/// each other's lines.
+/// A shard behind its lock, in cache lines of its own. If shards shared cache lines, threads that
+/// lock different shards would wait for each other.
 #[derive(Default)]
 #[repr(align(128))]
 struct LockedShard {
@@ -86,8 +87,8 @@ impl Table {
         }
     }
 
-    /// Decides a check of a single charge, as most are. That takes one lock, one look-up, and no
-    /// list.
+    /// Decides a check of a single charge, as most checks are. This takes one lock, one look-up,
+    /// and no list.
     #[inline]
     fn decide_one(&self, charge: &Charge, context: CheckContext) -> (Figures, Verdict) {
         let digest = charge.digest(&self.digester);
@@ -104,7 +105,8 @@ impl Table {
         let mut indexes: Vec<usize> = digests.iter().map(|digest| shard_of(*digest)).collect();
         indexes.sort_unstable();
         indexes.dedup();
-        // The shards are locked in this order, so that two checks never block each other for ever.
+        // The shards are locked in the order of their indices, so that two checks never block each
+        // other for ever.
         let mut shards: Vec<_> = indexes.iter().map(|index| self.lock(*index)).collect();
         let number_of = |digest| indexes.partition_point(|index| *index < shard_of(digest));
         let charges = check.charges().zip(&digests);
@@ -155,8 +157,9 @@ impl Table {
         lock(&self.shards[index].shard)
     }
 
-    /// Sweeps the next shard if one is due. If its lock is taken, the shard waits for the next
-    /// cycle. Sweeps overdue shards as well if a limit has had no room.
+    /// Sweeps the next shard if a sweep is due. If the lock of that shard is taken, the shard waits
+    /// for the next cycle. Sweeps overdue shards as well if a limit has had no room since the last
+    /// call.
     #[inline]
     fn sweep_in_passing(&self, now: u64) {
         let due = self.sweep_due.load(Ordering::Relaxed);
@@ -184,8 +187,8 @@ impl Table {
         }
     }
 
-    /// Sweeps shards that have not been swept for a whole cycle. If several callers come at once,
-    /// only one of them sweeps a shard.
+    /// Sweeps shards that have not been swept for a whole cycle. If several threads come at once,
+    /// only one of them sweeps a given shard.
     #[cold]
     fn sweep_overdue(&self, now: u64) {
         let mut keys = 0;
@@ -201,8 +204,8 @@ impl Table {
     }
 }
 
-/// The shard of a digest, by bits from its middle: the hash table in a shard uses the lowest and
-/// the highest bits.
+/// The index of the shard of a digest. Bits from the middle of the digest choose it, because the
+/// hash table in a shard uses the lowest and the highest bits.
 fn shard_of(digest: u64) -> usize {
     (digest >> 32) as usize % SHARDS
 }

@@ -35,7 +35,7 @@ pub struct RedisStoreBuilder {
     connection: ConnectionSettings,
     prefix: String,
     secret: Option<Secret>,
-    /// The clock to decide by, if it is not the server's.
+    /// The clock to decide by. `None` for the server's clock.
     clock: Option<Clock>,
 }
 
@@ -79,23 +79,23 @@ impl RedisStoreBuilder {
         }
     }
 
-    /// The beginning of every key in Redis: 1 to 64 characters of `A-Z a-z 0-9 _ . -`. With
-    /// different prefixes, two applications on one Redis do not share limits of the same name.
+    /// The beginning of every key in Redis: 1 to 64 characters of `A-Z a-z 0-9 _ . -`. Two
+    /// applications on one Redis share limits of the same name, except if their prefixes differ.
     /// Default: `tsw1`.
     pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
         self.prefix = prefix.into();
         self
     }
 
-    /// Hashes the values of each [`Key`](crate::Key) in Redis with this secret, such as addresses
-    /// and user names. A reader of Redis then learns only which entries belong to the same key. All
-    /// instances that share limits need the same secret. Changing or removing the secret starts
-    /// every window anew.
+    /// Hashes the value of each [`Key`](crate::Key), such as an address or a user name, with this
+    /// secret before it reaches Redis. A reader of Redis then learns only which entries belong to
+    /// the same key. All instances that share limits need the same secret. Changing or removing the
+    /// secret starts every window anew.
     ///
-    /// Default: none. The keys in Redis then have a SHA-256 without a secret. Anyone who sees these
-    /// keys, by `MONITOR`, in a dump or on a replica, can try all possible values within minutes:
-    /// every IPv4 address, or every name on a list. An [`ApiKey`](crate::ApiKey) is always hashed
-    /// with its own secret first.
+    /// Default: none. Without a secret, the keys in Redis have a plain SHA-256 of the values.
+    /// Anyone who sees these keys, by `MONITOR`, in a dump or on a replica, can try all possible
+    /// values within minutes: every IPv4 address, or every name on a list. An
+    /// [`ApiKey`](crate::ApiKey) is always hashed with its own secret first.
     ///
     /// ```no_run
     /// # fn store() -> Result<(), Box<dyn std::error::Error>> {
@@ -110,52 +110,53 @@ impl RedisStoreBuilder {
         self
     }
 
-    /// The most connections that each tokio runtime of the process opens. Default: 4. With several,
-    /// Redis decides one batch while the process reads the reply to another.
-    /// [`connect`](Self::connect) opens all of them in its runtime. Otherwise they are opened when
-    /// they are needed, and a process with little to do opens one or two. In a cluster, this is the
-    /// most pairs of connections to each node.
+    /// The most connections that each tokio runtime of the process opens. Default: 4. With several
+    /// connections, Redis decides one batch while the process reads the reply to another.
+    /// [`connect`](Self::connect) opens all connections in its runtime. Without it, the store opens
+    /// connections when they are needed, so a process with little to do opens one or two. In a
+    /// cluster, this is the most pairs of connections to each node.
     ///
-    /// Each connection has one batch of checks in flight. To a server that is far away, more
-    /// batches are in flight and share the connections: one for each millisecond of the round trip,
-    /// at most 64. In a cluster, batches always share the connections.
+    /// Each connection has one batch of checks in flight. If the server is far away, several
+    /// batches share a connection. Then there is one batch in flight for each millisecond of the
+    /// round trip, and at most 64. In a cluster, batches always share the connections.
     pub fn connections(mut self, connections: u32) -> Self {
         self.connection.connections = connections;
         self
     }
 
-    /// How long a check waits for a connection before it fails, and how long opening a connection
-    /// may take, with the sign-in. A limiter's deadline mostly ends the wait of a check earlier.
-    /// While a connection opens, checks use those that are open. A cluster may take up to 5 s to
-    /// open its connections to all nodes. Default: 1 s.
+    /// The longest time for which a check waits for a connection before it fails. Opening a
+    /// connection and signing in may take as long. A limiter's deadline mostly ends the wait of a
+    /// check earlier. While a connection opens, checks use the connections that are open. A cluster
+    /// may take up to 5 s to open its connections to all nodes. Default: 1 s.
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.connection.connect_timeout = timeout;
         self
     }
 
-    /// How long Redis may take to reply to a batch of checks. A batch without a reply by then has
-    /// failed. A limiter's deadline mostly ends the wait of a check earlier. If a deadline is
-    /// longer than this time, set this time longer as well. In a cluster, this is the time for one
-    /// node. A request that is repeated at several nodes may take twice as long. Default: 1 s.
+    /// The longest time that Redis may take to reply to a batch of checks. A batch without a reply
+    /// within this time has failed. A limiter's deadline mostly ends the wait of a check earlier.
+    /// If a deadline is longer than the reply timeout, make the reply timeout longer as well. In a
+    /// cluster, the reply timeout is the time for one node. A request that is repeated at several
+    /// nodes may take twice as long. Default: 1 s.
     pub fn reply_timeout(mut self, timeout: Duration) -> Self {
         self.connection.reply_timeout = timeout;
         self
     }
 
-    /// The ACL user to sign in as, and its password, which then need not be in a URL. For a server
-    /// that asks for a password alone, the user is `default`. Default: the login of the URL or the
-    /// client. Behind sentinels the default is none, since the logins in their URLs are for the
-    /// sentinels.
+    /// The ACL user to sign in as, and the password of this user. With this setting, they need not
+    /// be in a URL. For a server that asks for a password alone, the user is `default`. Default:
+    /// the login of the URL or the client. Behind sentinels, the default is no login, since the
+    /// logins in the sentinels' URLs are for the sentinels.
     pub fn login(mut self, user: impl Into<String>, password: impl Into<String>) -> Self {
         self.opening().login = Some((user.into(), password.into()));
         self
     }
 
     /// Signs in with the users and passwords that this [`redis::StreamingCredentialsProvider`]
-    /// gives, one after the other. They may be tokens that a cloud gives out for some minutes. A
-    /// new connection signs in with the first that its stream yields, and again with each that
-    /// follows. Behind sentinels, these are the credentials of the primary. Default: none. The
-    /// provider replaces [`login`](Self::login).
+    /// gives, one after the other. The passwords may be tokens that a cloud gives out for some
+    /// minutes. Each connection has a stream of credentials. It signs in with the first credentials
+    /// that the stream yields, and again with all that follow. Behind sentinels, the credentials
+    /// are for the primary. Default: none. The provider replaces [`login`](Self::login).
     /// The [guide](crate::guide::existing_connections#tokens-and-passwords-that-change) has an
     /// example.
     ///
@@ -173,22 +174,23 @@ impl RedisStoreBuilder {
         self
     }
 
-    /// The number of the database. Default: the number of the URL or the client, and 0 behind
-    /// sentinels.
+    /// The number of the database. Default: the number in the URL or of the client. Behind
+    /// sentinels the default is 0.
     pub fn database(mut self, number: u32) -> Self {
         self.opening().database = Some(number);
         self
     }
 
-    /// Trusts only servers whose certificates this authority has signed: one or more certificates
-    /// in PEM. Default: the authorities that the system trusts.
+    /// Trusts only servers whose certificates this authority has signed. The argument is one or
+    /// more certificates of the authority in PEM. Default: the authorities that the system trusts.
     #[cfg(feature = "tls")]
     pub fn root_certificate(mut self, pem: impl Into<Vec<u8>>) -> Self {
         self.opening().certificates.root_cert = Some(pem.into());
         self
     }
 
-    /// The client certificate to present to the servers, and its key, both in PEM. Default: none.
+    /// The client certificate that the store presents to the servers, and the key of this
+    /// certificate, both in PEM. Default: none.
     #[cfg(feature = "tls")]
     pub fn client_certificate(mut self, pem: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
         let client_cert = pem.into();
@@ -197,20 +199,20 @@ impl RedisStoreBuilder {
         self
     }
 
-    /// Decides by the system clock of each process instead of the server's, for servers on which a
-    /// script may not call `TIME`. Default: the server's clock.
+    /// Decides by the system clock of each process instead of the server's clock. This is for
+    /// servers on which a script may not call `TIME`. Default: the server's clock.
     ///
     /// The clocks of all processes have to agree, as clocks that NTP sets do. If the clock of one
-    /// process is ahead, windows can end too early there by the difference, so that the process
-    /// admits too much. In the other processes, windows can end too late.
+    /// process is ahead, windows can end too early in that process, by as much as the clock is
+    /// ahead. The process then admits too much. In the other processes, windows can end too late.
     pub fn client_clock(mut self) -> Self {
         self.clock = Some(Clock::System);
         self
     }
 
-    /// Decides by this clock instead of the server's: for tests. Keys still expire by the server's
-    /// clock, but a minute later than otherwise. So a test may take up to a minute between two
-    /// moves of its clock.
+    /// Decides by this clock instead of the server's clock: for tests. Keys still expire by the
+    /// server's clock, but a minute later than without this setting. So a test may take up to a
+    /// minute between two moves of its clock.
     pub fn clock(mut self, clock: &ManualClock) -> Self {
         self.clock = Some(Clock::Manual(clock.clone()));
         self
@@ -221,8 +223,8 @@ impl RedisStoreBuilder {
         &mut self.connection
     }
 
-    /// The store. It connects when the first check arrives, so Redis may be down, and no runtime is
-    /// needed yet.
+    /// Makes the store. The store connects when the first check arrives, so Redis may be down, and
+    /// no runtime is needed yet.
     ///
     /// # Errors
     ///
@@ -241,7 +243,7 @@ impl RedisStoreBuilder {
         if let Some((what, _)) = timeouts.iter().find(|(_, timeout)| timeout.is_zero()) {
             return Err(ConfigError::new(format!("the {what} timeout must be longer than 0 s")));
         }
-        // The local state of this process goes by a clock that does not step.
+        // The local state of this process uses a clock that never steps, except in tests.
         let local_clock = match &self.clock {
             None | Some(Clock::System) => Clock::monotonic(),
             Some(clock) => clock.clone(),
@@ -260,18 +262,18 @@ impl RedisStoreBuilder {
         Ok(RedisStore { common: Arc::new(common), _alive: alive })
     }
 
-    /// The store, after it has reached the server, run the script, run each command on a key that
-    /// does not exist, and opened all [connections](Self::connections) of this runtime. So no check
-    /// waits for a connection, and the [default deadline](crate::Limiter::deadline) follows the
-    /// round trip from the first check on. Only the first check shows whether the server has memory
-    /// left.
+    /// Makes the store, and returns it once it works. The store has then reached the server, run
+    /// the script, run each command on a key that does not exist, and opened all
+    /// [connections](Self::connections) of this runtime. So no check waits for a connection, and
+    /// the [default deadline](crate::Limiter::deadline) follows the round trip from the first check
+    /// on. The memory of the server is not tested: only the first check shows whether any is left.
     ///
     /// # Errors
     ///
     /// [`StoreError`] if a setting is wrong, as for [`build`](Self::build), if the server cannot be
     /// reached, if it is a replica, or if this user may not write keys with the prefix or run a
-    /// command, which the error names. Print its [sources](std::error::Error::source) as well: they
-    /// have the address and the cause.
+    /// command. The error names that command. Print the error's
+    /// [sources](std::error::Error::source) as well: they have the address and the cause.
     pub async fn connect(self) -> Result<RedisStore, StoreError> {
         let store = self.build().map_err(invalid)?;
         let tried = async { store.common.dispatcher()?.try_out().await };

@@ -1,11 +1,11 @@
-//! The layout of the keys in Redis: `{prefix}:{<digest>}:<limit>/<window>`, followed by
-//! `:<algorithm>` unless that is the log.
+//! The layout of the keys in Redis: `<prefix>:{<digest>}:<limit>/<window>`. The name of the
+//! algorithm follows as `:<algorithm>`, except for the exact log.
 //!
 //! 1. The digest is the first 128 bits of a hash of the [`Key`]'s namespace and value: HMAC-SHA-256
 //!    if the store has a secret, else SHA-256. It has 22 characters of base64url (RFC 4648, section
 //!    5). The value itself is never part of a Redis key, so a client cannot reach the key of
 //!    another client. Without a secret, a reader of Redis can find a value by trying all possible
-//!    values, if there are few.
+//!    values, if there are few possible values.
 //! 2. The braces are a cluster's hash tag. So all limits of one [`Key`] are in one slot, and the
 //!    keys spread over all slots.
 //! 3. Name, window and algorithm are a limit's identity. The window is written as in the text of a
@@ -69,8 +69,8 @@ impl Keys {
         text
     }
 
-    /// The slot of a cluster that has all limits of a key: CRC-16/XMODEM of the text between the
-    /// braces.
+    /// The slot of a cluster in which all limits of a key are. It is the CRC-16/XMODEM of the text
+    /// between the braces, modulo the number of slots.
     pub(super) fn hash_slot(&self, key: &Key) -> u16 {
         let with_bit = |crc: u16, _| if crc & 0x8000 == 0 { crc << 1 } else { (crc << 1) ^ 0x1021 };
         let with_digit = |crc: u16, digit: u8| (0..8).fold(crc ^ u16::from(digit) << 8, with_bit);
@@ -80,7 +80,8 @@ impl Keys {
 
     /// The digest of a key, in base64url.
     fn digest(&self, key: &Key) -> [u8; DIGEST_LENGTH] {
-        // The length comes first, so that no two pairs of namespace and value have the same bytes.
+        // The length of the namespace comes first, so that no two pairs of namespace and value have
+        // the same bytes.
         let length = (key.namespace().len() as u64).to_le_bytes();
         let parts = [&length, key.namespace().as_bytes(), key.value()];
         let digest = match &self.domain {

@@ -6,18 +6,19 @@
 //!
 //! 1. Each limit and key has one sorted set: the head of the script explains its entries.
 //! 2. The script reads the server's time once, so all processes decide by one clock.
-//! 3. One script decides many checks, in the order of their arrival. While few are in flight, the
-//!    caller of a check sends it at once, without waiting for other checks or for a task. Until the
-//!    first reply, a task sends checks. It hears that reply even if it is late, and learns the
-//!    round trip from it.
-//! 4. EVALSHA sends the script, and EVAL once if the server does not know it.
+//! 3. One script decides many checks, in the order of their arrival. While few checks are in
+//!    flight, the caller of a check sends it at once, without waiting for other checks or for a
+//!    task. Until the first reply, a task sends all checks. The task hears the first reply even if
+//!    the reply is late, and learns the round trip from it.
+//! 4. EVALSHA runs the script. If the server does not know the script, EVAL sends it once.
 //! 5. A batch is sent once more, over a new connection, if its connection broke or the server has
 //!    become a replica. The second try carries the same ids, so each check counts once even if the
 //!    first try has run. Checks that the server could not recognize by their ids are not sent
 //!    twice.
 //! 6. Only digests of keys leave the process.
-//! 7. Only tasks hold connections and other things that callers wait for, and each runtime has its
-//!    own. So a future that nobody polls, or a runtime that nobody drives, delays no other caller.
+//! 7. Only tasks have connections and other things for which callers wait. Each runtime has tasks
+//!    and connections of its own. So a future that nobody polls, or a runtime that nobody drives,
+//!    delays no other caller.
 
 mod builder;
 mod connect;
@@ -47,9 +48,9 @@ use crate::{
 /// Limits shared by every process that uses the same Redis. See the [crate docs](crate#stores).
 ///
 /// Clones share the connections. Each tokio runtime that uses the store has connections of its own,
-/// which close when the runtime ends. So a runtime that is not driven, such as a single-threaded
-/// one between two calls of `block_on`, delays no other. A future of the store belongs to the
-/// runtime that polls it first. If that runtime ends, the future ends with an error.
+/// which close when the runtime ends. So no runtime delays another, even if it is not driven, such
+/// as a single-threaded runtime between two calls of `block_on`. A future of the store belongs to
+/// the runtime that polls it first. If that runtime ends, the future ends with an error.
 ///
 /// A check or a settlement is sent when its future is first polled. Dropping the future before the
 /// check has been sent cancels the check. A settlement is made even if its future is dropped,
@@ -57,7 +58,7 @@ use crate::{
 #[derive(Clone)]
 pub struct RedisStore {
     common: Arc<Common>,
-    /// The dispatchers end with the last clone.
+    /// The dispatchers end when the last clone of the store drops this.
     _alive: watch::Sender<()>,
 }
 
@@ -68,14 +69,14 @@ impl RedisStore {
         if dispatcher.is_by_slot() { dispatcher.ask_slots(job).await } else { dispatcher.ask(job).await }
     }
 
-    /// A store on the server at `url`, such as `redis://127.0.0.1:6379/0`. The server has been
-    /// reached and can be written to, and the connections of this runtime are open.
+    /// A store on the server at `url`, such as `redis://127.0.0.1:6379/0`. When this returns, the
+    /// server has been reached and can be written to, and the connections of this runtime are open.
     ///
     /// # Errors
     ///
-    /// [`StoreError`], as for the builder's [`connect`](RedisStoreBuilder::connect). Print its
-    /// [sources](std::error::Error::source) as well: they have the address and the cause. A process
-    /// that has to start while Redis is down uses [`builder`](Self::builder) and
+    /// [`StoreError`], as for the builder's [`connect`](RedisStoreBuilder::connect). Print the
+    /// error's [sources](std::error::Error::source) as well: they have the address and the cause. A
+    /// process that has to start while Redis is down uses [`builder`](Self::builder) and
     /// [`build`](RedisStoreBuilder::build).
     pub async fn connect(url: &str) -> Result<Self, StoreError> {
         Self::builder(url).connect().await
@@ -87,8 +88,8 @@ impl RedisStore {
     }
 
     /// A store on the server of the application's Redis client. The store takes over the client's
-    /// address, TLS, user, password, database and protocol. The builder's settings override them.
-    /// The store opens its own connections: to share those of the application, see
+    /// address, TLS, user, password, database and protocol. The builder's settings override the
+    /// client's. The store opens its own connections: to share the application's connections, see
     /// [`from_pool`](Self::from_pool). A provider of credentials is no part of a client: give it to
     /// [`credentials`](RedisStoreBuilder::credentials).
     ///
@@ -106,17 +107,18 @@ impl RedisStore {
     }
 
     /// A store on the connections of the application's pool, such as one of
-    /// `bb8_redis::RedisConnectionManager`. Call this function in the runtime that has the pool. In
-    /// other runtimes, the store opens connections that the pool does not count.
+    /// `bb8_redis::RedisConnectionManager`. Call this function in the runtime of the pool. In other
+    /// runtimes, the store opens connections that the pool does not count.
     /// [`guide::existing_connections`](crate::guide::existing_connections) has an example, and says
     /// what the pool's settings mean for limits.
     ///
     /// The store takes a connection out of the pool, clones it, and gives it back at once. So the
-    /// store shares up to [this number](RedisStoreBuilder::connections) of connections with the
-    /// application, and the application finds as many in the pool as before. When these connections
-    /// fail, the store asks the pool for others. If the pool hands out none that works within a
-    /// third of the [connect timeout](RedisStoreBuilder::connect_timeout), the store opens one that
-    /// the pool does not count.
+    /// application finds as many connections in the pool as before. The builder's
+    /// [`connections`](RedisStoreBuilder::connections) is the most connections that the store
+    /// shares with the application. When a shared connection fails, the store asks the pool for
+    /// another one. If the pool hands out no working connection within a third of the [connect
+    /// timeout](RedisStoreBuilder::connect_timeout), the store opens a connection that the pool
+    /// does not count.
     pub fn from_pool<M>(pool: bb8::Pool<M>) -> RedisStoreBuilder
     where
         M: bb8::ManageConnection<Error = redis::RedisError>,
@@ -126,12 +128,12 @@ impl RedisStore {
     }
 
     /// A store on the connections that this closure opens, such as clones of a `ConnectionManager`,
-    /// or connections through a tunnel. The store calls the closure whenever it needs a connection:
-    /// at first for each of its [connections](RedisStoreBuilder::connections), and again when these
-    /// fail. A call may take up to the [connect timeout](RedisStoreBuilder::connect_timeout).
+    /// or connections through a tunnel. The store calls the closure once for each of its
+    /// [connections](RedisStoreBuilder::connections), and again when a connection has failed. A
+    /// call may take up to the [connect timeout](RedisStoreBuilder::connect_timeout).
     ///
-    /// The login, database and TLS are those of the connections. All connections must lead to one
-    /// server, and none may be subscribed or in a transaction.
+    /// The closure chooses the login, database and TLS of the connections. All connections must
+    /// lead to one server, and none may be subscribed or in a transaction.
     ///
     /// ```no_run
     /// # async fn store() -> Result<(), Box<dyn std::error::Error>> {
@@ -156,12 +158,12 @@ impl RedisStore {
     }
 
     /// A store on the primary that sentinels know by this name. The sentinels are at URLs such as
-    /// `redis://10.0.0.1:26379`. Each new connection asks them again, so the store survives a
-    /// failover. Units that the old primary had not replicated are lost.
+    /// `redis://10.0.0.1:26379`. For each new connection, the store asks the sentinels again, so it
+    /// survives a failover. Units that the old primary had not replicated are lost.
     ///
-    /// A URL has the user and password of the sentinel itself. The user, password and database of
-    /// the primary are settings of the builder. If the first URL is a `rediss://` one, the primary
-    /// is reached over TLS, too.
+    /// The user and password in a URL are for the sentinel itself. The user, password and database
+    /// of the primary are settings of the builder. If the first URL begins with `rediss://`, the
+    /// store reaches the primary by TLS, too.
     pub fn sentinel<U: Into<String>>(
         urls: impl IntoIterator<Item = U>,
         primary: impl Into<String>,
@@ -169,22 +171,23 @@ impl RedisStore {
         RedisStoreBuilder::of_urls(Topology::Sentinels(primary.into()), urls)
     }
 
-    /// A store on the Redis Cluster with nodes at these URLs. One node that is up is enough to find
-    /// the others. The user and password of the first URL, or of the builder, are for all nodes.
+    /// A store on the Redis Cluster with nodes at these URLs. The store finds all nodes if one of
+    /// these nodes is up. The user and password of the first URL, or of the builder, are for all
+    /// nodes.
     ///
-    /// All limits of one key are in one slot, and are decided as on one server. The keys of a check
-    /// with several keys are mostly in several slots, which no script reaches at once. The store
-    /// then asks the slots one after the other. If a slot refuses, the slots before it get back the
-    /// units that they have counted. So no limit ever admits too much, and a refusal costs nothing
-    /// in the end. Meanwhile other checks may be refused for units that are about to come back. A
-    /// check with several slots differs in four ways:
+    /// All limits of one key are in one slot, and are decided as on one server. A check with
+    /// several keys mostly has keys in several slots, which no script reaches at once. For such a
+    /// check, the store asks the slots one after the other. If a slot refuses, the store gives the
+    /// slots before it the units back that they have counted. So no limit ever admits too much, and
+    /// a refusal costs nothing in the end. Until the units are given back, other checks may be
+    /// refused because of them. A check with several slots differs in four ways:
     ///
-    /// * The retry time can be too short: after it, a slot that was not asked may refuse.
+    /// * The retry time can be too short: when it has passed, a slot that was not asked may refuse.
     /// * Each admission is an entry of its own, whatever the algorithm of its limits.
-    /// * If the check has an id from its caller, the units that were taken are not given back: the
-    ///   next try with that id uses them.
-    /// * If a node goes away in the middle, units that it cannot get back count until they leave
-    ///   the window.
+    /// * If the check has an id from its caller and is refused, its units are not given back: the
+    ///   next try with the same id uses them.
+    /// * If a node fails in the middle of the check, the units that the node has counted cannot be
+    ///   given back. These units count until they leave the window.
     #[cfg(feature = "cluster")]
     pub fn cluster<U: Into<String>>(urls: impl IntoIterator<Item = U>) -> RedisStoreBuilder {
         RedisStoreBuilder::of_urls(Topology::Cluster, urls)

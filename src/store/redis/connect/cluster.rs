@@ -1,16 +1,19 @@
 //! A Redis Cluster, reached by two clients.
 //!
-//! 1. The first client repeats nothing, so a command that it sends counts once.
+//! 1. The first client repeats no command, so a command that this client sends counts at most once.
 //! 2. The second client sends commands again. It follows slots that move, and waits a little for a
 //!    node that is replaced. The commands of this client carry ids, or have certainly not run
-//!    before. There is one exception: a check without an id, on a limit that is no exact log,
-//!    counts twice if its slot moves just when a connection breaks. No check counts too little.
-//! 3. Both clients know which node has which slot, and reconnect to a node that is lost.
-//! 4. Connections that get no reply from any node for the reply timeout are replaced, because the
-//!    client of version 1.8.1 can deadlock. If tokio's budget for a task ends while a request locks
-//!    the table of nodes, the request keeps the lock until it is polled again. But the client does
-//!    not poll it while it looks up the slots, and the look-up waits for that lock. Some dozens of
-//!    requests at the moment when slots move can stop the client for ever.
+//!    before. So they count once, too. There is one exception: a check on a limit that is no exact
+//!    log counts twice if it has no id, and if its slot moves just when a connection breaks. No
+//!    check counts too little.
+//! 3. Both clients know which node has which slot, and connect again to a node when the connection
+//!    to it is lost.
+//! 4. The connections of a client are replaced if no node has replied on them for the reply
+//!    timeout. The reason is that the client of `redis` 1.8.1 can deadlock. If tokio's budget for a
+//!    task ends while a request locks the table of nodes, the request keeps the lock until it is
+//!    polled again. But the client does not poll the request while it looks up the slots, and the
+//!    look-up waits for the same lock. Some dozens of requests at the moment when slots move can
+//!    stop the client for ever.
 
 use std::{
     mem,
@@ -32,12 +35,12 @@ use tokio::{task::JoinSet, time::timeout};
 use super::settings::{ConnectionSettings, tcp_settings};
 use crate::local::lock;
 
-/// The longest time for connecting to all nodes and asking one of them for the slots. Each step has
-/// a timeout of its own, too.
+/// The longest time for connecting to all nodes and asking one of them for the slots. Each of these
+/// steps also has a timeout of its own.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How often the second client repeats a command that a node refused, and the milliseconds that it
-/// waits in between.
+/// How often the second client repeats a command that a node refused. [`RETRY_WAIT`] is the
+/// shortest and the longest wait between two tries, in milliseconds.
 const RETRIES: u32 = 6;
 const RETRY_WAIT: (u64, u64) = (5, 100);
 
@@ -51,13 +54,13 @@ pub(crate) struct ClusterConnections {
 struct Nodes {
     connection: ClusterConnection,
     reply_timeout: Duration,
-    /// The number of requests since the last reply of any node that are in flight or got no reply
-    /// within the timeout, and the time of the first of them.
+    /// The number of requests, since the last reply of any node, that are in flight or got no reply
+    /// within the timeout. `since` is the time at which the first of these requests was sent.
     unanswered: AtomicU32,
     since: Mutex<Instant>,
 }
 
-/// A client that repeats a command this number of times.
+/// Makes a client that repeats a failed command up to `retries` times.
 pub(super) fn client(
     nodes: &[ConnectionInfo],
     settings: &ConnectionSettings,
@@ -66,7 +69,7 @@ pub(super) fn client(
     let builder = ClusterClientBuilder::new(nodes.to_vec())
         .tcp_settings(tcp_settings())
         .response_timeout(settings.reply_timeout)
-        // This time covers all repetitions and new connections.
+        // This timeout covers all repetitions, and new connections as well.
         .overall_response_timeout(Some(settings.reply_timeout.saturating_mul(2)))
         .min_retry_wait(RETRY_WAIT.0)
         .max_retry_wait(RETRY_WAIT.1)
@@ -85,7 +88,7 @@ pub(super) async fn connect(
 ) -> RedisResult<ClusterConnections> {
     let first = client(nodes, settings, 0)?;
     let again = client(nodes, settings, RETRIES)?;
-    // Both connect at the same time, since a node that hangs delays each of them.
+    // Both clients connect at the same time, since a node that hangs delays each of them.
     let mut connecting = JoinSet::new();
     let wait = settings.reply_timeout;
     connecting.spawn(async move { Nodes::connect(&again, wait).await });
@@ -105,8 +108,9 @@ impl ClusterConnections {
         if again { &self.again } else { &self.first }.hear(send).await
     }
 
-    /// Sends commands for one slot: all at once in the first try, and one by one `again`. If
-    /// several are redirected to the node to which a slot moves, that node accepts only the first.
+    /// Sends commands for one slot. The first try sends all commands at once. With `again`, they
+    /// are sent one by one: if several commands are redirected at once to the node to which a slot
+    /// moves, that node accepts only the first of them.
     pub(super) async fn send_all(&self, commands: &Pipeline, again: bool) -> RedisResult<Vec<Value>> {
         if !again {
             let send =
@@ -121,8 +125,8 @@ impl ClusterConnections {
         Ok(replies)
     }
 
-    /// Whether one of the clients has left this number of requests without a reply, the first of
-    /// them for longer than a reply may take.
+    /// Whether the nodes have left this number of requests of one client without a reply, the first
+    /// of these requests for longer than the reply timeout.
     pub(super) fn are_silent(&self, requests: u32) -> bool {
         [&self.first, &self.again].iter().any(|nodes| nodes.is_silent(requests))
     }
@@ -154,8 +158,8 @@ impl Nodes {
     }
 }
 
-/// A wait for a reply. A caller that leaves before the timeout says nothing about the connections,
-/// so its request counts no longer.
+/// A wait for a reply. If the caller leaves before the timeout, its request no longer counts as
+/// unanswered, since it says nothing about the connections.
 struct ReplyWait<'a> {
     nodes: &'a Nodes,
     sent: Instant,

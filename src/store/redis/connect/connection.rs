@@ -1,29 +1,31 @@
 //! The connections of one runtime, in the seats of bb8's pool.
 //!
-//! 1. A caller that takes an empty seat opens its connection, in a task. Meanwhile the caller uses
-//!    any connection that works. So callers wait only while no connection works, and learn at once
-//!    why.
+//! 1. If a caller takes an empty seat, a task opens a connection for the seat. Meanwhile the caller
+//!    uses any connection that works. So callers wait only while no connection works, and they
+//!    learn at once why none works.
 //! 2. Taking a connection sends nothing: the replies that pass through a connection tell whether it
 //!    works.
-//! 3. Only tasks take a connection or wait for one. A future that is not polled would keep the
-//!    connection, or its turn in the pool, from all others. A check that is sent without a task
-//!    shares a connection that a task has opened.
-//! 4. Batches take turns with the connections. So no connection is idle while others are busy:
-//!    otherwise only a burst would show that it is half open. The connections to a cluster lead to
-//!    all of its nodes, and batches share them. Turns help there as well, since a client of a
-//!    cluster stands still while it connects to a node that hangs.
+//! 3. Only tasks take a connection or wait for one. A future that nobody polls would keep a
+//!    connection, or a turn in the pool, from all other callers. A check that is sent without a
+//!    task shares a connection that a task has opened.
+//! 4. Batches take turns with the connections. So no connection is idle while others are busy.
+//!    Without turns, an idle connection could be half open, and only a burst would show it. The
+//!    connections to a cluster lead to all of its nodes, and batches share them. Turns help in a
+//!    cluster as well, since a client of a cluster stands still while it connects to a node that
+//!    hangs.
 //! 5. When a connection fails, its whole generation is given up: a server that restarts or is
-//!    demoted has mostly cut all connections. If the others were still handed out, each would fail
-//!    one check.
+//!    demoted has mostly cut all connections. If the other connections were still handed out, each
+//!    of them would fail one check.
 //! 6. A connection is also given up, with its generation, if it left several requests in a row
 //!    without a reply, or one request for a second. Such a connection may be half open, which no
 //!    error ever reports. Requests that were in flight together count as one. A request does not
-//!    count if a later one has its reply. A request that was sent just as its connection ended may
-//!    also get no error: tokio's channel keeps such a message as long as its sender ([issue
-//!    7714](https://github.com/tokio-rs/tokio/issues/7714)).
+//!    count if a later request has its reply. A request that was sent just as its connection ended
+//!    may also get no error: tokio's channel keeps such a message as long as the channel has a
+//!    sender ([issue 7714](https://github.com/tokio-rs/tokio/issues/7714)).
 //! 7. A connection without a reply for half a second proves itself before a check that must not run
-//!    twice: the server or a proxy may have closed it meanwhile. For a cluster, the time of the
-//!    last reply is known for each part of the slots. A part is mostly on one node.
+//!    twice: the server or a proxy may have closed the connection in that time. For a cluster, this
+//!    process knows the time of the last reply for each part of the slots, since a part is mostly
+//!    on one node.
 
 use std::{
     convert::Infallible,
@@ -63,8 +65,8 @@ use crate::{
 /// A connection that left this many requests in a row without a reply is given up.
 const MAX_UNANSWERED: u32 = 3;
 
-/// A caller that stops waiting sooner, for example because its client hung up, says nothing about
-/// the connection.
+/// If a caller stops waiting sooner than this, for example because its client hung up, the missing
+/// reply says nothing about the connection.
 const TOO_SOON: Duration = Duration::from_millis(5);
 
 /// After this time without a reply, a server or a proxy may have closed a connection.
@@ -93,7 +95,8 @@ impl Pool {
     pub(crate) fn new(server: &Arc<Server>, distance: Arc<AtomicU64>) -> Self {
         let seats = bb8::Pool::builder()
             .max_size(server.settings.connections)
-            // The wait for a seat is a part of the wait for a connection.
+            // The wait for a seat needs no timeout: it is a part of the wait for a connection,
+            // which has one.
             .connection_timeout(Duration::MAX)
             .idle_timeout(None)
             .max_lifetime(None)
@@ -103,15 +106,16 @@ impl Pool {
         Self { seats, shared, openings, server: Arc::clone(server), generation: Arc::default(), distance }
     }
 
-    /// A clone of a connection that works. Unlike [`take`](Self::take), this reads no clock.
+    /// Returns a clone of the shared connection, if that connection works. Unlike
+    /// [`take`](Self::take), this method reads no clock.
     pub(crate) fn share(&self) -> Option<Connection> {
         self.shared.borrow().clone().filter(Connection::works)
     }
 
-    /// A connection. On a single server it comes with its seat, and one batch has it alone until the
-    /// seat is given back. In a cluster it comes without a seat, and batches share it. While a
-    /// connection opens, or if it cannot be opened, this returns another one that works. Only a task may call
-    /// this.
+    /// Takes a connection. On a single server, the connection comes with its seat, and one batch
+    /// has it alone until the seat is given back. In a cluster, the connection comes without a
+    /// seat, and batches share it. While a new connection opens, or if it cannot be opened, this
+    /// method returns another connection that works. Only a task may call this method.
     pub(crate) async fn take(&self) -> Result<(Connection, Option<Seat>), StoreError> {
         let wait = self.server.settings.connect_timeout;
         let mut shared = self.shared.subscribe();
@@ -138,8 +142,8 @@ impl Pool {
         .await
     }
 
-    /// Opens all connections. Since this waits for each seat, it is called before any connection is
-    /// in use. A connection that fails is opened again when it is needed.
+    /// Opens all connections. Call this method before any connection is in use, since it waits for
+    /// each seat. If a connection cannot be opened now, it is opened when it is needed.
     pub(crate) async fn open_all(&self) {
         let mut opening = Vec::new();
         let mut open = Vec::new();
@@ -168,7 +172,7 @@ impl Pool {
         self.open(seat).await.map_err(|_| io::Error::other("opening it has panicked"))?
     }
 
-    /// Opens the connection of a seat.
+    /// Opens a connection for an empty seat, in a task.
     fn open(&self, mut seat: Seat) -> oneshot::Receiver<RedisResult<(Connection, Seat)>> {
         let server = Arc::clone(&self.server);
         let shared = self.shared.clone();
@@ -180,7 +184,7 @@ impl Pool {
         openings.spawn(async move {
             let outcome = Connection::open(&server, &generation).await.map_err(without_arguments);
             let new = outcome.as_ref().ok().cloned();
-            // If its caller has stopped waiting, the connection is for later callers.
+            // If the caller has stopped waiting, the connection is for later callers.
             let _ = opened.send(outcome.map(|connection| {
                 *seat = Some(connection.clone());
                 shared.send_replace(Some(connection.clone()));
@@ -189,8 +193,8 @@ impl Pool {
             match new {
                 Some(mut new @ Connection::Server(..)) => {
                     let sent = Instant::now();
-                    // A reply that is an error has come as far, for example if the user may not
-                    // send PING. So its time is as good.
+                    // If the user may not send PING, the reply is an error. The time of an error
+                    // reply is as good as that of any other reply.
                     let _ = new.send(&cmd("PING"), false, sent).await;
                     distance.store(clock::micros(sent.elapsed()), Ordering::Relaxed);
                 }
@@ -252,7 +256,7 @@ impl Connection {
         let connect = async {
             match server.connect().await {
                 // The connection was cut in the middle of signing in, for example with `CLIENT
-                // KILL`. The next one may succeed.
+                // KILL`. A second try may succeed.
                 Err(error) if error.is_connection_dropped() => server.connect().await,
                 outcome => outcome,
             }
@@ -276,8 +280,8 @@ impl Connection {
         }
     }
 
-    /// Sends commands that remove entries, all at once, and returns the number of entries that each
-    /// has removed. For a key of another type, that is 0.
+    /// Sends commands that remove entries, all at once. Returns the number of entries that each
+    /// command has removed. For a key of another type, the number is 0.
     #[cfg_attr(not(feature = "cluster"), expect(unused_variables))]
     pub(crate) async fn send_all(&mut self, removals: &Pipeline, again: bool, since: Instant) -> RedisResult<Value> {
         match self {
@@ -289,7 +293,7 @@ impl Connection {
         }
     }
 
-    /// The times of its last replies.
+    /// The times of the last replies over this connection.
     pub(crate) fn last_replies(&self) -> &LastReplies {
         match self {
             Self::Server(_, health) => &health.last_replies,
@@ -298,8 +302,8 @@ impl Connection {
         }
     }
 
-    /// Whether it may be used while another is being opened. Connections to a cluster always may:
-    /// they can be silent because a single node hangs.
+    /// Whether this connection may be used while another one is being opened. Connections to a
+    /// cluster always may be used: they can be silent just because a single node hangs.
     fn may_work(&self) -> bool {
         !matches!(self, Self::Server(..)) || self.works()
     }
@@ -313,8 +317,8 @@ impl Connection {
     }
 }
 
-/// The times of the last replies, one for each of [`PARTS`] equal parts of the slots. Batches of no
-/// certain slot have the first part.
+/// The times of the last replies, one for each of [`PARTS`] equal parts of the slots. The replies
+/// to batches without a slot are noted in the first part.
 pub(crate) struct LastReplies {
     opened: Instant,
     /// In microseconds since the local state of the store was made.
@@ -346,17 +350,18 @@ pub(crate) struct ConnectionHealth {
     generation: u64,
     current: Arc<AtomicU64>,
     unanswered: AtomicU32,
-    /// In microseconds since the connection was opened. An unanswered request that was sent before
-    /// this time does not count: a later request has its reply, or the request was in flight
-    /// together with one that was counted.
+    /// In microseconds since the connection was opened. A request that was sent before this time
+    /// does not count as unanswered: a later request has its reply, or the request was in flight
+    /// together with one that was counted as unanswered.
     told_until: AtomicU64,
     last_replies: LastReplies,
     reply_timeout: Duration,
 }
 
 impl ConnectionHealth {
-    /// Call this before connecting. If the generation ends while a connection is being made, that
-    /// connection ends with it, since it may lead to the old server.
+    /// Makes the health of a connection. Call this function before the connection is opened. If the
+    /// generation ends meanwhile, the connection ends with the generation, since the connection may
+    /// lead to the old server.
     fn new(current: &Arc<AtomicU64>, reply_timeout: Duration) -> Self {
         Self {
             generation: current.load(Ordering::Relaxed),
@@ -368,8 +373,8 @@ impl ConnectionHealth {
         }
     }
 
-    /// Waits for the reply to a request that is sent now, at `since`. Learns from it whether the
-    /// connection works.
+    /// Waits for the reply to a request that is sent now, at `since`. Learns from the reply, or
+    /// from its absence, whether the connection works.
     async fn hear<T>(
         &self,
         since: Instant,
@@ -401,15 +406,16 @@ impl ConnectionHealth {
             || self.generation != self.current.load(Ordering::Relaxed)
     }
 
-    /// Gives up every connection of this generation. Only the first of several failures does it.
+    /// Gives up every connection of this generation. Several failures in one generation end only
+    /// this generation, and not the next one.
     fn end_generation(&self) {
         let next = self.generation + 1;
         let _ = self.current.compare_exchange(self.generation, next, Ordering::Relaxed, Ordering::Relaxed);
     }
 }
 
-/// A wait for a reply. Dropping it counts the request as unanswered: the reply took too long for
-/// the Redis client, or a deadline dropped the future of the caller.
+/// A wait for a reply. If the wait is dropped, the request counts as unanswered: the reply took too
+/// long, or a deadline dropped the future of the caller.
 struct ReplyWait<'a> {
     health: &'a ConnectionHealth,
     since: Instant,
@@ -425,8 +431,9 @@ impl Drop for ReplyWait<'_> {
             return;
         }
         health.told_until.fetch_max(health.micros_at(now), Ordering::Relaxed);
-        // A single request that waits for the longest deadline ends the generation. It may be a
-        // probe of a breaker, which would otherwise need several probes for each connection.
+        // A single request that has waited for the longest deadline ends the generation. The
+        // request may be a breaker's probe, and the breaker would otherwise need several probes for
+        // each connection.
         let counts = if waited < LONGEST_DEADLINE { 1 } else { MAX_UNANSWERED };
         if health.unanswered.fetch_add(counts, Ordering::Relaxed) + counts >= MAX_UNANSWERED {
             health.end_generation();

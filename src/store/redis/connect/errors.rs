@@ -1,9 +1,9 @@
 //! Makes the errors of wrong URLs, sorts the errors of Redis into kinds, and tells after which
-//! of them a connection has to be replaced.
+//! errors of Redis a connection has to be replaced.
 //!
-//! No error shows a URL. A user name and a password come before the host, and may have any
-//! character. If a `/`, `?` or `#` in them is not percent-encoded, a parser takes the text before
-//! it for the host.
+//! No error shows a URL. In a URL, a user name and a password come before the host, and may have
+//! any character. If a `/`, `?` or `#` in a password is not percent-encoded, a parser takes the
+//! text before this character for the host.
 
 use std::fmt;
 
@@ -20,21 +20,21 @@ pub(super) fn url(url: &str, cause: &RedisError) -> ConfigError {
         );
     }
     let problem = "a URL, not shown since it may hold a password, is not a Redis URL such as redis://127.0.0.1:6379/0";
-    // Of a URL, the client's error repeats only the values of parameters. So it is shown if there
-    // are none.
+    // The only parts of a URL that the client's error repeats are the values of parameters. So the
+    // error is shown if the URL has no parameters.
     ConfigError::new(if url.contains('?') { problem.into() } else { format!("{problem}: {cause}") })
 }
 
-/// The text of an error before the store replaces it by the name of the call that failed.
+/// The text of an error until the store replaces this text by the name of the call that failed.
 pub(crate) const ASKING: &str = "asking Redis";
 
-/// The failure of the server, or of a connection to it.
+/// The error for a failure of the server, or of a connection to the server.
 pub(crate) fn failure(cause: RedisError) -> StoreError {
     let kind = kind(&cause);
     StoreError::new(ASKING, kind, explained(cause))
 }
 
-/// The error if no connection could be opened.
+/// The error when no connection could be opened.
 pub(super) fn no_connection(server: &dyn fmt::Display, cause: &RedisError) -> StoreError {
     let kind = match kind(cause) {
         StoreErrorKind::Other | StoreErrorKind::TimedOut => StoreErrorKind::Unreachable,
@@ -53,8 +53,8 @@ pub(super) fn no_connection(server: &dyn fmt::Display, cause: &RedisError) -> St
     StoreError::new(ASKING, kind, format!("no connection to Redis at {server} could be opened: {cause}{hint}"))
 }
 
-/// Says what to do about a mistake in the set-up, if the words of the client or the server do not
-/// say it.
+/// Adds to an error what to do about a mistake in the set-up, if the error's own text does not say
+/// it.
 fn explained(error: RedisError) -> RedisError {
     const LOGIN: &str = "the password is missing or wrong, set it with `login`, `credentials` or in the URL (of a sentinel, in its URL)";
     const LACKS_COMMANDS: &str = "the user needs the commands that `guide::running_redis` lists";
@@ -119,13 +119,15 @@ pub(crate) fn kind_of_reply(text: &str) -> StoreErrorKind {
     KINDS.into_iter().find(|(word, _)| text.contains(word)).map_or(StoreErrorKind::Other, |(_, kind)| kind)
 }
 
-/// Whether the next request needs a new connection: the peer is gone, or it has become a replica
-/// and a new connection may reach the new primary.
+/// Whether the next request needs a new connection, because the server is gone or has become a
+/// replica. A new connection may reach the new primary.
 pub(crate) fn needs_new_connection(error: &RedisError) -> bool {
-    // Before Redis 7.0, READONLY for a command of a script is in the text of the script's error.
+    // Before Redis 7.0, the READONLY error of a command in a script is inside the text of the
+    // script's error.
     let is_read_only = error.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly)
         || error.detail().is_some_and(|text| text.contains("-READONLY "));
-    // The client takes some of these errors for recoverable, for example a damaged record of TLS.
+    // The Redis client takes some broken connections for usable, for example after a damaged record
+    // of TLS.
     let is_broken = error.kind() == ErrorKind::Io && !error.is_timeout();
     is_broken || error.is_unrecoverable_error() || is_read_only
 }
@@ -140,7 +142,7 @@ pub(crate) fn was_not_run(error: &RedisError) -> bool {
     )
 }
 
-/// Whether the host that a parser finds may be part of a user name or a password.
+/// Whether the host that a parser finds in a URL may be part of a user name or a password.
 pub(super) fn is_ambiguous(url: &str) -> bool {
     // URL parsers ignore these characters.
     let url = url.replace(['\t', '\n', '\r'], "");

@@ -3,11 +3,11 @@
 //!
 //! Three rules for sentinels:
 //!
-//! 1. Each new connection asks the sentinels. A failover ends the connections to the old primary,
-//!    so the next connection leads to the new one.
-//! 2. All sentinels are asked at once, and the first that names a working primary is believed. So a
-//!    sentinel that is down, or that still names the old primary, delays nothing.
-//! 3. No connection to a sentinel stays open, because the store connects rarely.
+//! 1. Before each new connection, the store asks the sentinels. A failover ends the connections to
+//!    the old primary, so the next connection leads to the new primary.
+//! 2. The store asks all sentinels at once, and believes the first one that names a working
+//!    primary. So a sentinel that is down, or that still names the old primary, delays nothing.
+//! 3. The store keeps no connection to a sentinel open, because it seldom needs one.
 
 use std::{
     collections::BTreeMap,
@@ -35,7 +35,8 @@ use crate::{
     logging::{Throttle, warn},
 };
 
-/// What the application gave: addresses of nodes, and their kind, or its own connections.
+/// The kind of server, and how the store reaches it: at addresses, or by connections that the
+/// application opens.
 #[derive(Clone)]
 pub(crate) enum Topology {
     Node,
@@ -51,8 +52,9 @@ pub(crate) struct Server {
     pub(super) nodes: Vec<ConnectionInfo>,
     pub(crate) settings: ConnectionSettings,
     unsuitable_line: Throttle,
-    /// The nodes of a cluster, by the first of the slots that each of them has. They end before the
-    /// next number. A slot that has moved keeps its old node here until that node answers MOVED.
+    /// The nodes of a cluster, each under the first slot of a range of slots that it has. A range
+    /// ends before the first slot of the next range. A slot that has moved keeps its old node here
+    /// until that node answers MOVED.
     nodes_of_slots: Mutex<BTreeMap<u16, Arc<str>>>,
 }
 
@@ -75,7 +77,7 @@ impl Server {
         if matches!(&topology, Topology::Sentinels(primary) if primary.is_empty()) {
             return Err(ConfigError::new("the name of the primary must not be empty"));
         }
-        // At sentinels, the store signs in with the users of their URLs.
+        // At a sentinel, the store signs in with the user and password of the sentinel's URL.
         let signed_in = |node| if is_sentinel { node } else { settings.sign_in(node) };
         let nodes = nodes.into_iter().map(|node| settings.transport(node).map(signed_in));
         let nodes = nodes.collect::<Result<_, _>>()?;
@@ -84,7 +86,7 @@ impl Server {
         #[cfg(feature = "cluster")]
         if server.is_cluster() {
             cluster::client(&server.nodes, &server.settings, 0).map_err(|cause| {
-                // An error with a detail is not shown, since the detail may repeat the key of a
+                // An error with a detail is not shown, since the detail may contain the key of a
                 // certificate.
                 let cause = if cause.detail().is_none() { format!(": {cause}") } else { String::new() };
                 ConfigError::new(format!("{server} cannot be reached with these settings{cause}"))
@@ -102,13 +104,13 @@ impl Server {
         matches!(self.topology, Topology::Given(_))
     }
 
-    /// The node of a cluster that has a slot, as far as is known.
+    /// The node of a cluster that has a slot, as far as this process knows.
     pub(crate) fn node_of(&self, slot: u16) -> Option<Arc<str>> {
         let nodes = self.is_cluster().then(|| lock(&self.nodes_of_slots))?;
         nodes.range(..=slot).next_back().map(|(_, node)| Arc::clone(node))
     }
 
-    /// Takes note that a slot has another node, if the error says so.
+    /// Notes which node now has a slot, if the error says that the slot has moved.
     pub(crate) fn note_moved(&self, error: &RedisError) {
         let Some((node, slot)) = error.redirect_node() else { return };
         let known = self.node_of(slot);
@@ -142,10 +144,10 @@ impl Server {
             Topology::Sentinels(primary) => Box::new(self.connect_to_primary(primary).await?),
             _ => Box::new(open(self.nodes[0].clone(), &self.settings.signing_in).await?),
         };
-        // INFO shows two errors more clearly than a batch. A server that asks for a password
-        // replies to a whole script with a protocol error, or hangs up. A server with all its
-        // connections in use hangs up after its first reply. Any other error comes again with the
-        // first batch, which may then be sent again.
+        // The reply to INFO shows two errors more clearly than the reply to a batch. A server that
+        // asks for a password replies to a whole script with a protocol error, or hangs up. A
+        // server whose connections are all in use hangs up after its first reply. Any other error
+        // is ignored here, since the first batch meets it again.
         match connection.req_packed_command(&cmd("INFO")).await.and_then(Value::extract_error) {
             Err(error) if hangs_up(&error) => Err(error),
             info => {
@@ -155,8 +157,8 @@ impl Server {
         }
     }
 
-    /// Warns of the nodes of a cluster. This happens after the connections are handed out, so a
-    /// node that hangs delays nothing.
+    /// Warns the operator of unsuitable nodes of a cluster. This happens after the connections are
+    /// handed out, so a node that hangs delays nothing.
     #[cfg(feature = "cluster")]
     pub(super) async fn warn_of_nodes(&self, nodes: &ClusterConnections) {
         let info = nodes.send(&cmd("INFO"), false).await;
@@ -164,8 +166,8 @@ impl Server {
         info.unwrap_or_default().iter().for_each(|(_, info)| self.warn_of(info));
     }
 
-    /// Warns the operator if a server decides but may forget limits, or if it is older than the
-    /// servers that the tests run on.
+    /// Warns the operator of a server that may forget limits, or that is older than the servers on
+    /// which the tests run.
     fn warn_of(&self, info: &str) {
         let field = |name: &str| info.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
         let mut version = field("redis_version:").split('.').map_while(|part| part.parse::<u32>().ok());
@@ -181,7 +183,7 @@ impl Server {
         }
     }
 
-    /// A connection to the primary, signed in with the settings.
+    /// Opens a connection to the primary, and signs in with the login of the settings.
     async fn connect_to_primary(&self, name: &str) -> RedisResult<MultiplexedConnection> {
         let ask = |sentinel: &ConnectionInfo| ask(sentinel.clone(), name.to_owned());
         let mut steps: JoinSet<_> = self.nodes.iter().map(ask).collect();
@@ -194,7 +196,7 @@ impl Server {
                     tried.push(address);
                 }
                 Ok(Ok(Step::Connected(connection))) => return Ok(connection),
-                // The error of a primary tells more than that of a sentinel that is down.
+                // The error of a primary tells more than the error of a sentinel that is down.
                 Ok(Ok(Step::Failed(error))) => failure = Some(error),
                 Ok(Err(error)) => failure = failure.or(Some(error)),
                 Err(error) if error.is_panic() => failure = Some(io::Error::other(error).into()),
@@ -205,7 +207,8 @@ impl Server {
         Err(failure.unwrap_or_else(unknown))
     }
 
-    /// A primary, over the transport of the first sentinel, signed in with the settings.
+    /// How to connect to a primary: with the transport of the first sentinel, and with the login of
+    /// the settings.
     fn primary_at(&self, (host, port): (String, u16)) -> ConnectionInfo {
         let sentinel = &self.nodes[0];
         let address = match sentinel.addr() {
@@ -223,7 +226,7 @@ enum Step {
     /// A sentinel has named the address of the primary.
     Named((String, u16)),
     Connected(MultiplexedConnection),
-    /// This primary does not work.
+    /// A primary that a sentinel has named does not work.
     Failed(RedisError),
 }
 
@@ -236,7 +239,7 @@ fn hangs_up(error: &RedisError) -> bool {
     error.code() == Some("NOAUTH") || error.is_connection_dropped() || is_full
 }
 
-/// The address of the primary, according to one sentinel.
+/// Asks one sentinel for the address of the primary.
 async fn ask(sentinel: ConnectionInfo, primary: String) -> RedisResult<Step> {
     let command = cmd("SENTINEL").arg("GET-MASTER-ADDR-BY-NAME").arg(primary).take();
     match open(sentinel, &without_timeouts()).await?.req_packed_command(&command).await?.extract_error()? {
@@ -245,8 +248,8 @@ async fn ask(sentinel: ConnectionInfo, primary: String) -> RedisResult<Step> {
     }
 }
 
-/// Connects to a primary that a sentinel has named. Checks its role, since the sentinel may still
-/// name the old primary.
+/// Connects to a primary that a sentinel has named. Checks the role of the server, since the
+/// sentinel may still name the old primary.
 async fn connect_to(primary: ConnectionInfo, config: AsyncConnectionConfig) -> RedisResult<Step> {
     let connected = async {
         let mut connection = open(primary, &config).await?;
@@ -265,8 +268,8 @@ fn unknown() -> RedisError {
     RedisError::from((ErrorKind::MasterNameNotFoundBySentinel, "no sentinel knows a primary of this name"))
 }
 
-/// If an error repeats the arguments of an unknown command, removes them. The arguments of a
-/// sign-in have the password.
+/// Removes the arguments of an unknown command from the text of an error. If the unknown command is
+/// a sign-in, its arguments have the password.
 pub(super) fn without_arguments(error: RedisError) -> RedisError {
     match error.detail() {
         Some(text) if text.contains("unknown command") => {

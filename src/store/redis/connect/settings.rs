@@ -18,32 +18,33 @@ use rustls::crypto::CryptoProvider;
 use super::errors;
 use crate::error::ConfigError;
 
-/// How long sent data may stay unacknowledged, and an idle peer silent, before the kernel ends the
-/// connection.
+/// The time after which the kernel ends a connection whose sent data is not acknowledged. It is
+/// also the time after which, and between which, keepalive probes are sent to an idle peer.
 const PEER_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The builder's settings of connections. A `None` leaves the setting to the URL.
+/// The builder's settings of connections. If a setting is `None`, the URL decides it.
 ///
 /// 1. Certificates are always verified, against the root certificate of the settings or else the
 ///    system's roots.
 /// 2. TLS uses the provider of cryptography that the application has installed for rustls.
 #[derive(Clone)]
 pub(crate) struct ConnectionSettings {
-    /// Whether a setting was set that the application's own connections have already.
+    /// Whether the builder has set something that connections of the application bring along, such
+    /// as a login.
     pub(crate) open_otherwise: bool,
     /// The user and the password.
     pub(crate) login: Option<(String, String)>,
-    /// How the store signs in at a node, with the provider of credentials. It has no timeouts,
-    /// since the connect timeout of the caller covers all steps.
+    /// How the store signs in at a node, with the provider of credentials if there is one. There
+    /// are no timeouts here, since the connect timeout covers all steps.
     pub(crate) signing_in: AsyncConnectionConfig,
-    /// Gives a client of a cluster the provider of credentials.
+    /// A function that gives the provider of credentials to a client of a cluster.
     #[cfg(all(feature = "cluster", feature = "credentials"))]
     pub(crate) credentials: Option<Arc<dyn Fn(ClusterClientBuilder) -> ClusterClientBuilder + Send + Sync>>,
     pub(crate) database: Option<u32>,
     #[cfg(feature = "tls")]
     pub(crate) certificates: TlsCertificates,
-    /// The most connections that a runtime opens. If the server is not far away, this is also the
-    /// most batches of each queue that are in flight.
+    /// The most connections that a runtime opens. If the server is not far away, each queue also
+    /// has at most this many batches in flight.
     pub(crate) connections: u32,
     pub(crate) connect_timeout: Duration,
     pub(crate) reply_timeout: Duration,
@@ -70,7 +71,7 @@ impl Default for ConnectionSettings {
 /// The server at `url`, with the user, password and database of the URL.
 pub(crate) fn node(url: &str) -> Result<ConnectionInfo, ConfigError> {
     let info = url.into_connection_info().map_err(|cause| errors::url(url, &cause));
-    // The client's error does not say that a password is the cause, so this one does.
+    // The client's error does not say that a password is the cause, so this error says it.
     if errors::is_ambiguous(url) && (info.is_ok() || url.contains("//")) {
         return Err(ConfigError::new(
             "a URL, not shown since it may hold a password, has an @ behind its host: in a user name or password write \
@@ -84,8 +85,8 @@ impl ConnectionSettings {
     /// Sets TCP and TLS up.
     pub(super) fn transport(&self, node: ConnectionInfo) -> Result<ConnectionInfo, ConfigError> {
         let node = node.set_tcp_settings(tcp_settings());
-        // Without the feature, connections use the TLS that the application has chosen for the
-        // Redis client.
+        // Without the feature `tls`, connections use the TLS that the application has chosen for
+        // the Redis client.
         #[cfg(feature = "tls")]
         if matches!(node.addr(), ConnectionAddr::TcpTls { .. }) {
             return self.tls(node);
@@ -95,15 +96,15 @@ impl ConnectionSettings {
         Ok(node)
     }
 
-    /// Sets TLS up. A client of the application may have certificates already. The certificates of
-    /// the settings replace these.
+    /// Sets TLS up. A client of the application may have certificates already. If the settings have
+    /// certificates, they replace the client's.
     #[cfg(feature = "tls")]
     fn tls(&self, node: ConnectionInfo) -> Result<ConnectionInfo, ConfigError> {
         if matches!(node.addr(), ConnectionAddr::TcpTls { insecure: true, .. }) {
             return Err(ConfigError::new("a rediss:// URL with #insecure is not supported: give the root certificate"));
         }
-        // Without a provider, the Redis client would panic if the program is built with no
-        // provider, or with two.
+        // If no provider is installed, and the program was built with no provider or with two, the
+        // Redis client would panic.
         if CryptoProvider::get_default().is_none() {
             return Err(ConfigError::new(
                 "TLS needs a provider of cryptography: begin the program with \
@@ -139,9 +140,9 @@ impl ConnectionSettings {
         if let Some(database) = self.database {
             redis = redis.set_db(database.into());
         }
-        // Without a password the client's name is not told, since that would hide why a server
-        // hangs up. With a password, nothing is lost by telling the name: the Redis client reports
-        // an error reply to the sign-in as a wrong password anyway.
+        // Without a password, the Redis client does not tell the server its name, since that would
+        // hide why a server hangs up. With a password, it may tell its name: it reports each error
+        // during the sign-in as a wrong password anyway.
         let tells_name = redis.password().is_some();
         node.set_redis_settings(if tells_name { redis } else { redis.set_skip_set_lib_name() })
     }

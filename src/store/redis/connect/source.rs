@@ -2,8 +2,9 @@
 //!
 //! 1. Whenever the store opens a connection, it asks the application for one, and keeps a clone. So
 //!    a pool gets its connection back at once, and is never emptied by batches that wait.
-//! 2. The store gives a connection up by the same rules as its own, and asks for another.
-//! 3. The login, database and TLS are those of the application.
+//! 2. The store gives up a connection of the application by the same rules as one of its own, and
+//!    then asks for another.
+//! 3. The application chooses the login, database and TLS of these connections.
 
 use std::{
     any::Any,
@@ -22,10 +23,10 @@ use tokio::{runtime::Handle, time::timeout};
 
 use super::settings::ConnectionSettings;
 
-/// Opens connections of the application, within the timeouts of these settings.
+/// A function that opens connections of the application, within the timeouts of the settings.
 pub(crate) type Source = Arc<dyn Fn(&ConnectionSettings) -> RedisFuture<'static, ServerConnection> + Send + Sync>;
 
-/// A connection to one server, of the store or of the application. Clones share it.
+/// A connection to one server, of the store or of the application. Clones share the connection.
 pub(crate) type ServerConnection = Box<dyn Shared>;
 
 pub(crate) trait Shared: ConnectionLike + Send + Sync {
@@ -44,7 +45,8 @@ impl Clone for ServerConnection {
     }
 }
 
-/// The connections that a closure opens. It gets the time after which it should try another way.
+/// A source of the connections that a closure opens. The argument of the closure is the time after
+/// which it should try another way to get a connection.
 pub(crate) fn of_closure<F, C>(open: impl Fn(Duration) -> F + Send + Sync + 'static) -> Source
 where
     F: Future<Output = RedisResult<C>> + Send + 'static,
@@ -65,13 +67,14 @@ where
     })
 }
 
-/// The connections of a pool.
+/// A source of connections from a pool.
 ///
-/// A pool opens a connection in the runtime that asks, and the connection works as long as that
-/// runtime does. So only one runtime asks the pool: the current one, or else the first that needs a
-/// connection. Other runtimes open connections that the pool does not count. The first runtime does
-/// so, too, if the pool hands out no working connection in time: the application may use all of
-/// them, and while Redis is away, a pool waits ever longer between its tries.
+/// A pool opens a connection in the runtime that asks for it, and the connection works only as long
+/// as that runtime is driven. So only one runtime asks the pool. It is the current runtime, or, if
+/// there is none, the first runtime that needs a connection. Other runtimes open connections that
+/// the pool does not count. The one that asks the pool does so, too, if the pool hands out no
+/// working connection in time. The application may be using all connections, or Redis may be away:
+/// then a pool waits ever longer between its tries.
 pub(crate) fn of_pool<M>(pool: Pool<M>) -> Source
 where
     M: ManageConnection<Error = RedisError>,
@@ -93,7 +96,8 @@ where
     })
 }
 
-/// A connection of the pool that works and leads to no replica.
+/// Returns a connection of the pool that works and does not lead to a replica. `None` if the pool
+/// hands out no such connection in time.
 async fn handed_out<M>(pool: &Pool<M>, patience: Duration) -> Option<M::Connection>
 where
     M: ManageConnection<Error = RedisError>,

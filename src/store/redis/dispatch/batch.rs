@@ -35,16 +35,16 @@ use crate::{
 pub(super) struct Batch {
     common: Arc<Common>,
     pub(super) jobs: Vec<Box<Job>>,
-    /// The slot of all jobs, if batches are formed a slot at a time.
+    /// The slot of all keys, if each batch has keys of one slot only.
     pub(super) slot: Option<u16>,
-    /// The time for the script, in microseconds since the Unix epoch. `None` if the script reads
-    /// the server's clock.
+    /// The time by which the script decides, in microseconds since the Unix epoch. `None` if the
+    /// script reads the server's clock.
     now: Option<u64>,
     /// Whether the script may have run.
     pub(super) is_sent: bool,
     /// Whether the batch waits for a reply.
     is_in_flight: bool,
-    /// The places that jobs may have taken without a reply, from the first loss on.
+    /// The places that jobs may have taken although no reply says so. `None` until a reply is lost.
     lost: Option<Lost>,
 }
 
@@ -57,7 +57,7 @@ impl Batch {
         Self { common, jobs, slot, now, is_sent: false, is_in_flight: false, lost: None }
     }
 
-    /// Keeps the jobs that are to be sent again, and fails the others. Returns whether any are
+    /// Keeps the jobs that are to be sent again, and fails the others. Returns whether any jobs are
     /// left.
     pub(super) fn keep(&mut self, is_kept: impl Fn(&Job) -> bool, error: &StoreError) -> bool {
         let (kept, others) = self.jobs.drain(..).partition(|job| is_kept(job));
@@ -69,17 +69,18 @@ impl Batch {
     /// Runs the script. `again` says that an earlier try may have counted this batch.
     ///
     /// After NOSCRIPT, one EVAL runs the script and loads it. That takes one round trip, reaches
-    /// the right server, and needs no permission for SCRIPT LOAD. EVALSHA is not tried again: a
-    /// loop does not help with a server that loses scripts that fast.
+    /// the right server, and needs no permission for SCRIPT LOAD. EVALSHA is not tried again after
+    /// the EVAL: no loop helps with a server that loses its scripts so fast.
     ///
-    /// In the first try, an idle connection proves itself before a check that must not run twice.
+    /// In the first try, an idle connection has to prove that it works before a check that must not
+    /// run twice.
     pub(super) async fn send(&mut self, connection: &mut Connection, again: bool) -> RedisResult<Value> {
         let slot = self.slot.unwrap_or_default();
         if !again && let Some(unrepeatable) = self.jobs.iter().find(|job| !job.is_repeatable()) {
             let now = Instant::now();
             if connection.last_replies().are_old(slot, now, self.common.local_state.micros_at(now)) {
-                // Few batches need this future. It is boxed, so that it does not enlarge the
-                // others.
+                // Few batches need this future. So the future is boxed, and does not enlarge the
+                // future of every batch.
                 Box::pin(prove(unrepeatable, connection, &self.common.keys, now)).await?;
             }
         }
@@ -147,7 +148,7 @@ impl Batch {
         removals
     }
 
-    /// Appends the number of keys, the keys, and the arguments: `head.lua` describes them.
+    /// Appends the number of keys, the keys, and the arguments that `head.lua` describes.
     fn write(&self, command: &mut Cmd, again: bool) {
         let keys = &self.common.keys;
         let charges = || self.jobs.iter().flat_map(|job| job.check().charges());
@@ -158,7 +159,7 @@ impl Batch {
         if self.now.is_none() && !again && write_short(&self.jobs, command) {
             return;
         }
-        // The sign tells the script that this is the clock of a test.
+        // The sign tells the script that the time is from the clock of a test.
         let sign = if self.is_by_test_clock() { "+" } else { "" };
         command.arg(self.now.map_or_else(String::new, |now| format!("{sign}{now}")));
         for run in self.jobs.chunk_by(|job, next| have_one_shape(job, next)) {
@@ -207,7 +208,8 @@ impl Batch {
     }
 }
 
-/// If a runtime ends, the reply is lost, but the places stay taken. So they are given back.
+/// Gives back the places that the batch may have taken, if the runtime ends before the reply has
+/// come.
 impl Drop for Batch {
     fn drop(&mut self) {
         if self.is_in_flight && self.lost.is_none() {
@@ -216,8 +218,8 @@ impl Drop for Batch {
     }
 }
 
-/// Fails if the connection does not work, before a check that could not be sent again. Any reply of
-/// the key's node proves that the connection works.
+/// Tests the connection before a check that must not be sent twice, and fails if the connection
+/// does not work. Any reply of the key's node proves that the connection works.
 async fn prove(job: &Job, connection: &mut Connection, keys: &Keys, now: Instant) -> RedisResult<()> {
     let charge = job.check().first();
     let read = cmd("ZCARD").arg(keys.of(charge.limit(), charge.key())).take();
@@ -231,8 +233,9 @@ fn is_unknown(reply: &RedisResult<Value>) -> bool {
     reply.as_ref().is_err_and(|error| error.kind() == ErrorKind::Server(ServerErrorKind::NoScript))
 }
 
-/// Appends the argument of the short form, if the jobs have one: if all are single checks of one
-/// shape. A check with a place has a short form only if it is alone.
+/// Appends the argument of the short form, if all jobs are single checks of one shape. A check with
+/// a place has a short form only if it is alone in its batch. Returns whether the argument was
+/// appended.
 fn write_short(jobs: &[Box<Job>], command: &mut Cmd) -> bool {
     let Some((first, others)) = jobs.split_first() else { return false };
     let Some(figures) = single(first) else { return false };
@@ -249,7 +252,8 @@ fn write_short(jobs: &[Box<Job>], command: &mut Cmd) -> bool {
     true
 }
 
-/// The figures of the reply to the short form. `None` if their number is not that of such a reply.
+/// The figures of the reply to the short form. `None` if the reply has another number of figures
+/// than these jobs need.
 fn read_short(reply: &[u8], jobs: &[Box<Job>]) -> Option<Vec<Value>> {
     let (numbers, rest) = reply.as_chunks::<8>();
     let count = 1 + 2 * jobs.iter().map(|job| job.check().charges().count()).sum::<usize>();
@@ -272,8 +276,8 @@ fn fail(jobs: Vec<Box<Job>>, error: &StoreError) {
 type Figures = [u64; 5];
 
 /// Appends the answers of all jobs and of their copies: the decision, and whether a settlement was
-/// applied. `None` if the reply is not the script's. It is then probably from a proxy in front of
-/// Redis.
+/// applied. Returns `None` if the reply is not the script's. Such a reply is probably from a proxy
+/// in front of Redis.
 fn read(reply: Value, jobs: &[Box<Job>], time: impl Fn() -> u64, answers: &mut Vec<Answer>) -> Option<()> {
     let mut fields = match reply {
         Value::Array(fields) => fields,
@@ -284,14 +288,16 @@ fn read(reply: Value, jobs: &[Box<Job>], time: impl Fn() -> u64, answers: &mut V
     // The reply to a release has no time.
     let is_release = jobs.first().is_some_and(|job| job.is_release());
     let now = if is_release { time() } else { number(&mut fields)? };
-    // All jobs use the memory of one list. That saves 1.3 % of a check with a key of its own.
+    // All jobs use the memory of one list. This saves 1.3 % of the work for a check with a key of
+    // its own.
     let mut figures: Vec<Figures> = Vec::new();
     for job in jobs {
         let check = job.check();
         let count = job.count();
         let is_of_places = job.is_release() || job.is_renewal();
         figures.clear();
-        // Mostly all copies are admitted, and nothing is reserved.
+        // Most jobs have only figures in the reply: all of their copies are admitted, and nothing
+        // is reserved.
         let (admitted, counted_at) = if let Some(Value::Int(_)) = fields.as_slice().first() {
             for _ in check.charges() {
                 // A place that is freed or renewed has one figure, which says whether the place was
@@ -305,7 +311,8 @@ fn read(reply: Value, jobs: &[Box<Job>], time: impl Fn() -> u64, answers: &mut V
             match fields.next()? {
                 Value::Array(record) => read_record(record, check, &mut figures)?,
                 Value::BulkString(text) => {
-                    // The other jobs of the batch have results of their own.
+                    // The error is of this job alone. The other jobs of the batch have results of
+                    // their own.
                     let error = || Err(key_error(check, &text));
                     answers.extend(iter::repeat_with(error).take(count as usize));
                     continue;
@@ -318,7 +325,8 @@ fn read(reply: Value, jobs: &[Box<Job>], time: impl Fn() -> u64, answers: &mut V
         }
         let at = system_time(counted_at.unwrap_or(now));
         for copy in 0..count {
-            // If an earlier try has counted the copies, each gets the present status.
+            // If an earlier try has counted the copies, all of them get the present status.
+            // Otherwise, the status of a copy leaves out the units of later copies.
             let later = if counted_at.is_some() { 0 } else { admitted.saturating_sub(copy + 1) };
             let mut figures = figures.iter();
             let decision = Decision::new(check, at, AdmissionId(job.id.0.wrapping_add(copy)), |charge| {
@@ -339,8 +347,8 @@ fn read(reply: Value, jobs: &[Box<Job>], time: impl Fn() -> u64, answers: &mut V
     fields.next().is_none().then_some(())
 }
 
-/// Reads the figures of a check's record. Returns how many copies are admitted, and when an earlier
-/// try has counted them, if one has.
+/// Reads the figures of a check's record. Returns how many copies are admitted, and the time at
+/// which an earlier try has counted them. The time is `None` if no earlier try has counted them.
 fn read_record(record: Vec<Value>, check: &Check, figures: &mut Vec<Figures>) -> Option<(u64, Option<u64>)> {
     let mut fields = record.into_iter();
     let admitted = number(&mut fields)?;

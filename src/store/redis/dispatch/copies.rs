@@ -1,17 +1,17 @@
-//! Copies: equal checks travel as one, and then cost Redis about as much as one. The order of
-//! arrival still decides: a check joins an earlier one only if no job between them touches their
-//! keys.
+//! Copies: equal checks travel as one check, and then cost Redis about as much as one check. The
+//! order of arrival still decides: a check joins an earlier one only if no job between them touches
+//! their keys.
 
 use super::job::Job;
 use crate::key::{ByDigest, Digester};
 
-/// Makes a check a copy of an earlier one where it may. Prefetches come last, since no request
-/// waits for them. So no check comes behind a prefetch of its key, and copies join across
-/// prefetches.
+/// Makes each check a copy of an earlier equal check, where the order of arrival allows it. Puts
+/// prefetches last, since no request waits for them. So no check comes behind a prefetch of its
+/// key, and equal checks join even if a prefetch came between them.
 pub(super) fn join(jobs: Vec<Box<Job>>) -> Vec<Box<Job>> {
     let digester = Digester::default();
-    // The last job that touches each key. If two keys have one hash, equal checks may travel apart,
-    // and nothing else happens.
+    // For the hash of each key, the index of the last job that touches the key. If two keys have
+    // the same hash, equal checks may travel apart, which does no harm.
     let mut last_touch = ByDigest::<usize>::with_capacity_and_hasher(jobs.len(), Default::default());
     let mut touched = Vec::new();
     let mut prefetches = Vec::new();
@@ -22,8 +22,8 @@ pub(super) fn join(jobs: Vec<Box<Job>>) -> Vec<Box<Job>> {
             continue;
         }
         let is_equal = |place: &usize| joined[*place].is_interchangeable_with(&job);
-        // Copies mostly come in a row. So the last job, if it has copies, is compared before the
-        // key is hashed.
+        // Copies mostly come in a row. So if the last job has copies, the new job is compared with
+        // it before the keys of the new job are hashed.
         let has_copies = |place: &usize| joined[*place].count() > 1;
         let mut place = joined.len().checked_sub(1).filter(has_copies).filter(is_equal);
         if place.is_none() {
@@ -64,7 +64,8 @@ mod tests {
         Check::new(Charge::prefetch(CALLS, Key::from(key), units, 100_000)).with_id(AdmissionId::fresh())
     }
 
-    /// The costs and copies of these checks, as they travel.
+    /// Joins these checks. Returns the cost of each job, and the number of checks that travel as
+    /// this job.
     fn joined(checks: impl IntoIterator<Item = Check>) -> Vec<(u64, u64)> {
         let job = |check| {
             let mut job = Job::decide(check, std::time::Duration::MAX);

@@ -1,20 +1,21 @@
-//! Checks whose keys are in several slots. No script can decide such a check in one step: not in a
-//! cluster, nor on any other server that refuses keys of several slots.
+//! Checks whose keys are in several slots. In a cluster, and on any other server that refuses keys
+//! of several slots, no script can decide such a check in one step.
 //!
 //! 1. The store asks the slots one after the other, always in the same order. Each slot decides its
 //!    own charges, all or nothing. The check is admitted when the last slot has admitted it. Until
-//!    then, its units may make the limits refuse other checks.
+//!    then, the units of the check may make the limits refuse other checks.
 //! 2. If a slot refuses, the slots before it get back exactly the units that they have counted. The
-//!    slots after it are asked only for their statuses. They report when their next unit leaves,
-//!    which may be too early for the check.
-//! 3. Each slot counts its charges under the id of the check, so that they can be given back and
-//!    settled. If the id is the caller's own, nothing is given back: the units may be of an earlier
-//!    try, and stay for the next one.
+//!    slots after it are asked only for their statuses. Each of these slots reports when its next
+//!    unit leaves, which may be too early for the check to fit.
+//! 3. Each slot counts its charges under the id of the check, so that the charges can be given back
+//!    and settled. If the caller has given the id, nothing is given back: the units may be of an
+//!    earlier try, and stay for the next try.
 //! 4. No limit ever admits too much. If a node stays away for longer than the store tries to give
 //!    units back, those units stay taken until they leave the window.
 //! 5. A task decides the check, so a caller that stops waiting leaves no check half taken. If the
-//!    caller leaves before the first slot was asked, no slot is asked. Otherwise a crowd of callers
-//!    that time out would keep the queue full of checks that nobody waits for.
+//!    caller leaves before the first slot was asked, no slot is asked. If the slots were asked
+//!    nevertheless, a crowd of callers that time out would keep the queue full of checks for which
+//!    nobody waits.
 
 use std::{
     collections::BTreeMap,
@@ -41,19 +42,20 @@ struct CrossSlot {
     dispatcher: Arc<Dispatcher>,
     check: Check,
     id: AdmissionId,
-    /// For each slot, the check of its charges, and their indices in the whole check.
+    /// For each slot, a check of the slot's charges, and the indices of these charges in the whole
+    /// check.
     slots: Vec<(Check, Vec<usize>)>,
     /// The statuses of all charges, as far as they are known.
     statuses: Vec<LimitStatus>,
-    /// The time of the last decision.
+    /// The time of the latest decision of a slot.
     at: SystemTime,
     caller: Weak<Caller>,
 }
 
 impl Dispatcher {
     /// Sends a job to a cluster, or to a server that refuses keys of several slots. Asks slot by
-    /// slot if the job has several. The future is boxed, since [`ask`](Self::ask) may wait for it
-    /// in turn.
+    /// slot if the keys of the job are in several slots. The future is boxed, since
+    /// [`ask`](Self::ask) may itself wait for such a future.
     pub(crate) fn ask_slots(self: Arc<Self>, job: Box<Job>) -> StoreFuture<(Decision, bool)> {
         Box::pin(async move {
             let Some((task, _caller)) = self.in_slots(&job) else { return self.ask(job).await };
@@ -62,8 +64,9 @@ impl Dispatcher {
         })
     }
 
-    /// A task that asks slot by slot, if there are several slots. The future that waits for the
-    /// task keeps the [`Caller`], which tells the task that it still waits.
+    /// Starts a task that asks slot by slot, if the keys of the job are in several slots. The
+    /// future that waits for the task keeps the [`Caller`]. As long as the [`Caller`] exists, the
+    /// task knows that somebody waits.
     fn in_slots(self: &Arc<Self>, job: &Job) -> Option<(JoinHandle<Answer>, Arc<Caller>)> {
         match &job.work {
             Work::Decide(check) => {
@@ -131,14 +134,14 @@ impl CrossSlot {
                 }
                 Err(error) => {
                     // The slot that failed may have counted its charges nevertheless. If the error
-                    // is of this check only, it has not: the check was not sent, or its key cannot
-                    // be read.
+                    // is of this check only, the slot has counted nothing: the check was not sent,
+                    // or its key cannot be read.
                     let counted = number + usize::from(!error.is_of_one_check);
                     (0..counted).filter(|_| is_given_back).for_each(|taken| self.give_back_later(taken));
                     return Err(error);
                 }
             }
-            // The check is refused, even if one of these slots does not reply.
+            // From here on the check is refused, even if one of the other slots does not reply.
             for taken in (0..number).filter(|_| is_given_back) {
                 let refund = Settlement::refund_by_id(self.slots[taken].0.clone(), self.id);
                 match self.settle_in_slot(refund).await {
@@ -147,7 +150,8 @@ impl CrossSlot {
                 }
             }
             for untaken in number + 1..self.slots.len() {
-                // Only the caller needs the status of this slot.
+                // The status of this slot is only for the caller. So the slot is not asked once the
+                // caller has left.
                 if self.caller.strong_count() > 0
                     && let Ok((decision, _)) = self.ask(Job::decide(self.slots[untaken].0.without_costs(), left)).await
                 {
@@ -159,7 +163,7 @@ impl CrossSlot {
         Ok((self.decision(), true))
     }
 
-    /// Sets the real cost of each charge that has one.
+    /// Settles each charge for which `costs` has a real cost.
     async fn settle(mut self, at: SystemTime, costs: Vec<Option<u64>>) -> Answer {
         let mut was_applied = false;
         let mut failure = None;

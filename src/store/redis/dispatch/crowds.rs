@@ -8,14 +8,15 @@ use crate::{
     key::{ByDigest, Digester},
 };
 
-/// Equal checks. Each has a clone of this until it is answered, so the clones tell their number.
+/// A crowd of equal checks. Each check has a clone of the crowd until the check is answered, so the
+/// number of clones tells the number of checks.
 #[derive(Clone, Default)]
 pub(super) struct Crowd(Arc<()>);
 
 impl Crowd {
-    /// The crowd that a check joins, of those by the digest of their check. `None` if no number of
-    /// equal checks can make its limits refuse it. Crowds without checks are removed once there are
-    /// more than `most` crowds.
+    /// Finds or makes the crowd that a check joins. `crowds` has the crowds by the digests of their
+    /// checks. Returns `None` if the limits of the check admit any number of equal checks. Crowds
+    /// without checks are removed once there are more than `most` crowds.
     pub(super) fn join(crowds: &mut ByDigest<Self>, check: &Check, digester: &Digester, most: usize) -> Option<Self> {
         most_admitted(check)?;
         if crowds.len() > most {
@@ -28,13 +29,14 @@ impl Crowd {
         Some(crowds.entry(digest).or_default().clone())
     }
 
-    /// The number of the other checks. The clones of the table and of this check do not count.
+    /// The number of the other checks in the crowd. The clone in the table of crowds and the clone
+    /// of this check are left out.
     fn ahead(&self) -> u64 {
         Arc::strong_count(&self.0) as u64 - 2
     }
 
-    /// Whether as many equal checks are ahead of this check as its limits can ever admit. The
-    /// `cancelled` ones do not count.
+    /// Whether as many equal checks are ahead of this check as its limits can ever admit. Cancelled
+    /// checks, whose number `cancelled` returns, do not count.
     pub(super) fn refuses(&self, check: &Check, cancelled: impl FnOnce() -> u64) -> bool {
         most_admitted(check).is_some_and(|most| self.ahead() >= most && self.ahead() - cancelled() >= most)
     }
@@ -52,8 +54,8 @@ impl Crowd {
     }
 }
 
-/// How many equal checks their limits can ever admit together; `None` if no limit bounds them.
-/// Equal checks under one id are one admission, so no limit bounds their number.
+/// The most equal checks that the limits of this check can ever admit together. `None` if no limit
+/// bounds the number. Equal checks under one id are one admission, so no limit bounds their number.
 fn most_admitted(check: &Check) -> Option<u64> {
     let charges = check.charges().filter(|charge| check.id().is_none() && charge.can_refuse());
     charges.filter_map(|charge| charge.limit().units().checked_div(charge.units())).min()

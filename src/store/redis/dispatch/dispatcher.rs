@@ -1,5 +1,5 @@
-//! The queues and connections by which one runtime sends, and single commands, such as the reset of
-//! a key.
+//! The queues and connections by which one runtime sends jobs, and the sending of single commands,
+//! such as the reset of a key.
 
 use std::{
     error::Error,
@@ -32,31 +32,32 @@ use crate::{
     },
 };
 
-/// The pairs of queues for a cluster. Most clusters have fewer nodes than that.
+/// The number of pairs of queues for a cluster. Most clusters have fewer nodes.
 const CLUSTER_QUEUES: usize = 16;
 
 /// The parts of a store that the dispatchers of all its runtimes share.
 pub(crate) struct Common {
     pub(crate) server: Arc<Server>,
     pub(crate) keys: Keys,
-    /// The clock of the store, if it is not the server's, which the script reads.
+    /// The clock by which the store decides. `None` if the script reads the server's clock.
     pub(crate) clock: Option<Clock>,
     pub(crate) local_state: LocalState,
-    /// Mostly there is one. Each is stored with the id of its runtime, so a look-up upgrades no
-    /// dispatcher of another runtime. Otherwise that dispatcher could be dropped under the lock,
-    /// with the futures that wait for it.
+    /// The dispatchers of the store, of which there is mostly one. Each is stored with the id of
+    /// its runtime, so that a look-up upgrades only the pointer to one runtime's dispatcher. If a
+    /// look-up upgraded other pointers as well, it might drop another dispatcher under the lock,
+    /// with the futures that wait for that dispatcher.
     pub(crate) dispatchers: Mutex<Vec<(Id, Weak<Dispatcher>)>>,
     /// Ends with the last clone of the store.
     pub(crate) store: watch::Receiver<()>,
-    /// Whether batches are formed a slot at a time: in a cluster, and once a server has refused
-    /// keys of several slots.
+    /// Whether each batch has keys of one slot only. This is so in a cluster, and after a server
+    /// has refused keys of several slots.
     pub(crate) is_by_slot: AtomicBool,
 }
 
 impl Common {
     /// The dispatcher of the current runtime. In a runtime that ends soon, the application's
-    /// connections may not be opened. So a job that needs them goes to the dispatcher of another
-    /// runtime, if there is one.
+    /// connections must not be opened. So if the application opens the connections, such a runtime
+    /// gets the dispatcher of another runtime, if there is one.
     pub(crate) fn dispatcher(self: &Arc<Self>) -> Result<Arc<Dispatcher>, StoreError> {
         let runtime = Handle::try_current().map_err(without_runtime)?;
         let mut all = lock(&self.dispatchers);
@@ -90,15 +91,16 @@ impl Common {
 /// 1. A connection, and a task that sends, work only while their runtime is driven. So each runtime
 ///    has its own queue and connections, and a runtime that is not driven, or ends, delays no
 ///    other.
-/// 2. A task of the runtime owns its dispatcher, so the dispatcher ends with its runtime.
+/// 2. A task of the runtime owns the dispatcher, so the dispatcher ends with the runtime.
 /// 3. All dispatchers end with the store.
 pub(crate) struct Dispatcher {
     pub(super) common: Arc<Common>,
     pub(crate) runtime: Handle,
     pub(super) pool: Pool,
-    /// Pairs of queues: one for checks and other settlements, and one for releases. There is one
-    /// pair. In a cluster, each of equal parts of the slots has a pair, so that a slow node delays
-    /// only its own checks.
+    /// Pairs of queues. The first queue of a pair is for checks and for settlements that are no
+    /// releases, and the second is for releases. For a single server there is one pair. For a
+    /// cluster, the slots are divided into equal parts, and each part has a pair, so that a slow
+    /// node delays only its own checks.
     queues: Box<[[Arc<Queue>; 2]]>,
 }
 
@@ -112,7 +114,7 @@ impl Dispatcher {
         Self { common, runtime, pool, queues }
     }
 
-    /// Whether batches are formed a slot at a time.
+    /// Whether each batch has keys of one slot only.
     pub(crate) fn is_by_slot(&self) -> bool {
         self.common.is_by_slot.load(Ordering::Relaxed)
     }
@@ -136,9 +138,9 @@ impl Dispatcher {
         self.in_task(|dispatcher| async move { dispatcher.send(cmd("UNLINK").arg(key)).await }).await
     }
 
-    /// Runs a future that needs a connection. It runs in a task, which ends if the caller stops
-    /// waiting. Only the task keeps the dispatcher. So the dispatcher ends with its runtime, even
-    /// if nobody polls the caller.
+    /// Runs a future that needs a connection, in a task. The task ends if the caller stops waiting.
+    /// Only the task keeps the dispatcher. So the dispatcher ends with its runtime, even if nobody
+    /// polls the caller's future.
     pub(super) async fn in_task<T, F>(self: Arc<Self>, run: impl FnOnce(Arc<Self>) -> F) -> Result<T, StoreError>
     where
         T: Send + 'static,
@@ -151,8 +153,8 @@ impl Dispatcher {
         result.unwrap_or_else(|error| Err(without_runtime(error)))
     }
 
-    /// Sends a command, and sends it again if that may help. So the command must be one that may
-    /// run twice.
+    /// Sends a command, and sends it a second time if the first try has failed and a second may
+    /// help. The command may run twice, so two runs must have the effect of one.
     pub(super) async fn send(&self, command: &Cmd) -> Result<(), StoreError> {
         let send = async |again| {
             let (mut connection, _pooled) = self.pool.take().await?;
@@ -166,7 +168,8 @@ impl Dispatcher {
     }
 }
 
-/// The error if there is no runtime, or if it has ended. It is no failure of the store.
+/// The error when there is no runtime, or when the runtime has ended. This error is no failure of
+/// the store.
 pub(crate) fn without_runtime(cause: impl Into<Box<dyn Error + Send + Sync>>) -> StoreError {
     StoreError::new(ASKING, StoreErrorKind::Other, cause).of_one_check()
 }

@@ -19,18 +19,20 @@ use crate::{
     store::redis::keys::Keys,
 };
 
-/// A prefetch waits for others for a 64th of its life, and for at most [`LONGEST_WAIT`]. It does
-/// not wait if that is less than [`SHORTEST_WAIT`], the precision of a timer.
+/// A prefetch waits for other prefetches to travel with: for a 64th of its life, and for at most
+/// [`LONGEST_WAIT`]. If a 64th of its life is less than [`SHORTEST_WAIT`], the precision of a
+/// timer, the prefetch does not wait.
 const PART_OF_LIFE: u32 = 64;
 const LONGEST_WAIT: Duration = Duration::from_millis(4);
 const SHORTEST_WAIT: Duration = Duration::from_millis(1);
 
-/// The decision, or the statuses after a settlement and whether it was applied.
+/// The decision on a check, or the statuses after a settlement and whether the settlement was
+/// applied.
 pub(crate) type Answer = Result<(Decision, bool), StoreError>;
 
 pub(super) enum Work {
     Decide(Check),
-    /// Boxed, so that the many checks stay small.
+    /// Boxed, so that the many jobs that are checks stay small.
     Settle(Box<Settling>),
 }
 
@@ -43,22 +45,25 @@ pub(super) struct Settling {
 
 pub(crate) struct Job {
     pub(super) work: Work,
-    /// Given when the job joins a batch. The copies have the ids that follow.
+    /// The id of the admission. A check gets its id when it joins a batch, and its copies get the
+    /// ids that follow.
     pub(super) id: AdmissionId,
-    /// `None` while the caller of the check sends it.
+    /// The caller that waits while a task sends the job. `None` while the caller sends its check
+    /// itself.
     caller: Option<Sender<Answer>>,
     /// The callers of equal checks, which travel as copies of this one.
     copies: Vec<Sender<Answer>>,
-    /// How long its caller waits for the answer.
+    /// How long the caller waits for the answer.
     pub(super) deadline: Duration,
-    /// For a check that takes a place: the end of its deadline. After that its caller has left, and
-    /// only a task still waits for the answer, to free the place.
+    /// The end of the deadline of a check that takes a place. After this time the caller has left,
+    /// and only a task still waits for the answer, to free the place. `None` for other jobs.
     pub(super) end: Option<Instant>,
-    /// Held by equal checks that are not answered yet: see [`queue`](super::queue).
+    /// The crowd of equal checks to which this check belongs until it is answered: see
+    /// [`queue`](super::queue).
     pub(super) crowd: Option<Crowd>,
-    /// The caller of the whole check, if a task asks for the check in one slot. It only tells
-    /// whether the caller still waits. It is boxed, so that a job is small enough to be copied
-    /// fast.
+    /// The caller of a check of several slots, if this job asks one slot for its part of that
+    /// check. This pointer only tells whether the caller still waits. It is boxed, so that a job is
+    /// small enough to be copied fast.
     whole: Option<Box<Weak<dyn Send + Sync>>>,
 }
 
@@ -68,8 +73,9 @@ impl Job {
     }
 
     pub(crate) fn settle(settlement: Settlement, local_state: &LocalState) -> Box<Self> {
-        // A prefetch that is settled outdates no refusal: a refusal that counts its units as
-        // reserved is used for at most a life. A place that is renewed outdates no refusal either.
+        // The settlement of a prefetch outdates no refusal: a refusal that counts the units of the
+        // prefetch as reserved is used for at most a life. The renewal of a place outdates no
+        // refusal either.
         let keeps = |charge: &Charge, cost: Option<u64>| {
             charge.life().is_some() || cost.is_none_or(|cost| charge.takes_place() && cost > 0)
         };
@@ -90,10 +96,10 @@ impl Job {
         self
     }
 
-    /// Lets the caller of the job wait while a task sends it.
+    /// Lets the caller of the job wait while a task sends the job.
     pub(super) fn wait(&mut self) -> Receiver<Answer> {
         let (caller, answer) = channel();
-        // Only a check that takes a place costs a look at the clock.
+        // The clock is read only for a check that takes a place.
         if self.is_check() && self.check().takes_place() {
             self.end = Instant::now().checked_add(self.deadline);
         }
@@ -101,7 +107,7 @@ impl Job {
         answer
     }
 
-    /// The check that is to be decided, or that was admitted.
+    /// The check to decide, or the check of the admission to settle.
     pub(super) fn check(&self) -> &Check {
         match &self.work {
             Work::Decide(check) => check,
@@ -166,7 +172,7 @@ impl Job {
         Some((life / PART_OF_LIFE).min(LONGEST_WAIT)).filter(|wait| *wait >= SHORTEST_WAIT)
     }
 
-    /// Whether it makes no difference which of the two jobs comes first.
+    /// Whether both jobs are checks whose order makes no difference.
     pub(super) fn is_interchangeable_with(&self, other: &Self) -> bool {
         self.is_check() && other.is_check() && self.check().is_interchangeable_with(other.check())
     }
@@ -193,7 +199,7 @@ impl Job {
         }
     }
 
-    /// The callers of a job that has not run, each with a job of its own.
+    /// Takes a job apart that has not run, so that each of its callers has a job of its own.
     pub(super) fn apart(mut self: Box<Self>) -> Vec<(Box<Self>, Sender<Answer>)> {
         let caller = self.caller.take();
         let copies = mem::take(&mut self.copies);
@@ -205,7 +211,7 @@ impl Job {
         apart
     }
 
-    /// Whether its callers have stopped waiting. A settlement is done nevertheless.
+    /// Whether all callers of the check have stopped waiting. A settlement is never cancelled.
     pub(super) fn is_cancelled(&self) -> bool {
         let has_left = self.caller.as_ref().is_some_and(Sender::is_closed) && self.copies.iter().all(Sender::is_closed);
         let is_over = || self.end.is_some_and(|end| end <= Instant::now());
@@ -214,14 +220,14 @@ impl Job {
     }
 }
 
-/// The places that a check takes, to give them back. None if it has an id of its caller's, since
-/// the caller may try it again.
+/// The places that a check takes and that may have to be given back. `None` if the check takes no
+/// place, or if it has an id of its caller's, since the caller may try the check again.
 pub(super) fn places(check: &Check) -> Option<Check> {
     let places = check.charges().filter(|charge| charge.takes_place() && check.id().is_none());
     Check::of_distinct(places.cloned())
 }
 
-/// The slot of a check, if all of its keys are in one.
+/// The slot of a check, if all of its keys are in the same slot.
 pub(super) fn only_slot(check: &Check, keys: &Keys) -> Option<u16> {
     let first = check.first().key();
     let slot = keys.hash_slot(first);
@@ -297,8 +303,9 @@ pub(super) fn have_one_shape(job: &Job, other: &Job) -> bool {
         && check.charges().map(figures).eq(other_check.charges().map(figures))
 }
 
-/// The figures of a check without copies that takes one unit, one place, or both, under a new id:
-/// two of the unit, and three of the place.
+/// The figures of a single check: two for its unit, and three more if it takes a place. A single
+/// check takes one unit, one place, or both, has a new id, and has no copies. `None` for any other
+/// job.
 pub(super) fn single(job: &Job) -> Option<impl Iterator<Item = u64> + use<>> {
     let Work::Decide(check) = &job.work else { return None };
     let mut figures = [0; 5];
@@ -318,13 +325,14 @@ pub(super) fn single(job: &Job) -> Option<impl Iterator<Item = u64> + use<>> {
     (check.id().is_none() && job.count() == 1).then(|| figures.into_iter().take(count))
 }
 
-/// Whether a charge is of the most frequent kind: exact, at a cost, not reserved, counted or
-/// refused.
+/// Whether a charge is of the most frequent kind: it counts exactly, has a cost, reserves nothing,
+/// and is either counted or refused.
 fn is_plain(charge: &Charge) -> bool {
     charge.cost() > 0 && charge.is_exact() && charge.lease_micros().is_none() && mode(charge).is_empty()
 }
 
-/// The script's word for a charge that never refuses or takes nothing.
+/// The script's word for a charge that is spent, never refuses or takes nothing. The word is empty
+/// for any other charge.
 fn mode(charge: &Charge) -> &'static str {
     match (charge.is_shadow(), charge.takes_nothing()) {
         _ if charge.is_spent() => "spent",

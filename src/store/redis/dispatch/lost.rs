@@ -1,5 +1,5 @@
-//! Places and units that may have been taken, although no reply says so: of a batch whose
-//! connection broke or whose runtime ended, and of a check that only some slots have admitted.
+//! Places and units that may have been taken, although no reply says so. They are those of a batch
+//! whose connection broke or whose runtime ended, or of a check that only some slots have admitted.
 
 use std::{mem, sync::Arc, time::Duration};
 
@@ -12,8 +12,8 @@ use crate::{decision::Settlement, local::Underway, store::give_back};
 /// first release, which came over another connection.
 const BEFORE_SECOND_RELEASE: Duration = Duration::from_millis(500);
 
-/// Gives the places and units back when it is dropped: in a task of the current runtime, or in a
-/// thread if there is no runtime or if it ends.
+/// Places and units that are given back when this is dropped. A task of the current runtime gives
+/// them back. If there is no runtime, or if the runtime ends, a thread does it.
 pub(super) struct Lost {
     common: Arc<Common>,
     pub(super) taken: Vec<Settlement>,
@@ -58,7 +58,7 @@ impl Drop for Lost {
 
 async fn free(common: &Arc<Common>, taken: &[Settlement]) {
     let release = async || {
-        // All are given back at once, so that they travel in one batch.
+        // All settlements are sent at the same time, so that they travel in one batch.
         let give_back = |taken: &Settlement| {
             let common = Arc::clone(common);
             // Each try finds a dispatcher anew, since the dispatcher of a runtime that ends is of

@@ -3,29 +3,29 @@
 //! 1. While few checks are in flight, a check leaves at once. While the allowed number of batches
 //!    is in flight, checks queue. When a batch returns, the checks in the queue leave as the next
 //!    batch. No timer delays a check.
-//! 2. A check that would not have its answer within its caller's deadline fails at once. The
-//!    batches that have left tell how long the wait is. The size of a batch, the number of batches
-//!    in flight, and the number of checks that wait are bounded, too.
+//! 2. A check that would not have its answer within its caller's deadline fails at once. The times
+//!    at which earlier batches have left tell how long the wait is. The size of a batch, the number
+//!    of batches in flight, and the number of checks that wait are bounded, too.
 //! 3. A check whose caller has stopped waiting is not sent, and takes no room in the queue from
 //!    other checks.
 //! 4. A task that has a permit serves the queue until it is empty.
 //! 5. A check that finds no batch and few other checks in flight skips the queue: its caller sends
-//!    it, without a task. If the callers of those few stop polling, other checks queue instead. A
-//!    settlement never skips the queue, since it must happen even if its caller leaves. If several
-//!    checks have lately come together, the first of them does not skip the queue either. A task
-//!    then sends all checks that have come by the time it runs as one batch. That saves script
-//!    calls of Redis, and replies that wake this process. After a caller has left without its
-//!    reply, checks queue as well: a task hears a reply that comes too late, and learns the round
-//!    trip.
-//! 6. Nobody waits for a prefetch that is taken or given back. So prefetches wait for others for a
-//!    small part of their life. They leave earlier if a batch of checks leaves.
-//! 7. Callers hold the queue weakly. So the queue ends with its runtime, and all that wait in it
-//!    get an error.
+//!    it, without a task. If the callers of those few checks stop polling, other checks queue
+//!    instead. A settlement never skips the queue, since it must happen even if its caller leaves.
+//!    If several checks have lately come together, the first of them does not skip the queue
+//!    either. A task then sends one batch of all checks that have come by the time the task runs.
+//!    So Redis runs fewer scripts, and fewer replies wake this process. After a caller has left
+//!    without its reply, checks queue as well: a task hears a reply that comes too late, and learns
+//!    the round trip.
+//! 6. Nobody waits for a prefetch that is taken or given back. So prefetches wait for other
+//!    prefetches, for a small part of their life. They leave earlier if a batch of checks leaves.
+//! 7. Callers have only weak pointers to the queue. So the queue ends with its runtime, and all
+//!    callers whose jobs wait in it get an error.
 //! 8. While many checks wait, the keys take turns. So a key that floods the queue delays its own
 //!    checks, and no others. A check that is cancelled takes no turn.
 //! 9. While many checks wait, a check is refused at once if as many equal checks are ahead of it as
-//!    its limits can ever admit. Each of those takes its units, or finds that they are used up. So
-//!    a client never fills the queue with checks that its own limit refuses.
+//!    its limits can ever admit. Each of the equal checks ahead takes its units, or finds that the
+//!    units are used up. So a client never fills the queue with checks that its own limit refuses.
 
 #[cfg(not(test))]
 use std::sync::{Mutex, MutexGuard};
@@ -61,36 +61,36 @@ pub(super) const MAX_BATCH: usize = 64;
 /// copies are one check.
 const MAX_COPIES: usize = 128;
 
-/// The most checks that may wait, which bounds the memory while Redis hangs. Within most deadlines,
-/// Redis decides fewer.
+/// The most checks that may wait. This bounds the memory while Redis hangs. Within most deadlines,
+/// Redis decides fewer checks.
 pub(super) const CAPACITY: usize = 65_536;
 
-/// Cancelled jobs are removed once they may be this part of those that wait. So one walk through
-/// the queue removes many of them.
+/// Cancelled jobs are removed once more than a 32nd of the waiting jobs may be cancelled. So one
+/// walk through the queue removes many jobs.
 const PART_OF_CANCELLED: usize = 32;
 
-/// Jobs that take places and whose deadlines have passed are removed as well, at least this long
-/// after the last walk.
+/// The shortest time from one walk through the queue to another walk that removes jobs that take
+/// places and whose deadlines have passed.
 const BETWEEN_WALKS: Duration = Duration::from_millis(10);
 
-/// While at most this many jobs wait, they leave in the order of their arrival. That needs no look
-/// at their keys.
+/// While at most this many jobs wait, they leave in the order of their arrival. So the keys of few
+/// jobs need not be hashed.
 const FEW: usize = 4 * MAX_BATCH;
 
-/// At most this many checks in flight have skipped the queue. For so few, a task and a batch for
-/// each would cost this process more than they save.
+/// The most checks in flight that have skipped the queue. For so few checks, a task and a batch for
+/// each of them would cost this process more than they save.
 const MOST_ALONE: usize = if cfg!(test) { 1 } else { 4 };
 
 /// After this many batches of one check in a row, a check counts as alone again.
 const ALONE: u8 = 8;
 
-/// Few servers decide a check in less time. While no time per check is known, the first batches are
-/// compared with this.
+/// A short time per check: few servers decide a check in less time. It bounds the first measured
+/// times, as long as the time per check is not known.
 const SHORT_TIME: Duration = Duration::from_micros(10);
 
-/// Prefetches are taken only while at most a 64th of the queue's capacity waits. That is few
-/// batches, since prefetches delay the checks behind them. Prefetches that were taken are given
-/// back in any case, since their units are charged until then.
+/// Prefetches are taken only while at most a 64th of the queue's capacity waits. That part is only
+/// a few batches, since prefetches delay the checks behind them. Prefetches are given back however
+/// many jobs wait, since their units count until they are given back.
 const PART_OF_PREFETCHES: usize = 64;
 
 pub(super) struct Queue {
@@ -108,28 +108,29 @@ struct State {
     few: VecDeque<Box<Job>>,
     /// The jobs behind `few`, by the digest of their first limit and key.
     many: ByDigest<VecDeque<Box<Job>>>,
-    /// The digests in `many`, in the order of their turns: one job of the first leaves next.
+    /// The digests in `many`, in the order of their turns: one job of the first digest leaves next.
     turns: VecDeque<u64>,
     waiting: usize,
-    /// The crowds of the checks that came while many waited, by the digest of their check.
+    /// The crowds of the checks that came while many jobs waited, by the digest of the checks.
     crowds: ByDigest<Crowd>,
-    /// The callers that stopped waiting since cancelled jobs were last removed. Some of their jobs
-    /// have left the queue.
+    /// The number of callers that have stopped waiting since cancelled jobs were last removed. Some
+    /// of their jobs may have left the queue meanwhile.
     cancelled: usize,
-    /// When the queue may next be looked through for checks that take places and whose deadlines
-    /// have passed. `cancelled` does not count these. At first, it is the deadline of the first of
-    /// them.
+    /// The earliest time at which the queue is next searched for checks that take places and whose
+    /// deadlines have passed. `cancelled` does not count such checks. The first search is due at
+    /// the deadline of the first check that takes a place.
     first_end: Option<Instant>,
     in_flight: usize,
     /// The checks in flight that skipped the queue.
     alone: usize,
     /// How many batches of one check have to leave before a check counts as alone. Zero at first.
     until_alone: u8,
-    /// The time from one batch to the next, divided by the checks of the first, and smoothed. It is
-    /// zero until it is known, and again after the queue was empty, so that no check is refused for
-    /// an earlier wait.
+    /// The time from one batch to the next, divided by the number of checks in the first of the
+    /// two, and smoothed. It is zero until two batches have told it, and again after the queue was
+    /// empty, so that no check is refused because of an earlier wait.
     time_per_check: Duration,
-    /// When the last batch left, and the number of its checks, if others waited behind it.
+    /// The time at which the last batch left, and the number of its checks. `None` if no job waited
+    /// behind it.
     last_batch: Option<(Instant, u32)>,
 }
 
@@ -144,8 +145,8 @@ impl Queue {
         })
     }
 
-    /// The permit to send a check without a batch, if few are in flight. A queue that may have only
-    /// one batch in flight gives none: the check would be a second one.
+    /// The permit to send a check without the queue, if few checks are in flight. A queue that may
+    /// have only one batch in flight gives no such permit, since the check would be a second batch.
     pub(super) fn lone_permit(self: &Arc<Self>) -> Option<Permit> {
         let mut state = self.lock();
         let is_busy = state.in_flight > 0 || state.alone >= MOST_ALONE;
@@ -203,8 +204,8 @@ impl Queue {
     }
 
     /// The permit to have one batch in flight. `None` if all permits are taken: the tasks that have
-    /// the others send what waits. If the server is far away, `for_distance` may allow more batches
-    /// in flight than the queue does.
+    /// these permits send the waiting jobs. If the server is far away, `for_distance` may allow
+    /// more batches in flight than the queue does.
     pub(super) fn batch_permit(self: &Arc<Self>, for_distance: impl FnOnce() -> usize) -> Option<Permit> {
         let mut state = self.lock();
         let is_free = state.in_flight < self.max_in_flight || state.in_flight < for_distance();
@@ -218,7 +219,8 @@ impl Queue {
 }
 
 impl State {
-    /// The digest of a job's first limit and key. `None` while few jobs wait.
+    /// The digest of a job's first limit and key, by which the job takes turns. `None` while few
+    /// jobs wait.
     fn turn_of(&self, job: &Job, digester: &Digester) -> Option<u64> {
         let digest = || job.check().first().digest(digester);
         (!self.many.is_empty() || self.few.len() >= FEW).then(digest)
@@ -231,9 +233,10 @@ impl State {
         of_turn.filter(|job| is_in(job) && job.is_cancelled()).count() as u64
     }
 
-    /// The estimated time until a job of this turn that comes now has its answer. All jobs in
-    /// flight and ahead of it are decided before. A third is added, for batches that take longer: a
-    /// check that is answered too late only delays other checks.
+    /// The estimated time until a job of this turn has its answer, if the job comes now. All jobs
+    /// in flight, and the jobs ahead of the new job, are decided before it. A third is added, for
+    /// batches that take longer than usual. Without it, more checks would be answered too late, and
+    /// such checks only delay others.
     fn wait(&self, turn: Option<u64>) -> Duration {
         let of_its_own = turn.and_then(|digest| self.many.get(&digest)).map_or(0, VecDeque::len);
         let ahead = self.waiting.min(self.few.len() + self.turns.len() * (of_its_own + 1)) + self.in_flight * MAX_BATCH;
@@ -279,7 +282,7 @@ impl State {
 
     fn remove_cancelled(&mut self) {
         self.cancelled = 0;
-        // The next walk comes later, so that it removes many.
+        // The next walk for passed deadlines comes later, so that it removes many jobs.
         self.first_end = self.first_end.map(|_| Instant::now() + BETWEEN_WALKS);
         self.few.retain(|job| !job.is_cancelled());
         self.many.retain(|_, jobs| {
@@ -290,7 +293,7 @@ impl State {
         self.waiting = self.few.len() + self.many.values().map(VecDeque::len).sum::<usize>();
     }
 
-    /// The next jobs that are not cancelled.
+    /// Takes the jobs of the next batch out of the queue, and drops cancelled jobs on the way.
     fn next_batch(&mut self) -> Vec<Box<Job>> {
         let mut waiting = from_fn(|| self.pop()).filter(|job| !job.is_cancelled());
         let mut jobs: Vec<_> = waiting.by_ref().take(MAX_BATCH).collect();
@@ -300,10 +303,10 @@ impl State {
         jobs
     }
 
-    /// Learns the time per check from the last batch and the one that leaves now. A pause of the
-    /// server says little about later batches, so one measured time counts as at most four times
-    /// the smoothed time. This bound is multiplied by the number of batches in flight, since they
-    /// may all leave together.
+    /// Learns the time per check from the time between the last batch and the batch that leaves
+    /// now. A pause of the server says little about later batches, so a measured time counts as at
+    /// most four times the smoothed time. This bound is multiplied by the number of batches in
+    /// flight, since all of these batches may leave together.
     fn measure(&mut self, now: Instant, checks: usize) {
         if let Some((before, checks)) = self.last_batch {
             let most = self.time_per_check.max(SHORT_TIME).saturating_mul(4 * self.in_flight as u32);
@@ -328,8 +331,8 @@ impl Permit {
         }
     }
 
-    /// The next batch. `None` ends the permit: the queue is empty, and the next job gets a permit
-    /// of its own.
+    /// Takes the next batch out of the queue. If the queue is empty, returns `None` and ends the
+    /// permit. The next job that comes then gets a permit of its own.
     pub(super) fn next_batch(&mut self) -> Option<Vec<Box<Job>>> {
         let queue = self.queue.upgrade()?;
         let mut state = queue.lock();
@@ -363,8 +366,8 @@ impl Drop for Permit {
     }
 }
 
-/// The caller of a job in the queue. When it stops waiting, its job is cancelled, and the queue
-/// counts it as cancelled.
+/// The caller of a job in the queue. When the caller stops waiting, its job is cancelled, and the
+/// queue counts one more cancelled job.
 pub(super) struct Caller {
     queue: Weak<Queue>,
 }
@@ -374,7 +377,7 @@ impl Caller {
         Self { queue: Arc::downgrade(queue) }
     }
 
-    /// Leaves with its answer, so its job does not count as cancelled.
+    /// Lets the caller leave with its answer, so that its job does not count as cancelled.
     pub(super) fn leave(mut self) {
         self.queue = Weak::new();
     }
@@ -427,7 +430,8 @@ mod tests {
         }
     }
 
-    /// Runs a test on one thread. Loom's lock bounds the steps of a test, so that bound is raised.
+    /// Runs a test on one thread. Loom's lock bounds the number of steps of a test, and this
+    /// function raises the bound.
     fn on_one_thread(test: impl Fn() + Send + Sync + 'static) {
         let mut model = loom::model::Builder::new();
         model.max_branches = 1_000_000;
@@ -459,8 +463,8 @@ mod tests {
         });
     }
 
-    /// A check comes behind many of its key whose callers have left. Meanwhile, as many checks of
-    /// 400 other keys come as leave.
+    /// A check comes behind many checks of the same key whose callers have left. Meanwhile, one
+    /// check of 400 other keys comes for each check that leaves.
     #[test]
     fn cancelled_checks_delay_no_other_of_their_key() {
         for (cancelled, are_removed) in [(0, false), (200, false), (4_000, false), (200, true), (4_000, true)] {
@@ -501,8 +505,8 @@ mod tests {
         assert_eq!((crowd.state.waiting, crowd.state.many.len()), (0, 0));
     }
 
-    /// The estimate is the number of checks ahead of one that comes now. No check leaves later than
-    /// that.
+    /// At 1 ms per check, the estimate tells how many checks may leave before a check that comes
+    /// now. No check has more checks ahead of it.
     #[test]
     fn no_check_leaves_later_than_its_estimate() {
         let mut seed = 7_u64;
@@ -535,8 +539,8 @@ mod tests {
         assert!(long > 20, "only {long} queues were long");
     }
 
-    /// A batch of 64 leaves every 10 ms while others wait. So a check takes 156 µs, until the
-    /// queue has been empty.
+    /// While other checks wait, a batch of 64 checks leaves every 10 ms. So the time per check is
+    /// 156 µs.
     #[test]
     fn the_time_per_check_is_that_of_batches_with_others_behind_them() {
         let mut crowd = Crowd::default();
@@ -598,15 +602,15 @@ mod tests {
                     .is_err_and(|error| error.contains("1000 checks are") && error.contains("about 141.8ms"))
             );
             assert_eq!((push(1_000, 143), push(1_001, 1_000)), (Ok(()), Ok(())));
-            // A key that floods the queue delays itself.
+            // A key that floods the queue delays only its own checks.
             assert!((0..500).all(|_| push(0, 60_000).is_ok()));
             assert_eq!((push(1_002, 143), push(0, 143).is_ok()), (Ok(()), false));
             assert_eq!(queue.lock().waiting, 1_503, "no check waits that was refused");
         });
     }
 
-    /// If they were not refused, these checks would be sent, and answered too late. Each of them
-    /// would delay one that can be answered in time.
+    /// If the refused checks of this test were sent, they would be answered too late. Each of them
+    /// would delay a check that can be answered in time.
     #[test]
     fn few_checks_of_a_slow_server_are_refused() {
         on_one_thread(|| {
@@ -615,8 +619,8 @@ mod tests {
             let _permit = queue.batch_permit(|| 0);
             queue.lock().time_per_check = Duration::from_micros(200);
             callers.extend((0..FEW as u64).map_while(|key| push(&queue, key, 50).ok()));
-            // In 50 ms the server decides 250 checks. A quarter of that is kept in reserve, and 64
-            // are in flight.
+            // In 50 ms the server decides 250 checks. A quarter of these is kept in reserve, and 64
+            // checks are in flight.
             assert_eq!(callers.len(), 125);
         });
     }
@@ -634,8 +638,8 @@ mod tests {
         });
     }
 
-    /// The first checks come while few wait. A caller that leaves makes room, and so does one that
-    /// has its answer.
+    /// The first checks come while few checks wait. A caller that leaves makes room for another
+    /// check, and so does a caller that has its answer.
     #[test]
     fn no_more_equal_checks_wait_than_their_limit_admits() {
         on_one_thread(|| {
@@ -696,7 +700,7 @@ mod tests {
         });
     }
 
-    /// This includes settlements that give back prefetches.
+    /// The settlements of this test give back prefetches.
     #[test]
     fn a_queue_full_of_checks_takes_settlements() {
         on_one_thread(|| {
@@ -717,8 +721,8 @@ mod tests {
         });
     }
 
-    /// Prefetches join a queue only while few jobs wait in it, so the rest is for the checks of
-    /// callers.
+    /// Prefetches join a queue only while few jobs wait in it, so the rest of the queue is for the
+    /// checks of callers.
     #[test]
     fn prefetches_leave_the_queue_to_the_checks_of_callers() {
         on_one_thread(|| {
@@ -738,7 +742,7 @@ mod tests {
     }
 }
 
-/// Tests in each order of the steps of threads.
+/// Tests that loom repeats with each order of the threads' steps.
 #[cfg(test)]
 mod models {
     use loom::thread::spawn;
@@ -763,7 +767,7 @@ mod models {
         sent
     }
 
-    /// Whether the queue is as at the beginning: no job is left, and no permit is lost.
+    /// Asserts that the queue is as at the beginning: no job is left, and no permit is lost.
     fn assert_idle(queue: &Queue) {
         let state = queue.lock();
         assert_eq!(state.waiting, 0, "a job is left");
@@ -775,7 +779,8 @@ mod models {
     fn each_job_that_was_pushed_is_sent_once() {
         for (threads, max_in_flight) in [(2, 1), (2, 2), (3, 1)] {
             let mut orders = loom::model::Builder::new();
-            // All orders of two threads, and of three those that interrupt a thread at most twice.
+            // Loom tries all orders of two threads. Of three threads, it tries the orders that
+            // interrupt a thread at most twice.
             orders.preemption_bound = (threads > 2).then_some(2);
             orders.check(move || {
                 let queue = Queue::new(max_in_flight, 4);

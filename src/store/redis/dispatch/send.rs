@@ -1,5 +1,5 @@
-//! Sends the checks and settlements of a [`Dispatcher`]: by their callers or by tasks, alone or in
-//! batches, and once more if that may help. Tries a new store out.
+//! Sends the checks and settlements of a [`Dispatcher`]. Callers or tasks send them, alone or in
+//! batches, and once more if a second try may help. This file also tries a new store out.
 
 use std::{
     collections::BTreeMap,
@@ -31,12 +31,12 @@ use crate::{
     },
 };
 
-/// To a server that is far away, a batch leaves in each millisecond, and at most so many are in
-/// flight.
+/// The most batches in flight to a server that is far away. Up to this number, one batch is in
+/// flight for each millisecond of the round trip.
 const MOST_IN_FLIGHT: u128 = 64;
 
-/// The outer error says that there was no connection. The inner one is of the connection or the
-/// server.
+/// The outer error says that there was no connection. The inner error is one of the connection or
+/// the server.
 type Reply = Result<RedisResult<Value>, StoreError>;
 
 impl Dispatcher {
@@ -61,8 +61,8 @@ impl Dispatcher {
             let dispatcher = Arc::downgrade(&self);
             let common = Arc::clone(&self.common);
             drop(self);
-            // Few of the futures that wait send their check themselves. This one is boxed, so that
-            // it does not enlarge the others.
+            // Few of the futures that wait send their check themselves. So the future that sends is
+            // boxed, and does not enlarge all futures that wait.
             return Box::pin(send_alone(job, slot, connection, permit, dispatcher, common)).await;
         }
         // `caller` is dropped after `answer`. So if a caller stops waiting, its job is cancelled
@@ -86,7 +86,8 @@ impl Dispatcher {
 
     /// The permit to send a batch. If the server is far away, more batches may be in flight, so
     /// that a check waits in the queue for only a fraction of the round trip. A server that is slow
-    /// but near gets no more batches: they would wait there, where keys take no turns.
+    /// but near gets no more batches. Further batches would wait at the server, where keys take no
+    /// turns.
     fn batch_permit(&self, queue: &Arc<Queue>) -> Option<Permit> {
         queue.batch_permit(|| {
             let round_trip = &self.common.local_state.round_trip;
@@ -115,13 +116,14 @@ impl Dispatcher {
         }
     }
 
-    /// Sends jobs as one batch. If batches are formed a slot at a time, sends one batch for each
+    /// Sends jobs as one batch. If each batch has keys of one slot only, sends one batch for each
     /// slot, all at once.
     async fn send_all(self: &Arc<Self>, jobs: Vec<Box<Job>>) {
         if !self.is_by_slot() {
             return self.send_batch(jobs, None).await;
         }
-        // A check of several slots, under `None`, has come before the server refused one.
+        // Under `None` are checks of several slots that came before the server first refused such a
+        // check.
         let mut slots = BTreeMap::<Option<u16>, Vec<_>>::new();
         for job in jobs {
             slots.entry(only_slot(job.check(), &self.common.keys)).or_default().push(job);
@@ -150,8 +152,8 @@ impl Dispatcher {
     /// Gives the callers of a batch their answers, after a second try if that may help.
     async fn conclude(self: &Arc<Self>, mut batch: Batch, mut reply: Reply) {
         if !matches!(reply, Ok(Ok(_))) {
-            // Few batches are sent again. This future is boxed, so that it does not enlarge the
-            // others.
+            // Few batches are sent again. So this future is boxed, and does not enlarge the future
+            // of every batch.
             reply = Box::pin(self.try_again(&mut batch, reply)).await;
         }
         let refused = self.take_refused(&mut batch, &reply);
@@ -164,8 +166,8 @@ impl Dispatcher {
         }
     }
 
-    /// The jobs that the server has refused because their keys are in several slots. After that,
-    /// batches are formed a slot at a time.
+    /// Takes the jobs out of a batch that the server has refused because the keys are in several
+    /// slots. From then on, each batch has keys of one slot only.
     fn take_refused(&self, batch: &mut Batch, reply: &Reply) -> Vec<Box<Job>> {
         match reply {
             Ok(Err(error)) if error.kind() == ErrorKind::Server(CrossSlot) && batch.slot.is_none() => {
@@ -176,10 +178,11 @@ impl Dispatcher {
         }
     }
 
-    /// The reply after a second try, if that may help. All jobs are sent again if nothing has run:
-    /// if a node of a cluster does not have the slot, or if the connection did not prove itself.
-    /// After a broken connection, only jobs that count once are sent again. A check whose callers
-    /// have left is not sent again.
+    /// Sends a batch a second time if that may help, and returns the last reply. All jobs are sent
+    /// again if none of them has run: because a node of a cluster does not have the slot, or
+    /// because the connection did not prove that it works. After a broken connection, a job is sent
+    /// again only if it counts once even when it runs twice. A check whose callers have left is not
+    /// sent again.
     async fn try_again(self: &Arc<Self>, batch: &mut Batch, mut reply: Reply) -> Reply {
         let Ok(Err(error)) = &reply else { return reply };
         if self.is_worth_another_try(error) {
@@ -197,17 +200,18 @@ impl Dispatcher {
         reply
     }
 
-    /// Runs each command on a key that no limit has, and looks at two keys. So the server is
-    /// reached, knows the script, and lets this user run all commands that will be needed, on the
-    /// keys of the store. If the server refuses keys of several slots, that is known from then on.
+    /// Runs each command on a key that no limit has, and looks at two keys. If this succeeds, the
+    /// server has been reached, knows the script, and lets this user run all commands that will be
+    /// needed, on the keys of the store. The store then also knows whether the server refuses keys
+    /// of several slots.
     pub(crate) async fn try_out(self: Arc<Self>) -> Result<(), StoreError> {
         self.in_task(|dispatcher| async move {
             let time = if dispatcher.common.clock.is_none() { "" } else { "given" };
             let key = format!("{}:", dispatcher.common.keys.prefix);
             dispatcher.send(cmd("EVAL").arg(TRY_OUT).arg(1).arg(key).arg(time)).await?;
             if dispatcher.common.server.is_cluster() {
-                // While a slot moves, the client sends ASKING to its new node, so the user must be
-                // allowed to.
+                // While a slot moves, the client sends ASKING to the slot's new node, so the user
+                // must be allowed to send it.
                 dispatcher.send(&cmd("ASKING")).await?;
             }
             let peek = |key: &&str| Check::new(Charge::fitting(Limit::per_second("connect", 1), (*key).into(), 0));

@@ -5,21 +5,21 @@
 --        shared, text, time_in, time_of, try, weigh, write_counts
 -- Gives  write_status, failure_of, decide
 
--- Whether the total still has units of entries that have left, because there are more than one
--- check may drop. If so, no time is known.
+-- Whether the total still has units of entries that have left, because more entries have left than
+-- one check may drop. If so, no retry time and no reset time is known.
 local function is_behind(log)
   return log.has_total and log.gone > 0
 end
 
 -- The time from which an entry counts by the present clock. It is the time of the entry, but no
--- later than the latest time under which anything of now is recorded. For a prefetch, that latest
--- time is a life ahead of the clock.
+-- later than the latest time under which an admission of now is recorded. For a prefetch, that
+-- latest time is a life ahead of the clock.
 local function counted_from(log, time, is_prefetch)
   return math.min(time, is_prefetch and now + LONGEST_LIFE or log.is_counter and now or log.at)
 end
 
--- If the clock has stepped back, entries from the future count as if they came now, so that the key
--- is right again after one window. Each refusal moves the newest of them, at most 100. A server
+-- Moves entries from the future to the present: the clock has stepped back. So the key is right
+-- again after one window. Each refusal moves the newest of these entries, at most 100. A server
 -- without memory moves none.
 local function pull_back(log)
   if log.ahead then
@@ -50,10 +50,10 @@ local function pull_back(log)
   outlive(log, log.at)
 end
 
--- The first moment at which at most `most` units are used. `entries` are those that leave next, and
--- `total` is the units of all entries. Without `with_reserved`, reserved entries do not count, and
--- `total` is without them. The moment is a lower bound if more entries have to leave than were
--- read.
+-- The first moment at which at most `most` units are used. `entries` has the entries that leave
+-- next, each with its score. `total` is the number of units in all entries. Without
+-- `with_reserved`, reserved units do not count, and `total` is without them. The moment is a lower
+-- bound if more entries have to leave than were read.
 local function first_fit(log, most, total, entries, with_reserved)
   local from, leaves = now, counted_from(log, now) + log.window
   for i = 1, #entries, 2 do
@@ -73,8 +73,9 @@ local function first_fit(log, most, total, entries, with_reserved)
   return total > 0 and #entries == 2 * LOOKED_AT and math.min(fits, leaves) or fits
 end
 
--- Microseconds until at most `most` units are used, and the same if all reserved units were given
--- back now. They are lower bounds if more entries have to leave than a check may read.
+-- The microseconds until at most `most` units are used, and the microseconds if all reserved units
+-- were given back now. Both numbers are lower bounds if more entries have to leave than a check may
+-- read.
 local function wait(log, most)
   pull_back(log)
   if is_behind(log) then return 1, 0 end
@@ -83,7 +84,8 @@ local function wait(log, most)
     return leaves, leaves
   end
   local first, settled = heads_of(log) + log.gone, log.total - log.reserved
-  -- Each entry of an exact log has at least one unit, so at most this many entries have to leave.
+  -- Each entry of an exact log has at least one unit, so at most `log.total - most` entries have to
+  -- leave.
   local enough = not log.part and log.reserved == 0 and math.min(LOOKED_AT, log.total - most) or LOOKED_AT
   local entries = call('ZREVRANGE', log.key, first, first + enough - 1, 'WITHSCORES')
   local retry = first_fit(log, most, log.total, entries, true) - now
@@ -104,8 +106,9 @@ local function write_status(record, place, log, retry, least)
   record[r + 2], record[r + 3], record[r + 4] = log.reserved, clamped(retry), clamped(log.reserved > 0 and least or retry)
 end
 
--- How many copies of a check a limit has counted under this id before, and when. `nil` if none. A
--- charge that takes nothing has no entry: one under this id is then of another admission.
+-- How many copies of a check a limit has counted under this id before, and when. `nil` if the limit
+-- has counted none. A charge that takes nothing has no entry: an entry under this id is then of
+-- another admission.
 local function copies_counted(log, id, copies)
   if log.takes == 0 then return end
   local reserved = copies == 1 and find(log, named(log, id, log.cost, true))
@@ -122,7 +125,7 @@ local function copies_counted(log, id, copies)
 end
 
 -- How many copies of a check an earlier try has counted, and when. A check is admitted whole, so an
--- entry under any of its charges shows that it was counted.
+-- entry under any of its charges shows that the check was counted.
 local function counted_before(logs, id, copies)
   local counted, exact_at, rounded_at = 0, -1, -1
   for _, log in ipairs(logs) do
@@ -130,7 +133,7 @@ local function counted_before(logs, id, copies)
     if before then
       counted = math.max(counted, before)
       if log.lease then time = time + log.window - log.lease end
-      -- The time of a place is that of its last renewal.
+      -- The time of a place is the time of its last renewal.
       if log.part or log.is_place then
         rounded_at = math.max(rounded_at, time)
       else
@@ -147,7 +150,8 @@ local function admissible(logs, copies)
   for _, log in ipairs(logs) do
     local is_over = log.needs > 0 and log.used + log.needs * copies > log.units
     log.is_left_out = log.is_shadow and is_over
-    -- Without an entry of its own a prefetch would leave too early, so a full key admits none.
+    -- Without an entry of its own, a prefetch would leave too early. So a full key admits no
+    -- prefetch.
     if log.is_prefetch and is_full(log) then admitted = 0 end
     if is_over and not log.is_shadow then
       admitted = math.min(admitted, math.max(0, math.floor((log.units - log.used) / log.needs)))
@@ -156,8 +160,8 @@ local function admissible(logs, copies)
   return admitted
 end
 
--- Errors that fail a whole batch, which may then be sent again: the server's state, or missing
--- permissions.
+-- Words in the texts of errors that fail a whole batch. These errors come from the state of the
+-- server, or from missing permissions. The batch may be sent again.
 local OF_THE_SERVER = {
   'READONLY', 'NOREPLICAS', 'MISCONF', 'LOADING', 'MASTERDOWN', 'CLUSTERDOWN', 'BUSY', 'NOPERM', 'NOAUTH', 'TRYAGAIN',
   'MOVED', 'ASK ', 'script killed', 'run this command', 'not allowed from script', 'nknown Redis command', 'non local key',
@@ -175,8 +179,9 @@ local function failure_of(place, problem)
   return text(place) .. ' ' .. message
 end
 
--- Decides a check, and returns its record. Every charge is read first: no key gets an entry unless
--- all of them fit. `logs.place` is the number of the charge that was reached last.
+-- Decides a check, and returns its record. Every charge is read first. So a check that one of its
+-- charges refuses adds no entry to any key. `logs.place` is the number of the charge that was
+-- reached last.
 local function decide_all(logs, charges, k, id, copies, is_again)
   for i, charge in ipairs(charges) do
     logs.place = i
@@ -187,7 +192,7 @@ local function decide_all(logs, charges, k, id, copies, is_again)
   -- Copies that the earlier try has refused stay refused.
   local admitted = before > 0 and math.min(copies, before) or admissible(logs, copies)
   local is_whole = admitted == copies
-  local record = { admitted, at, 0, 0, 0, 0, 0 }  -- as long as most are: a table that grows is slow
+  local record = { admitted, at, 0, 0, 0, 0, 0 }  -- as long as most records are: a table that grows is slow
   for i, log in ipairs(logs) do
     logs.place = i
     if admitted > 0 and before == 0 and log.takes > 0 and not log.is_left_out then count(log, id, admitted, is_again) end

@@ -1,14 +1,15 @@
 -- How a counter counts. The units of the present window of the clock count in full. The units of
--- the window before count by the part of it that the sliding window still overlaps, rounded up to
--- whole units. Entries with an id count in full.
+-- the previous window count in proportion to the part of that window that the sliding window still
+-- overlaps, rounded up to whole units. Entries with an id count in full.
 --
 -- Takes  call, clamped, now, recorded_at, text
 -- Gives  estimate_now, read_counts, write_counts, add_to_counts, falls_to
 --
--- One member has the two numbers and the start of their window. Its score is infinite, so it is
--- behind all others. The key expires two windows + SLACK after the start of the newest window.
+-- One member has the two numbers, and the start of the window to which the first number belongs.
+-- The score of this member is infinite, so it is behind all other members. The key expires two
+-- windows + SLACK after the start of the newest window.
 
--- The estimate at `time`: the present window has begun at `start`.
+-- The estimate at `time`, which is in the window that begins at `start`.
 local function estimate(log, current, previous, start, time)
   return current + math.ceil(previous * (start + log.window - time) / log.window)
 end
@@ -17,7 +18,7 @@ local function estimate_now(log)
   return estimate(log, log.current, log.previous, log.at, now)
 end
 
--- Reads the numbers, if the last member of a key is their head.
+-- Reads the two numbers, if the last member of a key has them.
 local function read_counts(log, last)
   log.current, log.previous = 0, 0
   local start, current, previous = string.match(last or '', '^(%d+):(%d+):(%d+)$')
@@ -56,8 +57,8 @@ local function add_to_counts(log, time, units)
   write_counts(log)
 end
 
--- The first moment, not before `from`, at which the estimate is at most `most`. A log that is no
--- counter has no estimate, so this returns `from`.
+-- The first moment, not before `from`, at which the estimate is at most `most`. Returns `from` for
+-- a log that is no counter, since such a log has no estimate.
 local function falls_to(log, most, from)
   if not log.is_counter then return from end
   local start, current, previous, ahead = log.at, log.current, log.previous, log.ahead
@@ -68,8 +69,8 @@ local function falls_to(log, most, from)
   while current + previous > 0 do
     local stop = start + log.window
     if current <= most and from < stop then
-      -- The estimate is computed in doubles, so the true moment may be a step or two beside the
-      -- computed one.
+      -- The estimate is computed in doubles, so the true moment may be a microsecond or two before
+      -- or after the computed one.
       local overlap = previous > 0 and math.floor((most - current) * log.window / previous) or log.window
       local fits = math.max(from, stop - overlap - 2)
       while fits < stop and estimate(log, current, previous, start, fits) > most do

@@ -1,36 +1,37 @@
--- The entries of a sorted set. Their score is the time under which an admission is recorded,
--- negated. So the newest entry comes first, where writing is quick. An entry counts until a window
--- after its recorded time.
+-- The entries of a sorted set. The score of an entry is the time under which its admission is
+-- recorded, negated. So the newest entry comes first, where writing is quick. An entry counts until
+-- a window after its recorded time.
 --
 -- Takes  call, is_expiry_telling, is_server_time, now
 -- Gives  NAMED, MOST_NAMED, LARGEST, LOOKED_AT, DROPPED, LONGEST_LIFE, text, clamped, time_in,
 --        recorded_at, named_at, begin_with, named, weigh, weigh_all, find, outlive
 --
--- Time      An exact log records an admission under its time and its id. The other algorithms put admissions of one recorded
---           time together: a compact log records the end of a sub-window, a fixed window and a counter the start of a window,
---           and a calendar a window before the end of the period. An admission whose id the caller gave, or whose units are
---           reserved, has an entry of its own under these, too. An entry with a lease is recorded a window before the lease
---           ends, so that it leaves when the lease ends. The lease of a prefetch is longer than the window, so a prefetch is
---           recorded at the end of its life, ahead of the clock.
--- Expiry    An exact log of one entry of one unit expires a window + SLACK after that entry. Any other exact log expires two
---           windows + SLACK after its oldest entry. That is late enough for all entries that come within a window of the
---           oldest, so fast.lua mostly leaves the expiry as it is. It reads from the expiry when the oldest entry leaves.
---           Only this figure depends on an expiry, and no decision does. Other logs expire a window + SLACK after their
---           newest entry, and a counter a window later. Exact logs do so as well on Redis 6.2, and by another clock than the
---           server's.
+-- Time      An exact log records an admission under its time and its id. The other algorithms put admissions of one
+--           recorded time together: a compact log records the end of a sub-window, a fixed window and a counter the start
+--           of a window, and a calendar a window before the end of the period. An admission whose id the caller gave, or
+--           whose units are reserved, has an entry of its own under these algorithms, too. An entry with a lease is
+--           recorded a window before the lease ends, so that it leaves when the lease ends. The lease of a prefetch is
+--           longer than the window, so a prefetch is recorded at the end of its life, ahead of the clock.
+-- Expiry    An exact log of one entry of one unit expires a window + SLACK after that entry. Any other exact log expires
+--           two windows + SLACK after its oldest entry. That is late enough for all entries that come within a window of
+--           the oldest, so fast.lua mostly leaves the expiry as it is. fast.lua reads from the expiry when the oldest entry
+--           leaves. Only this figure depends on an expiry, and no decision does. Other logs expire a window + SLACK after
+--           their newest entry, and a counter a window later. On Redis 6.2, and by a clock that is not the server's, exact
+--           logs also expire a window + SLACK after their newest entry.
 
-local NAMED = 255         -- the first byte of a named entry, where most entries have no id
-local MOST_NAMED = 10000  -- named entries of a key whose memory is bounded; further units are counted without an id
+local NAMED = 255         -- the first byte of a named entry, in a key whose other entries have no id
+local MOST_NAMED = 10000  -- the most named entries of a key whose memory is bounded; further units are counted without an id
 local LARGEST = 2 ^ 53    -- the largest number that doubles count up to
-local LOOKED_AT = 100     -- entries that are looked at for a retry time, or moved after a step back of the clock
-local DROPPED = 500       -- entries that have left and are dropped in one check, or that are read to find one
-local LONGEST_LIFE = 1000000  -- microseconds that a process may hold a prefetch: no more than SLACK
+local LOOKED_AT = 100     -- the most entries that a check looks at for a retry time, or moves after a step back of the clock
+local DROPPED = 500       -- the most entries that a check drops after they have left, or that it reads to find one entry
+local LONGEST_LIFE = 1000000  -- the most microseconds for which a process may hold a prefetch: no more than SLACK
 
 local function text(number)
   return string.format('%.0f', number)
 end
 
--- A number as it may stand in a reply, even if another program has written the key.
+-- Brings a number that was read from a key into the range that a reply may have: another program
+-- may have written the key.
 local function clamped(number)
   return number and number > 0 and math.min(math.ceil(number), LARGEST) or 0
 end
@@ -44,7 +45,8 @@ end
 local function recorded_at(charge, time)
   if not charge.part then return time end
   if charge.ends then
-    -- This compares `now`, since `time` is earlier for an admission that is settled.
+    -- The ends are compared with `now`, not with `time`: when an admission is settled, `time` is
+    -- earlier.
     if now < tonumber(string.match(charge.ends, '%d+')) then
       error('the clock of the process that asks is more than two periods ahead of that of the server', 0)
     end
@@ -58,22 +60,22 @@ local function recorded_at(charge, time)
 end
 
 -- The time under which a named entry is recorded. After a step back of the clock, the entry may
--- have moved to an earlier time. An entry at a later time is of another admission, which got the
--- same id. The time is not before 1970, since a score above 0 is that of a head.
+-- have moved to an earlier time. An entry at a later time belongs to another admission, which got
+-- the same id. The time is never before 1970, since only heads have a score above 0.
 local function named_at(charge, time)
   if not charge.lease then return charge.is_counter and time or recorded_at(charge, time) end
   local start = math.max(0, time + charge.lease - charge.window)
   return (charge.is_prefetch or charge.is_counter) and start or math.min(start, recorded_at(charge, time))
 end
 
--- An id as the entries of a key begin with it.
+-- The text with which a named entry of this id begins.
 local function begin_with(charge, id)
   return charge.part and string.char(NAMED) .. id or id
 end
 
--- The member of a named entry: the id, and behind it the units. A single unit that is not reserved
--- is left out. Reserved units have a plus sign before them, and those of a prefetch a plus sign and
--- a zero.
+-- The member of a named entry: the id, and behind it the units. If the entry has one unit, and it
+-- is not reserved, its number is left out. Reserved units have a plus sign before them, and the
+-- units of a prefetch have a plus sign and a zero.
 local function named(charge, id, units, is_reserved)
   local member = begin_with(charge, id)
   if is_reserved then return member .. (charge.is_prefetch and '+0' or '+') .. text(units) end
@@ -84,17 +86,17 @@ end
 -- without an id consists of two bytes of its time, and its units.
 local function weigh(charge, member)
   local place = not charge.part and 9 or string.byte(member) == NAMED and 10 or 3
-  -- A settlement has a point behind its units, and there may be its time behind the point. A mark
-  -- has no units before the point.
+  -- The entry of a settlement has a point behind its units, and may have a time behind the point.
+  -- The mark of a settlement (settle.lua) has no units before the point.
   local sign, zero, number, times, point = string.match(member, '^(%+?)(0?)(%d*)%*?(%d*)(%.?)%d*$', place)
   local units = (tonumber(number) or (zero == '0' or point == '.') and 0 or 1) * (tonumber(times) or 1)
-  -- If units are too large, another program has written them. A counter would search for a moment
-  -- for ever because of them.
+  -- If the units are too many, another program has written them. With so many units, a counter
+  -- would search for ever for the first moment that fits.
   return units < LARGEST and units or 1, sign == '+', sign == '+' and zero == '0'
 end
 
--- The units of some entries together, and how many of them are reserved. `step` is 2 where scores
--- are in between.
+-- The units of some entries together, and how many of them are reserved. `step` is 2 if the score
+-- of each member follows the member.
 local function weigh_all(charge, members, step)
   local total, reserved = 0, 0
   for i = 1, #members, step do
@@ -105,17 +107,17 @@ local function weigh_all(charge, members, step)
   return total, reserved
 end
 
--- The time of a named entry, if it has not left the window. An entry that has left may still be
--- there.
+-- The time of a named entry, if it has not left the window. An entry that has left may still be in
+-- the key.
 local function find(log, member)
   local at = call('ZSCORE', log.key, member)
   at = at and time_in(at)
   return at and at + log.window > now and at
 end
 
--- Lets a key live as its entries need it: the oldest entry of an exact log decides, and the newest
--- entry of other logs. An admission keeps a later expiry, which is from before a step back of the
--- clock.
+-- Sets the expiry of a key as its entries need it. The oldest entry decides in an exact log whose
+-- expiry can be read. The newest entry decides in any other log. An admission leaves a later expiry
+-- as it is, since a later expiry is from before a step back of the clock.
 local function outlive(log, newest, is_admission)
   local time, life = newest, log.is_counter and log.long_life or log.life
   if not log.part and is_expiry_telling and log.oldest then

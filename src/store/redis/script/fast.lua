@@ -1,7 +1,7 @@
--- The fast way, and how copies of a check stand in an exact log. The fast way decides checks of
--- exact logs that have capacity for all copies, without reserved units, and under new ids. It
--- decides as check.lua does, but the functions of the general way need not be made. It reads the
--- server's expiries, as run.lua does.
+-- The fast way, and how copies of a check stand in an exact log. The fast way decides checks with
+-- new ids on exact logs, if the logs have capacity for all copies and no reserved units. It decides
+-- as check.lua does, but the functions of the general way need not be made. Like run.lua, the fast
+-- way reads the server's expiries.
 --
 -- Takes  nothing
 -- Gives  now, score_of, SLACK, is_server_time, is_expiry_telling, call, try, FEW, shared, following,
@@ -12,8 +12,8 @@
 -- id is 0, and the last bytes of the other copies' ids count up from it. So the id of any copy
 -- leads to the entry.
 
--- The names that this shares with head.lua come as arguments: a function that refers to locals of
--- another function costs more to make.
+-- The values that the function around this file takes from head.lua come as arguments: a function
+-- that refers to locals of another function costs more to make.
 local now, score, score_of, SLACK, is_server_time, is_expiry_telling = ...
 local call, try = redis.call, redis.pcall
 
@@ -37,10 +37,10 @@ local function entries_of(id, copies)
 end
 
 -- Looks at the exact log of a charge for copies of a check. Returns
---   used    the units used
+--   used    the used units
 --   reset   the microseconds until fewer are used, once the copies are counted
---   expiry  when the key then has to expire, if its expiry has to change
---   gone    how many entries have left and are still there
+--   expiry  when the key has to expire, if its expiry has to change
+--   gone    how many entries have left and are still in the key
 --   total   the score of the total, if the key has one
 -- or nothing, if not all copies fit, or if there is more to do than to count them. `expires` and
 -- `size` are the expiry of the key and the number of its entries, if they are known.
@@ -56,15 +56,15 @@ local function look(charge, key, copies, expires, size)
     gone = total and beyond - 1 or beyond
     used = total and tonumber(total) or (size or call('ZCARD', key)) - gone
     for _, member in ipairs(total and gone > 0 and call('ZREVRANGE', key, 1, gone) or {}) do
-      -- A member has its units, or its copies and their cost. Behind the point of a settlement may
-      -- be its time.
+      -- Behind its id, a member has its units, or the number of its copies and their cost. Behind
+      -- the point of a settlement may be a time.
       local number, times = string.match(member, '^(%d*)%*?(%d*)%.?%d*$', 9)
       -- A member shorter than an id is the head of reserved units, which the general way reads.
       if not number or #member < 8 then return end
       used = used - (tonumber(number) or 1) * (tonumber(times) or 1)
     end
-    -- The expiry tells the time of the oldest entry, but less than a millisecond of it may come
-    -- from rounding. An expiry that the copies move must not be from before a step back of the
+    -- The expiry tells the time of the oldest entry, but rounding may add less than a millisecond
+    -- to this time. If the copies move the expiry, it must not be from before a step back of the
     -- clock.
     local is_one = used == 1 and not total
     oldest = (expires - (is_one and charge.life or charge.long_life)) * 1000
@@ -80,9 +80,9 @@ local function look(charge, key, copies, expires, size)
   return used, math.min(oldest + window - now, window), expiry ~= expires and expiry, gone, total
 end
 
--- Decides copies of a check, from its charge `i` on, and appends their status to the reply of this
--- length. Returns false if it has done nothing. `expires` and `size` are the expiry of the key and
--- the number of its entries, if they are known.
+-- Decides copies of a check, from charge `i` on, and appends the status of each of these charges to
+-- `reply`, which has the length `r`. Returns false if nothing was counted. `expires` and `size` are
+-- the expiry of the key and the number of its entries, if they are known.
 local function decide_fast(charges, i, k, id, copies, reply, r, expires, size)
   local charge, key = charges[i], KEYS[k + i]
   local used, reset, expiry, gone, total = look(charge, key, copies, expires, size)
@@ -94,7 +94,7 @@ local function decide_fast(charges, i, k, id, copies, reply, r, expires, size)
   if has_total then
     local member = copies > 1 and shared(id, copies, cost) or cost > 1 and id .. string.format('%.0f', cost) or id
     written = try('ZADD', key, used + cost * copies, 'used', score, member)
-    -- If the server reads the first try after the second, the entry is there already.
+    -- If the server reads the first try after the second try, the entry is there already.
     if total and written == 0 then call('ZADD', key, used, 'used') end
   else
     written = try('ZADD', key, entries_of(id, copies))

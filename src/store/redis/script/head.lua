@@ -1,27 +1,28 @@
 -- Decides a batch of checks and settles admissions, one after the other. A check is admitted whole
--- or refused whole. Equal checks of several callers may come as copies of one: they are decided as
--- if they came one after the other.
+-- or refused whole. Equal checks of several callers may come as copies of one check: the copies are
+-- decided as if they came one after the other.
 --
 -- Takes  nothing
 -- Gives  SLACK, call, try, ceil, short, now, score, is_server_time, score_of, is_expiry_telling
 --
 -- The script is the Lua files of this folder in a row, as mod.rs lists them. run.lua goes through
--- the batch. It counts most single units, takes most places, and renews places. For all else there
--- are two ways, and ways.lua chooses one for each check. The fast way (fast.lua) decides checks
--- that only count in exact logs. The general way decides all checks, and settles: how entries look
--- (entries.lua), what a key has (totals.lua, counter.lua, log.lua), and what is done
--- with it (check.lua, settle.lua). fast.lua says for both how copies stand in a log. Lua makes
--- all functions of a script, and what they share, anew in each call. So the functions of a way are
--- made only when they are needed. Each function gets the log or charge that it reads and changes.
+-- the batch. It counts most single units, takes most places, and renews places. For everything else
+-- there are two ways, and ways.lua chooses one of them for each check. The fast way (fast.lua)
+-- decides checks that only count in exact logs. The general way decides any check, and settles. Its
+-- files say how entries look (entries.lua), what a key has (totals.lua, counter.lua, log.lua), and
+-- what is done with a key (check.lua, settle.lua). fast.lua says for both ways how copies stand in
+-- a log. In each call, Lua makes all functions of a script anew, and the variables that they share.
+-- So the functions of a way are made only when they are needed. Each function gets the log or
+-- charge that it reads and changes.
 --
 -- KEYS   one sorted set a charge
--- ARGV   now        microseconds since the Unix epoch, or '' for the server's own clock. That of a test begins with '+'
+-- ARGV   now        microseconds since the Unix epoch, or '' for the server's own clock. The time of a test begins with '+'
 --        then runs of checks that differ only in their keys and ids
 --          kind     'single': one unit of one exact log, which counts or refuses, under ids that are new. Only units, window
---                     and the checks follow. 'place': a place, and such a unit or none. Units and window of the unit follow, both
---                     0 if there is none, then units and life of the place, and which of the keys is that of the place.
+--                     and the checks follow. 'place': a place, and one such unit or none. Units and window of the unit follow,
+--                     both 0 if there is no unit, then units and life of the place, and which of the keys the place has.
 --                     'renew': a place; only its life and the checks follow. 'plain': three figures a charge, of the same kind of
---                     log at any cost but 0, under ids that are new; 'any': six figures a charge; 'again': the same, and the ids
+--                     log at any cost but 0, under ids that are new; 'any': six figures a charge; 'again': as 'any', and the ids
 --                     may have been counted before; 'settle', or 'settle again' in a second try: an admission, six figures a charge
 --          copies   of each check
 --          charges  of each check; then for each charge
@@ -31,33 +32,33 @@
 --            and where there are six figures
 --            algorithm  'log', 'fixed', 'counter', 'concurrent', 'ends' and when the periods of a calendar end, or the number of
 --                       entries of a compact log
---            lease      microseconds for which the units are reserved; 0 if they are not. At most the window, but for a
---                       prefetch, whose lease is a window and its life: a process spends the units during the life, and they
---                       count for a window after that
+--            lease      microseconds for which the units are reserved; 0 if no unit is. At most the window, except for a
+--                       prefetch. Its lease is a window and its life: a process spends the units during the life, and they
+--                       count for a window after the life
 --            mode       of a check: '' if the charge refuses and takes its units, 'shadow' if it never refuses, 'left' if
 --                       it takes nothing, 'left shadow' for both, 'spent' if it takes its units even beyond the limit; of
 --                       an admission: the real cost, with 'spent ' in front of it if its units were spent, or another word to
 --                       leave the charge as it is
 --          checks   how many follow; then for each check, whose charges take the next keys, in order
---            id     eight bytes: the id of the first copy; those of the others follow it
---            at     only of an admission that is settled: when it was decided
---        or the short form of checks of one run of 'single', or of one of 'place', by the server's clock. It is one argument: the ids, and
---        then the figures as doubles, little-endian: units and window, and those of a place. Redis needs 23 % fewer instructions for
---        a check that is alone, and 5 % less time for a run of two to eight
--- reply  a list: now, then for each check two figures a charge, if run.lua or fast.lua has counted it,
+--            id     eight bytes: the id of the first copy; the ids of the other copies follow it
+--            at     only of an admission that is settled: when the admission was decided
+--        or the short form of checks of one run of 'single', or of one of 'place', by the server's clock. This form is one
+--        argument: the ids, and then as doubles, little-endian, units and window, and the three figures of a place. With it,
+--        Redis needs 23 % fewer instructions for a check that is alone, and 5 % less time for a run of two to eight checks
+-- reply  a list: now, then for each check two figures a charge, if run.lua or fast.lua has counted the check,
 --            used   units in the window after the decision
---            reset  microseconds until fewer are used, 0 if none are. If it was read from an expiry, it may be too late: by up
---                   to 1 millisecond, or by the life of a prefetch that was the first entry
---        of each place that is renewed, 1 if it was held, or 0
+--            reset  microseconds until fewer units are used, 0 if none are used. A time that was read from an expiry may be
+--                   too late: by up to 1 millisecond, or by the life of a prefetch that was the first entry
+--        of each place that is renewed, 1 if the place was held, or 0
 --        or a record of the general way, which is a list,
---          admitted how many copies are admitted; of an admission that is settled, 1 if any limit knew it
---          at       when an earlier try has counted it; -1 if none has
+--          admitted how many copies are admitted; of an admission that is settled, 1 if any limit knew the admission
+--          at       when an earlier try has counted the check; -1 if none has
 --          then for each charge
 --            used, reset  as above
 --            reserved     how many of the used units are reserved
---            retry        microseconds until this charge no longer refuses one more copy, 0 if it refuses none
+--            retry        microseconds until this charge no longer refuses one more copy, 0 if it refuses no copy
 --            least        the same if all reserved units were given back now
---        or, if a key failed, a text: the place of its charge, from 1, and the error
+--        or, if a key failed, a text: the number of its charge, from 1, and the error
 --        The reply to the short form is a string of doubles, if each check has only figures
 --
 -- Words     the same in Rust (`window/`, `dispatch/`) and in Lua
@@ -66,8 +67,8 @@
 --           sum        an entry of units without ids, admitted at one recorded time
 --           total      the units of all entries of a key; it is the score of a head
 --           head       a member that is no entry: the total 'used', the reserved units, the numbers of a counter
---           reserved   units that count until they are settled or their lease ends. Their head has the name 'held'. Another name
---                      would start all windows anew
+--           reserved   units that count until they are settled or their lease ends. Their head has the name 'held'. If a later
+--                      version gave it another name, all windows would start anew
 --           settled    an entry that a settlement has left, or a charge's real cost
 --           gone       an entry that has left the window, and may still be in the key
 --           part       the part of a window whose admissions are recorded under one time
@@ -81,17 +82,18 @@
 --           * If more than 100 entries would have to leave, the retry time is the moment at which the last of the 100 that
 --             were read leaves. That is a lower bound.
 --           * If more entries have left than may be dropped, and at most 500 entries stay, the key is written anew with only
---             these. If more stay, the entries that were not dropped do not count in a key without a total. In a key with a
---             total, they count until later checks drop them.
+--             the entries that stay. If more stay, the entries that were not dropped do not count in a key without a total. In
+--             a key with a total, the entries that were not dropped count until later checks drop them.
 --           * If more entries are ahead of the clock than may be moved, each refusal moves the newest of them.
 --           * Under an algorithm other than the log, a key keeps at most 10,000 named entries. Further units have no id.
 -- Numbers   integers up to 2^53 in doubles. In texts they are written with %.0f, since `..` and tostring lose digits.
 --           Numbers that are read from a key are clamped to that range.
--- Writes    A server without memory refuses a script only its first write, and only if that adds something. So a check
---           begins with a ZADD, which may be refused, and a settlement with a ZREM, which may not. A refusal adds no entry. It
---           moves the expiry of a key only if it has dropped or moved entries, or moved the numbers of a counter.
--- Errors    of one key, such as a wrong type, or of a server without memory, are the outcome of the check that met them. An
---           error of the server, such as READONLY, ends the script before anything is written.
+-- Writes    A server without memory refuses only the first write of a script, and only if this write adds something. So a check
+--           begins with a ZADD, which such a server refuses, and a settlement with a ZREM, which it accepts. The refusal of a
+--           check adds no entry. It moves the expiry of a key only if it has dropped or moved entries, or moved the numbers of
+--           a counter.
+-- Errors    An error of one key, such as a wrong type, is the outcome of the check that met it. So is the error of a server
+--           without memory. An error of the server, such as READONLY, ends the script before anything is written.
 -- Server    Redis 6.2 or newer, or Valkey. Commands: TIME PEXPIRETIME ZCARD ZCOUNT ZRANGE ZREVRANGE ZRANGEBYSCORE ZSCORE
 --           ZADD ZREM ZREMRANGEBYRANK PEXPIRE PEXPIREAT UNLINK.
 
@@ -99,13 +101,15 @@ local SLACK = 1000  -- milliseconds a key outlives its last unit: a promoted rep
 
 local call, try, ceil = redis.call, redis.pcall, math.ceil
 local short = #ARGV == 1 and ARGV[1]
-local now, score = not short and tonumber(ARGV[1]), nil  -- the time, and as a score
+local now, score = not short and tonumber(ARGV[1]), nil  -- the time of all checks, and the same time as a score
 local is_server_time = not now
--- The clock of a test may stand still, while keys expire by the server's. So keys live longer.
+-- The clock of a test may stand still, while keys expire by the server's clock. So the keys of a
+-- test live longer.
 if now and string.sub(ARGV[1], 1, 1) == '+' then SLACK = 60000 end
 
--- The score of an entry of this time. For a time before 1970, it is a bound beyond which there is
--- no entry. With %.0f, a check that is alone would need 5 % more instructions.
+-- The score of an entry of this time. For a time before 1970, the score is a bound beyond which
+-- there is no entry. If %.0f wrote the score, a check that is alone would need 5 % more
+-- instructions.
 local function score_of(time)
   if time < 0 then return '(0' end
   local micros = time % 1000000
@@ -116,13 +120,14 @@ if is_server_time then
   local time = call('TIME')
   local seconds, micros = time[1], time[2]
   now = seconds * 1000000 + micros
-  -- TIME gives microseconds without leading zeros. Mostly they have six digits, and then both texts
-  -- are simply joined. That saves a check that is alone 3 % of the instructions. Otherwise
-  -- `score_of` pads them.
+  -- TIME gives microseconds without leading zeros. Mostly the microseconds have six digits, and are
+  -- simply joined to the seconds. This saves a check that is alone 3 % of the instructions.
+  -- Microseconds with fewer digits are padded by `score_of`.
   score = #micros == 6 and '-' .. seconds .. micros
 end
 score = score or score_of(now)
 
--- PEXPIRETIME came with Redis 7.0, and so did REDIS_VERSION_NUM. If entries have the time of
--- another clock than the server's, an expiry tells nothing of them.
+-- Whether the expiry of a key can be read, and tells the times of the key's entries. PEXPIRETIME
+-- came with Redis 7.0, and so did REDIS_VERSION_NUM. If entries have the time of a clock that is
+-- not the server's, an expiry tells nothing about the entries.
 local is_expiry_telling = is_server_time and redis.REDIS_VERSION_NUM

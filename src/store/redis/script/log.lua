@@ -1,4 +1,4 @@
--- How a log counts: an exact one, a compact one, and a fixed window.
+-- How a log counts: an exact log, a compact log, a fixed window, and a period of the calendar.
 --
 -- Takes  add_named, add_to_counts, add_to_sum, add_to_total, call, entries_of, estimate_now, FEW,
 --        heads_of, is_expiry_telling, MOST_NAMED, named, named_at, now, outlive, read_counts,
@@ -8,10 +8,10 @@
 -- Reads the key of a charge, and drops the entries that have left. Returns a log, which has all
 -- that the charge has, and
 --   key
---   used, total, reserved  the units used, those of them in entries, and those that are reserved
+--   used, total, reserved  the used units, the units in entries, and the reserved units
 --   oldest                 the time under which the oldest entry is recorded, if there is one
 --   has_total, has_held    whether the key has the heads of the total and of the reserved units
---   gone                   how many entries have left and are still there
+--   gone                   how many entries have left and are still in the key
 --   at                     the time under which an admission of now is recorded
 -- The log of a counter also has what read_counts notes.
 local function read(charge, key)
@@ -30,7 +30,8 @@ local function read(charge, key)
   end
   log.used = log.total + (log.is_counter and estimate_now(log) or 0)
   if log.total > 0 then log.oldest = time_of(log, 0) end
-  -- The expiry tells when the oldest entry leaves. Since that was dropped, the expiry is set anew.
+  -- The expiry tells when the oldest entry leaves. Since the oldest entry was dropped, the expiry
+  -- is set anew.
   if gone > 0 and not log.part and is_expiry_telling and log.oldest then outlive(log, now) end
   return log
 end

@@ -2,11 +2,12 @@
 
 use std::sync::LazyLock;
 
-/// `head.lua` describes its arguments and its reply.
+/// The script that decides and settles. `head.lua` describes its arguments and its reply.
 pub(super) const DECIDE: &str = concat!(
     include_str!("head.lua"),
-    // These files are in functions, because most calls never need what the files define.
-    // `fast.lua` reads the arguments, and `settle.lua` and `ways.lua` end with the results.
+    // The files from `fast.lua` to `ways.lua` are in functions, because most calls never need what
+    // these files define. `fast.lua` reads the arguments of the outer function. `settle.lua` and
+    // `ways.lua` end with the results of the two functions.
     "local function other_ways(...)\n",
     include_str!("fast.lua"),
     "local function general_way()\n",
@@ -22,7 +23,7 @@ pub(super) const DECIDE: &str = concat!(
     include_str!("run.lua"),
 );
 
-/// Runs each command that the script needs, without an effect.
+/// A script that runs each command that [`DECIDE`] needs, without an effect.
 pub(super) const TRY_OUT: &str = include_str!("try_out.lua");
 
 pub(super) static SHA1: LazyLock<String> = LazyLock::new(|| redis::Script::new(DECIDE).get_hash().to_owned());

@@ -1,27 +1,28 @@
--- The loop over the checks and settlements of a batch, in order, and the shortest way. The shortest
--- way counts a single unit if its log is empty, or if the log has capacity and no entry has left.
--- It also takes places. It needs no function and no table: with a function that looks at a key, as
--- in fast.lua, a check that is alone would cost Redis 16 % more instructions, and a check in a
--- batch 25 %. The shortest way reads the server's expiries, so it needs Redis 7.0 and the server's
--- clock.
+-- Goes through the checks and settlements of a batch, in order. This file also has the shortest
+-- way. The shortest way counts a single unit if its log is empty, or if the log has capacity and no
+-- entry has left. It also takes places. The shortest way needs no function and no table. With a
+-- function that looks at a key, as in fast.lua, a check that is alone would cost Redis 16 % more
+-- instructions, and a check in a batch 25 % more. The shortest way reads the server's expiries, so
+-- it needs Redis 7.0 and the server's clock.
 --
 -- Takes  call, ceil, is_expiry_telling, is_server_time, now, other_ways, score, score_of, short,
 --        SLACK, try
 -- Gives  reply
 --
--- A place is an entry of one unit in an exact log, and its process renews the entry as long as the
--- request runs. The life of a place is the window of the log: after this time, the places of a dead
--- process are free. To free a place, its process removes the entry, without this script. An entry
--- whose life is over may be renewed as long as it is still there: an admission that does not count
--- it has dropped it, or at least one other entry. So there are never more places than the limit
--- has, except for places that were lost and are taken again. Each write lets the key live for two
--- lives.
+-- A place is an entry of one unit in an exact log. The process that has taken the place renews the
+-- entry as long as the request runs. The life of a place is the window of the log: a place that is
+-- not renewed within its life is free, such as the places of a dead process. To free a place, its
+-- process removes the entry, without this script. An entry whose life is over may be renewed as
+-- long as it is still in the key: each admission that does not count such an entry has dropped that
+-- entry, or at least one other. So there are never more places than the limit has, except for
+-- places that were lost and are taken again. Each write sets the expiry of the key to two lives +
+-- SLACK from now.
 
-local reply, r, a, k = { now, nil, nil }, 1, 2, 0  -- with room, since a table that grows is slow
+local reply, r, a, k = { now, nil, nil }, 1, 2, 0  -- has room for three, since a table that grows is slow
 local do_next, read_charges, charge_of
 while k < #KEYS do
   local kind, copies, keys, step, checks, charges = ARGV[a], 1, 1, 1, nil, nil
-  local units, window, places, life, p  -- p: which of the keys is that of the place
+  local units, window, places, life, p  -- p: which of the keys the place has
   if short then
     kind, checks = 'single', #KEYS
     if #short ~= 8 * checks + 16 then kind, checks = 'place', 1 end
@@ -37,7 +38,7 @@ while k < #KEYS do
     copies, keys = ARGV[a + 1] + 0, ARGV[a + 2] + 0
     charges, a = read_charges(a + 3, keys, kind == 'plain')
   end
-  -- What all checks of the run share.
+  -- These values are the same for all checks of the run.
   local window_ms, due, cutoff, since, expiry_of_place, renewed
   local is_short_way = units and is_expiry_telling
   if is_short_way then
@@ -70,7 +71,8 @@ while k < #KEYS do
         else
           size = try('ZCARD', key)
           local left, expiry = expires * 1000 - due, nil
-          -- A log of one entry expires a window earlier, and the second entry moves the expiry.
+          -- A log of one entry expires a window earlier than a longer log, and the second entry
+          -- moves the expiry.
           if size == 1 then left, expiry = left + window_ms * 1000, expires + window_ms end
           -- A difference of less than a millisecond may come from rounding.
           if left >= 1000 and not (expiry and left > window + 1000) and try('ZCOUNT', key, cutoff, '+inf') == 0
@@ -86,12 +88,12 @@ while k < #KEYS do
           call('PEXPIRE', place, expiry_of_place)
           held = held + 1
         else
-          expires, size = nil, nil  -- the unit may be counted by now, and then these are wrong
+          expires, size = nil, nil  -- the unit may be counted by now, and then both numbers are wrong
         end
       end
     end
     if is_counted then
-      -- A check that is alone needs no table.
+      -- The reply to a check that is alone needs no table.
       if short and keys == #KEYS then
         if keys == 1 then return struct.pack('<ddd', now, used or held, reset or 0) end
         if p == 1 then return struct.pack('<ddddd', now, held, 0, used, reset) end

@@ -1,5 +1,5 @@
--- Settling an admission: each charge by itself. A charge that cannot be settled does not stop the
--- others.
+-- Settling an admission: each charge by itself. If one charge cannot be settled, the other charges
+-- are settled nevertheless.
 --
 -- Takes  add_to_counts, add_to_sum, add_to_total, begin_with, call, decide, DROPPED, estimate_now,
 --        failure_of, find, following, is_full, LOOKED_AT, named, named_at, now, outlive, read,
@@ -8,9 +8,9 @@
 
 local MOST = 128  -- the most copies of a check that travel together
 
--- Writes the entry of a settlement: its units have a point behind them, so no id finds it any more.
--- If an id is given and settled again, the same member may be there. Then a time that no member has
--- follows the point.
+-- Writes the entry of a settlement. The units have a point behind them, so that a search for the id
+-- does not find the entry any more. If an id is given and settled again, the key may have the same
+-- member already. Then a time follows the point, with which the key has no member yet.
 local function add_settled(log, id, time, units)
   local begin, later = begin_with(log, id) .. text(units) .. '.', 0
   local member = begin
@@ -29,8 +29,8 @@ local function has_settled(log, id, time)
   return false
 end
 
--- Settles units whose lease is over and whose window is not: counts them as of when they were
--- reserved. Returns whether it has done so.
+-- Settles units whose lease is over but whose window is not: counts the units from the time at
+-- which they were reserved. Returns whether they were counted.
 local function settle_late(log, id, time, cost)
   if cost == 0 or not log.lease or now < time + log.lease or now >= time + log.window then return false end
   if not log.part or log.is_counter then
@@ -39,11 +39,12 @@ local function settle_late(log, id, time, cost)
     add_settled(log, id, time, cost)
     return true
   end
-  -- The units are added to those without an id, so a mark says that they were counted.
+  -- The units are added to the units without an id. So a mark says that this settlement was
+  -- counted.
   local at = recorded_at(log, time)
   -- The fixed window of the units may have ended already.
   if at + log.window <= now then return false end
-  -- The id may have been given again: the time tells the marks apart.
+  -- The id may have been given again: the time tells the marks of one id apart.
   local mark = begin_with(log, id) .. '.' .. text(at)
   if call('ZSCORE', log.key, mark) then return false end
   local has_mark = not is_full(log)
@@ -64,7 +65,7 @@ local function find_shared(log, id)
   end
 end
 
--- Gives the other copies that shared an entry with this id entries of their own.
+-- Gives entries of their own to the other copies that shared an entry with this id.
 local function part_copies(log, id, copies, time)
   local place = copies > 1 and string.byte(id, 8) or 0
   for other = 0, copies - 1 do
@@ -74,7 +75,7 @@ local function part_copies(log, id, copies, time)
   end
 end
 
--- Settles units that still count under their id. Returns whether there are any.
+-- Settles units that still count under their id. Returns whether there were such units.
 local function settle_named(log, id, time, cost)
   local member, copies = named(log, id, log.cost, log.is_reserving), 1
   local at = find(log, member)
@@ -119,14 +120,15 @@ local function settle_charge(log, id, time, cost)
   log.oldest = log.total > 0 and time_of(log, 0) or nil
   local newest = time_in(call('ZRANGE', log.key, 0, 0, 'WITHSCORES')[2])
   -- The oldest entry may be gone, so the expiry is set anew. The newest entry may be as old as the
-  -- admission, and all that is left of a counter may be of the window before.
+  -- admission. All units that are left of a counter may be of the previous window.
   if log.is_counter then newest = (log.current > 0 or log.total > 0 and newest > log.at) and log.at or log.at - log.window end
   outlive(log, math.min(newest, log.at))
   return true
 end
 
 -- Settles an admission. Returns its record, or the text of an error. A second try cannot tell an
--- admission that the first one has settled from an unknown one.
+-- admission that the first try has settled from an unknown admission. So the second try counts
+-- every admission as known.
 local function settle(charges, k, id, time, is_again)
   local record, failure = { is_again and 1 or 0, -1, 0, 0, 0, 0, 0 }, nil
   for i, charge in ipairs(charges) do

@@ -3,25 +3,25 @@
 -- Takes  call, clamped, DROPPED, NAMED, now, outlive, score_of, text, time_in, weigh, weigh_all
 -- Gives  heads_of, time_of, read_totals, add_to_total, add_named, add_to_sum, trim
 --
--- Heads     As long as all entries are of one unit, their number is the total. After that the score of one more member,
---           'used', is the total of all entries. That is positive, and the scores of entries are
---           negative, so 'used' comes after all of them. While units are reserved,
---           the score of another member, 'held', is their number. That is never above the total, so 'held' has the rank
---           before 'used'. Both names are shorter than an id. The numbers of a counter are in a head behind these two.
+-- Heads     As long as all entries are of one unit, their number is the total. After that, one more member, 'used', has the
+--           total of all entries as its score. This score is positive, and the scores of entries are negative, so 'used'
+--           comes after all entries. While units are reserved, another member, 'held', has their number as its score. This
+--           number is never above the total, so 'held' has the rank before 'used'. Both names are shorter than an id. The
+--           numbers of a counter are in a head behind these two.
 
 -- How many heads a key has.
 local function heads_of(log)
   return (log.counts and 1 or 0) + (log.has_total and 1 or 0) + (log.has_held and 1 or 0)
 end
 
--- The time of the entry of this rank, from the oldest that has not left the window.
+-- The time of the entry of this rank, where 0 is the oldest entry that has not left the window.
 local function time_of(log, rank)
   rank = rank + heads_of(log) + log.gone
   local at = call('ZREVRANGE', log.key, rank, rank, 'WITHSCORES')[2]
   return at and time_in(at) or now
 end
 
--- Reads the total and the reserved units. `last` has the last members, and their scores.
+-- Reads the total and the reserved units. `last` has the last members of the key, and their scores.
 local function read_totals(log, last)
   for i = 1, #last, 2 do
     local units = clamped(tonumber(last[i + 1]))
@@ -32,10 +32,11 @@ local function read_totals(log, last)
   log.reserved = math.min(log.reserved, log.total)
 end
 
--- Adds units to the total, `reserved` of them reserved, or takes them away.
+-- Adds units to the total, and adds `reserved` of them to the reserved units. Negative numbers take
+-- units away.
 local function add_to_total(log, units, reserved)
   -- When an entry that has left is dropped, its units leave the total. So the total has to have
-  -- them from the start.
+  -- these units from the start.
   if not log.has_total then log.total = log.total + log.gone end
   log.used, log.total = clamped(log.used + units), clamped(log.total + units)
   log.reserved = math.min(clamped(log.reserved + (reserved or 0)), log.total)
@@ -52,18 +53,18 @@ end
 local function add_named(log, time, member, units)
   local reserved = log.is_reserving and units or 0
   add_to_total(log, units, reserved)
-  -- If an id was given again, the same member may be there, of an entry that has left. ZADD then
-  -- has replaced that entry, and it need not be dropped any more.
+  -- If an id was given again, the key may have the same member already, from an entry that has
+  -- left. Then ZADD has replaced that entry, which need not be dropped any more.
   if call('ZADD', log.key, score_of(time), member) == 0 then
     add_to_total(log, -units, -reserved)
     log.gone = log.gone - 1
   end
 end
 
--- Adds units to those without an id that were admitted at the same recorded time.
+-- Adds units to the sum of their recorded time, or begins that sum.
 local function add_to_sum(log, time, units)
   local at = score_of(time)
-  -- Among entries of one time, the first is the one without an id.
+  -- Among the entries of one time, the entry without an id comes first.
   local earlier = call('ZRANGEBYSCORE', log.key, at, at, 'LIMIT', 0, 1)[1]
   if earlier and string.byte(earlier) == NAMED then earlier = nil end
   if earlier then units = units + weigh(log, earlier) end
@@ -91,9 +92,10 @@ local function keep_only(log, entries)
   if #scored > 0 or log.counts then outlive(log, math.max(log.at, #scored > 0 and time_in(entries[2]) or 0)) end
 end
 
--- Drops entries that have left the window, and notes in the log how many are still there. One check
--- drops a bounded number. In a key without a total, the others do not count. In a key with a total,
--- they count until a later check drops them.
+-- Drops entries that have left the window, and notes in the log how many of them are still in the
+-- key. One check drops a bounded number of entries. In a key without a total, the entries that it
+-- does not drop do not count. In a key with a total, these entries count until a later check drops
+-- them.
 local function trim(log, gone)
   local heads, dropped = heads_of(log), math.min(gone, DROPPED)
   local live = call('ZCARD', log.key) - gone - heads

@@ -1,10 +1,10 @@
--- The two ways: reading the charges of a run, and sending each of its checks the fast way or the
--- general one.
+-- The choice between the two ways: reads the charges of a run, and sends each check of the run the
+-- fast way or the general way.
 --
 -- Takes  decide_fast, general_way, is_expiry_telling, now, score_of, SLACK
 -- Gives  do_next, read_charges, charge_of
 
--- A charge that is counted or refused, and not reserved.
+-- Makes a charge that is counted or refused, and reserves nothing.
 local function charge_of(units, cost, window)
   local millis = math.ceil(window / 1000)
   return {
@@ -17,8 +17,8 @@ local function charge_of(units, cost, window)
   }
 end
 
--- Reads this number of charges of a run, from the argument of this place on: three or six figures
--- of each. Returns the charges, and the place behind them.
+-- Reads `count` charges of a run, from argument number `place` on. A charge has three figures if
+-- `is_plain`, and six if not. Returns the charges, and the number of the argument behind them.
 local function read_charges(place, count, is_plain)
   local charges = {}
   for i = 1, count do
