@@ -110,9 +110,9 @@ impl Algorithm {
     /// their length since the Unix epoch.
     ///
     /// The estimate assumes that the units of the previous window are spread evenly, and is rounded
-    /// up. If the units of the previous window came late, the estimate is too low, and up to `2 L −
-    /// 1` units can be in a sliding window. If these units came early, the estimate is too high,
-    /// and units count for up to a window longer than they should.
+    /// up. If the units of the previous window came late, the estimate is too low, and up to
+    /// `2 L − 1` units can be in a sliding window. If these units came early, the estimate is too
+    /// high, and units count for up to a window longer than they should.
     pub const fn sliding_window_counter() -> Self {
         Self(Kind::Counter)
     }

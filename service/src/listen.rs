@@ -17,6 +17,7 @@ use axum::{
     http::{HeaderValue, StatusCode, header},
     middleware::Next,
     response::{IntoResponse, Response},
+    serve::ListenerExt,
 };
 use tokio::{
     net::{TcpListener, UnixListener},
@@ -96,6 +97,8 @@ impl Listener {
         let ended = async move { drop(end.wait_for(|is_over| *is_over).await) };
         match self {
             Self::Tcp(listener) => {
+                // Otherwise an answer may wait for the client's acknowledgement of the one before.
+                let listener = listener.tap_io(|stream| drop(stream.set_nodelay(true)));
                 let app = app.into_make_service_with_connect_info::<SocketAddr>();
                 axum::serve(listener, app).with_graceful_shutdown(ended).await
             }

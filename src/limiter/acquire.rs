@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Limiter, deadline::later, lines::Place};
+use super::{Limiter, deadline::later, lines::Position};
 use crate::{
     check::{Charge, Check},
     decision::Decision,
@@ -123,21 +123,21 @@ impl Limiter {
             return self.decide(check, waited).await;
         }
         let end = later(Instant::now(), max_wait);
-        let (place, mut is_in_line) = self.core.lines.arrive(&check, self.core.deadline);
-        if is_in_line && !is_within(end.saturating_duration_since(Instant::now()), place.first_waits()) {
-            return self.refuse(&check, &place, waited).await;
+        let (position, mut is_in_line) = self.core.lines.arrive(&check, self.core.deadline);
+        if is_in_line && !is_within(end.saturating_duration_since(Instant::now()), position.first_waits()) {
+            return self.refuse(&check, &position, waited).await;
         }
         let mut limiter = self.clone();
         loop {
             if is_in_line {
-                if !place.has_turn_before(end, || self.core.deadline()).await? {
-                    return self.refuse(&check, &place, waited).await;
+                if !position.has_turn_before(end, || self.core.deadline()).await? {
+                    return self.refuse(&check, &position, waited).await;
                 }
                 *waited = Duration::ZERO;
             }
             let outcome = limiter.decide(check.clone(), waited).await;
             let asks_at = ask_again_at(end, &outcome, self.core.round_trip.distance());
-            place.answer(&outcome, asks_at);
+            position.answer(&outcome, asks_at);
             if asks_at.is_none() {
                 return outcome;
             }
@@ -151,14 +151,14 @@ impl Limiter {
     }
 
     /// Refuses a caller that does not reach the front of the line in time.
-    async fn refuse(&self, check: &Check, place: &Place, waited: &mut Duration) -> Result<Decision, Error> {
+    async fn refuse(&self, check: &Check, position: &Position, waited: &mut Duration) -> Result<Decision, Error> {
         let status = match self.decide(check.without_costs(), waited).await {
             Err(error) => return self.core.known(check).ok_or(error),
             Ok(status) => status,
         };
         // Units may be left by now. These units are for the first in line, so the callers behind it
         // are refused all the same.
-        let refusal = status.refused_for(check, place.first_waits().max(LEAST_BLOCK));
+        let refusal = status.refused_for(check, position.first_waits().max(LEAST_BLOCK));
         metrics::decided(&refusal, &self.core.layer);
         Ok(refusal)
     }

@@ -51,7 +51,7 @@ struct Table {
 }
 
 /// The position of a caller in a line. When this value is dropped, the caller leaves the line.
-pub(super) struct Place {
+pub(super) struct Position {
     lines: Arc<Lines>,
     caller: Arc<Caller>,
 }
@@ -59,7 +59,7 @@ pub(super) struct Place {
 impl Lines {
     /// Lets a caller arrive. Returns the position of the caller, and whether other callers are in
     /// its line. If no others are, the caller asks now.
-    pub(super) fn arrive(self: &Arc<Self>, check: &Check, deadline: Option<Duration>) -> (Place, bool) {
+    pub(super) fn arrive(self: &Arc<Self>, check: &Check, deadline: Option<Duration>) -> (Position, bool) {
         let mut table = lock(&self.table);
         let mut line = deadline.map_or(u64::MAX, micros);
         let wanted = check.charges().map(|charge| {
@@ -76,7 +76,7 @@ impl Lines {
         let wanted = wanted.collect();
         table.last_number += 1;
         let caller = Caller { number: table.last_number, line, wanted, wakes: Notify::new() };
-        (Place { lines: Arc::clone(self), caller: Arc::new(caller) }, table.lines.contains_key(&line))
+        (Position { lines: Arc::clone(self), caller: Arc::new(caller) }, table.lines.contains_key(&line))
     }
 
     /// Takes note that units of a limit and key were freed, and lets callers ask after `delay`.
@@ -207,7 +207,7 @@ impl Table {
     }
 }
 
-impl Place {
+impl Position {
     /// Waits until it is the caller's turn to ask, and returns `true`. Returns `false` if `end`
     /// comes before the caller is the first in line. `takes` is how long the caller's call to the
     /// store may take.
@@ -246,7 +246,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for Position {
     fn drop(&mut self) {
         self.change(|table| {
             table.leave(&self.caller);

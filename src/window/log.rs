@@ -1,9 +1,9 @@
 //! The log: admissions in the order of their times, even if the clock has stepped back.
 //!
-//! A unit of time `t` counts as long as `now − window < t`. Exactly at `t + window` it is gone. An
-//! exact log stores the time of the admission, a compact log the end of the admission's sub-window,
-//! and a fixed window the start of the window. A reservation is stored under the time one window
-//! before its lease ends, so that the reservation leaves when the lease ends.
+//! A unit of time `t` counts as long as `now − window < t`. Exactly at `t + window` it is gone.
+//! An exact log stores the time of the admission, a compact log the end of the admission's
+//! sub-window, and a fixed window the start of the window. A reservation is stored under the time
+//! one window before its lease ends, so that the reservation leaves when the lease ends.
 //!
 //! Most entries are added at the back and dropped at the front. If an entry is added or removed in
 //! the middle, the entries between it and the nearer end are moved. A search for an id compares all
