@@ -91,7 +91,8 @@ pub struct Prefetch {
 impl Prefetch {
     /// The shortest life, 1 ms.
     pub const MIN_LIFE: Duration = Duration::from_millis(1);
-    /// The longest life, 1 s. A key in Redis outlives its last unit by at most one second.
+    /// The longest life, 1 s. Redis keeps a key for at least a second after its last unit, so no
+    /// prefetch outlives its key.
     pub const MAX_LIFE: Duration = Duration::from_secs(1);
 
     /// Prefetches with a life of 100 ms, of as many units as rule 3 of the [module docs](self)

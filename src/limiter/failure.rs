@@ -24,6 +24,7 @@ pub enum FailureMode {
     Local(Share),
 }
 
+// `Limit::shared_by` divides the units.
 /// The part of each limit that one process may admit while the store cannot decide. With `p`
 /// processes, the part is one `p`th.
 ///

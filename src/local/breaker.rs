@@ -1,4 +1,4 @@
-//! A breaker at work. [`Breaker`] has the rules.
+//! A breaker at work. `local/mod.rs` has the rules and the defaults of [`Breaker`].
 
 #[cfg(not(test))]
 use std::sync;

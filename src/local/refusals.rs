@@ -64,7 +64,7 @@ pub(crate) struct Refusals {
 struct Refusal {
     status: LimitStatus,
     cost: u64,
-    /// The last generation when the store was asked.
+    /// The newest of the [`Generations`] at the time when the store was asked.
     generation: u64,
     /// The refusal may be used from this time on.
     asked_at: u64,

@@ -6,9 +6,9 @@
 //! one window before its lease ends, so that the reservation leaves when the lease ends.
 //!
 //! Most entries are added at the back and dropped at the front. If an entry is added or removed in
-//! the middle, the entries between it and the nearer end are moved. A search for an id compares all
-//! entries up to the time of the search. The search takes up to a millisecond among half a million
-//! entries, the most that a log has by default.
+//! the middle, the entries between it and the nearer end are moved. A search for an id begins at
+//! the time that the caller passes in, and compares each entry from there to older ones. The search
+//! takes up to a millisecond among half a million entries, the most that a log has by default.
 
 use std::collections::VecDeque;
 

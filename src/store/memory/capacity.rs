@@ -23,6 +23,9 @@ use crate::{
     window::Window,
 };
 
+/// The admissions that a store remembers by default.
+pub(super) const DEFAULT_CAPACITY: usize = 1_000_000;
+
 /// The number of cells that all limits together have for each admission of the capacity. Two cells
 /// take 32 bytes.
 const CELLS: usize = 2;

@@ -34,7 +34,10 @@ mod table;
 
 use std::{fmt, future::ready, sync::Arc};
 
-use self::{capacity::Capacity, table::Table};
+use self::{
+    capacity::{Capacity, DEFAULT_CAPACITY},
+    table::Table,
+};
 use super::{Store, StoreFuture};
 use crate::{
     check::{Charge, Check},
@@ -106,7 +109,7 @@ impl MemoryStore {
     /// A store that remembers up to a million admissions, half of them under one limit: see
     /// [`capacity`](Self::capacity).
     pub fn new() -> Self {
-        Self::with(Clock::following(), 1_000_000)
+        Self::with(Clock::following(), DEFAULT_CAPACITY)
     }
 
     fn with(clock: Clock, capacity: usize) -> Self {

@@ -4,7 +4,7 @@
 -- Takes  decide_fast, general_way, is_expiry_telling, now, score_of, SLACK
 -- Gives  do_next, read_charges, charge_of
 
--- Makes a charge that is counted or refused, and reserves nothing.
+-- Makes a plain charge: head.lua has the word.
 local function charge_of(units, cost, window)
   local millis = math.ceil(window / 1000)
   return {
