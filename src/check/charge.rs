@@ -229,8 +229,8 @@ impl Charge {
     }
 
     /// Returns the same charge under a share of its limit: one of `processes` equal shares. `None`
-    /// if the charge does not fit into the share. A charge in the shadow and a ban keep their whole
-    /// limit.
+    /// if the charge does not fit into the share. A ban keeps its whole limit, and so does a charge
+    /// in the shadow.
     pub(crate) fn shared_by(&self, processes: NonZeroU32) -> Option<Self> {
         if self.is_shadow || self.is_ban {
             return Some(self.clone());
@@ -294,8 +294,8 @@ impl Charge {
         self.is_shadow
     }
 
-    /// Whether the callers of two charges that are equal to this one can exchange their admissions.
-    /// The order of such charges makes no difference, and no caller needs a particular admission.
+    /// Whether equal charges of this kind are interchangeable: it makes no difference which of
+    /// their callers gets which admission.
     #[cfg(feature = "redis")]
     pub(crate) fn is_interchangeable(&self) -> bool {
         // A counter gives two equal checks different figures. A place of a concurrent limit is

@@ -73,7 +73,7 @@ impl ApiKey {
         Self { header: None, secret: secret.clone() }
     }
 
-    /// The key of a token, for lists and resets. Spaces around the token are trimmed.
+    /// The key of a token, to deny, exempt or reset it. Spaces around the token are trimmed.
     pub fn key(&self, token: &str) -> Key {
         self.secret.key("api-key", token.trim())
     }

@@ -144,7 +144,7 @@ impl ClientIp {
         Ok(self)
     }
 
-    /// The key of an address, for lists and resets. An IPv6 address has the key of its whole
+    /// The key of an address, to deny, exempt or reset it. An IPv6 address has the key of its whole
     /// prefix.
     pub fn key(&self, address: IpAddr) -> Key {
         address::key(address, self.ipv6_bits)

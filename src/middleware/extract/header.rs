@@ -47,7 +47,7 @@ impl Header {
         Self { name: header_name(name) }
     }
 
-    /// The key of a value, for lists and resets. Spaces around the value are trimmed.
+    /// The key of a value, to deny, exempt or reset it. Spaces around the value are trimmed.
     pub fn key(&self, value: &str) -> Key {
         // No header name has a colon, so different headers have different keys.
         Key::joined("header", &[self.name.as_str().as_bytes(), b":", value.trim().as_bytes()])

@@ -29,7 +29,7 @@ use crate::key::Key;
 pub struct UpstreamHost;
 
 impl UpstreamHost {
-    /// The key of a URI's host, for lists and resets.
+    /// The key of a URI's host, to deny, exempt or reset it.
     ///
     /// # Errors
     ///

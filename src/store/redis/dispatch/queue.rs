@@ -61,8 +61,8 @@ pub(super) const MAX_BATCH: usize = 64;
 /// copies are one check.
 const MAX_COPIES: usize = 128;
 
-/// The most checks that may wait. This bounds the memory while Redis hangs. Within most deadlines,
-/// Redis decides fewer checks.
+/// The most checks that may wait. This bounds the memory while Redis hangs. Mostly the deadlines
+/// bound the queue earlier, since Redis decides fewer checks than this within them.
 pub(super) const CAPACITY: usize = 65_536;
 
 /// Cancelled jobs are removed once more than a 32nd of the waiting jobs may be cancelled. So one

@@ -12,8 +12,8 @@
 -- id is 0, and the last bytes of the other copies' ids count up from it. So the id of any copy
 -- leads to the entry.
 
--- The values that the function around this file takes from head.lua come as arguments: a function
--- that refers to locals of another function costs more to make.
+-- mod.rs wraps this file in a function, other_ways. The function gets values of head.lua as
+-- arguments: a Lua function that refers to locals of another function costs more to make.
 local now, score, score_of, SLACK, is_server_time, is_expiry_telling = ...
 local call, try = redis.call, redis.pcall
 

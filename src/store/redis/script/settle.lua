@@ -39,7 +39,7 @@ local function settle_late(log, id, time, cost)
     add_settled(log, id, time, cost)
     return true
   end
-  -- The units are added to the units without an id. So a mark says that this settlement was
+  -- The settled units are added to the sum, which has no ids. A mark says that this settlement was
   -- counted.
   local at = recorded_at(log, time)
   -- The fixed window of the units may have ended already.
