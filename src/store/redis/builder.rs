@@ -114,11 +114,11 @@ impl RedisStoreBuilder {
     /// connections, Redis decides one batch while the process reads the reply to another.
     /// [`connect`](Self::connect) opens all connections in its runtime. Without it, the store opens
     /// connections when they are needed, so a process with little to do opens one or two. In a
-    /// cluster, this is the most pairs of connections to each node.
+    /// cluster, each of these connections is a pair of connections to every node.
     ///
-    /// Each connection has one batch of checks in flight. If the server is far away, several
-    /// batches share a connection. Then there is one batch in flight for each millisecond of the
-    /// round trip, and at most 64. In a cluster, batches always share the connections.
+    /// Mostly each connection has at most one batch of checks in flight. If the server is far away,
+    /// several batches share a connection. Then one batch for each millisecond of the round trip
+    /// may be in flight, and at most 64. In a cluster, batches always share the connections.
     pub fn connections(mut self, connections: u32) -> Self {
         self.connection.connections = connections;
         self
@@ -136,8 +136,8 @@ impl RedisStoreBuilder {
     /// The longest time that Redis may take to reply to a batch of checks. A batch without a reply
     /// within this time has failed. A limiter's deadline mostly ends the wait of a check earlier.
     /// If a deadline is longer than the reply timeout, make the reply timeout longer as well. In a
-    /// cluster, the reply timeout is the time for one node. A request that is repeated at several
-    /// nodes may take twice as long. Default: 1 s.
+    /// cluster, the reply timeout is the time for one node. If a request is repeated at several
+    /// nodes, its tries together may take twice the reply timeout. Default: 1 s.
     pub fn reply_timeout(mut self, timeout: Duration) -> Self {
         self.connection.reply_timeout = timeout;
         self
@@ -211,8 +211,8 @@ impl RedisStoreBuilder {
     }
 
     /// Decides by this clock instead of the server's clock: for tests. Keys still expire by the
-    /// server's clock, but a minute later than without this setting. So a test may take up to a
-    /// minute between two moves of its clock.
+    /// server's clock, even while the clock of the test stands still. So the store lets each key
+    /// live a minute longer, and a test may take up to a minute between two moves of its clock.
     pub fn clock(mut self, clock: &ManualClock) -> Self {
         self.clock = Some(Clock::Manual(clock.clone()));
         self
@@ -243,7 +243,8 @@ impl RedisStoreBuilder {
         if let Some((what, _)) = timeouts.iter().find(|(_, timeout)| timeout.is_zero()) {
             return Err(ConfigError::new(format!("the {what} timeout must be longer than 0 s")));
         }
-        // The local state of this process uses a clock that never steps, except in tests.
+        // The local state of this process goes by a clock that never steps. In a test, it goes by
+        // the test's clock.
         let local_clock = match &self.clock {
             None | Some(Clock::System) => Clock::monotonic(),
             Some(clock) => clock.clone(),

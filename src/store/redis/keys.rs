@@ -25,7 +25,7 @@ use crate::{
 
 pub(super) const DEFAULT_PREFIX: &str = "tsw1";
 
-/// The domain of the HMAC.
+/// The domain of the HMAC, which is the purpose of its hashes: see `Secret::domain`.
 const DOMAIN: &[u8] = b"tower-sliding-window redis key v1\0";
 
 /// The number of characters of a digest. Each has six bits, except the last, which has two.

@@ -4,7 +4,7 @@
 //! `script/` decide them: read `head.lua` first. `keys.rs` is the layout of the keys in Redis, and
 //! `builder.rs` has the settings of a store.
 //!
-//! 1. Each limit and key has one sorted set: the head of the script explains its entries.
+//! 1. Each limit has one sorted set for each key: `entries.lua` explains the entries of the set.
 //! 2. The script reads the server's time once, so all processes decide by one clock.
 //! 3. One script decides many checks, in the order of their arrival. While few checks are in
 //!    flight, the caller of a check sends it at once, without waiting for other checks or for a
@@ -177,12 +177,13 @@ impl RedisStore {
     ///
     /// All limits of one key are in one slot, and are decided as on one server. A check with
     /// several keys mostly has keys in several slots, which no script reaches at once. For such a
-    /// check, the store asks the slots one after the other. If a slot refuses, the store gives the
-    /// slots before it the units back that they have counted. So no limit ever admits too much, and
-    /// a refusal costs nothing in the end. Until the units are given back, other checks may be
+    /// check, the store asks the slots one after the other. If a slot refuses, the store gives back
+    /// the units that the slots before it have counted. So no limit ever admits too much, and a
+    /// refusal costs nothing in the end. Until the units are given back, other checks may be
     /// refused because of them. A check with several slots differs in four ways:
     ///
-    /// * The retry time can be too short: when it has passed, a slot that was not asked may refuse.
+    /// * The retry time can be too short: when it has passed, a slot that has not decided yet may
+    ///   refuse.
     /// * Each admission is an entry of its own, whatever the algorithm of its limits.
     /// * If the check has an id from its caller and is refused, its units are not given back: the
     ///   next try with the same id uses them.

@@ -2,10 +2,10 @@
 //!
 //! 1. The first client repeats no command, so a command that this client sends counts at most once.
 //! 2. The second client sends commands again. It follows slots that move, and waits a little for a
-//!    node that is replaced. The commands of this client carry ids, or have certainly not run
-//!    before. So they count once, too. There is one exception: a check on a limit that is no exact
-//!    log counts twice if it has no id, and if its slot moves just when a connection breaks. No
-//!    check counts too little.
+//!    node that is replaced. Redis recognizes the commands of this client by their ids, or they
+//!    have certainly not run before. So they count once, too. There is one exception: a check on a
+//!    limit that is no exact log counts twice if its caller gave it no id, and if its slot moves
+//!    just when a connection breaks. No check counts too little.
 //! 3. Both clients know which node has which slot, and connect again to a node when the connection
 //!    to it is lost.
 //! 4. The connections of a client are replaced if no node has replied on them for the reply
@@ -54,8 +54,9 @@ pub(crate) struct ClusterConnections {
 struct Nodes {
     connection: ClusterConnection,
     reply_timeout: Duration,
-    /// The number of requests, since the last reply of any node, that are in flight or got no reply
-    /// within the timeout. `since` is the time at which the first of these requests was sent.
+    /// The number of requests that are in flight or got no reply within the timeout. A reply of any
+    /// node sets this number to zero. `since` is the time at which the first of these requests was
+    /// sent.
     unanswered: AtomicU32,
     since: Mutex<Instant>,
 }
@@ -125,8 +126,8 @@ impl ClusterConnections {
         Ok(replies)
     }
 
-    /// Whether the nodes have left this number of requests of one client without a reply, the first
-    /// of these requests for longer than the reply timeout.
+    /// Whether at least this number of requests of one client have no reply. The first of these
+    /// requests must have waited for the reply timeout or longer.
     pub(super) fn are_silent(&self, requests: u32) -> bool {
         [&self.first, &self.again].iter().any(|nodes| nodes.is_silent(requests))
     }
@@ -159,7 +160,7 @@ impl Nodes {
 }
 
 /// A wait for a reply. If the caller leaves before the timeout, its request no longer counts as
-/// unanswered, since it says nothing about the connections.
+/// unanswered, since such a request says nothing about the connections.
 struct ReplyWait<'a> {
     nodes: &'a Nodes,
     sent: Instant,

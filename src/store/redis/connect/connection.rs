@@ -1,31 +1,32 @@
 //! The connections of one runtime, in the seats of bb8's pool.
 //!
 //! 1. If a caller takes an empty seat, a task opens a connection for the seat. Meanwhile the caller
-//!    uses any connection that works. So callers wait only while no connection works, and they
-//!    learn at once why none works.
+//!    uses any connection that works. So callers wait only while no connection works. If the
+//!    opening fails as well, they get its error at once.
 //! 2. Taking a connection sends nothing: the replies that pass through a connection tell whether it
 //!    works.
 //! 3. Only tasks take a connection or wait for one. A future that nobody polls would keep a
 //!    connection, or a turn in the pool, from all other callers. A check that is sent without a
 //!    task shares a connection that a task has opened.
-//! 4. Batches take turns with the connections. So no connection is idle while others are busy.
-//!    Without turns, an idle connection could be half open, and only a burst would show it. The
-//!    connections to a cluster lead to all of its nodes, and batches share them. Turns help in a
-//!    cluster as well, since a client of a cluster stands still while it connects to a node that
-//!    hangs.
-//! 5. When a connection fails, its whole generation is given up: a server that restarts or is
-//!    demoted has mostly cut all connections. If the other connections were still handed out, each
-//!    of them would fail one check.
-//! 6. A connection is also given up, with its generation, if it left several requests in a row
-//!    without a reply, or one request for a second. Such a connection may be half open, which no
-//!    error ever reports. Requests that were in flight together count as one. A request does not
-//!    count if a later request has its reply. A request that was sent just as its connection ended
-//!    may also get no error: tokio's channel keeps such a message as long as the channel has a
+//! 4. Each batch takes the connection that has been free for the longest time. So all connections
+//!    are used in turn. A connection that is never used could be half open, and only a burst of
+//!    checks would show it. In a cluster, a connection leads to all nodes, and batches share it.
+//!    Turns help there as well: the Redis client behind a connection stands still while it connects
+//!    to a node that hangs.
+//! 5. When a connection fails, all connections that are open or being opened are given up with it.
+//!    Together they are a generation. The reason is that a server that restarts or is demoted has
+//!    mostly cut all of them. If the other connections were still handed out, each of them would
+//!    fail one check.
+//! 6. A generation is also given up if one of its connections gave no reply to several requests in
+//!    a row, or to one request for a second. Such a connection may be half open, which no error
+//!    ever reports. Requests that were in flight together count as one. A request does not count if
+//!    a later request got a reply. A request that was sent just as its connection ended may also
+//!    get no error: tokio's channel keeps the message of this request as long as the channel has a
 //!    sender ([issue 7714](https://github.com/tokio-rs/tokio/issues/7714)).
-//! 7. A connection without a reply for half a second proves itself before a check that must not run
-//!    twice: the server or a proxy may have closed the connection in that time. For a cluster, this
-//!    process knows the time of the last reply for each part of the slots, since a part is mostly
-//!    on one node.
+//! 7. If a connection has had no reply for half a second, it is tested before a check that must not
+//!    run twice is sent over it: the server or a proxy may have closed the connection in that time.
+//!    In a cluster, a connection leads to several nodes. So the time of the last reply is kept for
+//!    each of several parts of the slots, since a part is mostly on one node.
 
 use std::{
     convert::Infallible,
@@ -95,8 +96,8 @@ impl Pool {
     pub(crate) fn new(server: &Arc<Server>, distance: Arc<AtomicU64>) -> Self {
         let seats = bb8::Pool::builder()
             .max_size(server.settings.connections)
-            // The wait for a seat needs no timeout: it is a part of the wait for a connection,
-            // which has one.
+            // The wait for a seat needs no timeout of its own: it is a part of the wait for a
+            // connection, and that wait has a timeout.
             .connection_timeout(Duration::MAX)
             .idle_timeout(None)
             .max_lifetime(None)
@@ -321,7 +322,7 @@ impl Connection {
 /// to batches without a slot are noted in the first part.
 pub(crate) struct LastReplies {
     opened: Instant,
-    /// In microseconds since the local state of the store was made.
+    /// Each time is in microseconds since the local state of the store was made.
     micros: [AtomicU64; PARTS],
 }
 
@@ -350,9 +351,9 @@ pub(crate) struct ConnectionHealth {
     generation: u64,
     current: Arc<AtomicU64>,
     unanswered: AtomicU32,
-    /// In microseconds since the connection was opened. A request that was sent before this time
-    /// does not count as unanswered: a later request has its reply, or the request was in flight
-    /// together with one that was counted as unanswered.
+    /// A time, in microseconds since the connection was opened. A request that was sent before this
+    /// time does not count as unanswered. Either a later request got a reply, or another request
+    /// that was in flight at the same time has already been counted.
     told_until: AtomicU64,
     last_replies: LastReplies,
     reply_timeout: Duration,
@@ -414,8 +415,8 @@ impl ConnectionHealth {
     }
 }
 
-/// A wait for a reply. If the wait is dropped, the request counts as unanswered: the reply took too
-/// long, or a deadline dropped the future of the caller.
+/// A wait for a reply. If the wait is dropped, the request mostly counts as unanswered: the reply
+/// took too long, or a deadline dropped the future of the caller.
 struct ReplyWait<'a> {
     health: &'a ConnectionHealth,
     since: Instant,
@@ -431,9 +432,9 @@ impl Drop for ReplyWait<'_> {
             return;
         }
         health.told_until.fetch_max(health.micros_at(now), Ordering::Relaxed);
-        // A single request that has waited for the longest deadline ends the generation. The
-        // request may be a breaker's probe, and the breaker would otherwise need several probes for
-        // each connection.
+        // A single request that has waited for the longest deadline ends the generation. Such a
+        // request may be the probe of a breaker. If it counted as only one request, the breaker
+        // would need several probes to end the generation.
         let counts = if waited < LONGEST_DEADLINE { 1 } else { MAX_UNANSWERED };
         if health.unanswered.fetch_add(counts, Ordering::Relaxed) + counts >= MAX_UNANSWERED {
             health.end_generation();

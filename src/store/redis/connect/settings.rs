@@ -18,8 +18,9 @@ use rustls::crypto::CryptoProvider;
 use super::errors;
 use crate::error::ConfigError;
 
-/// The time after which the kernel ends a connection whose sent data is not acknowledged. It is
-/// also the time after which, and between which, keepalive probes are sent to an idle peer.
+/// The time after which the kernel ends a connection whose sent data is not acknowledged. Keepalive
+/// probes begin when a peer has been idle for this time, and this is also the time between two
+/// probes.
 const PEER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The builder's settings of connections. If a setting is `None`, the URL decides it.
@@ -29,8 +30,8 @@ const PEER_TIMEOUT: Duration = Duration::from_secs(5);
 /// 2. TLS uses the provider of cryptography that the application has installed for rustls.
 #[derive(Clone)]
 pub(crate) struct ConnectionSettings {
-    /// Whether the builder has set something that connections of the application bring along, such
-    /// as a login.
+    /// Whether the builder has set something that only the application can set if it opens the
+    /// connections, such as a login.
     pub(crate) open_otherwise: bool,
     /// The user and the password.
     pub(crate) login: Option<(String, String)>,
@@ -141,8 +142,8 @@ impl ConnectionSettings {
             redis = redis.set_db(database.into());
         }
         // Without a password, the Redis client does not tell the server its name, since that would
-        // hide why a server hangs up. With a password, it may tell its name: it reports each error
-        // during the sign-in as a wrong password anyway.
+        // hide why a server hangs up. With a password, the client may tell its name: the client
+        // reports each error during the sign-in as a wrong password anyway.
         let tells_name = redis.password().is_some();
         node.set_redis_settings(if tells_name { redis } else { redis.set_skip_set_lib_name() })
     }

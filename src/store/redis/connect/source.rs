@@ -46,7 +46,7 @@ impl Clone for ServerConnection {
 }
 
 /// A source of the connections that a closure opens. The argument of the closure is the time after
-/// which it should try another way to get a connection.
+/// which the closure should try another way to get a connection.
 pub(crate) fn of_closure<F, C>(open: impl Fn(Duration) -> F + Send + Sync + 'static) -> Source
 where
     F: Future<Output = RedisResult<C>> + Send + 'static,
@@ -72,9 +72,9 @@ where
 /// A pool opens a connection in the runtime that asks for it, and the connection works only as long
 /// as that runtime is driven. So only one runtime asks the pool. It is the current runtime, or, if
 /// there is none, the first runtime that needs a connection. Other runtimes open connections that
-/// the pool does not count. The one that asks the pool does so, too, if the pool hands out no
-/// working connection in time. The application may be using all connections, or Redis may be away:
-/// then a pool waits ever longer between its tries.
+/// the pool does not count. The runtime that asks the pool also opens such a connection if the pool
+/// hands out no working connection in time. The pool fails to do so while the application is using
+/// all connections, or while Redis is away: then the pool waits ever longer between its tries.
 pub(crate) fn of_pool<M>(pool: Pool<M>) -> Source
 where
     M: ManageConnection<Error = RedisError>,

@@ -1,8 +1,9 @@
 //! A batch: checks and settlements that travel in one script call.
 //!
-//! `copies.rs` joins equal checks. Single checks of one shape have a short form, which `head.lua`
-//! describes. Places are freed without the script, in batches of their own: in the script, Redis
-//! would run 60 % more instructions for each place.
+//! `copies.rs` joins equal checks. Single checks that differ only in their keys and ids have a
+//! short form: `head.lua` says which checks are single, and describes the form. Places are freed
+//! without the script, in batches of their own: in the script, Redis would run 60 % more
+//! instructions for each place.
 
 use std::{
     iter, mem,
@@ -68,12 +69,13 @@ impl Batch {
 
     /// Runs the script. `again` says that an earlier try may have counted this batch.
     ///
-    /// After NOSCRIPT, one EVAL runs the script and loads it. That takes one round trip, reaches
-    /// the right server, and needs no permission for SCRIPT LOAD. EVALSHA is not tried again after
-    /// the EVAL: no loop helps with a server that loses its scripts so fast.
+    /// If the server does not know the script, its error is NOSCRIPT. Then one EVAL runs the script
+    /// and loads it. Unlike SCRIPT LOAD, this takes only one round trip, certainly reaches the
+    /// right server, and needs no permission for SCRIPT LOAD. After the EVAL no second EVALSHA is
+    /// needed, since the EVAL has run the batch.
     ///
-    /// In the first try, an idle connection has to prove that it works before a check that must not
-    /// run twice.
+    /// If the batch has a check that must not run twice, and the connection was idle, the
+    /// connection first has to prove that it works. This is so only in the first try.
     pub(super) async fn send(&mut self, connection: &mut Connection, again: bool) -> RedisResult<Value> {
         let slot = self.slot.unwrap_or_default();
         if !again && let Some(unrepeatable) = self.jobs.iter().find(|job| !job.is_repeatable()) {
@@ -92,7 +94,8 @@ impl Batch {
             return if again { reply.map(|_| Value::Array(vec![Value::Int(1); removals.len()])) } else { reply };
         }
         // Capacity for about all arguments, so that the command is not copied as it grows: a key
-        // and an id for each job, and a few arguments for each shape.
+        // and an id for each job, and a few arguments for each run of jobs that differ only in
+        // their keys and ids.
         let arguments = 16 + 3 * self.jobs.len();
         let mut evalsha = Cmd::with_capacity(2 + arguments, 64 + 32 * arguments);
         self.write(evalsha.arg("EVALSHA").arg(&*SHA1), again);
@@ -233,9 +236,9 @@ fn is_unknown(reply: &RedisResult<Value>) -> bool {
     reply.as_ref().is_err_and(|error| error.kind() == ErrorKind::Server(ServerErrorKind::NoScript))
 }
 
-/// Appends the argument of the short form, if all jobs are single checks of one shape. A check with
-/// a place has a short form only if it is alone in its batch. Returns whether the argument was
-/// appended.
+/// Appends the argument of the short form, if all jobs are single checks that differ only in their
+/// keys and ids. A check with a place has a short form only if it is alone in its batch. Returns
+/// whether the argument was appended.
 fn write_short(jobs: &[Box<Job>], command: &mut Cmd) -> bool {
     let Some((first, others)) = jobs.split_first() else { return false };
     let Some(figures) = single(first) else { return false };
@@ -270,9 +273,9 @@ fn fail(jobs: Vec<Box<Job>>, error: &StoreError) {
     jobs.into_iter().for_each(|job| job.finish(&mut errors));
 }
 
-/// The figures of a charge after all copies of its check: the units used, the microseconds until
-/// fewer are used, the reserved units, the retry time, and the retry time if all reserved units
-/// were given back now.
+/// The figures of a charge after all copies of its check are decided: the units used, the
+/// microseconds until fewer are used, the reserved units, the retry time, and the retry time if all
+/// reserved units were given back now.
 type Figures = [u64; 5];
 
 /// Appends the answers of all jobs and of their copies: the decision, and whether a settlement was
@@ -296,8 +299,8 @@ fn read(reply: Value, jobs: &[Box<Job>], time: impl Fn() -> u64, answers: &mut V
         let count = job.count();
         let is_of_places = job.is_release() || job.is_renewal();
         figures.clear();
-        // Most jobs have only figures in the reply: all of their copies are admitted, and nothing
-        // is reserved.
+        // For most jobs, the reply has figures and no record: all copies of such a job are
+        // admitted, and nothing is reserved.
         let (admitted, counted_at) = if let Some(Value::Int(_)) = fields.as_slice().first() {
             for _ in check.charges() {
                 // A place that is freed or renewed has one figure, which says whether the place was

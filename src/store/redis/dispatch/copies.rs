@@ -1,6 +1,6 @@
-//! Copies: equal checks travel as one check, and then cost Redis about as much as one check. The
-//! order of arrival still decides: a check joins an earlier one only if no job between them touches
-//! their keys.
+//! Copies: equal checks that travel as one check. Together they cost Redis about as much as one
+//! check. The order of arrival still decides: a check joins an earlier one only if no job between
+//! them touches their keys.
 
 use super::job::Job;
 use crate::key::{ByDigest, Digester};

@@ -6,10 +6,10 @@
 //!    then, the units of the check may make the limits refuse other checks.
 //! 2. If a slot refuses, the slots before it get back exactly the units that they have counted. The
 //!    slots after it are asked only for their statuses. Each of these slots reports when its next
-//!    unit leaves, which may be too early for the check to fit.
+//!    unit leaves. At that time, the check may still not fit.
 //! 3. Each slot counts its charges under the id of the check, so that the charges can be given back
-//!    and settled. If the caller has given the id, nothing is given back: the units may be of an
-//!    earlier try, and stay for the next try.
+//!    and settled. If the caller has given the id, nothing is given back: an earlier try may have
+//!    counted the units, and the next try uses them.
 //! 4. No limit ever admits too much. If a node stays away for longer than the store tries to give
 //!    units back, those units stay taken until they leave the window.
 //! 5. A task decides the check, so a caller that stops waiting leaves no check half taken. If the
@@ -207,7 +207,7 @@ impl CrossSlot {
         }
     }
 
-    /// Sets the statuses of charges that were decided without their costs.
+    /// Sets the statuses of a slot that was asked only for its statuses.
     fn set_untaken(&mut self, slot: usize, decision: &Decision) {
         let (check, indices) = &self.slots[slot];
         for ((index, charge), status) in indices.iter().zip(check.charges()).zip(decision.statuses()) {

@@ -35,8 +35,8 @@ impl Crowd {
         Arc::strong_count(&self.0) as u64 - 2
     }
 
-    /// Whether as many equal checks are ahead of this check as its limits can ever admit. Cancelled
-    /// checks, whose number `cancelled` returns, do not count.
+    /// Returns true if the limits of this check can never admit more equal checks than are ahead of
+    /// it. Cancelled checks, whose number `cancelled` returns, do not count.
     pub(super) fn refuses(&self, check: &Check, cancelled: impl FnOnce() -> u64) -> bool {
         most_admitted(check).is_some_and(|most| self.ahead() >= most && self.ahead() - cancelled() >= most)
     }

@@ -43,9 +43,10 @@ pub(crate) struct Common {
     pub(crate) clock: Option<Clock>,
     pub(crate) local_state: LocalState,
     /// The dispatchers of the store, of which there is mostly one. Each is stored with the id of
-    /// its runtime, so that a look-up upgrades only the pointer to one runtime's dispatcher. If a
-    /// look-up upgraded other pointers as well, it might drop another dispatcher under the lock,
-    /// with the futures that wait for that dispatcher.
+    /// its runtime, so that a look-up for a runtime upgrades only the pointer to that runtime's
+    /// dispatcher. If a look-up upgraded the other pointers as well, a dispatcher might end
+    /// meanwhile. The look-up would then drop that dispatcher, and the futures that wait for it,
+    /// under the lock.
     pub(crate) dispatchers: Mutex<Vec<(Id, Weak<Dispatcher>)>>,
     /// Ends with the last clone of the store.
     pub(crate) store: watch::Receiver<()>,
@@ -97,10 +98,10 @@ pub(crate) struct Dispatcher {
     pub(super) common: Arc<Common>,
     pub(crate) runtime: Handle,
     pub(super) pool: Pool,
-    /// Pairs of queues. The first queue of a pair is for checks and for settlements that are no
-    /// releases, and the second is for releases. For a single server there is one pair. For a
-    /// cluster, the slots are divided into equal parts, and each part has a pair, so that a slow
-    /// node delays only its own checks.
+    /// Pairs of queues. The second queue of a pair is for releases, which are settlements that only
+    /// free places. The first queue is for checks and for all other settlements. For a single
+    /// server there is one pair. For a cluster, the slots are divided into equal parts, and each
+    /// part has a pair, so that a slow node delays only its own checks.
     queues: Box<[[Arc<Queue>; 2]]>,
 }
 
@@ -153,8 +154,8 @@ impl Dispatcher {
         result.unwrap_or_else(|error| Err(without_runtime(error)))
     }
 
-    /// Sends a command, and sends it a second time if the first try has failed and a second may
-    /// help. The command may run twice, so two runs must have the effect of one.
+    /// Sends a command. If this first try fails, and a second try may help, sends the command
+    /// again. The command may run twice, so two runs must have the effect of one.
     pub(super) async fn send(&self, command: &Cmd) -> Result<(), StoreError> {
         let send = async |again| {
             let (mut connection, _pooled) = self.pool.take().await?;

@@ -73,9 +73,10 @@ impl Job {
     }
 
     pub(crate) fn settle(settlement: Settlement, local_state: &LocalState) -> Box<Self> {
-        // The settlement of a prefetch outdates no refusal: a refusal that counts the units of the
-        // prefetch as reserved is used for at most a life. The renewal of a place outdates no
-        // refusal either.
+        // A settlement mostly outdates the refusals of its limits and keys that this process
+        // remembers. The settlement of a prefetch does not: a refusal that counts the units of the
+        // prefetch as reserved is remembered for at most a life. The renewal of a place does not
+        // either.
         let keeps = |charge: &Charge, cost: Option<u64>| {
             charge.life().is_some() || cost.is_none_or(|cost| charge.takes_place() && cost > 0)
         };
@@ -221,7 +222,8 @@ impl Job {
 }
 
 /// The places that a check takes and that may have to be given back. `None` if the check takes no
-/// place, or if it has an id of its caller's, since the caller may try the check again.
+/// place. Also `None` if the caller gave the id of the check, since the caller may then try the
+/// check again.
 pub(super) fn places(check: &Check) -> Option<Check> {
     let places = check.charges().filter(|charge| charge.takes_place() && check.id().is_none());
     Check::of_distinct(places.cloned())
@@ -235,8 +237,8 @@ pub(super) fn only_slot(check: &Check, keys: &Keys) -> Option<u16> {
     check.charges().all(is_there).then_some(slot)
 }
 
-/// Appends the arguments that all jobs of one shape share. `now` is the time as far as this process
-/// knows it.
+/// Appends the arguments that are the same for all jobs that differ only in their keys and ids.
+/// `now` is the time as far as this process knows it.
 #[cfg_attr(not(feature = "calendar"), expect(unused_variables, reason = "only periods of the calendar depend on it"))]
 pub(super) fn write_shape(job: &Job, command: &mut Cmd, again: bool, now: impl Fn() -> u64) {
     let check = job.check();
@@ -252,8 +254,8 @@ pub(super) fn write_shape(job: &Job, command: &mut Cmd, again: bool, now: impl F
     let kind = match &job.work {
         Work::Settle(_) if again => "settle again",
         Work::Settle(_) => "settle",
-        // A check with an id of its caller's may have been counted before. The id of a prefetch is
-        // fresh.
+        // If the caller gave the id, the check may have been counted before. A prefetch also comes
+        // with an id, but always with a fresh one.
         Work::Decide(_) if again || check.id().is_some() && !job.is_of_prefetch() => "again",
         Work::Decide(_) if check.charges().all(is_plain) => "plain",
         Work::Decide(_) => "any",
@@ -331,8 +333,8 @@ fn is_plain(charge: &Charge) -> bool {
     charge.cost() > 0 && charge.is_exact() && charge.lease_micros().is_none() && mode(charge).is_empty()
 }
 
-/// The script's word for a charge that is spent, never refuses or takes nothing. The word is empty
-/// for any other charge.
+/// The script's word for a charge that is spent, that never refuses, or that takes nothing. The
+/// word is empty for any other charge.
 fn mode(charge: &Charge) -> &'static str {
     match (charge.is_shadow(), charge.takes_nothing()) {
         _ if charge.is_spent() => "spent",

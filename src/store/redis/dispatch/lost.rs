@@ -8,12 +8,13 @@ use tokio::{runtime::Handle, task::JoinSet, time::sleep};
 use super::{dispatcher::Common, job::Job};
 use crate::{decision::Settlement, local::Underway, store::give_back};
 
-/// The wait between the two releases. A server that has stood still may run a lost batch after the
-/// first release, which came over another connection.
+/// Lost places and units are given back twice, and this is the wait between the two times. The
+/// first time may be too early: it uses another connection, so a server that stood still may run
+/// the lost batch only afterwards.
 const BEFORE_SECOND_RELEASE: Duration = Duration::from_millis(500);
 
-/// Places and units that are given back when this is dropped. A task of the current runtime gives
-/// them back. If there is no runtime, or if the runtime ends, a thread does it.
+/// Places and units that are given back when this value is dropped. A task of the current runtime
+/// gives them back. If there is no runtime, or if the runtime ends, a thread does it.
 pub(super) struct Lost {
     common: Arc<Common>,
     pub(super) taken: Vec<Settlement>,

@@ -3,9 +3,9 @@
 //! 1. While few checks are in flight, a check leaves at once. While the allowed number of batches
 //!    is in flight, checks queue. When a batch returns, the checks in the queue leave as the next
 //!    batch. No timer delays a check.
-//! 2. A check that would not have its answer within its caller's deadline fails at once. The times
-//!    at which earlier batches have left tell how long the wait is. The size of a batch, the number
-//!    of batches in flight, and the number of checks that wait are bounded, too.
+//! 2. A check that would not have its answer within its caller's deadline fails at once. The queue
+//!    estimates the wait from the times at which earlier batches have left. The size of a batch,
+//!    the number of batches in flight, and the number of checks that wait are bounded, too.
 //! 3. A check whose caller has stopped waiting is not sent, and takes no room in the queue from
 //!    other checks.
 //! 4. A task that has a permit serves the queue until it is empty.
@@ -14,9 +14,10 @@
 //!    instead. A settlement never skips the queue, since it must happen even if its caller leaves.
 //!    If several checks have lately come together, the first of them does not skip the queue
 //!    either. A task then sends one batch of all checks that have come by the time the task runs.
-//!    So Redis runs fewer scripts, and fewer replies wake this process. After a caller has left
-//!    without its reply, checks queue as well: a task hears a reply that comes too late, and learns
-//!    the round trip.
+//!    So Redis runs fewer scripts, and fewer replies wake this process, than if each of these
+//!    checks left alone. After a caller has left without its reply, checks queue as well. The
+//!    reason is that a task hears even a reply that comes too late for the caller, and learns the
+//!    round trip from it.
 //! 6. Nobody waits for a prefetch that is taken or given back. So prefetches wait for other
 //!    prefetches, for a small part of their life. They leave earlier if a batch of checks leaves.
 //! 7. Callers have only weak pointers to the queue. So the queue ends with its runtime, and all
@@ -24,8 +25,9 @@
 //! 8. While many checks wait, the keys take turns. So a key that floods the queue delays its own
 //!    checks, and no others. A check that is cancelled takes no turn.
 //! 9. While many checks wait, a check is refused at once if as many equal checks are ahead of it as
-//!    its limits can ever admit. Each of the equal checks ahead takes its units, or finds that the
-//!    units are used up. So a client never fills the queue with checks that its own limit refuses.
+//!    its limits can ever admit. Before it is the check's turn, the equal checks ahead have taken
+//!    all units, or have found them used up. So a client never fills the queue with checks that its
+//!    own limit refuses.
 
 #[cfg(not(test))]
 use std::sync::{Mutex, MutexGuard};
@@ -53,39 +55,42 @@ use crate::{
     store::redis::connect::ASKING,
 };
 
-/// The most checks of a batch. In a larger batch, each check costs Redis more: the data for all of
-/// them no longer fits into the processor's nearest cache.
+/// The most checks of a batch. In a larger batch, each check costs Redis more than in a smaller
+/// one: the data of the batch no longer fits into the processor's nearest cache.
 pub(super) const MAX_BATCH: usize = 64;
 
 /// The most checks of a batch that begins with [`MAX_BATCH`] copies of one check. To Redis, the
 /// copies are one check.
 const MAX_COPIES: usize = 128;
 
-/// The most checks that may wait. This bounds the memory while Redis hangs. Mostly the deadlines
-/// bound the queue earlier, since Redis decides fewer checks than this within them.
+/// The most checks that may wait. This bounds the memory while Redis hangs. While Redis works, the
+/// deadlines mostly keep the queue shorter. A check that Redis could not decide within its deadline
+/// does not queue, and Redis decides fewer checks within a deadline than this number.
 pub(super) const CAPACITY: usize = 65_536;
 
-/// Cancelled jobs are removed once more than a 32nd of the waiting jobs may be cancelled. So one
-/// walk through the queue removes many jobs.
+/// Before the queue refuses a job, it removes cancelled jobs if more than a 32nd of the waiting
+/// jobs may be cancelled. So one walk through the queue removes many jobs.
 const PART_OF_CANCELLED: usize = 32;
 
-/// The shortest time from one walk through the queue to another walk that removes jobs that take
-/// places and whose deadlines have passed.
+/// The shortest time from one walk through the queue to another walk because of passed deadlines.
+/// Only the deadlines of checks that take places cause such a walk.
 const BETWEEN_WALKS: Duration = Duration::from_millis(10);
 
-/// While at most this many jobs wait, they leave in the order of their arrival. So the keys of few
-/// jobs need not be hashed.
+/// While at most this many jobs wait, they leave in the order of their arrival. So while few jobs
+/// wait, their keys need not be hashed.
 const FEW: usize = 4 * MAX_BATCH;
 
 /// The most checks in flight that have skipped the queue. For so few checks, a task and a batch for
 /// each of them would cost this process more than they save.
 const MOST_ALONE: usize = if cfg!(test) { 1 } else { 4 };
 
-/// After this many batches of one check in a row, a check counts as alone again.
+/// After this many batches in a row of a single check each, a check counts as alone again, and may
+/// skip the queue.
 const ALONE: u8 = 8;
 
-/// A short time per check: few servers decide a check in less time. It bounds the first measured
-/// times, as long as the time per check is not known.
+/// A short time per check: few servers decide a check in less time. While the smoothed time per
+/// check is not known, or is shorter than this, a measured time is bounded as if this were the
+/// smoothed time.
 const SHORT_TIME: Duration = Duration::from_micros(10);
 
 /// Prefetches are taken only while at most a 64th of the queue's capacity waits. That part is only
@@ -130,7 +135,7 @@ struct State {
     /// empty, so that no check is refused because of an earlier wait.
     time_per_check: Duration,
     /// The time at which the last batch left, and the number of its checks. `None` if no job waited
-    /// behind it.
+    /// behind that batch.
     last_batch: Option<(Instant, u32)>,
 }
 
@@ -243,8 +248,8 @@ impl State {
         self.time_per_check.saturating_mul((ahead + ahead / 3) as u32)
     }
 
-    /// The error of a check that cannot be queued. The checks in the queue are decided, so a
-    /// breaker must not count this error.
+    /// The error of a check that cannot be queued. The store still decides the checks in the queue.
+    /// So this error is no failure of the store, and a breaker must not count it.
     fn refusal(&self, turn: Option<u64>) -> StoreError {
         let wait = self.wait(turn);
         let takes = if wait.is_zero() { "an unknown time".into() } else { format!("about {wait:?}") };
@@ -463,8 +468,8 @@ mod tests {
         });
     }
 
-    /// A check comes behind many checks of the same key whose callers have left. Meanwhile, one
-    /// check of 400 other keys comes for each check that leaves.
+    /// A check comes behind many checks of the same key whose callers have left. 400 other keys
+    /// have a check each in the queue, and for each check that leaves, another key's check comes.
     #[test]
     fn cancelled_checks_delay_no_other_of_their_key() {
         for (cancelled, are_removed) in [(0, false), (200, false), (4_000, false), (200, true), (4_000, true)] {
@@ -506,7 +511,7 @@ mod tests {
     }
 
     /// At 1 ms per check, the estimate tells how many checks may leave before a check that comes
-    /// now. No check has more checks ahead of it.
+    /// now. In fact, never more checks than that are ahead of the check.
     #[test]
     fn no_check_leaves_later_than_its_estimate() {
         let mut seed = 7_u64;
@@ -671,8 +676,8 @@ mod tests {
         });
     }
 
-    /// The check queues until some batches of one check have left, since the next checks may have
-    /// company, too.
+    /// After checks that came together, a check queues until some batches of a single check have
+    /// left: the next checks may come together, too.
     #[test]
     fn a_check_that_follows_checks_in_company_does_not_skip_the_queue() {
         on_one_thread(|| {
@@ -774,7 +779,7 @@ mod models {
         assert_eq!((state.in_flight, state.alone), (0, 0), "a permit is lost");
     }
 
-    /// This holds however many batches may be in flight.
+    /// Each job is sent once, however many batches may be in flight.
     #[test]
     fn each_job_that_was_pushed_is_sent_once() {
         for (threads, max_in_flight) in [(2, 1), (2, 2), (3, 1)] {

@@ -200,10 +200,11 @@ impl Dispatcher {
         reply
     }
 
-    /// Runs each command on a key that no limit has, and looks at two keys. If this succeeds, the
-    /// server has been reached, knows the script, and lets this user run all commands that will be
-    /// needed, on the keys of the store. The store then also knows whether the server refuses keys
-    /// of several slots.
+    /// Runs each command on a key that no limit has. Then sends a batch of two checks that take
+    /// nothing, on two keys, unless the server is known to refuse keys of several slots. If this
+    /// succeeds, the server has been reached, knows the script, and lets this user run all commands
+    /// that will be needed, on the keys of the store. The store then also knows whether the server
+    /// refuses keys of several slots.
     pub(crate) async fn try_out(self: Arc<Self>) -> Result<(), StoreError> {
         self.in_task(|dispatcher| async move {
             let time = if dispatcher.common.clock.is_none() { "" } else { "given" };
@@ -237,8 +238,8 @@ async fn try_send(taken: &mut Result<(Connection, impl Send), StoreError>, batch
     Ok(batch.send(connection, again).await)
 }
 
-/// Sends a check in the future of its caller. After an error, a task takes over: a future that
-/// nobody may poll must not wait for a connection.
+/// Sends a check in the future of its caller. After an error, a task takes over: the caller may
+/// stop polling its future, and such a future must not wait for a connection.
 async fn send_alone(
     job: Box<Job>,
     slot: Option<u16>,

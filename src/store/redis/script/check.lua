@@ -5,8 +5,8 @@
 --        shared, text, time_in, time_of, try, weigh, write_counts
 -- Gives  write_status, failure_of, decide
 
--- Whether the total still has units of entries that have left, because more entries have left than
--- one check may drop. If so, no retry time and no reset time is known.
+-- Whether the total still has units of entries that have left. It has some if more entries have
+-- left than one check may drop. Then no retry time and no reset time is known.
 local function is_behind(log)
   return log.has_total and log.gone > 0
 end
@@ -18,9 +18,9 @@ local function counted_from(log, time, is_prefetch)
   return math.min(time, is_prefetch and now + LONGEST_LIFE or log.is_counter and now or log.at)
 end
 
--- Moves entries from the future to the present: the clock has stepped back. So the key is right
--- again after one window. Each refusal moves the newest of these entries, at most 100. A server
--- without memory moves none.
+-- Moves entries from the future to the present. Entries are in the future if the clock has stepped
+-- back. Once they are moved, the key is right again after one window. Each refusal moves the newest
+-- of these entries, at most 100. A server without memory moves none.
 local function pull_back(log)
   if log.ahead then
     -- ZREM comes first, so that a server without memory accepts the ZADD.
@@ -69,13 +69,13 @@ local function first_fit(log, most, total, entries, with_reserved)
     end
   end
   local fits = total > most and leaves or falls_to(log, most - total, from)
-  -- The entries that were not read leave later, so this is a lower bound.
+  -- Entries that were not read leave later than those that were read, so this is a lower bound.
   return total > 0 and #entries == 2 * LOOKED_AT and math.min(fits, leaves) or fits
 end
 
--- The microseconds until at most `most` units are used, and the microseconds if all reserved units
--- were given back now. Both numbers are lower bounds if more entries have to leave than a check may
--- read.
+-- Returns the microseconds until at most `most` units are used, and the microseconds until then if
+-- all reserved units were given back now. Both numbers are lower bounds if more entries have to
+-- leave than a check may read.
 local function wait(log, most)
   pull_back(log)
   if is_behind(log) then return 1, 0 end
@@ -106,9 +106,9 @@ local function write_status(record, place, log, retry, least)
   record[r + 2], record[r + 3], record[r + 4] = log.reserved, clamped(retry), clamped(log.reserved > 0 and least or retry)
 end
 
--- How many copies of a check a limit has counted under this id before, and when. `nil` if the limit
--- has counted none. A charge that takes nothing has no entry: an entry under this id is then of
--- another admission.
+-- Returns how many copies of a check a limit has counted under this id before, and when it did so.
+-- Returns nothing if the limit has counted none. A charge that takes nothing has no entry: an entry
+-- under this id is then of another admission.
 local function copies_counted(log, id, copies)
   if log.takes == 0 then return end
   local reserved = copies == 1 and find(log, named(log, id, log.cost, true))
@@ -124,8 +124,8 @@ local function copies_counted(log, id, copies)
   end
 end
 
--- How many copies of a check an earlier try has counted, and when. A check is admitted whole, so an
--- entry under any of its charges shows that the check was counted.
+-- Returns how many copies of a check an earlier try has counted, and when it did so. A check is
+-- admitted whole, so an entry under any of its charges shows that the check was counted.
 local function counted_before(logs, id, copies)
   local counted, exact_at, rounded_at = 0, -1, -1
   for _, log in ipairs(logs) do
@@ -150,8 +150,8 @@ local function admissible(logs, copies)
   for _, log in ipairs(logs) do
     local is_over = log.needs > 0 and log.used + log.needs * copies > log.units
     log.is_left_out = log.is_shadow and is_over
-    -- Without an entry of its own, a prefetch would leave too early. So a full key admits no
-    -- prefetch.
+    -- A full key takes no more entries with ids, and without such an entry of its own, a prefetch
+    -- would leave too early. So a full key admits no prefetch.
     if log.is_prefetch and is_full(log) then admitted = 0 end
     if is_over and not log.is_shadow then
       admitted = math.min(admitted, math.max(0, math.floor((log.units - log.used) / log.needs)))
@@ -179,9 +179,9 @@ local function failure_of(place, problem)
   return text(place) .. ' ' .. message
 end
 
--- Decides a check, and returns its record. Every charge is read first. So a check that one of its
--- charges refuses adds no entry to any key. `logs.place` is the number of the charge that was
--- reached last.
+-- Decides a check, and returns its record. Every charge is read first. So if one charge refuses,
+-- the check adds no entry to any key. `logs.place` is the number of the charge that was reached
+-- last.
 local function decide_all(logs, charges, k, id, copies, is_again)
   for i, charge in ipairs(charges) do
     logs.place = i

@@ -5,9 +5,10 @@
 -- Takes  call, clamped, now, recorded_at, text
 -- Gives  estimate_now, read_counts, write_counts, add_to_counts, falls_to
 --
--- One member has the two numbers, and the start of the window to which the first number belongs.
--- The score of this member is infinite, so it is behind all other members. The key expires two
--- windows + SLACK after the start of the newest window.
+-- One member has two numbers, and the start of a window. The first number is the units of that
+-- window, and the second is the units of the window before it. The score of this member is
+-- infinite, so the member is behind all others. The key expires two windows + SLACK after the start
+-- of the newest window.
 
 -- The estimate at `time`, which is in the window that begins at `start`.
 local function estimate(log, current, previous, start, time)
@@ -18,7 +19,7 @@ local function estimate_now(log)
   return estimate(log, log.current, log.previous, log.at, now)
 end
 
--- Reads the two numbers, if the last member of a key has them.
+-- Reads the two numbers of a counter, if the last member of its key has them.
 local function read_counts(log, last)
   log.current, log.previous = 0, 0
   local start, current, previous = string.match(last or '', '^(%d+):(%d+):(%d+)$')

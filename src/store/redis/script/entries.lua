@@ -60,8 +60,9 @@ local function recorded_at(charge, time)
 end
 
 -- The time under which a named entry is recorded. After a step back of the clock, the entry may
--- have moved to an earlier time. An entry at a later time belongs to another admission, which got
--- the same id. The time is never before 1970, since only heads have a score above 0.
+-- have moved to an earlier time. If an entry under this id has a later time, it belongs to another
+-- admission, which got the same id. The time is never before 1970, since only heads have a score
+-- above 0.
 local function named_at(charge, time)
   if not charge.lease then return charge.is_counter and time or recorded_at(charge, time) end
   local start = math.max(0, time + charge.lease - charge.window)
@@ -90,13 +91,13 @@ local function weigh(charge, member)
   -- The mark of a settlement (settle.lua) has no units before the point.
   local sign, zero, number, times, point = string.match(member, '^(%+?)(0?)(%d*)%*?(%d*)(%.?)%d*$', place)
   local units = (tonumber(number) or (zero == '0' or point == '.') and 0 or 1) * (tonumber(times) or 1)
-  -- If the units are too many, another program has written them. With so many units, a counter
-  -- would search for ever for the first moment that fits.
+  -- If the units are too many, another program has written them, and they count as one unit. With
+  -- so many units, a counter would search for ever for the first moment that fits.
   return units < LARGEST and units or 1, sign == '+', sign == '+' and zero == '0'
 end
 
--- The units of some entries together, and how many of them are reserved. `step` is 2 if the score
--- of each member follows the member.
+-- How many units these entries have together, and how many of these units are reserved. `step` is 2
+-- if the score of each member follows the member.
 local function weigh_all(charge, members, step)
   local total, reserved = 0, 0
   for i = 1, #members, step do

@@ -1,7 +1,7 @@
 -- The fast way, and how copies of a check stand in an exact log. The fast way decides checks with
 -- new ids on exact logs, if the logs have capacity for all copies and no reserved units. It decides
--- as check.lua does, but the functions of the general way need not be made. Like run.lua, the fast
--- way reads the server's expiries.
+-- as check.lua does, which belongs to the general way (see head.lua), but the functions of the
+-- general way need not be made. Like run.lua, the fast way reads the server's expiries.
 --
 -- Takes  nothing
 -- Gives  now, score_of, SLACK, is_server_time, is_expiry_telling, call, try, FEW, shared, following,
@@ -64,8 +64,8 @@ local function look(charge, key, copies, expires, size)
       used = used - (tonumber(number) or 1) * (tonumber(times) or 1)
     end
     -- The expiry tells the time of the oldest entry, but rounding may add less than a millisecond
-    -- to this time. If the copies move the expiry, it must not be from before a step back of the
-    -- clock.
+    -- to this time. If one unit is used, the copies move the expiry. Then an expiry that puts the
+    -- oldest entry ahead of the clock is not trusted: it is from before a step back of the clock.
     local is_one = used == 1 and not total
     oldest = (expires - (is_one and charge.life or charge.long_life)) * 1000
     if gone > 0 or oldest + window < now + 1000 or is_one and oldest > now + 1000 then
@@ -94,7 +94,8 @@ local function decide_fast(charges, i, k, id, copies, reply, r, expires, size)
   if has_total then
     local member = copies > 1 and shared(id, copies, cost) or cost > 1 and id .. string.format('%.0f', cost) or id
     written = try('ZADD', key, used + cost * copies, 'used', score, member)
-    -- If the server reads the first try after the second try, the entry is there already.
+    -- If the server reads the first try after the second try, the entry is there already, and the
+    -- total gets its earlier value again.
     if total and written == 0 then call('ZADD', key, used, 'used') end
   else
     written = try('ZADD', key, entries_of(id, copies))

@@ -11,9 +11,9 @@
 -- decides checks that only count in exact logs. The general way decides any check, and settles. Its
 -- files say how entries look (entries.lua), what a key has (totals.lua, counter.lua, log.lua), and
 -- what is done with a key (check.lua, settle.lua). fast.lua says for both ways how copies stand in
--- a log. In each call, Lua makes all functions of a script anew, and the variables that they share.
--- So the functions of a way are made only when they are needed. Each function gets the log or
--- charge that it reads and changes.
+-- a log. In each call, Lua makes all functions of a script anew, with the variables that the
+-- functions share. So the functions of a way are made only when they are needed. Each function gets
+-- the log or charge that it reads and changes.
 --
 -- KEYS   one sorted set a charge
 -- ARGV   now        microseconds since the Unix epoch, or '' for the server's own clock. The time of a test begins with '+'
@@ -127,7 +127,8 @@ if is_server_time then
 end
 score = score or score_of(now)
 
--- Whether the expiry of a key can be read, and tells the times of the key's entries. PEXPIRETIME
--- came with Redis 7.0, and so did REDIS_VERSION_NUM. If entries have the time of a clock that is
--- not the server's, an expiry tells nothing about the entries.
+-- Whether the expiry of a key can be read, and tells the times of the key's entries. PEXPIRETIME,
+-- which reads it, came with Redis 7.0, as REDIS_VERSION_NUM did. So a server that has the one has
+-- the other. If entries have the time of a clock that is not the server's, an expiry tells nothing
+-- about the entries.
 local is_expiry_telling = is_server_time and redis.REDIS_VERSION_NUM

@@ -5,9 +5,10 @@ use std::sync::LazyLock;
 /// The script that decides and settles. `head.lua` describes its arguments and its reply.
 pub(super) const DECIDE: &str = concat!(
     include_str!("head.lua"),
-    // The files from `fast.lua` to `ways.lua` are in functions, because most calls never need what
-    // these files define. `fast.lua` reads the arguments of the outer function. `settle.lua` and
-    // `ways.lua` end with the results of the two functions.
+    // Most calls never need what the files from `fast.lua` to `ways.lua` define. So these files are
+    // in two functions: in `other_ways`, and in `general_way` inside it. `fast.lua` reads the
+    // arguments of `other_ways`. `settle.lua` ends with the results of `general_way`, and
+    // `ways.lua` with those of `other_ways`.
     "local function other_ways(...)\n",
     include_str!("fast.lua"),
     "local function general_way()\n",

@@ -1,9 +1,9 @@
--- Goes through the checks and settlements of a batch, in order. This file also has the shortest
--- way. The shortest way counts a single unit if its log is empty, or if the log has capacity and no
--- entry has left. It also takes places. The shortest way needs no function and no table. With a
--- function that looks at a key, as in fast.lua, a check that is alone would cost Redis 16 % more
--- instructions, and a check in a batch 25 % more. The shortest way reads the server's expiries, so
--- it needs Redis 7.0 and the server's clock.
+-- Goes through the checks and settlements of a batch, in order. This file also has the shortest way
+-- of deciding a check. The shortest way counts a single unit if its log is empty, or if the log has
+-- capacity and no entry has left. It also takes places. The shortest way needs no function and no
+-- table. With a function that looks at a key, as in fast.lua, a check that is alone would cost
+-- Redis 16 % more instructions, and a check in a batch 25 % more. The shortest way reads the
+-- server's expiries, so it needs Redis 7.0 and the server's clock.
 --
 -- Takes  call, ceil, is_expiry_telling, is_server_time, now, other_ways, score, score_of, short,
 --        SLACK, try
@@ -13,10 +13,10 @@
 -- entry as long as the request runs. The life of a place is the window of the log: a place that is
 -- not renewed within its life is free, such as the places of a dead process. To free a place, its
 -- process removes the entry, without this script. An entry whose life is over may be renewed as
--- long as it is still in the key: each admission that does not count such an entry has dropped that
--- entry, or at least one other. So there are never more places than the limit has, except for
--- places that were lost and are taken again. Each write sets the expiry of the key to two lives +
--- SLACK from now.
+-- long as it is still in the key. Even so, a key never has more entries than the limit has places:
+-- an admission does not count entries whose life is over, but if there are any, it drops at least
+-- one of them. There is one exception: places that were lost and are taken again. Each write sets
+-- the expiry of the key to two lives + SLACK from now.
 
 local reply, r, a, k = { now, nil, nil }, 1, 2, 0  -- has room for three, since a table that grows is slow
 local do_next, read_charges, charge_of
@@ -71,8 +71,8 @@ while k < #KEYS do
         else
           size = try('ZCARD', key)
           local left, expiry = expires * 1000 - due, nil
-          -- A log of one entry expires a window earlier than a longer log, and the second entry
-          -- moves the expiry.
+          -- A log of one entry expires a window earlier than a log of more entries, so the second
+          -- entry moves the expiry.
           if size == 1 then left, expiry = left + window_ms * 1000, expires + window_ms end
           -- A difference of less than a millisecond may come from rounding.
           if left >= 1000 and not (expiry and left > window + 1000) and try('ZCOUNT', key, cutoff, '+inf') == 0

@@ -10,7 +10,8 @@ local MOST = 128  -- the most copies of a check that travel together
 
 -- Writes the entry of a settlement. The units have a point behind them, so that a search for the id
 -- does not find the entry any more. If an id is given and settled again, the key may have the same
--- member already. Then a time follows the point, with which the key has no member yet.
+-- member already. Then a time follows the point. The time is chosen so that the key has no such
+-- member yet.
 local function add_settled(log, id, time, units)
   local begin, later = begin_with(log, id) .. text(units) .. '.', 0
   local member = begin
@@ -39,8 +40,8 @@ local function settle_late(log, id, time, cost)
     add_settled(log, id, time, cost)
     return true
   end
-  -- The settled units are added to the sum, which has no ids. A mark says that this settlement was
-  -- counted.
+  -- The settled units are added to a sum, and a sum has no ids. So a mark with the id says that
+  -- this settlement was counted.
   local at = recorded_at(log, time)
   -- The fixed window of the units may have ended already.
   if at + log.window <= now then return false end
@@ -87,7 +88,8 @@ local function settle_named(log, id, time, cost)
   -- A prefetch may be settled before its life ends. Its spent units then count from now, not from
   -- the end of the life.
   time = log.lease and math.min(log.is_prefetch and at or time, now) or at
-  -- This is the first write, so a server without memory still lets units be given back.
+  -- This is the first write. It only removes, so a server without memory accepts it, and the writes
+  -- after it. So units can be given back there, too.
   call('ZREM', log.key, member)
   local stays = log.is_counter and 0 or cost  -- a counter adds the cost to its numbers
   if log.is_counter or log.has_total or stays > 0 then
@@ -120,7 +122,7 @@ local function settle_charge(log, id, time, cost)
   log.oldest = log.total > 0 and time_of(log, 0) or nil
   local newest = time_in(call('ZRANGE', log.key, 0, 0, 'WITHSCORES')[2])
   -- The oldest entry may be gone, so the expiry is set anew. The newest entry may be as old as the
-  -- admission. All units that are left of a counter may be of the previous window.
+  -- admission. All units that a counter still has may be of the previous window.
   if log.is_counter then newest = (log.current > 0 or log.total > 0 and newest > log.at) and log.at or log.at - log.window end
   outlive(log, math.min(newest, log.at))
   return true

@@ -28,15 +28,15 @@ local function read_totals(log, last)
     if last[i] == 'used' then log.has_total, log.total = true, units end
     if last[i] == 'held' then log.has_held, log.reserved = true, units end
   end
-  -- If more units are reserved than there are, another program has written the key.
+  -- If more units are reserved than the total has, another program has written the key.
   log.reserved = math.min(log.reserved, log.total)
 end
 
--- Adds units to the total, and adds `reserved` of them to the reserved units. Negative numbers take
--- units away.
+-- Adds `units` to the total, and `reserved` to the reserved units. Negative numbers take units
+-- away.
 local function add_to_total(log, units, reserved)
-  -- When an entry that has left is dropped, its units leave the total. So the total has to have
-  -- these units from the start.
+  -- If the key has no total yet, it gets one here. Later, each entry that has left is dropped, and
+  -- its units are taken from the total. So the total has to include these units from the start.
   if not log.has_total then log.total = log.total + log.gone end
   log.used, log.total = clamped(log.used + units), clamped(log.total + units)
   log.reserved = math.min(clamped(log.reserved + (reserved or 0)), log.total)
@@ -103,7 +103,8 @@ local function trim(log, gone)
     return keep_only(log, live > 0 and call('ZRANGE', log.key, 0, live - 1, 'WITHSCORES') or {})
   end
   local left = log.has_total and call('ZREVRANGE', log.key, heads, heads + dropped - 1)
-  -- This is the first write, so a server without memory accepts the writes of the totals after it.
+  -- This is the first write, and it only removes entries. A server without memory accepts it, and
+  -- then also the writes of the totals after it.
   call('ZREMRANGEBYRANK', log.key, -heads - dropped, -heads - 1)
   if left then
     local units, reserved = weigh_all(log, left, 1)

@@ -1,6 +1,6 @@
 -- Runs each command that the deciding script needs, once, on a key that no limit has. No command
--- creates the key. So `connect()` learns which command a user may not run: the error of the
--- deciding script does not name the command.
+-- creates the key. From this script, `connect()` learns which command a user may not run. The error
+-- of the deciding script would not name that command.
 --
 -- KEYS   that key
 -- ARGV   '' if the other script reads the server's clock

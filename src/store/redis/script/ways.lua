@@ -1,5 +1,5 @@
--- The choice between the two ways: reads the charges of a run, and sends each check of the run the
--- fast way or the general way.
+-- The choice between the two ways of deciding a check: reads the charges of a run, and sends each
+-- check of the run the fast way or the general way.
 --
 -- Takes  decide_fast, general_way, is_expiry_telling, now, score_of, SLACK
 -- Gives  do_next, read_charges, charge_of
