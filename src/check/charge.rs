@@ -165,8 +165,9 @@ impl Charge {
         Self { cost: 0, lease: 0, takes: Takes::IfAdmitted, ..self.clone() }
     }
 
-    /// Makes the charge of a prefetch. The process may spend the units until the prefetch's life
-    /// ends, so the units count until one window after the end of the life.
+    /// Makes the charge of a prefetch. The process may spend the last unit just before the life of
+    /// the prefetch ends, and a spent unit counts for one window. So all units count until one
+    /// window after the end of the life.
     pub(crate) fn prefetch(limit: Limit, key: Key, units: u64, life: u64) -> Self {
         let lease = limit.window_micros().saturating_add(life);
         Self { lease, ..Self::fitting(limit, key, units) }
@@ -298,8 +299,9 @@ impl Charge {
     /// their callers gets which admission.
     #[cfg(feature = "redis")]
     pub(crate) fn is_interchangeable(&self) -> bool {
-        // A counter gives two equal checks different figures. A place of a concurrent limit is
-        // freed by the one caller that holds the place.
+        // With a counter, the decisions of two equal checks show different figures. With a
+        // concurrent limit, each caller has to free the very place that its own admission has
+        // taken.
         let is_told_apart = matches!(self.limit.algorithm().kind(), Kind::Counter | Kind::Concurrent);
         self.lease == 0 && self.takes == Takes::IfAdmitted && !self.is_shadow && !is_told_apart
     }
@@ -313,9 +315,9 @@ impl Charge {
         (self.lease > 0).then_some(self.lease)
     }
 
-    /// Returns the time of the entry that records an admission of `now` under the admission's id.
-    /// The entry of a reservation has an earlier time, so that the entry leaves the window when the
-    /// lease ends.
+    /// Returns the time of the entry that records an admission of `now` under the admission's id. A
+    /// reservation counts only until its lease ends, so its entry has an earlier time: the entry
+    /// leaves the window when the lease ends.
     pub(crate) fn named_at(&self, now: u64) -> u64 {
         let recorded = self.limit.recorded_at(now);
         match self.lease {
@@ -324,8 +326,8 @@ impl Charge {
         }
     }
 
-    /// Returns the time of the admission whose entry has the time `named_at`, as exactly as the
-    /// entry shows the time.
+    /// Returns the time of an admission from `named_at`, the time of the admission's entry. The
+    /// result is as exact as the time of the entry.
     pub(crate) fn admitted_at(&self, named_at: u64) -> u64 {
         match self.lease {
             0 => named_at,

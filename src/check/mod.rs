@@ -19,11 +19,11 @@
 //! 2. To repeat a check safely, [give](Check::with_id) the check an id of your own. While the first
 //!    admission is in the window, a check with the same id is not counted again. After a
 //!    [settlement](crate::settlement) the id is free for a new admission. If you give the check no
-//!    id, its [decision](crate::Decision::id) has a fresh id. You can settle the admission with the
-//!    fresh id. If you repeat the check with the fresh id, the check may count twice.
-//! 3. Fresh ids are unique without coordination: each thread counts up from 64 random bits. If a
-//!    thousand threads have a million live ids each, the probability that two of these ids are
-//!    equal is below 1e-5.
+//!    id, its [decision](crate::Decision::id) has a fresh id. With this id you can settle the
+//!    admission. Do not repeat the check with this id: the repeated check may count a second time.
+//! 3. Fresh ids are unique without coordination: each thread begins at a random number of 64 bits,
+//!    and counts up. If a thousand threads have a million live ids each, the probability that two
+//!    of these ids are equal is below 1e-5.
 //!
 //! ```
 //! use tower_sliding_window::check::AdmissionId;
@@ -81,8 +81,8 @@ impl Check {
     /// # Errors
     ///
     /// [`ConfigError`] if the check already has a charge of the same key under a limit of the same
-    /// name, window and algorithm: add up the costs instead. Limits of one name with different
-    /// windows, or for different keys, are no mistake.
+    /// name, window and algorithm: add up the costs instead. If the keys, the windows or the
+    /// algorithms differ, two charges may have limits of one name.
     pub fn and(mut self, charge: Charge) -> Result<Self, ConfigError> {
         if self.charges().any(|other| other.limit().is_one_with(charge.limit()) && other.key() == charge.key()) {
             return Err(charged_twice(charge.limit()));
@@ -177,8 +177,9 @@ impl Check {
         (first, rest)
     }
 
-    /// Whether the callers of two checks can exchange their admissions. Both checks have equal
-    /// charges, and nobody has to tell the admissions apart.
+    /// Whether the store may give the admission of either check to the caller of the other. The two
+    /// checks then have equal charges and no id from a caller, and no charge needs to know whose
+    /// admission it is.
     #[cfg(feature = "redis")]
     pub(crate) fn is_interchangeable_with(&self, other: &Self) -> bool {
         self.id.or(other.id).is_none()

@@ -5,18 +5,18 @@
 //!    the same check is admitted after the retry time, and refused a microsecond earlier. The retry
 //!    time is a lower bound in two cases: if the process refuses without asking the store (see
 //!    [refusal cache](crate::Limiter::refusal_cache)), and if more than 100 entries have to leave a
-//!    log that also has costs above 1.
+//!    log, and some entries have a cost above 1.
 //! 3. [Reserved](Charge::reserve) units may be given back at any time. So if only reserved units
 //!    are in the way, the retry time is short. It is
 //!    [`retry_reserved_after`](crate::Limiter::retry_reserved_after), one second by default, or
 //!    less if a lease ends sooner. See
 //!    [`is_refused_by_reservations`](LimitStatus::is_refused_by_reservations).
 //! 4. [`reset_after`](LimitStatus::reset_after), the reset time, is the time until the oldest unit
-//!    leaves the window, so that more units are left. The reset time is never too short. With
-//!    `RedisStore` the reset time may be too long by up to a millisecond. Under a limit with
-//!    [prefetch](crate::limit::prefetch), the reset time may be too long by up to the life of a
-//!    prefetch. If the server's clock has stepped back, the reset time may be too long by up to the
-//!    length of the step.
+//!    leaves the window. From then on, the limit has more units left. The reset time is never too
+//!    short. With `RedisStore` the reset time may be too long by up to a millisecond. Under a limit
+//!    with [prefetch](crate::limit::prefetch), the reset time may be too long by up to the life of
+//!    a prefetch. If the server's clock has stepped back, the reset time may be too long by up to
+//!    the length of the step.
 //! 5. The figures of a decision are those of its [`binding`](Decision::binding) limit. For an
 //!    admission, the binding limit is the limit with the fewest units left. For a refusal, the
 //!    binding limit is the limit with the longest retry time. Limits in the
@@ -68,8 +68,8 @@ use crate::{
 #[must_use = "a refusal is a decision, too: see `is_allowed`"]
 pub struct Decision {
     fields: Arc<Fields>,
-    /// The address of the layer that has left this decision on a request; 0 if no layer has done
-    /// so.
+    /// The address in memory of the layer that has put this decision into the extensions of a
+    /// request. 0 if no layer has done so.
     layer: usize,
 }
 
@@ -79,7 +79,7 @@ struct Fields {
     id: AdmissionId,
     first: LimitStatus,
     rest: Vec<LimitStatus>,
-    /// `None` for most decisions.
+    /// What only few decisions need; `None` for all others.
     origin: Option<Box<Origin>>,
 }
 
@@ -166,8 +166,9 @@ impl Decision {
         self
     }
 
-    /// Leaves two numbers of units out of the status with the index `place`: the units that this
-    /// process holds unspent, and the units that are reserved for this process.
+    /// Takes units of this process out of the figures of the status with the index `place`: `held`
+    /// units, which the process holds unspent, no longer count as used, and `reserved` units no
+    /// longer count as reserved.
     pub(crate) fn without_held(mut self, place: usize, held: u64, reserved: u64) -> Self {
         if reserved > 0 {
             self.statuses_mut().skip(place).take(1).for_each(|status| status.leave_out(held, reserved));
@@ -188,13 +189,14 @@ impl Decision {
         Arc::make_mut(&mut self.fields).origin.get_or_insert_default()
     }
 
-    /// Marks the decision as one that the layer with the address `layer` leaves on a request.
+    /// Marks the decision as one that a layer puts into the extensions of a request. `layer` is the
+    /// address of this layer in memory.
     pub(crate) fn left_by(self, layer: usize) -> Self {
         Self { layer, ..self }
     }
 
-    /// Whether one layer has left both this decision and a decision further out. Such a layer
-    /// counts the request twice.
+    /// Whether the layer that made this decision has also made one of the decisions further out.
+    /// Then the request has gone through this layer twice, and is counted twice.
     pub(crate) fn counts_twice(&self) -> bool {
         self.layers().skip(1).any(|outer| outer.layer == self.layer)
     }

@@ -9,7 +9,8 @@
 //!    [`Settled::was_applied`] tells whether a settlement has counted.
 //! 4. A settlement after the lease still counts the actual cost, until one window has passed since
 //!    the admission. So a lease can be much shorter than the window: the lease only limits how long
-//!    the reserved units count without a settlement. A later settlement changes nothing.
+//!    the reserved units count without a settlement. A settlement after that window changes
+//!    nothing.
 //! 5. Settle each admission only once. A store forgets a settlement at a cost of 0. Under an
 //!    [algorithm](crate::algorithm) other than the log, a store forgets every settlement that came
 //!    before the end of the lease. If the store has forgotten a settlement, another settlement of
@@ -87,9 +88,9 @@ pub struct Settled {
     /// * The cost is 0, and the units were given back already when the lease ended.
     /// * The check, the id or the time is not that of the admission: see [`Settlement::by_id`].
     ///
-    /// In the following cases, a settlement without a lease does not find the admission. A
-    /// settlement before the end of the lease does not find it, either. In the same cases, a
-    /// settlement after the lease counts in addition to the admission:
+    /// In the following cases, the store does not find an admission without a lease, nor an
+    /// admission whose lease has not ended. If the lease has ended, the settlement counts in
+    /// addition to the admission:
     ///
     /// * A [full](crate::MemoryStore#when-it-is-full) `MemoryStore` has counted the admission in
     ///   shared counts. Units above the reserved ones are added all the same.
@@ -125,10 +126,11 @@ impl Settlement {
     /// Under another [algorithm](crate::algorithm) than the log, an admission can be settled only
     /// if it has a reservation, or an id from its caller.
     pub fn new(check: Check, admitted: &Decision, cost: impl FnMut(&Charge) -> Option<u64>) -> Self {
-        // Only the admission of this layer is settled, so the origins of layers further out do not
-        // matter.
+        // Only the admission of this layer is settled. So it does not matter who decided for the
+        // layers further out: the store, or this process in its place.
         let is_local = admitted.fields.origin.as_ref().is_some_and(|origin| origin.instead_of.is_some());
-        // The limits of a local decision are shares, so the settlement is under these shares.
+        // If this process decided in the store's place, it counted under shares of the limits. So
+        // the settlement is under the same shares.
         let mut statuses = admitted.statuses();
         let share = |charge: &Charge| {
             statuses.next().map_or_else(|| charge.clone(), |status| charge.on(status.limit().clone()))

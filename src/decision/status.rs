@@ -53,15 +53,16 @@ impl LimitStatus {
         }
     }
 
-    /// The status of `charge`, if this process refuses the check without asking the store. A charge
-    /// that `refuses` shows its limit as used up, since equal checks that wait will use it up. For
-    /// any other charge, the figures are not known.
+    /// The status of `charge`, if this process refuses the check without asking the store, since
+    /// equal checks are waiting for the store already. If the charge `refuses`, the status shows
+    /// its limit as used up, since the checks that wait will use it up. For any other charge, the
+    /// figures are not known.
     pub(crate) fn estimate(charge: &Charge, refuses: bool) -> Self {
         let (units, time) =
             if refuses { (charge.limit().units(), charge.limit().window()) } else { (0, Duration::ZERO) };
         let status = Self::new(charge, units, time, refuses.then_some(time));
-        // The units count as reserved, since they may not be spent after all: some of the equal
-        // checks may be refused, or their callers may leave.
+        // The units count as reserved, since they may not be spent after all: some of the checks
+        // that wait may be refused, or their callers may leave.
         Self { is_estimate: true, ..status.with_reserved(units, Duration::ZERO) }
     }
 
@@ -93,10 +94,10 @@ impl LimitStatus {
         self
     }
 
-    /// Makes the limit refuse for the time `wait`. A concurrent limit refuses at least for the
-    /// retry time of reserved units.
+    /// Makes the limit refuse for the time `wait`. A concurrent limit refuses for the retry time of
+    /// reserved units, if that is longer than `wait`.
     pub(crate) fn refused_for(&mut self, wait: Duration) {
-        // A place is free when another request ends, and `wait` does not depend on that.
+        // A place becomes free when another request ends, and `wait` cannot tell when that is.
         let wait = if self.limit.is_concurrent() { wait.max(self.reserved_after) } else { wait };
         self.waits = Some((wait, wait));
     }
@@ -170,8 +171,9 @@ impl LimitStatus {
     /// For a limit in the [shadow](Charge::in_shadow), the result is how long the limit would
     /// refuse.
     pub fn retry_after(&self) -> Option<Duration> {
-        // The wait is `reserved_after`, or `least` if units that are not reserved refuse for
-        // longer. The wait is never longer than `most`, the time when all leases have ended.
+        // The result is `reserved_after`, or `least` if that is longer, since units that are not
+        // reserved refuse until then. The result is at most `most`: by then, enough units have left
+        // even if none is given back early.
         self.waits.map(|(least, most)| self.reserved_after.max(least).min(most))
     }
 
@@ -200,8 +202,9 @@ impl LimitStatus {
             return if self.is_shadow { other } else { self };
         }
         let longer = other.retry_after().cmp(&self.retry_after());
-        // Places may be free in a moment, so a limit of a window is binding before a concurrent
-        // limit.
+        // A place may become free at any moment, so the figures of a concurrent limit tell little.
+        // So of two limits with the same retry time, or with none, a limit with a window is binding
+        // rather than a concurrent limit.
         let of_window = self.limit.is_concurrent().cmp(&other.limit.is_concurrent());
         let less_left = other.remaining().cmp(&self.remaining()).reverse();
         let later = other.reset_after.cmp(&self.reset_after);

@@ -52,9 +52,9 @@ use crate::{
 const DEFAULT_LIFE: Duration = Duration::from_secs(10);
 
 /// Limits of one identity share their units for the same key, whatever their numbers of units.
-/// Limits of different identities count apart, since a unit leaves their windows at different
-/// times. A store or a process keeps all that it remembers of a limit under the identity of the
-/// limit.
+/// Limits of different identities count apart: with another window or algorithm, a unit would leave
+/// at another time. A store or a process keeps all that it remembers of a limit under the identity
+/// of the limit.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Identity {
     pub(crate) name: Cow<'static, str>,
@@ -198,9 +198,10 @@ impl Limit {
     /// Sets how soon the places of a process that has died are free. The limit must be
     /// [concurrent](Self::concurrent). Default: 10 s.
     ///
-    /// A process renews its places each time that half of `time` has passed, or earlier by the
-    /// round trip to the store. A process cannot renew its places if the process stands still, or
-    /// Redis is gone, for longer than `time`. Then others may get the places, and
+    /// A process renews a place when half of `time` has passed since the last renewal. The renewal
+    /// begins one round trip to the store earlier, so that the reply is there in time. A process
+    /// cannot renew its places if the process stands still, or Redis is gone, for longer than
+    /// `time`. Then others may get the places, and
     /// [`Decision::has_lost_place`](crate::Decision::has_lost_place) tells.
     ///
     /// # Panics
@@ -216,9 +217,10 @@ impl Limit {
     }
 
     /// The same limit with another algorithm. Default: [`Algorithm::sliding_log`], which is exact.
-    /// Only an exact and a compact log keep the [prefetch](Self::prefetch) of the limit. With the
-    /// algorithm of a [concurrent](Self::concurrent) limit, a window of less than a second becomes
-    /// 10 s, since a process has to renew its places in time.
+    /// If the new algorithm is an exact or a compact log, the limit keeps its
+    /// [prefetch](Self::prefetch). With any other algorithm, the limit loses it. With the algorithm
+    /// of a [concurrent](Self::concurrent) limit, a window of less than a second becomes 10 s,
+    /// since a process has to renew its places in time.
     pub const fn with_algorithm(mut self, algorithm: Algorithm) -> Self {
         self.identity.algorithm = algorithm;
         #[cfg(feature = "calendar")]

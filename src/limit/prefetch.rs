@@ -7,12 +7,13 @@
 //! 1. **Never too much.** A prefetch counts in Redis from the moment it is taken until one window
 //!    after the end of its life. So no window ever holds more than the limit, by any number of
 //!    processes, even if a process is killed or a reply is lost.
-//! 2. **Early by little.** A unit that a process holds and does not spend is missing to others for
-//!    the life of the prefetch, and for the time of the call that gives it back. The call that
-//!    gives units back waits for prefetches of other keys, for at most a 64th of the life and 4 ms.
-//!    The life is 100 ms by default, and longer far away from the store (rule 10). A unit that is
-//!    spent out of a prefetch counts for its window, and longer by at most the life. If the process
-//!    is killed, the units of its prefetch count for the life and then for a window.
+//! 2. **Units are missing for a short time only.** A unit that a process holds and does not spend
+//!    is missing to others for the life of the prefetch, and for the time of the call that gives it
+//!    back. The call that gives units back waits for prefetches of other keys, for at most a 64th
+//!    of the life and 4 ms. The life is 100 ms by default, and longer far away from the store (rule
+//!    10). A unit that is spent out of a prefetch counts for its window, and longer by at most the
+//!    life. If the process is killed, the units of its prefetch count for the life and then for a
+//!    window.
 //! 3. **Exact near the limit.** A process takes the first prefetch of a key after sixteen requests
 //!    within a life, and further prefetches as long as there are eight requests within a life. Far
 //!    away from the store, fewer requests are enough (rule 10). A prefetch has as many units as the
@@ -25,14 +26,15 @@
 //!    [reserves](crate::Charge::reserve) units, asks whether [any unit is
 //!    left](crate::Charge::any_left), counts [spent](crate::Charge::spent) units, or costs nothing.
 //!    For a check of several charges, a process takes prefetches only if all the charges come
-//!    often. The store may refuse a check that would fit with the units that the process holds.
-//!    Then the process gives these units back at once, by one more call.
+//!    often. To the store, the units that the process holds are used. So the store may refuse a
+//!    check that would fit if these units were given back. Then the process gives them back at
+//!    once, by one more call.
 //! 5. The figures of a decision in the process are the figures of the store when the prefetch was
 //!    taken, plus the units that this process has spent since. The figures are at most as old as
 //!    the life of the prefetch. Units that other processes hold count as used, and as
 //!    [reserved](crate::decision::LimitStatus::reserved), since the other processes may give them
-//!    back. A request that was on its way while a prefetch was taken may be counted twice in the
-//!    figures until the next reply.
+//!    back. If a request was on its way to the store while a prefetch was taken, the figures may
+//!    count this request twice until the store's next reply.
 //! 6. An admission in the process has an id that the store does not know, so the admission cannot
 //!    be [settled](crate::settlement). A reservation can be settled, since a reservation always
 //!    asks the store.
@@ -115,7 +117,8 @@ impl Prefetch {
     /// for longer.
     pub const fn life(self, life: Duration) -> Self {
         let micros = life.as_micros();
-        // `Limit::prefetch` refuses every life that is too long for the number.
+        // A life that does not fit into 32 bits becomes the longest one that does.
+        // `Limit::prefetch` refuses that life, since it is longer than a second.
         let micros = if micros < u32::MAX as u128 { micros as u32 } else { u32::MAX };
         Self { life: NonZeroU32::MIN.saturating_add(micros), ..self }
     }

@@ -24,8 +24,9 @@ const WINDOW_RULE: &str = "a limit's window must be 1 ms to 365 days";
 
 pub(super) const LIFE_RULE: &str = "the window of a concurrent limit must be 1 s to 365 days";
 
-/// Whether the window is allowed for a concurrent limit. A shorter window would leave too little
-/// time to repeat a renewal that has failed.
+/// Whether the window is allowed for a concurrent limit. The window is the time for which a place
+/// is kept without a renewal. With less than a second, there would be too little time to repeat a
+/// renewal that has failed.
 pub(super) const fn is_life(window: Duration) -> bool {
     window.as_secs() >= 1 && window.as_nanos() <= Limit::MAX_WINDOW.as_nanos()
 }

@@ -37,12 +37,12 @@ pub(crate) enum DecideNow {
 pub(crate) struct Asking {
     core: Arc<Core>,
     pub(crate) reply: Deadline<StoreFuture<Decision>>,
-    /// The check as the refusal cache has looked it up; the cache learns from the reply. `None` if
-    /// the cache cannot remember a refusal of the check.
+    /// What the refusal cache has noted when it looked up the check. With this note, the cache
+    /// learns from the store's reply. `None` if the cache cannot remember a refusal of the check.
     lookup: Option<Lookup>,
     /// The check, if it is needed after the reply. The check is needed if this process may decide
-    /// in the store's place, if a limit has prefetch, if the check asks about a known refusal, or
-    /// if the check takes a place.
+    /// in the store's place, if a limit has prefetch, if the check asks whether a known refusal
+    /// still holds, or if the check takes a place.
     kept: Option<Box<Kept>>,
     pub(crate) mode: FailureMode,
     /// The part of the store that decides.
@@ -85,10 +85,10 @@ impl Future for Asking {
 }
 
 impl Asking {
-    /// Starts a task that waits for the reply, now that no caller waits for it any more. The task
-    /// is needed if the check may have been sent, and takes places or keeps other checks refused
-    /// until the reply. After the reply, the task frees the places at once, and remembers or
-    /// forgets the refusal.
+    /// Starts a task that waits for the reply, now that no caller waits for it any more. There are
+    /// two conditions for the task. The check may have been sent. And the check takes places, or
+    /// the refusal cache refuses other checks until this check has its reply. After the reply, the
+    /// task frees the places at once, and remembers or forgets the refusal.
     fn let_go(&mut self) {
         let Some(kept) = self.kept.as_ref().filter(|_| self.reply.has_begun()) else { return };
         if kept.underway.is_none() && !self.lookup.as_ref().is_some_and(|lookup| lookup.has_turn) {
@@ -299,8 +299,9 @@ impl Core {
                 self.learn(lookup, &decision);
                 decision.with_retry_reserved_after(self.retry_reserved_after)
             }
-            // Other checks may have been refused while this check waited for its reply. So
-            // `decide_instead` looks into the refusal cache again.
+            // While this check waited for its reply, the store may have refused other checks, and
+            // the refusal cache may now know a refusal of this check. So `decide_instead` looks
+            // into the cache again.
             Err(error) => self.decide_instead(check, mode, error)?,
         };
         Ok(match check.filter(|check| check.takes_place()) {
@@ -333,7 +334,8 @@ impl Core {
         let has_waited_for_others =
             || self.store.local_state().is_some_and(|state| state.has_answered_within(part.as_deref(), call.took()));
         if !matches!(outcome, Err(Error::TimedOut { .. })) || call.blames_store() && !has_waited_for_others() {
-            // If the reply was polled late, the call still counts as no longer than its deadline.
+            // The caller may have polled the reply late. So the call counts as no longer than its
+            // deadline, even if more time has passed.
             self.breaker.count(|| part, &outcome, || call.took().min(call.deadline));
         }
         outcome

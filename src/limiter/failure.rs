@@ -7,9 +7,9 @@ use crate::{check::Check, decision::Decision, error::Error, metrics, store::Stor
 
 /// The response to a store that cannot decide in time.
 ///
-/// A failure mode applies neither to refusals nor to requests without a key. So a client gains
-/// nothing by making its checks fail: a refusal or a ban that the process
-/// [knows](crate::Limiter::refusal_cache) stands until its own time has passed.
+/// A failure mode changes neither a refusal nor the rejection of a request without a key. A refusal
+/// or a ban that the process [knows](crate::Limiter::refusal_cache) stands until its own time has
+/// passed, even if the store fails. So a client gains nothing by making its checks fail.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FailureMode {

@@ -9,8 +9,9 @@
 //!    many units are left for other callers. If that reply does not come, the next caller asks.
 //!    Until its reply, a woken caller counts as admitted.
 //! 4. Sometimes too many callers ask, and some of them are refused. It never happens that too few
-//!    callers ask. If units are freed after a reply was decided, a settlement tells of them. For
-//!    units that leave the window, callers have timers.
+//!    callers ask. A reply tells of all units that were free when the store decided. If a
+//!    settlement frees units after that, the settlement tells of them. If units leave the window
+//!    after that, the callers have timers.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -23,8 +24,9 @@ pub(super) struct Pair {
     pub(super) callers: usize,
     /// The callers that the limit and key refuses, by number.
     refused: BTreeMap<u64, (Wanted, Arc<Caller>)>,
-    /// An upper bound of the room of each refused caller. While more units than this are used, no
-    /// caller is searched for, since none would fit.
+    /// An upper bound of [`Wanted::room`], the used units up to which a caller fits, over all
+    /// refused callers. While more units than this are used, no caller is searched for, since none
+    /// would fit.
     most_room: u64,
     /// The callers that were woken, by number, until they are answered.
     woken: BTreeMap<u64, Woken>,
@@ -103,8 +105,9 @@ impl Pair {
     pub(super) fn answer(&mut self, number: u64, wanted: &Wanted, status: &LimitStatus) {
         self.woken.remove(&number);
         if self.asker.take_if(|asker| *asker == number).is_some() {
-            // After a refusal, more units count as used than the caller has room for. Otherwise the
-            // caller would ask again at once if the store's figures contradict the refusal.
+            // After a refusal, so many units count as used that the caller does not fit. The
+            // store's figures may contradict the refusal, and the caller would then ask again at
+            // once.
             let least = status.refuses().map_or(0, |_| wanted.room.saturating_add(1));
             self.free(status.used().max(least));
         }

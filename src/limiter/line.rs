@@ -40,7 +40,7 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 /// The most callers that are woken at once to ask beside the first.
 const MOST_BESIDE: usize = 1_024;
 
-/// A limit and key of a caller.
+/// A limit and key that the check of a caller charges.
 #[derive(Clone, Copy)]
 pub(super) struct Wanted {
     pub(super) digest: u64,
@@ -82,7 +82,7 @@ pub(super) struct Line {
     last_asked: u64,
     /// Callers up to this number ask beside the first.
     asks_up_to: u64,
-    /// The task that watches the first, once other callers have needed this task.
+    /// The task that watches the first. Empty until other callers need such a task.
     watch: JoinSet<()>,
     /// When the task looks next.
     looks_at: Option<Instant>,

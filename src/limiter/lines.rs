@@ -41,8 +41,9 @@ pub(super) struct Lines {
 #[derive(Default)]
 struct Table {
     last_number: u64,
-    /// The lines, by digests of their limits and keys. Two sets with the same digest share a line.
-    /// Their callers then wait longer, but the decisions are right.
+    /// The lines, each by the digest of its set of limits and keys. If two sets happen to have the
+    /// same digest, they share a line. Then their callers wait longer than in two lines, but the
+    /// decisions are right.
     lines: ByDigest<Line>,
     /// The limits and keys of all callers.
     pairs: ByDigest<Pair>,
@@ -164,8 +165,8 @@ impl Table {
         caller.wanted.iter().for_each(|wanted| self.pass_on(wanted.digest, Duration::ZERO));
     }
 
-    /// Brings forward the callers that were woken to ask later: these callers now ask after
-    /// `delay`.
+    /// Some callers were woken to ask at a later time. Lets these callers ask after `delay`
+    /// instead.
     fn hurry(&mut self, digest: u64, delay: Duration) {
         let Some(pair) = self.pairs.get(&digest) else { return };
         let at = later(Instant::now(), delay);

@@ -8,8 +8,8 @@
 //!    earlier. Renewals and releases ignore the deadline and the breaker, since no caller waits for
 //!    them, and the requests that hold the places go on.
 //! 3. A place that the store no longer knows is lost: another request may have got it. The task
-//!    takes a place again, even beyond the limit, so that the store admits no further request in
-//!    addition.
+//!    takes a lost place again, even if the limit is then exceeded. Otherwise the store would take
+//!    the place for free, and admit one more request.
 //! 4. A place is freed on the runtime on which it was taken, if that runtime has threads of its
 //!    own. Otherwise that runtime may not be polled, so the place is freed on the runtime of the
 //!    caller that drops the decision. If there is no runtime, or if the runtime ends meanwhile, a
@@ -55,8 +55,8 @@ const RENEWAL: u32 = 2;
 const NEXT_TRY: u32 = 8;
 const LONGEST_TRY: u32 = 4;
 
-/// The time after which the task looks again for places that are due. With the shortest life of a
-/// place, two tries are as far apart.
+/// The time after which the task looks again for places that are due. This is an eighth of a
+/// second, the time between two tries under the shortest life of a place.
 const PAUSE: Duration = Duration::from_millis(125);
 
 /// When a place is due, the task also renews the places that are due within this time. Many
@@ -80,7 +80,8 @@ struct Place {
     at: SystemTime,
     runtime: runtime::Id,
     is_lost: AtomicBool,
-    /// When the place is renewed next. Only the table changes this time.
+    /// When the place is renewed next. Only [`Table::delay`] changes this time, since the table is
+    /// sorted by it.
     due: Mutex<Instant>,
     /// The time until which the store keeps the place without a further renewal.
     kept_until: Mutex<Instant>,
@@ -113,8 +114,9 @@ pub(super) struct Renewals(Mutex<Table>);
 
 #[derive(Default)]
 struct Table {
-    /// The places that are held, by due time and address. Ids would not tell two places apart,
-    /// since a caller may give one id to several checks.
+    /// The places that are held, by the time of the next renewal and the address in memory. The ids
+    /// of admissions would not tell two places apart, since a caller may give one id to several
+    /// checks.
     held: BTreeMap<(Instant, usize), Arc<Place>>,
     /// The task of each runtime.
     tasks: HashMap<runtime::Id, AbortHandle>,
@@ -331,8 +333,9 @@ async fn renew(renewals: Weak<Renewals>, runtime: runtime::Id) {
             is_late = is_late || timeout(PAUSE, answered).await.is_err();
         }
     }
-    // A call that is on its way may take a place again that was freed meanwhile. Such a call frees
-    // the place once more, so the task waits for it.
+    // A place may be freed while the call that renews it is on its way. The call may then take the
+    // place again, and has to free it once more. So the task waits for the calls that are on their
+    // way.
     while calls.join_next().await.is_some() {}
 }
 

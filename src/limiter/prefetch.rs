@@ -75,8 +75,8 @@ impl Core {
         });
     }
 
-    /// Forgets the refusals of a limit and key, and gives back their prefetches: now, and again
-    /// when the returned guard is dropped after the call to the store.
+    /// Forgets the refusals of a limit and key, and gives back the prefetches of this limit and
+    /// key. Does so now, and again when the returned guard is dropped, after the call to the store.
     pub(super) fn outdate(&self, limit: &Limit, key: &Key) -> Option<Outdated> {
         self.store.local_state().map(|state| state.outdate([(limit, key)], state.prefetches.clone()))
     }

@@ -27,7 +27,7 @@ pub struct Reservation {
 }
 
 /// Units that are being given back. When this value is dropped, the waiting callers that may fit
-/// into the units ask.
+/// into these units ask the store.
 struct Returning<'a> {
     lines: &'a Arc<Lines>,
     /// The digest of each limit and key, and how many of its units are used afterwards; zero if
@@ -222,8 +222,9 @@ impl Limiter {
         // The retry times of remembered refusals are too short now, so these refusals are
         // forgotten.
         let _outdated = self.core.outdate(limit, all.key());
-        // The failure mode is one without a share. Under a share, this process would count the
-        // units by itself, which would not block the limit for other processes.
+        // This call has a failure mode without a share. With a share, this process would count the
+        // units by itself while the store fails, and the limit would not be blocked for other
+        // processes.
         self.clone().with_failure_mode(FailureMode::Open).check_all(Check::new(all)).await.map(drop)
     }
 
@@ -234,8 +235,8 @@ impl Limiter {
         let time = begins.lease().unwrap_or_default();
         let refusals = self.core.refusals.as_ref().filter(|_| !is_local);
         let lookup = refusals.and_then(|refusals| refusals.look_up(&asks));
-        // All bans have the same id, so a ban that lasts does not begin again. When the ban has
-        // ended, the id is free again.
+        // All bans have the same id, so a ban that still holds does not begin again. When the ban
+        // has ended, the id is free again.
         let begun = self.count(Check::new(begins).with_id(AdmissionId(0)), is_local).await?;
         if begun.binding().used() == 0 {
             let full = StoreError::new("beginning a ban", StoreErrorKind::OutOfMemory, "the store is full");
@@ -260,7 +261,7 @@ impl Core {
         outcome
     }
 
-    /// Makes a call to a store for which no caller waits, even while the breaker is open.
+    /// Makes a call that no caller waits for, even while the breaker of the store is open.
     pub(super) async fn upkeep<T>(&self, call: StoreFuture<T>, deadline: Duration) -> Result<T, Error> {
         let outcome = Deadline::new(call, deadline, Duration::ZERO).await.and_then(|reply| Ok(reply?));
         outcome.inspect_err(|error| metrics::failed(error.label(), &self.layer))

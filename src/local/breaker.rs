@@ -82,7 +82,8 @@ struct History {
     last: Option<Arc<Error>>,
     /// The longest deadline of the callers that the breaker has refused since it opened.
     longest_refused: Duration,
-    /// The longest deadline that these callers may have later.
+    /// The longest deadline that any of these callers may have later: a default deadline grows with
+    /// the round trip.
     longest: Duration,
     /// The deadline of the last probe.
     probe_takes: Duration,
@@ -172,8 +173,8 @@ impl BreakerState {
         let last_failure = history.last.clone()?;
         history.longest_refused = history.longest_refused.max(deadline);
         history.longest = history.longest.max(longest);
-        // A probe is overdue only after twice its interval and deadline. So a runtime that is busy
-        // for a moment does not count as one that blocks.
+        // A probe is overdue only after twice the sum of the interval and its deadline. After a
+        // shorter time, the runtime of the task may only be busy, and not blocked.
         let takes = history.probe_takes.max(deadline);
         let overdue = self.probe_every().saturating_add(takes).saturating_mul(2);
         if history.last_probe.is_none_or(|probe| probe.elapsed() >= overdue) {
@@ -208,7 +209,7 @@ impl BreakerState {
     }
 
     /// Takes note that a probe begins, and returns the deadline of the probe. That is `deadline`,
-    /// but at most `longest` and at least `longest_refused` of the history.
+    /// but not above [`History::longest`], and never below [`History::longest_refused`].
     fn begin_probe(&self, deadline: Duration) -> Duration {
         let mut history = self.history();
         // A task that was aborted may still run. Callers must not wait for the next probe of such a

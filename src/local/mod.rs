@@ -1,11 +1,11 @@
 //! What this process remembers of a store: the breaker, the refusal cache, the round trip, the
 //! prefetches of units that it holds, and the places and calls that it owes.
 //!
-//! This floor lies between the plain values and the stores. It uses values and the clock, and never
-//! a store. The trait [`Store`](crate::Store) hands out the [`LocalState`]. A store tells the local
-//! state when refusals are outdated. The limiter asks the local state before it asks the store, and
-//! tells the store's replies to the local state. The limiter also provides the calls to the store
-//! that the local state needs, such as probes.
+//! This module lies between the plain values, such as limits and checks, and the stores. It uses
+//! values and the clock, and never a store. The trait [`Store`](crate::Store) hands out the
+//! [`LocalState`]. A store tells the local state when refusals are outdated. The limiter asks the
+//! local state before it asks the store, and tells the store's replies to the local state. The
+//! limiter also provides the calls to the store that the local state needs, such as probes.
 
 mod breaker;
 mod owed;
@@ -51,10 +51,10 @@ const MAX_FAILURES: u32 = 10_000;
 /// 1. A breaker opens after five failures in a row by default. A failure is a check, settlement or
 ///    reset that the store answers with an error, or not within the deadline. Any answer starts the
 ///    count anew.
-/// 2. While the breaker is open, callers get [`Error::BreakerOpen`](crate::Error::BreakerOpen) with
-///    the last failure at once. The route's [failure mode](crate::limiter::FailureMode) or the
-///    caller then decides about the request. The [refusal cache](crate::Limiter::refusal_cache)
-///    still refuses.
+/// 2. While the breaker is open, callers get an error at once:
+///    [`Error::BreakerOpen`](crate::Error::BreakerOpen), which has the last failure in it. The
+///    route's [failure mode](crate::limiter::FailureMode) or the caller then decides about the
+///    request. The [refusal cache](crate::Limiter::refusal_cache) still refuses.
 /// 3. All clones of a store with a [local state](crate::Store::local_state), such as `RedisStore`,
 ///    share one breaker with the default settings. A limiter or layer that sets a breaker has a
 ///    breaker of its own, which its clones share. On stores without a local state, each limiter or
@@ -66,17 +66,17 @@ const MAX_FAILURES: u32 = 10_000;
 ///    call. A timeout also does not count if a `RedisStore` has meanwhile answered a call that was
 ///    sent later. Then the check has only waited in the queue of this process.
 /// 5. While the breaker is open, a probe goes to the store every 200 ms by default. A probe is a
-///    refused check at no cost. No caller waits for a probe. A probe has the longest deadline of
-///    the refused callers. If one of these callers has the [default
-///    deadline](crate::Limiter::deadline) of a store that tells its round trip, such as
-///    `RedisStore`, each probe waits twice as long as the probe before, up to a second: the store
-///    may be farther away now. A task on a caller's runtime sends the probes. The task ends when
-///    the breaker closes, or when the last limiter is dropped. If that runtime ends, the runtime of
-///    another caller takes over. If that runtime blocks, or if there is none, the check of a caller
-///    becomes the probe as soon as a probe is overdue. A probe is overdue when no probe has begun
-///    or ended within twice the sum of the interval and the deadline of a probe. Once the breaker
-///    has been open for twice this sum without a caller, the check of the next caller goes to the
-///    store as well.
+///    copy of a check that the breaker has kept from the store, but at no cost. No caller waits for
+///    a probe. A probe has the longest deadline of the refused callers. If one of these callers has
+///    the [default deadline](crate::Limiter::deadline) of a store that tells its round trip, such
+///    as `RedisStore`, each probe waits twice as long as the probe before, up to a second: the
+///    store may be farther away now. A task on a caller's runtime sends the probes. The task ends
+///    when the breaker closes, or when the last limiter is dropped. If that runtime ends, the
+///    runtime of another caller takes over. If that runtime blocks, or if there is none, the check
+///    of a caller becomes the probe as soon as a probe is overdue. A probe is overdue when no probe
+///    has begun or ended within twice the sum of the interval and the deadline of a probe. Once the
+///    breaker has been open for twice this sum without a caller, the check of the next caller goes
+///    to the store as well.
 /// 6. An answered probe closes the breaker. After that, a single failure opens it again. Once
 ///    another check is answered, the breaker again needs the full number of failures.
 /// 7. A cost above the limit, a limit that cannot be chosen, and an error

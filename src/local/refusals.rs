@@ -28,8 +28,9 @@ const RESET_SLACK: u64 = 1_000;
 const CAPACITY: usize = 10_000;
 
 /// All limits and keys share this number of generations. Each limit and key has two of them, and
-/// its refusals are outdated once both have advanced. So a settlement outdates almost no refusals
-/// of other keys: 260 settlements in a second outdate one in a thousand of them.
+/// its refusals are outdated once both have advanced. A settlement advances the two generations of
+/// its own limit and key, and hardly any other key has the same two. So it outdates almost no other
+/// refusals: 260 settlements in a second outdate one in a thousand of them.
 const GENERATIONS: usize = 16_384;
 
 /// While a check asks the store whether a refusal still holds, other checks are refused. After this
@@ -161,7 +162,8 @@ impl Refusals {
         let now = lookup.asked_at;
         let find = |charge: &Charge, digest: u64| {
             let refusal = table.get(&place(digest, charge.limit()))?;
-            // Since the refusal, callers can only have spent further units.
+            // Since the refusal, callers can only have spent further units. So a cost above the
+            // units that were left then does not fit now, either.
             let refuses = charge.can_refuse() && charge.cost() > refusal.status.remaining();
             let is_before = |last: &AtomicU64| last.load(Ordering::SeqCst) <= refusal.generation;
             let is_sure = self.generations.of(digest).any(is_before);
@@ -258,13 +260,14 @@ impl Refusal {
     /// hold.
     fn holds_for(&self, charge: &Charge, refuses: bool, now: u64, reserved_for: Duration) -> bool {
         // A retry time is never too long, so a cost of at least the refused cost is refused until
-        // the retry time ends. A reset time may be too long by the slack.
+        // the retry time ends. A reset time may be too long by [`RESET_SLACK`].
         let slack = if self.has_refused(charge) { 0 } else { RESET_SLACK };
         let is_settled_by = || {
             let reserved_for = micros(charge.limit().retry_reserved_after(reserved_for));
             self.status.reserved() > 0 && now >= self.asked_at.saturating_add(reserved_for)
         };
-        // The digest has compared the other settings of the limit.
+        // The digests are equal, so the name, window and algorithm of the limits are equal, too.
+        // Only the units have to be compared.
         self.status.limit().units() == charge.limit().units()
             && (self.asked_at..self.until.saturating_sub(slack)).contains(&now)
             && (refuses || now < self.fresh_until)

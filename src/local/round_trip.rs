@@ -41,7 +41,7 @@ impl RoundTrip {
     /// If two replies arrive at once, one of them may be missed.
     ///
     /// Of the replies that arrive as early as expected, only one in each round trip counts, as in
-    /// TCP. Otherwise a late reply would be forgotten after a few batches.
+    /// TCP. Otherwise the many early replies of a few batches would outweigh a late reply.
     pub(super) fn learn(&self, sample: Duration, now: u64) {
         self.distance.fetch_min(clock::micros(sample), Ordering::Relaxed);
         let is_new = now >= self.learnt_at.load(Ordering::Relaxed).saturating_add(self.read().0);

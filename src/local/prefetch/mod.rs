@@ -86,8 +86,8 @@ impl Prefetches {
     /// charges.
     #[inline]
     pub(crate) fn spend(&self, check: &Check) -> Option<Decision> {
-        // If nothing is held, a check needs no look-up. So prefetches cost nothing while all limits
-        // are used up.
+        // If nothing is held, a check needs no look-up. While all limits are used up, nothing is
+        // held, so prefetches then cost nothing.
         if self.kept.load(Ordering::Relaxed) == 0 && !self.has_abandoned.load(Ordering::Relaxed) {
             return None;
         }
@@ -130,8 +130,8 @@ impl Prefetches {
         self.find(charge).map_or(0, |holding| lock(&holding.state).left(self.now()))
     }
 
-    /// The number of the last prefetch that was taken. If a check asks the store now, the store has
-    /// counted this prefetch.
+    /// The number of the last prefetch that was taken. A check that asks the store from now on is
+    /// decided after the store has counted this prefetch.
     pub(crate) fn last_taken(&self) -> u64 {
         self.taken.load(Ordering::SeqCst)
     }

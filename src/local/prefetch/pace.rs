@@ -7,12 +7,12 @@
 
 use std::mem;
 
-/// A life is at least this many times as long as most replies take. So a process spends a prefetch
-/// for longer than it waits for the prefetch.
+/// A life is at least this many times as long as most replies take. So a process can spend a
+/// prefetch for longer than it has waited for the reply that brought it.
 const LEAST_TRIPS: u64 = 4;
 
-/// The next prefetch is asked for earlier by this part of a life. The task needs time to run, and
-/// the call may wait for prefetches of other keys.
+/// The next prefetch is asked for earlier than the time of a reply requires, by this part of a
+/// life. The task needs time to run, and the call may wait for prefetches of other keys.
 const PART_OF_LIFE: u64 = 32;
 
 /// The spending of a key is measured for at least this part of a life, since a few requests tell no
@@ -23,9 +23,9 @@ const MEASURED: u64 = 4;
 const LOW: u64 = 4;
 
 /// The fewest requests in a life for which a prefetch is taken. Next to the store, a prefetch for
-/// half of `MOST_REQUESTS` saves little or nothing. The longer the round trip is, the more a
-/// request saves that does not ask the store. So the number is [`SAVED`] divided by the round trip,
-/// between `LEAST_REQUESTS` and `MOST_REQUESTS`.
+/// half of `MOST_REQUESTS` saves little or nothing. The longer the round trip is, the more time is
+/// saved by a request that does not ask the store. So the number is [`SAVED`] divided by the round
+/// trip, between `LEAST_REQUESTS` and `MOST_REQUESTS`.
 const MOST_REQUESTS: u64 = 16;
 const LEAST_REQUESTS: u64 = 2;
 const SAVED: u64 = 64_000;
@@ -95,8 +95,8 @@ pub(super) struct Spending {
 /// The units of the first prefetch of a key: those of the requests that are expected in a life,
 /// each at this `cost`. `None` if a prefetch is not worth it.
 pub(super) fn first_units(requests: u64, cost: u64, (used, rest): (u64, u64), most: u64, pace: Pace) -> Option<u64> {
-    // The costs of the other requests are not known, so the prefetch has at most as many units as
-    // are used.
+    // The other requests may cost less than this one, and their costs are not known. So the
+    // prefetch has at most as many units as the key has used in the window.
     let units = requests.saturating_mul(cost).min(used).min(most).min(rest / PART_OF_THE_REST);
     (units >= cost.saturating_mul(pace.fewest_requests)).then_some(units)
 }
@@ -135,8 +135,8 @@ impl Spending {
         let lasting = rate(before.saturating_add(self.spent), now.saturating_sub(since_before), pace.life);
         let units = present.max(lasting).max(first_units).min(most).min(rest / PART_OF_THE_REST);
         let cost = if self.requests > 0 { self.spent.div_ceil(self.requests) } else { 1 };
-        // Half as many requests are needed as for the first prefetch. Requests come at random, so a
-        // busy key would otherwise lose its prefetches from time to time.
+        // Half as many requests are needed as for the first prefetch. Requests come at random, so
+        // with the same number, a busy key would lose its prefetches from time to time.
         let fewest = cost.saturating_mul(pace.fewest_requests / 2);
         // A key that has fallen quiet takes no further prefetch.
         let is_quiet = present < fewest && elapsed >= pace.measured();

@@ -47,8 +47,8 @@ impl KeptHolding {
             return None;
         }
         state.stepped_at = now;
-        // The task that has asked for this prefetch has ended before the reply. So the new task
-        // gives the prefetch back.
+        // If a task has asked for a prefetch, and has ended before the reply, the new task gives
+        // this prefetch back.
         let asked = state.asked.take();
         state.prefetches.extend(asked);
         prefetches.kept.fetch_add(1, Ordering::SeqCst);

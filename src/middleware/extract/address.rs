@@ -46,10 +46,11 @@ fn canonical(address: IpAddr) -> IpAddr {
     embedded(v6).map_or(address, IpAddr::V4)
 }
 
-/// A range of IPv6 addresses whose prefix ends within an embedded IPv4 address becomes the range of
-/// these IPv4 addresses. Any other range stays as it is, and so does a range of Teredo addresses.
-/// The range of all mapped addresses, `::ffff:0:0/96`, means all of IPv4. The range of all
-/// addresses of a translator, such as `2002::/16`, does not mean all of IPv4.
+/// The addresses of a range of IPv6 may have an IPv4 address embedded in them. If the prefix of the
+/// range ends within the embedded address, the range becomes the range of the embedded addresses.
+/// Any other range stays as it is, and so does a range of Teredo addresses. The range of all mapped
+/// addresses, `::ffff:0:0/96`, means all of IPv4. The range of all addresses of a translator, such
+/// as `2002::/16`, does not mean all of IPv4.
 fn canonical_range(range: IpNet) -> IpNet {
     let IpNet::V6(v6) = range else { return range };
     let (before, least) = match v6.network().segments() {

@@ -12,8 +12,9 @@ use super::address::{have, parse_ranges};
 use crate::error::ConfigError;
 
 /// A list of address ranges that a layer [exempts](crate::RateLimitLayer::exempt_addresses) or
-/// [denies](crate::RateLimitLayer::deny_addresses). Clones share the ranges within this process. So
-/// a task that reads the ranges anew now and then can replace them for every layer.
+/// [denies](crate::RateLimitLayer::deny_addresses). All clones in this process share their ranges.
+/// So a task can read new ranges now and then, and replace the ranges of every layer through one
+/// clone.
 ///
 /// ```
 /// use tower_sliding_window::{ClientIp, Limit, MemoryStore, RateLimitLayer, extract::AddressList};

@@ -1,7 +1,8 @@
 //! The check that the limits of a layer make of a request.
 //!
-//! Two limits of a request may have one identity and one key, since limits can be chosen. Two such
-//! limits make one charge, the [stricter](stricter) one.
+//! If limits are chosen for each request, two limits of a request may turn out to have the same
+//! identity and the same key. A check has only one charge of an identity and key, so the two limits
+//! make one charge, the [stricter](stricter) one.
 
 use std::time::Duration;
 
@@ -82,8 +83,8 @@ impl KeyedLimit {
             let error = NeverFits { is_hidden: self.is_hidden, ..error };
             (Some(error.limit.clone()), Rejection::NeverFits(error))
         })?;
-        // A limit that heeds an upstream reserves the units until the response. Then the units
-        // count as of the response.
+        // If the limit heeds an upstream, the units are reserved until the response. After the
+        // response, the units count as if the request had been admitted at the response.
         let heeding = (self.heeds_upstream && charge.units() > 0).then(|| charge.limit().window());
         let charge = settled_within.or(heeding).into_iter().fold(charge, Charge::reserve);
         Ok((Some(self.flagged(charge)), ban))
@@ -186,9 +187,9 @@ impl CheckDetails {
         self.bans.extend(charged.map(|charged| BanCharge { charged, ban_index, begins }));
     }
 
-    /// Finds the charge in the check on the same limit and key, or on another part of the same key.
-    /// Returns the index of this charge and the charge itself. If there is no such charge, the
-    /// index is that of a new charge.
+    /// Finds the charge of the check that has the same limit and key as `charge`. If the limit is
+    /// split, any part of the same key will do. Returns the index of the charge that was found, and
+    /// this charge itself. If none was found, returns the index that a new charge gets.
     fn place_of(&self, charge: &Charge) -> (usize, Option<Charge>) {
         let is_same =
             |other: &Charge| other.limit().is_one_with(charge.limit()) && is_of_one_whole(other.key(), charge.key());
@@ -217,9 +218,9 @@ impl CheckDetails {
 /// Makes one charge of two: on the limit of fewer units, at the larger cost, and hidden if either
 /// charge is hidden. Of two leases, the longer holds. If only one of two charges that take units is
 /// reserved, the result is reserved for the whole window, since the other charge would count for
-/// the whole window. A charge that takes nothing only asks whether any unit is left, and is settled
-/// together with the other charge. So the other charge has to be reserved: for its own lease, or
-/// for the whole window if it has no lease.
+/// the whole window. A charge that takes nothing only asks whether any unit is left. If only one of
+/// the two takes nothing, both are settled together, so the result is reserved: for the lease of
+/// the charge that takes units, or for the whole window if that charge has no lease.
 fn stricter(one: &Charge, other: &Charge) -> Result<Charge, NeverFits> {
     let kept = if other.limit().units() < one.limit().units() { other } else { one };
     let is_hidden = one.is_hidden || other.is_hidden;

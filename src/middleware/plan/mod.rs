@@ -9,9 +9,10 @@
 //!    [`KeyError`](super::extract::KeyError). A list of exempt keys never takes such a key for an
 //!    exempt key.
 //! 3. Each layer waits for at most its own deadline, less the time that the request has already
-//!    waited in layers further out. But each layer has at least 5 ms: otherwise a store that hangs
-//!    would turn off the limits on another store. So a request waits for at most the longest
-//!    deadline of its layers, plus 5 ms for each layer whose deadline was already used up.
+//!    waited in layers further out. But each layer has at least 5 ms. Otherwise the store of an
+//!    outer layer, if it hangs, would use up all of the time, and the layers further in could not
+//!    ask their own stores. So a request waits for at most the longest deadline of its layers, plus
+//!    5 ms for each layer whose deadline was already used up.
 
 mod ban;
 mod check;
@@ -183,7 +184,7 @@ fn time_waited(request: &Parts) -> Duration {
 }
 
 /// Whether the request is a CORS preflight (Fetch, section 3.3.2). A browser sends a preflight by
-/// itself before a request to another origin, and the layer counts the request to the other origin.
+/// itself before a request to another origin, and the layer counts that request, not the preflight.
 /// A preflight has one origin, one method, and no body. Over HTTP/2 the headers do not tell whether
 /// there is a body, and the layer cannot look at the body, since the layer takes bodies of any
 /// type. So over HTTP/2 a request with a body may be taken for a preflight.

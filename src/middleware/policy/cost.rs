@@ -10,8 +10,8 @@ impl KeyedLimit {
     /// Sets the units that a request takes of this limit. Default: the
     /// [`cost`](crate::RateLimitLayer::cost) of the layer.
     ///
-    /// A request takes exactly one place of a [concurrent](crate::Limit::concurrent) limit, so such
-    /// a limit takes no cost of its own: see
+    /// A request takes exactly one place of a [concurrent](crate::Limit::concurrent) limit. So a
+    /// cost would have no effect on such a limit, and no layer accepts the two together: see
     /// [`RateLimitLayer::limits`](crate::RateLimitLayer::limits).
     pub fn cost(mut self, cost: impl Fn(&Parts) -> u64 + Send + Sync + 'static) -> Self {
         self.cost = Some(Arc::new(cost));

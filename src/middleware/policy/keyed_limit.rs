@@ -310,10 +310,11 @@ impl KeyedLimit {
     ///   lifts the ban. If you change the window of the ban's limit, all bans are lifted.
     /// * A ban of a key holds in all parts of a [split](Self::split) limit. A ban holds even for
     ///   requests for which no limit is [chosen](Self::chosen).
-    /// * Limits of a layer that find the same key may share one ban. If several limits begin the
-    ///   ban at once, the longest time holds. A rejection by the ban has the ban status of the
-    ///   layer's first limit with this ban. The shared ban is hidden if any limit with this ban is
-    ///   hidden. A limit in the shadow begins no ban for the limits that refuse.
+    /// * Limits of a layer may share one ban if their extractors find the same key. If several
+    ///   limits begin the ban at once, the longest time holds. A rejection by the ban has the ban
+    ///   status of the layer's first limit with this ban. The shared ban is hidden if any limit
+    ///   with this ban is hidden. If a limit in the shadow shares the ban, its refusals begin no
+    ///   ban that refuses requests.
     /// * The ban of a limit in the [shadow](Self::in_shadow) is in the shadow, and the ban of a
     ///   [hidden](Self::hidden) limit is hidden.
     /// * Each check also asks the store whether the key is banned, so no
