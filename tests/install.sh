@@ -6,7 +6,11 @@ ensure() {
   echo "$program is missing: installing it"
   [ "$(id -u)" = 0 ] || as_root="sudo"
   if command -v apt-get >/dev/null; then
-    $as_root apt-get update -qq && $as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "$debian"
+    # Scripts that run side by side take turns: apt-get fails while another one has its lists.
+    (
+      flock 9
+      $as_root apt-get update -qq && $as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "$debian"
+    ) 9>"${TMPDIR:-/tmp}/tests-install.lock"
   elif command -v dnf >/dev/null; then
     $as_root dnf install -y -q "$package"
   elif command -v apk >/dev/null; then
