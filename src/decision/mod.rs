@@ -3,9 +3,9 @@
 //! 1. A decision has one [`LimitStatus`] for each charge, in the order of the charges.
 //! 2. [`retry_after`](Decision::retry_after), the retry time, is exact. If nothing else arrives,
 //!    the same check is admitted after the retry time, and refused a microsecond earlier. The retry
-//!    time is a lower bound in two cases: if the process refuses without asking the store (see
-//!    [refusal cache](crate::Limiter::refusal_cache)), and if more than 100 entries have to leave a
-//!    log, and some entries have a cost above 1.
+//!    time is a lower bound in two cases. Either the process refuses without asking the store (see
+//!    [refusal cache](crate::Limiter::refusal_cache)), or more than 100 entries have to leave a log
+//!    in which some entries cost more than 1.
 //! 3. [Reserved](Charge::reserve) units may be given back at any time. So if only reserved units
 //!    are in the way, the retry time is short. It is
 //!    [`retry_reserved_after`](crate::Limiter::retry_reserved_after), one second by default, or

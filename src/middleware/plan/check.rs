@@ -218,9 +218,10 @@ impl CheckDetails {
 /// Makes one charge of two: on the limit of fewer units, at the larger cost, and hidden if either
 /// charge is hidden. Of two leases, the longer holds. If only one of two charges that take units is
 /// reserved, the result is reserved for the whole window, since the other charge would count for
-/// the whole window. A charge that takes nothing only asks whether any unit is left. If only one of
-/// the two takes nothing, both are settled together, so the result is reserved: for the lease of
-/// the charge that takes units, or for the whole window if that charge has no lease.
+/// the whole window. A charge that takes nothing only asks whether any unit is left, and its cost
+/// is counted after the response. If the other charge takes units, both are settled as one, so the
+/// result is reserved: for the lease of the charge that takes units, or for the whole window if
+/// that charge has no lease.
 fn stricter(one: &Charge, other: &Charge) -> Result<Charge, NeverFits> {
     let kept = if other.limit().units() < one.limit().units() { other } else { one };
     let is_hidden = one.is_hidden || other.is_hidden;

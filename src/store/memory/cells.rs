@@ -102,8 +102,8 @@ fn go_on((part, units): &mut Cell, newest: u32) {
     *part = newest;
 }
 
-/// The most units that a key may have, by the counts of its cells. A cell that has reached the
-/// largest number of its type may stand for any number of units.
+/// The lowest count of a key's cells. The key has used at most this many units. A cell that has
+/// reached the largest number of its type may stand for any number of units.
 fn least(cells: [u32; PLACES]) -> u64 {
     match cells.into_iter().min() {
         Some(u32::MAX) | None => u64::from(u32::MAX) << 21,
@@ -115,7 +115,8 @@ fn least(cells: [u32; PLACES]) -> u64 {
 mod tests {
     use super::*;
 
-    /// After a step back, another key that shares cells asks first, and the next part begins.
+    /// The clock steps back. Then another key asks, which may share cells with the first key. Then
+    /// the next part begins, and the first key still has its units.
     #[test]
     fn a_step_back_loses_no_units() {
         for other in 0..1_000 {

@@ -36,7 +36,7 @@ use crate::{
 pub(super) struct Batch {
     common: Arc<Common>,
     pub(super) jobs: Vec<Box<Job>>,
-    /// The slot of all keys, if each batch has keys of one slot only.
+    /// The slot of all keys of this batch. `None` if the dispatcher does not make batches by slot.
     pub(super) slot: Option<u16>,
     /// The time by which the script decides, in microseconds since the Unix epoch. `None` if the
     /// script reads the server's clock.
