@@ -8,6 +8,7 @@
 # would start services.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+. tests/install.sh
 
 UNPACKED="$PWD/target/prometheus"
 export PATH="$PATH:$UNPACKED/usr/bin"
@@ -27,7 +28,7 @@ unpack() {
   cd "$UNPACKED"
   if ! "${download[@]}"; then
     [ "$(id -u)" = 0 ] || as_root="sudo"
-    $as_root apt-get update -qq && "${download[@]}" || return 1
+    in_turn $as_root apt-get update -qq && "${download[@]}" || return 1
   fi
   for package in ./*.deb; do dpkg -x "$package" . || return 1; done
   rm ./*.deb

@@ -6,11 +6,7 @@ ensure() {
   echo "$program is missing: installing it"
   [ "$(id -u)" = 0 ] || as_root="sudo"
   if command -v apt-get >/dev/null; then
-    # Scripts that run side by side take turns: apt-get fails while another one has its lists.
-    (
-      flock 9
-      $as_root apt-get update -qq && $as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "$debian"
-    ) 9>"${TMPDIR:-/tmp}/tests-install.lock"
+    in_turn install_by_apt "$debian"
   elif command -v dnf >/dev/null; then
     $as_root dnf install -y -q "$package"
   elif command -v apk >/dev/null; then
@@ -21,4 +17,19 @@ ensure() {
     echo "$0: no package manager found; install $program and run this again" >&2
     return 1
   fi
+}
+
+# Runs a command when no other of these scripts has its turn: apt-get fails while another one has its lists.
+in_turn() {
+  (
+    flock 9
+    "$@"
+  ) 9>"${TMPDIR:-/tmp}/tests-install.lock"
+}
+
+# Installs packages of Debian.
+install_by_apt() {
+  local as_root=""
+  [ "$(id -u)" = 0 ] || as_root="sudo"
+  $as_root apt-get update -qq && $as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "$@"
 }

@@ -8,16 +8,11 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-install_chromium() {
-  local as_root=""
-  [ "$(id -u)" = 0 ] || as_root="sudo"
-  $as_root apt-get update -qq &&
-    $as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium chromium-driver
-}
+. tests/install.sh
 
 if ! command -v "${CHROMEDRIVER:-chromedriver}" >/dev/null; then
   echo "chromedriver is missing: installing chromium and chromium-driver"
-  if ! log=$(install_chromium 2>&1); then
+  if ! log=$(in_turn install_by_apt --no-install-recommends chromium chromium-driver 2>&1); then
     echo "tests/page.sh: Chromium could not be installed; install it with chromedriver, or name them in CHROMIUM and CHROMEDRIVER" >&2
     exit 1
   fi
