@@ -79,7 +79,7 @@ struct Fields {
     id: AdmissionId,
     first: LimitStatus,
     rest: Vec<LimitStatus>,
-    /// What only few decisions need; `None` for all others.
+    /// The part that only few decisions have; `None` for all others.
     origin: Option<Box<Origin>>,
 }
 

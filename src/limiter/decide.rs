@@ -37,7 +37,7 @@ pub(crate) enum DecideNow {
 pub(crate) struct Asking {
     core: Arc<Core>,
     pub(crate) reply: Deadline<StoreFuture<Decision>>,
-    /// What the refusal cache has noted when it looked up the check. With this note, the cache
+    /// The note that the refusal cache made when it looked up the check. With this note, the cache
     /// learns from the store's reply. `None` if the cache cannot remember a refusal of the check.
     lookup: Option<Lookup>,
     /// The check, if it is needed after the reply. The check is needed if this process may decide

@@ -120,7 +120,7 @@ async fn a_file_that_changes_is_read_again_and_a_broken_one_is_not_taken() {
 
     service.rewrite("[[rule]]\nname = \"a\"\nlimits = [\"a=5/fortnight\"]\n");
     service.logs("the rules stay as they are", 1).await;
-    assert!(service.log().contains("line 5, column 10"), "{}", service.log());
+    assert!(service.log().contains("line 5, column 11"), "{}", service.log());
     service.signal("HUP");
     service.logs("the rules stay as they are", 2).await;
     std::fs::remove_file(service.path()).unwrap();

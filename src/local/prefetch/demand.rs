@@ -78,7 +78,7 @@ pub(super) const SAVED: u64 = CALL / 3;
 /// this, so quiet hours do not pay for a bad hour.
 const MOST: u64 = 64 * PREFETCH;
 
-/// What the process owes for the prefetches that it has taken, less what checks have earned since.
+/// The price of the prefetches that the process has taken, less what checks have earned since.
 #[derive(Default)]
 pub(super) struct Budget {
     owed: AtomicU64,

@@ -49,19 +49,22 @@ fn a_configuration_has_limits_as_text() {
 }
 
 #[test]
-fn an_error_keeps_its_reason() {
+fn an_error_keeps_its_reason_and_its_place() {
     for (limit, reason) in [
         (r#""login=5/fortnight""#, "limit \"login=5/fortnight\": the window must be a whole number and a unit"),
         (r#""5/min""#, "there is no = between the name and the units"),
-        ("5", "invalid type: integer `5`, expected a string"),
+        ("5", "invalid type: integer `5`, expected a limit as text, such as \"login=5/min\""),
         (r#""a=4503599627370497/s""#, "must be 0 to 2^52, not 4503599627370497"),
         (r#""a=5/31536001s""#, "must be 1 ms to 365 days, not 31536001s"),
         (r#""a=5/s compact(2)""#, "a compact log must have 3 to 1024 entries, not 2"),
         (r#""a=5/s prefetch(1)(2)""#, "the prefetch must be written prefetch, "),
         (r#""a b=5/s""#, "not \"a b\""),
     ] {
-        let error = toml::from_str::<Routes>(&format!("[routes]\n'/' = [{limit}]")).unwrap_err().to_string();
+        let text = format!("[routes]\n'/' = [\"ok=1/s\", {limit}]");
+        let error = toml::from_str::<Routes>(&text).unwrap_err().to_string();
         assert!(error.contains(reason), "{error}");
+        // The place of this text, not of its list.
+        assert!(error.contains("line 2, column 18"), "{error}");
     }
 }
 
@@ -77,7 +80,7 @@ fn a_format_that_does_not_describe_itself_has_the_text() {
             panic!("the format does not know what comes");
         }
 
-        fn deserialize_string<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
+        fn deserialize_str<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
             visitor.visit_borrowed_str(self.0)
         }
 
@@ -86,7 +89,7 @@ fn a_format_that_does_not_describe_itself_has_the_text() {
         }
 
         forward_to_deserialize_any! {
-            bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str bytes byte_buf option unit unit_struct
+            bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char string bytes byte_buf option unit unit_struct
             newtype_struct seq tuple tuple_struct map struct enum identifier ignored_any
         }
     }
