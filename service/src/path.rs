@@ -5,14 +5,30 @@
 
 use anyhow::{Result, ensure};
 
-/// The readings of a path. An application decodes it first, or splits it first, and resolves `.`
-/// and `..`, or does not. A parser of URLs takes `\` for a slash when it resolves.
-pub(crate) fn readings(path: &str) -> [String; 4] {
+/// The readings of a path, of which several may be equal. Some applications drop the parameters of
+/// segments, such as `;session=1`.
+pub(crate) fn readings(path: &str) -> Vec<String> {
+    let mut readings = readings_of_text(path).to_vec();
+    if path.contains(';') {
+        readings.extend(readings_of_text(&without_parameters(path)));
+    }
+    readings
+}
+
+/// An application decodes a path first, or splits it first, and resolves `.` and `..`, or does not.
+/// A parser of URLs takes `\` for a slash when it resolves.
+fn readings_of_text(path: &str) -> [String; 4] {
     let split = || path.split('/').map(|segment| escaped(&decoded(segment)));
     let split_at_both = path.split(['/', '\\']).map(|segment| escaped(&decoded(segment)));
     let decoded = decoded(path);
     let parts = || decoded.split('/').map(|segment| segment.replace('%', "%25"));
     [joined(split()), joined(parts()), resolved(split_at_both), resolved(parts().filter(|part| !part.is_empty()))]
+}
+
+/// The parameters of a segment (RFC 3986, section 3.3) begin at its first semicolon.
+fn without_parameters(path: &str) -> String {
+    let segments = path.split('/').map(|segment| segment.split(';').next().unwrap_or_default().to_owned());
+    joined(segments)
 }
 
 fn joined(segments: impl Iterator<Item = String>) -> String {
@@ -63,7 +79,7 @@ pub(crate) fn pattern(text: &str) -> Result<String> {
         !outside.into_iter().any(|part| part.contains([':', '*', '<', '}'])),
         "its path {text:?} has a :, * or < outside of braces: write /page/{{number}} or /files/{{*path}}"
     );
-    let [.., resolved] = readings(text);
+    let [.., resolved] = readings_of_text(text);
     Ok(resolved)
 }
 
@@ -77,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_path_is_read_in_four_ways() {
+    fn a_path_is_read_as_applications_read_it() {
         for (path, expected) in [
             ("/login", ["/login", "/login", "/login", "/login"]),
             ("//x/", ["//x/", "//x/", "/x/", "/x"]),
@@ -88,8 +104,13 @@ mod tests {
             ("/a%252Fb", ["/a%252Fb", "/a%252Fb", "/a%252Fb", "/a%252Fb"]),
             ("/../..", ["/../..", "/../..", "/", "/"]),
         ] {
-            assert_eq!(readings(path), expected, "{path}");
+            assert_eq!(readings_of_text(path), expected, "{path}");
+            assert_eq!(readings(path)[..4], expected, "{path}");
         }
+        for path in ["/login;x=1", "/login;", "/x;y/..;z/login", "/;a/login;x/", "/%6cogin;x=1;y=2"] {
+            assert!(readings(path).iter().any(|reading| reading == "/login"), "{path}");
+        }
+        assert_eq!(readings("/a/b").len(), 4);
         assert_eq!(["a%252Fb", "a%2fb", "a%25"].map(text_of), ["a%2Fb", "a/b", "a%"]);
     }
 }

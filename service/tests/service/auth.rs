@@ -78,8 +78,17 @@ async fn a_question_is_decided_as_the_request_that_it_is_about() {
 #[tokio::test]
 async fn no_spelling_and_no_header_of_a_client_chooses_another_route() {
     let service = Service::start(RULES);
-    let spellings =
-        ["/login", "//login", "/./login", "/x/../login", "/%6cogin", "/login/", "/login?a=/", "/%2e%2e/login"];
+    let spellings = [
+        "/login",
+        "//login",
+        "/./login",
+        "/x/../login",
+        "/%6cogin",
+        "/login/",
+        "/login?a=/",
+        "/%2e%2e/login",
+        "/login;x=1",
+    ];
     for (turn, uri) in spellings.into_iter().enumerate() {
         let forged = [
             ("x-original-uri", "/"),
