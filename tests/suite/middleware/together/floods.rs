@@ -4,6 +4,7 @@ use std::{
     array,
     collections::BTreeMap,
     future::Future,
+    slice,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -13,11 +14,14 @@ use std::{
 use axum::{Extension, Router, routing::get};
 use http::{HeaderMap, Request, StatusCode};
 use tokio::{task::JoinSet, time::sleep};
-use tower_sliding_window::{Decision, Everyone, Key, KeyExtractor, Limit, Limiter, RateLimitLayer};
+use tower_sliding_window::{
+    Decision, Everyone, Key, KeyExtractor, Limit, Limiter, RateLimitLayer, store::RedisStoreBuilder,
+};
 
 use super::{BAN, LOGIN, by_user, login, modes, serve_logins, until_refused, user};
 use crate::support::{
-    TEST_TIMEOUT, http_client::HttpClient, http_server::serve, ms, redis_server::RedisServer, seconds,
+    TEST_TIMEOUT, http_client::HttpClient, http_server::serve, ms, redis_cluster::RedisCluster,
+    redis_server::RedisServer, seconds,
 };
 
 /// Counts how many are inside now, and the most so far.
@@ -79,8 +83,9 @@ async fn flood(
     all
 }
 
-async fn pauses(server: &RedisServer) {
-    for _ in 0..3 {
+/// Three times, one of the servers stands still.
+async fn pauses(servers: &[RedisServer]) {
+    for server in servers.iter().cycle().take(3) {
         sleep(ms(400)).await;
         server.pause();
         sleep(ms(250)).await;
@@ -112,7 +117,7 @@ async fn a_banned_client_reaches_no_handler_of_two_processes_in_any_mode() {
         let user = |connection, stream, turn| {
             if connection < 48 { "ada".into() } else { format!("{connection}-{stream}-{turn}") }
         };
-        let statuses = flood(&urls, user, pauses(&server)).await;
+        let statuses = flood(&urls, user, pauses(slice::from_ref(&server))).await;
         assert_eq!(tried.load(Ordering::SeqCst), 0, "mode {mode}: {statuses:?}");
     }
 }
@@ -133,7 +138,7 @@ async fn a_ban_of_a_shared_key_holds_for_all_and_for_no_other() {
         until_refused(url, 403).await;
     }
     assert_eq!(tried.swap(0, Ordering::SeqCst), 5);
-    let statuses = flood(&urls, |_, _, _| "ada".into(), pauses(&server)).await;
+    let statuses = flood(&urls, |_, _, _| "ada".into(), pauses(slice::from_ref(&server))).await;
     assert_eq!(tried.load(Ordering::SeqCst), 0, "{statuses:?}");
     let key = Everyone.extract(&Request::new(()).into_parts().0).unwrap();
     assert_eq!(held_when_quiet(&server, &Limit::concurrent("all", 500), key).await, 0);
@@ -155,7 +160,7 @@ async fn a_used_up_window_beside_places_admits_nobody() {
             until_refused(url, 429).await;
         }
         assert_eq!(tried.swap(0, Ordering::SeqCst), 7);
-        let statuses = flood(&urls, |_, _, _| "ada".into(), pauses(&server)).await;
+        let statuses = flood(&urls, |_, _, _| "ada".into(), pauses(slice::from_ref(&server))).await;
         assert_eq!(tried.load(Ordering::SeqCst), 0, "mode {mode}: {statuses:?}");
         assert_eq!(held_when_quiet(&server, &Limit::concurrent("places", 50), user("ada")).await, 0);
     }
@@ -164,13 +169,24 @@ async fn a_used_up_window_beside_places_admits_nobody() {
 /// Three layers, and a task that keeps the decision of the request for longer than its response.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn three_layers_hold_no_more_than_any_limit_and_nothing_when_quiet() {
+    let server = RedisServer::start();
+    three_layers(|| server.store(), slice::from_ref(&server)).await;
+}
+
+/// The keys of a request are in several slots, and each node stands still in turn.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn three_layers_on_a_cluster_hold_no_more_than_any_limit() {
+    let cluster = RedisCluster::start(3).await;
+    three_layers(|| cluster.builder(), &cluster.0).await;
+}
+
+async fn three_layers(store: impl Fn() -> RedisStoreBuilder, servers: &[RedisServer]) {
     const FOR_ALL: Limit = Limit::concurrent("for-all", 40);
     const OF_CLIENT: Limit = Limit::concurrent("of-client", 3);
-    let server = RedisServer::start();
     let (all, clients, mut urls) =
         (Arc::<Inside>::default(), array::from_fn::<_, 32, _>(|_| Arc::<Inside>::default()), Vec::new());
     for _ in 0..2 {
-        let limiter = Limiter::new(server.store().build().unwrap());
+        let limiter = Limiter::new(store().build().unwrap());
         let outer = RateLimitLayer::new(limiter.clone()).limit(FOR_ALL.by(Everyone)).fail_closed();
         let middle = login(limiter.clone()).fail_closed();
         let inner = RateLimitLayer::new(limiter)
@@ -192,15 +208,16 @@ async fn three_layers_hold_no_more_than_any_limit_and_nothing_when_quiet() {
         urls.push(serve(router).await);
     }
     let user = |connection: u32, stream: u32, _| (connection * stream % 32).to_string();
-    let statuses = flood(&urls, user, pauses(&server)).await;
+    let statuses = flood(&urls, user, pauses(servers)).await;
     sleep(ms(800)).await;
     let most = clients.iter().map(|client| client.most.load(Ordering::SeqCst)).max().unwrap();
     assert!(all.most.load(Ordering::SeqCst) <= 40 && most <= 3, "{most} of a client: {statuses:?}");
     assert!(statuses[&200] > 0, "{statuses:?}");
-    let held: Vec<String> =
-        server.keys().into_iter().filter(|key| key.contains("for-all") || key.contains("of-client")).collect();
-    for key in held {
-        assert_eq!(server.run::<u64>(&format!("ZCARD {key}")), 0, "{key}");
+    for server in servers {
+        let is_held = |key: &String| key.contains("for-all") || key.contains("of-client");
+        for key in server.keys().into_iter().filter(is_held) {
+            assert_eq!(server.run::<u64>(&format!("ZCARD {key}")), 0, "{key}");
+        }
     }
     assert_eq!(all.now.load(Ordering::SeqCst), 0);
 }
