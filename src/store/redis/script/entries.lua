@@ -88,9 +88,8 @@ end
 local function weigh(charge, member)
   local place = not charge.part and 9 or string.byte(member) == NAMED and 10 or 3
   -- The entry of a settlement has a point behind its units, and may have a time behind the point.
-  -- The mark of a settlement (settle.lua) has no units before the point.
-  local sign, zero, number, times, point = string.match(member, '^(%+?)(0?)(%d*)%*?(%d*)(%.?)%d*$', place)
-  local units = (tonumber(number) or (zero == '0' or point == '.') and 0 or 1) * (tonumber(times) or 1)
+  local sign, zero, number, times = string.match(member, '^(%+?)(0?)(%d*)%*?(%d*)%.?%d*$', place)
+  local units = (tonumber(number) or zero == '0' and 0 or 1) * (tonumber(times) or 1)
   -- If the units are too many, another program has written them, and they count as one unit. With
   -- so many units, a counter would search for ever for the first moment that fits.
   return units < LARGEST and units or 1, sign == '+', sign == '+' and zero == '0'

@@ -34,24 +34,12 @@ end
 -- which they were reserved. Returns whether they were counted.
 local function settle_late(log, id, time, cost)
   if cost == 0 or not log.lease or now < time + log.lease or now >= time + log.window then return false end
-  if not log.part or log.is_counter then
-    if has_settled(log, id, time) then return false end
-    add_to_total(log, cost)
-    add_settled(log, id, time, cost)
-    return true
-  end
-  -- The settled units are added to a sum, and a sum has no ids. So a mark with the id says that
-  -- this settlement was counted.
-  local at = recorded_at(log, time)
+  local at = log.is_counter and time or recorded_at(log, time)
   -- The fixed window of the units may have ended already.
-  if at + log.window <= now then return false end
-  -- The id may have been given again: the time tells the marks of one id apart.
-  local mark = begin_with(log, id) .. '.' .. text(at)
-  if call('ZSCORE', log.key, mark) then return false end
-  local has_mark = not is_full(log)
+  if at + log.window <= now or has_settled(log, id, at) then return false end
+  local is_without_id = not log.is_counter and is_full(log)
   add_to_total(log, cost)
-  add_to_sum(log, at, cost)
-  if has_mark then call('ZADD', log.key, score_of(at), mark) end
+  if is_without_id then add_to_sum(log, at, cost) else add_settled(log, id, at, cost) end
   return true
 end
 
