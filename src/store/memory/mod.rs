@@ -24,8 +24,8 @@
 //!    again under the same id may count again. A [reset](crate::Limiter::reset) leaves cells as
 //!    they are. The units of cells leave within one and a half windows.
 //! 8. While checks arrive, they sweep expired admissions in passing: one shard at a time, and all
-//!    shards within a second. After a check that found no room, the next check also sweeps shards
-//!    that were not swept within the last second.
+//!    shards within a second. The first check after a pause makes up for the sweeps, but never for
+//!    longer than about a millisecond.
 
 mod capacity;
 mod cells;
@@ -123,7 +123,7 @@ impl MemoryStore {
     /// A single limit gets half of the capacity, rounded up, and each further limit gets half of
     /// the rest. So a new limit always finds capacity. A limit that has used up its share still
     /// decides: its new keys [share counts](Self#when-it-is-full), and some or all of these keys
-    /// are refused too early. The shared counts of all limits together take at most 32 bytes more
+    /// are refused too early. The shared counts of all limits together take at most 24 bytes more
     /// for each admission of the capacity.
     ///
     /// Give the store at least twice as much capacity as the number of admissions that all limits
