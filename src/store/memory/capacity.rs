@@ -32,7 +32,7 @@ const CELLS: usize = 2;
 
 pub(super) struct Capacity {
     pub(super) admissions: usize,
-    taken: Counter,
+    taken: CacheLines<AtomicUsize>,
     /// The number of cells that are left for further limits. A limit that needs cells gets half of
     /// them.
     cells: AtomicUsize,
@@ -44,20 +44,20 @@ pub(super) struct Capacity {
 pub(super) struct LimitUsage {
     pub(super) identity: Identity,
     cells: Mutex<Option<Cells>>,
-    admissions: Counter,
+    admissions: CacheLines<AtomicUsize>,
 }
 
-// A number in cache lines of its own. Threads write the number often, and read the fields beside it
-// for every check.
+/// A value in cache lines of its own. Threads write it often. If it shared cache lines, threads that
+/// use its neighbours would wait for them.
 #[derive(Default)]
 #[repr(align(128))]
-struct Counter(AtomicUsize);
+pub(super) struct CacheLines<T>(pub(super) T);
 
 impl Capacity {
     pub(super) fn new(admissions: usize) -> Self {
         Self {
             admissions,
-            taken: Counter::default(),
+            taken: CacheLines::default(),
             cells: AtomicUsize::new(admissions.saturating_mul(CELLS)),
             limits: RwLock::default(),
         }
@@ -81,7 +81,7 @@ impl Capacity {
             let new = || LimitUsage {
                 identity: limit.identity.clone(),
                 cells: Mutex::default(),
-                admissions: Counter::default(),
+                admissions: CacheLines::default(),
             };
             Arc::clone(limits.entry(limit.identity.clone()).or_insert_with(|| new().into()))
         })
@@ -118,13 +118,10 @@ impl Capacity {
         if before == admissions || usage.is_of_places() {
             return;
         }
-        for Counter(counter) in [&usage.admissions, &self.taken] {
-            if admissions > before {
-                counter.fetch_add(admissions - before, Ordering::Relaxed);
-            } else {
-                counter.fetch_sub(before - admissions, Ordering::Relaxed);
-            }
-        }
+        // The sum of the counter and of a negative change wraps to the lower number.
+        let change = admissions.wrapping_sub(before);
+        usage.admissions.0.fetch_add(change, Ordering::Relaxed);
+        self.taken.0.fetch_add(change, Ordering::Relaxed);
     }
 
     /// Counts units of a key in the cells of its limit, which has no room for a record.

@@ -131,10 +131,10 @@ impl MemoryStore {
     /// fill.
     ///
     /// A check takes microseconds, however many admissions of its key are remembered. There are
-    /// four exceptions, which take up to a millisecond if the key has half a million admissions: a
+    /// five exceptions, which take up to a millisecond if the key has half a million admissions: a
     /// check with an [id](crate::Check::id) of the caller's, the refusal of a large cost where
     /// admissions have different costs, a reservation whose lease ends in the middle of the window,
-    /// and the settlement of an old admission.
+    /// the settlement of an old admission, and the first refusal after a step back of the clock.
     pub fn capacity(&self, admissions: usize) -> Self {
         Self::with(self.0.clock.clone(), admissions)
     }

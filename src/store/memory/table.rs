@@ -9,7 +9,7 @@ use std::{
 };
 
 use super::{
-    capacity::Capacity,
+    capacity::{CacheLines, Capacity},
     shard::{Look, Shard, Verdict},
 };
 use crate::{
@@ -37,7 +37,7 @@ const SWEPT_AT_ONCE: usize = 10_000;
 
 /// The state that the clones of a store share.
 pub(super) struct Table {
-    shards: [LockedShard; SHARDS],
+    shards: [CacheLines<Mutex<Shard>>; SHARDS],
     digester: Digester,
     pub(super) clock: Clock,
     pub(super) capacity: Capacity,
@@ -45,16 +45,10 @@ pub(super) struct Table {
     sweep_due: AtomicU64,
 }
 
-/// A shard behind its lock, in cache lines of its own. If shards shared cache lines, threads that
-/// lock different shards would wait for each other.
-#[derive(Default)]
-#[repr(align(128))]
-struct LockedShard(Mutex<Shard>);
-
 impl Table {
     pub(super) fn new(clock: Clock, capacity: Capacity) -> Self {
         Self {
-            shards: array::from_fn(|_| LockedShard::default()),
+            shards: array::from_fn(|_| CacheLines::default()),
             digester: Digester::default(),
             clock,
             capacity,
@@ -68,20 +62,17 @@ impl Table {
 
         let id = check.id().unwrap_or_else(AdmissionId::fresh);
         let context = CheckContext { now, id, has_caller_id: check.id().is_some() };
-        let decision = |verdict: Verdict, statuses| {
-            let at = if let Verdict::Known(at) = verdict { at } else { now };
-            Decision::of_statuses(system_time(at), id, statuses)
-        };
+        let at = |verdict| system_time(if let Verdict::Known(at) = verdict { at } else { now });
         // Statuses are made after the locks are free.
         match check.only_charge() {
             Some(charge) => {
                 let (figures, verdict) = self.decide_one(charge, context);
-                decision(verdict, (figures.status(charge), Vec::new()))
+                Decision::new(check, at(verdict), id, |charge| figures.status(charge))
             }
             None => {
                 let (figures, verdict) = self.decide_all(check, context);
                 let mut figures = figures.into_iter();
-                decision(verdict, check.map_charges(|charge| figures.next().unwrap_or_default().status(charge)))
+                Decision::new(check, at(verdict), id, |charge| figures.next().unwrap_or_default().status(charge))
             }
         }
     }
@@ -92,10 +83,10 @@ impl Table {
     fn decide_one(&self, charge: &Charge, context: CheckContext) -> (Figures, Verdict) {
         let digest = charge.digest(&self.digester);
         let mut shard = self.lock(shard_of(digest));
-        let mut place = shard.place(digest, charge, context.now, &self.capacity);
-        let look = place.look(charge, context);
+        let mut record = shard.open(digest, charge, context.now, &self.capacity);
+        let look = record.look(charge, context);
         let verdict = Verdict::of(slice::from_ref(&look));
-        (place.conclude(&look, context, verdict), verdict)
+        (record.conclude(&look, context, verdict), verdict)
     }
 
     /// Looks at all charges first, and then counts all of them or none.
@@ -112,13 +103,13 @@ impl Table {
         let looks: Vec<_> = charges
             .map(|(charge, digest)| {
                 let shard = &mut shards[number_of(*digest)];
-                shard.place(*digest, charge, context.now, &self.capacity).look(charge, context)
+                shard.open(*digest, charge, context.now, &self.capacity).look(charge, context)
             })
             .collect();
         let verdict = Verdict::of(&looks);
         let conclude = |(look, digest): (&Look<'_>, &u64)| {
             let shard = &mut shards[number_of(*digest)];
-            shard.place(*digest, look.charge, context.now, &self.capacity).conclude(look, context, verdict)
+            shard.open(*digest, look.charge, context.now, &self.capacity).conclude(look, context, verdict)
         };
         (looks.iter().zip(&digests).map(conclude).collect(), verdict)
     }
@@ -126,19 +117,18 @@ impl Table {
     /// Settles one charge after the other.
     pub(super) fn settle(&self, settlement: &Settlement) -> Settled {
         let now = self.clock.now();
+        let mut costs = settlement.accounts().map(|(_, cost)| cost);
         let mut was_applied = false;
-        let mut figures = Vec::new();
-        for (charge, cost) in settlement.accounts() {
+        let decision = Decision::new(settlement.check(), system_time(now), settlement.id(), |charge| {
             let digest = charge.digest(&self.digester);
             let mut shard = self.lock(shard_of(digest));
-            let (settled, is_known) =
-                shard.place(digest, charge, now, &self.capacity).settle(now, settlement, charge, cost);
+            let record = shard.open(digest, charge, now, &self.capacity);
+            let (figures, is_known) = record.settle(now, settlement, charge, costs.next().flatten());
+            drop(shard);
             was_applied |= is_known;
-            figures.push(settled);
-        }
-        let mut figures = figures.into_iter();
-        let status = |charge: &Charge| figures.next().unwrap_or_default().status(charge);
-        Settled::new(Decision::new(settlement.check(), system_time(now), settlement.id(), status), was_applied)
+            figures.status(charge)
+        });
+        Settled::new(decision, was_applied)
     }
 
     /// Forgets the key of a charge under its limit.
