@@ -158,9 +158,8 @@ impl Log {
     /// back since the admission, the returned time may be before `at`. An entry after `at` belongs
     /// to another admission under the same id.
     pub(super) fn take(&mut self, id: AdmissionId, units: u64, kind: Kind, at: u64) -> Option<u64> {
-        let mut of_id = self.of_id(id, at);
-        let (index, entry) = of_id.find(|(_, entry)| entry.units == units && entry.kind == kind)?;
-        drop(of_id);
+        let is_it = |(_, entry): &(usize, Entry)| entry.units == units && entry.kind == kind;
+        let (index, entry) = self.of_id(id, at).find(is_it)?;
         self.remove(index);
         Some(entry.at)
     }
