@@ -72,15 +72,12 @@ impl Default for ManualClock {
 /// The clock of a store in this process.
 #[derive(Clone)]
 pub(crate) enum Clock {
-    /// The system's time at the start, plus the time since then by tokio's clock. A step of the
-    /// system clock does not change this clock. Tests can pause tokio's clock. Tokio's clock needs
-    /// no runtime.
-    Monotonic {
-        started: Instant,
-        epoch: u64,
-    },
-    /// Like `Monotonic`, but this clock follows a step of the system clock by more than a second.
-    /// The system clock steps when a machine goes on after it was suspended.
+    /// The time since this moment by tokio's clock. A step of the system clock does not change this
+    /// clock. Tests can pause tokio's clock. Tokio's clock needs no runtime.
+    Monotonic(Instant),
+    /// The system's time at the start, plus the time since then by tokio's clock. This clock follows
+    /// a step of the system clock by more than a second. The system clock steps when a machine goes
+    /// on after it was suspended.
     Following(Arc<Following>),
     /// The system's time, which may step. This clock does not drift away from the clocks of other
     /// processes.
@@ -140,7 +137,7 @@ impl Following {
 
 impl Clock {
     pub(crate) fn monotonic() -> Self {
-        Self::Monotonic { started: Instant::now(), epoch: micros_since_epoch(SystemTime::now()) }
+        Self::Monotonic(Instant::now())
     }
 
     pub(crate) fn following() -> Self {
@@ -152,10 +149,10 @@ impl Clock {
         }))
     }
 
-    /// Microseconds since the Unix epoch.
+    /// Microseconds since the Unix epoch, or since the start of a monotonic clock.
     pub(crate) fn now(&self) -> u64 {
         match self {
-            Self::Monotonic { started, epoch } => epoch.saturating_add(micros(started.elapsed())),
+            Self::Monotonic(start) => micros(start.elapsed()),
             Self::Following(clock) => clock.now(),
             #[cfg(feature = "redis")]
             Self::System => micros_since_epoch(SystemTime::now()),

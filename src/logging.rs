@@ -12,22 +12,23 @@
 use std::{
     error::Error,
     fmt,
-    sync::atomic::{AtomicU64, Ordering},
-    time::Instant,
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
 };
 
 #[cfg(feature = "tracing")]
 pub(crate) use tracing::{error, info, warn};
 
-/// The time between two lines of one kind, in microseconds.
-const INTERVAL: u64 = 1_000_000;
+/// The time between two lines of one kind.
+const INTERVAL: Duration = Duration::from_secs(1);
 
 /// Lets one line a second pass and counts the others.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Throttle {
-    started: Instant,
-    /// The time from which the next line passes, in microseconds since the start.
-    next: AtomicU64,
+    passed_at: Mutex<Option<Instant>>,
     suppressed: AtomicU64,
 }
 
@@ -40,21 +41,13 @@ impl Throttle {
     }
 
     fn pass_at(&self, now: Instant) -> Option<u64> {
-        let now = u64::try_from(now.duration_since(self.started).as_micros()).unwrap_or(u64::MAX);
-        let next = self.next.load(Ordering::Relaxed);
-        let passes = next <= now
-            && self.next.compare_exchange(next, now + INTERVAL, Ordering::Relaxed, Ordering::Relaxed).is_ok();
-        if passes {
-            return Some(self.suppressed.swap(0, Ordering::Relaxed));
+        let mut passed_at = self.passed_at.lock().unwrap_or_else(PoisonError::into_inner);
+        if passed_at.is_some_and(|before| now < before + INTERVAL) {
+            self.suppressed.fetch_add(1, Ordering::Relaxed);
+            return None;
         }
-        self.suppressed.fetch_add(1, Ordering::Relaxed);
-        None
-    }
-}
-
-impl Default for Throttle {
-    fn default() -> Self {
-        Self { started: Instant::now(), next: AtomicU64::new(0), suppressed: AtomicU64::new(0) }
+        *passed_at = Some(now);
+        Some(self.suppressed.swap(0, Ordering::Relaxed))
     }
 }
 
@@ -93,16 +86,14 @@ pub(crate) use {no_line as error, no_line as info, no_line as warn};
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     #[test]
     fn one_line_a_second_passes_and_the_others_are_counted() {
         let throttle = Throttle::default();
-        let second = throttle.started + Duration::from_secs(1);
-        assert_eq!(throttle.pass_at(throttle.started), Some(0));
-        assert_eq!((throttle.pass_at(throttle.started), throttle.pass_at(throttle.started)), (None, None));
-        assert_eq!(throttle.pass_at(second), Some(2));
+        let first = Instant::now();
+        assert_eq!(throttle.pass_at(first), Some(0));
+        assert_eq!((throttle.pass_at(first), throttle.pass_at(first)), (None, None));
+        assert_eq!(throttle.pass_at(first + INTERVAL), Some(2));
     }
 }

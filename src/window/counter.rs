@@ -97,27 +97,24 @@ impl Counter {
         // After a step back of the clock, the estimate stays the same until the window begins in
         // which the units were counted.
         let is_ahead = self.start > from && self.current + self.previous > most;
-        let mut from = if is_ahead { self.start } else { from };
-        let mut counts = self.at(from, window);
-        loop {
-            let end = counts.start + window;
-            if counts.estimate(from, window) <= most {
-                return from;
-            }
-            if let Some(previous) = most.checked_sub(counts.current) {
-                // Doubles are not exact, so the true moment may be a microsecond or two before or
-                // after the computed one.
-                let overlap = (previous as f64 * window as f64 / counts.previous as f64).floor() as u64;
-                let mut fits = (end - overlap.min(window)).saturating_sub(2).max(from + 1);
-                while fits < end && counts.estimate(fits, window) > most {
-                    fits += 1;
-                }
-                if fits < end {
-                    return fits;
-                }
-            }
-            (counts, from) = (counts.at(end, window), end);
+        let from = if is_ahead { self.start } else { from };
+        if self.used(from, window) <= most {
+            return from;
         }
+        let counts = self.at(from, window);
+        // Units leave in the window after the one in which they were counted.
+        let (leaving, left, end) = match most.checked_sub(counts.current) {
+            Some(left) => (counts.previous, left, counts.start + window),
+            None => (counts.current, most, counts.start + 2 * window),
+        };
+        // Doubles are not exact, so the true moment may be a microsecond or two before or after the
+        // computed one.
+        let overlap = (left as f64 * window as f64 / leaving as f64).floor() as u64;
+        let mut fits = (end - overlap.min(window)).saturating_sub(2).max(from);
+        while self.used(fits, window) > most {
+            fits += 1;
+        }
+        fits
     }
 }
 

@@ -15,19 +15,16 @@ use std::collections::VecDeque;
 use super::entry::{Entry, Kind, Sum, UnitsOf};
 use crate::check::AdmissionId;
 
-/// The most entries that one check moves when the clock has stepped back. The next check moves
-/// further entries.
-const PULLED_BACK: usize = if cfg!(test) { 8 } else { 1_000 };
-
 /// The entries in the window. Each entry takes 16 bytes as long as all of them are single units, as
 /// in most logs. Otherwise each takes 24 bytes.
+#[derive(Default)]
 pub(super) struct Log {
     entries: VecDeque<(u64, AdmissionId)>,
     /// `None` as long as all entries are single units.
     units: Option<Box<Units>>,
-    /// The time of the oldest entry, or `u64::MAX` without entries. With this copy, most checks
-    /// need not read the entry itself, which is seldom in the processor's cache.
-    oldest_at: u64,
+    /// The time of the oldest entry. With this copy, most checks need not read the entry itself,
+    /// which is seldom in the processor's cache.
+    oldest_at: Option<u64>,
 }
 
 /// The packed units of each entry, and the sum of all entries.
@@ -59,7 +56,7 @@ impl Log {
     #[inline]
     pub(super) fn trim(&mut self, now: u64, window: u64) {
         let Some(gone) = now.checked_sub(window) else { return };
-        if self.oldest_at > gone {
+        if self.oldest_at.is_none_or(|oldest| oldest > gone) {
             return;
         }
         if self.entries.back().is_some_and(|(last, _)| *last <= gone) {
@@ -85,13 +82,12 @@ impl Log {
     /// The time until the oldest entry leaves the window; 0 if there is none.
     #[inline]
     pub(super) fn reset_after(&self, now: u64, window: u64) -> u64 {
-        if self.len() == 0 { 0 } else { leaves_after(self.oldest_at, now, window) }
+        self.oldest_at.map_or(0, |oldest| leaves_after(oldest, now, window))
     }
 
     /// The time until at most `most` of the units that `units_of` chooses are left. The time is 0
-    /// if no more than `most` are left now. An entry after `present` counts as if its time were
-    /// `present`.
-    pub(super) fn wait_for(&self, most: u64, now: u64, present: u64, window: u64, units_of: UnitsOf) -> u64 {
+    /// if no more than `most` are left now.
+    pub(super) fn wait_for(&self, most: u64, now: u64, window: u64, units_of: UnitsOf) -> u64 {
         let mut excess = units_of(self.sum()).saturating_sub(most);
         if excess == 0 {
             return 0;
@@ -104,16 +100,15 @@ impl Log {
             }),
         };
         let departure = leaves_last.and_then(|index| self.entries.get(index));
-        departure.map_or(0, |(at, _)| leaves_after((*at).min(present), now, window))
+        departure.map_or(0, |(at, _)| leaves_after(*at, now, window))
     }
 
-    /// Moves entries after `present` back to `present`, at most [`PULLED_BACK`] of them.
+    /// Moves entries after `present` back to `present`.
     #[inline]
     pub(super) fn pull_back(&mut self, present: u64) {
         let later = self.up_to(present);
         if later < self.len() {
-            let until = self.len().min(later + PULLED_BACK);
-            self.entries.range_mut(later..until).for_each(|(at, _)| *at = present);
+            self.entries.range_mut(later..).for_each(|(at, _)| *at = present);
             self.changed();
         }
     }
@@ -126,14 +121,14 @@ impl Log {
 
     /// Whether the log has a settlement of this id and time.
     pub(super) fn has_settled(&self, id: AdmissionId, at: u64) -> bool {
-        self.of_id_and_time(id, at).any(|(_, entry)| entry.kind == Kind::Settled)
+        self.of_id(id, at).any(|(_, entry)| entry.kind == Kind::Settled && entry.at == at)
     }
 
     /// The index of the sum of this time, if the log has one. Units can be added to this sum
     /// without a new entry.
     pub(super) fn sum_at(&self, at: u64) -> Option<usize> {
-        let mut of_time = self.of_id_and_time(AdmissionId::from(0), at);
-        of_time.find(|(_, entry)| entry.kind == Kind::Sum).map(|(index, _)| index)
+        let mut of_sums = self.of_id(AdmissionId::from(0), at).take_while(|(_, entry)| entry.at == at);
+        of_sums.find(|(_, entry)| entry.kind == Kind::Sum).map(|(index, _)| index)
     }
 
     /// Adds units to the sum of their time.
@@ -163,9 +158,8 @@ impl Log {
     /// back since the admission, the returned time may be before `at`. An entry after `at` belongs
     /// to another admission under the same id.
     pub(super) fn take(&mut self, id: AdmissionId, units: u64, kind: Kind, at: u64) -> Option<u64> {
-        let mut of_id = self.of_id(id, at);
-        let (index, entry) = of_id.find(|(_, entry)| entry.units == units && entry.kind == kind)?;
-        drop(of_id);
+        let is_it = |(_, entry): &(usize, Entry)| entry.units == units && entry.kind == kind;
+        let (index, entry) = self.of_id(id, at).find(is_it)?;
         self.remove(index);
         Some(entry.at)
     }
@@ -182,7 +176,7 @@ impl Log {
         } else {
             self.entries.insert(index, (entry.at, entry.id));
         }
-        self.oldest_at = self.oldest_at.min(entry.at);
+        self.oldest_at = Some(self.oldest_at.map_or(entry.at, |oldest| oldest.min(entry.at)));
     }
 
     #[cold]
@@ -226,11 +220,6 @@ impl Log {
         until.filter(move |(_, (_, other))| *other == id).filter_map(|(index, _)| Some((index, self.get(index)?)))
     }
 
-    /// The entries with this id of exactly this time.
-    fn of_id_and_time(&self, id: AdmissionId, at: u64) -> impl Iterator<Item = (usize, Entry)> {
-        self.of_id(id, at).take_while(move |(_, entry)| entry.at == at)
-    }
-
     /// The number of entries that are not later than this time.
     #[inline]
     fn up_to(&self, at: u64) -> usize {
@@ -250,16 +239,10 @@ impl Log {
     /// Updates the fields that depend on the entries, after entries have gone or moved.
     #[inline]
     fn changed(&mut self) {
-        self.oldest_at = self.entries.front().map_or(u64::MAX, |(at, _)| *at);
+        self.oldest_at = self.entries.front().map(|(at, _)| *at);
         if self.entries.is_empty() {
             self.units = None;
         }
-    }
-}
-
-impl Default for Log {
-    fn default() -> Self {
-        Self { entries: VecDeque::new(), units: None, oldest_at: u64::MAX }
     }
 }
 
@@ -294,7 +277,7 @@ mod tests {
     /// The wait until at most `most` units are left, after a refusal has moved entries back.
     fn wait_for(log: &mut Log, most: u64, now: u64) -> u64 {
         log.pull_back(now);
-        log.wait_for(most, now, now, WINDOW, Sum::all)
+        log.wait_for(most, now, WINDOW, Sum::all)
     }
 
     #[test]
@@ -315,7 +298,7 @@ mod tests {
     fn reserved_units_count_for_the_longest_wait_only() {
         let mut log = log(&[(5_000, 1), (5_200, 2)]);
         log.insert(Entry { at: 4_900, id: AdmissionId::fresh(), kind: Kind::Reserved, units: 3 });
-        let wait_for = |most, units_of| log.wait_for(most, 5_300, 5_300, WINDOW, units_of);
+        let wait_for = |most, units_of| log.wait_for(most, 5_300, WINDOW, units_of);
         let waits = [6, 5, 3, 2, 1, 0].map(|most| (wait_for(most, Sum::not_reserved), wait_for(most, Sum::all)));
         assert_eq!(waits, [(0, 0), (0, 600), (0, 600), (700, 700), (900, 900), (900, 900)]);
     }
@@ -429,7 +412,7 @@ mod tests {
                 Step::PullBack { at } => {
                     log.pull_back(since + at);
                     let later = plain.0.iter_mut().filter(|entry| entry.at > since + at);
-                    later.take(PULLED_BACK).for_each(|entry| entry.at = since + at);
+                    later.for_each(|entry| entry.at = since + at);
                 }
                 Step::Find { nth, later } if !plain.0.is_empty() => {
                     let nth = nth % plain.0.len();
@@ -437,7 +420,6 @@ mod tests {
                     let at = plain.0[nth].at + later;
                     let find = |at| log.of_id(entry.id, at).map(|(_, entry)| entry).collect::<Vec<_>>();
                     assert_eq!(find(at), [entry]);
-                    assert!(log.of_id_and_time(entry.id, entry.at).eq(log.of_id(entry.id, at)));
                     assert!(entry.at == 0 || find(entry.at - 1).is_empty(), "what is later is not found");
                 }
                 Step::Departure { units, is_reserved } => {
@@ -452,7 +434,7 @@ mod tests {
                     let departure = plain.0.iter().find(departs).filter(|_| all > 0);
                     let waits = departure.map_or(0, |entry| leaves_after(entry.at, since, WINDOW));
                     let most = all.saturating_sub(units);
-                    assert_eq!(log.wait_for(most, since, u64::MAX, WINDOW, units_of), waits);
+                    assert_eq!(log.wait_for(most, since, WINDOW, units_of), waits);
                 }
                 Step::Settle { .. } | Step::Add { .. } | Step::Find { .. } => {}
             }
@@ -460,7 +442,7 @@ mod tests {
             let oldest = plain.0.first().copied();
             let last = plain.0.last().copied();
             let at = |entry: Option<Entry>| entry.map(|entry| entry.at);
-            assert_eq!((log.len(), log.oldest_at), (plain.0.len(), at(oldest).unwrap_or(u64::MAX)));
+            assert_eq!((log.len(), log.oldest_at), (plain.0.len(), at(oldest)));
             assert_eq!(at(log.iter().last()), at(last));
             let mut sum = Sum::default();
             plain.0.iter().for_each(|entry| sum.add(entry.sum()));

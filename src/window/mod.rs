@@ -136,7 +136,7 @@ impl Window {
         let reset_after = match &self.counter {
             None => self.log.reset_after(now, window),
             // The time until fewer units count.
-            Some(_) => used.checked_sub(1).map_or(0, |most| self.wait_for(most, now, now, window, Sum::all)),
+            Some(_) => used.checked_sub(1).map_or(0, |most| self.wait_for(most, now, window, Sum::all)),
         };
         Figures { used, reserved: self.log.sum().reserved, reset_after, retry: None }
     }
@@ -151,14 +151,14 @@ impl Window {
     #[inline]
     pub(crate) fn refuse(&mut self, charge: &Charge, now: u64, is_of_sums: bool) -> Figures {
         let limit = charge.limit();
-        let window = charge.limit().window_micros();
-        let present = if is_of_sums { u64::MAX } else { limit.recorded_at(now) };
-        self.log.pull_back(present);
+        let window = limit.window_micros();
+        if !is_of_sums {
+            self.log.pull_back(limit.recorded_at(now));
+        }
         if let Some(counter) = &mut self.counter {
             counter.pull_back(now, window);
         }
-        let wait_for =
-            |units_of| self.wait_for(limit.units().saturating_sub(charge.cost()), now, present, window, units_of);
+        let wait_for = |units_of| self.wait_for(limit.units().saturating_sub(charge.cost()), now, window, units_of);
         let most = wait_for(Sum::all);
         let least = if self.log.sum().reserved > 0 { wait_for(Sum::not_reserved) } else { most };
         Figures { retry: Some((least, most)), ..self.figures(charge, now) }
@@ -202,7 +202,7 @@ impl Window {
         }
         if !has_room {
             self.merge(now, limit, cost);
-        } else if self.is_full_of_named(limit) {
+        } else if self.is_full_of_named(charge) {
             self.add_up(at, now, limit, cost);
         } else {
             self.log.insert(Entry { at: time, id, kind: Kind::Settled, units: cost });
@@ -219,10 +219,10 @@ impl Window {
 
     /// The time until at most `most` units are in the window. Of the units with an entry, only
     /// those count that `units_of` chooses.
-    fn wait_for(&self, most: u64, now: u64, present: u64, window: u64, units_of: UnitsOf) -> u64 {
+    fn wait_for(&self, most: u64, now: u64, window: u64, units_of: UnitsOf) -> u64 {
         match &self.counter {
             Some(counter) => counter.wait_for(most, now, window, (&self.log, units_of)),
-            None => self.log.wait_for(most, now, present, window, units_of),
+            None => self.log.wait_for(most, now, window, units_of),
         }
     }
 
@@ -256,14 +256,13 @@ impl Window {
     #[inline]
     fn is_named(&self, charge: &Charge, context: CheckContext) -> bool {
         let is_found_again = context.has_caller_id || charge.lease_micros().is_some();
-        charge.is_exact() || is_found_again && !self.is_full_of_named(charge.limit())
+        charge.is_exact() || is_found_again && !self.is_full_of_named(charge)
     }
 
     /// Whether the key has so many entries that further units get no entry with an id. Exact logs
     /// and concurrent limits have no such bound.
-    fn is_full_of_named(&self, limit: &Limit) -> bool {
-        !matches!(limit.algorithm().kind(), algorithm::Kind::Log | algorithm::Kind::Concurrent)
-            && self.len() >= MOST_NAMED
+    fn is_full_of_named(&self, charge: &Charge) -> bool {
+        !charge.is_exact() && self.len() >= MOST_NAMED
     }
 }
 

@@ -11,7 +11,7 @@ use std::{
     collections::HashMap,
     sync::{
         Arc, Mutex, PoisonError, RwLock,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        atomic::{AtomicUsize, Ordering},
     },
 };
 
@@ -27,16 +27,15 @@ use crate::{
 pub(super) const DEFAULT_CAPACITY: usize = 1_000_000;
 
 /// The number of cells that all limits together have for each admission of the capacity. Two cells
-/// take 32 bytes.
+/// take 24 bytes.
 const CELLS: usize = 2;
 
 pub(super) struct Capacity {
     pub(super) admissions: usize,
-    taken: Counter,
+    taken: CacheLines<AtomicUsize>,
     /// The number of cells that are left for further limits. A limit that needs cells gets half of
     /// them.
     cells: AtomicUsize,
-    is_lacking: AtomicBool,
     /// Names may come from a database, so limits without records and cells are forgotten.
     limits: RwLock<HashMap<Identity, Arc<LimitUsage>>>,
 }
@@ -44,24 +43,22 @@ pub(super) struct Capacity {
 /// The capacity and the cells that one limit uses.
 pub(super) struct LimitUsage {
     pub(super) identity: Identity,
-    has_cells: AtomicBool,
     cells: Mutex<Option<Cells>>,
-    admissions: Counter,
+    admissions: CacheLines<AtomicUsize>,
 }
 
-// A number in cache lines of its own. Threads write the number often, and read the fields beside it
-// for every check.
+/// A value in cache lines of its own. Threads write it often. If it shared cache lines, threads that
+/// use its neighbours would wait for them.
 #[derive(Default)]
 #[repr(align(128))]
-struct Counter(AtomicUsize);
+pub(super) struct CacheLines<T>(pub(super) T);
 
 impl Capacity {
     pub(super) fn new(admissions: usize) -> Self {
         Self {
             admissions,
-            taken: Counter::default(),
+            taken: CacheLines::default(),
             cells: AtomicUsize::new(admissions.saturating_mul(CELLS)),
-            is_lacking: AtomicBool::default(),
             limits: RwLock::default(),
         }
     }
@@ -73,7 +70,7 @@ impl Capacity {
     /// The number of limits with records or cells.
     pub(super) fn limits(&self) -> usize {
         let limits = self.limits.read().unwrap_or_else(PoisonError::into_inner);
-        limits.values().filter(|usage| Arc::strong_count(usage) > 1 || usage.has_cells()).count()
+        limits.values().filter(|usage| is_in_use(usage)).count()
     }
 
     /// The usage of a limit, for a new record.
@@ -83,9 +80,8 @@ impl Capacity {
             let mut limits = self.limits.write().unwrap_or_else(PoisonError::into_inner);
             let new = || LimitUsage {
                 identity: limit.identity.clone(),
-                has_cells: AtomicBool::default(),
                 cells: Mutex::default(),
-                admissions: Counter::default(),
+                admissions: CacheLines::default(),
             };
             Arc::clone(limits.entry(limit.identity.clone()).or_insert_with(|| new().into()))
         })
@@ -94,13 +90,11 @@ impl Capacity {
     pub(super) fn forget_unused(&self, now: u64) {
         let mut limits = self.limits.write().unwrap_or_else(PoisonError::into_inner);
         limits.retain(|_, usage| {
-            let mut cells = lock(&usage.cells);
-            if let Some(over) = cells.take_if(|cells| cells.over_at <= now) {
-                usage.has_cells.store(false, Ordering::Relaxed);
+            if let Some(over) = lock(&usage.cells).take_if(|cells| cells.are_over(now)) {
                 // Each limit has one cell on top, which was not taken from `self.cells`.
-                self.cells.fetch_add(over.cells.len() - 1, Ordering::Relaxed);
+                self.cells.fetch_add(over.len - 1, Ordering::Relaxed);
             }
-            cells.is_some() || Arc::strong_count(usage) > 1
+            is_in_use(usage)
         });
         if limits.capacity() / 4 > limits.len() {
             limits.shrink_to_fit();
@@ -124,30 +118,18 @@ impl Capacity {
         if before == admissions || usage.is_of_places() {
             return;
         }
-        for Counter(counter) in [&usage.admissions, &self.taken] {
-            if admissions > before {
-                counter.fetch_add(admissions - before, Ordering::Relaxed);
-            } else {
-                counter.fetch_sub(before - admissions, Ordering::Relaxed);
-            }
-        }
+        // The sum of the counter and of a negative change wraps to the lower number.
+        let change = admissions.wrapping_sub(before);
+        usage.admissions.0.fetch_add(change, Ordering::Relaxed);
+        self.taken.0.fetch_add(change, Ordering::Relaxed);
     }
 
-    /// Counts units of a key in the cells of its limit, which has no room for a record. Lets the
-    /// next check sweep overdue shards.
+    /// Counts units of a key in the cells of its limit, which has no room for a record.
     #[cold]
     pub(super) fn count_in_cells(&self, usage: &LimitUsage, digest: u64, now: u64, units: u64) {
-        self.is_lacking.store(true, Ordering::Relaxed);
         let half = || self.cells.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |free| Some(free / 2));
         let new = || Cells::new(usage.identity.window_micros, half().map_or(0, |free| free.div_ceil(2)));
         lock(&usage.cells).get_or_insert_with(new).add(digest, now, units);
-        usage.has_cells.store(true, Ordering::Relaxed);
-    }
-
-    /// Whether a limit has had no room since the last call.
-    #[inline]
-    pub(super) fn was_lacking(&self) -> bool {
-        self.is_lacking.load(Ordering::Relaxed) && self.is_lacking.swap(false, Ordering::Relaxed)
     }
 }
 
@@ -158,17 +140,20 @@ impl LimitUsage {
 
     /// Whether keys of the limit were counted in cells lately.
     pub(super) fn has_cells(&self) -> bool {
-        self.has_cells.load(Ordering::Relaxed)
+        lock(&self.cells).is_some()
     }
 
     /// The window for a new record of a key. It is empty, or has the units that cells have counted
     /// for the key.
     pub(super) fn window_of(&self, limit: &Limit, digest: u64, now: u64) -> Window {
-        // The thread that counted the key in cells held the lock of the key's shard, which this
-        // thread holds now. So this thread sees the `has_cells` that the other thread has set.
-        if let Some(cells) = self.has_cells().then(|| lock(&self.cells)).as_deref_mut().and_then(Option::as_mut) {
-            return Window::of_sums(limit, cells.of_key(digest, now), now);
+        match &mut *lock(&self.cells) {
+            Some(cells) => Window::of_sums(limit, cells.of_key(digest, now), now),
+            None => Window::new(limit),
         }
-        Window::new(limit)
     }
+}
+
+/// Whether a limit has records or cells.
+fn is_in_use(usage: &Arc<LimitUsage>) -> bool {
+    Arc::strong_count(usage) > 1 || usage.has_cells()
 }

@@ -24,8 +24,8 @@
 //!    again under the same id may count again. A [reset](crate::Limiter::reset) leaves cells as
 //!    they are. The units of cells leave within one and a half windows.
 //! 8. While checks arrive, they sweep expired admissions in passing: one shard at a time, and all
-//!    shards within a second. After a check that found no room, the next check also sweeps shards
-//!    that were not swept within the last second.
+//!    shards within a second. The first check after a pause makes up for the sweeps, but never for
+//!    longer than about a millisecond.
 
 mod capacity;
 mod cells;
@@ -123,7 +123,7 @@ impl MemoryStore {
     /// A single limit gets half of the capacity, rounded up, and each further limit gets half of
     /// the rest. So a new limit always finds capacity. A limit that has used up its share still
     /// decides: its new keys [share counts](Self#when-it-is-full), and some or all of these keys
-    /// are refused too early. The shared counts of all limits together take at most 32 bytes more
+    /// are refused too early. The shared counts of all limits together take at most 24 bytes more
     /// for each admission of the capacity.
     ///
     /// Give the store at least twice as much capacity as the number of admissions that all limits
@@ -131,10 +131,11 @@ impl MemoryStore {
     /// fill.
     ///
     /// A check takes microseconds, however many admissions of its key are remembered. There are
-    /// four exceptions, which take up to a millisecond if the key has half a million admissions: a
+    /// five exceptions, which take up to a millisecond if the key has half a million admissions: a
     /// check with an [id](crate::Check::id) of the caller's, the refusal of a large cost where
     /// admissions have different costs, a reservation whose lease ends in the middle of the window,
-    /// and the settlement of an old admission.
+    /// the settlement of an old admission, and the first refusal after a step back of the clock.
+    /// After a pause, a check also sweeps expired admissions of other keys, for up to a millisecond.
     pub fn capacity(&self, admissions: usize) -> Self {
         Self::with(self.0.clock.clone(), admissions)
     }

@@ -33,7 +33,7 @@ struct Record {
 }
 
 /// The record of a charge, while the lock of its shard is held.
-pub(super) struct Place<'a> {
+pub(super) struct OpenRecord<'a> {
     record: OccupiedEntry<'a, Record>,
     capacity: &'a Capacity,
 }
@@ -59,12 +59,15 @@ pub(super) enum Verdict {
 impl Shard {
     /// Finds the record of a charge, or adds it.
     #[inline]
-    pub(super) fn place<'a>(&'a mut self, digest: u64, charge: &Charge, now: u64, capacity: &'a Capacity) -> Place<'a> {
-        let record = match self.0.find_entry(digest, |record| record.is_of(digest, charge)) {
-            Ok(found) => found,
-            Err(absent) => Record::insert(absent.into_table(), digest, charge, now, capacity),
-        };
-        Place { record, capacity }
+    pub(super) fn open<'a>(
+        &'a mut self,
+        digest: u64,
+        charge: &Charge,
+        now: u64,
+        capacity: &'a Capacity,
+    ) -> OpenRecord<'a> {
+        let found = self.0.entry(digest, |record| record.is_of(digest, charge), |record| record.digest);
+        OpenRecord { record: found.or_insert_with(|| Record::new(digest, charge, now, capacity)), capacity }
     }
 
     /// Forgets the key of a charge. Units that were counted in cells stay.
@@ -94,12 +97,12 @@ impl Shard {
     }
 }
 
-impl Place<'_> {
+impl OpenRecord<'_> {
     /// Drops entries that have left the window, and tells whether the charge fits beside the other
     /// entries.
     #[inline]
     pub(super) fn look<'a>(&mut self, charge: &'a Charge, context: CheckContext) -> Look<'a> {
-        let Record { window, .. } = self.record.get_mut();
+        let window = &mut self.record.get_mut().window;
         window.trim(context.now, charge.limit().window_micros());
         let may_be_counted = context.has_caller_id && charge.units() > 0;
         let counted_at = may_be_counted.then(|| window.counted_at(charge, context.id)).flatten();
@@ -113,16 +116,14 @@ impl Place<'_> {
     #[inline]
     pub(super) fn conclude(mut self, look: &Look<'_>, context: CheckContext, verdict: Verdict) -> Figures {
         let charge = look.charge;
-        let now = context.now;
-        if !look.refuses && matches!(verdict, Verdict::Admitted) {
-            return self.admit(charge, context);
-        }
         let is_new = self.is_new();
         let window = &mut self.record.get_mut().window;
-        let is_known = matches!(verdict, Verdict::Known(_));
-        let figures =
-            if look.refuses && !is_known { window.refuse(charge, now, is_new) } else { window.figures(charge, now) };
-        self.leave(0, now, false);
+        let figures = match verdict {
+            Verdict::Admitted if !look.refuses => return self.admit(charge, context),
+            Verdict::Admitted | Verdict::Refused if look.refuses => window.refuse(charge, context.now, is_new),
+            _ => window.figures(charge, context.now),
+        };
+        self.leave(0, context.now, false);
         figures
     }
 
@@ -227,19 +228,10 @@ impl Verdict {
 
 impl Record {
     #[cold]
-    fn insert<'a>(
-        records: &'a mut HashTable<Self>,
-        digest: u64,
-        charge: &Charge,
-        now: u64,
-        capacity: &Capacity,
-    ) -> OccupiedEntry<'a, Self> {
-        let limit = charge.limit();
-        let key = charge.key().clone();
-        let usage = capacity.usage(limit);
-        let window = usage.window_of(limit, digest, now);
-        let record = Self { digest, key, usage, entries: 0, window };
-        records.insert_unique(digest, record, |record| record.digest)
+    fn new(digest: u64, charge: &Charge, now: u64, capacity: &Capacity) -> Self {
+        let usage = capacity.usage(charge.limit());
+        let window = usage.window_of(charge.limit(), digest, now);
+        Self { digest, key: charge.key().clone(), usage, entries: 0, window }
     }
 
     #[inline]

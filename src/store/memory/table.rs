@@ -4,12 +4,12 @@ use std::{
     array, slice,
     sync::{
         Mutex, MutexGuard,
-        atomic::{AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicU64, Ordering},
     },
 };
 
 use super::{
-    capacity::Capacity,
+    capacity::{CacheLines, Capacity},
     shard::{Look, Shard, Verdict},
 };
 use crate::{
@@ -28,38 +28,31 @@ const SHARDS: usize = 64;
 /// The time within which all shards are swept, in microseconds, as long as checks arrive.
 const SWEEP_CYCLE: u64 = 1_000_000;
 
-/// After a check that found no room, the next check sweeps overdue shards. It stops when it has
-/// swept this many keys, which takes less than a millisecond.
+/// The time between two sweeps, in microseconds. Each sweeps one shard.
+const SWEEP_INTERVAL: u64 = SWEEP_CYCLE / SHARDS as u64;
+
+/// After a time without checks, the next check makes up for the sweeps. It stops when it has swept
+/// this many keys, which takes less than a millisecond.
 const SWEPT_AT_ONCE: usize = 10_000;
 
 /// The state that the clones of a store share.
 pub(super) struct Table {
-    shards: [LockedShard; SHARDS],
+    shards: [CacheLines<Mutex<Shard>>; SHARDS],
     digester: Digester,
     pub(super) clock: Clock,
     pub(super) capacity: Capacity,
+    /// The time of the next sweep.
     sweep_due: AtomicU64,
-    next_swept: AtomicUsize,
-}
-
-/// A shard behind its lock, in cache lines of its own. If shards shared cache lines, threads that
-/// lock different shards would wait for each other.
-#[derive(Default)]
-#[repr(align(128))]
-struct LockedShard {
-    shard: Mutex<Shard>,
-    swept_at: AtomicU64,
 }
 
 impl Table {
     pub(super) fn new(clock: Clock, capacity: Capacity) -> Self {
         Self {
-            shards: array::from_fn(|_| LockedShard::default()),
+            shards: array::from_fn(|_| CacheLines::default()),
             digester: Digester::default(),
             clock,
             capacity,
             sweep_due: AtomicU64::new(0),
-            next_swept: AtomicUsize::new(0),
         }
     }
 
@@ -69,20 +62,17 @@ impl Table {
 
         let id = check.id().unwrap_or_else(AdmissionId::fresh);
         let context = CheckContext { now, id, has_caller_id: check.id().is_some() };
-        let decision = |verdict: Verdict, statuses| {
-            let at = if let Verdict::Known(at) = verdict { at } else { now };
-            Decision::of_statuses(system_time(at), id, statuses)
-        };
+        let at = |verdict| system_time(if let Verdict::Known(at) = verdict { at } else { now });
         // Statuses are made after the locks are free.
         match check.only_charge() {
             Some(charge) => {
                 let (figures, verdict) = self.decide_one(charge, context);
-                decision(verdict, (figures.status(charge), Vec::new()))
+                Decision::new(check, at(verdict), id, |charge| figures.status(charge))
             }
             None => {
                 let (figures, verdict) = self.decide_all(check, context);
                 let mut figures = figures.into_iter();
-                decision(verdict, check.map_charges(|charge| figures.next().unwrap_or_default().status(charge)))
+                Decision::new(check, at(verdict), id, |charge| figures.next().unwrap_or_default().status(charge))
             }
         }
     }
@@ -93,10 +83,10 @@ impl Table {
     fn decide_one(&self, charge: &Charge, context: CheckContext) -> (Figures, Verdict) {
         let digest = charge.digest(&self.digester);
         let mut shard = self.lock(shard_of(digest));
-        let mut place = shard.place(digest, charge, context.now, &self.capacity);
-        let look = place.look(charge, context);
+        let mut record = shard.open(digest, charge, context.now, &self.capacity);
+        let look = record.look(charge, context);
         let verdict = Verdict::of(slice::from_ref(&look));
-        (place.conclude(&look, context, verdict), verdict)
+        (record.conclude(&look, context, verdict), verdict)
     }
 
     /// Looks at all charges first, and then counts all of them or none.
@@ -113,13 +103,13 @@ impl Table {
         let looks: Vec<_> = charges
             .map(|(charge, digest)| {
                 let shard = &mut shards[number_of(*digest)];
-                shard.place(*digest, charge, context.now, &self.capacity).look(charge, context)
+                shard.open(*digest, charge, context.now, &self.capacity).look(charge, context)
             })
             .collect();
         let verdict = Verdict::of(&looks);
         let conclude = |(look, digest): (&Look<'_>, &u64)| {
             let shard = &mut shards[number_of(*digest)];
-            shard.place(*digest, look.charge, context.now, &self.capacity).conclude(look, context, verdict)
+            shard.open(*digest, look.charge, context.now, &self.capacity).conclude(look, context, verdict)
         };
         (looks.iter().zip(&digests).map(conclude).collect(), verdict)
     }
@@ -127,19 +117,18 @@ impl Table {
     /// Settles one charge after the other.
     pub(super) fn settle(&self, settlement: &Settlement) -> Settled {
         let now = self.clock.now();
+        let mut costs = settlement.accounts().map(|(_, cost)| cost);
         let mut was_applied = false;
-        let mut figures = Vec::new();
-        for (charge, cost) in settlement.accounts() {
+        let decision = Decision::new(settlement.check(), system_time(now), settlement.id(), |charge| {
             let digest = charge.digest(&self.digester);
             let mut shard = self.lock(shard_of(digest));
-            let (settled, is_known) =
-                shard.place(digest, charge, now, &self.capacity).settle(now, settlement, charge, cost);
+            let record = shard.open(digest, charge, now, &self.capacity);
+            let (figures, is_known) = record.settle(now, settlement, charge, costs.next().flatten());
+            drop(shard);
             was_applied |= is_known;
-            figures.push(settled);
-        }
-        let mut figures = figures.into_iter();
-        let status = |charge: &Charge| figures.next().unwrap_or_default().status(charge);
-        Settled::new(Decision::new(settlement.check(), system_time(now), settlement.id(), status), was_applied)
+            figures.status(charge)
+        });
+        Settled::new(decision, was_applied)
     }
 
     /// Forgets the key of a charge under its limit.
@@ -154,52 +143,40 @@ impl Table {
 
     #[inline]
     fn lock(&self, index: usize) -> MutexGuard<'_, Shard> {
-        lock(&self.shards[index].shard)
+        lock(&self.shards[index].0)
     }
 
-    /// Sweeps the next shard if a sweep is due. If the lock of that shard is taken, the shard waits
-    /// for the next cycle. Sweeps overdue shards as well if a limit has had no room since the last
-    /// call.
     #[inline]
     fn sweep_in_passing(&self, now: u64) {
         let due = self.sweep_due.load(Ordering::Relaxed);
-        let next = now.saturating_add(SWEEP_CYCLE / SHARDS as u64);
         // A time far ahead is left over from before the clock stepped back.
-        let is_due = due <= now || due > next;
-        if is_due && self.sweep_due.compare_exchange(due, next, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
-            self.sweep_next(now);
-        }
-        if self.capacity.was_lacking() {
-            self.sweep_overdue(now);
+        if due <= now || due > now.saturating_add(SWEEP_INTERVAL) {
+            self.sweep(now, due);
         }
     }
 
+    /// Makes the sweeps that are due, until another thread makes them too. If the lock of a shard
+    /// is taken, the shard waits for the next cycle.
     #[cold]
-    fn sweep_next(&self, now: u64) {
-        let index = self.next_swept.fetch_add(1, Ordering::Relaxed) % SHARDS;
-        let LockedShard { shard, swept_at } = &self.shards[index];
-        if let Ok(mut shard) = shard.try_lock() {
-            shard.sweep(now, &self.capacity);
-            swept_at.store(now, Ordering::Relaxed);
-        }
-        if index == 0 {
-            self.capacity.forget_unused(now);
-        }
-    }
-
-    /// Sweeps shards that have not been swept for a whole cycle. If several threads come at once,
-    /// only one of them sweeps a given shard.
-    #[cold]
-    fn sweep_overdue(&self, now: u64) {
+    fn sweep(&self, now: u64, mut due: u64) {
         let mut keys = 0;
-        for (index, LockedShard { swept_at, .. }) in self.shards.iter().enumerate() {
-            let swept = swept_at.load(Ordering::Relaxed);
-            let is_overdue = keys < SWEPT_AT_ONCE && (swept > now || now - swept >= SWEEP_CYCLE);
-            if is_overdue && swept_at.compare_exchange(swept, now, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
-                let mut shard = self.lock(index);
+        for _ in 0..SHARDS {
+            let next = due.clamp(now.saturating_sub(SWEEP_CYCLE), now).saturating_add(SWEEP_INTERVAL);
+            if self.sweep_due.compare_exchange(due, next, Ordering::Relaxed, Ordering::Relaxed).is_err() {
+                return;
+            }
+            let index = (next / SWEEP_INTERVAL) as usize % SHARDS;
+            if let Ok(mut shard) = self.shards[index].0.try_lock() {
                 keys += shard.keys();
                 shard.sweep(now, &self.capacity);
             }
+            if index == 0 {
+                self.capacity.forget_unused(now);
+            }
+            if next > now || keys >= SWEPT_AT_ONCE {
+                return;
+            }
+            due = next;
         }
     }
 }

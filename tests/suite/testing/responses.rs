@@ -38,8 +38,8 @@ fn an_admitted_request_has_any_other_status_and_says_how_many_units_are_left() {
     for (status, headers, expected) in [
         (429, "", "429"),
         (503, "", "503"),
-        (200, "grpc-status: 8", "a limit refused it"),
-        (200, "grpc-status: 14", "the store did not decide"),
+        (200, "grpc-status: 8", "\"grpc-status\": \"8\""),
+        (200, "grpc-status: 14", "\"grpc-status\": \"14\""),
         (200, "x-ratelimit-limit: 5, x-ratelimit-remaining: 6", "more units are left"),
         (200, "x-ratelimit-limit: 5, x-ratelimit-remaining: many", "x-ratelimit-remaining is not a number"),
     ] {
@@ -54,20 +54,17 @@ async fn a_request_without_a_key_is_not_admitted() {
     const LIMIT: Limit = Limit::per_minute("requests", 5);
     let layer = |limit: KeyedLimit| RateLimitLayer::new(MemoryStore::new()).limit(limit);
     let denied = layer(LIMIT.by(anyone)).deny(anyone, [Key::new("test", "anyone")]);
-    for (layer, status, cause) in [
-        (layer(LIMIT.by(PeerIp::new())), "500", "it has no peer address"),
-        (layer(LIMIT.by(Header::new("x-tenant"))), "400", "it lacks what the key is read from"),
-        (
-            layer(LIMIT.by(ApiKey::bearer(&Secret::new("a secret that only the tests know").unwrap()))),
-            "401",
-            "it has no valid API key",
-        ),
-        (denied, "403", "its key is denied"),
+    let bearer = ApiKey::bearer(&Secret::new("a secret that only the tests know").unwrap());
+    for (layer, rejection) in [
+        (layer(LIMIT.by(PeerIp::new())), "the layer rejected it: 500"),
+        (layer(LIMIT.by(Header::new("x-tenant"))), "the layer rejected it: 400"),
+        (layer(LIMIT.by(bearer)), "the layer rejected it: 401"),
+        (denied, "the layer rejected it: 403"),
     ] {
         let response = layer.layer(service_fn(hello)).oneshot(request()).await.unwrap();
         let failure = failure(assert_admitted, &response.map(drop)).unwrap();
-        assert!(failure.contains("the layer rejected it") && failure.contains(cause), "{failure}");
-        assert!(failure.contains(status), "{failure}");
+        assert!(failure.contains(rejection), "{failure}");
+        assert_eq!(failure.contains("Give requests a peer"), rejection.ends_with("500"), "{failure}");
     }
 }
 
