@@ -31,8 +31,6 @@
 //! assert_eq!("login=5/min".parse(), Ok(LOGIN));
 //! ```
 
-#[cfg(feature = "calendar")]
-pub mod calendar;
 pub mod prefetch;
 pub(crate) mod text;
 

@@ -6,7 +6,6 @@ use std::time::Duration;
 use axum::body::Body;
 use http::{Response, StatusCode, request::Parts};
 #[cfg(feature = "calendar")]
-use tower_sliding_window::limit::calendar::Period;
 use tower_sliding_window::{
     Algorithm, ClientIp, HeaderSets, Key, KeyedLimit, Limit, Limiter, Prefetch, RateLimitLayer, Rejection, Secret,
     extract::{AddressList, KeyError},
@@ -125,11 +124,8 @@ pub(super) const DIMENSIONS: &[Dimension] = &[
             #[cfg(feature = "calendar")]
             value(
                 "calendar",
-                &["Limit::in_time_zone"],
-                Apply::Limit(|limit| {
-                    let month = Limit::per_calendar("month", 1, Period::Month(28));
-                    algorithm_of(limit, &month.in_time_zone("Europe/Berlin").unwrap())
-                }),
+                &[],
+                Apply::Limit(|limit| algorithm_of(limit, &"month=1/month(28) Europe/Berlin".parse().unwrap())),
             ),
             value(
                 "concurrent",
