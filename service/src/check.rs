@@ -267,7 +267,7 @@ pub(crate) async fn check(State(service): State<Arc<Service>>, headers: HeaderMa
     let of_a_place =
         leases(&|asked| all.find_limit(&asked.limit).is_some_and(|(_, keyed)| keyed.limit.is_concurrent()));
     let is_open = leases(&|_| true).is_some() && decision.is_allowed();
-    let id = u64::from(decision.id());
+    let id = decision.id().0;
     let charges = said(&asked);
     let ticket = service.held.ticket(id, &charges);
     if let Some(lease) = of_a_place.filter(|_| decision.holds_place()) {

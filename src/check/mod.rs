@@ -200,12 +200,12 @@ pub(crate) fn charged_twice(limit: &Limit) -> ConfigError {
     ConfigError::new(format!("{mistake}: add up the costs, or give one limit another name"))
 }
 
-/// The id of an admission: 64 bits. See the [module docs](self#ids).
+/// The id of an admission: 64 bits, as a number that the caller can store. See the [module docs](self#ids).
 ///
 /// Never take an id from a client: a client that repeats an id is admitted for free.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 #[must_use]
-pub struct AdmissionId(pub(crate) u64);
+pub struct AdmissionId(pub u64);
 
 impl AdmissionId {
     /// An id that no other admission has.
@@ -236,13 +236,6 @@ pub(crate) fn random() -> u64 {
 impl From<u64> for AdmissionId {
     fn from(id: u64) -> Self {
         Self(id)
-    }
-}
-
-/// Returns the number of an id, so that the caller can store the id.
-impl From<AdmissionId> for u64 {
-    fn from(id: AdmissionId) -> Self {
-        id.0
     }
 }
 

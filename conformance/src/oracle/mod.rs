@@ -140,7 +140,7 @@ impl Oracle {
     ///
     /// As [`decide`](Self::decide).
     pub fn settle(&mut self, now: SystemTime, settlement: &Settlement, got: &Settled) -> Result<(), String> {
-        every_charge_has_a_status(settlement.check(), &got.decision)?;
+        every_charge_has_a_status(&settlement.check, &got.decision)?;
         let mut was_applied = false;
         for (charge, cost) in settlement.accounts() {
             was_applied |= cost.is_some_and(|cost| self.of(charge, now).settle(settlement, cost));
@@ -151,7 +151,7 @@ impl Oracle {
         }
         let mut statuses = got.decision.statuses();
         let status = |charge: &Charge| self.status(charge, now, None, statuses.next().unwrap());
-        let expected = Decision::new(settlement.check(), now, settlement.id(), status);
+        let expected = Decision::new(&settlement.check, now, settlement.id, status);
         self.compare(expected, &got.decision)
     }
 

@@ -139,7 +139,7 @@ impl Table {
         }
         let mut figures = figures.into_iter();
         let status = |charge: &Charge| figures.next().unwrap_or_default().status(charge);
-        Settled::new(Decision::new(settlement.check(), system_time(now), settlement.id(), status), was_applied)
+        Settled { decision: Decision::new(&settlement.check, system_time(now), settlement.id, status), was_applied }
     }
 
     /// Forgets the key of a charge under its limit.

@@ -117,7 +117,7 @@ impl ListStore {
     fn settle_now(&self, settlement: &Settlement) -> Settled {
         let (now, mut all) = (self.clock.now(), self.admissions.lock().unwrap());
         Admission::tidy(&mut all, now);
-        let (id, at, mut was_applied) = (settlement.id(), settlement.at(), false);
+        let (id, at, mut was_applied) = (settlement.id, settlement.at, false);
         for (charge, units) in settlement.accounts() {
             let Some(units) = units else { continue };
             let window = charge.limit().window();
@@ -137,8 +137,8 @@ impl ListStore {
             }
         }
         all.retain(|one| one.units > 0);
-        let decision = Decision::new(settlement.check(), now, id, |charge| status(&all, charge, now, false));
-        Settled::new(decision, was_applied)
+        let decision = Decision::new(&settlement.check, now, id, |charge| status(&all, charge, now, false));
+        Settled { decision, was_applied }
     }
 }
 

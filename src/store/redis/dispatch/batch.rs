@@ -119,7 +119,7 @@ impl Batch {
         self.is_in_flight = false;
         match (&reply, &mut self.lost) {
             (Err(error), None) if error.is_timeout() || needs_new_connection(error) => self.note_lost(),
-            (Ok(_), Some(lost)) => lost.taken.retain(|release| !self.jobs.iter().any(|job| job.has(release.id()))),
+            (Ok(_), Some(lost)) => lost.taken.retain(|release| !self.jobs.iter().any(|job| job.has(release.id))),
             _ => {}
         }
         if reply.is_ok() {

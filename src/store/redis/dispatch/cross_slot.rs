@@ -76,9 +76,9 @@ impl Dispatcher {
             }
             Work::Settle(settling) => {
                 let settlement = &settling.settlement;
-                let (slots, caller) = CrossSlot::new(self, settlement.check(), settlement.id())?;
+                let (slots, caller) = CrossSlot::new(self, &settlement.check, settlement.id)?;
                 let costs = settlement.accounts().map(|(_, cost)| cost).collect();
-                Some((self.runtime.spawn(slots.settle(settlement.at(), costs)), caller))
+                Some((self.runtime.spawn(slots.settle(settlement.at, costs)), caller))
             }
         }
     }

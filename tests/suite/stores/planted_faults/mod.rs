@@ -375,15 +375,15 @@ impl Store for Planted {
         let planted = self.clone();
         Box::pin(async move {
             let now = planted.clock.now();
-            let is_late = |charge: &Charge| charge.lease().is_some_and(|lease| settlement.at() + lease <= now);
-            if matches!(planted.fault, Fault::IgnoresLateSettlements) && settlement.check().charges().any(is_late) {
-                return Ok(Settled::new(planted.look(settlement.check()), false));
+            let is_late = |charge: &Charge| charge.lease().is_some_and(|lease| settlement.at + lease <= now);
+            if matches!(planted.fault, Fault::IgnoresLateSettlements) && settlement.check.charges().any(is_late) {
+                return Ok(Settled { decision: planted.look(&settlement.check), was_applied: false });
             }
             let settlement = match planted.fault {
                 Fault::SettlesAtTheReservedCost => {
                     let mut accounts = settlement.accounts();
                     let cost = |charge: &Charge| accounts.next().unwrap().1.map(|_| charge.cost());
-                    Settlement::by_id(settlement.check().clone(), settlement.id(), settlement.at(), cost)
+                    Settlement::by_id(settlement.check.clone(), settlement.id, settlement.at, cost)
                 }
                 _ => settlement,
             };
@@ -394,11 +394,11 @@ impl Store for Planted {
             match planted.fault {
                 Fault::CountsEachSettlement => {
                     let again = |charge: &Charge| Charge::spent(charge.limit().clone(), charge.key(), 1);
-                    let counted = planted.ask(&check_of(settlement.check().charges().map(again)));
-                    Ok(Settled::new(counted, true))
+                    let counted = planted.ask(&check_of(settlement.check.charges().map(again)));
+                    Ok(Settled { decision: counted, was_applied: true })
                 }
                 Fault::FreesTheKeyBySecondSettlements => {
-                    settlement.check().charges().for_each(|charge| planted.forget(charge));
+                    settlement.check.charges().for_each(|charge| planted.forget(charge));
                     Ok(settled)
                 }
                 _ => Ok(settled),
