@@ -270,10 +270,9 @@ impl Window {
 impl Figures {
     #[inline]
     pub(crate) fn status(self, charge: &Charge) -> LimitStatus {
-        let (least, most) = self.retry.unwrap_or_default();
-        let retry_after = self.retry.map(|_| Duration::from_micros(most));
-        LimitStatus::new(charge, self.used, Duration::from_micros(self.reset_after), retry_after)
-            .with_reserved(self.reserved, Duration::from_micros(least))
+        let micros = Duration::from_micros;
+        let retry = self.retry.map(|(least, most)| (micros(least), micros(most)));
+        LimitStatus::new(charge, self.used, self.reserved, micros(self.reset_after), retry)
     }
 }
 

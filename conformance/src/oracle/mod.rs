@@ -188,8 +188,8 @@ impl Oracle {
         });
         let is_by_reservations = refusal.is_some_and(Refusal::is_by_reservations);
         let least = if is_by_reservations { Duration::ZERO } else { Duration::MAX };
-        LimitStatus::new(charge, tally.used(), if is_late { got.reset_after() } else { reset }, retry)
-            .with_reserved(tally.reserved(), least)
+        let reset = if is_late { got.reset_after() } else { reset };
+        LimitStatus::new(charge, tally.used(), tally.reserved(), reset, retry.map(|retry| (least, retry)))
     }
 
     fn compare(&mut self, expected: Decision, got: &Decision) -> Result<(), String> {

@@ -82,8 +82,9 @@ fn status(all: &[Admission], charge: &Charge, now: SystemTime, may_refuse: bool)
     };
     let number = |units| u64::try_from(units).unwrap_or(u64::MAX);
     let retry = Some(wait(&ours)).filter(|wait| !wait.is_zero());
-    LimitStatus::new(charge, number(units(&ours)), ours.first().map(left).unwrap_or_default(), retry)
-        .with_reserved(number(units(&ours) - units(&kept)), wait(&kept))
+    let waits = retry.map(|retry| (wait(&kept), retry));
+    let reset = ours.first().map(left).unwrap_or_default();
+    LimitStatus::new(charge, number(units(&ours)), number(units(&ours) - units(&kept)), reset, waits)
 }
 
 impl ListStore {

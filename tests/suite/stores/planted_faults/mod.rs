@@ -146,7 +146,7 @@ fn with_times(
             return status.clone();
         }
         let least = if status.is_refused_by_reservations() { Duration::ZERO } else { retry.unwrap_or_default() };
-        LimitStatus::new(charge, status.used(), reset, retry).with_reserved(status.reserved(), least)
+        LimitStatus::new(charge, status.used(), status.reserved(), reset, retry.map(|retry| (least, retry)))
     })
 }
 
@@ -263,8 +263,8 @@ impl Planted {
                     let place = apart.iter().position(|other| is_same(other, charge));
                     let status = decision.statuses().nth(place.unwrap()).unwrap();
                     let least = if status.is_refused_by_reservations() { Duration::ZERO } else { Duration::MAX };
-                    LimitStatus::new(charge, status.used(), status.reset_after(), status.retry_after())
-                        .with_reserved(status.reserved(), least)
+                    let waits = status.retry_after().map(|retry| (least, retry));
+                    LimitStatus::new(charge, status.used(), status.reserved(), status.reset_after(), waits)
                 })
             }
             Fault::DropsLimitsAfterTheFourth => {
@@ -272,7 +272,7 @@ impl Planted {
                 let decision = self.ask(&check.id().into_iter().fold(four, Check::with_id));
                 let mut statuses = decision.statuses();
                 Decision::new(check, decision.at(), decision.id(), |charge| {
-                    let unseen = || LimitStatus::new(charge, charge.cost(), Duration::ZERO, None);
+                    let unseen = || LimitStatus::new(charge, charge.cost(), 0, Duration::ZERO, None);
                     statuses.next().cloned().unwrap_or_else(unseen)
                 })
             }
