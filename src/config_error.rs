@@ -11,7 +11,7 @@ use std::{borrow::Cow, error, fmt};
 /// use tower_sliding_window::Limit;
 ///
 /// let error = Limit::new("login", 5, Duration::ZERO).unwrap_err();
-/// assert_eq!(error.to_string(), "limit \"login\": a limit's window must be 1 ms to 365 days, not 0ns");
+/// assert_eq!(error.to_string(), "limit \"login=5/0ns\": a limit's window must be 1 ms to 365 days");
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigError(Cow<'static, str>);

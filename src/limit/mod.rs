@@ -34,7 +34,7 @@
 pub mod prefetch;
 pub(crate) mod text;
 
-use std::{borrow::Cow, fmt::Debug, num::NonZeroU32, time::Duration};
+use std::{borrow::Cow, num::NonZeroU32, time::Duration};
 
 use self::{
     prefetch::Prefetch,
@@ -83,19 +83,14 @@ impl Limit {
     ///
     /// # Errors
     ///
-    /// [`ConfigError`], naming the value, if the name, the units or the window is outside the
+    /// [`ConfigError`], naming the values, if the name, the units or the window is outside the
     /// [rules](self).
     pub fn new(name: impl Into<Cow<'static, str>>, units: u64, window: Duration) -> Result<Self, ConfigError> {
         let name = name.into();
-        let Some(rule) = text::broken_rule(&name, units, window) else {
-            return Ok(Self::of_valid(name, units, window));
-        };
-        let value: &dyn Debug = match rule {
-            text::NAME_RULE => &name,
-            text::UNITS_RULE => &units,
-            _ => &window,
-        };
-        Err(ConfigError::of_limit(&name, format_args!("{rule}, not {value:?}")))
+        match text::broken_rule(&name, units, window) {
+            Some(rule) => Err(ConfigError::of_limit(&format!("{name}={units}/{window:?}"), rule)),
+            None => Ok(Self::of_valid(name, units, window)),
+        }
     }
 
     /// A limit from literals.

@@ -201,7 +201,7 @@ fn limits_by_the_calendar_are_read_and_written() {
         ("a=1/month(0)", "days 1 to 28"),
         ("a=1/month Europe/Atlantis", "Europe/Atlantis"),
         ("a=1/min UTC", "with a time zone"),
-        ("a=1/month UTC log", "\"log\" has no place"),
+        ("a=1/month UTC log", "has no other algorithm"),
         ("a=1/month UTC prefetch", "prefetch"),
     ] {
         let error = text.parse::<Limit>().unwrap_err().to_string();
