@@ -229,6 +229,20 @@ impl Limit {
         self
     }
 
+    /// The same limit with another number of units. Both limits share their units: see rule 2 of the
+    /// [module docs](self). So an admission can be settled after the limit has become smaller than
+    /// the cost: the charge gets the limit with more units, so that the charge fits.
+    ///
+    /// # Panics
+    ///
+    /// If there are more units than [`MAX_UNITS`](Self::MAX_UNITS).
+    #[track_caller]
+    pub const fn with_units(mut self, units: u64) -> Self {
+        assert!(units <= Self::MAX_UNITS, "{}", text::UNITS_RULE);
+        self.units = units;
+        self
+    }
+
     /// Returns a share of the limit: one of `processes` equal shares, rounded down. `None` if the
     /// limit has units, but the share has none.
     pub(crate) fn shared_by(&self, processes: NonZeroU32) -> Option<Self> {

@@ -22,7 +22,7 @@ use crate::{
 };
 
 const NAME_RULE: &str = "a limit's name must be 1 to 64 characters of A-Z a-z 0-9 _ . -";
-const UNITS_RULE: &str = "a limit's units must be 0 to 2^52";
+pub(super) const UNITS_RULE: &str = "a limit's units must be 0 to 2^52";
 const WINDOW_RULE: &str = "a limit's window must be 1 ms to 365 days";
 
 pub(super) const LIFE_RULE: &str = "the window of a concurrent limit must be 1 s to 365 days";

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use axum::body::Body;
 use http::{Response, StatusCode, request::Parts};
-#[cfg(feature = "calendar")]
 use tower_sliding_window::{
     Algorithm, ClientIp, HeaderSets, Key, KeyedLimit, Limit, Limiter, Prefetch, RateLimitLayer, Rejection, Secret,
     extract::{AddressList, KeyError},
@@ -315,6 +314,7 @@ pub(super) const DIMENSIONS: &[Dimension] = &[
 
 /// Public builder methods that are no options of a row, each with the reason.
 pub(super) const NO_OPTIONS: &[(&str, &str)] = &[
+    ("Limit::with_units", "each row has limits of some number of units"),
     ("RateLimitLayer::limit", "each row has limits"),
     ("RateLimitLayer::limits", "as `limit`, with an error instead of a panic: `configuration::limits`"),
     ("RedisStoreBuilder::build", "makes the store of each row"),
