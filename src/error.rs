@@ -171,7 +171,7 @@ pub struct StoreError {
 }
 
 /// The kind of failure that has kept a store from its work.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum StoreErrorKind {
     /// A setting is wrong: the cause is a [`ConfigError`].
@@ -193,7 +193,6 @@ pub enum StoreErrorKind {
     /// The key has a value of another application.
     WrongType,
     /// Another failure. The cause has its text.
-    #[default]
     Other,
 }
 

@@ -52,7 +52,6 @@ mod charge;
 
 use std::{
     cell::Cell,
-    fmt,
     hash::{BuildHasher, RandomState},
     iter,
     num::NonZeroU32,
@@ -119,8 +118,9 @@ impl Check {
         iter::once(&self.first).chain(&self.rest)
     }
 
-    pub(crate) fn replace(&mut self, place: usize, charge: Charge) {
-        *place.checked_sub(1).and_then(|place| self.rest.get_mut(place)).unwrap_or(&mut self.first) = charge;
+    /// Replaces the charge with this index.
+    pub(crate) fn replace(&mut self, index: usize, charge: Charge) {
+        *index.checked_sub(1).and_then(|index| self.rest.get_mut(index)).unwrap_or(&mut self.first) = charge;
     }
 
     /// Whether prefetches can pay for all charges.
@@ -203,7 +203,7 @@ pub(crate) fn charged_twice(limit: &Limit) -> ConfigError {
 /// The id of an admission: 64 bits, as a number that the caller can store. See the [module docs](self#ids).
 ///
 /// Never take an id from a client: a client that repeats an id is admitted for free.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[must_use]
 pub struct AdmissionId(pub u64);
 
@@ -236,11 +236,5 @@ pub(crate) fn random() -> u64 {
 impl From<u64> for AdmissionId {
     fn from(id: u64) -> Self {
         Self(id)
-    }
-}
-
-impl fmt::Debug for AdmissionId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "AdmissionId({:016x})", self.0)
     }
 }

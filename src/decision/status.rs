@@ -1,6 +1,6 @@
 //! How one limit stands: a part of a [`decision`](crate::decision).
 
-use std::time::Duration;
+use std::{cmp::Reverse, time::Duration};
 
 use crate::{check::Charge, limit::Limit};
 
@@ -17,7 +17,8 @@ pub struct LimitStatus {
     /// The retry time if only reserved units are in the way.
     reserved_after: Duration,
     is_shadow: bool,
-    is_hidden: bool,
+    /// Whether the charge is [hidden](Charge::hidden).
+    pub(super) is_hidden: bool,
     /// Whether the charge has asked for units. A charge of spent units and a charge at no cost ask
     /// for none.
     #[cfg_attr(not(feature = "metrics"), expect(dead_code, reason = "only metrics ask"))]
@@ -125,11 +126,6 @@ impl LimitStatus {
         self.reserved = self.reserved.saturating_sub(reserved);
     }
 
-    /// Returns the same status, hidden if `other` is hidden.
-    pub(crate) fn hidden_as(self, other: &Self) -> Self {
-        Self { is_hidden: other.is_hidden, ..self }
-    }
-
     /// The limit.
     pub fn limit(&self) -> &Limit {
         &self.limit
@@ -197,17 +193,15 @@ impl LimitStatus {
 
     /// Returns the status whose limit is binding: this status or `other`.
     pub(crate) fn binding<'a>(&'a self, other: &'a Self) -> &'a Self {
-        if other.is_shadow != self.is_shadow {
-            return if self.is_shadow { other } else { self };
-        }
-        let longer = other.retry_after().cmp(&self.retry_after());
-        // A place may become free at any moment, so the figures of a concurrent limit tell little.
-        // So of two limits with the same retry time, or with none, a limit with a window is binding
-        // rather than a concurrent limit.
-        let of_window = self.limit.is_concurrent().cmp(&other.limit.is_concurrent());
-        let less_left = other.remaining().cmp(&self.remaining()).reverse();
-        let later = other.reset_after.cmp(&self.reset_after);
-        if longer.then(of_window).then(less_left).then(later).is_gt() { other } else { self }
+        // The limit of the lower rank is binding. A place may become free at any moment, so the
+        // figures of a concurrent limit tell little. So of two limits with the same retry time, or
+        // with none, a limit with a window is binding rather than a concurrent limit.
+        let rank = |status: &Self| {
+            let longest_refusal = Reverse(status.retry_after());
+            let latest_reset = Reverse(status.reset_after);
+            (status.is_shadow, longest_refusal, status.limit.is_concurrent(), status.remaining(), latest_reset)
+        };
+        if rank(other) < rank(self) { other } else { self }
     }
 
     /// The retry time, if the limit refuses the check.

@@ -278,5 +278,6 @@ impl Figures {
 
 /// The kind of entry that an admission of the charge gets.
 fn kind_of(charge: &Charge) -> Kind {
-    if charge.is_reserved() || charge.takes_place() { Kind::Reserved } else { Kind::Named }
+    let is_reserved = charge.lease_micros().is_some() && !charge.is_spent();
+    if is_reserved || charge.takes_place() { Kind::Reserved } else { Kind::Named }
 }
