@@ -51,7 +51,7 @@ fn a_configuration_has_limits_as_text() {
 #[test]
 fn an_error_keeps_its_reason_and_its_place() {
     for (limit, reason) in [
-        (r#""login=5/fortnight""#, "limit \"login=5/fortnight\": the window must be a whole number and a unit"),
+        (r#""login=5/fortnight""#, "limit \"login=5/fortnight\": the window must be a whole number with a unit"),
         (r#""5/min""#, "there is no = between the name and the units"),
         ("5", "invalid type: integer `5`, expected a limit as text, such as \"login=5/min\""),
         (r#""a=4503599627370497/s""#, "units must be 0 to 2^52"),
