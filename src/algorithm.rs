@@ -64,7 +64,7 @@ pub(crate) enum Kind {
     },
     Counter,
     Fixed,
-    /// The algorithm of a limit by the [calendar](crate::limit::calendar).
+    /// The algorithm of a limit by the [calendar](crate::calendar).
     #[cfg(feature = "calendar")]
     Calendar(Calendar),
 }

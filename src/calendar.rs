@@ -1,15 +1,50 @@
-//! The periods of the calendar in a time zone, and when they end.
+//! Limits by the calendar, with the feature `calendar`: a number of units for each hour, day, week
+//! or month of a time zone. [`Limit::parse`](crate::Limit::parse) reads such a limit from its text.
+//! The time zones are those of the [IANA database](https://www.iana.org/time-zones), in the copy of
+//! the system, or else in the copy that comes with this crate.
+//!
+//! 1. A period begins at midnight of its time zone, or at the full hour. So a day on which daylight
+//!    saving begins or ends has 23 or 25 hours. An hour that the clock repeats is a period of two
+//!    hours. Weeks begin on Monday (ISO 8601). Months begin on the first day, or on another day from 1
+//!    to 28: `month(15)` begins on the 15th, such as the day on which a contract began.
+//! 2. All units come back at once when the period ends. So a client can spend the limit just before
+//!    the end and again just after it, as with a [fixed window](crate::Algorithm::fixed_window).
+//! 3. The clock of the store decides: with Redis, the clock of the server. A process only tells the
+//!    store when the periods around the present period end. So if the clock of a process is wrong
+//!    by less than two periods, no period begins twice, and no period ends early. If the clock of a
+//!    process is ahead by more than two periods, or behind by more than three, the checks of the
+//!    process fail.
+//! 4. `Retry-After`, the reset, `RateLimit` and the body of a refusal all tell the end of the
+//!    period.
+//! 5. Limits of another period, first day or time zone count apart. Time zones are told apart by
+//!    their names. So `Asia/Calcutta` and `Asia/Kolkata` are two time zones, although both have the
+//!    same rules.
+//!
+//! ```
+//! use tower_sliding_window::Limit;
+//!
+//! let quota = Limit::parse("quota", "10000/month Europe/Berlin")?;
+//! assert_eq!(quota.to_string(), "quota=10000/month Europe/Berlin");
+//!
+//! let error = Limit::parse("daily", "100/d Europe/Atlantis").unwrap_err();
+//! assert!(error.to_string().contains("Europe/Atlantis"));
+//! # Ok::<(), tower_sliding_window::ConfigError>(())
+//! ```
 
 use std::{
     fmt,
     sync::{PoisonError, RwLock},
 };
 
-use jiff::{Timestamp, ToSpan, civil::DateTime, tz::TimeZone};
+use jiff::{
+    Timestamp, ToSpan,
+    civil::{DateTime, Weekday},
+    tz::TimeZone,
+};
 
 /// The time zones in use. A [`Calendar`] knows its zone by the position of the zone in this list.
 /// The list is never longer than the database of time zones, which has about 600 names.
-/// [`Calendar::number`] has room for 1,023.
+/// [`Calendar::number`] has room for 1,024.
 static ZONES: RwLock<Vec<TimeZone>> = RwLock::new(Vec::new());
 
 const HOUR: u64 = 3_600_000_000;
@@ -18,29 +53,20 @@ const HOUR: u64 = 3_600_000_000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Calendar {
     period: Period,
-    /// Zero is UTC. For other zones, the number is one more than the position in [`ZONES`].
+    /// The position of the time zone in [`ZONES`].
     zone: u16,
 }
 
-/// A period of the calendar.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Period {
-    /// An hour of the clock.
+enum Period {
     Hour,
-    /// A day, from midnight to midnight.
     Day,
-    /// A week, from Monday on.
     Week,
-    /// A month that begins on this day, 1 to 28, such as the day on which a contract began.
-    Month(u8),
+    /// A month that begins on this day. All months have the days from 1 to 28.
+    Month(i8),
 }
 
 impl Calendar {
-    /// Makes the calendar of `period` in UTC.
-    pub(crate) const fn of(period: Period) -> Self {
-        Self { period, zone: 0 }
-    }
-
     /// A length that no period exceeds. Each period of a limit counts as a window of this length
     /// that ends with the period.
     pub(crate) const fn longest(self) -> u64 {
@@ -81,56 +107,32 @@ impl Calendar {
     /// `local`.
     fn start(self, local: DateTime, number: i64) -> Option<DateTime> {
         let date = local.date();
-        let date = match self.period {
-            Period::Hour => return date.at(local.hour(), 0, 0, 0).checked_add(number.hours()).ok(),
-            Period::Day => date.checked_add(number.days()),
-            Period::Week => {
-                let since_monday = i64::from(date.weekday().to_monday_zero_offset());
-                date.checked_add((7 * number - since_monday).days())
-            }
-            Period::Month(from_day) => {
-                let first_day = i64::from(from_day) - 1;
-                // A day before `from_day` is in the period that began in the month before.
-                let months = number - i64::from(i64::from(date.day()) <= first_day);
-                date.first_of_month().checked_add(months.months()).and_then(|first| first.checked_add(first_day.days()))
+        let (present, distance) = match self.period {
+            Period::Hour => (date.at(local.hour(), 0, 0, 0), number.hours()),
+            Period::Day => (date.into(), number.days()),
+            Period::Week => (date.tomorrow().ok()?.nth_weekday(-1, Weekday::Monday).ok()?.into(), number.weeks()),
+            Period::Month(day) => {
+                // A date before `day` is in the period that began in the month before.
+                let after_first = i64::from(day - 1).days();
+                let first = date.checked_sub(after_first).ok()?.first_of_month();
+                (first.checked_add(after_first).ok()?.into(), number.months())
             }
         };
-        Some(date.ok()?.at(0, 0, 0, 0))
+        present.checked_add(distance).ok()
     }
 
     fn zone(self) -> TimeZone {
         let zones = ZONES.read().unwrap_or_else(PoisonError::into_inner);
-        let place = usize::from(self.zone).checked_sub(1);
-        place.and_then(|place| zones.get(place)).cloned().unwrap_or(TimeZone::UTC)
-    }
-
-    pub(crate) fn in_zone(self, name: &str) -> Result<Self, String> {
-        let zone = TimeZone::get(name).map_err(|error| format!("there is no time zone {name:?}: {error}"))?;
-        match zone.iana_name() {
-            Some("UTC") => return Ok(Self { zone: 0, ..self }),
-            // A name without a capital is a name of this system alone, such as "localtime".
-            Some(name) if name.starts_with(|c: char| c.is_ascii_uppercase()) => {}
-            _ => return Err(format!("there is no time zone {name:?}")),
-        }
-        let mut zones = ZONES.write().unwrap_or_else(PoisonError::into_inner);
-        // Zones are compared by name, since keys in Redis contain the name. Two names with the same
-        // rules are two zones. If such names were one zone, keys would contain the name that the
-        // process has met first.
-        let known = zones.iter().position(|known| known.iana_name() == zone.iana_name());
-        let place = known.unwrap_or(zones.len());
-        if known.is_none() {
-            zones.push(zone);
-        }
-        Ok(Self { zone: place as u16 + 1, ..self })
+        zones.get(usize::from(self.zone)).cloned().unwrap_or(TimeZone::UTC)
     }
 
     /// Reads the calendar in the text of a limit: a period such as `month` or `month(15)`, and a
-    /// time zone. `None` for a window that is not of the calendar.
+    /// time zone, which is UTC by default. `None` for a window that is not of the calendar.
     pub(crate) fn read(window: &str, zone: Option<&str>) -> Result<Option<Self>, String> {
         let day = window.strip_prefix("month(").and_then(|rest| rest.strip_suffix(')'));
         let period = match (window, day.map(str::parse)) {
-            (_, Some(Ok(day @ 1..=LAST_DAY))) => Period::Month(day),
-            (_, Some(_)) => return Err(format!("{DAY_RULE}, not {window:?}")),
+            (_, Some(Ok(day @ 1..=28))) => Period::Month(day),
+            (_, Some(_)) => return Err(format!("months can begin on the days 1 to 28, not {window:?}")),
             ("month", _) => Period::Month(1),
             ("week", _) => Period::Week,
             _ if zone.is_none() => return Ok(None),
@@ -142,13 +144,28 @@ impl Calendar {
                 ));
             }
         };
-        Self::of(period).in_zone(zone.unwrap_or("UTC")).map(Some)
+        Ok(Some(Self { period, zone: zone_number(zone.unwrap_or("UTC"))? }))
     }
 }
 
-/// The last day that all months have.
-pub(crate) const LAST_DAY: u8 = 28;
-pub(crate) const DAY_RULE: &str = "months can begin on the days 1 to 28";
+/// Returns the position of a time zone in [`ZONES`].
+fn zone_number(name: &str) -> Result<u16, String> {
+    let zone = TimeZone::get(name).map_err(|error| format!("there is no time zone {name:?}: {error}"))?;
+    // A name without a capital is a name of this system alone, such as "localtime".
+    if !zone.iana_name().is_some_and(|name| name.starts_with(|c: char| c.is_ascii_uppercase())) {
+        return Err(format!("there is no time zone {name:?}"));
+    }
+    let mut zones = ZONES.write().unwrap_or_else(PoisonError::into_inner);
+    // Zones are compared by name, since keys in Redis contain the name. Two names with the same
+    // rules are two zones. If such names were one zone, keys would contain the name that the
+    // process has met first.
+    let known = zones.iter().position(|known| known.iana_name() == zone.iana_name());
+    let number = known.unwrap_or(zones.len());
+    if known.is_none() {
+        zones.push(zone);
+    }
+    Ok(number as u16)
+}
 
 /// Writes the calendar as in the text of a limit, such as `month(15) Europe/Berlin`.
 impl fmt::Display for Calendar {
@@ -192,7 +209,9 @@ mod tests {
     fn periods_end_where_the_library_says() {
         let is_all = std::env::var("CALENDAR").is_ok();
         let mut tested = 0;
-        let zones: BTreeSet<String> = tz::db().available().map(|name| name.to_string()).collect();
+        let names = tz::db().available().map(|name| name.to_string());
+        // The database of the system also has names of this system alone, such as "localtime".
+        let zones: BTreeSet<String> = names.filter(|name| zone_number(name).is_ok()).collect();
         assert!(zones.len() > 300);
         for zone in zones.iter().step_by(if is_all { 1 } else { 5 }) {
             let [day, week, month, contract] = ["d", "week", "month", "month(15)"].map(|text| calendar(text, zone));

@@ -11,9 +11,9 @@ use std::{borrow::Cow, error, fmt};
 /// use tower_sliding_window::Limit;
 ///
 /// let error = Limit::new("login", 5, Duration::ZERO).unwrap_err();
-/// assert_eq!(error.to_string(), "limit \"login\": a limit's window must be 1 ms to 365 days, not 0ns");
+/// assert_eq!(error.to_string(), "limit \"login=5/0ns\": a limit's window must be 1 ms to 365 days");
 /// ```
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigError(Cow<'static, str>);
 
 impl ConfigError {
@@ -30,13 +30,6 @@ impl ConfigError {
 impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
-    }
-}
-
-/// Shows the text: if `main` returns an error, the program prints the `Debug` of the error.
-impl fmt::Debug for ConfigError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("ConfigError").field(&self.0).finish()
     }
 }
 

@@ -157,20 +157,21 @@ impl From<StoreError> for Error {
 /// use tower_sliding_window::{RedisStore, error::StoreErrorKind};
 ///
 /// if let Err(error) = RedisStore::connect("redis://127.0.0.1:1").await {
-///     assert_eq!(error.kind(), StoreErrorKind::Unreachable);
+///     assert_eq!(error.kind, StoreErrorKind::Unreachable);
 /// }
 /// # } }
 /// ```
 #[derive(Clone, Debug)]
 pub struct StoreError {
     doing: &'static str,
-    kind: StoreErrorKind,
+    /// The kind of failure that has kept the store from its work.
+    pub kind: StoreErrorKind,
     pub(crate) is_of_one_check: bool,
     cause: Arc<dyn error::Error + Send + Sync>,
 }
 
 /// The kind of failure that has kept a store from its work.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum StoreErrorKind {
     /// A setting is wrong: the cause is a [`ConfigError`].
@@ -192,7 +193,6 @@ pub enum StoreErrorKind {
     /// The key has a value of another application.
     WrongType,
     /// Another failure. The cause has its text.
-    #[default]
     Other,
 }
 
@@ -219,11 +219,6 @@ impl StoreError {
     pub(crate) fn when(mut self, doing: &'static str) -> Self {
         self.doing = doing;
         self
-    }
-
-    /// The kind of failure that has kept the store from its work.
-    pub fn kind(&self) -> StoreErrorKind {
-        self.kind
     }
 }
 

@@ -41,7 +41,7 @@
 //! | combine limits, or limit each route on its own | [`guide::several_limits`] |
 //! | give each plan or tenant its own limit, or read limits from a configuration | [`guide::limits_by_plan`] |
 //! | limit how many requests, streams, sockets or jobs of a client are open at once | [`guide::at_most_n_at_once`] |
-//! | limit by hours, days, weeks or months of the calendar, in a time zone | [`limit::calendar`] |
+//! | limit by hours, days, weeks or months of the calendar, in a time zone | [`mod@calendar`] |
 //! | count only failed logins, or the tokens that a response used; ban a client for a time | [`guide::costs_known_afterwards`] |
 //! | admit most requests of a busy tenant without asking Redis | [`guide::hot_keys`] |
 //! | limit to millions of units, or spread a hot key over a cluster | [`guide::large_limits`] |
@@ -142,7 +142,7 @@
 
 pub mod algorithm;
 #[cfg(feature = "calendar")]
-mod calendar;
+pub mod calendar;
 pub mod check;
 mod clock;
 mod config_error;

@@ -32,15 +32,15 @@
 //!
 //! let limiter = Limiter::new(MemoryStore::new());
 //! for _ in 0..100 {
-//!     let decision = limiter.check(CALLS.limit(), CALLS.next_key("tenant-7"), 1).await?;
+//!     let decision = limiter.check(&CALLS.limit, CALLS.next_key("tenant-7"), 1).await?;
 //!     assert!(decision.is_allowed() && decision.binding().limit().units() == 625);
 //! }
 //!
 //! // The units of all parts, and a reset, part by part.
 //! let mut used = 0;
 //! for key in CALLS.keys("tenant-7") {
-//!     used += limiter.peek(CALLS.limit(), key.clone()).await?.used();
-//!     limiter.reset(CALLS.limit(), key).await?;
+//!     used += limiter.peek(&CALLS.limit, key.clone()).await?.used();
+//!     limiter.reset(&CALLS.limit, key).await?;
 //! }
 //! assert_eq!(used, 100);
 //! # Ok(()) }
@@ -50,7 +50,7 @@
 
 use std::{cell::Cell, num::NonZeroU32};
 
-use crate::{check::random, config_error::ConfigError, key::Key, limit::Limit};
+use crate::{check::random, key::Key, limit::Limit};
 
 /// No other key has this namespace by accident.
 const NAMESPACE: &str = "\0part";
@@ -61,7 +61,8 @@ const NUMBER_BYTES: usize = size_of::<u32>();
 /// A limit in parts: made by [`Limit::split`]. See the [module docs](self).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Split {
-    pub(crate) limit: Limit,
+    /// The limit of each part.
+    pub limit: Limit,
     parts: NonZeroU32,
 }
 
@@ -70,40 +71,22 @@ impl Limit {
     ///
     /// # Panics
     ///
-    /// If there are no parts, or more parts than units. In a `const`, that does not compile. For
-    /// numbers that are not known before run time there is [`Split::new`].
+    /// If there are no parts, or more parts than units. In a `const`, that does not compile.
     #[must_use]
     #[track_caller]
     pub const fn split(self, parts: u32) -> Split {
-        match NonZeroU32::new(parts) {
-            Some(parts) if parts.get() as u64 <= self.units() => Split { limit: self.of_part(parts), parts },
-            _ => panic!("a limit is split into at least one part, and at most as many as it has units"),
-        }
+        let parts = number_of_parts(parts, self.units());
+        Split { limit: self.of_part(parts), parts }
     }
 }
 
 impl Split {
-    /// Splits `limit` into `parts` equal parts.
-    ///
-    /// # Errors
-    ///
-    /// [`ConfigError`], naming the values, if there are no parts, or more parts than units.
-    pub fn new(limit: Limit, parts: u32) -> Result<Self, ConfigError> {
-        let parts = number_of_parts(Some(&limit), parts)?;
-        Ok(Self { limit: limit.of_part(parts), parts })
-    }
-
     /// Splits `limit` into `parts` parts. A limit with fewer units than `parts` gets one part for
     /// each unit. A limit of 0 units gets `parts` parts.
     pub(crate) fn of_at_most(limit: Limit, parts: NonZeroU32) -> Self {
         let units = u32::try_from(limit.units()).unwrap_or(u32::MAX);
         let parts = NonZeroU32::new(units).map_or(parts, |units| parts.min(units));
         Self { limit: limit.of_part(parts), parts }
-    }
-
-    /// The limit of each part.
-    pub const fn limit(&self) -> &Limit {
-        &self.limit
     }
 
     /// The key of the next part to charge for `key`.
@@ -119,17 +102,13 @@ impl Split {
     }
 }
 
-/// Checks the number of parts of `limit`; `None` stands for a limit that is not known yet.
-pub(crate) fn number_of_parts(limit: Option<&Limit>, parts: u32) -> Result<NonZeroU32, ConfigError> {
-    let has_units = |parts: &NonZeroU32| limit.is_none_or(|limit| u64::from(parts.get()) <= limit.units());
-    NonZeroU32::new(parts).filter(has_units).ok_or_else(|| {
-        let Some(limit) = limit else {
-            return ConfigError::new(format!("a limit is split into 1 part or more, not {parts}"));
-        };
-        let units = limit.units();
-        let problem = format!("{units} units are split into 1 to {units} parts, not {parts}");
-        ConfigError::of_limit(limit.name(), problem)
-    })
+/// Panics if a limit of `units` units cannot be split into `parts` parts.
+#[track_caller]
+pub(crate) const fn number_of_parts(parts: u32, units: u64) -> NonZeroU32 {
+    match NonZeroU32::new(parts) {
+        Some(parts) if parts.get() as u64 <= units => parts,
+        _ => panic!("a limit is split into at least one part, and at most as many as it has units"),
+    }
 }
 
 /// Returns the keys of all parts. `charged` is the key of one of the parts.
@@ -176,21 +155,12 @@ mod tests {
     fn a_part_is_its_share_rounded_down() {
         for (units, parts, expected) in [(10, 1, 10), (10, 3, 3), (10, 10, 1), (Limit::MAX_UNITS, u32::MAX, 1_048_576)]
         {
-            let split = Split::new(Limit::per_hour("calls", units), parts).unwrap();
-            assert_eq!((split.limit().units(), split.parts.get()), (expected, parts));
-            assert_eq!(split, Limit::per_hour("calls", units).split(parts));
+            let split = Limit::per_hour("calls", units).split(parts);
+            assert_eq!((split.limit.units(), split.parts.get()), (expected, parts));
             assert_eq!(split, Split::of_at_most(Limit::per_hour("calls", units), NonZeroU32::new(parts).unwrap()));
         }
         let few = Split::of_at_most(Limit::per_hour("calls", 3), NonZeroU32::new(16).unwrap());
-        assert_eq!((few.limit().units(), few.parts.get()), (1, 3));
-    }
-
-    #[test]
-    fn an_error_names_too_few_or_too_many_parts() {
-        for parts in [0, 11] {
-            let error = Split::new(Limit::per_hour("calls", 10), parts).unwrap_err().to_string();
-            assert!(error.contains("\"calls\"") && error.ends_with(&format!("not {parts}")), "{error}");
-        }
+        assert_eq!((few.limit.units(), few.parts.get()), (1, 3));
     }
 
     #[test]

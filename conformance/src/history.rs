@@ -99,7 +99,7 @@ impl History {
         let steps_back = numbers.once_in(2);
         let begins = Duration::from_micros(500_000 * HOUR + numbers.below(24 * HOUR));
         let steps = (0..STEPS).map(|number| (number, step(&mut numbers, number, &pairs, steps_back))).collect();
-        let probe = |(limit, key): &(Limit, &'static str)| Charge::any_left(of_units(limit, 1), *key).unwrap();
+        let probe = |(limit, key): &(Limit, &'static str)| Charge::any_left(limit.clone().with_units(1), *key).unwrap();
         Self { begins, steps, probes: pairs.iter().map(probe).collect() }
     }
 
@@ -149,10 +149,6 @@ fn check_of(charges: impl IntoIterator<Item = Charge>) -> Check {
     charges.try_fold(first, Check::and).unwrap()
 }
 
-fn of_units(limit: &Limit, units: u64) -> Limit {
-    Limit::new(limit.name().to_owned(), units, limit.window()).unwrap().with_algorithm(limit.algorithm())
-}
-
 fn step(numbers: &mut Numbers, number: u64, pairs: &[(Limit, &'static str)], steps_back: bool) -> Step {
     let before = number.saturating_sub(1 + numbers.below(8));
     match numbers.below(100) {
@@ -188,7 +184,8 @@ fn check(numbers: &mut Numbers, number: u64, pairs: &[(Limit, &'static str)]) ->
     let charges = pairs.iter().cycle().skip(from).take(charges).map(|(limit, key)| {
         // The units of a limit may change at any time.
         let changed = [limit.units() * 2, limit.units().div_ceil(2)];
-        let limit = if numbers.once_in(12) { of_units(limit, numbers.one_of(&changed)) } else { limit.clone() };
+        let is_changed = numbers.once_in(12);
+        let limit = limit.clone().with_units(if is_changed { numbers.one_of(&changed) } else { limit.units() });
         let lease = numbers.micros(&[1_000, 15_000_000, 70_000_000]);
         let kind = match numbers.below(8) {
             0 | 1 => numbers.below(KINDS),

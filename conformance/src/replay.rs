@@ -125,7 +125,7 @@ impl Replay<'_> {
 
     async fn settle(&mut self, settlement: Settlement) -> Result<(), String> {
         let differs =
-            |difference: String| format!("a settlement of the {}: {difference}", described(settlement.check()));
+            |difference: String| format!("a settlement of the {}: {difference}", described(&settlement.check));
         let settled = self.store().settle(settlement.clone()).await;
         let settled = settled.map_err(|error| differs(format!("expected a reply, got {error:?}")))?;
         self.oracle.settle(self.trial.clock.now(), &settlement, &settled).map_err(differs)

@@ -188,11 +188,8 @@ const TO_SETTLE: Make = |asked, keyed, key| {
     if keyed.is_shadow || keyed.limit.is_concurrent() {
         return keyed.charge(key, asked.cost);
     }
-    let limit = &keyed.limit;
-    let text = limit.to_string();
-    let window = text.rsplit_once('=').and_then(|(_, text)| text.split_once('/')).map_or("", |(_, window)| window);
-    let larger = Limit::parse(limit.name().to_owned(), &format!("{}/{window}", asked.cost.max(limit.units())));
-    Charge::new(larger.unwrap_or_else(|_| limit.clone()), key, asked.cost)
+    let units = asked.cost.clamp(keyed.limit.units(), Limit::MAX_UNITS);
+    Charge::new(keyed.limit.clone().with_units(units), key, asked.cost)
 };
 
 /// The check, and the rules of its charges.
@@ -267,7 +264,7 @@ pub(crate) async fn check(State(service): State<Arc<Service>>, headers: HeaderMa
     let of_a_place =
         leases(&|asked| all.find_limit(&asked.limit).is_some_and(|(_, keyed)| keyed.limit.is_concurrent()));
     let is_open = leases(&|_| true).is_some() && decision.is_allowed();
-    let id = u64::from(decision.id());
+    let id = decision.id().0;
     let charges = said(&asked);
     let ticket = service.held.ticket(id, &charges);
     if let Some(lease) = of_a_place.filter(|_| decision.holds_place()) {

@@ -259,10 +259,6 @@ impl Charge {
         self.takes == Takes::Always
     }
 
-    pub(crate) fn is_reserved(&self) -> bool {
-        self.lease > 0 && !self.is_spent()
-    }
-
     /// Whether every admission under the limit has an entry of its own.
     pub(crate) fn is_exact(&self) -> bool {
         matches!(self.limit.algorithm().kind(), Kind::Log | Kind::Concurrent)

@@ -52,7 +52,6 @@ mod charge;
 
 use std::{
     cell::Cell,
-    fmt,
     hash::{BuildHasher, RandomState},
     iter,
     num::NonZeroU32,
@@ -119,8 +118,9 @@ impl Check {
         iter::once(&self.first).chain(&self.rest)
     }
 
-    pub(crate) fn replace(&mut self, place: usize, charge: Charge) {
-        *place.checked_sub(1).and_then(|place| self.rest.get_mut(place)).unwrap_or(&mut self.first) = charge;
+    /// Replaces the charge with this index.
+    pub(crate) fn replace(&mut self, index: usize, charge: Charge) {
+        *index.checked_sub(1).and_then(|index| self.rest.get_mut(index)).unwrap_or(&mut self.first) = charge;
     }
 
     /// Whether prefetches can pay for all charges.
@@ -200,12 +200,12 @@ pub(crate) fn charged_twice(limit: &Limit) -> ConfigError {
     ConfigError::new(format!("{mistake}: add up the costs, or give one limit another name"))
 }
 
-/// The id of an admission: 64 bits. See the [module docs](self#ids).
+/// The id of an admission: 64 bits, as a number that the caller can store. See the [module docs](self#ids).
 ///
 /// Never take an id from a client: a client that repeats an id is admitted for free.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[must_use]
-pub struct AdmissionId(pub(crate) u64);
+pub struct AdmissionId(pub u64);
 
 impl AdmissionId {
     /// An id that no other admission has.
@@ -236,18 +236,5 @@ pub(crate) fn random() -> u64 {
 impl From<u64> for AdmissionId {
     fn from(id: u64) -> Self {
         Self(id)
-    }
-}
-
-/// Returns the number of an id, so that the caller can store the id.
-impl From<AdmissionId> for u64 {
-    fn from(id: AdmissionId) -> Self {
-        id.0
-    }
-}
-
-impl fmt::Debug for AdmissionId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "AdmissionId({:016x})", self.0)
     }
 }

@@ -166,21 +166,25 @@ impl Decision {
         self
     }
 
-    /// Takes units of this process out of the figures of the status with the index `place`: `held`
-    /// units, which the process holds unspent, no longer count as used, and `reserved` units no
-    /// longer count as reserved.
-    pub(crate) fn without_held(mut self, place: usize, held: u64, reserved: u64) -> Self {
+    /// Takes units of this process out of the figures of the status with this index: `held` units,
+    /// which the process holds unspent, no longer count as used, and `reserved` units no longer
+    /// count as reserved.
+    pub(crate) fn without_held(mut self, index: usize, held: u64, reserved: u64) -> Self {
         if reserved > 0 {
-            self.statuses_mut().skip(place).take(1).for_each(|status| status.leave_out(held, reserved));
+            self.statuses_mut().nth(index).into_iter().for_each(|status| status.leave_out(held, reserved));
         }
         self
     }
 
-    /// Replaces the statuses with the indexes `places` by the statuses of `other`. A new status is
-    /// hidden if the old status was hidden.
-    pub(crate) fn with_statuses_of(mut self, other: &Self, places: &[usize]) -> Self {
-        for (place, status) in iter::zip(places, other.statuses()) {
-            self.statuses_mut().skip(*place).take(1).for_each(|old| *old = status.clone().hidden_as(old));
+    /// Replaces the statuses with these indexes by the statuses of `other`. A new status is hidden
+    /// if the old status was hidden.
+    pub(crate) fn with_statuses_of(mut self, other: &Self, indexes: &[usize]) -> Self {
+        for (index, new) in iter::zip(indexes, other.statuses()) {
+            if let Some(status) = self.statuses_mut().nth(*index) {
+                let is_hidden = status.is_hidden;
+                status.clone_from(new);
+                status.is_hidden = is_hidden;
+            }
         }
         self
     }

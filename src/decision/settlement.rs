@@ -64,9 +64,12 @@ use crate::{
 #[derive(Clone, Debug)]
 #[must_use = "a settlement settles nothing until a store or a limiter gets it"]
 pub struct Settlement {
-    check: Check,
-    id: AdmissionId,
-    at: SystemTime,
+    /// The check as it was admitted.
+    pub check: Check,
+    /// The id of the admission.
+    pub id: AdmissionId,
+    /// When the check was admitted, by the store's clock.
+    pub at: SystemTime,
     /// The actual cost of each charge. `None` leaves a charge as it is.
     costs: Vec<Option<u64>>,
     /// Whether this process decided in the store's place.
@@ -75,9 +78,8 @@ pub struct Settlement {
 
 /// The result of a settlement.
 #[derive(Clone, Debug)]
-#[non_exhaustive]
 pub struct Settled {
-    /// The status of the limits after the settlement.
+    /// The status of each limit of [`Settlement::check`] after the settlement. Refuses nothing.
     pub decision: Decision,
     /// Whether the settlement was counted under at least one of the limits. Also `true` if the
     /// store has sent the settlement again because a reply was lost. `false` if the store did not
@@ -174,21 +176,6 @@ impl Settlement {
         }
     }
 
-    /// The check as it was admitted.
-    pub fn check(&self) -> &Check {
-        &self.check
-    }
-
-    /// The id of the admission.
-    pub fn id(&self) -> AdmissionId {
-        self.id
-    }
-
-    /// When the check was admitted, by the store's clock.
-    pub fn at(&self) -> SystemTime {
-        self.at
-    }
-
     /// The charges of the check as it was admitted, with their actual costs. `None` leaves a charge
     /// as it is.
     pub fn accounts(&self) -> impl Iterator<Item = (&Charge, Option<u64>)> {
@@ -197,13 +184,5 @@ impl Settlement {
 
     pub(crate) fn at_micros(&self) -> u64 {
         micros_since_epoch(self.at)
-    }
-}
-
-impl Settled {
-    /// The reply of a store. `decision` has the status of each limit of [`Settlement::check`], and
-    /// refuses nothing. `was_applied` is whether any of the limits knew the admission.
-    pub fn new(decision: Decision, was_applied: bool) -> Self {
-        Self { decision, was_applied }
     }
 }

@@ -1,6 +1,6 @@
 //! How one limit stands: a part of a [`decision`](crate::decision).
 
-use std::time::Duration;
+use std::{cmp::Reverse, time::Duration};
 
 use crate::{check::Charge, limit::Limit};
 
@@ -12,14 +12,13 @@ pub struct LimitStatus {
     used: u64,
     reserved: u64,
     reset_after: Duration,
-    /// The two retry times of a refusal. The first time holds if all reserved units are given back
-    /// now. If the check would then fit, the first time is zero. The second time holds if no units
-    /// are given back before their lease ends.
+    /// The two retry times of a refusal: see [`new`](Self::new).
     pub(crate) waits: Option<(Duration, Duration)>,
     /// The retry time if only reserved units are in the way.
     reserved_after: Duration,
     is_shadow: bool,
-    is_hidden: bool,
+    /// Whether the charge is [hidden](Charge::hidden).
+    pub(super) is_hidden: bool,
     /// Whether the charge has asked for units. A charge of spent units and a charge at no cost ask
     /// for none.
     #[cfg_attr(not(feature = "metrics"), expect(dead_code, reason = "only metrics ask"))]
@@ -33,17 +32,28 @@ pub struct LimitStatus {
 pub(crate) const RETRY_RESERVED_AFTER: Duration = Duration::from_secs(1);
 
 impl LimitStatus {
-    /// The status of `charge`. `used` is the number of units in the window after the decision.
-    /// `reset_after` is the time until the oldest of these units leaves the window, and zero if
-    /// there are no units. `retry_after` is the retry time if this charge refused the check.
+    /// The status of `charge`. `used` is the number of units in the window after the decision, and
+    /// `reserved` is how many of them are reserved. `reset_after` is the time until the oldest of
+    /// these units leaves the window, and zero if there are no units.
+    ///
+    /// `waits` has two retry times if this charge refused the check. The first time holds if all
+    /// reserved units are given back now. If the check would then fit, the first time is zero. The
+    /// second time holds if no units are given back before their lease ends. Without reserved
+    /// units, both times are the same.
     #[inline]
-    pub fn new(charge: &Charge, used: u64, reset_after: Duration, retry_after: Option<Duration>) -> Self {
+    pub fn new(
+        charge: &Charge,
+        used: u64,
+        reserved: u64,
+        reset_after: Duration,
+        waits: Option<(Duration, Duration)>,
+    ) -> Self {
         Self {
             limit: charge.limit().clone(),
             used,
-            reserved: 0,
+            reserved,
             reset_after,
-            waits: retry_after.map(|wait| (wait, wait)),
+            waits: waits.map(|(least, most)| (least.min(most), most)),
             reserved_after: RETRY_RESERVED_AFTER,
             is_shadow: charge.is_shadow(),
             is_hidden: charge.is_hidden,
@@ -60,27 +70,17 @@ impl LimitStatus {
     pub(crate) fn estimate(charge: &Charge, refuses: bool) -> Self {
         let (units, time) =
             if refuses { (charge.limit().units(), charge.limit().window()) } else { (0, Duration::ZERO) };
-        let status = Self::new(charge, units, time, refuses.then_some(time));
         // The units count as reserved, since they may not be spent after all: some of the checks
         // that wait may be refused, or their callers may leave.
-        Self { is_estimate: true, ..status.with_reserved(units, Duration::ZERO) }
-    }
-
-    /// Sets how many of the used units are reserved. For a refusal, `at_least` is the retry time if
-    /// all reserved units were given back now.
-    #[inline]
-    pub fn with_reserved(mut self, units: u64, at_least: Duration) -> Self {
-        self.reserved = units;
-        self.waits = self.waits.map(|(_, most)| (at_least.min(most), most));
-        self
+        let status = Self::new(charge, units, units, time, refuses.then_some((Duration::ZERO, time)));
+        Self { is_estimate: true, ..status }
     }
 
     /// Adds up the statuses of all parts of a split limit. `whole` is a charge of the whole limit.
     pub(crate) fn sum(whole: &Charge, parts: &[&Self]) -> Self {
         let sum = |units: fn(&Self) -> u64| parts.iter().fold(0, |sum: u64, part| sum.saturating_add(units(part)));
         let reset_after = parts.iter().filter(|part| part.used > 0).map(|part| part.reset_after).min();
-        let sum_of_used = Self::new(whole, sum(Self::used), reset_after.unwrap_or_default(), None);
-        sum_of_used.with_reserved(sum(Self::reserved), Duration::ZERO)
+        Self::new(whole, sum(Self::used), sum(Self::reserved), reset_after.unwrap_or_default(), None)
     }
 
     /// Returns the same figures. If the charge does not fit, the limit refuses until the reset
@@ -124,11 +124,6 @@ impl LimitStatus {
     pub(crate) fn leave_out(&mut self, held: u64, reserved: u64) {
         self.used = self.used.saturating_sub(held);
         self.reserved = self.reserved.saturating_sub(reserved);
-    }
-
-    /// Returns the same status, hidden if `other` is hidden.
-    pub(crate) fn hidden_as(self, other: &Self) -> Self {
-        Self { is_hidden: other.is_hidden, ..self }
     }
 
     /// The limit.
@@ -198,17 +193,15 @@ impl LimitStatus {
 
     /// Returns the status whose limit is binding: this status or `other`.
     pub(crate) fn binding<'a>(&'a self, other: &'a Self) -> &'a Self {
-        if other.is_shadow != self.is_shadow {
-            return if self.is_shadow { other } else { self };
-        }
-        let longer = other.retry_after().cmp(&self.retry_after());
-        // A place may become free at any moment, so the figures of a concurrent limit tell little.
-        // So of two limits with the same retry time, or with none, a limit with a window is binding
-        // rather than a concurrent limit.
-        let of_window = self.limit.is_concurrent().cmp(&other.limit.is_concurrent());
-        let less_left = other.remaining().cmp(&self.remaining()).reverse();
-        let later = other.reset_after.cmp(&self.reset_after);
-        if longer.then(of_window).then(less_left).then(later).is_gt() { other } else { self }
+        // The limit of the lower rank is binding. A place may become free at any moment, so the
+        // figures of a concurrent limit tell little. So of two limits with the same retry time, or
+        // with none, a limit with a window is binding rather than a concurrent limit.
+        let rank = |status: &Self| {
+            let longest_refusal = Reverse(status.retry_after());
+            let latest_reset = Reverse(status.reset_after);
+            (status.is_shadow, longest_refusal, status.limit.is_concurrent(), status.remaining(), latest_reset)
+        };
+        if rank(other) < rank(self) { other } else { self }
     }
 
     /// The retry time, if the limit refuses the check.

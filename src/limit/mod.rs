@@ -31,12 +31,10 @@
 //! assert_eq!("login=5/min".parse(), Ok(LOGIN));
 //! ```
 
-#[cfg(feature = "calendar")]
-pub mod calendar;
 pub mod prefetch;
 pub(crate) mod text;
 
-use std::{borrow::Cow, fmt::Debug, num::NonZeroU32, time::Duration};
+use std::{borrow::Cow, num::NonZeroU32, time::Duration};
 
 use self::{
     prefetch::Prefetch,
@@ -85,19 +83,14 @@ impl Limit {
     ///
     /// # Errors
     ///
-    /// [`ConfigError`], naming the value, if the name, the units or the window is outside the
+    /// [`ConfigError`], naming the values, if the name, the units or the window is outside the
     /// [rules](self).
     pub fn new(name: impl Into<Cow<'static, str>>, units: u64, window: Duration) -> Result<Self, ConfigError> {
         let name = name.into();
-        let Some(rule) = text::broken_rule(&name, units, window) else {
-            return Ok(Self::of_valid(name, units, window));
-        };
-        let value: &dyn Debug = match rule {
-            text::NAME_RULE => &name,
-            text::UNITS_RULE => &units,
-            _ => &window,
-        };
-        Err(ConfigError::of_limit(&name, format_args!("{rule}, not {value:?}")))
+        match text::broken_rule(&name, units, window) {
+            Some(rule) => Err(ConfigError::of_limit(&format!("{name}={units}/{window:?}"), rule)),
+            None => Ok(Self::of_valid(name, units, window)),
+        }
     }
 
     /// A limit from literals.
@@ -233,6 +226,20 @@ impl Limit {
         if !algorithm.is_log() {
             self.prefetches = None;
         }
+        self
+    }
+
+    /// The same limit with another number of units. Both limits share their units: see rule 2 of the
+    /// [module docs](self). So an admission can be settled after the limit has become smaller than
+    /// the cost: the charge gets the limit with more units, so that the charge fits.
+    ///
+    /// # Panics
+    ///
+    /// If there are more units than [`MAX_UNITS`](Self::MAX_UNITS).
+    #[track_caller]
+    pub const fn with_units(mut self, units: u64) -> Self {
+        assert!(units <= Self::MAX_UNITS, "{}", text::UNITS_RULE);
+        self.units = units;
         self
     }
 

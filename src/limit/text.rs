@@ -21,7 +21,7 @@ use crate::{
     config_error::ConfigError,
 };
 
-pub(super) const NAME_RULE: &str = "a limit's name must be 1 to 64 characters of A-Z a-z 0-9 _ . -";
+const NAME_RULE: &str = "a limit's name must be 1 to 64 characters of A-Z a-z 0-9 _ . -";
 pub(super) const UNITS_RULE: &str = "a limit's units must be 0 to 2^52";
 const WINDOW_RULE: &str = "a limit's window must be 1 ms to 365 days";
 
@@ -224,46 +224,37 @@ fn prefetches_text(prefetches: Prefetch) -> String {
 /// Reads a limit. The error is the reason why the text is no limit.
 fn read(name: Cow<'static, str>, text: &str) -> Result<Limit, String> {
     let default_life = text.strip_suffix(" concurrent").map(|units| (units, "10s concurrent"));
-    let (before, after) =
+    let (units, terms) =
         text.split_once('/').or(default_life).ok_or("there is no / between the units and the window, as in 5/min")?;
+    let units = units.trim();
+    let units =
+        whole_number(units).ok_or_else(|| format!("the number of units must be a whole number, not {units:?}"))?;
 
-    let mut words = before.split_whitespace();
-    let units_text = words.next().unwrap_or_default();
-    let units = whole_number(units_text)
-        .ok_or_else(|| format!("the number of units must be a whole number, not {units_text:?}"))?;
-    if let Some(word) = words.next() {
-        return Err(format!("there is no place for {word:?}"));
-    }
-
-    let mut words = after.split_whitespace();
+    let mut words = terms.split_whitespace().peekable();
     let window_text = words.next().ok_or("there is no window after the /, as in 5/min")?;
-    let mut words = words.peekable();
     // A time zone is a word such as `Europe/Berlin` or `Japan`. No other word has a slash, or
     // begins with a capital.
     let zone = words.next_if(|word| word.contains('/') || word.starts_with(|c: char| c.is_ascii_uppercase()));
-    let (window, calendar) = match calendar(window_text, zone)? {
-        Some(calendar) => (Limit::MAX_WINDOW, Some(calendar)),
-        None => (window(window_text)?, None),
-    };
-    let is_algorithm = |word: &&str| !word.starts_with("prefetch");
-    let algorithm = words.next_if(is_algorithm);
-    let prefetch = words.next();
+    let calendar = calendar(window_text, zone)?;
+    let window = if calendar.is_some() { Limit::MAX_WINDOW } else { window(window_text)? };
+    let algorithm = words.next_if(|word| !word.starts_with("prefetch")).map(algorithm_of).transpose()?;
+    if calendar.is_some() && algorithm.is_some() {
+        return Err("a limit by the calendar has no other algorithm".to_owned());
+    }
+    let algorithm = calendar.or(algorithm).unwrap_or_default();
+    let prefetches = words.next().map(prefetches).transpose()?;
     if let Some(word) = words.next() {
         return Err(format!("prefetch is the last word, such as prefetch(50ms), so {word:?} has no place"));
     }
 
-    match broken_rule(&name, units, window) {
-        None => {}
-        Some(NAME_RULE) => return Err(format!("{NAME_RULE}, not {name:?}")),
-        Some(UNITS_RULE) => return Err(format!("{UNITS_RULE}, not {units_text}")),
-        Some(rule) => return Err(format!("{rule}, not {window_text}")),
+    if let Some(rule) = broken_rule(&name, units, window) {
+        return Err(rule.to_owned());
     }
-    let algorithm = algorithm_of(algorithm, calendar)?;
     if algorithm.kind() == Kind::Concurrent && !is_life(window) {
-        return Err(format!("{LIFE_RULE}, not {window_text}"));
+        return Err(LIFE_RULE.to_owned());
     }
     let limit = Limit::of_valid(name, units, window).with_algorithm(algorithm);
-    match prefetch.map(prefetches).transpose()? {
+    match prefetches {
         Some(prefetches) => limit.with_prefetch(prefetches),
         None => Ok(limit),
     }
@@ -291,36 +282,26 @@ fn calendar(window: &str, zone: Option<&str>) -> Result<Option<Algorithm>, Strin
 /// A window such as `min` or `10s`.
 fn window(text: &str) -> Result<Duration, String> {
     let (count, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()));
-    if unit.is_empty() {
-        return Err(format!("the window {text:?} has no unit right behind it: us, ms, s, min, h or d"));
-    }
     let of_this_name = |(_, names): &(u64, &[&str])| names.contains(&unit);
     let (micros, _) = WINDOW_UNITS.into_iter().find(of_this_name).ok_or_else(|| {
-        format!("the window must be a whole number and a unit (us, ms, s, min, h or d), such as 10s, or of the calendar, such \
-             as month or week, not {text:?}")
+        format!("the window must be a whole number with a unit right behind it (us, ms, s, min, h or d), such as 10s, or of \
+             the calendar, such as month or week, not {text:?}")
     })?;
     Ok(Duration::from_micros(whole_number(count).unwrap_or(1).saturating_mul(micros)))
 }
 
-/// Returns the algorithm that `word` names. Without a word, the algorithm is that of the calendar,
-/// or else the default.
-fn algorithm_of(word: Option<&str>, calendar: Option<Algorithm>) -> Result<Algorithm, String> {
-    let Some(word) = word else { return Ok(calendar.unwrap_or_default()) };
-    if calendar.is_some() {
-        return Err(format!("a limit by the calendar has no algorithm, so {word:?} has no place"));
-    }
-    let entries = word.strip_prefix("compact(").and_then(|rest| rest.strip_suffix(')'));
-    match (word, entries.and_then(whole_number)) {
+/// The algorithm that `word` names.
+fn algorithm_of(word: &str) -> Result<Algorithm, String> {
+    let entries = word.strip_prefix("compact(").and_then(|rest| rest.strip_suffix(')')).and_then(whole_number);
+    match (word, entries) {
         ("log", _) => Ok(Algorithm::sliding_log()),
         ("counter", _) => Ok(Algorithm::sliding_window_counter()),
         ("fixed", _) => Ok(Algorithm::fixed_window()),
         ("concurrent", _) => Ok(Algorithm(Kind::Concurrent)),
-        (_, Some(entries)) => match u16::try_from(entries) {
-            Ok(entries @ Algorithm::MIN_ENTRIES..=Algorithm::MAX_ENTRIES) => Ok(Algorithm::compact_log(entries)),
-            _ => Err(format!("a compact log must have 3 to 1024 entries, not {entries}")),
-        },
+        (_, Some(entries @ 3..=1024)) => Ok(Algorithm::compact_log(entries as u16)),
         _ => Err(format!(
-            "the algorithm must be log, compact(n), counter, fixed or concurrent, or prefetches follow, not {word:?}"
+            "the algorithm must be log, compact(n) with 3 to 1024 entries, counter, fixed or concurrent, or prefetches \
+             follow, not {word:?}"
         )),
     }
 }

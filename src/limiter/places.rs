@@ -374,6 +374,6 @@ impl fmt::Debug for Renewals {
 
 impl fmt::Debug for Held {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Held").field(&self.free.as_ref().map(Settlement::check)).finish()
+        f.debug_tuple("Held").field(&self.free.as_ref().map(|free| &free.check)).finish()
     }
 }

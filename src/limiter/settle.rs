@@ -122,12 +122,12 @@ impl Limiter {
     /// [`Error::TimedOut`] past the deadline, [`Error::Unavailable`] if the store fails,
     /// [`Error::BreakerOpen`] if it has failed repeatedly. The call may be tried again.
     pub async fn settle(&self, settlement: Settlement) -> Result<Settled, Error> {
-        let returning = self.core.returning(settlement.check());
+        let returning = self.core.returning(&settlement.check);
         let is_local = settlement.is_local;
         let outcome = if is_local {
             self.core.local.settle(settlement).await.map_err(Error::from)
         } else {
-            let check = settlement.check().without_costs();
+            let check = settlement.check.without_costs();
             self.core.call_store(|store| store.settle(settlement), check).await
         };
         returning.end(outcome.as_ref().map(|settled| (!is_local).then_some(&settled.decision)));
@@ -253,7 +253,7 @@ impl Limiter {
 impl Core {
     /// Frees the places of an admission.
     pub(super) async fn release(&self, places: Settlement) -> Result<Settled, Error> {
-        let returning = self.returning(places.check());
+        let returning = self.returning(&places.check);
         let is_local = places.is_local;
         let store: &dyn Store = if is_local { &self.local } else { &self.store };
         let outcome = self.upkeep(store.settle(places), MOST_TIME).await;

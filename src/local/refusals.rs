@@ -294,8 +294,9 @@ impl Refusal {
     fn status(&self, charge: &Charge, now: u64) -> LimitStatus {
         let age = self.age(now);
         let left = |time: Duration| time.saturating_sub(age);
-        let status = LimitStatus::new(charge, self.status.used(), left(self.status.leaves_after()), None);
-        let status = status.with_reserved(self.status.reserved(), Duration::ZERO).refused_until_reset(charge);
+        let (used, reserved) = (self.status.used(), self.status.reserved());
+        let status = LimitStatus::new(charge, used, reserved, left(self.status.leaves_after()), None);
+        let status = status.refused_until_reset(charge);
         match self.status.waits.filter(|_| self.has_refused(charge)) {
             Some((least, most)) => status.not_before((left(least), left(most))),
             None => status,

@@ -99,7 +99,7 @@ impl Policy {
             let limit = details.charged.iter().find(|charged| charged.charge_index == index);
             let split = limit.and_then(|charged| self.limits.get(charged.limit_index)?.parts);
             let parts = match split.map(|parts| Split::of_at_most(whole.limit().clone(), parts)) {
-                Some(split) => split.keys(whole.key().clone()).map(|key| whole.part(split.limit(), key)).collect(),
+                Some(split) => split.keys(whole.key().clone()).map(|key| whole.part(&split.limit, key)).collect(),
                 None => iter::once(whole.clone()).collect(),
             };
             (whole, parts)

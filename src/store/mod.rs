@@ -12,7 +12,7 @@
 //!    is left. A charge that is [spent](crate::check::Takes::Always) is counted and never refuses.
 //!    A charge at a cost of 0 never refuses, even while more than the limit is used.
 //! 7. A status says how many of the used units are
-//!    [reserved](crate::decision::LimitStatus::with_reserved).
+//!    [reserved](crate::decision::LimitStatus::new).
 //! 8. The units of a check are counted when its future is first polled, not when the future is
 //!    made. A future that was polled and then dropped may have counted its check.
 //!    [`decide_now`](Store::decide_now) may decide without a future, and then counts at once. So a
@@ -37,12 +37,11 @@
 //!    check is admitted if no status has a retry time. The retry times of charges in the
 //!    [shadow](crate::Charge::in_shadow) do not count.
 //! 4. [`LimitStatus::new`](crate::decision::LimitStatus::new) gets the units used after the
-//!    decision, and the time until the first of these units leave. For a charge that does not fit,
-//!    it also gets the retry time: the time until enough units have left. A charge in the shadow
-//!    that does not fit has a retry time too. That charge is not counted, but the other charges of
-//!    its check are. [`with_reserved`](crate::decision::LimitStatus::with_reserved) gets the
-//!    reserved units, and a second retry time: the one that would hold if all reserved units were
-//!    given back now. The second retry time is zero if the charge would then fit.
+//!    decision, how many of them are reserved, and the time until the first of these units leave.
+//!    For a charge that does not fit, it also gets two retry times: the time until enough units
+//!    have left if all reserved units were given back now, and if none were. A charge in the shadow
+//!    that does not fit has retry times too. That charge is not counted, but the other charges of
+//!    its check are.
 //! 5. A check may have an [id](crate::Check::id) of the caller's. It has been admitted before if
 //!    the store has an unsettled admission with this id, under the limit and key of one of the
 //!    check's charges. The decision has the time and the id of that admission.

@@ -161,7 +161,7 @@ impl Store for FaultyStore {
     }
 
     fn settle(&self, settlement: Settlement) -> StoreFuture<Settled> {
-        let keys = settlement.check().charges().map(|charge| (charge.limit().clone(), charge.key().clone())).collect();
+        let keys = settlement.check.charges().map(|charge| (charge.limit().clone(), charge.key().clone())).collect();
         self.reply("settling an admission", |store| store.settle(settlement), keys)
     }
 

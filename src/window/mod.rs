@@ -168,7 +168,7 @@ impl Window {
     /// known. `has_room` says whether there is room for a new entry, which only a settlement after
     /// the lease may need.
     pub(crate) fn settle(&mut self, now: u64, of: &Settlement, charge: &Charge, cost: u64, has_room: bool) -> bool {
-        let (id, at) = (of.id(), of.at_micros());
+        let (id, at) = (of.id, of.at_micros());
         if cost > 0 && charge.takes_place() {
             return self.log.time_of(id, charge.cost()).is_some();
         }
@@ -191,7 +191,7 @@ impl Window {
     /// settlement counts only once, and does not count if its units would have left the window by
     /// now.
     fn settle_late(&mut self, now: u64, of: &Settlement, charge: &Charge, cost: u64, has_room: bool) -> bool {
-        let (id, at, limit) = (of.id(), of.at_micros(), charge.limit());
+        let (id, at, limit) = (of.id, of.at_micros(), charge.limit());
         let time = limit.recorded_at(at);
         let is_over = charge.lease_micros().is_some_and(|lease| at.saturating_add(lease) <= now);
         // The units of a fixed window leave when that window ends, before a window after `at` has
@@ -269,14 +269,14 @@ impl Window {
 impl Figures {
     #[inline]
     pub(crate) fn status(self, charge: &Charge) -> LimitStatus {
-        let (least, most) = self.retry.unwrap_or_default();
-        let retry_after = self.retry.map(|_| Duration::from_micros(most));
-        LimitStatus::new(charge, self.used, Duration::from_micros(self.reset_after), retry_after)
-            .with_reserved(self.reserved, Duration::from_micros(least))
+        let micros = Duration::from_micros;
+        let retry = self.retry.map(|(least, most)| (micros(least), micros(most)));
+        LimitStatus::new(charge, self.used, self.reserved, micros(self.reset_after), retry)
     }
 }
 
 /// The kind of entry that an admission of the charge gets.
 fn kind_of(charge: &Charge) -> Kind {
-    if charge.is_reserved() || charge.takes_place() { Kind::Reserved } else { Kind::Named }
+    let is_reserved = charge.lease_micros().is_some() && !charge.is_spent();
+    if is_reserved || charge.takes_place() { Kind::Reserved } else { Kind::Named }
 }

@@ -37,7 +37,7 @@ impl Naive {
 
 impl Contender for Naive {
     async fn decide(&mut self, key: usize) -> bool {
-        let member = u64::from(tower_sliding_window::check::AdmissionId::fresh()).to_be_bytes();
+        let member = tower_sliding_window::check::AdmissionId::fresh().0.to_be_bytes();
         let mut connection = self.pool.get().await.expect("a connection");
         let mut script = self.script.key(format!("naive:{key}"));
         script.arg(&member[..]).arg(self.window.as_millis() as u64);

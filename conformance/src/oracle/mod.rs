@@ -140,7 +140,7 @@ impl Oracle {
     ///
     /// As [`decide`](Self::decide).
     pub fn settle(&mut self, now: SystemTime, settlement: &Settlement, got: &Settled) -> Result<(), String> {
-        every_charge_has_a_status(settlement.check(), &got.decision)?;
+        every_charge_has_a_status(&settlement.check, &got.decision)?;
         let mut was_applied = false;
         for (charge, cost) in settlement.accounts() {
             was_applied |= cost.is_some_and(|cost| self.of(charge, now).settle(settlement, cost));
@@ -151,7 +151,7 @@ impl Oracle {
         }
         let mut statuses = got.decision.statuses();
         let status = |charge: &Charge| self.status(charge, now, None, statuses.next().unwrap());
-        let expected = Decision::new(settlement.check(), now, settlement.id(), status);
+        let expected = Decision::new(&settlement.check, now, settlement.id, status);
         self.compare(expected, &got.decision)
     }
 
@@ -188,8 +188,8 @@ impl Oracle {
         });
         let is_by_reservations = refusal.is_some_and(Refusal::is_by_reservations);
         let least = if is_by_reservations { Duration::ZERO } else { Duration::MAX };
-        LimitStatus::new(charge, tally.used(), if is_late { got.reset_after() } else { reset }, retry)
-            .with_reserved(tally.reserved(), least)
+        let reset = if is_late { got.reset_after() } else { reset };
+        LimitStatus::new(charge, tally.used(), tally.reserved(), reset, retry.map(|retry| (least, retry)))
     }
 
     fn compare(&mut self, expected: Decision, got: &Decision) -> Result<(), String> {

@@ -284,8 +284,8 @@ impl<'a> Tally<'a> {
 
     /// Sets the cost of an admission, and returns whether it was known.
     pub(super) fn settle(&mut self, settlement: &Settlement, cost: u64) -> bool {
-        let id = settlement.id();
-        let at = micros(settlement.at());
+        let id = settlement.id;
+        let at = micros(settlement.at);
         let latest = self.charged_at(at);
         let kind = if self.reserves() { Kind::Reserved(id) } else { Kind::Named(id) };
         // After the clock has stepped back it may have an earlier time. A later one is another

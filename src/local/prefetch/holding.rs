@@ -242,8 +242,7 @@ impl State {
         let left = self.prefetches.iter().map(|prefetch| prefetch.left).sum();
         // Some units are used, so there is a reset time.
         let reset = self.status.reset_after().saturating_sub(age).max(Duration::from_micros(1));
-        LimitStatus::new(charge, self.used.saturating_sub(left), reset, None)
-            .with_reserved(self.status.reserved(), Duration::ZERO)
+        LimitStatus::new(charge, self.used.saturating_sub(left), self.status.reserved(), reset, None)
     }
 
     /// Removes the prefetches that have ended or are used up, and returns the settlements that give

@@ -246,14 +246,10 @@ impl KeyedLimit {
     ///
     /// # Panics
     ///
-    /// If there are no parts, or more parts than units. For a number from a configuration,
-    /// [`Split::new`](crate::split::Split::new) returns an error instead.
+    /// If there are no parts, or more parts than units.
     #[track_caller]
     pub fn split(mut self, parts: u32) -> Self {
-        match number_of_parts(self.limit(), parts) {
-            Ok(parts) => self.parts = Some(parts),
-            Err(error) => panic!("{error}"),
-        }
+        self.parts = Some(number_of_parts(parts, self.limit().map_or(u64::MAX, Limit::units)));
         self
     }
 

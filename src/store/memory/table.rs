@@ -119,7 +119,7 @@ impl Table {
         let now = self.clock.now();
         let mut costs = settlement.accounts().map(|(_, cost)| cost);
         let mut was_applied = false;
-        let decision = Decision::new(settlement.check(), system_time(now), settlement.id(), |charge| {
+        let decision = Decision::new(&settlement.check, system_time(now), settlement.id, |charge| {
             let digest = charge.digest(&self.digester);
             let mut shard = self.lock(shard_of(digest));
             let record = shard.open(digest, charge, now, &self.capacity);
@@ -128,7 +128,7 @@ impl Table {
             was_applied |= is_known;
             figures.status(charge)
         });
-        Settled::new(decision, was_applied)
+        Settled { decision, was_applied }
     }
 
     /// Forgets the key of a charge under its limit.

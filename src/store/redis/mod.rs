@@ -213,7 +213,7 @@ impl Store for RedisStore {
         let store = self.clone();
         Box::pin(async move {
             let job = Job::settle(settlement, &store.common.local_state);
-            let settled = store.ask(job).await.map(|(decision, was_applied)| Settled::new(decision, was_applied));
+            let settled = store.ask(job).await.map(|(decision, was_applied)| Settled { decision, was_applied });
             settled.map_err(|error| error.when("settling an admission"))
         })
     }

@@ -6,13 +6,16 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use tower_sliding_window::{Limit, Limiter, MemoryStore, limit::calendar::Period, store::ManualClock};
+use tower_sliding_window::{Limit, Limiter, MemoryStore, store::ManualClock};
 
 use crate::support::{redis_server::RedisServer, *};
 
 /// Seconds since 1970 of a time in UTC, made by `date -u -d ... +%s`.
 const FIRST_OF_MARCH_2028: u64 = 1_835_481_600;
-const BERLIN: &str = "Europe/Berlin";
+
+fn limit(text: &str) -> Limit {
+    text.parse().unwrap()
+}
 
 fn set(clock: &ManualClock, seconds: u64) {
     let (now, then) = (clock.now(), UNIX_EPOCH + Duration::from_secs(seconds));
@@ -48,13 +51,14 @@ async fn ends_at(limiter: &Limiter, clock: &ManualClock, limit: &Limit, end: u64
 async fn a_month_ends_at_midnight_of_its_time_zone() {
     on_each_store(async |limiter: Limiter, clock: ManualClock| {
         // 2028 is a leap year.
-        for (zone, hours_ahead) in [("UTC", 0), (BERLIN, 1), ("Asia/Kolkata", 5), ("America/New_York", -5_i64)] {
-            let limit = Limit::per_calendar("quota", 10, Period::Month(1)).in_time_zone(zone).unwrap();
+        for (zone, hours_ahead) in [("UTC", 0), ("Europe/Berlin", 1), ("Asia/Kolkata", 5), ("America/New_York", -5_i64)]
+        {
+            let quota = limit(&format!("quota=10/month {zone}"));
             let half_hour = if zone == "Asia/Kolkata" { 1_800 } else { 0 };
             let end = FIRST_OF_MARCH_2028.checked_add_signed(-3_600 * hours_ahead).unwrap() - half_hour;
-            ends_at(&limiter, &clock, &limit, end).await;
+            ends_at(&limiter, &clock, &quota, end).await;
         }
-        let contract = Limit::per_calendar("contract", 10, Period::Month(15));
+        let contract = limit("contract=10/month(15)");
         ends_at(&limiter, &clock, &contract, FIRST_OF_MARCH_2028 + 14 * 86_400).await;
     })
     .await;
@@ -64,7 +68,7 @@ async fn a_month_ends_at_midnight_of_its_time_zone() {
 #[tokio::test]
 async fn a_day_of_daylight_saving_is_whole() {
     on_each_store(async |limiter: Limiter, clock: ManualClock| {
-        let daily = Limit::per_calendar("daily", 3, Period::Day).in_time_zone(BERLIN).unwrap();
+        let daily = limit("daily=3/d Europe/Berlin");
         for (start, hours) in [(1_774_738_800, 23), (1_792_879_200, 25)] {
             ends_at(&limiter, &clock, &daily, start).await;
             set(&clock, start);
@@ -80,9 +84,9 @@ async fn a_day_of_daylight_saving_is_whole() {
 async fn hours_and_weeks_end_as_the_clock_says() {
     on_each_store(async |limiter: Limiter, clock: ManualClock| {
         // 2028-03-01 is a Wednesday.
-        let weekly = Limit::per_calendar("weekly", 5, Period::Week);
+        let weekly = limit("weekly=5/week");
         ends_at(&limiter, &clock, &weekly, FIRST_OF_MARCH_2028 + 5 * 86_400).await;
-        let hourly = Limit::per_calendar("hourly", 5, Period::Hour).in_time_zone("Asia/Kolkata").unwrap();
+        let hourly = limit("hourly=5/h Asia/Kolkata");
         ends_at(&limiter, &clock, &hourly, FIRST_OF_MARCH_2028 + 1_800).await;
     })
     .await;
@@ -92,7 +96,7 @@ async fn hours_and_weeks_end_as_the_clock_says() {
 async fn units_are_counted_once_and_given_back() {
     on_each_store(async |limiter: Limiter, clock: ManualClock| {
         set(&clock, FIRST_OF_MARCH_2028 + 86_400);
-        let monthly = Limit::per_calendar("monthly", 100, Period::Month(1));
+        let monthly = limit("monthly=100/month");
         let reservation = limiter.reserve(&monthly, "ada", 60, seconds(60)).await.unwrap().unwrap();
         assert!(!limiter.check(&monthly, "ada", 50).await.unwrap().is_allowed());
         assert!(reservation.settle(20).await.unwrap().was_applied);
@@ -112,7 +116,7 @@ async fn units_are_counted_once_and_given_back() {
 async fn a_clock_that_steps_back_opens_no_period_again() {
     on_each_store(async |limiter: Limiter, clock: ManualClock| {
         set(&clock, FIRST_OF_MARCH_2028 + 10);
-        let monthly = Limit::per_calendar("monthly", 2, Period::Month(1));
+        let monthly = limit("monthly=2/month");
         assert!(limiter.check(&monthly, "ada", 2).await.unwrap().is_allowed());
         clock.step_back(seconds(20));
         assert!(!limiter.check(&monthly, "ada", 1).await.unwrap().is_allowed());
@@ -125,9 +129,8 @@ async fn a_clock_that_steps_back_opens_no_period_again() {
 fn a_time_zone_has_the_name_that_the_configuration_gives_it() {
     let pairs = [["Asia/Calcutta", "Asia/Kolkata"], ["Europe/Kyiv", "Europe/Kiev"], ["US/Eastern", "America/New_York"]];
     for name in pairs.into_iter().flatten() {
-        let quota = Limit::per_calendar("quota", 10, Period::Month(1)).in_time_zone(name).unwrap();
-        assert_eq!(quota.to_string(), format!("quota=10/month {name}"));
-        assert_eq!(quota.to_string().parse(), Ok(quota));
+        let text = format!("quota=10/month {name}");
+        assert_eq!(limit(&text).to_string(), text);
     }
 }
 
@@ -136,7 +139,7 @@ fn a_time_zone_has_the_name_that_the_configuration_gives_it() {
 #[tokio::test]
 async fn a_process_whose_clock_is_wrong_by_too_much_has_no_decision() {
     let server = RedisServer::start();
-    let hourly = Limit::per_calendar("hourly", 2, Period::Hour);
+    let hourly = limit("hourly=2/h UTC");
     let mut stream = TcpStream::connect(server.address()).unwrap();
     stream.write_all(b"MONITOR\r\n").unwrap();
     let limiter = Limiter::new(server.store().build().unwrap()).deadline(TEST_TIMEOUT);
@@ -164,32 +167,33 @@ async fn a_process_whose_clock_is_wrong_by_too_much_has_no_decision() {
 
 #[test]
 fn limits_by_the_calendar_are_read_and_written() {
-    let quota = || Limit::per_calendar("quota", 10_000, Period::Month(1));
-    let contract = Limit::per_calendar("quota", 10_000, Period::Month(15));
-    for (limit, text) in [
-        (quota(), "quota=10000/month UTC"),
-        (quota().in_time_zone(BERLIN).unwrap(), "quota=10000/month Europe/Berlin"),
-        (contract.in_time_zone(BERLIN).unwrap(), "quota=10000/month(15) Europe/Berlin"),
-        (Limit::per_calendar("week", 7, Period::Week), "week=7/week UTC"),
-        (Limit::per_calendar("day", 7, Period::Day), "day=7/d UTC"),
-        (Limit::per_calendar("hour", 7, Period::Hour), "hour=7/h UTC"),
+    let mut read = Vec::new();
+    for (text, written) in [
+        ("quota=10000/month UTC", "quota=10000/month UTC"),
+        ("quota=10000/month", "quota=10000/month UTC"),
+        ("quota=10000/month Utc", "quota=10000/month UTC"),
+        ("quota=10000/month(1) UTC", "quota=10000/month UTC"),
+        ("quota=10000/month Europe/Berlin", "quota=10000/month Europe/Berlin"),
+        ("quota=10000/month europe/berlin", "quota=10000/month Europe/Berlin"),
+        ("quota=10000/month(15) Europe/Berlin", "quota=10000/month(15) Europe/Berlin"),
+        ("week=7/week", "week=7/week UTC"),
+        ("day=7/d UTC", "day=7/d UTC"),
+        ("day=7/day UTC", "day=7/d UTC"),
+        ("hour=7/hour UTC", "hour=7/h UTC"),
+        // Names without a slash.
+        ("day=7/d CET", "day=7/d CET"),
+        ("day=7/d Japan", "day=7/d Japan"),
+        ("day=7/d EST5EDT", "day=7/d EST5EDT"),
     ] {
-        assert_eq!(limit.to_string(), text);
-        assert_eq!(text.parse(), Ok(limit));
+        assert_eq!(limit(text).to_string(), written);
+        assert_eq!(limit(text), limit(written));
+        // Equal texts are equal limits, and different texts are different ones.
+        assert!(read.iter().all(|(other, its_text)| (*other == limit(text)) == (*its_text == written)), "{text}");
+        read.push((limit(text), written));
     }
-    assert_eq!("quota=10000/month".parse(), Ok(quota()));
-    assert_eq!("week=7/week".parse(), Ok(Limit::per_calendar("week", 7, Period::Week)));
-    assert_eq!("quota=10000/month europe/berlin".parse(), Ok(quota().in_time_zone(BERLIN).unwrap()));
-    // Names without a slash, and other names of UTC.
-    for (name, text) in [("CET", "d CET"), ("japan", "d Japan"), ("EST5EDT", "d EST5EDT"), ("utc", "d UTC")] {
-        let limit = Limit::per_calendar("day", 7, Period::Day).in_time_zone(name).unwrap();
-        assert_eq!(limit.to_string(), format!("day=7/{text}"));
-        assert_eq!(limit.to_string().parse(), Ok(limit));
-    }
-    assert_eq!(quota().in_time_zone("utc").unwrap(), quota());
     // Two systems do not mean the same by them.
-    for name in ["localtime", "Etc/Unknown", "", "../zone"] {
-        let error = quota().in_time_zone(name).unwrap_err().to_string();
+    for name in ["Localtime", "Etc/Unknown", "../zone"] {
+        let error = format!("a=1/month {name}").parse::<Limit>().unwrap_err().to_string();
         assert!(error.contains(&format!("no time zone {name:?}")), "{error}");
     }
     for (text, problem) in [
@@ -197,14 +201,12 @@ fn limits_by_the_calendar_are_read_and_written() {
         ("a=1/month(0)", "days 1 to 28"),
         ("a=1/month Europe/Atlantis", "Europe/Atlantis"),
         ("a=1/min UTC", "with a time zone"),
-        ("a=1/month UTC log", "\"log\" has no place"),
+        ("a=1/month UTC log", "has no other algorithm"),
         ("a=1/month UTC prefetch", "prefetch"),
     ] {
         let error = text.parse::<Limit>().unwrap_err().to_string();
         assert!(error.contains(problem), "{error}");
     }
-    let error = Limit::per_minute("login", 5).in_time_zone(BERLIN).unwrap_err().to_string();
-    assert!(error.contains("only a limit by the calendar"), "{error}");
 }
 
 #[test]
@@ -212,11 +214,10 @@ fn limits_of_other_zones_and_days_are_apart() {
     let server = RedisServer::start();
     one_thread().block_on(async {
         let limiter = Limiter::new(server.store().build().unwrap()).deadline(TEST_TIMEOUT);
-        let [quota, contract] = [1, 15].map(|day| Limit::per_calendar("quota", 1, Period::Month(day)));
-        let berlin = quota.clone().in_time_zone(BERLIN).unwrap();
-        for limit in [&quota, &berlin, &contract, &Limit::per_calendar("quota", 1, Period::Day)] {
-            assert!(limiter.check(limit, "ada", 1).await.unwrap().is_allowed(), "{limit}");
-            assert!(!limiter.check(limit, "ada", 1).await.unwrap().is_allowed(), "{limit}");
+        for text in ["month UTC", "month Europe/Berlin", "month(15) UTC", "d UTC"] {
+            let limit = Limit::parse("quota", &format!("1/{text}")).unwrap();
+            assert!(limiter.check(&limit, "ada", 1).await.unwrap().is_allowed(), "{text}");
+            assert!(!limiter.check(&limit, "ada", 1).await.unwrap().is_allowed(), "{text}");
         }
         assert_eq!(server.keys().len(), 4);
     });

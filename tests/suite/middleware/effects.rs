@@ -109,7 +109,7 @@ async fn places_cannot_be_blocked_reset_or_spent(test: Fixture<impl Store + Clon
     let reserved = limiter.reserve(&STREAMS, "bob", 1, seconds(5)).await.map(drop);
     for outcome in [limiter.block(&STREAMS, "ada", seconds(5)).await, limiter.reset(&STREAMS, "ada").await, reserved] {
         let Err(Error::Unavailable(error)) = outcome else { panic!("{outcome:?}") };
-        assert_eq!(error.kind(), StoreErrorKind::Config);
+        assert_eq!(error.kind, StoreErrorKind::Config);
         let words = std::error::Error::source(&error).unwrap().to_string();
         assert!(words.starts_with("limit \"streams\": places "), "{words}");
     }

@@ -260,7 +260,7 @@ async fn a_success_blocks_only_limits_with_units_left() {
     let says = [("answer-x-ratelimit-remaining", "0"), ("answer-x-ratelimit-reset", "30")];
     assert_eq!(call(&layer, "/", &says).await.status(), 200);
     let (limiter, split, key) = (Limiter::new(store), four.split(4), anyone(&request().into_parts().0).unwrap());
-    let parts = split.keys(key.clone()).map(|part| (split.limit(), part));
+    let parts = split.keys(key.clone()).map(|part| (&split.limit, part));
     let limits = [(&one, key.clone()), (&nine, key)].into_iter().chain(parts);
     let (mut left, mut ends_soon) = (Vec::new(), Vec::new());
     for (limit, key) in limits {
@@ -367,7 +367,7 @@ async fn all_limits_are_blocked_concurrently() {
     assert_eq!(app.oneshot(reported.unwrap()).await.unwrap().status(), 429);
     let (limiter, split) = (Limiter::new(store), whole.split(32));
     for part in split.keys(anyone(&request().into_parts().0).unwrap()) {
-        assert_eq!(limiter.peek(split.limit(), part).await.unwrap().remaining(), 0);
+        assert_eq!(limiter.peek(&split.limit, part).await.unwrap().remaining(), 0);
     }
 }
 

@@ -230,7 +230,7 @@ struct Bans;
 impl Store for Bans {
     fn decide(&self, check: Check) -> StoreFuture<Decision> {
         let never = Duration::MAX;
-        let status = |charge: &Charge| LimitStatus::new(charge, charge.limit().units(), never, Some(never));
+        let status = |charge: &Charge| LimitStatus::new(charge, charge.limit().units(), 0, never, Some((never, never)));
         Box::pin(ready(Ok(Decision::new(&check, SystemTime::now(), AdmissionId::fresh(), status))))
     }
 

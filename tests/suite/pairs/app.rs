@@ -187,7 +187,7 @@ impl App {
         let (limit, part) = match self.row.of("kind") {
             "split" => {
                 let split = self.limit.clone().split(2);
-                (split.limit().clone(), split.next_key(key.clone()))
+                (split.limit.clone(), split.next_key(key.clone()))
             }
             _ => (self.limit.clone(), key.clone()),
         };
@@ -321,7 +321,7 @@ impl App {
         let key = Key::new(CLIENT, client);
         let (limit, keys) = if self.row.of("kind") == "split" {
             let split: Split = self.limit.clone().split(2);
-            (split.limit().clone(), split.keys(key).collect())
+            (split.limit.clone(), split.keys(key).collect())
         } else {
             (self.limit.clone(), vec![key])
         };

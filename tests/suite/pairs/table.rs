@@ -5,8 +5,6 @@ use std::time::Duration;
 
 use axum::body::Body;
 use http::{Response, StatusCode, request::Parts};
-#[cfg(feature = "calendar")]
-use tower_sliding_window::limit::calendar::Period;
 use tower_sliding_window::{
     Algorithm, ClientIp, HeaderSets, Key, KeyedLimit, Limit, Limiter, Prefetch, RateLimitLayer, Rejection, Secret,
     extract::{AddressList, KeyError},
@@ -125,11 +123,8 @@ pub(super) const DIMENSIONS: &[Dimension] = &[
             #[cfg(feature = "calendar")]
             value(
                 "calendar",
-                &["Limit::in_time_zone"],
-                Apply::Limit(|limit| {
-                    let month = Limit::per_calendar("month", 1, Period::Month(28));
-                    algorithm_of(limit, &month.in_time_zone("Europe/Berlin").unwrap())
-                }),
+                &[],
+                Apply::Limit(|limit| algorithm_of(limit, &"month=1/month(28) Europe/Berlin".parse().unwrap())),
             ),
             value(
                 "concurrent",
@@ -319,6 +314,7 @@ pub(super) const DIMENSIONS: &[Dimension] = &[
 
 /// Public builder methods that are no options of a row, each with the reason.
 pub(super) const NO_OPTIONS: &[(&str, &str)] = &[
+    ("Limit::with_units", "each row has limits of some number of units"),
     ("RateLimitLayer::limit", "each row has limits"),
     ("RateLimitLayer::limits", "as `limit`, with an error instead of a panic: `configuration::limits`"),
     ("RedisStoreBuilder::build", "makes the store of each row"),

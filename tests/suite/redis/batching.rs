@@ -84,7 +84,7 @@ async fn equal_checks_share_one_entry_and_keep_their_own_ids() {
     assert_eq!(entries.len(), 2);
     assert_eq!(entries[0], (b"used".to_vec(), 100));
     assert_eq!(&entries[1].0[8..], b"100*1", "so many of so much each");
-    ids.sort_by_key(|id| u64::from(*id));
+    ids.sort_by_key(|id| id.0);
     ids.dedup();
     assert_eq!(ids.len(), 100);
 }

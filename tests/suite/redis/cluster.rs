@@ -57,7 +57,7 @@ async fn a_url_may_name_a_cluster() {
     cluster.0.iter().for_each(|node| node.run::<()>("ACL SETUSER shop on >s3:cr/t ~* +@all"));
     let connect = async |login: &str| {
         let url = format!("redis+cluster://{login}127.0.0.1:1,{}", cluster.0[0].address());
-        store::connect(&url).await.map_err(|error| error.kind())
+        store::connect(&url).await.map_err(|error| error.kind)
     };
     for (round, login) in [(1, ""), (2, "shop:s3%3Acr%2Ft@")] {
         let limiter = Limiter::new(connect(login).await.unwrap()).deadline(TEST_TIMEOUT);
@@ -482,7 +482,7 @@ async fn a_cluster_node_given_to_builder_says_moved() {
     let Some(Error::Unavailable(error)) = moved else { panic!("{moved:?}") };
     assert!(with_causes(&error).contains("Moved"), "{}", with_causes(&error));
     assert!(with_causes(&error).contains("use `RedisStore::cluster`"), "{}", with_causes(&error));
-    assert_eq!(error.kind(), StoreErrorKind::Other);
+    assert_eq!(error.kind, StoreErrorKind::Other);
 }
 
 /// The error of a cluster that is set up wrongly says what is wrong.
@@ -491,7 +491,7 @@ async fn mistakes_in_setting_a_cluster_up_are_named() {
     let refused = async |url: String| {
         let store = RedisStore::cluster([url]).connect_timeout(TEST_TIMEOUT).connect().await;
         let error = store.expect_err("the mistake is not seen");
-        (error.kind(), with_causes(&error))
+        (error.kind, with_causes(&error))
     };
     let cluster = RedisCluster::start(1).await;
     let node = &cluster.0[0];

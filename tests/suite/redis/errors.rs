@@ -18,7 +18,7 @@ use crate::support::{TEST_TIMEOUT, redis_server::RedisServer, until, with_causes
 
 fn kind(error: &Error) -> StoreErrorKind {
     let Error::Unavailable(error) = error else { panic!("{error}") };
-    error.kind()
+    error.kind
 }
 
 #[tokio::test]
@@ -62,12 +62,12 @@ async fn connect_fails_where_nothing_can_be_written() {
     let url = server.url().replace("redis://", "redis://elsewhere:elsewhere@");
     let error = RedisStore::connect(&url).await.unwrap_err();
     assert!(with_causes(&error).contains("permission"), "{}", with_causes(&error));
-    assert_eq!(error.kind(), StoreErrorKind::Denied);
+    assert_eq!(error.kind, StoreErrorKind::Denied);
 
     server.run::<()>("REPLICAOF 127.0.0.1 1");
     let error = RedisStore::connect(&server.url()).await.unwrap_err();
     assert!(with_causes(&error).contains("read only replica"), "{}", with_causes(&error));
-    assert_eq!(error.kind(), StoreErrorKind::ReadOnly);
+    assert_eq!(error.kind, StoreErrorKind::ReadOnly);
 }
 
 #[tokio::test]
@@ -78,7 +78,7 @@ async fn a_missing_password_is_reported() {
     assert!(with_causes(&error).contains("NOAUTH"), "{}", with_causes(&error));
     assert_eq!(kind(&error), StoreErrorKind::Denied);
     let wrong = RedisStore::connect(&server.url().replace("redis://", "redis://:wrong@")).await.unwrap_err();
-    assert_eq!(wrong.kind(), StoreErrorKind::Denied, "{}", with_causes(&wrong));
+    assert_eq!(wrong.kind, StoreErrorKind::Denied, "{}", with_causes(&wrong));
     let right = server.url().replace("redis://", "redis://:s3cret@");
     assert_eq!(used(&limiter(&right)).await.unwrap(), 1);
 }
@@ -121,7 +121,7 @@ async fn each_is_named(servers: &[RedisServer], commands: &[&str], named: &[&str
         let rest: Vec<&str> = commands.iter().filter(|command| *command != missing).copied().collect();
         let error = connect_with(servers, &rest, &connect).await.unwrap_err();
         let text = with_causes(&error).to_lowercase();
-        assert_eq!(error.kind(), StoreErrorKind::Denied, "{missing}: {text}");
+        assert_eq!(error.kind, StoreErrorKind::Denied, "{missing}: {text}");
         let name = missing[1..].split('|').next().unwrap();
         assert!(text.contains(&format!("'{name}")) || text.contains(&format!("({name})")), "{missing}: {text}");
         assert!(text.contains("`guide::running_redis`"), "{missing}: {text}");
@@ -238,11 +238,11 @@ async fn the_words_of_a_server_with_too_many_clients_are_shown() {
     };
     let error = RedisStore::connect(&server.url()).await.unwrap_err();
     assert!(with_causes(&error).contains("max number of clients"), "{}", with_causes(&error));
-    assert_eq!(error.kind(), StoreErrorKind::Unreachable);
+    assert_eq!(error.kind, StoreErrorKind::Unreachable);
     let url = server.url().replace("redis://", "redis://:s3cret@");
     let error = RedisStore::connect(&url).await.unwrap_err();
     assert!(with_causes(&error).contains("`maxclients`"), "{}", with_causes(&error));
-    assert_eq!(error.kind(), StoreErrorKind::Unreachable);
+    assert_eq!(error.kind, StoreErrorKind::Unreachable);
     drop(held);
 }
 
@@ -263,7 +263,7 @@ async fn a_server_that_hangs_up_or_is_silent_has_a_hint() {
         });
         let error = RedisStore::builder(&url).connect_timeout(Duration::from_millis(300)).connect().await.unwrap_err();
         assert!(with_causes(&error).contains("it hangs up or is silent"), "{}", with_causes(&error));
-        assert_eq!(error.kind(), StoreErrorKind::Unreachable);
+        assert_eq!(error.kind, StoreErrorKind::Unreachable);
         server.abort();
     }
 }

@@ -106,7 +106,7 @@ async fn foreign_content_fails_only_checks_of_its_key() {
             for failed in foreign.into_iter().filter(|outcome| !is_refused(outcome)) {
                 let failed = failed.unwrap_err();
                 assert!(with_causes(&failed).contains("WRONGTYPE"));
-                assert!(matches!(failed, Error::Unavailable(error) if error.kind() == StoreErrorKind::WrongType));
+                assert!(matches!(failed, Error::Unavailable(error) if error.kind == StoreErrorKind::WrongType));
             }
         }
         server.run::<()>("FLUSHALL");

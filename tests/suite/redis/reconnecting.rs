@@ -160,7 +160,7 @@ async fn a_server_may_start_after_the_store() {
     let mut server = RedisServer::start();
     server.kill();
     let refused = RedisStore::connect(&server.url()).await.unwrap_err();
-    assert_eq!(refused.kind(), StoreErrorKind::Unreachable, "connecting at once is refused");
+    assert_eq!(refused.kind, StoreErrorKind::Unreachable, "connecting at once is refused");
 
     let limiter = limiter(&server.url());
     // At once, without waiting for the connect timeout.

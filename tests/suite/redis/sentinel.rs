@@ -85,7 +85,7 @@ async fn a_url_may_name_sentinels() {
     let sentinel = Sentinel::start(&primary);
     let connect = async |scheme: &str, login: &str| {
         let url = format!("{scheme}://{login}127.0.0.1:1,127.0.0.1:{}/main", sentinel.port);
-        store::connect(&url).await.map_err(|error| error.kind())
+        store::connect(&url).await.map_err(|error| error.kind)
     };
     let used = async |store| Limiter::new(store).check(&SPENT, "ada", 1).await.unwrap().used();
     assert_eq!(used(connect("redis+sentinel", "").await.unwrap()).await, 1);
@@ -130,7 +130,7 @@ async fn the_documented_permissions_are_enough_behind_sentinels() {
     let limiter = Limiter::new(connect().await.unwrap()).deadline(TEST_TIMEOUT);
     assert_eq!(limiter.check(&SPENT, "ada", 1).await.unwrap().used(), 1);
     may_ask("+ping");
-    assert_eq!(connect().await.unwrap_err().kind(), StoreErrorKind::Denied);
+    assert_eq!(connect().await.unwrap_err().kind, StoreErrorKind::Denied);
 }
 
 fn replica_of(primary: &RedisServer) -> RedisServer {

@@ -412,7 +412,7 @@ async fn connections_that_are_of_no_use_are_errors() {
     let error = RedisStore::from_connections(fails).connect().await.unwrap_err();
     let text = with_causes(&error);
     assert!(text.contains("no tunnel") && text.contains("the application's connections"), "{text}");
-    assert_eq!(error.kind(), StoreErrorKind::Unreachable);
+    assert_eq!(error.kind, StoreErrorKind::Unreachable);
 }
 
 #[test]
@@ -564,7 +564,7 @@ async fn credentials_that_are_refused_or_end_are_errors() {
     let server = RedisServer::start();
     server.run::<()>("ACL SETUSER shop on >right ~* +@all");
     let error = RedisStore::builder(&server.url()).credentials(Rotating::new("wrong")).connect().await.unwrap_err();
-    assert_eq!(error.kind(), StoreErrorKind::Denied, "{error:?}");
+    assert_eq!(error.kind, StoreErrorKind::Denied, "{error:?}");
 
     #[derive(Clone)]
     struct Ends;
@@ -574,7 +574,7 @@ async fn credentials_that_are_refused_or_end_are_errors() {
         }
     }
     let error = RedisStore::builder(&server.url()).credentials(Ends).connect().await.unwrap_err();
-    assert_eq!(error.kind(), StoreErrorKind::Denied, "{error:?}");
+    assert_eq!(error.kind, StoreErrorKind::Denied, "{error:?}");
 
     #[derive(Clone)]
     struct Never;

@@ -57,7 +57,7 @@ async fn an_admission_is_one_entry_and_the_sum() {
     let entries = entries(&server, &key);
     assert_eq!(entries[0], (b"used".to_vec(), 3));
     assert_eq!(entries[1].0.len(), 8, "a cost of 1 is not written");
-    assert_eq!(entries[2].0, [&u64::from(decision.id()).to_be_bytes()[..], b"2"].concat());
+    assert_eq!(entries[2].0, [&decision.id().0.to_be_bytes()[..], b"2"].concat());
     let at = decision.at().duration_since(UNIX_EPOCH).unwrap().as_micros();
     assert_eq!(u128::try_from(-entries[2].1).unwrap(), at);
 }

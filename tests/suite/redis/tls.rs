@@ -82,7 +82,7 @@ async fn the_wrong_scheme_has_a_hint() {
     for builder in [tls.root_certificate(certificates.read("ca.pem")), plain] {
         let error = builder.connect_timeout(ms(500)).connect().await.unwrap_err();
         assert!(with_causes(&error).contains("Is only one side set to TLS"), "{}", with_causes(&error));
-        assert_eq!(error.kind(), StoreErrorKind::Unreachable);
+        assert_eq!(error.kind, StoreErrorKind::Unreachable);
     }
 }
 

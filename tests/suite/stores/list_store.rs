@@ -82,8 +82,9 @@ fn status(all: &[Admission], charge: &Charge, now: SystemTime, may_refuse: bool)
     };
     let number = |units| u64::try_from(units).unwrap_or(u64::MAX);
     let retry = Some(wait(&ours)).filter(|wait| !wait.is_zero());
-    LimitStatus::new(charge, number(units(&ours)), ours.first().map(left).unwrap_or_default(), retry)
-        .with_reserved(number(units(&ours) - units(&kept)), wait(&kept))
+    let waits = retry.map(|retry| (wait(&kept), retry));
+    let reset = ours.first().map(left).unwrap_or_default();
+    LimitStatus::new(charge, number(units(&ours)), number(units(&ours) - units(&kept)), reset, waits)
 }
 
 impl ListStore {
@@ -117,7 +118,7 @@ impl ListStore {
     fn settle_now(&self, settlement: &Settlement) -> Settled {
         let (now, mut all) = (self.clock.now(), self.admissions.lock().unwrap());
         Admission::tidy(&mut all, now);
-        let (id, at, mut was_applied) = (settlement.id(), settlement.at(), false);
+        let (id, at, mut was_applied) = (settlement.id, settlement.at, false);
         for (charge, units) in settlement.accounts() {
             let Some(units) = units else { continue };
             let window = charge.limit().window();
@@ -137,8 +138,8 @@ impl ListStore {
             }
         }
         all.retain(|one| one.units > 0);
-        let decision = Decision::new(settlement.check(), now, id, |charge| status(&all, charge, now, false));
-        Settled::new(decision, was_applied)
+        let decision = Decision::new(&settlement.check, now, id, |charge| status(&all, charge, now, false));
+        Settled { decision, was_applied }
     }
 }
 

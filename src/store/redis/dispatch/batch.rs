@@ -119,7 +119,7 @@ impl Batch {
         self.is_in_flight = false;
         match (&reply, &mut self.lost) {
             (Err(error), None) if error.is_timeout() || needs_new_connection(error) => self.note_lost(),
-            (Ok(_), Some(lost)) => lost.taken.retain(|release| !self.jobs.iter().any(|job| job.has(release.id()))),
+            (Ok(_), Some(lost)) => lost.taken.retain(|release| !self.jobs.iter().any(|job| job.has(release.id))),
             _ => {}
         }
         if reply.is_ok() {
@@ -339,10 +339,10 @@ fn read(reply: Value, jobs: &[Box<Job>], time: impl Fn() -> u64, answers: &mut V
                     (reserved, least) = (used, 0);
                 }
                 let has_retry = (copy >= admitted || charge.is_shadow()) && retry > 0;
-                let retry = has_retry.then(|| Duration::from_micros(retry));
+                let micros = Duration::from_micros;
+                let waits = has_retry.then(|| (micros(least), micros(retry)));
                 let used = used.saturating_sub(later.saturating_mul(charge.cost()));
-                LimitStatus::new(charge, used, Duration::from_micros(reset), retry)
-                    .with_reserved(reserved, Duration::from_micros(least))
+                LimitStatus::new(charge, used, reserved, micros(reset), waits)
             });
             answers.push(Ok((decision, admitted > 0)));
         }

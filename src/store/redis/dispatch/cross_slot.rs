@@ -76,9 +76,9 @@ impl Dispatcher {
             }
             Work::Settle(settling) => {
                 let settlement = &settling.settlement;
-                let (slots, caller) = CrossSlot::new(self, settlement.check(), settlement.id())?;
+                let (slots, caller) = CrossSlot::new(self, &settlement.check, settlement.id)?;
                 let costs = settlement.accounts().map(|(_, cost)| cost).collect();
-                Some((self.runtime.spawn(slots.settle(settlement.at(), costs)), caller))
+                Some((self.runtime.spawn(slots.settle(settlement.at, costs)), caller))
             }
         }
     }
@@ -101,7 +101,7 @@ impl CrossSlot {
         let caller = Arc::new(Caller::of(dispatcher.queue(*first, false)));
         let with_id = |(check, indices): (Option<Check>, _)| Some((check?.with_id(id), indices));
         let slots = slots.into_values().filter_map(with_id).collect();
-        let statuses = check.charges().map(|charge| LimitStatus::new(charge, 0, Duration::ZERO, None)).collect();
+        let statuses = check.charges().map(|charge| LimitStatus::new(charge, 0, 0, Duration::ZERO, None)).collect();
         let dispatcher = Arc::clone(dispatcher);
         let check = check.clone();
         let at = SystemTime::UNIX_EPOCH;
@@ -211,8 +211,7 @@ impl CrossSlot {
     fn set_untaken(&mut self, slot: usize, decision: &Decision) {
         let (check, indices) = &self.slots[slot];
         for ((index, charge), status) in indices.iter().zip(check.charges()).zip(decision.statuses()) {
-            let untaken = LimitStatus::new(charge, status.used(), status.leaves_after(), None);
-            let untaken = untaken.with_reserved(status.reserved(), Duration::ZERO);
+            let untaken = LimitStatus::new(charge, status.used(), status.reserved(), status.leaves_after(), None);
             self.statuses[*index] = if charge.can_refuse() { untaken.refused_until_reset(charge) } else { untaken };
         }
     }
@@ -220,7 +219,7 @@ impl CrossSlot {
     fn decision(&self) -> Decision {
         let mut statuses = self.statuses.iter().cloned();
         Decision::new(&self.check, self.at, self.id, |charge| {
-            statuses.next().unwrap_or_else(|| LimitStatus::new(charge, 0, Duration::ZERO, None))
+            statuses.next().unwrap_or_else(|| LimitStatus::new(charge, 0, 0, Duration::ZERO, None))
         })
     }
 }

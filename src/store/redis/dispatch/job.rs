@@ -82,7 +82,7 @@ impl Job {
         };
         let others = settlement.accounts().filter(|(charge, cost)| !keeps(charge, *cost));
         let outdated = local_state.outdate(others.map(|(charge, _)| (charge.limit(), charge.key())), None);
-        let id = settlement.id();
+        let id = settlement.id;
         let settling = Settling { settlement, _outdated: outdated, _underway: local_state.owed.begin() };
         Self::new(id, Work::Settle(Box::new(settling)), Duration::MAX)
     }
@@ -112,7 +112,7 @@ impl Job {
     pub(super) fn check(&self) -> &Check {
         match &self.work {
             Work::Decide(check) => check,
-            Work::Settle(settling) => settling.settlement.check(),
+            Work::Settle(settling) => &settling.settlement.check,
         }
     }
 

@@ -185,7 +185,7 @@ fn run(clocks: Clocks, limits: Range<usize>, history: impl Fn(Vec<Step>) -> Resu
 }
 
 fn random_seed() -> u64 {
-    u64::from(AdmissionId::fresh())
+    AdmissionId::fresh().0
 }
 
 fn memory(limits: Range<usize>) {

@@ -171,7 +171,7 @@ impl World {
             let (counter, units) = (Self::of(charge), units.unwrap());
             let until = now + charge.limit().window().as_micros() as u64 + Self::rounding(counter);
             let charged = self.charged.entry(counter).or_default();
-            for prefetch in charged.iter_mut().filter(|charged| charged.prefetch == Some(settlement.id())) {
+            for prefetch in charged.iter_mut().filter(|charged| charged.prefetch == Some(settlement.id)) {
                 (prefetch.units, prefetch.until) = (units, prefetch.until.min(until));
             }
         }
@@ -221,7 +221,7 @@ impl Store for ProcessStore {
                 let at = micros(settled.decision.at()) + world.behind;
                 world.settle(&settlement, at);
             }
-            settlement.check().charges().for_each(|charge| store.state.forget_refusals(charge.limit(), charge.key()));
+            settlement.check.charges().for_each(|charge| store.state.forget_refusals(charge.limit(), charge.key()));
             store.lose(reply)
         })
     }

@@ -50,7 +50,7 @@ async fn a_wait_ends_at_once_where_waiting_does_not_help() {
     let limiter = Limiter::new(RedisStore::builder(&wrong).build().unwrap()).deadline(TEST_TIMEOUT);
     let failed = timeout(TEST_TIMEOUT, limiter.acquire(&Limit::per_hour("calls", 1), "ada", 1, Duration::MAX)).await;
     let Ok(Err(Error::Unavailable(error))) = failed else { panic!("{failed:?}") };
-    assert_eq!(error.kind(), StoreErrorKind::Denied);
+    assert_eq!(error.kind, StoreErrorKind::Denied);
 }
 
 /// The share has one unit, and so has the store after the reset.

@@ -67,7 +67,7 @@ impl Store for Scripted {
     }
 
     fn settle(&self, settlement: Settlement) -> StoreFuture<Settled> {
-        let (store, (before, after)) = (self.store.clone(), self.of(settlement.check()));
+        let (store, (before, after)) = (self.store.clone(), self.of(&settlement.check));
         Box::pin(async move {
             sleep(before).await;
             let reply = store.settle(settlement).await;

@@ -452,7 +452,9 @@ async fn acquire_pauses_between_checks_when_the_retry_time_is_zero() {
     impl Store for RefusesForNoTime {
         fn decide(&self, check: Check) -> StoreFuture<Decision> {
             self.0.fetch_add(1, Ordering::SeqCst);
-            let status = |charge: &Charge| LimitStatus::new(charge, 3, Duration::ZERO, Some(Duration::ZERO));
+            let status = |charge: &Charge| {
+                LimitStatus::new(charge, 3, 0, Duration::ZERO, Some((Duration::ZERO, Duration::ZERO)))
+            };
             Box::pin(ready(Ok(Decision::new(&check, SystemTime::now(), AdmissionId::fresh(), status))))
         }
 

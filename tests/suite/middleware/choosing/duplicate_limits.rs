@@ -142,7 +142,7 @@ async fn duplicate_split_limits_are_charged_once() {
     let (limiter, split) = (Limiter::new(store), whole.split(8));
     let mut used = 0;
     for key in split.keys(anyone(&request().into_parts().0).unwrap()) {
-        used += limiter.peek(split.limit(), key).await.unwrap().used();
+        used += limiter.peek(&split.limit, key).await.unwrap().used();
     }
     assert_eq!((admitted, used), (64, 64));
 }

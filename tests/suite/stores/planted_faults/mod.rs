@@ -146,7 +146,7 @@ fn with_times(
             return status.clone();
         }
         let least = if status.is_refused_by_reservations() { Duration::ZERO } else { retry.unwrap_or_default() };
-        LimitStatus::new(charge, status.used(), reset, retry).with_reserved(status.reserved(), least)
+        LimitStatus::new(charge, status.used(), status.reserved(), reset, retry.map(|retry| (least, retry)))
     })
 }
 
@@ -263,8 +263,8 @@ impl Planted {
                     let place = apart.iter().position(|other| is_same(other, charge));
                     let status = decision.statuses().nth(place.unwrap()).unwrap();
                     let least = if status.is_refused_by_reservations() { Duration::ZERO } else { Duration::MAX };
-                    LimitStatus::new(charge, status.used(), status.reset_after(), status.retry_after())
-                        .with_reserved(status.reserved(), least)
+                    let waits = status.retry_after().map(|retry| (least, retry));
+                    LimitStatus::new(charge, status.used(), status.reserved(), status.reset_after(), waits)
                 })
             }
             Fault::DropsLimitsAfterTheFourth => {
@@ -272,7 +272,7 @@ impl Planted {
                 let decision = self.ask(&check.id().into_iter().fold(four, Check::with_id));
                 let mut statuses = decision.statuses();
                 Decision::new(check, decision.at(), decision.id(), |charge| {
-                    let unseen = || LimitStatus::new(charge, charge.cost(), Duration::ZERO, None);
+                    let unseen = || LimitStatus::new(charge, charge.cost(), 0, Duration::ZERO, None);
                     statuses.next().cloned().unwrap_or_else(unseen)
                 })
             }
@@ -375,15 +375,15 @@ impl Store for Planted {
         let planted = self.clone();
         Box::pin(async move {
             let now = planted.clock.now();
-            let is_late = |charge: &Charge| charge.lease().is_some_and(|lease| settlement.at() + lease <= now);
-            if matches!(planted.fault, Fault::IgnoresLateSettlements) && settlement.check().charges().any(is_late) {
-                return Ok(Settled::new(planted.look(settlement.check()), false));
+            let is_late = |charge: &Charge| charge.lease().is_some_and(|lease| settlement.at + lease <= now);
+            if matches!(planted.fault, Fault::IgnoresLateSettlements) && settlement.check.charges().any(is_late) {
+                return Ok(Settled { decision: planted.look(&settlement.check), was_applied: false });
             }
             let settlement = match planted.fault {
                 Fault::SettlesAtTheReservedCost => {
                     let mut accounts = settlement.accounts();
                     let cost = |charge: &Charge| accounts.next().unwrap().1.map(|_| charge.cost());
-                    Settlement::by_id(settlement.check().clone(), settlement.id(), settlement.at(), cost)
+                    Settlement::by_id(settlement.check.clone(), settlement.id, settlement.at, cost)
                 }
                 _ => settlement,
             };
@@ -394,11 +394,11 @@ impl Store for Planted {
             match planted.fault {
                 Fault::CountsEachSettlement => {
                     let again = |charge: &Charge| Charge::spent(charge.limit().clone(), charge.key(), 1);
-                    let counted = planted.ask(&check_of(settlement.check().charges().map(again)));
-                    Ok(Settled::new(counted, true))
+                    let counted = planted.ask(&check_of(settlement.check.charges().map(again)));
+                    Ok(Settled { decision: counted, was_applied: true })
                 }
                 Fault::FreesTheKeyBySecondSettlements => {
-                    settlement.check().charges().for_each(|charge| planted.forget(charge));
+                    settlement.check.charges().for_each(|charge| planted.forget(charge));
                     Ok(settled)
                 }
                 _ => Ok(settled),
