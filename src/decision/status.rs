@@ -38,8 +38,8 @@ impl LimitStatus {
     ///
     /// `waits` has two retry times if this charge refused the check. The first time holds if all
     /// reserved units are given back now. If the check would then fit, the first time is zero. The
-    /// second time holds if no units are given back before their lease ends. Without reserved
-    /// units, both times are the same.
+    /// second time holds if no units are given back before their lease ends, and is an upper bound
+    /// for the first. Without reserved units, both times are the same.
     #[inline]
     pub fn new(
         charge: &Charge,
@@ -53,7 +53,7 @@ impl LimitStatus {
             used,
             reserved,
             reset_after,
-            waits: waits.map(|(least, most)| (least.min(most), most)),
+            waits,
             reserved_after: RETRY_RESERVED_AFTER,
             is_shadow: charge.is_shadow(),
             is_hidden: charge.is_hidden,
