@@ -33,9 +33,6 @@
 //! refusing. A limit can [heed](KeyedLimit::heed_upstream) an upstream that asks the client to stay
 //! away.
 //!
-//! For a server that a proxy asks about requests, [`OriginalRequestLayer`] turns each question of
-//! the proxy into the request that the proxy asks about.
-//!
 //! # The place of the layer
 //!
 //! | other layer | outside of the limits | inside of the limits |
@@ -156,7 +153,6 @@ mod futures;
 mod headers;
 mod layer;
 mod options;
-mod original;
 mod plan;
 mod policy;
 pub mod rejection;
@@ -170,7 +166,6 @@ pub use self::{
     events::Degraded,
     headers::{HeaderSets, exposed_headers},
     layer::RateLimitLayer,
-    original::{OriginalRequest, OriginalRequestLayer, OriginalResponse},
     policy::{Exchange, KeyedLimit},
     rejection::{JsonResponse, Rejection, RejectionResponse, ShadowRefusals, TextResponse},
     service::{RateLimit, ResponseFuture},

@@ -150,11 +150,6 @@ impl ClientIp {
         address::key(address, self.ipv6_bits)
     }
 
-    /// Whether the other end of the connection is one of the trusted proxies.
-    pub(in crate::middleware) fn is_behind(&self, parts: &Parts) -> Result<bool, KeyError> {
-        peer(parts).map(|peer| self.is_trusted(peer))
-    }
-
     fn is_trusted(&self, address: IpAddr) -> bool {
         have(&self.trusted, address)
     }

@@ -63,7 +63,7 @@ impl KeyExtractor for Header {
 /// Makes a header name, and panics if the name is invalid. The name is made while the layer is
 /// built, so no request can cause this panic.
 #[track_caller]
-pub(in crate::middleware) fn header_name(name: impl TryInto<HeaderName>) -> HeaderName {
+pub(super) fn header_name(name: impl TryInto<HeaderName>) -> HeaderName {
     match name.try_into() {
         Ok(name) => name,
         Err(_) => panic!("a header name must be a token of letters, digits and !#$%&'*+-.^_`|~"),

@@ -44,7 +44,6 @@ mod forwarded;
 mod header;
 mod upstream_host;
 
-pub(in crate::middleware) use self::header::header_name;
 pub use self::{
     address_list::AddressList,
     api_key::ApiKey,
