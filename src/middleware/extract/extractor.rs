@@ -1,5 +1,4 @@
-//! The trait of extractors and its error, extractors that combine two others, and an extractor with
-//! one key for all requests.
+//! The trait of extractors and its error, and an extractor with one key for all requests.
 
 use std::{borrow::Cow, error, fmt};
 
@@ -20,11 +19,11 @@ pub trait KeyExtractor: Send + Sync + 'static {
 
     /// Makes one key of the keys of both extractors. Two combined keys are equal only if both their
     /// parts are equal.
-    fn and<E: KeyExtractor>(self, other: E) -> And<Self, E>
+    fn and<E: KeyExtractor + Clone>(self, other: E) -> impl KeyExtractor + Clone
     where
-        Self: Sized,
+        Self: Clone,
     {
-        And { first: self, second: other }
+        move |parts: &Parts| Ok(Key::from((&self.extract(parts)?, &other.extract(parts)?)))
     }
 
     /// Uses the key of `other` if the key of this extractor is absent. A key of an address never
@@ -32,11 +31,14 @@ pub trait KeyExtractor: Send + Sync + 'static {
     /// two different headers are never equal. An address has the same key for
     /// [`PeerIp`](super::PeerIp) and [`ClientIp`](super::ClientIp). A token has the same key for
     /// all [`ApiKey`](super::ApiKey)s of one secret.
-    fn or<E: KeyExtractor>(self, other: E) -> Or<Self, E>
+    fn or<E: KeyExtractor + Clone>(self, other: E) -> impl KeyExtractor + Clone
     where
-        Self: Sized,
+        Self: Clone,
     {
-        Or { first: self, second: other }
+        move |parts: &Parts| match self.extract(parts) {
+            Err(error) if error.is_missing => other.extract(parts),
+            outcome => outcome,
+        }
     }
 }
 
@@ -46,35 +48,6 @@ where
 {
     fn extract(&self, parts: &Parts) -> Result<Key, KeyError> {
         self(parts)
-    }
-}
-
-/// An extractor that makes one key of two: see [`KeyExtractor::and`].
-#[derive(Clone, Debug)]
-pub struct And<A, B> {
-    first: A,
-    second: B,
-}
-
-impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for And<A, B> {
-    fn extract(&self, parts: &Parts) -> Result<Key, KeyError> {
-        Ok(Key::from((&self.first.extract(parts)?, &self.second.extract(parts)?)))
-    }
-}
-
-/// An extractor that uses the second key if the first key is absent: see [`KeyExtractor::or`].
-#[derive(Clone, Debug)]
-pub struct Or<A, B> {
-    first: A,
-    second: B,
-}
-
-impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for Or<A, B> {
-    fn extract(&self, parts: &Parts) -> Result<Key, KeyError> {
-        match self.first.extract(parts) {
-            Err(error) if error.is_missing => self.second.extract(parts),
-            outcome => outcome,
-        }
     }
 }
 

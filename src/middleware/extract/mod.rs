@@ -48,7 +48,7 @@ pub use self::{
     address_list::AddressList,
     api_key::ApiKey,
     client_ip::{ClientIp, PeerIp},
-    extractor::{And, Everyone, KeyError, KeyExtractor, Or},
+    extractor::{Everyone, KeyError, KeyExtractor},
     header::Header,
     upstream_host::UpstreamHost,
 };
