@@ -45,6 +45,9 @@ impl<R> RateLimitLayer<R> {
     /// Lets requests through uncounted, such as those of a health check. After several calls of
     /// `skip`, a request is skipped if any of the closures returns `true`.
     ///
+    /// CORS preflights count like all other requests, unless a `CorsLayer` outside of the limits
+    /// answers them, or `skip` names `OPTIONS`. Any client can send such requests.
+    ///
     /// ```
     /// # use tower_sliding_window::{Limit, MemoryStore, PeerIp, RateLimitLayer};
     /// let layer = RateLimitLayer::new(MemoryStore::new())
@@ -53,19 +56,6 @@ impl<R> RateLimitLayer<R> {
     /// ```
     pub fn skip(self, skip: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
         self.set(|policy| policy.uncounted.push(("skipped", Arc::new(move |parts| Ok(skip(parts))))))
-    }
-
-    /// Counts CORS preflights, too. Default: preflights are let through uncounted, since a browser
-    /// sends a preflight by itself before another request, which is counted.
-    ///
-    /// A preflight is an `OPTIONS` request with exactly one `Origin`, exactly one valid
-    /// `Access-Control-Request-Method`, no `Transfer-Encoding`, and no `Content-Length` other than
-    /// zero. Any client can send such requests. Over HTTP/2 such a request may have a body of any
-    /// length, since a body needs no header there, and the layer does not read bodies. If your
-    /// service does real work for `OPTIONS`, or reads the body, count preflights. A `CorsLayer`
-    /// outside of the limits answers every `OPTIONS` request itself, so none reaches the service.
-    pub fn count_preflights(self) -> Self {
-        self.set(|policy| policy.counts_preflights = true)
     }
 
     /// Lets requests with one of these keys through uncounted, such as those of a monitor or of

@@ -1,9 +1,9 @@
 //! The plan of a request: whether the request is counted, and under which limits, keys and costs it
 //! is decided.
 //!
-//! 1. A request that is denied by its key, by its address, or by a closure gets a 403. Exempt
-//!    requests, skipped requests and CORS preflights that are not denied go to the service
-//!    uncounted. All other requests are counted.
+//! 1. A request that is denied by its key, by its address, or by a closure gets a 403. Exempt and
+//!    skipped requests that are not denied go to the service uncounted. All other requests are
+//!    counted.
 //! 2. A request without a key is on no list. A key that is present but cannot be read may be a
 //!    denied key, so a list of denied keys rejects the request with the status of the
 //!    [`KeyError`](super::extract::KeyError). A list of exempt keys never takes such a key for an
@@ -24,7 +24,7 @@ use std::{
     time::Duration,
 };
 
-use http::{HeaderName, Method, header, request::Parts};
+use http::request::Parts;
 
 pub(super) use self::check::CheckDetails;
 use super::{policy::Policy, rejection::Rejection};
@@ -134,20 +134,21 @@ impl Policy {
     #[inline]
     fn counts(&self, request: &Parts) -> Result<bool, Rejection> {
         for list in &self.denied {
-            if list(request).map_err(Rejection::NoKey)? {
+            if list(request)? {
                 return Err(Rejection::Denied);
             }
         }
-        let mistake = |error| {
-            self.events.mistake(&Rejection::NoKey(error));
-            false
-        };
-        let mut lists = self.uncounted.iter();
-        let listed = || lists.find_map(|(kind, list)| list(request).unwrap_or_else(mistake).then_some(*kind));
-        let preflight = (!self.counts_preflights && is_preflight(request)).then_some("preflight");
-        let Some(kind) = preflight.or_else(listed) else { return Ok(true) };
-        metrics::uncounted(kind, &self.events.layer);
-        Ok(false)
+        for (kind, list) in &self.uncounted {
+            match list(request) {
+                Ok(true) => {
+                    metrics::uncounted(kind, &self.events.layer);
+                    return Ok(false);
+                }
+                Ok(false) => {}
+                Err(error) => self.events.mistake(&Rejection::NoKey(error)),
+            }
+        }
+        Ok(true)
     }
 
     /// The failure mode for a request. If all limits are in the shadow, the layer fails open:
@@ -181,22 +182,4 @@ pub(super) struct TimeWaited(pub(super) Duration);
 
 fn time_waited(request: &Parts) -> Duration {
     request.extensions.get().map(|TimeWaited(time)| *time).unwrap_or_default()
-}
-
-/// Whether the request is a CORS preflight (Fetch, section 3.3.2). A browser sends a preflight by
-/// itself before a request to another origin, and the layer counts that request, not the preflight.
-/// A preflight has one origin, one method, and no body. Over HTTP/2 the headers do not tell whether
-/// there is a body, and the layer cannot look at the body, since the layer takes bodies of any
-/// type. So over HTTP/2 a request with a body may be taken for a preflight.
-fn is_preflight(request: &Parts) -> bool {
-    let only = |name: HeaderName| {
-        let mut values = request.headers.get_all(name).into_iter();
-        values.next().filter(|_| values.next().is_none())
-    };
-    request.method == Method::OPTIONS
-        && only(header::ORIGIN).is_some()
-        && only(header::ACCESS_CONTROL_REQUEST_METHOD)
-            .is_some_and(|method| Method::from_bytes(method.as_bytes()).is_ok())
-        && !request.headers.contains_key(header::TRANSFER_ENCODING)
-        && request.headers.get_all(header::CONTENT_LENGTH).into_iter().all(|length| length == "0")
 }

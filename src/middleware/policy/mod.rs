@@ -33,7 +33,6 @@ pub(super) struct Policy {
     pub(super) denied: Vec<Arc<KeyList>>,
     /// The lists of requests that are not counted, each with its label in metrics.
     pub(super) uncounted: Vec<(&'static str, Arc<KeyList>)>,
-    pub(super) counts_preflights: bool,
     pub(super) cost: Option<Arc<ByRequest<u64>>>,
     pub(super) failure_mode: FailureMode,
     /// Chooses the failure mode of each request. If this closure is set, `failure_mode` has no
@@ -64,7 +63,6 @@ impl Policy {
             is_plain: true,
             denied: Vec::new(),
             uncounted: Vec::new(),
-            counts_preflights: false,
             cost: None,
             failure_mode_by: None,
             headers: HeaderSets::default(),
@@ -127,7 +125,6 @@ impl fmt::Debug for Policy {
             .field("limits", &self.limits)
             .field("denied", &self.denied.len())
             .field("uncounted", &self.uncounted.len())
-            .field("counts_preflights", &self.counts_preflights)
             .field("failure_mode", failure_mode)
             .field("headers", &self.headers)
             .finish_non_exhaustive()

@@ -234,7 +234,6 @@ pub(super) const DIMENSIONS: &[Dimension] = &[
                 &["RateLimitLayer::deny_addresses"],
                 Layer(|layer| layer.deny_addresses(addresses().0, &addresses().1)),
             ),
-            value("count_preflights", &["RateLimitLayer::count_preflights"], Layer(RateLimitLayer::count_preflights)),
         ],
     },
     Dimension {
