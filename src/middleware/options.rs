@@ -129,7 +129,8 @@ impl<R> RateLimitLayer<R> {
     }
 
     /// Lets requests through while the store cannot decide, without rate-limit headers. Fail-open
-    /// is the default.
+    /// is the default. For a mode by the request, such as fail-closed for expensive requests, give
+    /// their routes a layer of their own.
     pub fn fail_open(self) -> Self {
         self.failure_mode(FailureMode::Open)
     }
@@ -143,21 +144,6 @@ impl<R> RateLimitLayer<R> {
     /// request that costs more than the whole share gets a 503: see [`Share`].
     pub fn fail_local(self, share: Share) -> Self {
         self.failure_mode(FailureMode::Local(share))
-    }
-
-    /// Sets a closure that chooses the failure mode by the request and its cost. The cost is that
-    /// of the layer: see [`cost`](Self::cost).
-    ///
-    /// ```
-    /// # use tower_sliding_window::{Everyone, Limit, MemoryStore, RateLimitLayer, limiter::FailureMode};
-    /// // Cheap requests go on without the store, expensive ones do not.
-    /// let layer = RateLimitLayer::new(MemoryStore::new())
-    ///     .limit(Limit::per_day("quota", 9_500).by(Everyone))
-    ///     .cost(|request| if request.uri.path() == "/search" { 100 } else { 1 })
-    ///     .failure_mode_by(|_, cost| if cost < 100 { FailureMode::Open } else { FailureMode::Closed });
-    /// ```
-    pub fn failure_mode_by(self, mode: impl Fn(&Parts, u64) -> FailureMode + Send + Sync + 'static) -> Self {
-        self.set(|policy| policy.failure_mode_by = Some(Arc::new(mode)))
     }
 
     /// Sets which sets of headers the layer sends. Default: `X-RateLimit-*`.
@@ -237,6 +223,6 @@ impl<R> RateLimitLayer<R> {
     }
 
     fn failure_mode(self, mode: FailureMode) -> Self {
-        self.set(|policy| (policy.failure_mode, policy.failure_mode_by) = (mode, None))
+        self.set(|policy| policy.limiter = policy.limiter.clone().with_failure_mode(mode))
     }
 }

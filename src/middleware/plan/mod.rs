@@ -32,7 +32,7 @@ use crate::{
     check::Check,
     decision::Decision,
     error::Error,
-    limiter::{Asking, DecideNow, FailureMode},
+    limiter::{Asking, DecideNow},
     metrics,
 };
 
@@ -56,7 +56,6 @@ pub(super) enum Pending {
 pub(super) struct Decided {
     /// `None` if there was nothing to decide.
     pub(super) outcome: Result<Option<Decision>, Error>,
-    pub(super) mode: FailureMode,
     pub(super) details: Option<Box<CheckDetails>>,
     /// How long the request has waited for decisions in all layers so far. Zero if this decision
     /// needed no wait.
@@ -71,7 +70,7 @@ impl Future for Pending {
             Self::Ask { asking, details } => {
                 let outcome = ready!(Pin::new(&mut *asking).poll(cx)).map(Some);
                 let waited = asking.reply.waited();
-                Poll::Ready(Decided { outcome, mode: asking.mode, details: details.take(), waited })
+                Poll::Ready(Decided { outcome, details: details.take(), waited })
             }
             Self::Wait(decided) => decided.as_mut().poll(cx),
         }
@@ -83,13 +82,11 @@ impl Policy {
     /// costs too much, or if an option has no effect on a chosen limit.
     #[inline]
     pub(super) fn plan(self: &Arc<Self>, request: &Parts) -> Result<Plan, Rejection> {
-        let at_once =
-            |outcome, mode, details| Plan::Decided(Decided { outcome, mode, details, waited: Duration::ZERO });
+        let at_once = |outcome, details| Plan::Decided(Decided { outcome, details, waited: Duration::ZERO });
         if !self.counts(request)? {
-            return Ok(at_once(Ok(None), FailureMode::default(), None));
+            return Ok(at_once(Ok(None), None));
         }
         let cost = self.cost.as_ref().map_or(1, |cost| cost(request));
-        let mode = self.failure_mode(request, cost);
         let (check, details) = if self.is_plain && self.max_wait.is_none() {
             (self.plain_check(request, cost)?, None)
         } else {
@@ -98,24 +95,24 @@ impl Policy {
             let check = if keeps_check { details.check.clone() } else { details.check.take() };
             let begins_ban = !details.bans.is_empty();
             if let Some(check) = check.clone().filter(|_| self.max_wait.is_some() || begins_ban) {
-                return Ok(Plan::Pending(self.wait(check, details, mode, request)));
+                return Ok(Plan::Pending(self.wait(check, details, request)));
             }
             (check, Some(details))
         };
-        let Some(check) = check else { return Ok(at_once(Ok(None), mode, details)) };
-        Ok(match self.limiter.decide_now(check, mode, || time_waited(request)) {
-            DecideNow::Decided(outcome) => at_once(outcome.map(Some), mode, details),
+        let Some(check) = check else { return Ok(at_once(Ok(None), details)) };
+        Ok(match self.limiter.decide_now(check, self.failure_mode(), || time_waited(request)) {
+            DecideNow::Decided(outcome) => at_once(outcome.map(Some), details),
             DecideNow::Ask(asking) => Plan::Pending(Pending::Ask { asking, details }),
         })
     }
 
     /// Decides a check, and begins bans. If the layer has a `max_wait`, the request waits in line
     /// for capacity.
-    fn wait(self: &Arc<Self>, check: Check, details: Box<CheckDetails>, mode: FailureMode, request: &Parts) -> Pending {
+    fn wait(self: &Arc<Self>, check: Check, details: Box<CheckDetails>, request: &Parts) -> Pending {
         let policy = Arc::clone(self);
         let mut waited = time_waited(request);
         Pending::Wait(Box::pin(async move {
-            let limiter = policy.limiter.clone().with_failure_mode(mode);
+            let limiter = policy.limiter.clone().with_failure_mode(policy.failure_mode());
             let decide = async {
                 let decision = match policy.max_wait {
                     Some(max_wait) => limiter.acquire_after(check, max_wait, &mut waited).await?,
@@ -125,7 +122,7 @@ impl Policy {
                 Ok(Some(policy.ban(&limiter, decision, &details.bans, is_local).await))
             };
             let outcome = decide.await;
-            Decided { outcome, mode, details: Some(details), waited }
+            Decided { outcome, details: Some(details), waited }
         }))
     }
 
@@ -149,17 +146,6 @@ impl Policy {
             }
         }
         Ok(true)
-    }
-
-    /// The failure mode for a request. If all limits are in the shadow, the layer fails open:
-    /// limits in the shadow refuse nothing, even without a decision.
-    #[inline]
-    fn failure_mode(&self, request: &Parts, cost: u64) -> FailureMode {
-        match &self.failure_mode_by {
-            _ if self.limits.iter().all(|limit| limit.is_shadow) => FailureMode::Open,
-            Some(mode_by) => mode_by(request, cost),
-            None => self.failure_mode,
-        }
     }
 
     /// The check of a layer that has only [plain](super::policy::KeyedLimit::is_plain) limits, as

@@ -45,7 +45,8 @@ impl Policy {
         request: &mut Parts,
         responder: &impl RejectionResponse<B>,
     ) -> Result<Completion, Response<B>> {
-        let Decided { outcome, mode, details, waited } = decided;
+        let Decided { outcome, details, waited } = decided;
+        let mode = self.failure_mode();
         if !waited.is_zero() {
             request.extensions.insert(TimeWaited(waited));
         }

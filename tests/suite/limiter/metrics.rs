@@ -22,7 +22,7 @@ use tower_sliding_window::{
 };
 
 use crate::support::{
-    TEST_TIMEOUT,
+    TEST_TIMEOUT, in_mode,
     log::Log,
     redis_server::RedisServer,
     requests::{anyone, hello, request},
@@ -122,7 +122,7 @@ async fn failures_count_by_cause_and_degraded_responses_by_mode() {
     let recorded = Recorded::start();
     let failing = Limiter::new(failing());
     for mode in [FailureMode::Open, FailureMode::Closed, FailureMode::Local(Share::one_of(1))] {
-        let layer = RateLimitLayer::new(failing.clone()).limit(CALLS.by(anyone)).failure_mode_by(move |_, _| mode);
+        let layer = in_mode(RateLimitLayer::new(failing.clone()).limit(CALLS.by(anyone)), mode);
         let app = layer.layer(service_fn(hello));
         for _ in 0..3 {
             app.clone().oneshot(request()).await.unwrap();
@@ -290,11 +290,8 @@ async fn decisions_failures_and_degraded_requests_have_the_name_of_their_layer()
     let key = anyone(&request().into_parts().0).unwrap();
     assert!(!limiter.check(&CALLS, key, 1).await.unwrap().is_allowed());
     for (name, mode) in [("open", FailureMode::Open), ("local", FailureMode::Local(Share::one_of(1)))] {
-        let layer = RateLimitLayer::new(Limiter::new(failing()))
-            .named(name)
-            .limit(CALLS.by(anyone))
-            .failure_mode_by(move |_, _| mode);
-        assert_eq!(send(&layer, request()).await, 200);
+        let layer = RateLimitLayer::new(Limiter::new(failing())).named(name).limit(CALLS.by(anyone));
+        assert_eq!(send(&in_mode(layer, mode), request()).await, 200);
     }
 
     let all = recorded.all();

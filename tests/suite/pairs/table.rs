@@ -10,7 +10,7 @@ use tower_sliding_window::limit::calendar::Period;
 use tower_sliding_window::{
     Algorithm, ClientIp, HeaderSets, Key, KeyedLimit, Limit, Limiter, Prefetch, RateLimitLayer, Rejection, Secret,
     extract::{AddressList, KeyError},
-    limiter::{Breaker, FailureMode, Share},
+    limiter::{Breaker, Share},
     store::RedisStoreBuilder,
 };
 
@@ -197,11 +197,6 @@ pub(super) const DIMENSIONS: &[Dimension] = &[
             value("fail_open", &["RateLimitLayer::fail_open"], Layer(RateLimitLayer::fail_open)),
             value("fail_closed", &["RateLimitLayer::fail_closed"], Layer(RateLimitLayer::fail_closed)),
             value("fail_local", &["RateLimitLayer::fail_local"], Layer(|layer| layer.fail_local(SHARE))),
-            value(
-                "failure_mode_by",
-                &["RateLimitLayer::failure_mode_by"],
-                Layer(|layer| layer.failure_mode_by(|_, _| FailureMode::Closed)),
-            ),
         ],
     },
     Dimension {
