@@ -157,7 +157,7 @@ impl<R> RateLimitLayer<R> {
     ///
     /// * `HeaderSets::BOTH` sends `RateLimit` and `RateLimit-Policy` as well: see
     ///   [`HeaderSets::RATE_LIMIT`].
-    /// * `X-RateLimit-Reset` can be a [Unix time](HeaderSets::reset_as_unix_time), as GitHub sends
+    /// * `X-RateLimit-Reset` can be a [Unix time](HeaderSets::X_RATE_LIMIT_UNIX), as GitHub sends
     ///   it.
     /// * `Retry-After` belongs to no set: the layer sends it whatever sets you choose. A refusal
     ///   has a `Retry-After` if waiting helps, and so does a 503 by the failure mode. A 429 for a

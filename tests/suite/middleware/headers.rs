@@ -28,7 +28,7 @@ use crate::support::{
 const TOTAL: Limit = Limit::per_hour("total", 1);
 
 const MINE: Limit = Limit::per_minute("mine", 5);
-const FORMATS: [HeaderSets; 2] = [HeaderSets::X_RATE_LIMIT, HeaderSets::X_RATE_LIMIT.reset_as_unix_time()];
+const FORMATS: [HeaderSets; 2] = [HeaderSets::X_RATE_LIMIT, HeaderSets::X_RATE_LIMIT_UNIX];
 
 fn layer(limit: KeyedLimit) -> RateLimitLayer {
     RateLimitLayer::new(MemoryStore::new()).limit(limit)
@@ -137,7 +137,7 @@ async fn stacked_layers_with_two_formats_of_the_reset_are_logged() {
     }
     for (outer, inner) in [(seconds, unix_time), (unix_time, seconds)] {
         let (log, begun) = (Log::start(), Instant::now());
-        while !log.text().contains("X-RateLimit-Reset has two formats: set `reset_as_unix_time` on all stacked layers")
+        while !log.text().contains("X-RateLimit-Reset has two formats: send `X_RATE_LIMIT_UNIX` by all stacked layers")
         {
             assert_eq!(stacked(outer, inner).oneshot(request()).await.unwrap().status(), 200);
             assert!(begun.elapsed() < TEST_TIMEOUT, "{}", log.text());
