@@ -19,7 +19,7 @@ pub(crate) struct Events {
     /// The name of the layer, for log lines and metrics. Empty if the layer has no name.
     pub(crate) layer: Cow<'static, str>,
     /// One throttle for each kind of log line.
-    throttles: [Throttle; 10],
+    throttles: [Throttle; 9],
     has_told_of_twice: OnceLock<()>,
 }
 
@@ -36,12 +36,6 @@ impl Events {
         let error = Chain(error);
         let limits = limits();
         warn!(%error, limits, ?mode, layer, suppressed, "no rate-limit decision");
-    }
-
-    /// Reports a limit in the shadow that is left out of a check because another limit of the layer
-    /// has the same identity and key.
-    pub(crate) fn left_out(&self, error: &Error) {
-        self.warn(1, error, "a limit in the shadow is left out");
     }
 
     /// Reports a response in the service's place.
@@ -61,7 +55,7 @@ impl Events {
             Rejection::NoKey(error) if error.status().is_server_error() => {
                 (2, error, "the server is not set up to find a rate-limit key")
             }
-            Rejection::NotSetUp(error) => (9, error, "the server is not set up for its limits"),
+            Rejection::NotSetUp(error) => (1, error, "the server is not set up for its limits"),
             _ => return,
         };
         if let Some((layer, suppressed)) = self.pass(kind) {

@@ -125,10 +125,10 @@ impl KeyedLimit {
     ///    plan has another window or algorithm, the tenant starts with no used units.
     /// 4. If an option has [no effect](crate::RateLimitLayer::limits) on the chosen limit, the
     ///    request is rejected with a 500, and the log says what to change.
-    /// 5. If two limits of a request have the same name, window, algorithm and key, they are one
-    ///    limit. For example, [`PeerIp`](crate::PeerIp) and [`ClientIp`](crate::ClientIp) find the
-    ///    same key without a proxy. The limit with fewer units is charged, at the larger of the two
-    ///    costs. If only one of the two is in the shadow, the limit in the shadow is left out.
+    /// 5. If two limits of a request have the same name, window, algorithm and key, the request is
+    ///    rejected with a 500, and the log says what to change. For example,
+    ///    [`PeerIp`](crate::PeerIp) and [`ClientIp`](crate::ClientIp) find the same key without a
+    ///    proxy. If one of the two is in the shadow, only this one is left out.
     pub fn chosen<E, C, L>(extractor: E, choose: C) -> Self
     where
         E: KeyExtractor,
@@ -214,8 +214,6 @@ impl KeyedLimit {
     /// * The server sees the limit: in the [`Decision`](crate::Decision), the extensions, metrics,
     ///   log lines, and the text of a [`Rejection`](crate::Rejection). A responder of your own
     ///   should show clients none of these.
-    /// * Two limits of a request that are [one limit](Self::chosen) are hidden if either of the two
-    ///   is hidden.
     ///
     /// [`RateLimitLayer::headers`](crate::RateLimitLayer::headers) can hide the figures of all
     /// limits.

@@ -64,8 +64,9 @@ impl FollowUp {
         for ((index, charge), status) in check.charges().enumerate().zip(admitted.statuses()) {
             // A limit in the shadow that would have refused has counted nothing.
             let has_counted = status.retry_after().is_none() && charge.cost() > 0;
-            let cost = has_counted.then(|| self.cost(index, charge, response)).flatten();
-            let heeding = self.limits_of(index).map(|(limit, _)| limit).find(|limit| limit.heeds_upstream);
+            let limit = self.limit_of(index);
+            let cost = limit.filter(|_| has_counted).map(|limit| self.cost(limit, charge, response));
+            let heeding = limit.filter(|limit| limit.heeds_upstream);
             let settled = charge.lease().filter(|_| has_counted).map_or((None, None), |lease| {
                 // The delay is shorter than the lease, so that the store still sees whether the
                 // lease has ended.
@@ -126,22 +127,18 @@ impl FollowUp {
         if held.is_some() { response.map(|body| changed(body, held.as_ref())) } else { response }
     }
 
-    /// The limits of a charge, each with the cost that this limit alone would charge. Two limits
-    /// may share one charge.
-    fn limits_of(&self, charge_index: usize) -> impl Iterator<Item = (&KeyedLimit, u64)> {
-        let charged = self.details.charged.iter().filter(move |charged| charged.charge_index == charge_index);
-        charged.filter_map(|charged| Some((self.policy.limits.get(charged.limit_index)?, charged.cost)))
+    /// The limit of a charge. `None` for the charge of a ban.
+    fn limit_of(&self, charge_index: usize) -> Option<&KeyedLimit> {
+        let charged = self.details.charged.iter().find(|charged| charged.charge_index == charge_index)?;
+        self.policy.limits.get(charged.limit_index)
     }
 
-    /// The cost of a charge after this response: the largest cost that a limit of the charge
-    /// computes.
-    fn cost(&self, index: usize, charge: &Charge, response: &response::Parts) -> Option<u64> {
-        let costs =
-            self.limits_of(index).map(|(limit, before)| match (&limit.cost_afterwards, &self.details.request) {
-                (Some(cost), Some(request)) => cost(&Exchange { request, response, cost: charge.cost() }),
-                _ => before,
-            });
-        costs.max()
+    /// The cost of a charge after this response.
+    fn cost(&self, limit: &KeyedLimit, charge: &Charge, response: &response::Parts) -> u64 {
+        match (&limit.cost_afterwards, &self.details.request) {
+            (Some(cost), Some(request)) => cost(&Exchange { request, response, cost: charge.cost() }),
+            _ => charge.cost(),
+        }
     }
 }
 

@@ -136,12 +136,7 @@ impl Policy {
         let events = &self.events;
         let refusals = ShadowRefusals::of(decision, left_out)?;
         events.shadow_refused(|| refusals.names().collect::<Vec<_>>().join(", "));
-        for (_, rejection) in &refusals.left_out {
-            match rejection {
-                Rejection::Unavailable(error) => events.left_out(error),
-                rejection => events.mistake(rejection),
-            }
-        }
+        refusals.left_out.iter().for_each(|(_, rejection)| events.mistake(rejection));
         Some(refusals)
     }
 }
