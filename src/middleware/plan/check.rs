@@ -133,19 +133,15 @@ pub(crate) struct BanCharge {
 }
 
 impl CheckDetails {
-    /// Makes one check of the charges of all limits. A limit in the shadow that cannot charge the
-    /// request is left out. Any other limit that cannot charge the request rejects it.
+    /// Makes one check of the charges of all limits, in order. A limit in the shadow that cannot
+    /// charge the request is left out. Any other limit that cannot charge the request rejects it.
     pub(crate) fn of(limits: &[KeyedLimit], draft: impl Fn(&KeyedLimit) -> Draft) -> Result<Self, Rejection> {
         let mut details = Self::default();
-        // If two limits turn out to be one, the later one cannot charge the request. So the limits
-        // in the shadow come last.
-        for is_shadow in [false, true] {
-            for (limit_index, limit) in limits.iter().enumerate().filter(|(_, limit)| limit.is_shadow == is_shadow) {
-                match draft(limit).and_then(|(charge, ban)| details.add(limit_index, charge, ban)) {
-                    Ok(()) => {}
-                    Err((_, rejection)) if !is_shadow => return Err(rejection),
-                    Err(left_out) => details.left_out.push(left_out),
-                }
+        for (limit_index, limit) in limits.iter().enumerate() {
+            match draft(limit).and_then(|(charge, ban)| details.add(limit_index, charge, ban)) {
+                Ok(()) => {}
+                Err((_, rejection)) if !limit.is_shadow => return Err(rejection),
+                Err(left_out) => details.left_out.push(left_out),
             }
         }
         Ok(details)
@@ -162,17 +158,22 @@ impl CheckDetails {
         Ok(())
     }
 
-    /// Adds a charge. Returns an error if another limit charges the same limit and key.
+    /// Adds a charge. Returns an error if another limit charges the same limit and key. But if only
+    /// the other limit is in the shadow, the other limit is left out.
     fn add_charge(&mut self, limit_index: usize, charge: Charge) -> Result<ChargedLimit, LeftOut> {
         let (charge_index, same) = self.place_of(&charge);
-        if same.is_some() {
-            let limit = charge.limit().clone();
-            let rejection = Rejection::NotSetUp(charged_twice(&limit));
-            return Err((Some(limit), rejection));
-        }
         let charged = ChargedLimit { charge_index, limit_index, cost: charge.cost() };
+        let twice = || (Some(charge.limit().clone()), Rejection::NotSetUp(charged_twice(charge.limit())));
+        match (same, &mut self.check) {
+            (Some(other), Some(check)) if other.is_shadow() && !charge.is_shadow() => {
+                self.left_out.push(twice());
+                self.charged.retain(|other| other.charge_index != charge_index);
+                check.replace(charge_index, charge);
+            }
+            (Some(_), _) => return Err(twice()),
+            (None, check) => Check::push(check, charge),
+        }
         self.charged.push(charged);
-        Check::push(&mut self.check, charge);
         Ok(charged)
     }
 
