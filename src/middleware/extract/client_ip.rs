@@ -6,8 +6,8 @@ use http::{HeaderName, StatusCode, header::FORWARDED, request::Parts};
 use ipnet::IpNet;
 
 use super::{
+    KeyError, KeyExtractor,
     address::{self, have, parse_ranges},
-    extractor::{KeyError, KeyExtractor},
     forwarded::{Hop, Style, hops},
     header::{header_name, single_value},
 };
