@@ -13,7 +13,7 @@ use crate::{
     error::NeverFits,
     limit::Limit,
     middleware::{
-        policy::KeyedLimit,
+        policy::{KeyedLimit, Policy},
         rejection::{Rejection, ShadowRefusals},
     },
     split::{Split, is_of_one_whole},
@@ -95,6 +95,14 @@ impl KeyedLimit {
     fn flagged(&self, charge: Charge) -> Charge {
         let charge = if self.is_hidden { charge.hidden() } else { charge };
         if self.is_shadow { charge.in_shadow() } else { charge }
+    }
+}
+
+impl Policy {
+    /// The limit of a charge. `None` for the charge of a ban.
+    pub(crate) fn limit_of(&self, details: &CheckDetails, charge_index: usize) -> Option<&KeyedLimit> {
+        let charged = details.charged.iter().find(|charged| charged.charge_index == charge_index)?;
+        self.limits.get(charged.limit_index)
     }
 }
 
