@@ -147,7 +147,7 @@ impl HeaderSets {
                 }
             }
         }
-        let mut reset = reset_after(status);
+        let mut reset = more_after(status);
         if self.reset_is_unix_time {
             reset = reset.saturating_add(decision.at().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default());
         }
@@ -187,12 +187,16 @@ fn number(value: &HeaderValue) -> Option<u64> {
     value.to_str().ok()?.parse().ok()
 }
 
-/// The time until more units can be spent. If only reserved units refuse the check, the time is at
-/// most the retry time, since reserved units may be given back before they leave the window.
-fn reset_after(status: &LimitStatus) -> Duration {
+/// The time until more units are left. After a settlement above the limit, or in a block, more
+/// units are used than the limit has. Then no unit is left even when the oldest unit has left the
+/// window. A refusal knows the later time, when units are left again. An admission shows the time
+/// until the oldest unit leaves. If only reserved units refuse, the time is at most the retry time,
+/// since reserved units may be given back before they leave the window.
+fn more_after(status: &LimitStatus) -> Duration {
     match status.retry_after() {
-        Some(retry) if status.is_refused_by_reservations() => retry.min(status.reset_after()),
-        _ => status.reset_after(),
+        Some(retry) if status.used() > status.limit().units() => retry,
+        Some(retry) => retry.min(status.reset_after()),
+        None => status.reset_after(),
     }
 }
 

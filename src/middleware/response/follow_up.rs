@@ -13,7 +13,7 @@ use super::{
         events::Events,
         futures::join,
         plan::CheckDetails,
-        policy::{Exchange, KeyedLimit, Policy},
+        policy::{Exchange, Policy},
     },
     upstream::{BlockRequest, block_request},
 };
