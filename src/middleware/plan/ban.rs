@@ -9,8 +9,6 @@
 
 use std::cmp::Reverse;
 
-use http::StatusCode;
-
 use super::check::BanCharge;
 use crate::{
     decision::{Decision, LimitStatus},
@@ -78,9 +76,7 @@ impl Policy {
         let Rejection::Limited(decision) = rejection else { return rejection };
         let refusing = || decision.statuses().filter(|status| status.refuses().is_some());
         let refuses = |ban: &Limit| refusing().any(|status| status.limit().is_one_with(ban));
-        match self.limits.iter().find(|limit| limit.ban.as_ref().is_some_and(|ban| refuses(&ban.limit))) {
-            Some(limit) => Rejection::Banned(decision, limit.ban_status.unwrap_or(StatusCode::TOO_MANY_REQUESTS)),
-            None => Rejection::Limited(decision),
-        }
+        let is_banned = self.limits.iter().filter_map(|limit| limit.ban.as_ref()).any(|ban| refuses(&ban.limit));
+        if is_banned { Rejection::Banned(decision) } else { Rejection::Limited(decision) }
     }
 }

@@ -30,7 +30,7 @@ impl App {
     }
 
     pub(super) fn has_ban(&self) -> bool {
-        self.is("ban", &["ban", "ban_status"])
+        self.is("ban", &["ban"])
     }
 
     pub(super) fn is_exact(&self) -> bool {

@@ -18,7 +18,7 @@ use super::{
     app::{App, MAIN, Reply},
     book::{Doing, LASTING, Visit, most_at_once, most_in},
     expected::Lost,
-    table::{BAN_STATUS, MAX_WAIT, RESPONDED, SHARE_UNITS, UNITS, WINDOW},
+    table::{MAX_WAIT, RESPONDED, SHARE_UNITS, UNITS, WINDOW},
 };
 use crate::support::{Numbers, ms, seconds};
 
@@ -194,15 +194,8 @@ impl<'a> Run<'a> {
         self.check_figures(step, &replies);
         if self.app.has_ban() && self.app.is_used_up() {
             let last = replies.last().unwrap();
-            let status = if self.app.is("ban", &["ban_status"]) { BAN_STATUS.as_u16() } else { 429 };
-            let is_right = last.status == status || self.app.is("transport", &["gRPC"]);
-            self.compare(
-                step,
-                "an option has its effect: ban_status",
-                is_right && !last.is_handled(),
-                status,
-                last.status,
-            );
+            let is_right = last.status == 429 && !last.is_handled();
+            self.compare(step, "an option has its effect: ban", is_right, 429, last.status);
         }
         let second = self.client("second");
         let reply = self.app.call(&second, Doing::Reply).await;

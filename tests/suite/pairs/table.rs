@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use axum::body::Body;
-use http::{Response, StatusCode, request::Parts};
+use http::{Response, request::Parts};
 #[cfg(feature = "calendar")]
 use tower_sliding_window::limit::calendar::Period;
 use tower_sliding_window::{
@@ -66,7 +66,6 @@ pub(super) const WINDOW: Duration = seconds(3);
 pub(super) const PLACES: u64 = 2;
 /// A ban outlasts the window.
 pub(super) const BAN: Duration = seconds(30);
-pub(super) const BAN_STATUS: StatusCode = StatusCode::FORBIDDEN;
 /// The deadline of all rows without one of their own.
 pub(super) const DEADLINE: Duration = ms(400);
 /// The time for which a row's requests wait for capacity.
@@ -174,11 +173,6 @@ pub(super) const DIMENSIONS: &[Dimension] = &[
         values: &[
             plain("no ban"),
             value("ban", &["KeyedLimit::ban"], Keyed(|limit| limit.ban(Limit::per_hour("ban", 1), BAN))),
-            value(
-                "ban_status",
-                &["KeyedLimit::ban_status"],
-                Keyed(|limit| limit.ban(Limit::per_hour("ban", 1), BAN).ban_status(BAN_STATUS)),
-            ),
         ],
     },
     Dimension {

@@ -16,7 +16,7 @@ use tower_sliding_window::{
     middleware::ShadowRefusals,
 };
 
-use super::{BURST, FREE, by_plan, request_of_plan};
+use super::{BURST, by_plan, request_of_plan};
 use crate::support::{
     Fixture, MICROSECOND, for_every_store,
     requests::{anyone, figures, hello, request},

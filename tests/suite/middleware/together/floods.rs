@@ -124,7 +124,7 @@ async fn a_ban_of_a_shared_key_holds_for_all_and_for_no_other() {
     let (tried, mut urls) = (Arc::new(AtomicU64::new(0)), Vec::new());
     for _ in 0..2 {
         let limiter = Limiter::new(server.store().build().unwrap());
-        let failures = LOGIN.by(Everyone).ban(BAN, seconds(900)).ban_status(StatusCode::FORBIDDEN);
+        let failures = LOGIN.by(Everyone).ban(BAN, seconds(900));
         let banning = RateLimitLayer::new(limiter.clone()).limit(failures);
         let places = RateLimitLayer::new(limiter).limit(Limit::concurrent("all", 500).by(Everyone));
         urls.push(serve_logins([banning, places], &tried).await);
