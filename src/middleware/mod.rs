@@ -167,6 +167,6 @@ pub use self::{
     headers::{HeaderSets, exposed_headers},
     layer::RateLimitLayer,
     policy::{Exchange, KeyedLimit},
-    rejection::{JsonResponse, Rejection, RejectionResponse, ShadowRefusals, TextResponse},
+    rejection::{JsonResponse, Rejection, RejectionResponse, ShadowRefusals},
     service::{RateLimit, ResponseFuture},
 };

@@ -21,16 +21,16 @@
 //! `Retry-After`.
 //!
 //! For clients that speak gRPC, there is `GrpcResponse`: see [`guide::grpc`](crate::guide::grpc).
-//! For plain text, use [`respond_with(TextResponse)`](super::RateLimitLayer::respond_with). For any
-//! other response, pass a closure to `respond_with`. The closure gets the rejection, and a head
-//! with the status and all headers but `Content-Type`. A type of your own that implements
+//! For any other response, such as a text, pass a closure to
+//! [`respond_with`](super::RateLimitLayer::respond_with). The closure gets the rejection, and a
+//! head with the status and all headers but `Content-Type`. A type of your own that implements
 //! [`RejectionResponse`] also gets the request: [a page for
 //! browsers](crate::guide::recipes#a-page-for-browsers) is an example. [`Rejection::detail`] is a
 //! sentence for clients. The rejection itself includes hidden limits. The limit that clients may
 //! see is [`Decision::visible`](crate::Decision::visible).
 //!
-//! [`JsonResponse`] and [`TextResponse`] need a body that can be made of a `String`. For other
-//! bodies, a closure makes the body from the text: see [`Rejection::problem`].
+//! [`JsonResponse`] needs a body that can be made of a `String`. For other bodies, a closure makes
+//! the body from the text: see [`Rejection::problem`].
 //!
 //! ```
 //! use axum::body::Body;
@@ -95,7 +95,7 @@ use http::{Response, StatusCode};
 
 #[cfg(feature = "grpc")]
 pub use self::grpc::{GrpcOr, GrpcResponse};
-pub use self::response::{JsonResponse, RejectionResponse, TextResponse};
+pub use self::response::{JsonResponse, RejectionResponse};
 use super::extract::KeyError;
 use crate::{
     decision::{Decision, LimitStatus},

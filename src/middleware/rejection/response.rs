@@ -67,23 +67,9 @@ where
 #[derive(Clone, Copy, Debug, Default)]
 pub struct JsonResponse;
 
-/// A response of plain text: the [detail](Rejection::detail) for clients.
-///
-/// This response works with every body that can be made of a `String`. For other bodies, use a
-/// closure.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct TextResponse;
-
 impl<B: From<String>> RejectionResponse<B> for JsonResponse {
     fn respond(&self, rejection: &Rejection, _: &Parts, head: Response<()>) -> Response<B> {
         rejection.problem(head).map(B::from)
-    }
-}
-
-impl<B: From<String>> RejectionResponse<B> for TextResponse {
-    fn respond(&self, rejection: &Rejection, _: &Parts, mut head: Response<()>) -> Response<B> {
-        head.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
-        head.map(|()| rejection.detail().into())
     }
 }
 
@@ -114,7 +100,7 @@ impl Rejection {
 
     /// A sentence for the client. The sentence names no hidden limits, no keys, and no details of
     /// the server. Escape the sentence in HTML, since it may repeat the
-    /// [`KeyError`](crate::extract::KeyError) of an extractor of your own.
+    /// [`KeyError`](crate::extract::KeyError) of an extractor of your own. A response of plain text:
     ///
     /// ```
     /// use axum::body::Body;

@@ -21,7 +21,7 @@ use tower_sliding_window::{
     decision::LimitStatus,
     extract::KeyError,
     limiter::{Breaker, FailureMode},
-    middleware::{Degraded, JsonResponse, RejectionResponse, TextResponse, exposed_headers},
+    middleware::{Degraded, JsonResponse, RejectionResponse, exposed_headers},
     settlement::{Settled, Settlement},
     store::{ManualClock, StoreFuture},
 };
@@ -294,7 +294,8 @@ async fn a_missing_peer_address_is_a_500_without_details() {
 
 #[tokio::test]
 async fn a_rejection_can_be_plain_text() {
-    let layer = RateLimitLayer::new(MemoryStore::new()).limit(CALLS.by(anyone)).cost(|_| 2).respond_with(TextResponse);
+    let text = |rejection: &Rejection, head: Response<()>| (head, rejection.detail()).into_response();
+    let layer = RateLimitLayer::new(MemoryStore::new()).limit(CALLS.by(anyone)).cost(|_| 2).respond_with(text);
     let app = layer.layer(service_fn(hello));
     assert_eq!(app.clone().oneshot(request()).await.unwrap().status(), 200);
     let refused = app.oneshot(request()).await.unwrap();
@@ -338,7 +339,7 @@ async fn a_responder_sees_the_head_of_the_request() {
     impl RejectionResponse<Body> for Negotiated {
         fn respond(&self, rejection: &Rejection, request: &Parts, head: Response<()>) -> Response<Body> {
             match request.headers.get("accept") {
-                Some(accept) if accept == "text/plain" => TextResponse.respond(rejection, request, head),
+                Some(accept) if accept == "text/plain" => (head, rejection.detail()).into_response(),
                 _ => JsonResponse.respond(rejection, request, head),
             }
         }
