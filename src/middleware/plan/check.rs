@@ -32,18 +32,6 @@ type Draft = Result<(Option<Charge>, Option<Box<Charge>>), LeftOut>;
 type LeftOut = (Option<Limit>, Rejection);
 
 impl KeyedLimit {
-    /// The charge of a [plain](Self::is_plain) limit, made without the detour over a [`Draft`].
-    /// `None` if the limit is chosen.
-    #[inline]
-    pub(super) fn plain_charge(&self, parts: &Parts, cost: u64) -> Result<Option<Charge>, Rejection> {
-        let Ok(limit) = &self.limit else { return Ok(None) };
-        let key = self.extractor.extract(parts).map_err(Rejection::NoKey)?;
-        if cost > limit.units() {
-            return Err(Rejection::NeverFits(NeverFits { limit: limit.clone(), cost, is_hidden: false }));
-        }
-        Ok(Some(Charge::fitting(limit.clone(), key, cost)))
-    }
-
     /// The charge of a request of this cost. Without a cost, the charge takes no units, and only
     /// asks how the limit stands.
     pub(crate) fn draft(&self, parts: &Parts, cost: Option<u64>) -> Draft {
@@ -113,7 +101,6 @@ pub(crate) struct CheckDetails {
     /// The check itself, if the response may settle the check, or block its limits.
     pub(crate) check: Option<Check>,
     pub(crate) charged: Vec<ChargedLimit>,
-    pub(crate) bans: Vec<BanCharge>,
     /// The limits in the shadow that cannot charge the request, and why.
     pub(crate) left_out: Vec<LeftOut>,
     /// The admitted request, if a limit computes the cost afterwards from the request and its
@@ -124,20 +111,13 @@ pub(crate) struct CheckDetails {
 }
 
 /// A limit of the layer and its charge.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct ChargedLimit {
-    pub(crate) charge_index: usize,
-    pub(crate) limit_index: usize,
-    pub(crate) cost: u64,
-}
-
-/// The ban of a limit: the limit, the index of the ban in the check, and the charge that begins the
-/// ban.
 #[derive(Clone)]
-pub(crate) struct BanCharge {
-    pub(super) charged: ChargedLimit,
-    pub(super) ban_index: usize,
-    pub(super) begins: Charge,
+pub(crate) struct ChargedLimit {
+    pub(super) charge_index: usize,
+    pub(super) limit_index: usize,
+    pub(super) cost: u64,
+    /// The index of the limit's ban in the check, and the charge that begins the ban.
+    pub(super) ban: Option<(usize, Box<Charge>)>,
 }
 
 impl CheckDetails {
@@ -155,23 +135,20 @@ impl CheckDetails {
         Ok(details)
     }
 
-    /// Adds the charge of a limit, and the charge that asks for its ban. Only a limit that charges
-    /// the request begins the ban.
+    /// Adds the charge of a limit, and the charge that asks for its ban. Returns an error if another
+    /// limit charges the same limit and key. But if only the other limit is in the shadow, the other
+    /// limit is left out.
     fn add(&mut self, limit_index: usize, charge: Option<Charge>, ban: Option<Box<Charge>>) -> Result<(), LeftOut> {
-        let charged = charge.map(|charge| self.add_charge(limit_index, charge)).transpose()?;
-        if let Some(begins) = ban {
-            let ban_index = self.add_ban(&begins);
-            self.bans.extend(charged.map(|charged| BanCharge { charged, ban_index, begins: *begins }));
-        }
-        Ok(())
-    }
-
-    /// Adds a charge. Returns an error if another limit charges the same limit and key. But if only
-    /// the other limit is in the shadow, the other limit is left out.
-    fn add_charge(&mut self, limit_index: usize, charge: Charge) -> Result<ChargedLimit, LeftOut> {
-        let (charge_index, same) = self.place_of(&charge);
-        let charged = ChargedLimit { charge_index, limit_index, cost: charge.cost() };
+        let Some(charge) = charge else {
+            // Only a limit that charges the request begins the ban.
+            if let Some(begins) = ban {
+                self.add_ban(&begins);
+            }
+            return Ok(());
+        };
+        let cost = charge.cost();
         let twice = || (Some(charge.limit().clone()), Rejection::NotSetUp(charged_twice(charge.limit())));
+        let (charge_index, same) = self.place_of(&charge);
         match (same, &mut self.check) {
             (Some(other), Some(check)) if other.is_shadow() && !charge.is_shadow() => {
                 self.left_out.push(twice());
@@ -181,8 +158,9 @@ impl CheckDetails {
             (Some(_), _) => return Err(twice()),
             (None, check) => Check::push(check, charge),
         }
-        self.charged.push(charged);
-        Ok(charged)
+        let ban = ban.map(|begins| (self.add_ban(&begins), begins));
+        self.charged.push(ChargedLimit { charge_index, limit_index, cost, ban });
+        Ok(())
     }
 
     /// Adds a charge that asks for a ban, once for all limits that have this ban. Returns the index

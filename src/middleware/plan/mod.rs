@@ -27,11 +27,14 @@ use std::{
 use http::request::Parts;
 
 pub(super) use self::check::CheckDetails;
-use super::{policy::Policy, rejection::Rejection};
+use super::{
+    policy::{KeyedLimit, Policy},
+    rejection::Rejection,
+};
 use crate::{
-    check::Check,
+    check::{Charge, Check},
     decision::Decision,
-    error::Error,
+    error::{Error, NeverFits},
     limiter::{Asking, DecideNow},
     metrics,
 };
@@ -93,11 +96,11 @@ impl Policy {
             let mut details = Box::new(CheckDetails::of(&self.limits, |limit| limit.draft(request, Some(cost)))?);
             let keeps_check = self.limits.iter().any(|limit| limit.cost_afterwards.is_some() || limit.heeds_upstream);
             let check = if keeps_check { details.check.clone() } else { details.check.take() };
-            let begins_ban = !details.bans.is_empty();
-            if let Some(check) = check.clone().filter(|_| self.max_wait.is_some() || begins_ban) {
-                return Ok(Plan::Pending(self.wait(check, details, request)));
+            let may_wait = self.max_wait.is_some() || details.charged.iter().any(|charged| charged.ban.is_some());
+            match check {
+                Some(check) if may_wait => return Ok(Plan::Pending(self.wait(check, details, request))),
+                check => (check, Some(details)),
             }
-            (check, Some(details))
         };
         let Some(check) = check else { return Ok(at_once(Ok(None), details)) };
         Ok(match self.limiter.decide_now(check, self.failure_mode(), || time_waited(request)) {
@@ -119,7 +122,7 @@ impl Policy {
                     None => limiter.decide(check, &mut waited).await?,
                 };
                 let is_local = decision.local_cause().is_some();
-                Ok(Some(policy.ban(&limiter, decision, &details.bans, is_local).await))
+                Ok(Some(policy.ban(&limiter, decision, &details.charged, is_local).await))
             };
             let outcome = decide.await;
             Decided { outcome, details: Some(details), waited }
@@ -152,10 +155,14 @@ impl Policy {
     /// most layers have. The response after such a check needs no details.
     #[inline]
     fn plain_check(&self, request: &Parts, cost: u64) -> Result<Option<Check>, Rejection> {
-        let mut check = None::<Check>;
-        for limit in &self.limits {
-            let Some(charge) = limit.plain_charge(request, cost)? else { continue };
-            Check::push(&mut check, charge);
+        let mut check = None;
+        for KeyedLimit { limit, extractor, .. } in &self.limits {
+            let Ok(limit) = limit else { continue };
+            let key = extractor.extract(request)?;
+            if cost > limit.units() {
+                return Err(NeverFits { limit: limit.clone(), cost, is_hidden: false }.into());
+            }
+            Check::push(&mut check, Charge::fitting(limit.clone(), key, cost));
         }
         Ok(check)
     }

@@ -376,8 +376,7 @@ impl KeyedLimit {
     }
 
     /// Whether the limit is plain: it has a window, is the same for all requests, and has no option
-    /// that changes the charge or needs details. [`plain_charge`](Self::plain_charge) makes the
-    /// charge of a plain limit.
+    /// that changes the charge or needs details.
     #[inline]
     pub(super) fn is_plain(&self) -> bool {
         self.limit().is_some_and(|limit| !limit.is_concurrent())

@@ -108,14 +108,14 @@ impl Policy {
         }
         let policy = Arc::clone(self);
         let admitted = admitted.clone();
-        let bans = details.bans.clone();
+        let charged = details.charged.clone();
         Some(self.limiter.detachable(async move {
             let Policy { limiter, events, .. } = &*policy;
             let is_local = admitted.local_cause().is_some();
             let settled = if settles { Some(settle(limiter, admitted, settlements, spent).await) } else { None };
             let settled = settled.and_then(|settled| settled.inspect_err(|error| events.not_settled(error)).ok());
             block_all(limiter, events, blocked).await;
-            Some(policy.ban(limiter, settled?, &bans, is_local).await)
+            Some(policy.ban(limiter, settled?, &charged, is_local).await)
         }))
     }
 }

@@ -51,9 +51,15 @@ impl Policy {
             request.extensions.insert(TimeWaited(waited));
         }
         let degraded = self.report_degraded(&outcome, mode);
-        let decision = match admission(outcome, mode) {
+        let admission = match outcome {
+            Ok(Some(decision)) if !decision.is_allowed() => Err(self.refusal(decision)),
+            Ok(admission) => Ok(admission),
+            Err(_) if degraded.is_some() && mode == FailureMode::Open => Ok(None),
+            Err(error) => Err(error.into()),
+        };
+        let decision = match admission {
             Ok(decision) => decision,
-            Err(rejection) => return Err(self.reject(request, self.of_ban(rejection), details, degraded, responder)),
+            Err(rejection) => return Err(self.reject(request, rejection, details, degraded, responder)),
         };
         // Without details, all limits are plain, and plain limits have no places.
         let holds_place = details.is_some() && decision.as_ref().is_some_and(Decision::holds_place);
@@ -111,7 +117,7 @@ impl Policy {
         if request.method == Method::HEAD { body::without_content(response) } else { response }
     }
 
-    /// Reports a request that the store has not decided.
+    /// Reports a request that the store has not decided. A cost above the limit is decided.
     #[inline]
     fn report_degraded(&self, outcome: &Result<Option<Decision>, Error>, mode: FailureMode) -> Option<Degraded> {
         let error = match outcome {
@@ -166,21 +172,6 @@ impl Completion {
         details.shadow.into_iter().for_each(|shadow| shadow.add_to(&mut response));
         let held = decision.filter(|decision| decision.holds_place() && !policy.frees_with_head);
         if held.is_some() { response.map(|body| body::changed(body, held.as_ref())) } else { response }
-    }
-}
-
-/// Returns the decision of a request that is let through, or the rejection of the request. The
-/// decision is `None` if there was nothing to decide, or if the layer fails open without a
-/// decision.
-#[inline]
-fn admission(outcome: Result<Option<Decision>, Error>, mode: FailureMode) -> Result<Option<Decision>, Rejection> {
-    match outcome {
-        Ok(Some(decision)) if !decision.is_allowed() => Err(Rejection::Limited(decision)),
-        Ok(admission) => Ok(admission),
-        Err(error) => match (Rejection::from(error), mode) {
-            (Rejection::Unavailable(_), FailureMode::Open) => Ok(None),
-            (rejection, _) => Err(rejection),
-        },
     }
 }
 
