@@ -1,7 +1,7 @@
 //! The reports of a layer: metrics, [`Degraded`] for outer layers, and log lines. A layer writes at
 //! most one log line of each kind a second. Without the feature `tracing` there are no log lines.
 
-use std::{borrow::Cow, error, sync::OnceLock, time::Duration};
+use std::{borrow::Cow, error, time::Duration};
 
 use http::Response;
 
@@ -19,8 +19,7 @@ pub(crate) struct Events {
     /// The name of the layer, for log lines and metrics. Empty if the layer has no name.
     pub(crate) layer: Cow<'static, str>,
     /// One throttle for each kind of log line.
-    throttles: [Throttle; 9],
-    has_told_of_twice: OnceLock<()>,
+    throttles: [Throttle; 10],
 }
 
 impl Events {
@@ -63,13 +62,14 @@ impl Events {
         }
     }
 
-    /// Warns that a request has come through this layer twice. A layer warns of this only once.
+    /// Warns that a request has come through this layer twice.
     pub(crate) fn counts_twice(&self, limits: impl FnOnce() -> String) {
-        if self.has_told_of_twice.set(()).is_ok() {
-            let limits = limits();
-            let layer = (!self.layer.is_empty()).then_some(&*self.layer);
-            warn!(limits, layer, "a layer counts each request twice: remove it from the outer router or the inner one");
-        }
+        let Some((layer, suppressed)) = self.pass(9) else { return };
+        let limits = limits();
+        warn!(
+            limits,
+            layer, suppressed, "a layer counts each request twice: remove it from the outer router or the inner one"
+        );
     }
 
     pub(crate) fn shadow_refused(&self, limits: impl FnOnce() -> String) {

@@ -56,7 +56,7 @@ impl Policy {
             denied: Vec::new(),
             uncounted: Vec::new(),
             cost: None,
-            headers: HeaderSets::default(),
+            headers: HeaderSets::X_RATE_LIMIT,
             max_wait: None,
             frees_with_head: false,
             events: Arc::default(),

@@ -182,7 +182,7 @@ impl Completion {
 impl axum::response::IntoResponse for Rejection {
     fn into_response(self) -> axum::response::Response {
         let degraded = report(&self);
-        let head = self.head(HeaderSets::default());
+        let head = self.head(HeaderSets::X_RATE_LIMIT);
         let mut response = self.problem(head).map(axum::body::Body::from);
         response.extensions_mut().insert(self);
         degraded.into_iter().for_each(|degraded| degraded.add_to(&mut response));
