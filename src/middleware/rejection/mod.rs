@@ -241,13 +241,6 @@ pub struct ShadowRefusals {
 }
 
 impl ShadowRefusals {
-    /// Makes the report of one layer. `None` if there is nothing to report.
-    pub(crate) fn of(decision: Option<&Decision>, left_out: Vec<(Option<Limit>, Rejection)>) -> Option<Self> {
-        let refused = decision.filter(|decision| decision.shadow_refusals().next().is_some());
-        let is_any = refused.is_some() || !left_out.is_empty();
-        is_any.then(|| Self { decisions: refused.cloned().into_iter().collect(), left_out })
-    }
-
     /// The names of the limits that would have refused the request.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         let refusals = self.decisions.iter().flat_map(Decision::shadow_refusals).map(|status| status.limit().name());

@@ -13,15 +13,14 @@ use http::{Extensions, Method, Response, request::Parts};
 use http_body::Body;
 
 pub(super) use self::follow_up::Settling;
-#[cfg(any(feature = "axum", feature = "grpc"))]
-use super::events::Events;
 use super::{
     events::Degraded,
-    headers::HeaderSets,
     plan::{CheckDetails, Decided, TimeWaited},
     policy::Policy,
     rejection::{Rejection, RejectionResponse, ShadowRefusals},
 };
+#[cfg(any(feature = "axum", feature = "grpc"))]
+use super::{events::Events, headers::HeaderSets};
 use crate::{decision::Decision, error::Error, limit::Limit, limiter::FailureMode};
 
 /// The decision and the settings that complete the response to a request that was let through.
@@ -135,10 +134,13 @@ impl Policy {
         decision: Option<&Decision>,
         left_out: Vec<(Option<Limit>, Rejection)>,
     ) -> Option<ShadowRefusals> {
-        let events = &self.events;
-        let refusals = ShadowRefusals::of(decision, left_out)?;
-        events.shadow_refused(|| refusals.names().collect::<Vec<_>>().join(", "));
-        refusals.left_out.iter().for_each(|(_, rejection)| events.mistake(rejection));
+        let refused = decision.filter(|decision| decision.shadow_refusals().next().is_some());
+        if refused.is_none() && left_out.is_empty() {
+            return None;
+        }
+        let refusals = ShadowRefusals { decisions: refused.cloned().into_iter().collect(), left_out };
+        self.events.shadow_refused(|| refusals.names().collect::<Vec<_>>().join(", "));
+        refusals.left_out.iter().for_each(|(_, rejection)| self.events.mistake(rejection));
         Some(refusals)
     }
 }

@@ -11,7 +11,7 @@ use std::{
 };
 
 use axum::{Extension, Router, routing::get};
-use http::{HeaderMap, Request, StatusCode};
+use http::{HeaderMap, Request};
 use tokio::{task::JoinSet, time::sleep};
 use tower_sliding_window::{Decision, Everyone, Key, KeyExtractor, Limit, Limiter, RateLimitLayer};
 
