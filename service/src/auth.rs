@@ -1,16 +1,12 @@
 //! What proxies ask: may this request pass?
 
-use std::{
-    convert::Infallible,
-    sync::{Arc, atomic::Ordering},
-};
+use std::sync::{Arc, atomic::Ordering};
 
 use axum::{
     extract::{Request, State},
-    http::{HeaderValue, StatusCode},
+    http::{HeaderValue, StatusCode, request::Parts},
     response::{IntoResponse, Response},
 };
-use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{Charge, Check, HeaderSets, Rejection};
 use tracing::warn;
 
@@ -26,9 +22,12 @@ pub(crate) async fn ask(State(service): State<Arc<Service>>, request: Request) -
     let Some(questions) = &rules.questions else {
         return (StatusCode::NOT_FOUND, "the rules have no [proxy], so nobody may ask\n").into_response();
     };
-    let answer = async |request| Ok::<_, Infallible>(answer(&service, &rules, request).await.into_response());
-    let asked = questions.layer(service_fn(answer)).oneshot(request).await;
-    let mut response = asked.unwrap_or_else(|error| match error {});
+    let (mut parts, _) = request.into_parts();
+    let answered = match questions.read(&mut parts) {
+        Ok(()) => answer(&service, &rules, parts).await,
+        Err(error) => Err(Rejection::NoKey(error)),
+    };
+    let mut response = answered.into_response();
     let status = response.status();
     if status == StatusCode::BAD_REQUEST && !rules.has_told_of_questions.swap(true, Ordering::Relaxed) {
         warn!(
@@ -44,8 +43,7 @@ pub(crate) async fn ask(State(service): State<Arc<Service>>, request: Request) -
 
 /// Decides the limits of all rules that a reading of the path finds at once. A limit that several
 /// of them have costs the most that one of them says.
-async fn answer(service: &Service, rules: &Rules, request: Request) -> Result<Response, Rejection> {
-    let (mut parts, _) = request.into_parts();
+async fn answer(service: &Service, rules: &Rules, mut parts: Parts) -> Result<Response, Rejection> {
     let mut charges = Vec::<Charge>::new();
     let mut charged = Vec::<&Rule>::new();
     for (rule, values) in rules.find(&parts.method, parts.uri.path()) {

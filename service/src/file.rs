@@ -45,7 +45,7 @@ pub(crate) struct Proxy {
     pub(crate) ignore_case: bool,
 }
 
-#[derive(Default, Deserialize)]
+#[derive(Clone, Copy, Default, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Ask {
     #[default]

@@ -11,6 +11,7 @@ mod held;
 mod key;
 mod listen;
 mod path;
+mod question;
 mod reload;
 mod rule;
 mod rules;

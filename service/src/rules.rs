@@ -8,12 +8,13 @@ use std::{
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use axum::http::{Method, StatusCode};
-use tower_sliding_window::{ClientIp, Limiter, middleware::OriginalRequestLayer};
+use tower_sliding_window::{ClientIp, Limiter};
 
 use crate::{
     file::{self, Ask, File, Proxy, Variable},
     key::{PathValues, Sources},
     path,
+    question::Questions,
     rule::{KeyedLimit, MOST_ENTRIES, Route, Rule},
 };
 
@@ -27,7 +28,7 @@ pub(crate) struct Rules {
     routes: HashMap<Option<Method>, matchit::Router<Arc<Rule>>>,
     by_descriptor: HashMap<String, Arc<Rule>>,
     ignore_case: bool,
-    pub(crate) questions: Option<OriginalRequestLayer>,
+    pub(crate) questions: Option<Questions>,
     pub(crate) refusal_status: Option<StatusCode>,
     /// Whether the log has said that a question cannot be answered. Clients could fill it.
     pub(crate) has_told_of_questions: AtomicBool,
@@ -58,12 +59,7 @@ impl Rules {
     }
 
     fn read_proxy(&mut self, proxy: &Proxy) -> Result<()> {
-        let layer = OriginalRequestLayer::behind(&proxy.addresses)?;
-        self.questions = Some(match proxy.ask {
-            Ask::Forwarded => layer,
-            Ask::Original => layer.headers("x-original-method", "x-original-uri"),
-            Ask::AsSent => layer.as_sent("/auth"),
-        });
+        self.questions = Some(Questions::from(&proxy.addresses, proxy.ask)?);
         let status = proxy.refusal_status.map(StatusCode::from_u16).transpose();
         let status = status.ok().filter(|status| status.is_none_or(|status| status.as_u16() >= 400));
         self.refusal_status = status.context("[proxy] refusal_status must be 400 to 999")?;

@@ -24,10 +24,7 @@ use std::{
     fmt, iter, mem,
     pin::pin,
     ptr,
-    sync::{
-        Arc, Mutex, Weak,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, Mutex, Weak},
     task::{Context, Poll, Waker},
     time::{Duration, SystemTime},
 };
@@ -79,12 +76,12 @@ struct Place {
     id: AdmissionId,
     at: SystemTime,
     runtime: runtime::Id,
-    is_lost: AtomicBool,
     /// When the place is renewed next. Only [`Table::delay`] changes this time, since the table is
     /// sorted by it.
     due: Mutex<Instant>,
-    /// The time until which the store keeps the place without a further renewal.
-    kept_until: Mutex<Instant>,
+    /// The time until which the store keeps the place without a further renewal. `None` once the
+    /// place was lost.
+    kept_until: Mutex<Option<Instant>>,
 }
 
 /// The places that the clones of a decision hold.
@@ -140,9 +137,9 @@ pub(super) fn hold(core: &Arc<Core>, check: &Check, decision: Decision, took: Op
         let now = Instant::now();
         let took = took.unwrap_or_default();
         let core = Arc::clone(core);
-        let [due, kept_until] =
-            [now + core.renewed_after(life).saturating_sub(took), now + life.saturating_sub(took)].map(Mutex::new);
-        Arc::new(Place { core, check, life, id, at, runtime, is_lost: AtomicBool::new(false), due, kept_until })
+        let due = Mutex::new(now + core.renewed_after(life).saturating_sub(took));
+        let kept_until = Mutex::new(Some(now + life.saturating_sub(took)));
+        Arc::new(Place { core, check, life, id, at, runtime, due, kept_until })
     };
     let mut renewed = Vec::new();
     if let Some(runtime) = &runtime {
@@ -171,9 +168,8 @@ impl Place {
 
 impl Places for Held {
     fn are_lost(&self) -> bool {
-        let now = Instant::now();
-        let may_be_lost = |place: &Arc<Place>| place.is_lost.load(Ordering::Relaxed) || *lock(&place.kept_until) < now;
-        self.renewed.iter().any(may_be_lost)
+        let now = Some(Instant::now());
+        self.renewed.iter().any(|place| *lock(&place.kept_until) < now)
     }
 }
 
@@ -293,7 +289,7 @@ impl Holder for Renewals {
         let held = mem::take(&mut lock(&self.0).held);
         let is_any_held = !held.is_empty();
         for place in held.into_values() {
-            place.is_lost.store(true, Ordering::Relaxed);
+            *lock(&place.kept_until) = None;
             Release::new(&place.core, place.settlement(0)).begin(None);
         }
         is_any_held
@@ -349,7 +345,7 @@ async fn renew_one(place: Arc<Place>) {
     let try_again = || lock(&renewals.0).delay(&place, began + place.life / NEXT_TRY);
     let Ok(settled) = core.upkeep(store.settle(place.settlement(1)), deadline).await else { return try_again() };
     if !settled.was_applied && renewals.has(&place) {
-        place.is_lost.store(true, Ordering::Relaxed);
+        *lock(&place.kept_until) = None;
         let again = place.check.map(|charge| charge.as_spent(charge.limit().clone(), charge.cost()));
         let taken = core.upkeep(store.decide(again.with_id(place.id)), deadline).await;
         if !renewals.has(&place) {
@@ -361,7 +357,9 @@ async fn renew_one(place: Arc<Place>) {
             return try_again();
         }
     }
-    *lock(&place.kept_until) = began + place.life;
+    if let Some(kept_until) = &mut *lock(&place.kept_until) {
+        *kept_until = began + place.life;
+    }
     lock(&renewals.0).delay(&place, began + core.renewed_after(place.life));
 }
 

@@ -1,7 +1,7 @@
 //! The reports of a layer: metrics, [`Degraded`] for outer layers, and log lines. A layer writes at
 //! most one log line of each kind a second. Without the feature `tracing` there are no log lines.
 
-use std::{borrow::Cow, error, sync::OnceLock, time::Duration};
+use std::{borrow::Cow, error, time::Duration};
 
 use http::Response;
 
@@ -20,7 +20,6 @@ pub(crate) struct Events {
     pub(crate) layer: Cow<'static, str>,
     /// One throttle for each kind of log line.
     throttles: [Throttle; 10],
-    has_told_of_twice: OnceLock<()>,
 }
 
 impl Events {
@@ -36,12 +35,6 @@ impl Events {
         let error = Chain(error);
         let limits = limits();
         warn!(%error, limits, ?mode, layer, suppressed, "no rate-limit decision");
-    }
-
-    /// Reports a limit in the shadow that is left out of a check because another limit of the layer
-    /// has the same identity and key.
-    pub(crate) fn left_out(&self, error: &Error) {
-        self.warn(1, error, "a limit in the shadow is left out");
     }
 
     /// Reports a response in the service's place.
@@ -61,7 +54,7 @@ impl Events {
             Rejection::NoKey(error) if error.status().is_server_error() => {
                 (2, error, "the server is not set up to find a rate-limit key")
             }
-            Rejection::NotSetUp(error) => (9, error, "the server is not set up for its limits"),
+            Rejection::NotSetUp(error) => (1, error, "the server is not set up for its limits"),
             _ => return,
         };
         if let Some((layer, suppressed)) = self.pass(kind) {
@@ -69,13 +62,14 @@ impl Events {
         }
     }
 
-    /// Warns that a request has come through this layer twice. A layer warns of this only once.
+    /// Warns that a request has come through this layer twice.
     pub(crate) fn counts_twice(&self, limits: impl FnOnce() -> String) {
-        if self.has_told_of_twice.set(()).is_ok() {
-            let limits = limits();
-            let layer = (!self.layer.is_empty()).then_some(&*self.layer);
-            warn!(limits, layer, "a layer counts each request twice: remove it from the outer router or the inner one");
-        }
+        let Some((layer, suppressed)) = self.pass(9) else { return };
+        let limits = limits();
+        warn!(
+            limits,
+            layer, suppressed, "a layer counts each request twice: remove it from the outer router or the inner one"
+        );
     }
 
     pub(crate) fn shadow_refused(&self, limits: impl FnOnce() -> String) {

@@ -69,7 +69,7 @@ impl<R> RateLimitLayer<R> {
     ///   [`heed_upstream`](KeyedLimit::heed_upstream), [`settle`](KeyedLimit::settle),
     ///   [`count_afterwards`](KeyedLimit::count_afterwards), [`lease`](KeyedLimit::lease),
     ///   [`ban`](KeyedLimit::ban), and a [`cost`](KeyedLimit::cost) of its own;
-    /// * `lease` without `settle`, and [`ban_status`](KeyedLimit::ban_status) without `ban`.
+    /// * `lease` without `settle`.
     pub fn limits(mut self, limits: impl IntoIterator<Item = KeyedLimit>) -> Result<Self, ConfigError> {
         let policy = Arc::make_mut(&mut self.policy);
         limits.into_iter().try_for_each(|limit| policy.push(limit))?;
@@ -80,23 +80,20 @@ impl<R> RateLimitLayer<R> {
     }
 
     /// Sets the [responder](super::RejectionResponse), which makes the responses to rejected
-    /// requests. A responder is one of this crate, such as [`TextResponse`](super::TextResponse), a
-    /// closure, or a type of your own. A closure gets the [`Rejection`](super::Rejection), and a
-    /// head with the status and the headers. Write the types of the closure's arguments. A type of
-    /// your own also gets the request: [a page for
+    /// requests. A responder is a closure, one of this crate, or a type of your own. A closure gets
+    /// the [`Rejection`](super::Rejection), and a head with the status and the headers. Write the
+    /// types of the closure's arguments. A type of your own also gets the request: [a page for
     /// browsers](crate::guide::recipes#a-page-for-browsers) is an example. Default:
     /// [`JsonResponse`].
     ///
     /// ```
     /// use axum::body::Body;
     /// use http::Response;
-    /// use tower_sliding_window::{
-    ///     Limit, MemoryStore, PeerIp, RateLimitLayer, Rejection, middleware::TextResponse,
-    /// };
+    /// use tower_sliding_window::{Limit, MemoryStore, PeerIp, RateLimitLayer, Rejection};
     ///
-    /// let layer = RateLimitLayer::new(MemoryStore::new()).limit(Limit::per_minute("login", 5).by(PeerIp::new()));
-    /// let text = layer.clone().respond_with(TextResponse);
-    /// let brief = layer.respond_with(|_: &Rejection, head: Response<()>| head.map(|()| Body::from("Slow down, please.")));
+    /// let layer = RateLimitLayer::new(MemoryStore::new())
+    ///     .limit(Limit::per_minute("login", 5).by(PeerIp::new()))
+    ///     .respond_with(|_: &Rejection, head: Response<()>| head.map(|()| Body::from("Slow down, please.")));
     /// ```
     ///
     /// For a service whose body cannot be made of a `String`, a closure makes the body from the

@@ -33,14 +33,11 @@
 //! refusing. A limit can [heed](KeyedLimit::heed_upstream) an upstream that asks the client to stay
 //! away.
 //!
-//! For a server that a proxy asks about requests, [`OriginalRequestLayer`] turns each question of
-//! the proxy into the request that the proxy asks about.
-//!
 //! # The place of the layer
 //!
 //! | other layer | outside of the limits | inside of the limits |
 //! |---|---|---|
-//! | `CorsLayer` | **Recommended.** `CorsLayer` answers preflights itself, and lets browsers read a 429. Expose [`exposed_headers`] | a browser cannot read a 429, since the 429 has no CORS headers. Preflights pass uncounted |
+//! | `CorsLayer` | **Recommended.** `CorsLayer` answers preflights itself, and lets browsers read a 429. Expose [`exposed_headers`] | a browser cannot read a 429, since the 429 has no CORS headers. Preflights are counted, and need a key, unless you [`skip`](RateLimitLayer::skip) `OPTIONS` |
 //! | `TraceLayer` | reports rejections too | reports only requests that the limits let through. `TraceLayer` wraps the body, and the wrapped body has no `Default` |
 //! | `TimeoutLayer` | its time includes the wait for the decision. A request that `TimeoutLayer` drops no longer waits in line | its time is the time of the service alone. A request that ends as a 408 or 504 is charged, and its response has figures |
 //! | `CompressionLayer` | compresses rejections too | compresses only responses of the service, and wraps the body |
@@ -156,7 +153,6 @@ mod futures;
 mod headers;
 mod layer;
 mod options;
-mod original;
 mod plan;
 mod policy;
 pub mod rejection;
@@ -170,8 +166,7 @@ pub use self::{
     events::Degraded,
     headers::{HeaderSets, exposed_headers},
     layer::RateLimitLayer,
-    original::{OriginalRequest, OriginalRequestLayer, OriginalResponse},
     policy::{Exchange, KeyedLimit},
-    rejection::{JsonResponse, Rejection, RejectionResponse, ShadowRefusals, TextResponse},
+    rejection::{JsonResponse, Rejection, RejectionResponse, ShadowRefusals},
     service::{RateLimit, ResponseFuture},
 };

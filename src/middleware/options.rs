@@ -45,6 +45,9 @@ impl<R> RateLimitLayer<R> {
     /// Lets requests through uncounted, such as those of a health check. After several calls of
     /// `skip`, a request is skipped if any of the closures returns `true`.
     ///
+    /// CORS preflights count like all other requests, unless a `CorsLayer` outside of the limits
+    /// answers them, or `skip` names `OPTIONS`. Any client can send such requests.
+    ///
     /// ```
     /// # use tower_sliding_window::{Limit, MemoryStore, PeerIp, RateLimitLayer};
     /// let layer = RateLimitLayer::new(MemoryStore::new())
@@ -53,19 +56,6 @@ impl<R> RateLimitLayer<R> {
     /// ```
     pub fn skip(self, skip: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
         self.set(|policy| policy.uncounted.push(("skipped", Arc::new(move |parts| Ok(skip(parts))))))
-    }
-
-    /// Counts CORS preflights, too. Default: preflights are let through uncounted, since a browser
-    /// sends a preflight by itself before another request, which is counted.
-    ///
-    /// A preflight is an `OPTIONS` request with exactly one `Origin`, exactly one valid
-    /// `Access-Control-Request-Method`, no `Transfer-Encoding`, and no `Content-Length` other than
-    /// zero. Any client can send such requests. Over HTTP/2 such a request may have a body of any
-    /// length, since a body needs no header there, and the layer does not read bodies. If your
-    /// service does real work for `OPTIONS`, or reads the body, count preflights. A `CorsLayer`
-    /// outside of the limits answers every `OPTIONS` request itself, so none reaches the service.
-    pub fn count_preflights(self) -> Self {
-        self.set(|policy| policy.counts_preflights = true)
     }
 
     /// Lets requests with one of these keys through uncounted, such as those of a monitor or of
@@ -139,7 +129,8 @@ impl<R> RateLimitLayer<R> {
     }
 
     /// Lets requests through while the store cannot decide, without rate-limit headers. Fail-open
-    /// is the default.
+    /// is the default. For a mode by the request, such as fail-closed for expensive requests, give
+    /// their routes a layer of their own.
     pub fn fail_open(self) -> Self {
         self.failure_mode(FailureMode::Open)
     }
@@ -155,21 +146,6 @@ impl<R> RateLimitLayer<R> {
         self.failure_mode(FailureMode::Local(share))
     }
 
-    /// Sets a closure that chooses the failure mode by the request and its cost. The cost is that
-    /// of the layer: see [`cost`](Self::cost).
-    ///
-    /// ```
-    /// # use tower_sliding_window::{Everyone, Limit, MemoryStore, RateLimitLayer, limiter::FailureMode};
-    /// // Cheap requests go on without the store, expensive ones do not.
-    /// let layer = RateLimitLayer::new(MemoryStore::new())
-    ///     .limit(Limit::per_day("quota", 9_500).by(Everyone))
-    ///     .cost(|request| if request.uri.path() == "/search" { 100 } else { 1 })
-    ///     .failure_mode_by(|_, cost| if cost < 100 { FailureMode::Open } else { FailureMode::Closed });
-    /// ```
-    pub fn failure_mode_by(self, mode: impl Fn(&Parts, u64) -> FailureMode + Send + Sync + 'static) -> Self {
-        self.set(|policy| policy.failure_mode_by = Some(Arc::new(mode)))
-    }
-
     /// Sets which sets of headers the layer sends. Default: `X-RateLimit-*`.
     ///
     /// ```
@@ -181,7 +157,7 @@ impl<R> RateLimitLayer<R> {
     ///
     /// * `HeaderSets::BOTH` sends `RateLimit` and `RateLimit-Policy` as well: see
     ///   [`HeaderSets::RATE_LIMIT`].
-    /// * `X-RateLimit-Reset` can be a [Unix time](HeaderSets::reset_as_unix_time), as GitHub sends
+    /// * `X-RateLimit-Reset` can be a [Unix time](HeaderSets::X_RATE_LIMIT_UNIX), as GitHub sends
     ///   it.
     /// * `Retry-After` belongs to no set: the layer sends it whatever sets you choose. A refusal
     ///   has a `Retry-After` if waiting helps, and so does a 503 by the failure mode. A 429 for a
@@ -247,6 +223,6 @@ impl<R> RateLimitLayer<R> {
     }
 
     fn failure_mode(self, mode: FailureMode) -> Self {
-        self.set(|policy| (policy.failure_mode, policy.failure_mode_by) = (mode, None))
+        self.set(|policy| policy.limiter = policy.limiter.clone().with_failure_mode(mode))
     }
 }

@@ -96,9 +96,8 @@ impl Policy {
         let details = CheckDetails::of(&self.limits, |limit| limit.whole().draft(request, None))?;
         let whole = details.check.iter().flat_map(Check::charges).map(Charge::without_cost).enumerate();
         let in_parts = whole.map(|(index, whole)| {
-            let limit = details.charged.iter().find(|charged| charged.charge_index == index);
-            let split = limit.and_then(|charged| self.limits.get(charged.limit_index)?.parts);
-            let parts = match split.map(|parts| Split::of_at_most(whole.limit().clone(), parts)) {
+            let parts = self.limit_of(&details, index).and_then(|limit| limit.parts);
+            let parts = match parts.map(|parts| Split::of_at_most(whole.limit().clone(), parts)) {
                 Some(split) => split.keys(whole.key().clone()).map(|key| whole.part(&split.limit, key)).collect(),
                 None => iter::once(whole.clone()).collect(),
             };

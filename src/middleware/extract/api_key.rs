@@ -3,7 +3,7 @@
 use http::{HeaderName, HeaderValue, header::AUTHORIZATION, request::Parts};
 
 use super::{
-    extractor::{KeyError, KeyExtractor},
+    KeyError, KeyExtractor,
     header::{header_name, single_value},
 };
 use crate::{key::Key, secret::Secret};

@@ -6,8 +6,8 @@ use http::{HeaderName, StatusCode, header::FORWARDED, request::Parts};
 use ipnet::IpNet;
 
 use super::{
+    KeyError, KeyExtractor,
     address::{self, have, parse_ranges},
-    extractor::{KeyError, KeyExtractor},
     forwarded::{Hop, Style, hops},
     header::{header_name, single_value},
 };
@@ -148,11 +148,6 @@ impl ClientIp {
     /// prefix.
     pub fn key(&self, address: IpAddr) -> Key {
         address::key(address, self.ipv6_bits)
-    }
-
-    /// Whether the other end of the connection is one of the trusted proxies.
-    pub(in crate::middleware) fn is_behind(&self, parts: &Parts) -> Result<bool, KeyError> {
-        peer(parts).map(|peer| self.is_trusted(peer))
     }
 
     fn is_trusted(&self, address: IpAddr) -> bool {

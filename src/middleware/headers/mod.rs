@@ -3,7 +3,7 @@
 //! 1. `X-RateLimit-Limit`, `-Remaining` and `-Reset`, the default, show the visible limit of the
 //!    decision. If no limit is visible, these headers are not sent. No standard defines these
 //!    headers. `-Reset` is a number of seconds by default, as for Envoy and Kong, or a [Unix
-//!    time](HeaderSets::reset_as_unix_time), as for GitHub.
+//!    time](HeaderSets::X_RATE_LIMIT_UNIX), as for GitHub.
 //! 2. `RateLimit-Policy` and `RateLimit`, on request, show every visible limit: see
 //!    [`HeaderSets::RATE_LIMIT`].
 //! 3. Times are rounded up to whole seconds, and `Retry-After` (RFC 9110, section 10.2.3) is at
@@ -25,7 +25,7 @@
 //!    by the running time of the service.
 //! 8. The figures are those of one client. If other clients may get the response from a shared
 //!    cache, as by `Cache-Control: public`, use a layer with [`HeaderSets::NONE`].
-//!
+
 mod rate_limit;
 
 use std::{
@@ -33,10 +33,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use http::{
-    HeaderMap, HeaderName, HeaderValue,
-    header::{Entry, RETRY_AFTER},
-};
+use http::{HeaderMap, HeaderName, HeaderValue, header::RETRY_AFTER};
 
 pub(super) use self::rate_limit::split;
 use self::rate_limit::{POLICY, RATE_LIMIT};
@@ -108,16 +105,18 @@ impl HeaderSets {
     /// Both sets.
     pub const BOTH: Self = Self { x_rate_limit: true, ..Self::RATE_LIMIT };
 
-    /// Writes `X-RateLimit-Reset` as a Unix time in seconds, rounded up, by the store's clock.
-    /// Default: seconds from now, which are right even for a client whose clock is wrong.
+    /// `X-RateLimit-*`, with a Unix time in seconds as `-Reset`, rounded up, by the store's clock.
+    /// In all other sets, `-Reset` is the seconds from now, which are right even for a client whose
+    /// clock is wrong.
     ///
-    /// Set this option on all stacked layers or on none: the response shows the figures of one
-    /// layer, in the format of that layer. A client that takes seconds for a Unix time retries at
-    /// once. A log line warns of two formats in one response. With axum, a
+    /// Send this set by all stacked layers or by none: the response shows the figures of one layer,
+    /// in the format of that layer. A client that takes seconds for a Unix time retries at once. A
+    /// log line warns of two formats in one response. With axum, a
     /// [`Rejection`](crate::Rejection) that a handler returns always has seconds from now.
-    pub const fn reset_as_unix_time(self) -> Self {
-        Self { reset_is_unix_time: true, ..self }
-    }
+    pub const X_RATE_LIMIT_UNIX: Self = Self { reset_is_unix_time: true, ..Self::X_RATE_LIMIT };
+
+    /// [`X_RATE_LIMIT_UNIX`](Self::X_RATE_LIMIT_UNIX) and [`RATE_LIMIT`](Self::RATE_LIMIT).
+    pub const BOTH_UNIX: Self = Self { reset_is_unix_time: true, ..Self::BOTH };
 
     /// Writes `X-RateLimit-*` of the visible limit. If the headers already show another limit, the
     /// limit with the least left is shown. A concurrent limit never replaces another limit.
@@ -129,23 +128,16 @@ impl HeaderSets {
         let Some(status) = decision.visible() else { return };
         let remaining = status.remaining();
         let is_concurrent = status.limit().is_concurrent();
-        let value = header_value(remaining);
-        match headers.entry(REMAINING) {
-            Entry::Vacant(entry) => drop(entry.insert(value)),
-            Entry::Occupied(mut entry) => {
-                let stays = number(entry.get()).is_some_and(|shown| shown <= remaining || is_concurrent);
-                if !stays {
-                    entry.insert(value);
-                }
-                if !is_concurrent {
-                    self.warn_of_two_formats(headers);
-                }
-                if stays {
-                    return;
-                }
+        if let Some(shown) = headers.get(REMAINING) {
+            if !is_concurrent {
+                self.warn_of_two_formats(headers);
+            }
+            if number(shown).is_some_and(|shown| shown <= remaining || is_concurrent) {
+                return;
             }
         }
-        let mut reset = reset_after(status);
+        headers.insert(REMAINING, header_value(remaining));
+        let mut reset = more_after(status);
         if self.reset_is_unix_time {
             reset = reset.saturating_add(decision.at().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default());
         }
@@ -167,7 +159,7 @@ impl HeaderSets {
         {
             warn!(
                 suppressed,
-                "X-RateLimit-Reset has two formats: set `reset_as_unix_time` on all stacked layers, or on none"
+                "X-RateLimit-Reset has two formats: send `X_RATE_LIMIT_UNIX` by all stacked layers, or by none"
             );
         }
     }
@@ -185,18 +177,16 @@ fn number(value: &HeaderValue) -> Option<u64> {
     value.to_str().ok()?.parse().ok()
 }
 
-/// The time until more units can be spent. If only reserved units refuse the check, the time is at
-/// most the retry time, since reserved units may be given back before they leave the window.
-fn reset_after(status: &LimitStatus) -> Duration {
+/// The time until more units are left. After a settlement above the limit, or in a block, more
+/// units are used than the limit has. Then no unit is left even when the oldest unit has left the
+/// window. A refusal knows the later time, when units are left again. An admission shows the time
+/// until the oldest unit leaves. If only reserved units refuse, the time is at most the retry time,
+/// since reserved units may be given back before they leave the window.
+fn more_after(status: &LimitStatus) -> Duration {
     match status.retry_after() {
-        Some(retry) if status.is_refused_by_reservations() => retry.min(status.reset_after()),
-        _ => status.reset_after(),
-    }
-}
-
-impl Default for HeaderSets {
-    fn default() -> Self {
-        Self::X_RATE_LIMIT
+        Some(retry) if status.used() > status.limit().units() => retry,
+        Some(retry) => retry.min(status.reset_after()),
+        None => status.reset_after(),
     }
 }
 

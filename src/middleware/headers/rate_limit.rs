@@ -4,13 +4,12 @@
 use std::{
     fmt::{self, Write},
     mem,
-    time::Duration,
 };
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use sfv::{Parser, Version, visitor::Ignored};
 
-use super::seconds_rounded_up;
+use super::{more_after, seconds_rounded_up};
 use crate::decision::{Decision, LimitStatus};
 
 pub(super) const POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
@@ -58,18 +57,6 @@ fn write_quota(text: &mut String, status: &LimitStatus) -> fmt::Result {
         write!(text, ";t={}", seconds_rounded_up(more_after).min(MAX_INTEGER))?;
     }
     Ok(())
-}
-
-/// The time until more units are left. After a settlement above the limit, or in a block, more
-/// units are used than the limit has. Then no unit is left even when the oldest unit has left the
-/// window. A refusal knows the later time, when units are left again. An admission shows the time
-/// until the oldest unit leaves.
-fn more_after(status: &LimitStatus) -> Duration {
-    match status.retry_after() {
-        Some(retry) if status.used() > status.limit().units() => retry,
-        Some(retry) => retry.min(status.reset_after()),
-        None => status.reset_after(),
-    }
 }
 
 /// Writes the name of the limit in quotes. A name needs no escapes: see the rules of

@@ -9,10 +9,9 @@
 
 use std::cmp::Reverse;
 
-use http::StatusCode;
-
-use super::check::BanCharge;
+use super::check::ChargedLimit;
 use crate::{
+    check::Charge,
     decision::{Decision, LimitStatus},
     limit::Limit,
     limiter::Limiter,
@@ -36,22 +35,23 @@ impl KeyedLimit {
 }
 
 impl Policy {
-    /// The bans that a decision begins.
-    fn begun<'a>(&self, decision: &Decision, bans: &'a [BanCharge]) -> Vec<&'a BanCharge> {
+    /// The bans that a decision begins, each with its index in the check.
+    fn begun<'a>(&self, decision: &Decision, charged: &'a [ChargedLimit]) -> Vec<(usize, &'a Charge)> {
         let status = |index| decision.statuses().nth(index);
-        let begins = |ban: &&BanCharge| {
+        let begins = |charged: &'a ChargedLimit| {
+            let (ban_index, begins) = charged.ban.as_ref()?;
             // A ban that already holds does not begin again. A limit in the shadow begins no ban
             // that refuses.
-            let may_begin =
-                |status: &LimitStatus| status.retry_after().is_none() && status.is_shadow() == ban.begins.is_shadow();
-            let limit = self.limits.get(ban.charged.limit_index).zip(status(ban.charged.charge_index));
-            status(ban.ban_index).is_some_and(may_begin)
-                && limit.is_some_and(|(limit, status)| limit.bans(status, ban.charged.cost))
+            let ban = status(*ban_index)?;
+            let may_begin = ban.retry_after().is_none() && ban.is_shadow() == begins.is_shadow();
+            let limit = self.limits.get(charged.limit_index)?;
+            let is_used_up = limit.bans(status(charged.charge_index)?, charged.cost);
+            (may_begin && is_used_up).then_some((*ban_index, &**begins))
         };
-        let mut begun: Vec<_> = bans.iter().filter(begins).collect();
+        let mut begun: Vec<_> = charged.iter().filter_map(begins).collect();
         // If several limits begin one ban, the longest time holds.
-        begun.sort_by_key(|ban| (ban.ban_index, Reverse(ban.begins.lease())));
-        begun.dedup_by_key(|ban| ban.ban_index);
+        begun.sort_by_key(|(ban_index, begins)| (*ban_index, Reverse(begins.lease())));
+        begun.dedup_by_key(|(ban_index, _)| *ban_index);
         begun
     }
 
@@ -61,26 +61,23 @@ impl Policy {
         &self,
         limiter: &Limiter,
         mut decision: Decision,
-        bans: &[BanCharge],
+        charged: &[ChargedLimit],
         is_local: bool,
     ) -> Decision {
-        for BanCharge { ban_index, begins, .. } in self.begun(&decision, bans) {
+        for (ban_index, begins) in self.begun(&decision, charged) {
             match limiter.ban(begins.clone(), is_local).await {
-                Ok(refusal) => decision = decision.with_statuses_of(&refusal, &[*ban_index]),
+                Ok(refusal) => decision = decision.with_statuses_of(&refusal, &[ban_index]),
                 Err(error) => self.events.not_banned(&error),
             }
         }
         decision
     }
 
-    /// Turns a refusal into [`Rejection::Banned`] if a ban has refused.
-    pub(crate) fn of_ban(&self, rejection: Rejection) -> Rejection {
-        let Rejection::Limited(decision) = rejection else { return rejection };
+    /// The rejection of a refused request: [`Rejection::Banned`] if a ban has refused.
+    pub(crate) fn refusal(&self, decision: Decision) -> Rejection {
         let refusing = || decision.statuses().filter(|status| status.refuses().is_some());
         let refuses = |ban: &Limit| refusing().any(|status| status.limit().is_one_with(ban));
-        match self.limits.iter().find(|limit| limit.ban.as_ref().is_some_and(|ban| refuses(&ban.limit))) {
-            Some(limit) => Rejection::Banned(decision, limit.ban_status.unwrap_or(StatusCode::TOO_MANY_REQUESTS)),
-            None => Rejection::Limited(decision),
-        }
+        let is_banned = self.limits.iter().filter_map(|limit| limit.ban.as_ref()).any(|ban| refuses(&ban.limit));
+        if is_banned { Rejection::Banned(decision) } else { Rejection::Limited(decision) }
     }
 }

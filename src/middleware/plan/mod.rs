@@ -1,9 +1,9 @@
 //! The plan of a request: whether the request is counted, and under which limits, keys and costs it
 //! is decided.
 //!
-//! 1. A request that is denied by its key, by its address, or by a closure gets a 403. Exempt
-//!    requests, skipped requests and CORS preflights that are not denied go to the service
-//!    uncounted. All other requests are counted.
+//! 1. A request that is denied by its key, by its address, or by a closure gets a 403. Exempt and
+//!    skipped requests that are not denied go to the service uncounted. All other requests are
+//!    counted.
 //! 2. A request without a key is on no list. A key that is present but cannot be read may be a
 //!    denied key, so a list of denied keys rejects the request with the status of the
 //!    [`KeyError`](super::extract::KeyError). A list of exempt keys never takes such a key for an
@@ -24,15 +24,18 @@ use std::{
     time::Duration,
 };
 
-use http::{HeaderName, Method, header, request::Parts};
+use http::request::Parts;
 
 pub(super) use self::check::CheckDetails;
-use super::{policy::Policy, rejection::Rejection};
+use super::{
+    policy::{KeyedLimit, Policy},
+    rejection::Rejection,
+};
 use crate::{
-    check::Check,
+    check::{Charge, Check},
     decision::Decision,
-    error::Error,
-    limiter::{Asking, DecideNow, FailureMode},
+    error::{Error, NeverFits},
+    limiter::{Asking, DecideNow},
     metrics,
 };
 
@@ -56,7 +59,6 @@ pub(super) enum Pending {
 pub(super) struct Decided {
     /// `None` if there was nothing to decide.
     pub(super) outcome: Result<Option<Decision>, Error>,
-    pub(super) mode: FailureMode,
     pub(super) details: Option<Box<CheckDetails>>,
     /// How long the request has waited for decisions in all layers so far. Zero if this decision
     /// needed no wait.
@@ -71,7 +73,7 @@ impl Future for Pending {
             Self::Ask { asking, details } => {
                 let outcome = ready!(Pin::new(&mut *asking).poll(cx)).map(Some);
                 let waited = asking.reply.waited();
-                Poll::Ready(Decided { outcome, mode: asking.mode, details: details.take(), waited })
+                Poll::Ready(Decided { outcome, details: details.take(), waited })
             }
             Self::Wait(decided) => decided.as_mut().poll(cx),
         }
@@ -83,49 +85,47 @@ impl Policy {
     /// costs too much, or if an option has no effect on a chosen limit.
     #[inline]
     pub(super) fn plan(self: &Arc<Self>, request: &Parts) -> Result<Plan, Rejection> {
-        let at_once =
-            |outcome, mode, details| Plan::Decided(Decided { outcome, mode, details, waited: Duration::ZERO });
+        let at_once = |outcome, details| Plan::Decided(Decided { outcome, details, waited: Duration::ZERO });
         if !self.counts(request)? {
-            return Ok(at_once(Ok(None), FailureMode::default(), None));
+            return Ok(at_once(Ok(None), None));
         }
         let cost = self.cost.as_ref().map_or(1, |cost| cost(request));
-        let mode = self.failure_mode(request, cost);
         let (check, details) = if self.is_plain && self.max_wait.is_none() {
             (self.plain_check(request, cost)?, None)
         } else {
             let mut details = Box::new(CheckDetails::of(&self.limits, |limit| limit.draft(request, Some(cost)))?);
             let keeps_check = self.limits.iter().any(|limit| limit.cost_afterwards.is_some() || limit.heeds_upstream);
             let check = if keeps_check { details.check.clone() } else { details.check.take() };
-            let begins_ban = !details.bans.is_empty();
-            if let Some(check) = check.clone().filter(|_| self.max_wait.is_some() || begins_ban) {
-                return Ok(Plan::Pending(self.wait(check, details, mode, request)));
+            let may_wait = self.max_wait.is_some() || details.charged.iter().any(|charged| charged.ban.is_some());
+            match check {
+                Some(check) if may_wait => return Ok(Plan::Pending(self.wait(check, details, request))),
+                check => (check, Some(details)),
             }
-            (check, Some(details))
         };
-        let Some(check) = check else { return Ok(at_once(Ok(None), mode, details)) };
-        Ok(match self.limiter.decide_now(check, mode, || time_waited(request)) {
-            DecideNow::Decided(outcome) => at_once(outcome.map(Some), mode, details),
+        let Some(check) = check else { return Ok(at_once(Ok(None), details)) };
+        Ok(match self.limiter.decide_now(check, self.failure_mode(), || time_waited(request)) {
+            DecideNow::Decided(outcome) => at_once(outcome.map(Some), details),
             DecideNow::Ask(asking) => Plan::Pending(Pending::Ask { asking, details }),
         })
     }
 
     /// Decides a check, and begins bans. If the layer has a `max_wait`, the request waits in line
     /// for capacity.
-    fn wait(self: &Arc<Self>, check: Check, details: Box<CheckDetails>, mode: FailureMode, request: &Parts) -> Pending {
+    fn wait(self: &Arc<Self>, check: Check, details: Box<CheckDetails>, request: &Parts) -> Pending {
         let policy = Arc::clone(self);
         let mut waited = time_waited(request);
         Pending::Wait(Box::pin(async move {
-            let limiter = policy.limiter.clone().with_failure_mode(mode);
+            let limiter = policy.limiter.clone().with_failure_mode(policy.failure_mode());
             let decide = async {
                 let decision = match policy.max_wait {
                     Some(max_wait) => limiter.acquire_after(check, max_wait, &mut waited).await?,
                     None => limiter.decide(check, &mut waited).await?,
                 };
                 let is_local = decision.local_cause().is_some();
-                Ok(Some(policy.ban(&limiter, decision, &details.bans, is_local).await))
+                Ok(Some(policy.ban(&limiter, decision, &details.charged, is_local).await))
             };
             let outcome = decide.await;
-            Decided { outcome, mode, details: Some(details), waited }
+            Decided { outcome, details: Some(details), waited }
         }))
     }
 
@@ -134,41 +134,35 @@ impl Policy {
     #[inline]
     fn counts(&self, request: &Parts) -> Result<bool, Rejection> {
         for list in &self.denied {
-            if list(request).map_err(Rejection::NoKey)? {
+            if list(request)? {
                 return Err(Rejection::Denied);
             }
         }
-        let mistake = |error| {
-            self.events.mistake(&Rejection::NoKey(error));
-            false
-        };
-        let mut lists = self.uncounted.iter();
-        let listed = || lists.find_map(|(kind, list)| list(request).unwrap_or_else(mistake).then_some(*kind));
-        let preflight = (!self.counts_preflights && is_preflight(request)).then_some("preflight");
-        let Some(kind) = preflight.or_else(listed) else { return Ok(true) };
-        metrics::uncounted(kind, &self.events.layer);
-        Ok(false)
-    }
-
-    /// The failure mode for a request. If all limits are in the shadow, the layer fails open:
-    /// limits in the shadow refuse nothing, even without a decision.
-    #[inline]
-    fn failure_mode(&self, request: &Parts, cost: u64) -> FailureMode {
-        match &self.failure_mode_by {
-            _ if self.limits.iter().all(|limit| limit.is_shadow) => FailureMode::Open,
-            Some(mode_by) => mode_by(request, cost),
-            None => self.failure_mode,
+        for (kind, list) in &self.uncounted {
+            match list(request) {
+                Ok(true) => {
+                    metrics::uncounted(kind, &self.events.layer);
+                    return Ok(false);
+                }
+                Ok(false) => {}
+                Err(error) => self.events.mistake(&Rejection::NoKey(error)),
+            }
         }
+        Ok(true)
     }
 
     /// The check of a layer that has only [plain](super::policy::KeyedLimit::is_plain) limits, as
     /// most layers have. The response after such a check needs no details.
     #[inline]
     fn plain_check(&self, request: &Parts, cost: u64) -> Result<Option<Check>, Rejection> {
-        let mut check = None::<Check>;
-        for limit in &self.limits {
-            let Some(charge) = limit.plain_charge(request, cost)? else { continue };
-            Check::push(&mut check, charge);
+        let mut check = None;
+        for KeyedLimit { limit, extractor, .. } in &self.limits {
+            let Ok(limit) = limit else { continue };
+            let key = extractor.extract(request)?;
+            if cost > limit.units() {
+                return Err(NeverFits { limit: limit.clone(), cost, is_hidden: false }.into());
+            }
+            Check::push(&mut check, Charge::fitting(limit.clone(), key, cost));
         }
         Ok(check)
     }
@@ -181,22 +175,4 @@ pub(super) struct TimeWaited(pub(super) Duration);
 
 fn time_waited(request: &Parts) -> Duration {
     request.extensions.get().map(|TimeWaited(time)| *time).unwrap_or_default()
-}
-
-/// Whether the request is a CORS preflight (Fetch, section 3.3.2). A browser sends a preflight by
-/// itself before a request to another origin, and the layer counts that request, not the preflight.
-/// A preflight has one origin, one method, and no body. Over HTTP/2 the headers do not tell whether
-/// there is a body, and the layer cannot look at the body, since the layer takes bodies of any
-/// type. So over HTTP/2 a request with a body may be taken for a preflight.
-fn is_preflight(request: &Parts) -> bool {
-    let only = |name: HeaderName| {
-        let mut values = request.headers.get_all(name).into_iter();
-        values.next().filter(|_| values.next().is_none())
-    };
-    request.method == Method::OPTIONS
-        && only(header::ORIGIN).is_some()
-        && only(header::ACCESS_CONTROL_REQUEST_METHOD)
-            .is_some_and(|method| Method::from_bytes(method.as_bytes()).is_ok())
-        && !request.headers.contains_key(header::TRANSFER_ENCODING)
-        && request.headers.get_all(header::CONTENT_LENGTH).into_iter().all(|length| length == "0")
 }

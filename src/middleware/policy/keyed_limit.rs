@@ -3,7 +3,6 @@
 use std::{fmt, num::NonZeroU32, sync::Arc, time::Duration};
 
 use http::{
-    StatusCode,
     request::{self, Parts},
     response,
 };
@@ -63,7 +62,6 @@ pub struct KeyedLimit {
     pub(crate) is_hidden: bool,
     pub(crate) parts: Option<NonZeroU32>,
     pub(crate) ban: Option<Ban>,
-    pub(crate) ban_status: Option<StatusCode>,
 }
 
 impl Limit {
@@ -87,7 +85,6 @@ impl KeyedLimit {
             is_hidden: false,
             parts: None,
             ban: None,
-            ban_status: None,
         }
     }
 
@@ -125,10 +122,10 @@ impl KeyedLimit {
     ///    plan has another window or algorithm, the tenant starts with no used units.
     /// 4. If an option has [no effect](crate::RateLimitLayer::limits) on the chosen limit, the
     ///    request is rejected with a 500, and the log says what to change.
-    /// 5. If two limits of a request have the same name, window, algorithm and key, they are one
-    ///    limit. For example, [`PeerIp`](crate::PeerIp) and [`ClientIp`](crate::ClientIp) find the
-    ///    same key without a proxy. The limit with fewer units is charged, at the larger of the two
-    ///    costs. If only one of the two is in the shadow, the limit in the shadow is left out.
+    /// 5. If two limits of a request have the same name, window, algorithm and key, the request is
+    ///    rejected with a 500, and the log says what to change. For example,
+    ///    [`PeerIp`](crate::PeerIp) and [`ClientIp`](crate::ClientIp) find the same key without a
+    ///    proxy. If one of the two is in the shadow, only this one is left out.
     pub fn chosen<E, C, L>(extractor: E, choose: C) -> Self
     where
         E: KeyExtractor,
@@ -214,8 +211,6 @@ impl KeyedLimit {
     /// * The server sees the limit: in the [`Decision`](crate::Decision), the extensions, metrics,
     ///   log lines, and the text of a [`Rejection`](crate::Rejection). A responder of your own
     ///   should show clients none of these.
-    /// * Two limits of a request that are [one limit](Self::chosen) are hidden if either of the two
-    ///   is hidden.
     ///
     /// [`RateLimitLayer::headers`](crate::RateLimitLayer::headers) can hide the figures of all
     /// limits.
@@ -274,8 +269,7 @@ impl KeyedLimit {
     /// let failures = Limit::per_minute("login", 5)
     ///     .by(PeerIp::new())
     ///     .settle(|exchange| u64::from(exchange.response.status == StatusCode::UNAUTHORIZED))
-    ///     .ban(BAN, Duration::from_secs(15 * 60))
-    ///     .ban_status(StatusCode::FORBIDDEN);
+    ///     .ban(BAN, Duration::from_secs(15 * 60));
     /// let layer = RateLimitLayer::new(store.clone()).limit(failures);
     ///
     /// // By hand, and lifted.
@@ -297,7 +291,8 @@ impl KeyedLimit {
     /// * A ban lasts for exactly `time`: requests that the ban refuses do not prolong the ban.
     ///   Redis keeps the key of a ban for the window of the ban's limit, which is at most 365 days.
     /// * A request that a ban refuses gets [`Rejection::Banned`](crate::Rejection::Banned), and so
-    ///   does a request whose refusal begins a ban. The figures of the rejection are those of the
+    ///   does a request whose refusal begins a ban. Its status is 429, which a
+    ///   [responder](crate::RateLimitLayer::respond_with) can change. The figures of the rejection are those of the
     ///   ban's limit, such as `login.ban`. If the limit itself refuses for longer than the ban, the
     ///   figures are those of the limit itself. Before a ban begins, clients do not see the ban's
     ///   limit.
@@ -307,8 +302,7 @@ impl KeyedLimit {
     /// * A ban of a key holds in all parts of a [split](Self::split) limit. A ban holds even for
     ///   requests for which no limit is [chosen](Self::chosen).
     /// * Limits of a layer may share one ban if their extractors find the same key. If several
-    ///   limits begin the ban at once, the longest time holds. A rejection by the ban has the ban
-    ///   status of the layer's first limit with this ban. The shared ban is hidden if any limit
+    ///   limits begin the ban at once, the longest time holds. The shared ban is hidden if any limit
     ///   with this ban is hidden. If a limit in the shadow shares the ban, its refusals begin no
     ///   ban that refuses requests.
     /// * The ban of a limit in the [shadow](Self::in_shadow) is in the shadow, and the ban of a
@@ -334,13 +328,6 @@ impl KeyedLimit {
         let window = ban.window();
         assert!(time <= window, "no ban is longer than the window of its limit, {window:?}: give it a longer one");
         self.ban = Some(Ban { limit: ban, time });
-        self
-    }
-
-    /// Sets the status of rejections by the [ban](Self::ban). Default: 429. No layer takes a limit
-    /// that has a ban status but no ban.
-    pub fn ban_status(mut self, status: StatusCode) -> Self {
-        self.ban_status = Some(status);
         self
     }
 
@@ -377,19 +364,15 @@ impl KeyedLimit {
             (self.lease.is_some(), "places have no `lease`: use `Limit::freed_after`"),
         ];
         let is_idle = self.lease.is_some() && (!settles || self.counts_afterwards);
-        let on_all = [
-            (is_idle, "a `lease` is for units that are reserved: add `settle`, or leave it out"),
-            (self.ban_status.is_some() && self.ban.is_none(), "a `ban_status` needs a `ban`: add it"),
-        ];
+        let on_all = (is_idle, "a `lease` is for units that are reserved: add `settle`, or leave it out");
         let on_places = on_places.into_iter().filter(|_| limit.is_some_and(Limit::is_concurrent));
-        let Some((_, problem)) = on_places.chain(on_all).find(|(is_idle, _)| *is_idle) else { return Ok(()) };
+        let Some((_, problem)) = on_places.chain([on_all]).find(|(is_idle, _)| *is_idle) else { return Ok(()) };
         let name = limit.map_or("a chosen one", Limit::name);
         Err(ConfigError::of_limit(name, problem))
     }
 
     /// Whether the limit is plain: it has a window, is the same for all requests, and has no option
-    /// that changes the charge or needs details. [`plain_charge`](Self::plain_charge) makes the
-    /// charge of a plain limit.
+    /// that changes the charge or needs details.
     #[inline]
     pub(super) fn is_plain(&self) -> bool {
         self.limit().is_some_and(|limit| !limit.is_concurrent())

@@ -33,12 +33,7 @@ pub(super) struct Policy {
     pub(super) denied: Vec<Arc<KeyList>>,
     /// The lists of requests that are not counted, each with its label in metrics.
     pub(super) uncounted: Vec<(&'static str, Arc<KeyList>)>,
-    pub(super) counts_preflights: bool,
     pub(super) cost: Option<Arc<ByRequest<u64>>>,
-    pub(super) failure_mode: FailureMode,
-    /// Chooses the failure mode of each request. If this closure is set, `failure_mode` has no
-    /// effect.
-    pub(super) failure_mode_by: Option<Arc<FailureModeBy>>,
     pub(super) headers: HeaderSets,
     /// How long a request waits for capacity. With `None`, a request without capacity is refused at
     /// once.
@@ -52,22 +47,16 @@ pub(super) struct Policy {
 /// error if the key or the address of the request cannot be read.
 type KeyList = ByRequest<Result<bool, KeyError>>;
 
-/// Chooses the failure mode by the request and its cost.
-type FailureModeBy = dyn Fn(&Parts, u64) -> FailureMode + Send + Sync;
-
 impl Policy {
     pub(super) fn new(limiter: Limiter) -> Self {
         Self {
-            failure_mode: limiter.failure_mode,
             limiter,
             limits: Vec::new(),
             is_plain: true,
             denied: Vec::new(),
             uncounted: Vec::new(),
-            counts_preflights: false,
             cost: None,
-            failure_mode_by: None,
-            headers: HeaderSets::default(),
+            headers: HeaderSets::X_RATE_LIMIT,
             max_wait: None,
             frees_with_head: false,
             events: Arc::default(),
@@ -90,6 +79,13 @@ impl Policy {
         self.is_plain &= limit.is_plain();
         self.limits.push(limit);
         Ok(())
+    }
+
+    /// The failure mode of the layer. If all limits are in the shadow, the layer fails open: limits
+    /// in the shadow refuse nothing, even without a decision.
+    #[inline]
+    pub(super) fn failure_mode(&self) -> FailureMode {
+        if self.limits.iter().all(|limit| limit.is_shadow) { FailureMode::Open } else { self.limiter.failure_mode }
     }
 
     /// The names of all limits, for a log line.
@@ -120,15 +116,12 @@ fn list(find: impl Fn(&Parts) -> Result<bool, KeyError> + Send + Sync + 'static)
 // Shows only how many lists there are, since keys may be personal data.
 impl fmt::Debug for Policy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let failure_mode: &dyn fmt::Debug =
-            if self.failure_mode_by.is_some() { &"by request" } else { &self.failure_mode };
         f.debug_struct("Policy")
             .field("limiter", &self.limiter)
             .field("limits", &self.limits)
             .field("denied", &self.denied.len())
             .field("uncounted", &self.uncounted.len())
-            .field("counts_preflights", &self.counts_preflights)
-            .field("failure_mode", failure_mode)
+            .field("failure_mode", &self.failure_mode())
             .field("headers", &self.headers)
             .finish_non_exhaustive()
     }

@@ -169,7 +169,7 @@ impl Rejection {
     /// How long the client should wait, in whole milliseconds; `None` if waiting does not help.
     fn wait(&self, headers: &HeaderMap) -> Option<Duration> {
         match self {
-            Self::Limited(decision) | Self::Banned(decision, _) => {
+            Self::Limited(decision) | Self::Banned(decision) => {
                 let millis = decision.retry_after()?.as_nanos().div_ceil(1_000_000);
                 // A wait of 0 would let some clients come back at once.
                 Some(Duration::from_millis(u64::try_from(millis).unwrap_or(u64::MAX).max(1)))

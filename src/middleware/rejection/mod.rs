@@ -5,7 +5,7 @@
 //! | over a limit | 429 | `Retry-After`, and the [sets](super::HeaderSets) that the layer sends |
 //! | cost above the limit, or a limit of 0 units | 429 | none of these, since waiting does not help |
 //! | no key | 400; 401 with `WWW-Authenticate` for API keys; 500 if the server does not know its peers | |
-//! | [banned](super::KeyedLimit::ban) | 429, or the [status](super::KeyedLimit::ban_status) of the ban | as over a limit |
+//! | [banned](super::KeyedLimit::ban) | 429 | as over a limit |
 //! | a body that [cannot hold](crate::guide::at_most_n_at_once#bodies) the place of a concurrent limit | 500 | |
 //! | [denied](super::RateLimitLayer::deny) by its key, by its address, or by a closure | 403 | |
 //! | no decision while failing closed, or a cost above the [share](crate::limiter::Share) while failing local | 503 | `Retry-After` of 1 to 5 s, at random so that clients do not all return at once |
@@ -21,16 +21,16 @@
 //! `Retry-After`.
 //!
 //! For clients that speak gRPC, there is `GrpcResponse`: see [`guide::grpc`](crate::guide::grpc).
-//! For plain text, use [`respond_with(TextResponse)`](super::RateLimitLayer::respond_with). For any
-//! other response, pass a closure to `respond_with`. The closure gets the rejection, and a head
-//! with the status and all headers but `Content-Type`. A type of your own that implements
+//! For any other response, such as a text, pass a closure to
+//! [`respond_with`](super::RateLimitLayer::respond_with). The closure gets the rejection, and a
+//! head with the status and all headers but `Content-Type`. A type of your own that implements
 //! [`RejectionResponse`] also gets the request: [a page for
 //! browsers](crate::guide::recipes#a-page-for-browsers) is an example. [`Rejection::detail`] is a
 //! sentence for clients. The rejection itself includes hidden limits. The limit that clients may
 //! see is [`Decision::visible`](crate::Decision::visible).
 //!
-//! [`JsonResponse`] and [`TextResponse`] need a body that can be made of a `String`. For other
-//! bodies, a closure makes the body from the text: see [`Rejection::problem`].
+//! [`JsonResponse`] needs a body that can be made of a `String`. For other bodies, a closure makes
+//! the body from the text: see [`Rejection::problem`].
 //!
 //! ```
 //! use axum::body::Body;
@@ -95,7 +95,7 @@ use http::{Response, StatusCode};
 
 #[cfg(feature = "grpc")]
 pub use self::grpc::{GrpcOr, GrpcResponse};
-pub use self::response::{JsonResponse, RejectionResponse, TextResponse};
+pub use self::response::{JsonResponse, RejectionResponse};
 use super::extract::KeyError;
 use crate::{
     decision::{Decision, LimitStatus},
@@ -112,8 +112,8 @@ pub enum Rejection {
     /// `.map_err(Rejection::Limited)?` makes an error of this value.
     Limited(Decision),
     /// A [ban](crate::KeyedLimit::ban) refused the request, or a limit refused the request and
-    /// thereby began a ban. The response has the status in the second field.
-    Banned(Decision, StatusCode),
+    /// thereby began a ban.
+    Banned(Decision),
     /// The request costs more than a limit ever admits.
     NeverFits(NeverFits),
     /// The request has no key.
@@ -136,10 +136,9 @@ impl Rejection {
     #[must_use]
     pub fn status(&self) -> StatusCode {
         match self {
-            Self::Limited(_) | Self::NeverFits(_) => StatusCode::TOO_MANY_REQUESTS,
+            Self::Limited(_) | Self::Banned(_) | Self::NeverFits(_) => StatusCode::TOO_MANY_REQUESTS,
             Self::NoKey(error) => error.status(),
             Self::Denied => StatusCode::FORBIDDEN,
-            Self::Banned(_, status) => *status,
             Self::Unavailable(_) => StatusCode::SERVICE_UNAVAILABLE,
             Self::NotSetUp(_) => StatusCode::INTERNAL_SERVER_ERROR,
         }
@@ -147,7 +146,7 @@ impl Rejection {
 
     /// The decision of a refusal.
     pub(crate) fn decision(&self) -> Option<&Decision> {
-        if let Self::Limited(decision) | Self::Banned(decision, _) = self { Some(decision) } else { None }
+        if let Self::Limited(decision) | Self::Banned(decision) = self { Some(decision) } else { None }
     }
 
     /// Gives `take` the names of the limits that have refused and are not hidden.
@@ -166,7 +165,7 @@ impl Rejection {
     pub(crate) fn label(&self) -> &'static str {
         match self {
             Self::Limited(_) => "limited",
-            Self::Banned(..) => "banned",
+            Self::Banned(_) => "banned",
             Self::NeverFits(error) if error.limit.units() == 0 => "limited",
             Self::NeverFits(_) => "never_fits",
             // A key error with a status of 5xx is the server's mistake. Clients cannot cause this
@@ -205,7 +204,7 @@ impl From<KeyError> for Rejection {
 impl fmt::Display for Rejection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Limited(decision) | Self::Banned(decision, _) => write!(
+            Self::Limited(decision) | Self::Banned(decision) => write!(
                 f,
                 "over the limit {:?}; retry in {:?}",
                 decision.binding().limit().name(),
@@ -242,13 +241,6 @@ pub struct ShadowRefusals {
 }
 
 impl ShadowRefusals {
-    /// Makes the report of one layer. `None` if there is nothing to report.
-    pub(crate) fn of(decision: Option<&Decision>, left_out: Vec<(Option<Limit>, Rejection)>) -> Option<Self> {
-        let refused = decision.filter(|decision| decision.shadow_refusals().next().is_some());
-        let is_any = refused.is_some() || !left_out.is_empty();
-        is_any.then(|| Self { decisions: refused.cloned().into_iter().collect(), left_out })
-    }
-
     /// The names of the limits that would have refused the request.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         let refusals = self.decisions.iter().flat_map(Decision::shadow_refusals).map(|status| status.limit().name());

@@ -67,23 +67,9 @@ where
 #[derive(Clone, Copy, Debug, Default)]
 pub struct JsonResponse;
 
-/// A response of plain text: the [detail](Rejection::detail) for clients.
-///
-/// This response works with every body that can be made of a `String`. For other bodies, use a
-/// closure.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct TextResponse;
-
 impl<B: From<String>> RejectionResponse<B> for JsonResponse {
     fn respond(&self, rejection: &Rejection, _: &Parts, head: Response<()>) -> Response<B> {
         rejection.problem(head).map(B::from)
-    }
-}
-
-impl<B: From<String>> RejectionResponse<B> for TextResponse {
-    fn respond(&self, rejection: &Rejection, _: &Parts, mut head: Response<()>) -> Response<B> {
-        head.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
-        head.map(|()| rejection.detail().into())
     }
 }
 
@@ -97,7 +83,7 @@ impl Rejection {
         // 4, for 429).
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
         match self {
-            Self::Limited(decision) | Self::Banned(decision, _) => {
+            Self::Limited(decision) | Self::Banned(decision) => {
                 decision.write_headers(sets, headers);
                 write_retry_after(headers, decision.retry_after().unwrap_or_default());
             }
@@ -114,7 +100,7 @@ impl Rejection {
 
     /// A sentence for the client. The sentence names no hidden limits, no keys, and no details of
     /// the server. Escape the sentence in HTML, since it may repeat the
-    /// [`KeyError`](crate::extract::KeyError) of an extractor of your own.
+    /// [`KeyError`](crate::extract::KeyError) of an extractor of your own. A response of plain text:
     ///
     /// ```
     /// use axum::body::Body;
@@ -139,14 +125,14 @@ impl Rejection {
     fn write_detail(&self, text: &mut String, retry_after: Option<&str>) {
         // Writing to a String cannot fail.
         match self {
-            Self::Limited(decision) | Self::Banned(decision, _) => {
+            Self::Limited(decision) | Self::Banned(decision) => {
                 let visible = decision.visible();
                 match visible {
                     Some(status) => text.extend(["The limit '", status.limit().name(), "'"]),
                     None => text.push_str("A limit"),
                 }
                 text.push_str(match visible {
-                    _ if matches!(self, Self::Banned(..)) => " bans this client.",
+                    _ if matches!(self, Self::Banned(_)) => " bans this client.",
                     Some(status) if status.remaining() > 0 => " has too few units left.",
                     _ => " is used up.",
                 });
@@ -182,17 +168,17 @@ impl Rejection {
     #[must_use]
     pub fn problem(&self, mut head: Response<()>) -> Response<String> {
         head.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
-        let text = self.problem_details(head.headers().get(RETRY_AFTER));
+        let text = self.problem_details(&head);
         head.map(|()| text)
     }
 
     /// The problem details (RFC 9457) as JSON. The JSON is written piece by piece, since formatting
     /// would double the instructions of a refused request.
-    fn problem_details(&self, retry_after: Option<&HeaderValue>) -> String {
+    fn problem_details(&self, head: &Response<()>) -> String {
         // A responder around `JsonResponse` may have removed `Retry-After`, or written a date into
         // it. A date would break the JSON.
         let is_number = |text: &&str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
-        let retry_after = retry_after.and_then(|seconds| seconds.to_str().ok()).filter(is_number);
+        let retry_after = head.headers().get(RETRY_AFTER).and_then(|seconds| seconds.to_str().ok()).filter(is_number);
         let mut body = String::with_capacity(320);
         match self {
             Self::Limited(_) | Self::NeverFits(_) => body.push_str(concat!(
@@ -203,8 +189,8 @@ impl Rejection {
                 r#"{"type":"https://iana.org/assignments/http-problem-types#temporary-reduced-capacity","#,
                 r#""title":"Temporary Reduced Capacity","status":503,"detail":""#
             )),
-            Self::NoKey(_) | Self::Denied | Self::Banned(..) | Self::NotSetUp(_) => {
-                let status = self.status();
+            Self::NoKey(_) | Self::Denied | Self::Banned(_) | Self::NotSetUp(_) => {
+                let status = head.status();
                 let title = status.canonical_reason().unwrap_or("Rejected");
                 let status = status.as_u16();
                 // Writing to a String cannot fail.

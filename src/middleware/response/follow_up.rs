@@ -6,17 +6,15 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use http::{Response, response};
-use http_body::Body;
+use http::response;
 
 use super::{
     super::{
         events::Events,
         futures::join,
         plan::CheckDetails,
-        policy::{Exchange, KeyedLimit, Policy},
+        policy::{Exchange, Policy},
     },
-    body::changed,
     upstream::{BlockRequest, block_request},
 };
 use crate::{
@@ -28,12 +26,6 @@ use crate::{
     limiter::{FailureMode, Limiter},
     local::Detachable,
 };
-
-/// The follow-up of one request. Most requests have none, so a follow-up is boxed.
-pub(super) struct FollowUp {
-    pub(super) policy: Arc<Policy>,
-    pub(super) details: Box<CheckDetails>,
-}
 
 /// The settlements and blocks that a response waits for, and the decision after them. The
 /// settlements and blocks go on if the client leaves. Otherwise a client could leave before the
@@ -48,12 +40,17 @@ const MAX_DELAY_DIVISOR: u32 = 10;
 /// The precision of stores.
 const MICRO: Duration = Duration::from_micros(1);
 
-impl FollowUp {
+impl Policy {
     /// Begins the settlements and blocks that this response needs. `None` if the response needs
     /// none.
-    pub(super) fn begin(&self, admitted: &Decision, response: &response::Parts) -> Option<Settling> {
-        let check = self.details.check.as_ref()?;
-        let heeds = self.policy.limits.iter().any(|limit| limit.heeds_upstream);
+    pub(super) fn follow_up(
+        self: &Arc<Self>,
+        details: &CheckDetails,
+        admitted: &Decision,
+        response: &response::Parts,
+    ) -> Option<Settling> {
+        let check = details.check.as_ref()?;
+        let heeds = self.limits.iter().any(|limit| limit.heeds_upstream);
         let block = heeds.then(|| block_request(response.status, &response.headers, SystemTime::now())).flatten();
         // For each charge: the cost to settle, if there is one, and the delay, if a limit of the
         // charge heeds the upstream. With a delay, the cost counts as of the admission plus the
@@ -64,8 +61,12 @@ impl FollowUp {
         for ((index, charge), status) in check.charges().enumerate().zip(admitted.statuses()) {
             // A limit in the shadow that would have refused has counted nothing.
             let has_counted = status.retry_after().is_none() && charge.cost() > 0;
-            let cost = has_counted.then(|| self.cost(index, charge, response)).flatten();
-            let heeding = self.limits_of(index).map(|(limit, _)| limit).find(|limit| limit.heeds_upstream);
+            let limit = self.limit_of(details, index);
+            let cost = limit.filter(|_| has_counted).map(|limit| match (&limit.cost_afterwards, &details.request) {
+                (Some(cost), Some(request)) => cost(&Exchange { request, response, cost: charge.cost() }),
+                _ => charge.cost(),
+            });
+            let heeding = limit.filter(|limit| limit.heeds_upstream);
             let settled = charge.lease().filter(|_| has_counted).map_or((None, None), |lease| {
                 // The delay is shorter than the lease, so that the store still sees whether the
                 // lease has ended.
@@ -105,43 +106,17 @@ impl FollowUp {
         if !settles && blocked.is_empty() {
             return None;
         }
-        let policy = Arc::clone(&self.policy);
+        let policy = Arc::clone(self);
         let admitted = admitted.clone();
-        let bans = self.details.bans.clone();
-        Some(self.policy.limiter.detachable(async move {
+        let charged = details.charged.clone();
+        Some(self.limiter.detachable(async move {
             let Policy { limiter, events, .. } = &*policy;
             let is_local = admitted.local_cause().is_some();
             let settled = if settles { Some(settle(limiter, admitted, settlements, spent).await) } else { None };
             let settled = settled.and_then(|settled| settled.inspect_err(|error| events.not_settled(error)).ok());
             block_all(limiter, events, blocked).await;
-            Some(policy.ban(limiter, settled?, &bans, is_local).await)
+            Some(policy.ban(limiter, settled?, &charged, is_local).await)
         }))
-    }
-
-    /// Adds the refusals in the shadow to the response's extensions, and lets the response's body
-    /// hold the places of the request.
-    pub(super) fn end<B: Body + 'static>(self, admitted: Option<Decision>, mut response: Response<B>) -> Response<B> {
-        self.details.shadow.into_iter().for_each(|shadow| shadow.add_to(&mut response));
-        let held = admitted.filter(|admitted| admitted.holds_place() && !self.policy.frees_with_head);
-        if held.is_some() { response.map(|body| changed(body, held.as_ref())) } else { response }
-    }
-
-    /// The limits of a charge, each with the cost that this limit alone would charge. Two limits
-    /// may share one charge.
-    fn limits_of(&self, charge_index: usize) -> impl Iterator<Item = (&KeyedLimit, u64)> {
-        let charged = self.details.charged.iter().filter(move |charged| charged.charge_index == charge_index);
-        charged.filter_map(|charged| Some((self.policy.limits.get(charged.limit_index)?, charged.cost)))
-    }
-
-    /// The cost of a charge after this response: the largest cost that a limit of the charge
-    /// computes.
-    fn cost(&self, index: usize, charge: &Charge, response: &response::Parts) -> Option<u64> {
-        let costs =
-            self.limits_of(index).map(|(limit, before)| match (&limit.cost_afterwards, &self.details.request) {
-                (Some(cost), Some(request)) => cost(&Exchange { request, response, cost: charge.cost() }),
-                _ => before,
-            });
-        costs.max()
     }
 }
 

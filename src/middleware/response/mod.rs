@@ -12,26 +12,25 @@ use std::{mem, sync::Arc};
 use http::{Extensions, Method, Response, request::Parts};
 use http_body::Body;
 
-use self::follow_up::FollowUp;
 pub(super) use self::follow_up::Settling;
-#[cfg(any(feature = "axum", feature = "grpc"))]
-use super::events::Events;
 use super::{
     events::Degraded,
-    headers::HeaderSets,
     plan::{CheckDetails, Decided, TimeWaited},
     policy::Policy,
     rejection::{Rejection, RejectionResponse, ShadowRefusals},
 };
+#[cfg(any(feature = "axum", feature = "grpc"))]
+use super::{events::Events, headers::HeaderSets};
 use crate::{decision::Decision, error::Error, limit::Limit, limiter::FailureMode};
 
 /// The decision and the settings that complete the response to a request that was let through.
 pub(super) struct Completion {
+    policy: Arc<Policy>,
     /// `None` if the request was let through without a decision.
     decision: Option<Decision>,
-    headers: HeaderSets,
     degraded: Option<Degraded>,
-    follow_up: Option<Box<FollowUp>>,
+    /// `None` if all limits of the layer are plain.
+    details: Option<Box<CheckDetails>>,
 }
 
 impl Policy {
@@ -45,14 +44,21 @@ impl Policy {
         request: &mut Parts,
         responder: &impl RejectionResponse<B>,
     ) -> Result<Completion, Response<B>> {
-        let Decided { outcome, mode, details, waited } = decided;
+        let Decided { outcome, details, waited } = decided;
+        let mode = self.failure_mode();
         if !waited.is_zero() {
             request.extensions.insert(TimeWaited(waited));
         }
         let degraded = self.report_degraded(&outcome, mode);
-        let decision = match admission(outcome, mode) {
+        let admission = match outcome {
+            Ok(Some(decision)) if !decision.is_allowed() => Err(self.refusal(decision)),
+            Ok(admission) => Ok(admission),
+            Err(_) if degraded.is_some() && mode == FailureMode::Open => Ok(None),
+            Err(error) => Err(error.into()),
+        };
+        let decision = match admission {
             Ok(decision) => decision,
-            Err(rejection) => return Err(self.reject(request, self.of_ban(rejection), details, degraded, responder)),
+            Err(rejection) => return Err(self.reject(request, rejection, details, degraded, responder)),
         };
         // Without details, all limits are plain, and plain limits have no places.
         let holds_place = details.is_some() && decision.as_ref().is_some_and(Decision::holds_place);
@@ -65,12 +71,11 @@ impl Policy {
             }
             self.events.mistake(&problem);
         }
-        let follow_up = details.and_then(|mut details| {
+        let details = details.map(|mut details| {
             details.shadow = self.report_shadow(decision.as_ref(), mem::take(&mut details.left_out));
             let settles = details.check.is_some() && self.limits.iter().any(|limit| limit.cost_afterwards.is_some());
             details.request = settles.then(|| Box::new(request.clone()));
-            let is_needed = details.shadow.is_some() || details.check.is_some() || holds_place;
-            is_needed.then(|| Box::new(FollowUp { policy: Arc::clone(self), details }))
+            details
         });
         if let Some(decision) = &decision {
             let own = decision.clone().left_by(Arc::as_ptr(self).addr());
@@ -78,10 +83,7 @@ impl Policy {
                 self.leave_within(outer, &mut request.extensions);
             }
         }
-        // If a limit heeds an upstream, the response keeps the figures of the upstream.
-        let heeds = !self.is_plain && self.limits.iter().any(|limit| limit.heeds_upstream);
-        let headers = if heeds { HeaderSets::NONE } else { self.headers };
-        Ok(Completion { decision, headers, degraded, follow_up })
+        Ok(Completion { policy: Arc::clone(self), decision, degraded, details })
     }
 
     /// Adds the decision of the layers further out to the decision of this layer.
@@ -114,7 +116,7 @@ impl Policy {
         if request.method == Method::HEAD { body::without_content(response) } else { response }
     }
 
-    /// Reports a request that the store has not decided.
+    /// Reports a request that the store has not decided. A cost above the limit is decided.
     #[inline]
     fn report_degraded(&self, outcome: &Result<Option<Decision>, Error>, mode: FailureMode) -> Option<Degraded> {
         let error = match outcome {
@@ -132,15 +134,13 @@ impl Policy {
         decision: Option<&Decision>,
         left_out: Vec<(Option<Limit>, Rejection)>,
     ) -> Option<ShadowRefusals> {
-        let events = &self.events;
-        let refusals = ShadowRefusals::of(decision, left_out)?;
-        events.shadow_refused(|| refusals.names().collect::<Vec<_>>().join(", "));
-        for (_, rejection) in &refusals.left_out {
-            match rejection {
-                Rejection::Unavailable(error) => events.left_out(error),
-                rejection => events.mistake(rejection),
-            }
+        let refused = decision.filter(|decision| decision.shadow_refusals().next().is_some());
+        if refused.is_none() && left_out.is_empty() {
+            return None;
         }
+        let refusals = ShadowRefusals { decisions: refused.cloned().into_iter().collect(), left_out };
+        self.events.shadow_refused(|| refusals.names().collect::<Vec<_>>().join(", "));
+        refusals.left_out.iter().for_each(|(_, rejection)| self.events.mistake(rejection));
         Some(refusals)
     }
 }
@@ -149,43 +149,31 @@ impl Completion {
     /// Begins the settlements and blocks that the response has to wait for. `None` if there are
     /// none.
     pub(super) fn settle<B>(&self, response: Response<B>) -> (Response<B>, Option<Settling>) {
-        let (Some(follow_up), Some(decision)) = (&self.follow_up, &self.decision) else { return (response, None) };
+        let (Some(details), Some(decision)) = (&self.details, &self.decision) else { return (response, None) };
         let (parts, body) = response.into_parts();
-        let settling = follow_up.begin(decision, &parts);
+        let settling = self.policy.follow_up(details, decision, &parts);
         (Response::from_parts(parts, body), settling)
     }
 
-    /// Writes headers and extensions of the response. `settled` is the decision after the
-    /// settlements.
+    /// Writes headers and extensions of the response, and lets its body hold the places of the
+    /// request. `settled` is the decision after the settlements.
     pub(super) fn write<B: Body + 'static>(self, settled: Option<&Decision>, mut response: Response<B>) -> Response<B> {
-        if let Some(decision) = settled.or(self.decision.as_ref()) {
+        let Self { policy, decision, degraded, details } = self;
+        // If a limit heeds an upstream, the response keeps the figures of the upstream.
+        let heeds = details.is_some() && policy.limits.iter().any(|limit| limit.heeds_upstream);
+        if let Some(decision) = settled.or(decision.as_ref()).filter(|_| !heeds) {
             // A rejection of a layer further in keeps its figures, since the `Retry-After` of the
             // rejection belongs to these figures.
             if response.extensions().get::<Rejection>().is_none() {
-                self.headers.write_x_rate_limit(decision, response.headers_mut());
+                policy.headers.write_x_rate_limit(decision, response.headers_mut());
             }
-            self.headers.write_rate_limit(decision, response.headers_mut());
+            policy.headers.write_rate_limit(decision, response.headers_mut());
         }
-        self.degraded.into_iter().for_each(|degraded| degraded.add_to(&mut response));
-        match self.follow_up {
-            Some(follow_up) => follow_up.end(self.decision, response),
-            None => response,
-        }
-    }
-}
-
-/// Returns the decision of a request that is let through, or the rejection of the request. The
-/// decision is `None` if there was nothing to decide, or if the layer fails open without a
-/// decision.
-#[inline]
-fn admission(outcome: Result<Option<Decision>, Error>, mode: FailureMode) -> Result<Option<Decision>, Rejection> {
-    match outcome {
-        Ok(Some(decision)) if !decision.is_allowed() => Err(Rejection::Limited(decision)),
-        Ok(admission) => Ok(admission),
-        Err(error) => match (Rejection::from(error), mode) {
-            (Rejection::Unavailable(_), FailureMode::Open) => Ok(None),
-            (rejection, _) => Err(rejection),
-        },
+        degraded.into_iter().for_each(|degraded| degraded.add_to(&mut response));
+        let Some(details) = details else { return response };
+        details.shadow.into_iter().for_each(|shadow| shadow.add_to(&mut response));
+        let held = decision.filter(|decision| decision.holds_place() && !policy.frees_with_head);
+        if held.is_some() { response.map(|body| body::changed(body, held.as_ref())) } else { response }
     }
 }
 
@@ -196,7 +184,7 @@ fn admission(outcome: Result<Option<Decision>, Error>, mode: FailureMode) -> Res
 impl axum::response::IntoResponse for Rejection {
     fn into_response(self) -> axum::response::Response {
         let degraded = report(&self);
-        let head = self.head(HeaderSets::default());
+        let head = self.head(HeaderSets::X_RATE_LIMIT);
         let mut response = self.problem(head).map(axum::body::Body::from);
         response.extensions_mut().insert(self);
         degraded.into_iter().for_each(|degraded| degraded.add_to(&mut response));

@@ -205,7 +205,7 @@ fn every_reply_is_a_decision_or_an_error() {
 fn every_reply_makes_a_response() {
     let (runtime, impostor) = (one_thread(), Impostor::start());
     let store = || RedisStore::builder(&impostor.url).build().unwrap();
-    let services = [HeaderSets::BOTH, HeaderSets::BOTH.reset_as_unix_time()].map(|format| {
+    let services = [HeaderSets::BOTH, HeaderSets::BOTH_UNIX].map(|format| {
         // Every request must get a reply.
         let limiter = Limiter::new(store()).breaker(Breaker::OFF).refusal_cache(Duration::ZERO).deadline(TEST_TIMEOUT);
         let layer = RateLimitLayer::new(limiter).limit(CALLS.by(anyone)).limit(OTHER.by(anyone));

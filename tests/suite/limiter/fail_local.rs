@@ -247,27 +247,6 @@ async fn a_layer_uses_its_limiters_share_by_default() {
     assert_eq!(degraded(&open.oneshot(request()).await.unwrap()).mode, FailureMode::Open);
 }
 
-#[tokio::test]
-async fn the_failure_mode_may_depend_on_the_cost() {
-    let app = RateLimitLayer::new(failing())
-        .limit(CALLS.by(anyone))
-        .cost(|request| match request.uri.path() {
-            "/search" => 100,
-            "/share" => 20,
-            _ => 1,
-        })
-        .failure_mode_by(|_, cost| match cost {
-            100 => FailureMode::Closed,
-            20 => FailureMode::Local(QUARTER),
-            _ => FailureMode::Open,
-        })
-        .layer(service_fn(hello));
-    let call = |path| app.clone().oneshot(Request::get(path).body(Body::empty()).unwrap());
-    for (path, expected) in [("/list", 200), ("/search", 503), ("/share", 200), ("/share", 429), ("/list", 200)] {
-        assert_eq!(call(path).await.unwrap().status(), expected, "{path}");
-    }
-}
-
 #[tokio::test(start_paused = true)]
 async fn a_hanging_store_gets_its_deadline_before_a_local_decision() {
     let store = with_fault(Fault::Hangs);

@@ -11,7 +11,7 @@ use std::{
 };
 
 use axum::body::Body;
-use http::{Request, Response, StatusCode, request::Parts};
+use http::{Request, Response, StatusCode};
 use tokio::{sync::Barrier, task::JoinSet};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_sliding_window::{
@@ -192,24 +192,6 @@ async fn a_split_limit_charges_the_part_it_asked(test: Fixture<impl Store + Clon
     assert_eq!((served, counted), (6, vec![2; 3]));
 }
 
-/// Duplicate limits are charged once, at the larger cost.
-async fn duplicate_limits_are_counted_once(test: Fixture<impl Store + Clone>) {
-    let chosen = |limit: Limit| KeyedLimit::chosen(anyone, move |_: &Parts| limit.clone());
-    let (large, small) = (Limit::per_minute("one", 100), Limit::per_minute("one", 50));
-    for (other, dropped, counted) in [
-        (chosen(large.clone()).count_afterwards(|_| 7), 0, 7),
-        (chosen(large.clone()).cost(|_| 9), 9, 9),
-        (chosen(large.clone()).cost(|_| 9).settle(|_| 2), 9, 4),
-    ] {
-        let layer = test.layer(chosen(small.clone()).count_afterwards(|_| 4)).limit(other);
-        let response = layer.layer(service_fn(answer)).oneshot(asks(200)).await.unwrap();
-        let left = (50 - counted).to_string();
-        assert_eq!((figures(response.headers())[0], figures(response.headers())[1]), (Some("50"), Some(&*left)));
-        assert_eq!(test.counted(&small).await, counted, "{dropped}");
-        test.limiter.reset(&small, key()).await.unwrap();
-    }
-}
-
 for_every_store! {
     only_failures_count_and_nothing_is_reserved
     concurrent_free_requests_are_all_admitted
@@ -219,7 +201,6 @@ for_every_store! {
     all_limits_of_a_request_are_decided_together
     a_shadow_limit_counts_only_requests_it_would_admit
     a_split_limit_charges_the_part_it_asked
-    duplicate_limits_are_counted_once
 }
 
 /// A store that decides checks, but cannot count spent units.

@@ -14,6 +14,7 @@ use tower_sliding_window::{
 };
 
 use crate::support::{
+    in_mode,
     log::Log,
     requests::{anyone, figures, hello, json, request, unavailable_body},
     stores::{failing, silent},
@@ -30,12 +31,9 @@ fn degraded(response: &Response<Body>) -> Option<(FailureMode, &Error)> {
 async fn every_degraded_response_names_its_cause_and_mode() {
     for mode in MODES {
         let failing = Limiter::new(failing()).breaker(Breaker::new(1, Duration::from_millis(200)));
-        let failing = RateLimitLayer::new(failing).limit(CALLS.by(anyone)).failure_mode_by(move |_, _| mode);
+        let failing = in_mode(RateLimitLayer::new(failing).limit(CALLS.by(anyone)), mode);
         let failing = failing.layer(service_fn(hello));
-        let silent = RateLimitLayer::new(silent())
-            .limit(CALLS.by(anyone))
-            .failure_mode_by(move |_, _| mode)
-            .layer(service_fn(hello));
+        let silent = in_mode(RateLimitLayer::new(silent()).limit(CALLS.by(anyone)), mode).layer(service_fn(hello));
         let statuses = match mode {
             FailureMode::Open => [200; 2],
             FailureMode::Closed => [503; 2],
@@ -63,10 +61,7 @@ async fn a_decided_response_is_not_degraded() {
     for mode in MODES {
         let clock = ManualClock::new();
         let store = MemoryStore::new().clock(&clock);
-        let app = RateLimitLayer::new(store)
-            .limit(CALLS.by(anyone))
-            .failure_mode_by(move |_, _| mode)
-            .layer(service_fn(hello));
+        let app = in_mode(RateLimitLayer::new(store).limit(CALLS.by(anyone)), mode).layer(service_fn(hello));
         for status in [200, 200, 429] {
             let response = app.clone().oneshot(request()).await.unwrap();
             assert_eq!((response.status().as_u16(), degraded(&response).is_some()), (status, false));
@@ -93,7 +88,7 @@ async fn each_mode_is_logged_at_most_once_a_second() {
     for (mode, shown) in MODES.into_iter().zip(["mode=Open", "mode=Closed", "mode=Local"]) {
         let log = Log::start();
         let limiter = Limiter::new(failing()).breaker(Breaker::OFF);
-        let layer = RateLimitLayer::new(limiter).limit(CALLS.by(anyone)).failure_mode_by(move |_, _| mode);
+        let layer = in_mode(RateLimitLayer::new(limiter).limit(CALLS.by(anyone)), mode);
         let app = layer.layer(service_fn(hello));
         for _ in 0..10 {
             app.clone().oneshot(request()).await.unwrap();

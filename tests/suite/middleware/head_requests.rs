@@ -7,10 +7,7 @@ use http::{Request, Response};
 use http_body_util::{BodyExt, Full, combinators::BoxBody};
 use hyper::body::Bytes;
 use tower::{Layer, service_fn};
-use tower_sliding_window::{
-    Limit, MemoryStore, RateLimitLayer, Rejection,
-    middleware::{RejectionResponse, TextResponse},
-};
+use tower_sliding_window::{Limit, MemoryStore, RateLimitLayer, Rejection, middleware::RejectionResponse};
 
 use crate::support::{http_client::HttpClient, http_server::serve_by_hyper, requests::anyone};
 
@@ -51,7 +48,7 @@ async fn a_rejection_of_head_has_no_content() {
     asks("around a router", &serve_by_hyper(layer().layer(router())).await).await;
     asks("on a router", &serve_by_hyper(router().layer(layer())).await).await;
     asks_a_service::<Full<Bytes>>("a buffer", layer()).await;
-    asks_a_service::<String>("a text", layer().respond_with(TextResponse)).await;
+    asks_a_service::<String>("a text", layer()).await;
     let closure = |rejection: &Rejection, head: Response<()>| {
         rejection.problem(head).map(|text| BoxBody::<Bytes, Infallible>::new(Full::from(text)))
     };

@@ -24,6 +24,7 @@ use tower_sliding_window::{
 };
 
 use crate::support::{
+    in_mode,
     requests::{anyone, figures, request},
     stores::failing,
 };
@@ -208,8 +209,7 @@ async fn an_immediate_failure_reaches_the_failure_mode_and_the_breaker() {
         (FailureMode::Closed, [503, 503, 503]),
         (FailureMode::Local(Share::one_of(2)), [200, 429, 429]),
     ] {
-        let layer =
-            RateLimitLayer::new(FailsAtOnce::default()).limit(CALLS.by(anyone)).failure_mode_by(move |_, _| mode);
+        let layer = in_mode(RateLimitLayer::new(FailsAtOnce::default()).limit(CALLS.by(anyone)), mode);
         let mut app = layer.layer(CountingService::default());
         for status in statuses {
             let response = app.call(request()).await.unwrap();

@@ -17,7 +17,6 @@ mod heeding_upstreams;
 mod held_bodies;
 mod hidden_limits;
 mod immediate_decisions;
-mod original_requests;
 mod outbound;
 mod rate_limit_fields;
 mod responses;

@@ -21,7 +21,7 @@ use tower_sliding_window::{
     decision::LimitStatus,
     extract::KeyError,
     limiter::{Breaker, FailureMode},
-    middleware::{Degraded, JsonResponse, RejectionResponse, TextResponse, exposed_headers},
+    middleware::{Degraded, JsonResponse, RejectionResponse, exposed_headers},
     settlement::{Settled, Settlement},
     store::{ManualClock, StoreFuture},
 };
@@ -126,7 +126,7 @@ async fn reset_can_be_a_unix_time() {
     let clock = ManualClock::new();
     let app = RateLimitLayer::new(MemoryStore::new().clock(&clock))
         .limit(CALLS.by(anyone))
-        .headers(HeaderSets::X_RATE_LIMIT.reset_as_unix_time())
+        .headers(HeaderSets::X_RATE_LIMIT_UNIX)
         .layer(service_fn(hello));
     let now = clock.now().duration_since(std::time::UNIX_EPOCH).unwrap();
     let reset = (now + CALLS.window()).as_micros().div_ceil(1_000_000).to_string();
@@ -245,7 +245,7 @@ impl Store for Bans {
 
 #[tokio::test]
 async fn a_store_may_refuse_forever() {
-    for format in [HeaderSets::X_RATE_LIMIT, HeaderSets::X_RATE_LIMIT.reset_as_unix_time()] {
+    for format in [HeaderSets::X_RATE_LIMIT, HeaderSets::X_RATE_LIMIT_UNIX] {
         let app = RateLimitLayer::new(Bans).limit(CALLS.by(anyone)).headers(format).layer(service_fn(hello));
         let response = app.oneshot(request()).await.unwrap();
         let ever = Some("18446744073709551615");
@@ -294,7 +294,8 @@ async fn a_missing_peer_address_is_a_500_without_details() {
 
 #[tokio::test]
 async fn a_rejection_can_be_plain_text() {
-    let layer = RateLimitLayer::new(MemoryStore::new()).limit(CALLS.by(anyone)).cost(|_| 2).respond_with(TextResponse);
+    let text = |rejection: &Rejection, head: Response<()>| (head, rejection.detail()).into_response();
+    let layer = RateLimitLayer::new(MemoryStore::new()).limit(CALLS.by(anyone)).cost(|_| 2).respond_with(text);
     let app = layer.layer(service_fn(hello));
     assert_eq!(app.clone().oneshot(request()).await.unwrap().status(), 200);
     let refused = app.oneshot(request()).await.unwrap();
@@ -338,7 +339,7 @@ async fn a_responder_sees_the_head_of_the_request() {
     impl RejectionResponse<Body> for Negotiated {
         fn respond(&self, rejection: &Rejection, request: &Parts, head: Response<()>) -> Response<Body> {
             match request.headers.get("accept") {
-                Some(accept) if accept == "text/plain" => TextResponse.respond(rejection, request, head),
+                Some(accept) if accept == "text/plain" => (head, rejection.detail()).into_response(),
                 _ => JsonResponse.respond(rejection, request, head),
             }
         }

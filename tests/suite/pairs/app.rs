@@ -202,21 +202,16 @@ impl App {
     }
 
     pub(super) async fn call(&self, client: &str, doing: Doing) -> Reply {
-        self.call_as(client, doing, "POST", &[]).await
+        self.call_as(client, doing, &[]).await
     }
 
     /// As one that the lists of the layer name.
     pub(super) async fn call_listed(&self, client: &str) -> Reply {
-        self.call_as(client, Doing::Reply, "POST", &[(LISTED, "yes"), ("x-forwarded-for", LISTED_ADDRESS)]).await
+        self.call_as(client, Doing::Reply, &[(LISTED, "yes"), ("x-forwarded-for", LISTED_ADDRESS)]).await
     }
 
-    pub(super) async fn call_preflight(&self, client: &str) -> Reply {
-        let headers = [("origin", "https://page.example"), ("access-control-request-method", "PUT")];
-        self.call_as(client, Doing::Reply, "OPTIONS", &headers).await
-    }
-
-    async fn call_as(&self, client: &str, doing: Doing, method: &str, headers: &[(&str, &str)]) -> Reply {
-        let response = self.open(client, doing, method, headers).await;
+    async fn call_as(&self, client: &str, doing: Doing, headers: &[(&str, &str)]) -> Reply {
+        let response = self.open(client, doing, headers).await;
         let (mut head, body) = response.into_parts();
         let body = body.collect().await.map(|body| body.to_bytes()).unwrap_or_default();
         // As HTTP would say it.
@@ -230,15 +225,9 @@ impl App {
     }
 
     /// Until the head of the response.
-    pub(super) async fn open(
-        &self,
-        client: &str,
-        doing: Doing,
-        method: &str,
-        headers: &[(&str, &str)],
-    ) -> http::Response<Body> {
+    pub(super) async fn open(&self, client: &str, doing: Doing, headers: &[(&str, &str)]) -> http::Response<Body> {
         match &self.url {
-            Some((_, http)) => self.open_over(http, client, doing, method, headers).await,
+            Some((_, http)) => self.open_over(http, client, doing, headers).await,
             None => self.ask_limiter(client, doing).await,
         }
     }
@@ -248,7 +237,6 @@ impl App {
         http: &HttpClient,
         client: &str,
         doing: Doing,
-        method: &str,
         headers: &[(&str, &str)],
     ) -> http::Response<Body> {
         let (url, _) = self.url.as_ref().expect("an app with a transport");
@@ -256,14 +244,14 @@ impl App {
         let mut all = vec![(CLIENT, client), (DOING, &*number)];
         all.extend(headers);
         all.extend(self.is_grpc().then_some(("content-type", GRPC)));
-        http.open(method, url, &all, "").await.map(Body::new)
+        http.open("POST", url, &all, "").await.map(Body::new)
     }
 
     /// Hangs up after this time. Each has a connection of its own, which ends then.
     pub(super) async fn call_and_leave(&self, client: &str, doing: Doing, after: Duration) {
         if self.url.is_some() {
             let http = self.http_client();
-            drop(timeout(after, self.open_over(&http, client, doing, "POST", &[])).await);
+            drop(timeout(after, self.open_over(&http, client, doing, &[])).await);
         } else {
             drop(timeout(after, self.ask_limiter(client, doing)).await);
         }

@@ -30,7 +30,7 @@ impl App {
     }
 
     pub(super) fn has_ban(&self) -> bool {
-        self.is("ban", &["ban", "ban_status"])
+        self.is("ban", &["ban"])
     }
 
     pub(super) fn is_exact(&self) -> bool {
@@ -110,7 +110,7 @@ impl App {
             return Lost::Open;
         }
         match self.row.of("mode") {
-            "fail_closed" | "failure_mode_by" => Lost::Closed,
+            "fail_closed" => Lost::Closed,
             "fail_local" => Lost::Local,
             "default mode" if self.is("limiter", &["limiter's fail_local"]) => Lost::Local,
             _ => Lost::Open,

@@ -18,7 +18,7 @@ use super::{
     app::{App, MAIN, Reply},
     book::{Doing, LASTING, Visit, most_at_once, most_in},
     expected::Lost,
-    table::{BAN_STATUS, MAX_WAIT, RESPONDED, SHARE_UNITS, UNITS, WINDOW},
+    table::{MAX_WAIT, RESPONDED, SHARE_UNITS, UNITS, WINDOW},
 };
 use crate::support::{Numbers, ms, seconds};
 
@@ -194,15 +194,8 @@ impl<'a> Run<'a> {
         self.check_figures(step, &replies);
         if self.app.has_ban() && self.app.is_used_up() {
             let last = replies.last().unwrap();
-            let status = if self.app.is("ban", &["ban_status"]) { BAN_STATUS.as_u16() } else { 429 };
-            let is_right = last.status == status || self.app.is("transport", &["gRPC"]);
-            self.compare(
-                step,
-                "an option has its effect: ban_status",
-                is_right && !last.is_handled(),
-                status,
-                last.status,
-            );
+            let is_right = last.status == 429 && !last.is_handled();
+            self.compare(step, "an option has its effect: ban", is_right, 429, last.status);
         }
         let second = self.client("second");
         let reply = self.app.call(&second, Doing::Reply).await;
@@ -305,7 +298,7 @@ impl<'a> Run<'a> {
         }
         let client = self.client("hang-body");
         let open = (0..UNITS).map(|_| async {
-            let mut response = self.app.open(&client, Doing::Stream, "POST", &[]).await;
+            let mut response = self.app.open(&client, Doing::Stream, &[]).await;
             drop(response.body_mut().frame().await);
         });
         join_all(open).await;
@@ -393,21 +386,6 @@ impl<'a> Run<'a> {
             replies.push(self.app.call_listed(&client).await);
             let is_denied = replies[0].status == 403 && !replies[0].is_handled();
             self.compare(step, "an option has its effect: denied", is_denied, 403, replies[0].status);
-        }
-        if !self.app.is_alone() && !self.app.is("transport", &["gRPC"]) {
-            let client = self.client("preflights");
-            let mut replies = Vec::new();
-            for _ in 0..3 * UNITS {
-                replies.push(self.app.call_preflight(&client).await);
-            }
-            let seen = replies.iter().filter(|reply| reply.is_handled()).count();
-            let counts = self.app.is("list", &["count_preflights"]) && self.app.is_used_up();
-            let is_right = if counts {
-                seen < replies.len() || !self.app.is_exact()
-            } else {
-                seen == replies.len() || self.app.is("list", &["count_preflights"])
-            };
-            self.compare(step, "an option has its effect: count_preflights", is_right, counts, seen);
         }
     }
 

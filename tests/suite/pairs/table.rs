@@ -4,11 +4,11 @@
 use std::time::Duration;
 
 use axum::body::Body;
-use http::{Response, StatusCode, request::Parts};
+use http::{Response, request::Parts};
 use tower_sliding_window::{
     Algorithm, ClientIp, HeaderSets, Key, KeyedLimit, Limit, Limiter, Prefetch, RateLimitLayer, Rejection, Secret,
     extract::{AddressList, KeyError},
-    limiter::{Breaker, FailureMode, Share},
+    limiter::{Breaker, Share},
     store::RedisStoreBuilder,
 };
 
@@ -64,7 +64,6 @@ pub(super) const WINDOW: Duration = seconds(3);
 pub(super) const PLACES: u64 = 2;
 /// A ban outlasts the window.
 pub(super) const BAN: Duration = seconds(30);
-pub(super) const BAN_STATUS: StatusCode = StatusCode::FORBIDDEN;
 /// The deadline of all rows without one of their own.
 pub(super) const DEADLINE: Duration = ms(400);
 /// The time for which a row's requests wait for capacity.
@@ -169,11 +168,6 @@ pub(super) const DIMENSIONS: &[Dimension] = &[
         values: &[
             plain("no ban"),
             value("ban", &["KeyedLimit::ban"], Keyed(|limit| limit.ban(Limit::per_hour("ban", 1), BAN))),
-            value(
-                "ban_status",
-                &["KeyedLimit::ban_status"],
-                Keyed(|limit| limit.ban(Limit::per_hour("ban", 1), BAN).ban_status(BAN_STATUS)),
-            ),
         ],
     },
     Dimension {
@@ -192,11 +186,6 @@ pub(super) const DIMENSIONS: &[Dimension] = &[
             value("fail_open", &["RateLimitLayer::fail_open"], Layer(RateLimitLayer::fail_open)),
             value("fail_closed", &["RateLimitLayer::fail_closed"], Layer(RateLimitLayer::fail_closed)),
             value("fail_local", &["RateLimitLayer::fail_local"], Layer(|layer| layer.fail_local(SHARE))),
-            value(
-                "failure_mode_by",
-                &["RateLimitLayer::failure_mode_by"],
-                Layer(|layer| layer.failure_mode_by(|_, _| FailureMode::Closed)),
-            ),
         ],
     },
     Dimension {
@@ -229,7 +218,6 @@ pub(super) const DIMENSIONS: &[Dimension] = &[
                 &["RateLimitLayer::deny_addresses"],
                 Layer(|layer| layer.deny_addresses(addresses().0, &addresses().1)),
             ),
-            value("count_preflights", &["RateLimitLayer::count_preflights"], Layer(RateLimitLayer::count_preflights)),
         ],
     },
     Dimension {

@@ -35,12 +35,21 @@ use tokio::{
     time::{MissedTickBehavior, interval, sleep},
 };
 use tower_sliding_window::{
-    Algorithm, Charge, Check, Decision, Limit, Limiter, MemoryStore, RedisStore, Store, decision::LimitStatus,
-    store::ManualClock,
+    Algorithm, Charge, Check, Decision, Limit, Limiter, MemoryStore, RateLimitLayer, RedisStore, Store,
+    decision::LimitStatus, limiter::FailureMode, store::ManualClock,
 };
 
 pub(crate) use self::figures::Figures;
 use self::redis_server::RedisServer;
+
+/// The layer in one of the modes of a table.
+pub(crate) fn in_mode(layer: RateLimitLayer, mode: FailureMode) -> RateLimitLayer {
+    match mode {
+        FailureMode::Closed => layer.fail_closed(),
+        FailureMode::Local(share) => layer.fail_local(share),
+        _ => layer.fail_open(),
+    }
+}
 
 /// Long enough that no test fails because the machine is busy.
 pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(20);

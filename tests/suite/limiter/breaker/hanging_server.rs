@@ -22,7 +22,7 @@ use tower_sliding_window::{
 
 use super::{CALLS, INTERVAL, SLACK, at_once};
 use crate::support::{
-    TEST_TIMEOUT,
+    TEST_TIMEOUT, in_mode,
     outage::{CLIENTS, DEADLINE, millis, row},
     redis_server::RedisServer,
     requests::{anyone, hello, request},
@@ -32,7 +32,7 @@ use crate::support::{
 #[tokio::test]
 async fn a_layer_follows_its_failure_mode_while_the_breaker_is_open() {
     for mode in [FailureMode::Open, FailureMode::Closed, FailureMode::Local(Share::one_of(2))] {
-        let layer = RateLimitLayer::new(failing()).limit(CALLS.by(anyone)).failure_mode_by(move |_, _| mode);
+        let layer = in_mode(RateLimitLayer::new(failing()).limit(CALLS.by(anyone)), mode);
         let app = layer.layer(service_fn(hello));
         for number in 0..100 {
             let response = at_once(app.clone().oneshot(request())).unwrap();
@@ -58,8 +58,7 @@ async fn a_hanging_server_delays_no_request_beyond_the_deadline() {
     let (mut until_open, mut when_open, mut answers) = (Duration::ZERO, Vec::new(), 0);
     for mode in [FailureMode::Closed, FailureMode::Open, FailureMode::Local(Share::one_of(2))] {
         let store = RedisStore::builder(&server.url()).build().unwrap();
-        let layer =
-            RateLimitLayer::new(store).limit(CALLS.by(anyone)).failure_mode_by(move |_, _| mode).deadline(DEADLINE);
+        let layer = in_mode(RateLimitLayer::new(store).limit(CALLS.by(anyone)), mode).deadline(DEADLINE);
         let app = layer.layer(service_fn(hello));
         let degraded = |response: &Response<Body>| response.extensions().get::<Degraded>().cloned();
         let is_degraded = |response: &Response<Body>| degraded(response).is_some();

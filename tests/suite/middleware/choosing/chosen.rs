@@ -16,7 +16,7 @@ use tower_sliding_window::{
     middleware::ShadowRefusals,
 };
 
-use super::{BURST, FREE, by_plan, request_of_plan};
+use super::{BURST, by_plan, request_of_plan};
 use crate::support::{
     Fixture, MICROSECOND, for_every_store,
     requests::{anyone, figures, hello, request},
@@ -131,9 +131,6 @@ async fn a_limit_that_is_chosen_has_all_options() {
     let in_shadow = respond(vec![pro().in_shadow(), BURST.by(anyone)], 4).await;
     let refusals: &ShadowRefusals = in_shadow.extensions().get().unwrap();
     assert_eq!((in_shadow.status().as_u16(), refusals.names().collect::<Vec<_>>()), (200, vec!["calls"]));
-    // Two that are one limit for a request are one charge, by the stricter.
-    let free = KeyedLimit::chosen(anyone, |_: &Parts| FREE);
-    assert_eq!(figures(respond(vec![pro(), free], 1).await.headers())[..2], [Some("1"), Some("0")]);
 }
 
 #[tokio::test]

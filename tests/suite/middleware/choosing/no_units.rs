@@ -131,18 +131,3 @@ async fn in_the_shadow_it_only_reports() {
     let reported: &ShadowRefusals = admitted.extensions().get().unwrap();
     assert_eq!(reported.names().collect::<Vec<_>>(), ["calls"]);
 }
-
-/// Of two chosen limits that are one, the smaller is charged.
-#[tokio::test]
-async fn it_is_stricter_than_a_limit_with_units() {
-    for other in
-        [Limit::per_minute("calls", 5).by(anyone), Limit::per_minute("calls", 5).by(anyone).count_afterwards(|_| 1)]
-    {
-        let layer = RateLimitLayer::new(MemoryStore::new()).limits([
-            chosen(Limit::per_minute("calls", 9)),
-            other,
-            chosen(NONE),
-        ]);
-        assert_eq!(respond(&layer.unwrap()).await.status(), 429);
-    }
-}

@@ -12,7 +12,7 @@ use std::{
 };
 
 use axum::{Extension, Router, routing::get};
-use http::{HeaderMap, Request, StatusCode};
+use http::{HeaderMap, Request};
 use tokio::{task::JoinSet, time::sleep};
 use tower_sliding_window::{
     Decision, Everyone, Key, KeyExtractor, Limit, Limiter, RateLimitLayer, store::RedisStoreBuilder,
@@ -129,7 +129,7 @@ async fn a_ban_of_a_shared_key_holds_for_all_and_for_no_other() {
     let (tried, mut urls) = (Arc::new(AtomicU64::new(0)), Vec::new());
     for _ in 0..2 {
         let limiter = Limiter::new(server.store().build().unwrap());
-        let failures = LOGIN.by(Everyone).ban(BAN, seconds(900)).ban_status(StatusCode::FORBIDDEN);
+        let failures = LOGIN.by(Everyone).ban(BAN, seconds(900));
         let banning = RateLimitLayer::new(limiter.clone()).limit(failures);
         let places = RateLimitLayer::new(limiter).limit(Limit::concurrent("all", 500).by(Everyone));
         urls.push(serve_logins([banning, places], &tried).await);

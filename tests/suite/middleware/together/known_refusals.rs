@@ -100,7 +100,7 @@ async fn a_known_ban_of_a_shared_key_stands_between_other_layers() {
     server.kill();
     for _ in 0..20 {
         let responses = join_all((0..20).map(|_| ask())).await;
-        assert!(responses.iter().all(|response| matches!(response.extensions().get(), Some(Rejection::Banned(..)))));
+        assert!(responses.iter().all(|response| matches!(response.extensions().get(), Some(Rejection::Banned(_)))));
         clock.advance(seconds(30));
     }
     assert_eq!(reached.load(Ordering::SeqCst), 0);

@@ -14,11 +14,12 @@ use std::{
     time::Instant,
 };
 
-use axum::{Router, body::Body, routing::get};
-use http::{HeaderMap, Request, StatusCode};
+use axum::{Router, body::Body, middleware::map_response, routing::get};
+use http::{HeaderMap, Request, Response, StatusCode};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
-    Header, Key, KeyExtractor, Limit, Limiter, RateLimitLayer, RedisStore, limiter::Share, store::ManualClock,
+    Header, Key, KeyExtractor, Limit, Limiter, RateLimitLayer, RedisStore, Rejection, limiter::Share,
+    store::ManualClock,
 };
 
 use crate::support::{TEST_TIMEOUT, http_client::HttpClient, http_server::serve, redis_server::RedisServer, seconds};
@@ -40,9 +41,16 @@ fn login(limiter: impl Into<Limiter>) -> RateLimitLayer {
     let failures = LOGIN
         .by(by_user())
         .settle(|exchange| u64::from(exchange.response.status == StatusCode::UNAUTHORIZED))
-        .ban(BAN, seconds(900))
-        .ban_status(StatusCode::FORBIDDEN);
+        .ban(BAN, seconds(900));
     RateLimitLayer::new(limiter).limit(failures)
+}
+
+/// Shows a rejection by a ban as a 403.
+fn show_bans(mut response: Response<Body>) -> Response<Body> {
+    if let Some(Rejection::Banned(_)) = response.extensions().get() {
+        *response.status_mut() = StatusCode::FORBIDDEN;
+    }
+    response
 }
 
 /// The layer in each failure mode, and the status of a request that the mode decides.
@@ -64,7 +72,7 @@ async fn ask(layer: &RateLimitLayer, user: &str) -> u16 {
         Ok::<_, Infallible>(http::Response::builder().status(status).body(Body::empty()).unwrap())
     });
     let request = Request::get("/").header("x-user", user).body(Body::empty()).unwrap();
-    layer.clone().layer(service).oneshot(request).await.unwrap().status().as_u16()
+    show_bans(layer.clone().layer(service).oneshot(request).await.unwrap()).status().as_u16()
 }
 
 /// A server behind these layers, the inner one first. Its handler refuses the user `ada`, and
@@ -77,7 +85,8 @@ async fn serve_logins<const N: usize>(layers: [RateLimitLayer; N], tried: &Arc<A
         if is_ada { StatusCode::UNAUTHORIZED } else { StatusCode::OK }
     };
     let router = Router::new().route("/", get(handler));
-    serve(layers.into_iter().fold(router, Router::layer)).await
+    let limited = layers.into_iter().fold(router, Router::layer);
+    serve(limited.layer(map_response(async |response| show_bans(response)))).await
 }
 
 /// Sends requests of the user `ada` until one is refused with this status.
