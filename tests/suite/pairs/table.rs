@@ -226,6 +226,7 @@ pub(super) const DIMENSIONS: &[Dimension] = &[
             plain("default response"),
             value("headers=none", &["RateLimitLayer::headers"], Layer(|layer| layer.headers(HeaderSets::NONE))),
             value("headers=both", &[], Layer(|layer| layer.headers(HeaderSets::BOTH))),
+            value("headers=unix", &[], Layer(|layer| layer.headers(HeaderSets::BOTH_UNIX))),
             value("respond_with", &["RateLimitLayer::respond_with"], Nothing),
             value("free_with_head", &["RateLimitLayer::free_with_head"], Layer(RateLimitLayer::free_with_head)),
             value("named", &["RateLimitLayer::named"], Layer(|layer| layer.named("pairs"))),
