@@ -76,7 +76,7 @@
 //! assert_eq!("api=600000/min prefetch".parse(), Ok(API));
 //! ```
 
-use std::{fmt, num::NonZeroU32, time::Duration};
+use std::{fmt, time::Duration};
 
 use super::Limit;
 
@@ -84,10 +84,7 @@ use super::Limit;
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 #[must_use]
 pub struct Prefetch {
-    most: u32,
-    /// The life in microseconds, plus 1. This number is never zero, so an `Option<Prefetch>` takes
-    /// no more memory than a `Prefetch`.
-    life: NonZeroU32,
+    life_micros: u32,
 }
 
 impl Prefetch {
@@ -97,16 +94,9 @@ impl Prefetch {
     /// prefetch outlives its key.
     pub const MAX_LIFE: Duration = Duration::from_secs(1);
 
-    /// Prefetches with a life of 100 ms, of as many units as rule 3 of the [module docs](self)
-    /// allows.
+    /// Prefetches with a life of 100 ms.
     pub const fn new() -> Self {
-        Self { most: u32::MAX, life: NonZeroU32::MIN.saturating_add(100_000) }
-    }
-
-    /// The most units of a prefetch, 1 to the units of the limit. Default: as many as rule 3 of the
-    /// [module docs](self) allows.
-    pub const fn at_most(self, units: u32) -> Self {
-        Self { most: units, ..self }
+        Self { life_micros: 100_000 }
     }
 
     /// How long a process may hold a prefetch, 1 ms to 1 s and at most the window. Default: 100 ms.
@@ -119,21 +109,11 @@ impl Prefetch {
         let micros = life.as_micros();
         // A life that does not fit into 32 bits becomes the longest one that does.
         // `Limit::prefetch` refuses that life, since it is longer than a second.
-        let micros = if micros < u32::MAX as u128 { micros as u32 } else { u32::MAX };
-        Self { life: NonZeroU32::MIN.saturating_add(micros), ..self }
-    }
-
-    pub(crate) const fn most(self) -> u64 {
-        self.most as u64
+        Self { life_micros: if micros < u32::MAX as u128 { micros as u32 } else { u32::MAX } }
     }
 
     pub(crate) const fn life_micros(self) -> u64 {
-        self.life.get() as u64 - 1
-    }
-
-    /// Whether prefetches of any size are allowed.
-    const fn is_unbounded(self) -> bool {
-        self.most == u32::MAX
+        self.life_micros as u64
     }
 }
 
@@ -145,9 +125,7 @@ impl Default for Prefetch {
 
 impl fmt::Debug for Prefetch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let most = (!self.is_unbounded()).then_some(self.most);
-        let life = Duration::from_micros(self.life_micros());
-        f.debug_struct("Prefetch").field("at_most", &most).field("life", &life).finish()
+        f.debug_struct("Prefetch").field("life", &Duration::from_micros(self.life_micros())).finish()
     }
 }
 
@@ -179,7 +157,6 @@ impl Limit {
         };
         let life = Duration::from_micros(prefetches.life_micros());
         Err(match rule {
-            ABOVE_LIMIT => format!("{rule}, {}, not {}", self.units, prefetches.most),
             LIFE => format!("{rule}, not {life:?}"),
             ABOVE_WINDOW => format!("{rule}, {:?}, not {life:?}", self.window()),
             ALGORITHM => format!("{rule}, not {}", self.algorithm().word()),
@@ -194,19 +171,13 @@ impl Limit {
     }
 }
 
-const EMPTY: &str = "a prefetch must have at least one unit";
-const ABOVE_LIMIT: &str = "a prefetch must have at most the units of the limit";
 const LIFE: &str = "the life of a prefetch must be 1 ms to 1 s";
 const ABOVE_WINDOW: &str = "the life of a prefetch must be at most the window";
 const ALGORITHM: &str = "prefetches need an exact or a compact log";
 
 const fn broken_rule(limit: &Limit, prefetches: Prefetch) -> Option<&'static str> {
     let life = prefetches.life_micros();
-    if prefetches.most == 0 {
-        Some(EMPTY)
-    } else if !prefetches.is_unbounded() && prefetches.most() > limit.units {
-        Some(ABOVE_LIMIT)
-    } else if life < Prefetch::MIN_LIFE.as_micros() as u64 || life > Prefetch::MAX_LIFE.as_micros() as u64 {
+    if life < Prefetch::MIN_LIFE.as_micros() as u64 || life > Prefetch::MAX_LIFE.as_micros() as u64 {
         Some(LIFE)
     } else if life > limit.window_micros() {
         Some(ABOVE_WINDOW)
@@ -227,8 +198,6 @@ mod tests {
         let limit = Limit::per_second("api", 100);
         let millis = Duration::from_millis;
         for (limit, prefetches, named) in [
-            (limit.clone(), Prefetch::new().at_most(0), "a prefetch must have at least one unit"),
-            (limit.clone(), Prefetch::new().at_most(101), "the units of the limit, 100, not 101"),
             (limit.clone(), Prefetch::new().life(Duration::from_micros(999)), "1 ms to 1 s, not 999µs"),
             (limit.clone(), Prefetch::new().life(millis(1_001)), "1 ms to 1 s, not 1.001s"),
             (limit.clone(), Prefetch::new().life(Duration::MAX), "1 ms to 1 s, not"),
@@ -241,8 +210,7 @@ mod tests {
             assert!(error.contains(named), "{error}");
         }
         let compact = Limit::per("api", 100, millis(1)).with_algorithm(Algorithm::compact_log(16));
-        assert!(compact.with_prefetch(Prefetch::new().at_most(100).life(millis(1))).is_ok());
-        assert!(Limit::per_second("api", u64::from(u32::MAX)).with_prefetch(Prefetch::new().at_most(u32::MAX)).is_ok());
+        assert!(compact.with_prefetch(Prefetch::new().life(millis(1))).is_ok());
     }
 
     #[test]

@@ -83,7 +83,7 @@ impl Limit {
     /// | `1000000/d compact(128)` | the same with an [algorithm](Self::with_algorithm): `log`, the default, `compact(n)`, `counter` or `fixed` |
     /// | `4 concurrent`, `4/10s concurrent` | 4 [at once](Self::concurrent); those of a process that has died are free after 10 s |
     /// | `10000/month Europe/Berlin`, `10000/month(15)`, `100/week UTC`, `50/d Asia/Tokyo`, `5/h UTC` | by the calendar, with the feature `calendar`: in this time zone, or in UTC; from the 15th |
-    /// | `600000/min prefetch`, `600000/min log prefetch(1000,50ms)` | the same with [prefetch](Self::prefetch): at most 1,000 units, for 50 ms. Either may be left out |
+    /// | `600000/min prefetch`, `600000/min log prefetch(50ms)` | the same with [prefetch](Self::prefetch), with the default life or one of 50 ms |
     ///
     /// * The window is a whole number with a unit, or a unit alone, which means one: `us`
     ///   (microseconds), `ms`, `s` `sec` `second` `seconds`, `m` `min` `minute` `minutes`, `h`
@@ -188,7 +188,7 @@ impl fmt::Display for Limit {
         if self.algorithm() != Algorithm::sliding_log() {
             write!(f, " {}", self.algorithm().word())?;
         }
-        self.prefetches.map_or(Ok(()), |prefetches| write!(f, " {}", prefetches_text(prefetches)))
+        self.prefetches.map_or(Ok(()), |prefetches| write!(f, " {}", prefetch_text(prefetches)))
     }
 }
 
@@ -211,14 +211,11 @@ pub(crate) fn write_window(text: &mut String, window_micros: u64) {
     text.push_str(names[0]);
 }
 
-fn prefetches_text(prefetches: Prefetch) -> String {
-    let most = prefetches.most();
-    let life = prefetches.life_micros();
-    let default = Prefetch::new();
-    let most = (most != default.most()).then(|| most.to_string());
-    let life = (life != default.life_micros()).then(|| window_text(life));
-    let settings: Vec<String> = most.into_iter().chain(life).collect();
-    if settings.is_empty() { "prefetch".to_owned() } else { format!("prefetch({})", settings.join(",")) }
+fn prefetch_text(prefetches: Prefetch) -> String {
+    if prefetches == Prefetch::new() {
+        return "prefetch".to_owned();
+    }
+    format!("prefetch({})", window_text(prefetches.life_micros()))
 }
 
 /// Reads a limit. The error is the reason why the text is no limit.
@@ -306,27 +303,14 @@ fn algorithm_of(word: &str) -> Result<Algorithm, String> {
     }
 }
 
-/// Prefetches such as `prefetch`, `prefetch(50ms)` or `prefetch(1000,50ms)`.
+/// Prefetches such as `prefetch` or `prefetch(50ms)`.
 fn prefetches(word: &str) -> Result<Prefetch, String> {
-    let wrong = || {
-        format!(
-            "the prefetch must be written prefetch, prefetch(units), prefetch(life) or prefetch(units,life), not {word:?}"
-        )
-    };
-    let settings = match word.strip_prefix("prefetch").ok_or_else(wrong)? {
-        "" => return Ok(Prefetch::new()),
-        settings => settings.strip_prefix('(').and_then(|rest| rest.strip_suffix(')')).ok_or_else(wrong)?,
-    };
-    let (units, life) = match settings.split_once(',') {
-        Some((units, life)) => (Some(whole_number(units).ok_or_else(wrong)?), Some(life)),
-        None => (whole_number(settings), Some(settings).filter(|text| whole_number(text).is_none())),
-    };
-    let mut prefetches = Prefetch::new();
-    if let Some(units) = units {
-        prefetches = prefetches.at_most(u32::try_from(units).map_err(|_| wrong())?);
+    if word == "prefetch" {
+        return Ok(Prefetch::new());
     }
-    if let Some(life) = life {
-        prefetches = prefetches.life(window(life).map_err(|_| wrong())?);
+    let life = word.strip_prefix("prefetch(").and_then(|rest| rest.strip_suffix(')'));
+    match life.map(window) {
+        Some(Ok(life)) => Ok(Prefetch::new().life(life)),
+        _ => Err(format!("the prefetch must be written prefetch or prefetch(50ms), not {word:?}")),
     }
-    Ok(prefetches)
 }

@@ -278,7 +278,7 @@ impl Core {
             async move { reply.await.map_err(|error| error.at_distance(round_trip.known())) }
         };
         let longest = self.deadline.unwrap_or_else(|| self.round_trip.longest_deadline());
-        self.breaker.of_part(part, false)?.refuse(deadline, longest, probes)
+        self.breaker.refuse(part, deadline, longest, probes)
     }
 
     /// Makes a decision of the store's reply. After a failure, decides in the store's place. The

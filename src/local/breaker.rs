@@ -6,7 +6,6 @@ use std::{
     collections::HashMap,
     fmt,
     future::Future,
-    iter, mem,
     sync::{Arc, PoisonError, Weak, atomic::Ordering},
     time::Duration,
 };
@@ -14,10 +13,7 @@ use std::{
 // The tests of this file use loom, so that models can try each order of the steps of threads.
 #[cfg(test)]
 use loom::sync;
-use sync::{
-    Mutex, MutexGuard,
-    atomic::{AtomicU64, AtomicUsize},
-};
+use sync::{Mutex, MutexGuard, atomic::AtomicUsize};
 use tokio::{
     runtime::Handle,
     task::AbortHandle,
@@ -26,15 +22,11 @@ use tokio::{
 
 use super::Breaker;
 use crate::{
-    clock,
     decision::Decision,
     error::{Error, StoreError},
     logging::{Chain, Throttle, info, warn},
     metrics,
 };
-
-/// Once there are this many breakers, those of parts that work again are forgotten.
-pub(super) const MOST_PARTS: usize = 1_024;
 
 /// The name of a part of a store: see [`Store::part_of`](crate::Store::part_of).
 type Part = Option<Arc<str>>;
@@ -44,60 +36,50 @@ type Part = Option<Arc<str>>;
 #[derive(Debug)]
 pub(crate) struct SharedBreaker(Arc<BreakerState>);
 
-/// The breaker of a store, or of a named part of a store. Deadlines are in microseconds, and at
-/// least 1. An error counts like a timeout after the longest deadline, `u64::MAX`.
+/// The breaker of a store and its parts. An error counts like a timeout after the longest deadline,
+/// [`Duration::MAX`].
 pub(crate) struct BreakerState {
     settings: Breaker,
-    part: Part,
-    /// The breakers of the parts that have failed.
-    parts: Mutex<HashMap<Arc<str>, Arc<Self>>>,
-    shared: Arc<Shared>,
-    /// The longest deadline for which the breaker is open; 0 while it is closed.
-    open_for: AtomicU64,
-    history: Mutex<History>,
+    /// The parts with failures that no answer has contradicted yet.
+    failing: Mutex<HashMap<Part, FailingPart>>,
+    /// The number of these parts. So a check finds out without a lock whether there are any.
+    count: AtomicUsize,
     users: AtomicUsize,
-}
-
-/// The state that the breakers of a store and its parts share.
-#[derive(Default)]
-struct Shared {
-    /// The number of breakers that are open or have counted failures. So a check finds out without
-    /// a lock whether there are any such breakers.
-    troubled: AtomicUsize,
-    /// Bounds on the log lines of the breakers, so that a store with many parts does not flood the
+    /// Bounds on the log lines of the breaker, so that a store with many parts does not flood the
     /// log.
     opened: Throttle,
     opened_further: Throttle,
     closed: Throttle,
 }
 
-#[derive(Default)]
-struct History {
-    /// Whether the breaker is counted in [`Shared::troubled`].
-    is_troubled: bool,
+struct FailingPart {
     /// The longest deadlines of checks that have failed in a row, the longest first. The list has
     /// room for the number of failures that open the breaker. When the list is full, the breaker
     /// opens for the last deadline in the list.
-    failures: Vec<u64>,
-    last: Option<Arc<Error>>,
-    /// The longest deadline of the callers that the breaker has refused since it opened.
-    longest_refused: Duration,
-    /// The longest deadline that any of these callers may have later: a default deadline grows with
-    /// the round trip.
-    longest: Duration,
-    /// The deadline of the last probe.
+    failures: Vec<Duration>,
+    last: Arc<Error>,
+    open: Option<Open>,
+}
+
+/// The state of a part while its breaker is open.
+struct Open {
+    /// The longest deadline for which the breaker is open.
+    deadline: Duration,
+    /// The deadline of the next probe, or of the probe that is on its way.
     probe_takes: Duration,
-    /// When the breaker opened.
-    opened: Option<Instant>,
-    /// When a probe last began or ended since the breaker opened.
-    last_probe: Option<Instant>,
+    /// The longest deadline that any of the refused callers may have later: a default deadline
+    /// grows with the round trip.
+    longest: Duration,
+    /// When a probe last began or ended, or else when the breaker opened.
+    probed_at: Instant,
+    /// The task that sends probes.
     probes: Option<AbortHandle>,
 }
 
 impl SharedBreaker {
     /// A breaker that no other limiter uses yet.
     pub(crate) fn new(settings: Breaker) -> Self {
-        Self::of(&Arc::new(BreakerState::of_store(settings)))
+        Self::of(&Arc::new(BreakerState::new(settings)))
     }
 
     pub(super) fn of(state: &Arc<BreakerState>) -> Self {
@@ -108,12 +90,12 @@ impl SharedBreaker {
     /// Whether the breaker may be open for any part of the store and any deadline.
     #[inline]
     pub(crate) fn may_be_open(&self) -> bool {
-        self.0.shared.troubled.load(Ordering::Relaxed) > 0
+        self.0.count.load(Ordering::Relaxed) > 0
     }
 
     /// Whether the breaker keeps checks of this part with this deadline from the store.
     pub(crate) fn is_open_for(&self, part: impl FnOnce() -> Part, deadline: Duration) -> bool {
-        self.may_be_open() && self.of_part(part(), false).is_some_and(|breaker| breaker.is_open_for(deadline))
+        self.may_be_open() && self.0.failing().get(&part()).is_some_and(|failing| failing.is_open_for(deadline))
     }
 
     /// Counts the outcome of a call to a part of the store. `took` is how long the call took.
@@ -125,223 +107,200 @@ impl SharedBreaker {
     ) {
         match outcome {
             Ok(_) if !self.may_be_open() => {}
-            Ok(_) => _ = self.of_part(part(), false).map(|breaker| breaker.count_answer(took)),
-            Err(error) if error.is_the_stores() && self.0.settings.failures > 0 => {
-                _ = self.of_part(part(), true).map(|breaker| breaker.count_failure(error));
+            Ok(_) => {
+                let took = took();
+                self.0.count_answer(&part(), |failing| failing.learn_answer(took));
             }
+            Err(error) if error.is_the_stores() && self.0.settings.failures > 0 => self.0.count_failure(&part(), error),
             Err(_) => {}
         }
     }
 
-    /// The breaker of a part, if there is one. A part that fails for the first time gets a breaker.
-    pub(crate) fn of_part(&self, part: Part, has_failed: bool) -> Option<Arc<BreakerState>> {
-        let Some(name) = part else { return Some(Arc::clone(&self.0)) };
-        let mut parts = self.0.parts();
-        if has_failed && !parts.contains_key(&name) {
-            if parts.len() >= MOST_PARTS {
-                parts.retain(|_, breaker| breaker.history().is_troubled);
-            }
-            let breaker = BreakerState::new(self.0.settings, Some(Arc::clone(&name)), Arc::clone(&self.0.shared));
-            parts.insert(Arc::clone(&name), Arc::new(breaker));
-        }
-        parts.get(&name).cloned()
-    }
-}
-
-impl BreakerState {
-    pub(super) fn of_store(settings: Breaker) -> Self {
-        Self::new(settings, None, Arc::default())
-    }
-
-    fn new(settings: Breaker, part: Part, shared: Arc<Shared>) -> Self {
-        let (parts, history) = (Mutex::default(), Mutex::default());
-        Self { settings, part, parts, shared, open_for: AtomicU64::new(0), history, users: AtomicUsize::new(0) }
-    }
-
-    /// The error to return instead of asking the store, if the breaker is open for this deadline.
-    /// `probe` sends a probe with the deadline that is passed to it. This deadline may become as
-    /// long as `longest`.
-    pub(crate) fn refuse<P, F>(self: &Arc<Self>, deadline: Duration, longest: Duration, probe: P) -> Option<Error>
+    /// The error to return instead of asking a part of the store, if the breaker is open for this
+    /// deadline. `probe` sends a probe with the deadline that is passed to it. This deadline may
+    /// become as long as `longest`.
+    pub(crate) fn refuse<P, F>(&self, part: Part, deadline: Duration, longest: Duration, probe: P) -> Option<Error>
     where
         P: Fn(Duration) -> F + Send + 'static,
         F: Future<Output = Result<Result<Decision, StoreError>, Error>> + Send + 'static,
     {
-        if !self.is_open_for(deadline) {
-            return None;
-        }
-        let mut history = self.history();
-        let last_failure = history.last.clone()?;
-        history.longest_refused = history.longest_refused.max(deadline);
-        history.longest = history.longest.max(longest);
+        let mut parts = self.0.failing();
+        let failing = parts.get_mut(&part).filter(|failing| failing.is_open_for(deadline))?;
+        let open = failing.open.as_mut()?;
+        open.probe_takes = open.probe_takes.max(deadline);
+        open.longest = open.longest.max(longest);
         // A probe is overdue only after twice the sum of the interval and its deadline. After a
         // shorter time, the runtime of the task may only be busy, and not blocked.
-        let takes = history.probe_takes.max(deadline);
-        let overdue = self.probe_every().saturating_add(takes).saturating_mul(2);
-        if history.last_probe.is_none_or(|probe| probe.elapsed() >= overdue) {
-            let is_first = history.last_probe.replace(Instant::now()).is_none();
-            let runtime = Handle::try_current().ok()?;
-            if history.probes.as_ref().is_some_and(|task| !task.is_finished()) {
-                // The task that sends probes stands still, so the caller's check has to be the
-                // probe.
-                return None;
-            }
-            let probes = send_probes(Arc::downgrade(self), self.probe_every(), deadline, probe);
-            history.probes = Some(runtime.spawn(probes).abort_handle());
-            // No caller has come for a long time, and the store may be back, so this caller's check
-            // asks as well.
-            if is_first && history.opened.is_some_and(|opened| opened.elapsed() >= overdue) {
-                return None;
-            }
+        let every = self.0.settings.probe_every.max(Duration::from_millis(1));
+        let is_overdue = open.probed_at.elapsed() >= every.saturating_add(open.probe_takes).saturating_mul(2);
+        if is_overdue {
+            open.probed_at = Instant::now();
+            open.probes.take_if(|task| task.is_finished());
         }
-        Some(Error::BreakerOpen(last_failure))
+        if open.probes.is_none()
+            && let Ok(runtime) = Handle::try_current()
+        {
+            let probes = send_probes(Arc::downgrade(&self.0), part, every, probe);
+            open.probes = Some(runtime.spawn(probes).abort_handle());
+        }
+        // If a probe is overdue, the caller's check is the probe. The task that sends probes stands
+        // still or has ended. Or no caller has come for a long time, and the store may be back.
+        (!is_overdue).then(|| Error::BreakerOpen(Arc::clone(&failing.last)))
+    }
+}
+
+impl BreakerState {
+    pub(super) fn new(settings: Breaker) -> Self {
+        Self {
+            settings,
+            failing: Mutex::default(),
+            count: AtomicUsize::new(0),
+            users: AtomicUsize::new(0),
+            opened: Throttle::default(),
+            opened_further: Throttle::default(),
+            closed: Throttle::default(),
+        }
+    }
+
+    /// Takes note that a probe begins, and returns the deadline of the probe; `None` if the breaker
+    /// is closed.
+    fn begin_probe(&self, part: &Part) -> Option<Duration> {
+        let mut parts = self.failing();
+        let open = parts.get_mut(part)?.open.as_mut()?;
+        open.probed_at = Instant::now();
+        Some(open.probe_takes)
+    }
+
+    /// Counts the outcome of a probe. After a probe without an answer, the next probe may take twice
+    /// as long, as in RFC 6298: the store may be farther away than before.
+    fn end_probe(&self, part: &Part, outcome: Result<Decision, Error>) {
+        match outcome {
+            Err(error) if error.is_the_stores() => self.count_failure(part, &error),
+            _ => return self.count_answer(part, |failing| failing.learn_probe(self.settings.failures)),
+        }
+        if let Some(open) = self.failing().get_mut(part).and_then(|failing| failing.open.as_mut()) {
+            open.probed_at = Instant::now();
+            open.probe_takes = open.probe_takes.saturating_mul(2).min(open.longest).max(open.probe_takes);
+        }
+    }
+
+    fn count_failure(&self, part: &Part, error: &Error) {
+        let deadline = if let Error::TimedOut { deadline, .. } = error { *deadline } else { Duration::MAX };
+        let last = Arc::new(error.clone());
+        let mut parts = self.failing();
+        let failing = parts.entry(part.clone()).or_insert_with(|| FailingPart::new(Arc::clone(&last)));
+        failing.last = last;
+        let was_open = failing.open.is_some();
+        let opens = failing.learn_failure(deadline, self.settings.failures as usize);
+        self.count.store(parts.len(), Ordering::Relaxed);
+        // The lock is released before the log line, so that no caller waits for the line.
+        drop(parts);
+        let (line, trouble) = match was_open {
+            true => (&self.opened_further, "fails checks with longer deadlines as well"),
+            false => (&self.opened, "has failed repeatedly: the breaker opens"),
+        };
+        if opens && let Some(suppressed) = line.pass() {
+            let error = Chain(error);
+            warn!(%error, part = part.as_deref(), suppressed, "the rate-limit store {trouble}");
+        }
+    }
+
+    /// Counts an answer of a part. `learn` changes what is known of the part, and returns its open
+    /// breaker if the answer closes it.
+    fn count_answer(&self, part: &Part, learn: impl FnOnce(&mut FailingPart) -> Option<Open>) {
+        let mut parts = self.failing();
+        let Some(failing) = parts.get_mut(part) else { return };
+        let closed = learn(failing);
+        if failing.failures.is_empty() && failing.open.is_none() {
+            parts.remove(part);
+            self.count.store(parts.len(), Ordering::Relaxed);
+        }
+        // The lock is released before the log line, so that no caller waits for the line.
+        drop(parts);
+        if closed.is_some()
+            && let Some(suppressed) = self.closed.pass()
+        {
+            info!(part = part.as_deref(), suppressed, "the rate-limit store answers again: the breaker closes");
+        }
+    }
+
+    fn failing(&self) -> MutexGuard<'_, HashMap<Part, FailingPart>> {
+        self.failing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl FailingPart {
+    fn new(last: Arc<Error>) -> Self {
+        Self { failures: Vec::new(), last, open: None }
     }
 
     fn is_open_for(&self, deadline: Duration) -> bool {
-        micros(deadline) <= self.open_for.load(Ordering::Relaxed)
+        self.open.as_ref().is_some_and(|open| deadline <= open.deadline)
     }
 
-    fn is_open(&self) -> bool {
-        self.open_for.load(Ordering::Relaxed) > 0
-    }
-
-    fn probe_every(&self) -> Duration {
-        self.settings.probe_every.max(Duration::from_millis(1))
-    }
-
-    /// Takes note that a probe begins, and returns the deadline of the probe. That is `deadline`,
-    /// but not above [`History::longest`], and never below [`History::longest_refused`].
-    fn begin_probe(&self, deadline: Duration) -> Duration {
-        let mut history = self.history();
-        // A task that was aborted may still run. Callers must not wait for the next probe of such a
-        // task.
-        history.last_probe = history.probes.is_some().then(Instant::now);
-        history.probe_takes = deadline.min(history.longest).max(history.longest_refused);
-        history.probe_takes
-    }
-
-    /// Counts the outcome of a probe, and returns whether another has to follow.
-    fn end_probe(&self, outcome: Result<Decision, Error>) -> bool {
-        match outcome {
-            Err(error) if error.is_the_stores() => self.count_failure(&error),
-            _ => {
-                let mut history = self.history();
-                // From now on, one failure is enough to open the breaker again. A probe writes
-                // nothing, so it may succeed while other checks fail.
-                history.failures = vec![u64::MAX; self.settings.failures.saturating_sub(1) as usize];
-                self.close(history);
-            }
+    /// Counts a failure. Returns whether the breaker opens, or opens for longer deadlines, now that
+    /// there are `enough` failures.
+    fn learn_failure(&mut self, deadline: Duration, enough: usize) -> bool {
+        if self.is_open_for(deadline) {
+            return false;
         }
-        let mut history = self.history();
-        history.last_probe = history.probes.is_some().then(Instant::now);
-        self.is_open()
+        self.failures.insert(self.failures.partition_point(|longer| *longer >= deadline), deadline);
+        self.failures.truncate(enough);
+        let Some(&shortest) = self.failures.get(enough - 1) else { return false };
+        if self.is_open_for(shortest) {
+            return false;
+        }
+        self.open.get_or_insert_with(Open::new).deadline = shortest;
+        true
     }
 
-    fn count_failure(&self, error: &Error) {
-        let deadline = if let Error::TimedOut { deadline, .. } = error { micros(*deadline) } else { u64::MAX };
-        let mut history = self.history();
-        history.last = Some(Arc::new(error.clone()));
-        if deadline <= self.open_for.load(Ordering::Relaxed) {
-            return;
-        }
-        let failures = &mut history.failures;
-        let enough = self.settings.failures as usize;
-        failures.insert(failures.partition_point(|longer| *longer >= deadline), deadline);
-        failures.truncate(enough);
-        let shortest = failures.get(enough - 1).copied().unwrap_or(0);
-        self.note_trouble(&mut history);
-        if shortest <= self.open_for.load(Ordering::Relaxed) {
-            return;
-        }
-        let was_open = self.is_open();
-        if !was_open {
-            (history.opened, history.last_probe) = (Some(Instant::now()), None);
-            history.longest_refused = Duration::ZERO;
-            (history.longest, history.probe_takes) = (Duration::ZERO, Duration::ZERO);
-            metrics::breaker_opened();
-        }
-        self.open_for.store(shortest, Ordering::Relaxed);
-        // The lock is released before the log line, so that no caller waits for the line.
-        drop(history);
-        let (line, trouble) = match was_open {
-            true => (&self.shared.opened_further, "fails checks with longer deadlines as well"),
-            false => (&self.shared.opened, "has failed repeatedly: the breaker opens"),
-        };
-        if let Some(suppressed) = line.pass() {
-            let error = Chain(error);
-            let part = self.part.as_deref();
-            warn!(%error, part, suppressed, "the rate-limit store {trouble}");
-        }
+    /// An answer proves nothing for checks whose deadline is shorter than the time that the answer
+    /// took.
+    fn learn_answer(&mut self, took: Duration) -> Option<Open> {
+        self.failures.retain(|deadline| *deadline < took);
+        self.open.take_if(|open| took <= open.deadline)
     }
 
-    /// Counts an answer. An answer proves nothing for checks whose deadline is shorter than the
-    /// time that the answer took.
-    fn count_answer(&self, took: impl FnOnce() -> Duration) {
-        let took = took();
-        let mut history = self.history();
-        history.failures.retain(|deadline| *deadline < micros(took));
-        self.note_trouble(&mut history);
-        if self.is_open_for(took) {
-            self.close(history);
-        }
-    }
-
-    fn note_trouble(&self, history: &mut History) {
-        let is_troubled = self.is_open() || !history.failures.is_empty();
-        match (mem::replace(&mut history.is_troubled, is_troubled), is_troubled) {
-            (false, true) => drop(self.shared.troubled.fetch_add(1, Ordering::Relaxed)),
-            (true, false) => drop(self.shared.troubled.fetch_sub(1, Ordering::Relaxed)),
-            _ => {}
-        }
-    }
-
-    fn close(&self, mut history: MutexGuard<'_, History>) {
-        let was_open = self.open_for.swap(0, Ordering::Relaxed) > 0;
-        self.note_trouble(&mut history);
-        // The lock is released before the log line, so that no caller waits for the line.
-        drop(history);
-        if was_open {
-            metrics::breaker_closed();
-            if let Some(suppressed) = self.shared.closed.pass() {
-                let part = self.part.as_deref();
-                info!(part, suppressed, "the rate-limit store answers again: the breaker closes");
-            }
-        }
-    }
-
-    fn parts(&self) -> MutexGuard<'_, HashMap<Arc<str>, Arc<Self>>> {
-        self.parts.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn history(&self) -> MutexGuard<'_, History> {
-        self.history.lock().unwrap_or_else(PoisonError::into_inner)
+    /// After an answered probe, one failure is enough to open the breaker again. A probe writes
+    /// nothing, so it may succeed while other checks fail.
+    fn learn_probe(&mut self, enough: u32) -> Option<Open> {
+        let open = self.open.take()?;
+        self.failures = vec![Duration::MAX; enough as usize - 1];
+        Some(open)
     }
 }
 
-/// Sends probes until a probe is answered. After a probe without an answer, the next probe may take
-/// twice as long, as in RFC 6298: the store may be farther away than before. The task does not keep
-/// a breaker alive after its limiters are dropped.
-async fn send_probes<F>(
-    breaker: Weak<BreakerState>,
-    every: Duration,
-    mut deadline: Duration,
-    probe: impl Fn(Duration) -> F,
-) where
+impl Open {
+    fn new() -> Self {
+        metrics::breaker_opened();
+        let [deadline, probe_takes, longest] = [Duration::ZERO; 3];
+        Self { deadline, probe_takes, longest, probed_at: Instant::now(), probes: None }
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        if let Some(probes) = &self.probes {
+            probes.abort();
+        }
+        metrics::breaker_closed();
+    }
+}
+
+/// Sends probes until a probe is answered. The task does not keep a breaker alive after its
+/// limiters are dropped.
+async fn send_probes<F>(breaker: Weak<BreakerState>, part: Part, every: Duration, probe: impl Fn(Duration) -> F)
+where
     F: Future<Output = Result<Result<Decision, StoreError>, Error>>,
 {
-    while let Some(takes) = breaker.upgrade().map(|breaker| breaker.begin_probe(deadline)) {
-        deadline = takes.saturating_mul(2);
+    while let Some(takes) = breaker.upgrade().and_then(|breaker| breaker.begin_probe(&part)) {
         let pause = sleep(every);
         let outcome = probe(takes).await.and_then(|answer| Ok(answer?));
-        if !breaker.upgrade().is_some_and(|breaker| breaker.end_probe(outcome)) {
-            return;
-        }
+        let Some(breaker) = breaker.upgrade() else { return };
+        breaker.end_probe(&part, outcome);
+        drop(breaker);
         pause.await;
     }
-}
-
-/// The microseconds of a duration, at least 1.
-fn micros(duration: Duration) -> u64 {
-    clock::micros(duration).max(1)
 }
 
 impl Clone for SharedBreaker {
@@ -355,28 +314,11 @@ impl Drop for SharedBreaker {
         if self.0.users.fetch_sub(1, Ordering::SeqCst) > 1 {
             return;
         }
-        let parts: Vec<_> = self.0.parts().values().cloned().collect();
-        for breaker in iter::once(&self.0).chain(&parts) {
-            let mut history = breaker.history();
-            // A new handle may have been made before the lock was taken.
-            if self.0.users.load(Ordering::SeqCst) == 0
-                && let Some(probes) = history.probes.take()
-            {
-                probes.abort();
-                (history.opened, history.last_probe) = (None, None);
-            }
-        }
-    }
-}
-
-impl Drop for BreakerState {
-    fn drop(&mut self) {
-        if self.is_open() {
-            metrics::breaker_closed();
-        }
-        // A failure may have been counted after the part was forgotten.
-        if self.history().is_troubled {
-            self.shared.troubled.fetch_sub(1, Ordering::Relaxed);
+        let mut parts = self.0.failing();
+        // A new handle may have been made before the lock was taken.
+        if self.0.users.load(Ordering::SeqCst) == 0 {
+            let probes = parts.values_mut().filter_map(|failing| failing.open.as_mut()?.probes.take());
+            probes.for_each(|probes| probes.abort());
         }
     }
 }
@@ -385,7 +327,7 @@ impl fmt::Debug for BreakerState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Breaker")
             .field("settings", &self.settings)
-            .field("is_open", &self.is_open())
+            .field("is_open", &self.failing().values().any(|failing| failing.open.is_some()))
             .finish_non_exhaustive()
     }
 }
@@ -413,13 +355,12 @@ mod models {
             let runtime = runtime();
             let _entered = runtime.enter();
             let breaker = run(&runtime);
-            let failures = breaker.0.history().failures.len();
-            let is_open = breaker.0.is_open();
+            let (is_open, failures) = state(&breaker);
             assert_eq!(breaker.may_be_open(), is_open || failures > 0);
             assert!(is_open || failures < breaker.0.settings.failures as usize, "enough to open it");
             assert_gauge(is_open.into());
             breaker.count(|| None, &Ok(()), || DEADLINE);
-            assert!(!refuse(&breaker, None).0 && breaker.0.history().failures.is_empty(), "the store answers");
+            assert!(breaker.0.failing().is_empty() && !breaker.may_be_open(), "the store answers");
             assert_gauge(-i8::from(is_open));
             let probed = open_breaker(1);
             assert!(refuse(&probed, None).1);
@@ -447,8 +388,24 @@ mod models {
 
     fn open_breaker(failures: u32) -> SharedBreaker {
         let breaker = SharedBreaker::new(Breaker::new(failures, DEADLINE));
-        (0..failures).for_each(|_| breaker.0.count_failure(&TIMED_OUT));
+        (0..failures).for_each(|_| breaker.0.count_failure(&None, &TIMED_OUT));
         breaker
+    }
+
+    /// Whether the breaker is open, and the number of its failures.
+    fn state(breaker: &SharedBreaker) -> (bool, usize) {
+        breaker.0.failing().get(&None).map_or((false, 0), |part| (part.open.is_some(), part.failures.len()))
+    }
+
+    fn task(breaker: &BreakerState) -> Option<AbortHandle> {
+        breaker.failing().get(&None)?.open.as_ref()?.probes.clone()
+    }
+
+    /// Time passes, so that a probe is overdue.
+    fn wait(breaker: &SharedBreaker) {
+        if let Some(open) = breaker.0.failing().get_mut(&None).and_then(|part| part.open.as_mut()) {
+            open.probed_at -= 10 * DEADLINE;
+        }
     }
 
     /// An error of one check: the store has replied.
@@ -459,13 +416,13 @@ mod models {
     /// Returns whether the caller is refused, and whether the caller starts a task. The probes end
     /// with `outcome`; if `outcome` is `None`, they wait for ever.
     fn refuse(breaker: &SharedBreaker, outcome: Option<Error>) -> (bool, bool) {
-        let before = breaker.0.history().probes.as_ref().map(AbortHandle::id);
-        let refused = breaker.0.refuse(DEADLINE, DEADLINE, move |_| {
+        let before = task(&breaker.0).map(|task| task.id());
+        let refused = breaker.refuse(None, DEADLINE, DEADLINE, move |_| {
             let outcome = outcome.clone();
             async move { if let Some(error) = outcome { Err(error) } else { std::future::pending().await } }
         });
-        let starts = breaker.0.history().probes.as_ref().map(AbortHandle::id) != before;
-        (refused.is_some(), starts)
+        let after = task(&breaker.0).map(|task| task.id());
+        (refused.is_some(), after.is_some() && after != before)
     }
 
     /// The runtime ends before the first poll of the task, while the task waits for the answer, or
@@ -478,8 +435,7 @@ mod models {
                 let breaker = open_breaker(1);
                 ending.block_on(async { assert_eq!(refuse(&breaker, outcome.clone()), (true, true)) });
                 is_polled.then(|| ending.block_on(yield_now()));
-                // Time passes.
-                breaker.0.history().last_probe = None;
+                wait(&breaker);
                 let other = breaker.clone();
                 let other = spawn(move || refuse(&other, Some(answer())));
                 let own = refuse(&breaker, Some(answer()));
@@ -487,10 +443,10 @@ mod models {
                 drop(ending);
                 let [own, other] = [own, other.join().unwrap()].map(|(is_refused, starts)| !is_refused || starts);
                 assert_ne!(own, other, "one takes over");
-                breaker.0.history().last_probe = None;
+                wait(&breaker);
                 refuse(&breaker, Some(answer()));
                 lasting.block_on(yield_now());
-                assert!(!breaker.0.is_open(), "the probe was answered");
+                assert!(!state(&breaker).0, "the probe was answered");
                 breaker
             });
         }
@@ -509,7 +465,7 @@ mod models {
                     probes.lock().unwrap().push(takes / DEADLINE.as_secs() as u32);
                     ready(Err(TIMED_OUT))
                 };
-                assert!(breaker.0.refuse(DEADLINE, 10 * DEADLINE, probe).is_some());
+                assert!(breaker.refuse(None, DEADLINE, 10 * DEADLINE, probe).is_some());
                 sleep(6 * DEADLINE - Duration::from_secs(1)).await;
             });
             assert_eq!(*waits.lock().unwrap(), [1, 2, 4, 8, 10, 10].map(Duration::from_secs));
@@ -526,15 +482,15 @@ mod models {
             in_each_order(None, move |_| {
                 let breaker = open_breaker(failures);
                 assert!(refuse(&breaker, None).1);
-                let state = Arc::clone(&breaker.0);
+                let probed = Arc::clone(&breaker.0);
+                let is_answered = !outcome.is_the_stores();
                 let outcome = outcome.clone();
-                let task = spawn(move || state.end_probe(Err(outcome)));
+                let ends = spawn(move || probed.end_probe(&None, Err(outcome)));
                 breaker.count::<()>(|| None, &Err(failure.clone()), || DEADLINE);
-                let goes_on = task.join().unwrap();
-                let last_probe = breaker.0.history().last_probe;
-                assert!(goes_on || last_probe.is_none() || !breaker.0.is_open(), "the probe is lost");
-                let is_counted = breaker.0.is_open() || breaker.0.history().failures.len() == failures as usize - 1;
-                assert!(is_counted, "a failure after the probe is lost");
+                ends.join().unwrap();
+                assert!(!is_answered || task(&breaker.0).is_none(), "no caller starts the probes again");
+                let (is_open, counted) = state(&breaker);
+                assert!(is_open || counted == failures as usize - 1, "a failure after the probe is lost");
                 breaker
             });
         }
@@ -546,21 +502,24 @@ mod models {
         let long = Err(Error::TimedOut { deadline: Duration::MAX, round_trip: None });
         let cases = [(2, Ok(()), TIMED_OUT), (2, Err(TIMED_OUT), answer()), (2, Ok(()), answer()), (1, long, answer())];
         for (failures, counted, outcome) in cases {
-            in_each_order(Some(2), move |_| {
+            in_each_order(Some(2), move |lasting| {
                 let last = open_breaker(failures);
                 let outcome = outcome.clone();
                 let counted = counted.clone();
                 assert!(refuse(&last, None).1);
-                let state = Arc::clone(&last.0);
-                let task = Arc::clone(&last.0);
-                let task = spawn(move || (task.begin_probe(DEADLINE), task.end_probe(Err(outcome))));
+                let [shared, probed] = [(); 2].map(|()| Arc::clone(&last.0));
+                let probe = spawn(move || (probed.begin_probe(&None), probed.end_probe(&None, Err(outcome))));
                 let leaving = spawn(move || last.count(|| None, &counted, || DEADLINE));
-                let new = SharedBreaker::of(&state);
-                let (is_refused, _) = refuse(&new, None);
+                let new = SharedBreaker::of(&shared);
+                refuse(&new, None);
                 new.count::<()>(|| None, &Err(TIMED_OUT), || DEADLINE);
-                task.join().unwrap();
+                probe.join().unwrap();
                 leaving.join().unwrap();
-                assert!(!is_refused || state.history().probes.is_some(), "no task sends probes");
+                let (is_refused, _) = refuse(&new, None);
+                // Tasks that were aborted end now.
+                lasting.block_on(yield_now());
+                let is_probed = task(&shared).is_some_and(|task| !task.is_finished());
+                assert!(!is_refused || is_probed, "no task sends probes");
                 new
             });
         }

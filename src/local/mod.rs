@@ -46,6 +46,10 @@ const DEFAULT_MAX_AGE: Duration = Duration::from_secs(1);
 /// remembers each of these failures.
 const MAX_FAILURES: u32 = 10_000;
 
+/// Once this many parts of a store have answered, the times of their answers are forgotten.
+#[cfg(feature = "redis")]
+const MOST_PARTS: usize = 1_024;
+
 /// Settings of a breaker, which stops asking a store that has failed repeatedly.
 ///
 /// 1. A breaker opens after five failures in a row by default. A failure is a check, settlement or
@@ -70,22 +74,20 @@ const MAX_FAILURES: u32 = 10_000;
 ///    a probe. A probe has the longest deadline of the refused callers. If one of these callers has
 ///    the [default deadline](crate::Limiter::deadline) of a store that tells its round trip, such
 ///    as `RedisStore`, each probe waits twice as long as the probe before, up to a second: the
-///    store may be farther away now. A task on a caller's runtime sends the probes. The task ends
-///    when the breaker closes, or when the last limiter is dropped. If that runtime ends, the
-///    runtime of another caller takes over. If that runtime blocks, or if there is none, the check
-///    of a caller becomes the probe as soon as a probe is overdue. A probe is overdue when no probe
-///    has begun or ended within twice the sum of the interval and the deadline of a probe. Once the
-///    breaker has been open for twice this sum without a caller, the check of the next caller goes
-///    to the store as well.
+///    the store may be farther away now. A task on a caller's runtime sends the probes. The task ends
+///    when the breaker closes, or when the last limiter is dropped. As soon as a probe is overdue,
+///    the check of a caller becomes the probe. A probe is overdue when no probe has begun or ended
+///    within twice the sum of the interval and the deadline of a probe: that runtime blocks or has
+///    ended, or there is none, or no caller has come since the breaker opened. If that runtime has
+///    ended, the runtime of this caller takes over.
 /// 6. An answered probe closes the breaker. After that, a single failure opens it again. Once
 ///    another check is answered, the breaker again needs the full number of failures.
 /// 7. A cost above the limit, a limit that cannot be chosen, and an error
 ///    [of one check alone](crate::error::StoreError::of_one_check) are not failures of the store.
 /// 8. Each [part](crate::Store::part_of) of a store, such as a node of a cluster, has failures,
 ///    answers and probes of its own. So a node that is lost or hangs fails no check of other nodes.
-///    A check of several nodes counts only for the group of these nodes. When 1,024 parts are
-///    remembered, the parts that work again are forgotten. A `RedisStore` learns which node has
-///    which slot when it connects, and when a slot has moved.
+///    A check of several nodes counts only for the group of these nodes. A `RedisStore` learns which
+///    node has which slot when it connects, and when a slot has moved.
 ///
 /// A closed breaker costs a check one atomic load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -164,7 +166,7 @@ impl LocalState {
 
     pub(crate) fn on(clock: Clock, first_deadline: Duration) -> Self {
         Self {
-            breaker: Arc::new(BreakerState::of_store(Breaker::default())),
+            breaker: Arc::new(BreakerState::new(Breaker::default())),
             refusals: Refusals::new(DEFAULT_MAX_AGE, Arc::new(Generations::new(clock))),
             prefetches: None,
             owed: Arc::default(),
@@ -229,7 +231,7 @@ impl LocalState {
         self.last_answered.fetch_max(sent, Ordering::Relaxed);
         if let Some(part) = part {
             let mut parts = lock(&self.last_answered_by);
-            if parts.len() >= breaker::MOST_PARTS {
+            if parts.len() >= MOST_PARTS {
                 parts.clear();
             }
             let last = parts.entry(part).or_default();

@@ -13,7 +13,7 @@ use crate::{
     check::{Charge, Check},
     decision::{Decision, LimitStatus, Settlement},
     key::Key,
-    limit::{Limit, prefetch::Prefetch},
+    limit::Limit,
     local::lock,
 };
 
@@ -198,8 +198,7 @@ impl Holding {
     pub(super) fn wanted(&self, state: &mut State, now: u64) -> Option<u64> {
         let is_due = state.left(now) <= state.low(now) || state.renewal().is_some_and(|renewal| renewal <= now);
         let rest = self.limit.units().saturating_sub(state.used);
-        let most = self.limit.prefetches.map_or(0, Prefetch::most);
-        let units = state.spending.next_units(now, state.pace, most, rest);
+        let units = state.spending.next_units(now, state.pace, rest);
         units.filter(|_| is_due && state.asked.is_none() && now >= state.asks_from)
     }
 }

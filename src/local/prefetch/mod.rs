@@ -176,12 +176,12 @@ impl Prefetches {
         let digest = charge.digest(&self.generations.digester);
         let is_usable = |holding: &Arc<Holding>| holding.is_of(charge) && !holding.is_abandoned(now);
         self.holding(digest).filter(is_usable).or_else(|| {
-            let most = charge.prefetched()?.most();
+            let _ = charge.prefetched()?;
             let pace = self.pace(charge.limit());
             let requests = self.demand.get_or_init(Demand::default).count(digest, now, pace)?;
             let requests = Some(requests).filter(|_| self.budget.has_room())?;
             let figures = (status.used(), status.remaining());
-            let first_units = pace::first_units(requests, charge.cost(), figures, most, pace)?;
+            let first_units = pace::first_units(requests, charge.cost(), figures, pace)?;
             Some(Arc::new(Holding::new(charge, digest, first_units, (status, at), now, pace)))
         })
     }

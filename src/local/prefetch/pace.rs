@@ -94,10 +94,10 @@ pub(super) struct Spending {
 
 /// The units of the first prefetch of a key: those of the requests that are expected in a life,
 /// each at this `cost`. `None` if a prefetch is not worth it.
-pub(super) fn first_units(requests: u64, cost: u64, (used, rest): (u64, u64), most: u64, pace: Pace) -> Option<u64> {
+pub(super) fn first_units(requests: u64, cost: u64, (used, rest): (u64, u64), pace: Pace) -> Option<u64> {
     // The other requests may cost less than this one, and their costs are not known. So the
     // prefetch has at most as many units as the key has used in the window.
-    let units = requests.saturating_mul(cost).min(used).min(most).min(rest / PART_OF_THE_REST);
+    let units = requests.saturating_mul(cost).min(used).min(rest / PART_OF_THE_REST);
     (units >= cost.saturating_mul(pace.fewest_requests)).then_some(units)
 }
 
@@ -120,7 +120,7 @@ impl Spending {
     }
 
     /// The units of the next prefetch; `None` if a prefetch is not worth it.
-    pub(super) fn next_units(&mut self, now: u64, pace: Pace, most: u64, rest: u64) -> Option<u64> {
+    pub(super) fn next_units(&mut self, now: u64, pace: Pace, rest: u64) -> Option<u64> {
         let first_units = mem::take(&mut self.first_units);
         if now < self.since {
             // The clock has stepped back, so the time of the measurement is unknown, and a new one
@@ -133,7 +133,7 @@ impl Spending {
         // random, so a short pause does not mean a lower demand.
         let (since_before, before) = self.before;
         let lasting = rate(before.saturating_add(self.spent), now.saturating_sub(since_before), pace.life);
-        let units = present.max(lasting).max(first_units).min(most).min(rest / PART_OF_THE_REST);
+        let units = present.max(lasting).max(first_units).min(rest / PART_OF_THE_REST);
         let cost = if self.requests > 0 { self.spent.div_ceil(self.requests) } else { 1 };
         // Half as many requests are needed as for the first prefetch. Requests come at random, so
         // with the same number, a busy key would lose its prefetches from time to time.

@@ -24,7 +24,7 @@ fn a_configuration_has_limits_as_text() {
         Limit::per("slow", 1, ms(1_500)),
         Limit::per("burst", 0, ms(30_000)),
         Limit::per_day("upload", 1 << 52).with_algorithm(Algorithm::compact_log(16)),
-        Limit::per_minute("api", 600_000).prefetch(Prefetch::new().at_most(1_000).life(ms(50))),
+        Limit::per_minute("api", 600_000).prefetch(Prefetch::new().life(ms(50))),
     ];
     let texts = r#"[
         "login=5/min",
@@ -32,7 +32,7 @@ fn a_configuration_has_limits_as_text() {
         "slow = 1 / 1500ms log",
         "burst=0/30s",
         "upload=4503599627370496/d compact(16)",
-        "api=600000/min prefetch(1000,50ms)"
+        "api=600000/min prefetch(50ms)"
     ]"#;
     let json = format!(r#"{{"routes": {{"/": {texts}}}}}"#);
     let toml = format!("[routes]\n'/' = {texts}");
@@ -57,7 +57,7 @@ fn an_error_keeps_its_reason_and_its_place() {
         (r#""a=4503599627370497/s""#, "units must be 0 to 2^52"),
         (r#""a=5/31536001s""#, "window must be 1 ms to 365 days"),
         (r#""a=5/s compact(2)""#, "compact(n) with 3 to 1024 entries"),
-        (r#""a=5/s prefetch(1)(2)""#, "the prefetch must be written prefetch, "),
+        (r#""a=5/s prefetch(1)(2)""#, "the prefetch must be written prefetch or "),
         (r#""a b=5/s""#, "limit \"a b=5/s\": a limit's name must be 1 to 64 characters"),
     ] {
         let text = format!("[routes]\n'/' = [\"ok=1/s\", {limit}]");

@@ -1,5 +1,5 @@
 //! Refusals that come early because other processes hold units unspent: their share of all
-//! requests, by the life and the largest size of prefetches, the number of processes, and the load.
+//! requests, by the life of prefetches, the number of processes, and the load.
 //! Beside it the lease of a usual quota server, simulated in memory, and the units that it admits
 //! above the limit.
 //!
@@ -37,8 +37,6 @@ const WINDOW: Duration = Duration::from_secs(1);
 
 const PROCESSES: [usize; 3] = [2, 8, 32];
 const LIVES: [Duration; 3] = [Duration::from_millis(10), Duration::from_millis(100), Duration::from_millis(1_000)];
-/// The most units of a prefetch; `None` is the default, an eighth of the units that are left.
-const SIZES: [Option<u32>; 3] = [Some(10), Some(100), None];
 /// In percent of the limit. All run at the same time, each on a key of its own.
 const LOADS: [usize; 3] = [80, 100, 150];
 
@@ -55,10 +53,8 @@ pub(crate) fn run(effort: Effort) -> Outcome {
     println!(
         "\n{UNITS} units a second; in each cell a load of 80 / 100 / 150 % of it; admitted: in percent of an exact log"
     );
-    println!(
-        "| processes | life | prefetch | refused early | admitted | lease: refused early | admitted | above the limit |"
-    );
-    println!("|---|---|---|---|---|---|---|---|");
+    println!("| processes | life | refused early | admitted | lease: refused early | admitted | above the limit |");
+    println!("|---|---|---|---|---|---|---|");
     let limit = Limit::per("near", UNITS as u64, WINDOW);
     let mut above = 0;
     for processes in PROCESSES {
@@ -70,14 +66,11 @@ pub(crate) fn run(effort: Effort) -> Outcome {
             above = verdicts.iter().map(|verdict| verdict.above).fold(above, usize::max);
             shares(&verdicts, &exact)
         };
-        println!("| {processes} | | none | {} | | | |", measure(&limit));
-        for (life, most) in LIVES.into_iter().flat_map(|life| SIZES.map(|most| (life, most))) {
-            let prefetches = Prefetch::new().life(life);
-            let prefetches = most.map_or(prefetches, |most| prefetches.at_most(most));
-            let shares_of_prefetches = measure(&limit.clone().prefetch(prefetches));
-            let leases = leases(life, most);
-            let most = most.map_or("default".to_owned(), |most| most.to_string());
-            print!("| {processes} | {} ms | {most} | {shares_of_prefetches} | ", life.as_millis());
+        println!("| {processes} | no prefetch | {} | | | |", measure(&limit));
+        for life in LIVES {
+            let shares_of_prefetches = measure(&limit.clone().prefetch(Prefetch::new().life(life)));
+            let leases = leases(life, None);
+            print!("| {processes} | {} ms | {shares_of_prefetches} | ", life.as_millis());
             println!("{} | {} |", shares(&leases, &exact), cell(&leases, |verdict| verdict.above.to_string()));
         }
     }

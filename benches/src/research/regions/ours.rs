@@ -192,7 +192,7 @@ impl Process {
             return;
         }
         let requests = rate(self.requests, at - self.began, self.pace.life);
-        if let Some(first) = first_units(requests, 1, (used, units - used), u64::MAX, self.pace) {
+        if let Some(first) = first_units(requests, 1, (used, units - used), self.pace) {
             (self.is_kept, self.requests, self.spending) = (true, 0, Spending::new(first, at));
             self.spending.count(1);
         }
@@ -201,7 +201,7 @@ impl Process {
     fn wanted(&mut self, at: Time, units: u64) -> Option<u64> {
         let ends_soon = self.held.back().is_some_and(|newest| newest.until - self.pace.lead <= at);
         let is_due = (self.is_low(at) || ends_soon) && self.asked.is_none() && at >= self.asks_from;
-        self.spending.next_units(at, self.pace, u64::MAX, units - self.used).filter(|_| is_due)
+        self.spending.next_units(at, self.pace, units - self.used).filter(|_| is_due)
     }
 }
 

@@ -239,9 +239,12 @@ async fn a_breaker_opens_after_ten_thousand_failures_at_the_latest() {
 #[test]
 fn without_a_runtime_the_callers_own_check_is_the_probe() {
     let store = with_fault(Fault::Fails);
-    let limiter = Limiter::new(store.clone()).breaker(Breaker::new(1, Duration::from_secs(3600)));
+    let limiter = Limiter::new(store.clone()).deadline(INTERVAL).breaker(Breaker::new(1, INTERVAL));
     assert!(matches!(at_once(limiter.check(&CALLS, "ada", 1)), Err(Error::Unavailable(_))));
+    assert!(is_open(&limiter));
     store.set(Fault::None);
+    // Twice the sum of the interval and the deadline.
+    thread::sleep(4 * INTERVAL);
     assert!(at_once(limiter.check(&CALLS, "ada", 1)).unwrap().is_allowed());
     assert!(!is_open(&limiter));
 }

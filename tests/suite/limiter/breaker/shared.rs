@@ -43,7 +43,7 @@ async fn probes_stop_with_the_last_limiter_and_start_with_the_next() {
     drop(other);
     let_tasks_run().await;
     assert_eq!(store.hanging(), 0, "before its deadline");
-    sleep(10 * INTERVAL).await;
+    sleep(2 * INTERVAL).await;
     assert_eq!(store.calls(), 6);
 
     let next = Limiter::new(store.clone());

@@ -3,8 +3,9 @@
 
 use super::*;
 
-/// Small enough to be spent, and long enough that no prefetch ends while a test runs.
-const LONG: Limit = Limit::per_minute("long", 1_000_000).prefetch(Prefetch::new().at_most(32).life(Prefetch::MAX_LIFE));
+/// Few enough units are left that a prefetch is soon spent, and its life is long enough that it does
+/// not end while a test runs.
+const LONG: Limit = Limit::per_minute("long", 1_400).prefetch(Prefetch::new().life(Prefetch::MAX_LIFE));
 
 /// The calls of sorted-set commands since the last `CONFIG RESETSTAT`, by name.
 fn calls(server: &RedisServer) -> Vec<String> {

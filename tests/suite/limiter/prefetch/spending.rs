@@ -185,12 +185,12 @@ async fn prefetches_have_no_effect_in_process() {
 async fn a_cost_above_the_prefetch_asks_redis_and_leaves_the_prefetch() {
     let (server, clock) = (RedisServer::start(), ManualClock::new());
     let limiter = limiter_by(&server, &clock);
-    let small = API.prefetch(Prefetch::new().at_most(16));
-    let requests = hold(&server, &limiter, &small, "ada").await;
+    // A first prefetch has at most the units that are used.
+    let requests = hold(&server, &limiter, &API, "ada").await;
     let scripts = server.script_calls();
-    assert_eq!(check(&limiter, &small, "ada", 17).await.used(), requests + 17);
+    assert_eq!(check(&limiter, &API, "ada", requests).await.used(), 2 * requests);
     assert!(server.script_calls() > scripts);
-    assert!(is_in_process(&server, &limiter, &small, "ada").await);
+    assert!(is_in_process(&server, &limiter, &API, "ada").await);
 }
 
 /// What another process holds stays spendable until its life has ended.
