@@ -69,9 +69,6 @@ struct Refusal {
     generation: u64,
     /// The refusal may be used from this time on.
     asked_at: u64,
-    /// Until this time, the status may be shown in any refusal, even of a check that this limit
-    /// would admit.
-    fresh_until: u64,
     /// Until this time, the status refuses each check whose cost is above the units that are left.
     until: u64,
     /// From this time on, the next check asks the store whether the refusal still holds.
@@ -165,10 +162,12 @@ impl Refusals {
             // Since the refusal, callers can only have spent further units. So a cost above the
             // units that were left then does not fit now, either.
             let refuses = charge.can_refuse() && charge.cost() > refusal.status.remaining();
-            let is_before = |last: &AtomicU64| last.load(Ordering::SeqCst) <= refusal.generation;
-            let is_sure = self.generations.of(digest).any(is_before);
+            let is_sure = self.is_sure(digest, refusal.generation);
             let may_hold = is_sure || refuses && refusal.status.reserved() == 0;
-            let holds = may_hold && refusal.holds_for(charge, refuses, now, reserved_for);
+            // A status that is not older may be shown in any refusal, even of a check that its limit
+            // would admit.
+            let is_shown = refuses || now < refusal.asked_at.saturating_add(micros(self.max_age));
+            let holds = may_hold && is_shown && refusal.holds_for(charge, now, reserved_for);
             holds.then_some(Known { refusal, refuses, is_sure })
         };
         let mut charges = check.charges();
@@ -205,32 +204,41 @@ impl Refusals {
             Cache::with(CAPACITY, CAPACITY as u64, UnitWeighter, Default::default(), Default::default())
         });
         let asked_at = lookup.asked_at;
-        for (account, status) in lookup.accounts().zip(refusal.statuses()) {
-            let place = place(account.digest, status.limit());
-            // Another check that asked the store later may have been answered earlier, such as a
-            // check that has begun a ban. The refusal of that later check stays.
-            let is_newer = |known: Arc<Refusal>| (asked_at + 1..=replied_at).contains(&known.asked_at);
-            if status.is_estimate || table.peek(&place).is_some_and(is_newer) {
-                continue;
-            }
+        for (account, status) in lookup.accounts().zip(refusal.statuses()).filter(|(_, status)| !status.is_estimate) {
             // Without used units there is no reset time.
             let reset = (status.used() > 0).then_some(status.leaves_after());
             let retry = status.waits.map(|(_, most)| most);
-            let until = |time| asked_at.saturating_add(micros(time));
+            let after = |time| asked_at.saturating_add(micros(time));
+            // While this check was on its way, the store may have decided another check later, such
+            // as a check that has begun a ban. The refusal of that later check stays. Of two checks
+            // in one batch, the later one found at least as many units used.
+            let is_newer = |known: Arc<Refusal>| {
+                (asked_at..=replied_at).contains(&known.replied_at)
+                    && (known.at, known.status.used()) > (refusal.at(), status.used())
+                    && self.is_sure(account.digest, known.generation)
+            };
+            let place = place(account.digest, status.limit());
+            if table.peek(&place).is_some_and(is_newer) {
+                continue;
+            }
             let remembered = Refusal {
                 status: status.clone(),
                 cost: account.cost,
                 generation: lookup.generation,
                 asked_at,
-                fresh_until: until(self.max_age),
-                until: until(reset.into_iter().chain(retry).min().unwrap_or_default()),
-                asks_at: AtomicU64::new(until(self.max_age)),
+                until: after(reset.into_iter().chain(retry).min().unwrap_or_default()),
+                asks_at: AtomicU64::new(after(self.max_age)),
                 replied_at,
                 at: refusal.at(),
                 id: refusal.id(),
             };
             table.insert(place, Arc::new(remembered));
         }
+    }
+
+    /// Whether it is sure that no units of a limit and key were given back since this generation.
+    fn is_sure(&self, digest: u64, generation: u64) -> bool {
+        self.generations.of(digest).any(|last| last.load(Ordering::SeqCst) <= generation)
     }
 
     /// Forgets the refusals that an admission by the store contradicts.
@@ -258,7 +266,7 @@ impl Refusal {
     /// Whether the refusal is of exactly the charge's limit, and still holds at the time `now`. A
     /// time before `asked_at` means that the clock has stepped back. Then the refusal does not
     /// hold.
-    fn holds_for(&self, charge: &Charge, refuses: bool, now: u64, reserved_for: Duration) -> bool {
+    fn holds_for(&self, charge: &Charge, now: u64, reserved_for: Duration) -> bool {
         // A retry time is never too long, so a cost of at least the refused cost is refused until
         // the retry time ends. A reset time may be too long by [`RESET_SLACK`].
         let slack = if self.has_refused(charge) { 0 } else { RESET_SLACK };
@@ -270,7 +278,6 @@ impl Refusal {
         // Only the units have to be compared.
         self.status.limit().units() == charge.limit().units()
             && (self.asked_at..self.until.saturating_sub(slack)).contains(&now)
-            && (refuses || now < self.fresh_until)
             && !is_settled_by()
     }
 

@@ -1,11 +1,15 @@
 //! How long a refusal is known, how seldom Redis is asked about it meanwhile, and whose events end
 //! it.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
-use tokio::time::sleep;
-use tower_sliding_window::{Charge, Check, Decision, Error, Limit, Limiter};
+use tokio::{sync::Notify, task::yield_now, time::sleep};
+use tower_sliding_window::{
+    Charge, Check, Decision, Error, Key, Limit, Limiter, MemoryStore, Store,
+    settlement::{Settled, Settlement},
+    store::{LocalState, ManualClock, StoreFuture},
+};
 
 use super::{CALLS, Test};
 use crate::support::{TEST_TIMEOUT, charge, check_of, ms, redis_server::RedisServer, seconds};
@@ -115,6 +119,75 @@ async fn a_caller_behind_others_in_line_is_refused_while_redis_fails() {
     test.server.kill();
     assert!(is_refused(&limiter.acquire(&CALLS, "ada", 1, ms(1)).await));
     first.abort();
+}
+
+/// A store whose decisions overtake each other. It decides a check of one unit late, and tells its
+/// decision on any other check late.
+#[derive(Clone)]
+struct Overtaking {
+    store: MemoryStore,
+    local_state: LocalState,
+    decides: Arc<Notify>,
+    replies: Arc<Notify>,
+}
+
+impl Store for Overtaking {
+    fn decide(&self, check: Check) -> StoreFuture<Decision> {
+        let Self { store, decides, replies, .. } = self.clone();
+        Box::pin(async move {
+            if check.charges().all(|charge| charge.cost() == 1) {
+                decides.notified().await;
+                return store.decide(check).await;
+            }
+            let decision = store.decide(check).await;
+            replies.notified().await;
+            decision
+        })
+    }
+
+    fn settle(&self, settlement: Settlement) -> StoreFuture<Settled> {
+        self.store.settle(settlement)
+    }
+
+    fn reset(&self, limit: Limit, key: Key) -> StoreFuture<()> {
+        self.store.reset(limit, key)
+    }
+
+    fn local_state(&self) -> Option<&LocalState> {
+        Some(&self.local_state)
+    }
+}
+
+/// The check that asked later was decided earlier, when a unit was left. Its reply comes last.
+#[tokio::test]
+async fn a_refusal_that_was_decided_earlier_replaces_no_later_one() {
+    for is_a_tick_later in [true, false] {
+        let clock = ManualClock::new();
+        let store = MemoryStore::new().clock(&clock);
+        let [decides, replies] = [(); 2].map(|()| Arc::new(Notify::new()));
+        let local_state = LocalState::by(&clock);
+        let overtaking = Overtaking { store: store.clone(), local_state, decides, replies };
+        let limiter = Limiter::new(overtaking.clone()).deadline(TEST_TIMEOUT);
+        let others = Limiter::new(store);
+        assert!(others.check(&CALLS, "ada", 1).await.unwrap().is_allowed());
+        clock.advance(seconds(1));
+        let later = tokio::spawn(limiter.check(&CALLS, "ada", 1));
+        yield_now().await;
+        clock.advance(Duration::from_micros(1));
+        let earlier = tokio::spawn(limiter.check(&CALLS, "ada", 2));
+        yield_now().await;
+        if is_a_tick_later {
+            clock.advance(Duration::from_micros(1));
+        }
+        assert!(others.check(&CALLS, "ada", 1).await.unwrap().is_allowed());
+        overtaking.decides.notify_one();
+        assert!(is_refused(&later.await.unwrap()));
+        overtaking.replies.notify_one();
+        assert!(is_refused(&earlier.await.unwrap()));
+        let known = tokio::spawn(limiter.check(&CALLS, "ada", 1));
+        yield_now().await;
+        assert!(known.is_finished() && is_refused(&known.await.unwrap()), "{is_a_tick_later}");
+    }
 }
 
 /// A used-up window and a place, thousands of checks at once, and Redis stands still for moments.
