@@ -48,7 +48,6 @@ pub(crate) struct BreakerState {
     /// Bounds on the log lines of the breaker, so that a store with many parts does not flood the
     /// log.
     opened: Throttle,
-    opened_further: Throttle,
     closed: Throttle,
 }
 
@@ -157,7 +156,6 @@ impl BreakerState {
             count: AtomicUsize::new(0),
             users: AtomicUsize::new(0),
             opened: Throttle::default(),
-            opened_further: Throttle::default(),
             closed: Throttle::default(),
         }
     }
@@ -190,18 +188,13 @@ impl BreakerState {
         let mut parts = self.failing();
         let failing = parts.entry(part.clone()).or_insert_with(|| FailingPart::new(Arc::clone(&last)));
         failing.last = last;
-        let was_open = failing.open.is_some();
         let opens = failing.learn_failure(deadline, self.settings.failures as usize);
         self.count.store(parts.len(), Ordering::Relaxed);
         // The lock is released before the log line, so that no caller waits for the line.
         drop(parts);
-        let (line, trouble) = match was_open {
-            true => (&self.opened_further, "fails checks with longer deadlines as well"),
-            false => (&self.opened, "has failed repeatedly: the breaker opens"),
-        };
-        if opens && let Some(suppressed) = line.pass() {
+        if opens && let Some(suppressed) = self.opened.pass() {
             let error = Chain(error);
-            warn!(%error, part = part.as_deref(), suppressed, "the rate-limit store {trouble}");
+            warn!(%error, part = part.as_deref(), suppressed, "the rate-limit store has failed repeatedly: the breaker opens");
         }
     }
 
