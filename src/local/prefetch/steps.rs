@@ -40,18 +40,17 @@ pub(crate) enum Step {
 
 impl KeptHolding {
     /// Returns the holding if no task takes care of it, and `None` otherwise. The caller has locked
-    /// `keeping`, and has to start a task for the returned holding.
+    /// the table, and has to start a task for the returned holding.
     pub(super) fn begin(prefetches: &Arc<Prefetches>, holding: &Arc<Holding>, now: u64) -> Option<Self> {
         let mut state = lock(&holding.state);
-        if mem::replace(&mut state.is_kept, true) {
+        if state.stepped_at.is_some() {
             return None;
         }
-        state.stepped_at = now;
+        state.stepped_at = Some(now);
         // If a task has asked for a prefetch, and has ended before the reply, the new task gives
         // this prefetch back.
         let asked = state.asked.take();
         state.prefetches.extend(asked);
-        prefetches.kept.fetch_add(1, Ordering::SeqCst);
         Some(Self { prefetches: Arc::clone(prefetches), holding: Arc::clone(holding) })
     }
 
@@ -65,7 +64,7 @@ impl KeptHolding {
         let holding = &*self.holding;
         let now = self.prefetches.now();
         let mut state = lock(&holding.state);
-        (state.stepped_at, state.pace) = (now, self.prefetches.pace(&holding.limit));
+        (state.stepped_at, state.pace) = (Some(now), self.prefetches.pace(&holding.limit));
         let life = state.pace.life;
         if state.asks_from > now.saturating_add(micros(Prefetch::MAX_LIFE)) {
             // The clock has stepped back. The comparison is with the longest life, since the life
@@ -125,12 +124,12 @@ impl KeptHolding {
                 asked.admitted = Some(decision.clone());
                 let pace = state.pace;
                 state.spending.measure_anew(now, pace);
-                state.prefetches.push_back(asked);
+                state.prefetches.push(asked);
                 None
             }
             Ok(_) => Some(life),
             Err(_) => {
-                state.prefetches.push_back(asked);
+                state.prefetches.push(asked);
                 Some(life / 8)
             }
         };
@@ -157,20 +156,17 @@ impl KeptHolding {
 
 impl Drop for KeptHolding {
     fn drop(&mut self) {
-        let keeping = lock(&self.prefetches.keeping);
+        let mut holdings = self.prefetches.write();
         let mut state = lock(&self.holding.state);
-        state.is_kept = false;
+        state.stepped_at = None;
+        // If anything is left, the runtime of the task has ended. Callers may spend the units that
+        // are held, until the life of these units is over.
         let is_over = state.prefetches.is_empty() && state.asked.is_none();
-        drop(state);
-        if !is_over {
-            // The runtime of the task has ended. Callers may spend the units that are held, until
-            // the life of these units is over.
-            self.prefetches.has_abandoned.store(true, Ordering::SeqCst);
-        } else if let Some(holdings) = self.prefetches.holdings.get() {
-            holdings.remove_if(&self.holding.digest, |held| Arc::ptr_eq(held, &self.holding));
+        let digest = self.holding.digest;
+        if is_over && holdings.get(&digest).is_some_and(|held| Arc::ptr_eq(held, &self.holding)) {
+            holdings.remove(&digest);
         }
-        drop(keeping);
-        self.prefetches.kept.fetch_sub(1, Ordering::SeqCst);
+        drop((state, holdings));
         self.prefetches.ended.notify_waiters();
     }
 }
