@@ -55,11 +55,10 @@ pub(super) struct State {
     /// The number of checks that needed no call since the task's last step, and the time of the
     /// last such check. Checks that would have travelled in one batch count once.
     pub(super) saved: (u64, u64),
-    /// No prefetch is asked for before this time, since the last one was refused, has failed or was
-    /// dropped.
+    /// No prefetch is asked for before this time, since the last one was refused or has failed.
     pub(super) asks_from: u64,
-    /// The time until which the task waits if it has no prefetch.
-    pub(super) waits_until: u64,
+    /// Whether the task ends as soon as it has given everything back.
+    pub(super) ends: bool,
 }
 
 /// A prefetch: asked for, then alive, then to be given back.
@@ -104,7 +103,7 @@ impl Holding {
             spending: Spending::new(first_units, now, pace),
             saved: (0, 0),
             asks_from: 0,
-            waits_until: 0,
+            ends: false,
         };
         Self { digest, limit, key, state: Mutex::new(state), changed: Notify::new() }
     }
@@ -116,10 +115,8 @@ impl Holding {
 
     /// Spends units, if enough are held.
     pub(super) fn spend(&self, state: &mut State, charge: &Charge, now: u64) -> Option<(LimitStatus, SystemTime)> {
-        if !self.can_spend(state, charge, now) {
-            return None;
-        }
-        let (before, is_low) = (state.left(now), |left: u64, state: &State| left <= state.low(now));
+        let (before, low) = (state.left(now), state.low(now));
+        let left = before.checked_sub(charge.cost())?;
         let mut cost = charge.cost();
         for prefetch in state.prefetches.iter_mut().filter(|prefetch| prefetch.is_alive(now)) {
             let part = cost.min(prefetch.left);
@@ -127,23 +124,13 @@ impl Holding {
             cost -= part;
         }
         state.spending.count(charge.cost());
-        let left = before - charge.cost();
-        if left == 0 || is_low(left, state) && !is_low(before, state) {
+        if left == 0 || left <= low && before > low {
             self.changed.notify_one();
         }
         // The time since the store was asked. The true age of the status is at most this time,
         // since the store has decided after it was asked.
         let age = Duration::from_micros(now.saturating_sub(state.asked_at));
         Some((state.status_of(charge, age), state.at + age))
-    }
-
-    pub(super) fn can_spend(&self, state: &State, charge: &Charge, now: u64) -> bool {
-        let is_enough = state.left(now) >= charge.cost();
-        if !is_enough && state.prefetches.first().is_some_and(|prefetch| !prefetch.is_alive(now)) {
-            // A prefetch has ended, and the task is late in giving it back.
-            self.changed.notify_one();
-        }
-        is_enough
     }
 
     /// Takes note of a decision of the store on this limit and key. The store was asked after the
@@ -182,10 +169,10 @@ impl Holding {
     }
 
     /// Ends all prefetches at once, including the one that is asked for, so that the task gives
-    /// them back. The task takes no prefetch for a life.
-    pub(super) fn drop_prefetches(&self, now: u64) {
+    /// them back. Then the task ends.
+    pub(super) fn drop_prefetches(&self) {
         let mut state = lock(&self.state);
-        (state.asks_from, state.waits_until) = (now.saturating_add(state.pace.life), 0);
+        state.ends = true;
         let State { prefetches, asked, .. } = &mut *state;
         prefetches.iter_mut().chain(asked).for_each(|prefetch| prefetch.until = 0);
         drop(state);
@@ -198,7 +185,7 @@ impl Holding {
         let is_due = state.left(now) <= state.low(now) || state.renewal().is_some_and(|renewal| renewal <= now);
         let rest = self.limit.units().saturating_sub(state.used);
         let units = state.spending.next_units(now, state.pace, rest);
-        units.filter(|_| is_due && state.asked.is_none() && now >= state.asks_from)
+        units.filter(|_| is_due && state.asked.is_none() && !state.ends && now >= state.asks_from)
     }
 }
 

@@ -103,7 +103,7 @@ impl Prefetches {
         let mut locked: Vec<_> =
             found.iter().map(|(charge, holding)| (charge, holding, lock(&holding.state))).collect();
         let now = self.now();
-        if !locked.iter().all(|(charge, holding, state)| holding.can_spend(state, charge, now)) {
+        if !locked.iter().all(|(charge, _, state)| state.left(now) >= charge.cost()) {
             return None;
         }
         let spent = locked.iter_mut().map(|(charge, holding, state)| holding.spend(state, charge, now));
@@ -200,7 +200,7 @@ impl Prefetches {
     pub(super) fn drop_prefetches_of(&self, digest: u64) {
         let holding = self.read(|holdings| holdings.get(&digest).cloned());
         if let Some(holding) = holding {
-            holding.drop_prefetches(self.now());
+            holding.drop_prefetches();
         }
     }
 
@@ -214,7 +214,7 @@ impl Prefetches {
             if holdings.is_empty() {
                 return;
             }
-            holdings.iter().for_each(|holding| holding.drop_prefetches(self.now()));
+            holdings.iter().for_each(|holding| holding.drop_prefetches());
             ended.await;
         }
     }

@@ -46,7 +46,7 @@ impl KeptHolding {
         if state.stepped_at.is_some() {
             return None;
         }
-        state.stepped_at = Some(now);
+        (state.stepped_at, state.ends) = (Some(now), false);
         // If a task has asked for a prefetch, and has ended before the reply, the new task gives
         // this prefetch back.
         let asked = state.asked.take();
@@ -69,7 +69,7 @@ impl KeptHolding {
         if state.asks_from > now.saturating_add(micros(Prefetch::MAX_LIFE)) {
             // The clock has stepped back. The comparison is with the longest life, since the life
             // may have been longer when `asks_from` was set.
-            (state.asks_from, state.waits_until) = (0, 0);
+            state.asks_from = 0;
         }
         self.prefetches.budget.earn(SAVED.saturating_mul(mem::take(&mut state.saved.0)));
         let wanted = holding.wanted(&mut state, now).filter(|_| !is_open && self.prefetches.budget.pay());
@@ -77,7 +77,11 @@ impl KeptHolding {
             // Without a prefetch, the task waits: for the reply if it has asked for a prefetch,
             // otherwise until it may ask again. After this wait, the task ends if the key is not
             // asked for often.
-            let otherwise = if state.asked.is_some() { now.saturating_add(life) } else { state.waits_until };
+            let otherwise = match state.asked {
+                Some(_) => now.saturating_add(life),
+                None if state.ends => now,
+                None => state.asks_from,
+            };
             let renewal = state.renewal().filter(|renewal| *renewal > now && state.asked.is_none());
             let until =
                 state.prefetches.iter().map(|prefetch| prefetch.until).chain(renewal).min().unwrap_or(otherwise);
@@ -116,7 +120,6 @@ impl KeptHolding {
         let Some(mut asked) = state.asked.take() else { return };
         let life = state.pace.life;
         let asked_at = asked.asked_at;
-        let is_dropped = asked.until == 0;
         let wait = match &answer {
             Ok(decision) if decision.is_allowed() => {
                 let units = asked.check.charges().map(Charge::cost).sum();
@@ -134,11 +137,9 @@ impl KeptHolding {
             }
         };
         // After a refusal or a failure, the task waits and asks again, since the key is asked for
-        // often. If the prefetch was dropped while the reply was on its way, the task does not
-        // wait.
-        if let Some(wait) = wait.filter(|_| !is_dropped) {
-            let time = now.saturating_add(wait);
-            (state.asks_from, state.waits_until) = (time, time);
+        // often.
+        if let Some(wait) = wait {
+            state.asks_from = now.saturating_add(wait);
         }
         if let Ok(decision) = answer
             && let Some(status) = decision.statuses().next()
