@@ -38,6 +38,7 @@ pub(crate) struct SharedBreaker(Arc<BreakerState>);
 
 /// The breaker of a store and its parts. An error counts like a timeout after the longest deadline,
 /// [`Duration::MAX`].
+#[derive(Default)]
 pub(crate) struct BreakerState {
     settings: Breaker,
     /// The parts with failures that no answer has contradicted yet.
@@ -124,8 +125,8 @@ impl SharedBreaker {
         F: Future<Output = Result<Result<Decision, StoreError>, Error>> + Send + 'static,
     {
         let mut parts = self.0.failing();
-        let failing = parts.get_mut(&part).filter(|failing| failing.is_open_for(deadline))?;
-        let open = failing.open.as_mut()?;
+        let failing = parts.get_mut(&part)?;
+        let open = failing.open.as_mut().filter(|open| deadline <= open.deadline)?;
         open.probe_takes = open.probe_takes.max(deadline);
         open.longest = open.longest.max(longest);
         // A probe is overdue only after twice the sum of the interval and its deadline. After a
@@ -150,14 +151,7 @@ impl SharedBreaker {
 
 impl BreakerState {
     pub(super) fn new(settings: Breaker) -> Self {
-        Self {
-            settings,
-            failing: Mutex::default(),
-            count: AtomicUsize::new(0),
-            users: AtomicUsize::new(0),
-            opened: Throttle::default(),
-            closed: Throttle::default(),
-        }
+        Self { settings, ..Self::default() }
     }
 
     /// Takes note that a probe begins, and returns the deadline of the probe; `None` if the breaker
@@ -186,7 +180,8 @@ impl BreakerState {
         let deadline = if let Error::TimedOut { deadline, .. } = error { *deadline } else { Duration::MAX };
         let last = Arc::new(error.clone());
         let mut parts = self.failing();
-        let failing = parts.entry(part.clone()).or_insert_with(|| FailingPart::new(Arc::clone(&last)));
+        let unknown = || FailingPart { failures: Vec::new(), last: Arc::clone(&last), open: None };
+        let failing = parts.entry(part.clone()).or_insert_with(unknown);
         failing.last = last;
         let opens = failing.learn_failure(deadline, self.settings.failures as usize);
         self.count.store(parts.len(), Ordering::Relaxed);
@@ -223,10 +218,6 @@ impl BreakerState {
 }
 
 impl FailingPart {
-    fn new(last: Arc<Error>) -> Self {
-        Self { failures: Vec::new(), last, open: None }
-    }
-
     fn is_open_for(&self, deadline: Duration) -> bool {
         self.open.as_ref().is_some_and(|open| deadline <= open.deadline)
     }
