@@ -213,7 +213,7 @@ impl Refusals {
             // as a check that has begun a ban. The refusal of that later check stays. Of two checks
             // in one batch, the later one found at least as many units used.
             let is_newer = |known: Arc<Refusal>| {
-                (asked_at..=replied_at).contains(&known.replied_at)
+                known.overtakes(lookup, replied_at)
                     && (known.at, known.status.used()) > (refusal.at(), status.used())
                     && self.is_sure(account.digest, known.generation)
             };
@@ -244,8 +244,10 @@ impl Refusals {
     /// Forgets the refusals that an admission by the store contradicts.
     pub(crate) fn forget(&self, lookup: &Lookup, admission: &Decision) {
         let Some(table) = self.table.get() else { return };
+        let now = self.generations.clock.now();
         for (account, status) in lookup.accounts().zip(admission.statuses()) {
-            table.remove_if(&place(account.digest, status.limit()), |known| known.asked_at <= lookup.asked_at);
+            let is_older = |known: &Arc<Refusal>| !known.overtakes(lookup, now) || known.at <= admission.at();
+            table.remove_if(&place(account.digest, status.limit()), is_older);
         }
     }
 }
@@ -263,9 +265,8 @@ fn place(digest: u64, limit: &Limit) -> u64 {
 }
 
 impl Refusal {
-    /// Whether the refusal is of exactly the charge's limit, and still holds at the time `now`. A
-    /// time before `asked_at` means that the clock has stepped back. Then the refusal does not
-    /// hold.
+    /// Whether the refusal still holds at the time `now`. A time before `asked_at` means that the
+    /// clock has stepped back. Then the refusal does not hold.
     fn holds_for(&self, charge: &Charge, now: u64, reserved_for: Duration) -> bool {
         // A retry time is never too long, so a cost of at least the refused cost is refused until
         // the retry time ends. A reset time may be too long by [`RESET_SLACK`].
@@ -274,11 +275,12 @@ impl Refusal {
             let reserved_for = micros(charge.limit().retry_reserved_after(reserved_for));
             self.status.reserved() > 0 && now >= self.asked_at.saturating_add(reserved_for)
         };
-        // The digests are equal, so the name, window and algorithm of the limits are equal, too.
-        // Only the units have to be compared.
-        self.status.limit().units() == charge.limit().units()
-            && (self.asked_at..self.until.saturating_sub(slack)).contains(&now)
-            && !is_settled_by()
+        (self.asked_at..self.until.saturating_sub(slack)).contains(&now) && !is_settled_by()
+    }
+
+    /// Whether the store has told this refusal while the check of the look-up was on its way.
+    fn overtakes(&self, lookup: &Lookup, now: u64) -> bool {
+        (lookup.asked_at + 1..=now).contains(&self.replied_at)
     }
 
     /// Whether this check is the one that asks the store now, for all others. If so, the others are
