@@ -189,7 +189,8 @@ impl BreakerState {
         drop(parts);
         if opens && let Some(suppressed) = self.opened.pass() {
             let error = Chain(error);
-            warn!(%error, part = part.as_deref(), suppressed, "the rate-limit store has failed repeatedly: the breaker opens");
+            let part = part.as_deref();
+            warn!(%error, part, suppressed, "the rate-limit store has failed repeatedly: the breaker opens");
         }
     }
 
@@ -208,7 +209,8 @@ impl BreakerState {
         if closed.is_some()
             && let Some(suppressed) = self.closed.pass()
         {
-            info!(part = part.as_deref(), suppressed, "the rate-limit store answers again: the breaker closes");
+            let part = part.as_deref();
+            info!(part, suppressed, "the rate-limit store answers again: the breaker closes");
         }
     }
 
