@@ -149,7 +149,7 @@ impl Prefetches {
             let spent = if is_worth_it { charge.cost() } else { 0 };
             let (held, reserved) = holding.learn(spent, status, at, asked_after, now);
             decision = decision.without_held(place, held, reserved);
-            if is_worth_it && let Some(kept) = self.keep(holding, now) {
+            if is_worth_it && let Some(kept) = self.keep(&holding, now) {
                 keep(kept);
             }
         }
@@ -175,7 +175,7 @@ impl Prefetches {
     /// Puts a holding into the table, unless the table already has a holding of this digest.
     /// Returns the holding in the table if no task takes care of it. Then the caller has to start a
     /// task.
-    fn keep(self: &Arc<Self>, holding: Arc<Holding>, now: u64) -> Option<KeptHolding> {
+    fn keep(self: &Arc<Self>, holding: &Arc<Holding>, now: u64) -> Option<KeptHolding> {
         let mut holdings = self.write();
         // The holding in the table may be of a limit with other settings. Then the task of that
         // holding gives back the units that are left, and ends.
@@ -185,8 +185,8 @@ impl Prefetches {
         if holdings.len() >= CAPACITY {
             return None;
         }
-        holdings.insert(holding.digest, Arc::clone(&holding));
-        KeptHolding::begin(self, &holding, now)
+        holdings.insert(holding.digest, Arc::clone(holding));
+        KeptHolding::begin(self, holding, now)
     }
 
     /// The holdings that no task takes care of any more, since their runtimes have ended.
