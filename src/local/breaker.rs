@@ -224,8 +224,8 @@ impl FailingPart {
         self.open.as_ref().is_some_and(|open| deadline <= open.deadline)
     }
 
-    /// Counts a failure. Returns whether the breaker opens, or opens for longer deadlines, now that
-    /// there are `enough` failures.
+    /// Counts a failure. With `enough` failures, the breaker opens, or is open for longer deadlines.
+    /// Returns whether it opens.
     fn learn_failure(&mut self, deadline: Duration, enough: usize) -> bool {
         if self.is_open_for(deadline) {
             return false;
@@ -233,11 +233,10 @@ impl FailingPart {
         self.failures.insert(self.failures.partition_point(|longer| *longer >= deadline), deadline);
         self.failures.truncate(enough);
         let Some(&shortest) = self.failures.get(enough - 1) else { return false };
-        if self.is_open_for(shortest) {
-            return false;
-        }
+        let was_open = self.open.is_some();
+        // While the breaker is open, the list has only deadlines of at least `Open::deadline`.
         self.open.get_or_insert_with(Open::new).deadline = shortest;
-        true
+        !was_open
     }
 
     /// An answer proves nothing for checks whose deadline is shorter than the time that the answer
