@@ -76,12 +76,12 @@
 //! assert_eq!("api=600000/min prefetch".parse(), Ok(API));
 //! ```
 
-use std::{fmt, time::Duration};
+use std::time::Duration;
 
 use super::Limit;
 
 /// Settings of the prefetches of a [limit](Limit::prefetch). See the [module docs](self).
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[must_use]
 pub struct Prefetch {
     life_micros: u32,
@@ -123,12 +123,6 @@ impl Default for Prefetch {
     }
 }
 
-impl fmt::Debug for Prefetch {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Prefetch").field("life", &Duration::from_micros(self.life_micros())).finish()
-    }
-}
-
 impl Limit {
     /// The same limit with prefetch: processes take many units at once, and spend them without
     /// asking the store. See [`Prefetch`](crate::limit::prefetch). Default: every check asks the
@@ -148,20 +142,12 @@ impl Limit {
         self
     }
 
-    /// Returns the same limit with prefetch. The error says which rule the settings break, and
-    /// names the value.
-    pub(super) fn with_prefetch(mut self, prefetches: Prefetch) -> Result<Self, String> {
-        let Some(rule) = broken_rule(&self, prefetches) else {
-            self.prefetches = Some(prefetches);
-            return Ok(self);
-        };
-        let life = Duration::from_micros(prefetches.life_micros());
-        Err(match rule {
-            LIFE => format!("{rule}, not {life:?}"),
-            ABOVE_WINDOW => format!("{rule}, {:?}, not {life:?}", self.window()),
-            ALGORITHM => format!("{rule}, not {}", self.algorithm().word()),
-            _ => rule.to_owned(),
-        })
+    /// Returns the same limit with prefetch. The error says which rule the settings break.
+    pub(super) fn with_prefetch(self, prefetches: Prefetch) -> Result<Self, String> {
+        match broken_rule(&self, prefetches) {
+            Some(rule) => Err(rule.to_owned()),
+            None => Ok(self.prefetch(prefetches)),
+        }
     }
 
     /// Returns the retry time if only reserved units are in the way: at most the life, since
@@ -171,18 +157,14 @@ impl Limit {
     }
 }
 
-const LIFE: &str = "the life of a prefetch must be 1 ms to 1 s";
-const ABOVE_WINDOW: &str = "the life of a prefetch must be at most the window";
-const ALGORITHM: &str = "prefetches need an exact or a compact log";
-
 const fn broken_rule(limit: &Limit, prefetches: Prefetch) -> Option<&'static str> {
     let life = prefetches.life_micros();
     if life < Prefetch::MIN_LIFE.as_micros() as u64 || life > Prefetch::MAX_LIFE.as_micros() as u64 {
-        Some(LIFE)
+        Some("the life of a prefetch must be 1 ms to 1 s")
     } else if life > limit.window_micros() {
-        Some(ABOVE_WINDOW)
+        Some("the life of a prefetch, 100 ms by default, must be at most the window")
     } else if !limit.algorithm().is_log() {
-        Some(ALGORITHM)
+        Some("prefetches need an exact or a compact log")
     } else {
         None
     }
@@ -194,20 +176,20 @@ mod tests {
     use crate::algorithm::Algorithm;
 
     #[test]
-    fn an_error_names_the_value_that_does_not_fit() {
+    fn an_error_says_what_does_not_fit() {
         let limit = Limit::per_second("api", 100);
         let millis = Duration::from_millis;
-        for (limit, prefetches, named) in [
-            (limit.clone(), Prefetch::new().life(Duration::from_micros(999)), "1 ms to 1 s, not 999µs"),
-            (limit.clone(), Prefetch::new().life(millis(1_001)), "1 ms to 1 s, not 1.001s"),
-            (limit.clone(), Prefetch::new().life(Duration::MAX), "1 ms to 1 s, not"),
-            (limit.clone(), Prefetch::new().life(Duration::ZERO), "1 ms to 1 s, not 0ns"),
-            (Limit::per("api", 100, millis(50)), Prefetch::new(), "at most the window, 50ms, not 100ms"),
-            (limit.clone().with_algorithm(Algorithm::fixed_window()), Prefetch::new(), "not fixed"),
-            (limit.clone().with_algorithm(Algorithm::sliding_window_counter()), Prefetch::new(), "not counter"),
+        for (limit, prefetches, rule) in [
+            (limit.clone(), Prefetch::new().life(Duration::from_micros(999)), "must be 1 ms to 1 s"),
+            (limit.clone(), Prefetch::new().life(millis(1_001)), "must be 1 ms to 1 s"),
+            (limit.clone(), Prefetch::new().life(Duration::MAX), "must be 1 ms to 1 s"),
+            (limit.clone(), Prefetch::new().life(Duration::ZERO), "must be 1 ms to 1 s"),
+            (Limit::per("api", 100, millis(50)), Prefetch::new(), "100 ms by default, must be at most the window"),
+            (limit.clone().with_algorithm(Algorithm::fixed_window()), Prefetch::new(), "an exact or a compact log"),
+            (limit.clone().with_algorithm(Algorithm::sliding_window_counter()), Prefetch::new(), "an exact or a"),
         ] {
             let error = limit.with_prefetch(prefetches).unwrap_err();
-            assert!(error.contains(named), "{error}");
+            assert!(error.contains(rule), "{error}");
         }
         let compact = Limit::per("api", 100, millis(1)).with_algorithm(Algorithm::compact_log(16));
         assert!(compact.with_prefetch(Prefetch::new().life(millis(1))).is_ok());

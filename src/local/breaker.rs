@@ -38,6 +38,7 @@ pub(crate) struct SharedBreaker(Arc<BreakerState>);
 
 /// The breaker of a store and its parts. An error counts like a timeout after the longest deadline,
 /// [`Duration::MAX`].
+#[derive(Default)]
 pub(crate) struct BreakerState {
     settings: Breaker,
     /// The parts with failures that no answer has contradicted yet.
@@ -48,7 +49,6 @@ pub(crate) struct BreakerState {
     /// Bounds on the log lines of the breaker, so that a store with many parts does not flood the
     /// log.
     opened: Throttle,
-    opened_further: Throttle,
     closed: Throttle,
 }
 
@@ -125,8 +125,8 @@ impl SharedBreaker {
         F: Future<Output = Result<Result<Decision, StoreError>, Error>> + Send + 'static,
     {
         let mut parts = self.0.failing();
-        let failing = parts.get_mut(&part).filter(|failing| failing.is_open_for(deadline))?;
-        let open = failing.open.as_mut()?;
+        let failing = parts.get_mut(&part)?;
+        let open = failing.open.as_mut().filter(|open| deadline <= open.deadline)?;
         open.probe_takes = open.probe_takes.max(deadline);
         open.longest = open.longest.max(longest);
         // A probe is overdue only after twice the sum of the interval and its deadline. After a
@@ -151,15 +151,7 @@ impl SharedBreaker {
 
 impl BreakerState {
     pub(super) fn new(settings: Breaker) -> Self {
-        Self {
-            settings,
-            failing: Mutex::default(),
-            count: AtomicUsize::new(0),
-            users: AtomicUsize::new(0),
-            opened: Throttle::default(),
-            opened_further: Throttle::default(),
-            closed: Throttle::default(),
-        }
+        Self { settings, ..Self::default() }
     }
 
     /// Takes note that a probe begins, and returns the deadline of the probe; `None` if the breaker
@@ -188,20 +180,17 @@ impl BreakerState {
         let deadline = if let Error::TimedOut { deadline, .. } = error { *deadline } else { Duration::MAX };
         let last = Arc::new(error.clone());
         let mut parts = self.failing();
-        let failing = parts.entry(part.clone()).or_insert_with(|| FailingPart::new(Arc::clone(&last)));
+        let unknown = || FailingPart { failures: Vec::new(), last: Arc::clone(&last), open: None };
+        let failing = parts.entry(part.clone()).or_insert_with(unknown);
         failing.last = last;
-        let was_open = failing.open.is_some();
         let opens = failing.learn_failure(deadline, self.settings.failures as usize);
         self.count.store(parts.len(), Ordering::Relaxed);
         // The lock is released before the log line, so that no caller waits for the line.
         drop(parts);
-        let (line, trouble) = match was_open {
-            true => (&self.opened_further, "fails checks with longer deadlines as well"),
-            false => (&self.opened, "has failed repeatedly: the breaker opens"),
-        };
-        if opens && let Some(suppressed) = line.pass() {
+        if opens && let Some(suppressed) = self.opened.pass() {
             let error = Chain(error);
-            warn!(%error, part = part.as_deref(), suppressed, "the rate-limit store {trouble}");
+            let part = part.as_deref();
+            warn!(%error, part, suppressed, "the rate-limit store has failed repeatedly: the breaker opens");
         }
     }
 
@@ -220,7 +209,8 @@ impl BreakerState {
         if closed.is_some()
             && let Some(suppressed) = self.closed.pass()
         {
-            info!(part = part.as_deref(), suppressed, "the rate-limit store answers again: the breaker closes");
+            let part = part.as_deref();
+            info!(part, suppressed, "the rate-limit store answers again: the breaker closes");
         }
     }
 
@@ -230,16 +220,12 @@ impl BreakerState {
 }
 
 impl FailingPart {
-    fn new(last: Arc<Error>) -> Self {
-        Self { failures: Vec::new(), last, open: None }
-    }
-
     fn is_open_for(&self, deadline: Duration) -> bool {
         self.open.as_ref().is_some_and(|open| deadline <= open.deadline)
     }
 
-    /// Counts a failure. Returns whether the breaker opens, or opens for longer deadlines, now that
-    /// there are `enough` failures.
+    /// Counts a failure. With `enough` failures, the breaker opens, or is open for longer deadlines.
+    /// Returns whether it opens.
     fn learn_failure(&mut self, deadline: Duration, enough: usize) -> bool {
         if self.is_open_for(deadline) {
             return false;
@@ -247,11 +233,10 @@ impl FailingPart {
         self.failures.insert(self.failures.partition_point(|longer| *longer >= deadline), deadline);
         self.failures.truncate(enough);
         let Some(&shortest) = self.failures.get(enough - 1) else { return false };
-        if self.is_open_for(shortest) {
-            return false;
-        }
+        let was_open = self.open.is_some();
+        // While the breaker is open, the list has only deadlines of at least `Open::deadline`.
         self.open.get_or_insert_with(Open::new).deadline = shortest;
-        true
+        !was_open
     }
 
     /// An answer proves nothing for checks whose deadline is shorter than the time that the answer

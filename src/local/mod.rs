@@ -15,7 +15,6 @@ mod round_trip;
 
 use std::{
     collections::HashMap,
-    fmt,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
@@ -131,7 +130,7 @@ impl Default for Breaker {
 ///    or settles an admission of the key.
 /// 4. A store that may be far away tells the time of each [answer](Self::answered_in). The default
 ///    deadline and the prefetches follow these times.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct LocalState {
     breaker: Arc<BreakerState>,
     /// The refusals of all limiters on the store.
@@ -290,15 +289,5 @@ impl Drop for Outdated {
 impl Default for LocalState {
     fn default() -> Self {
         Self::on(Clock::monotonic(), SHORTEST_DEADLINE)
-    }
-}
-
-impl fmt::Debug for LocalState {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LocalState")
-            .field("breaker", &self.breaker)
-            .field("refusal_cache", &self.refusals)
-            .field("prefetch", &self.prefetches)
-            .finish_non_exhaustive()
     }
 }

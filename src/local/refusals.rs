@@ -69,9 +69,6 @@ struct Refusal {
     generation: u64,
     /// The refusal may be used from this time on.
     asked_at: u64,
-    /// Until this time, the status may be shown in any refusal, even of a check that this limit
-    /// would admit.
-    fresh_until: u64,
     /// Until this time, the status refuses each check whose cost is above the units that are left.
     until: u64,
     /// From this time on, the next check asks the store whether the refusal still holds.
@@ -165,10 +162,12 @@ impl Refusals {
             // Since the refusal, callers can only have spent further units. So a cost above the
             // units that were left then does not fit now, either.
             let refuses = charge.can_refuse() && charge.cost() > refusal.status.remaining();
-            let is_before = |last: &AtomicU64| last.load(Ordering::SeqCst) <= refusal.generation;
-            let is_sure = self.generations.of(digest).any(is_before);
+            let is_sure = self.is_sure(digest, refusal.generation);
             let may_hold = is_sure || refuses && refusal.status.reserved() == 0;
-            let holds = may_hold && refusal.holds_for(charge, refuses, now, reserved_for);
+            // A status that is not older may be shown in any refusal, even of a check that its limit
+            // would admit.
+            let is_shown = refuses || now < refusal.asked_at.saturating_add(micros(self.max_age));
+            let holds = may_hold && is_shown && refusal.holds_for(charge, now, reserved_for);
             holds.then_some(Known { refusal, refuses, is_sure })
         };
         let mut charges = check.charges();
@@ -205,26 +204,30 @@ impl Refusals {
             Cache::with(CAPACITY, CAPACITY as u64, UnitWeighter, Default::default(), Default::default())
         });
         let asked_at = lookup.asked_at;
-        for (account, status) in lookup.accounts().zip(refusal.statuses()) {
-            let place = place(account.digest, status.limit());
-            // Another check that asked the store later may have been answered earlier, such as a
-            // check that has begun a ban. The refusal of that later check stays.
-            let is_newer = |known: Arc<Refusal>| (asked_at + 1..=replied_at).contains(&known.asked_at);
-            if status.is_estimate || table.peek(&place).is_some_and(is_newer) {
-                continue;
-            }
+        for (account, status) in lookup.accounts().zip(refusal.statuses()).filter(|(_, status)| !status.is_estimate) {
             // Without used units there is no reset time.
             let reset = (status.used() > 0).then_some(status.leaves_after());
             let retry = status.waits.map(|(_, most)| most);
-            let until = |time| asked_at.saturating_add(micros(time));
+            let after = |time| asked_at.saturating_add(micros(time));
+            // While this check was on its way, the store may have decided another check later, such
+            // as a check that has begun a ban. The refusal of that later check stays. Of two checks
+            // in one batch, the later one found at least as many units used.
+            let is_newer = |known: Arc<Refusal>| {
+                known.overtakes(lookup, replied_at)
+                    && (known.at, known.status.used()) > (refusal.at(), status.used())
+                    && self.is_sure(account.digest, known.generation)
+            };
+            let place = place(account.digest, status.limit());
+            if table.peek(&place).is_some_and(is_newer) {
+                continue;
+            }
             let remembered = Refusal {
                 status: status.clone(),
                 cost: account.cost,
                 generation: lookup.generation,
                 asked_at,
-                fresh_until: until(self.max_age),
-                until: until(reset.into_iter().chain(retry).min().unwrap_or_default()),
-                asks_at: AtomicU64::new(until(self.max_age)),
+                until: after(reset.into_iter().chain(retry).min().unwrap_or_default()),
+                asks_at: AtomicU64::new(after(self.max_age)),
                 replied_at,
                 at: refusal.at(),
                 id: refusal.id(),
@@ -233,11 +236,18 @@ impl Refusals {
         }
     }
 
+    /// Whether it is sure that no units of a limit and key were given back since this generation.
+    fn is_sure(&self, digest: u64, generation: u64) -> bool {
+        self.generations.of(digest).any(|last| last.load(Ordering::SeqCst) <= generation)
+    }
+
     /// Forgets the refusals that an admission by the store contradicts.
     pub(crate) fn forget(&self, lookup: &Lookup, admission: &Decision) {
         let Some(table) = self.table.get() else { return };
+        let now = self.generations.clock.now();
         for (account, status) in lookup.accounts().zip(admission.statuses()) {
-            table.remove_if(&place(account.digest, status.limit()), |known| known.asked_at <= lookup.asked_at);
+            let is_older = |known: &Arc<Refusal>| !known.overtakes(lookup, now) || known.at <= admission.at();
+            table.remove_if(&place(account.digest, status.limit()), is_older);
         }
     }
 }
@@ -255,10 +265,9 @@ fn place(digest: u64, limit: &Limit) -> u64 {
 }
 
 impl Refusal {
-    /// Whether the refusal is of exactly the charge's limit, and still holds at the time `now`. A
-    /// time before `asked_at` means that the clock has stepped back. Then the refusal does not
-    /// hold.
-    fn holds_for(&self, charge: &Charge, refuses: bool, now: u64, reserved_for: Duration) -> bool {
+    /// Whether the refusal still holds at the time `now`. A time before `asked_at` means that the
+    /// clock has stepped back. Then the refusal does not hold.
+    fn holds_for(&self, charge: &Charge, now: u64, reserved_for: Duration) -> bool {
         // A retry time is never too long, so a cost of at least the refused cost is refused until
         // the retry time ends. A reset time may be too long by [`RESET_SLACK`].
         let slack = if self.has_refused(charge) { 0 } else { RESET_SLACK };
@@ -266,12 +275,12 @@ impl Refusal {
             let reserved_for = micros(charge.limit().retry_reserved_after(reserved_for));
             self.status.reserved() > 0 && now >= self.asked_at.saturating_add(reserved_for)
         };
-        // The digests are equal, so the name, window and algorithm of the limits are equal, too.
-        // Only the units have to be compared.
-        self.status.limit().units() == charge.limit().units()
-            && (self.asked_at..self.until.saturating_sub(slack)).contains(&now)
-            && (refuses || now < self.fresh_until)
-            && !is_settled_by()
+        (self.asked_at..self.until.saturating_sub(slack)).contains(&now) && !is_settled_by()
+    }
+
+    /// Whether the store has told this refusal while the check of the look-up was on its way.
+    fn overtakes(&self, lookup: &Lookup, now: u64) -> bool {
+        (lookup.asked_at + 1..=now).contains(&self.replied_at)
     }
 
     /// Whether this check is the one that asks the store now, for all others. If so, the others are
@@ -306,7 +315,6 @@ impl Refusal {
 
 impl fmt::Debug for Refusals {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let remembered = self.table.get().map_or(0, Cache::len);
-        f.debug_struct("RefusalCache").field("max_age", &self.max_age).field("refusals", &remembered).finish()
+        f.debug_struct("RefusalCache").field("max_age", &self.max_age).finish_non_exhaustive()
     }
 }

@@ -1,7 +1,7 @@
 //! The prefetches of one limit and key. Times are microseconds of the local clock.
 
 use std::{
-    collections::VecDeque,
+    mem,
     sync::Mutex,
     time::{Duration, SystemTime},
 };
@@ -35,7 +35,7 @@ pub(super) struct Holding {
 pub(super) struct State {
     /// The prefetches, the oldest first. There may be two, since the next prefetch is asked for
     /// before the present one is used up.
-    pub(super) prefetches: VecDeque<PrefetchedUnits>,
+    pub(super) prefetches: Vec<PrefetchedUnits>,
     /// The prefetch that the task has asked for, until the reply.
     pub(super) asked: Option<PrefetchedUnits>,
     /// The status of the limit in the store's last reply, without the units that were then reserved
@@ -48,19 +48,17 @@ pub(super) struct State {
     at: SystemTime,
     asked_at: u64,
     pub(super) pace: Pace,
-    /// Whether a task takes prefetches and gives them back.
-    pub(super) is_kept: bool,
-    /// When the task has begun its last step.
-    pub(super) stepped_at: u64,
+    /// When the task that takes prefetches and gives them back has begun its last step; `None` if
+    /// there is no task.
+    pub(super) stepped_at: Option<u64>,
     pub(super) spending: Spending,
     /// The number of checks that needed no call since the task's last step, and the time of the
     /// last such check. Checks that would have travelled in one batch count once.
     pub(super) saved: (u64, u64),
-    /// No prefetch is asked for before this time, since the last one was refused, has failed or was
-    /// dropped.
+    /// No prefetch is asked for before this time, since the last one was refused or has failed.
     pub(super) asks_from: u64,
-    /// The time until which the task waits if it has no prefetch.
-    pub(super) waits_until: u64,
+    /// Whether the task ends as soon as it has given everything back.
+    pub(super) ends: bool,
 }
 
 /// A prefetch: asked for, then alive, then to be given back.
@@ -94,19 +92,18 @@ impl Holding {
         let limit = charge.limit().clone();
         let key = charge.key().clone();
         let state = State {
-            prefetches: VecDeque::with_capacity(2),
+            prefetches: Vec::new(),
             asked: None,
             status: status.clone(),
             used: status.used(),
             at,
             asked_at: now,
             pace,
-            is_kept: false,
-            stepped_at: now,
-            spending: Spending::new(first_units, now),
+            stepped_at: None,
+            spending: Spending::new(first_units, now, pace),
             saved: (0, 0),
             asks_from: 0,
-            waits_until: 0,
+            ends: false,
         };
         Self { digest, limit, key, state: Mutex::new(state), changed: Notify::new() }
     }
@@ -118,10 +115,8 @@ impl Holding {
 
     /// Spends units, if enough are held.
     pub(super) fn spend(&self, state: &mut State, charge: &Charge, now: u64) -> Option<(LimitStatus, SystemTime)> {
-        if !self.can_spend(state, charge, now) {
-            return None;
-        }
-        let (before, is_low) = (state.left(now), |left: u64, state: &State| left <= state.low(now));
+        let (before, low) = (state.left(now), state.low(now));
+        let left = before.checked_sub(charge.cost())?;
         let mut cost = charge.cost();
         for prefetch in state.prefetches.iter_mut().filter(|prefetch| prefetch.is_alive(now)) {
             let part = cost.min(prefetch.left);
@@ -129,23 +124,13 @@ impl Holding {
             cost -= part;
         }
         state.spending.count(charge.cost());
-        let left = before - charge.cost();
-        if left == 0 || is_low(left, state) && !is_low(before, state) {
+        if left == 0 || left <= low && before > low {
             self.changed.notify_one();
         }
         // The time since the store was asked. The true age of the status is at most this time,
         // since the store has decided after it was asked.
         let age = Duration::from_micros(now.saturating_sub(state.asked_at));
         Some((state.status_of(charge, age), state.at + age))
-    }
-
-    pub(super) fn can_spend(&self, state: &State, charge: &Charge, now: u64) -> bool {
-        let is_enough = state.left(now) >= charge.cost();
-        if !is_enough && state.prefetches.front().is_some_and(|prefetch| !prefetch.is_alive(now)) {
-            // A prefetch has ended, and the task is late in giving it back.
-            self.changed.notify_one();
-        }
-        is_enough
     }
 
     /// Takes note of a decision of the store on this limit and key. The store was asked after the
@@ -179,14 +164,15 @@ impl Holding {
     /// Whether the task of the holding is on a runtime that is not driven.
     pub(super) fn is_abandoned(&self, now: u64) -> bool {
         let state = lock(&self.state);
-        state.is_kept && now.saturating_sub(state.stepped_at) >= state.pace.life.saturating_mul(MOST_LIVES)
+        let longest = state.pace.life.saturating_mul(MOST_LIVES);
+        state.stepped_at.is_some_and(|stepped_at| now.saturating_sub(stepped_at) >= longest)
     }
 
     /// Ends all prefetches at once, including the one that is asked for, so that the task gives
-    /// them back. The task takes no prefetch for a life.
-    pub(super) fn drop_prefetches(&self, now: u64) {
+    /// them back. Then the task ends.
+    pub(super) fn drop_prefetches(&self) {
         let mut state = lock(&self.state);
-        (state.asks_from, state.waits_until) = (now.saturating_add(state.pace.life), 0);
+        state.ends = true;
         let State { prefetches, asked, .. } = &mut *state;
         prefetches.iter_mut().chain(asked).for_each(|prefetch| prefetch.until = 0);
         drop(state);
@@ -199,7 +185,7 @@ impl Holding {
         let is_due = state.left(now) <= state.low(now) || state.renewal().is_some_and(|renewal| renewal <= now);
         let rest = self.limit.units().saturating_sub(state.used);
         let units = state.spending.next_units(now, state.pace, rest);
-        units.filter(|_| is_due && state.asked.is_none() && now >= state.asks_from)
+        units.filter(|_| is_due && state.asked.is_none() && !state.ends && now >= state.asks_from)
     }
 }
 
@@ -222,12 +208,12 @@ impl State {
 
     /// When this number of units is left, it is time for the next prefetch.
     fn low(&self, now: u64) -> u64 {
-        self.prefetches.back().filter(|newest| newest.is_alive(now)).map_or(0, |newest| newest.low)
+        self.prefetches.last().filter(|newest| newest.is_alive(now)).map_or(0, |newest| newest.low)
     }
 
     /// The latest time to ask for the next prefetch, so that it arrives before the newest one ends.
     pub(super) fn renewal(&self) -> Option<u64> {
-        self.prefetches.back().map(|newest| newest.until.saturating_sub(self.pace.lead))
+        self.prefetches.last().map(|newest| newest.until.saturating_sub(self.pace.lead))
     }
 
     pub(super) fn learn(&mut self, status: &LimitStatus, at: SystemTime, asked_at: u64) {
@@ -248,10 +234,10 @@ impl State {
     /// them back.
     pub(super) fn settle_all(&mut self, now: u64) -> Vec<Settlement> {
         let is_over = |prefetch: &PrefetchedUnits| prefetch.left == 0 || !prefetch.is_alive(now);
-        let (over, kept) = self.prefetches.drain(..).partition(is_over);
+        let (over, kept): (Vec<_>, Vec<_>) = mem::take(&mut self.prefetches).into_iter().partition(is_over);
         self.prefetches = kept;
-        self.used = self.used.saturating_sub(over.iter().map(|prefetch: &PrefetchedUnits| prefetch.left).sum());
-        VecDeque::into_iter(over).filter_map(PrefetchedUnits::settlement).collect()
+        self.used = self.used.saturating_sub(over.iter().map(|prefetch| prefetch.left).sum());
+        over.into_iter().filter_map(PrefetchedUnits::settlement).collect()
     }
 }
 

@@ -13,16 +13,16 @@ mod pace;
 mod steps;
 
 use std::{
+    collections::HashMap,
     fmt,
     hash::BuildHasherDefault,
     sync::{
-        Arc, Mutex, OnceLock,
-        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+        Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockWriteGuard,
+        atomic::{AtomicU64, Ordering},
     },
     time::SystemTime,
 };
 
-use quick_cache::{UnitWeighter, sync::Cache};
 use tokio::sync::Notify;
 
 pub(crate) use self::steps::{KeptHolding, Step};
@@ -44,22 +44,21 @@ use crate::{
 /// keys ask the store.
 const CAPACITY: usize = 10_000;
 
+/// The holdings, by the digest of their limit and key.
+type Holdings = HashMap<u64, Arc<Holding>, BuildHasherDefault<Prehashed>>;
+
 /// The prefetches that the limiters on one store hold.
 pub(crate) struct Prefetches {
     /// The clock, and the digester.
     generations: Arc<Generations>,
     round_trip: Arc<RoundTrip>,
-    /// The first key that is worth a prefetch makes the table.
-    holdings: OnceLock<Cache<u64, Arc<Holding>, UnitWeighter, BuildHasherDefault<Prehashed>>>,
+    /// Written while a task begins or ends.
+    holdings: RwLock<Holdings>,
     /// The first admission of a limit with prefetch makes the counts.
     demand: OnceLock<Demand>,
     budget: Budget,
-    /// Locked while a task begins or ends.
-    keeping: Mutex<()>,
-    /// The number of holdings that a task takes care of.
-    kept: AtomicUsize,
-    /// Whether a task has ever left a holding behind, because its runtime ended.
-    has_abandoned: AtomicBool,
+    /// Locked while a check locks several holdings.
+    several: Mutex<()>,
     /// How many prefetches were taken: the number of the last one.
     taken: AtomicU64,
     /// Tells [`give_back`](Self::give_back) that a task has ended.
@@ -71,12 +70,10 @@ impl Prefetches {
         Self {
             generations,
             round_trip,
-            holdings: OnceLock::new(),
+            holdings: RwLock::default(),
             demand: OnceLock::new(),
             budget: Budget::default(),
-            keeping: Mutex::default(),
-            kept: AtomicUsize::new(0),
-            has_abandoned: AtomicBool::new(false),
+            several: Mutex::default(),
             taken: AtomicU64::new(0),
             ended: Notify::new(),
         }
@@ -86,11 +83,6 @@ impl Prefetches {
     /// charges.
     #[inline]
     pub(crate) fn spend(&self, check: &Check) -> Option<Decision> {
-        // If nothing is held, a check needs no look-up. While all limits are used up, nothing is
-        // held, so prefetches then cost nothing.
-        if self.kept.load(Ordering::Relaxed) == 0 && !self.has_abandoned.load(Ordering::Relaxed) {
-            return None;
-        }
         let Some(charge) = check.only_charge() else { return self.spend_all(check) };
         let holding = self.find(charge)?;
         let now = self.now();
@@ -104,22 +96,20 @@ impl Prefetches {
     /// Admits a check of several charges, if this process holds enough units for each of them. All
     /// charges are looked at under the locks of their holdings before any unit is spent.
     fn spend_all(&self, check: &Check) -> Option<Decision> {
-        let find = |(place, charge)| Some((place, charge, self.find(charge)?));
-        let mut found: Vec<(usize, &Charge, Arc<Holding>)> =
-            check.charges().enumerate().map(find).collect::<Option<_>>()?;
-        // All checks lock in the same order, so that no two checks wait for each other.
-        found.sort_unstable_by_key(|(.., holding)| Arc::as_ptr(holding));
+        let find = |charge| Some((charge, self.find(charge)?));
+        let found: Vec<(&Charge, Arc<Holding>)> = check.charges().map(find).collect::<Option<_>>()?;
+        // One check at a time, so that no two checks wait for each other.
+        let _several = lock(&self.several);
         let mut locked: Vec<_> =
-            found.iter().map(|(place, charge, holding)| (place, charge, holding, lock(&holding.state))).collect();
+            found.iter().map(|(charge, holding)| (charge, holding, lock(&holding.state))).collect();
         let now = self.now();
-        if !locked.iter().all(|(_, charge, holding, state)| holding.can_spend(state, charge, now)) {
+        if !locked.iter().all(|(charge, _, state)| state.left(now) >= charge.cost()) {
             return None;
         }
-        locked.sort_unstable_by_key(|(place, ..)| *place);
-        let spent = locked.iter_mut().map(|(_, charge, holding, state)| holding.spend(state, charge, now));
+        let spent = locked.iter_mut().map(|(charge, holding, state)| holding.spend(state, charge, now));
         let spent: Vec<(LimitStatus, SystemTime)> = spent.collect::<Option<_>>()?;
         // The check counts once, whatever its number of charges.
-        locked.first_mut()?.3.count_saved(now);
+        locked.first_mut()?.2.count_saved(now);
         let at = spent.iter().map(|(_, at)| *at).max()?;
         let mut statuses = spent.into_iter().map(|(status, _)| status);
         Some(Decision::of_statuses(at, AdmissionId::fresh(), (statuses.next()?, statuses.collect())))
@@ -142,7 +132,7 @@ impl Prefetches {
     pub(crate) fn note(
         self: &Arc<Self>,
         check: &Check,
-        decision: Decision,
+        mut decision: Decision,
         asked_after: u64,
         mut keep: impl FnMut(KeptHolding),
     ) -> Decision {
@@ -154,29 +144,25 @@ impl Prefetches {
         // If one charge has no holding, the check asks the store anyway, so the other charges would
         // take prefetches in vain.
         let is_worth_it = check.is_prefetched() && found.iter().all(Option::is_some);
-        let mut own = Vec::new();
-        for (place, (holding, (charge, status))) in
-            found.into_iter().zip(check.charges().zip(decision.statuses())).enumerate()
-        {
-            let Some(holding) = holding else { continue };
+        for (place, (holding, charge)) in found.into_iter().zip(check.charges()).enumerate() {
+            let (Some(holding), Some(status)) = (holding, decision.statuses().nth(place)) else { continue };
             let spent = if is_worth_it { charge.cost() } else { 0 };
-            own.push((place, holding.learn(spent, status, at, asked_after, now)));
-            if is_worth_it && let Some(kept) = self.keep(holding, now) {
+            let (held, reserved) = holding.learn(spent, status, at, asked_after, now);
+            decision = decision.without_held(place, held, reserved);
+            if is_worth_it && let Some(kept) = self.keep(&holding, now) {
                 keep(kept);
             }
         }
-        own.into_iter()
-            .fold(decision, |decision, (place, (held, reserved))| decision.without_held(place, held, reserved))
+        decision
     }
 
     /// Finds the holding of a charge. If there is none, counts the request, and makes a holding if
     /// the key is asked for often. A new holding is not in the table yet.
     fn find_or_make(&self, charge: &Charge, status: &LimitStatus, at: SystemTime, now: u64) -> Option<Arc<Holding>> {
         let _ = charge.limit().prefetches?;
-        let digest = charge.digest(&self.generations.digester);
-        let is_usable = |holding: &Arc<Holding>| holding.is_of(charge) && !holding.is_abandoned(now);
-        self.holding(digest).filter(is_usable).or_else(|| {
+        self.find(charge).filter(|holding| !holding.is_abandoned(now)).or_else(|| {
             let _ = charge.prefetched()?;
+            let digest = charge.digest(&self.generations.digester);
             let pace = self.pace(charge.limit());
             let requests = self.demand.get_or_init(Demand::default).count(digest, now, pace)?;
             let requests = Some(requests).filter(|_| self.budget.has_room())?;
@@ -189,51 +175,46 @@ impl Prefetches {
     /// Puts a holding into the table, unless the table already has a holding of this digest.
     /// Returns the holding in the table if no task takes care of it. Then the caller has to start a
     /// task.
-    fn keep(self: &Arc<Self>, holding: Arc<Holding>, now: u64) -> Option<KeptHolding> {
-        let holdings = self.holdings.get_or_init(|| {
-            Cache::with(CAPACITY, CAPACITY as u64, UnitWeighter, Default::default(), Default::default())
-        });
-        let _keeping = lock(&self.keeping);
+    fn keep(self: &Arc<Self>, holding: &Arc<Holding>, now: u64) -> Option<KeptHolding> {
+        let mut holdings = self.write();
         // The holding in the table may be of a limit with other settings. Then the task of that
         // holding gives back the units that are left, and ends.
-        let held = holdings.get(&holding.digest).filter(|held| !held.is_abandoned(now));
-        if held.is_none() && self.kept.load(Ordering::Relaxed) >= CAPACITY {
+        if let Some(held) = holdings.get(&holding.digest).filter(|held| !held.is_abandoned(now)) {
+            return KeptHolding::begin(self, held, now);
+        }
+        if holdings.len() >= CAPACITY {
             return None;
         }
-        let holding = held.unwrap_or_else(|| {
-            holdings.insert(holding.digest, Arc::clone(&holding));
-            holding
-        });
-        KeptHolding::begin(self, &holding, now)
+        holdings.insert(holding.digest, Arc::clone(holding));
+        KeptHolding::begin(self, holding, now)
     }
 
     /// The holdings that no task takes care of any more, since their runtimes have ended.
     fn abandoned(self: &Arc<Self>) -> Vec<KeptHolding> {
-        let _keeping = lock(&self.keeping);
         let now = self.now();
-        let holdings = self.holdings.get().into_iter().flat_map(Cache::iter);
-        holdings.filter_map(|(_, holding)| KeptHolding::begin(self, &holding, now)).collect()
+        self.write().values().filter_map(|holding| KeptHolding::begin(self, holding, now)).collect()
     }
 
     /// Gives back the prefetches of the limit and key with this digest at once, and drops the
     /// prefetch that is asked for.
     pub(super) fn drop_prefetches_of(&self, digest: u64) {
-        if let Some(holding) = self.holding(digest) {
-            holding.drop_prefetches(self.now());
+        let holding = self.read(|holdings| holdings.get(&digest).cloned());
+        if let Some(holding) = holding {
+            holding.drop_prefetches();
         }
     }
 
     /// Gives back all prefetches at once, and returns when that is done. Calls `keep` for each
     /// limit and key that needs a new task to give its prefetches back.
-    pub(crate) async fn give_back(self: &Arc<Self>, keep: impl FnMut(KeptHolding)) {
-        self.abandoned().into_iter().for_each(keep);
+    pub(crate) async fn give_back(self: &Arc<Self>, mut keep: impl FnMut(KeptHolding)) {
         loop {
             let ended = self.ended.notified();
-            let Some(holdings) = self.holdings.get() else { return };
-            holdings.iter().for_each(|(_, holding)| holding.drop_prefetches(self.now()));
-            if self.kept.load(Ordering::SeqCst) == 0 {
+            self.abandoned().into_iter().for_each(&mut keep);
+            let holdings: Vec<_> = self.read(|holdings| holdings.values().cloned().collect());
+            if holdings.is_empty() {
                 return;
             }
+            holdings.iter().for_each(|holding| holding.drop_prefetches());
             ended.await;
         }
     }
@@ -243,11 +224,22 @@ impl Prefetches {
     }
 
     fn find(&self, charge: &Charge) -> Option<Arc<Holding>> {
-        self.holding(charge.digest(&self.generations.digester)).filter(|holding| holding.is_of(charge))
+        self.read(|holdings| {
+            // While all limits are used up, nothing is held. Then prefetches cost next to nothing.
+            if holdings.is_empty() {
+                return None;
+            }
+            let digest = charge.digest(&self.generations.digester);
+            holdings.get(&digest).filter(|holding| holding.is_of(charge)).cloned()
+        })
     }
 
-    fn holding(&self, digest: u64) -> Option<Arc<Holding>> {
-        self.holdings.get()?.get(&digest)
+    fn read<T>(&self, read: impl FnOnce(&Holdings) -> T) -> T {
+        read(&self.holdings.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Holdings> {
+        self.holdings.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn pace(&self, limit: &Limit) -> Pace {
@@ -260,6 +252,6 @@ impl Prefetches {
 
 impl fmt::Debug for Prefetches {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Prefetch").field("held", &self.kept.load(Ordering::Relaxed)).finish()
+        f.debug_struct("Prefetch").field("held", &self.read(HashMap::len)).finish()
     }
 }

@@ -5,8 +5,6 @@
 //! next prefetch, and how busy a key must be. Next to the store, all three are as the limit's
 //! settings say. A prefetch has as many units as the key spends in a life at its recent rate.
 
-use std::mem;
-
 /// A life is at least this many times as long as most replies take. So a process can spend a
 /// prefetch for longer than it has waited for the reply that brought it.
 const LEAST_TRIPS: u64 = 4;
@@ -82,13 +80,11 @@ const SHORTEST_MEASUREMENT: u64 = 8;
 
 /// The units that were spent under a limit and key. Times are microseconds.
 pub(super) struct Spending {
-    /// The least units of the first prefetch.
-    first_units: u64,
     /// The present measurement: when it began, and what was spent since.
     since: u64,
     spent: u64,
     requests: u64,
-    /// The measurement before the present one: when it began, and what was spent in it.
+    /// The measurement before the present one: how long it took, and what was spent in it.
     before: (u64, u64),
 }
 
@@ -102,8 +98,10 @@ pub(super) fn first_units(requests: u64, cost: u64, (used, rest): (u64, u64), pa
 }
 
 impl Spending {
-    pub(super) fn new(first_units: u64, now: u64) -> Self {
-        Self { first_units, since: now, spent: 0, requests: 0, before: (now, 0) }
+    /// The spending of a key that is expected to spend `first_units` in a life, as if it had spent
+    /// them in the last one.
+    pub(super) fn new(first_units: u64, now: u64, pace: Pace) -> Self {
+        Self { since: now, spent: 0, requests: 0, before: (pace.life, first_units) }
     }
 
     pub(super) fn count(&mut self, cost: u64) {
@@ -113,27 +111,27 @@ impl Spending {
 
     /// Begins a new measurement, unless the present one is too short to tell a rate.
     pub(super) fn measure_anew(&mut self, now: u64, pace: Pace) {
-        if now.saturating_sub(self.since) >= pace.measured() {
-            self.before = (self.since, self.spent);
+        let elapsed = now.saturating_sub(self.since);
+        if elapsed >= pace.measured() {
+            self.before = (elapsed, self.spent);
             (self.since, self.spent, self.requests) = (now, 0, 0);
         }
     }
 
     /// The units of the next prefetch; `None` if a prefetch is not worth it.
     pub(super) fn next_units(&mut self, now: u64, pace: Pace, rest: u64) -> Option<u64> {
-        let first_units = mem::take(&mut self.first_units);
         if now < self.since {
             // The clock has stepped back, so the time of the measurement is unknown, and a new one
             // begins.
-            *self = Self::new(0, now);
+            *self = Self::new(0, now, pace);
         }
         let elapsed = now.saturating_sub(self.since);
         let present = rate(self.spent, elapsed.max(pace.measured()), pace.life);
         // The lasting rate includes the measurement before the present one. Requests come at
         // random, so a short pause does not mean a lower demand.
-        let (since_before, before) = self.before;
-        let lasting = rate(before.saturating_add(self.spent), now.saturating_sub(since_before), pace.life);
-        let units = present.max(lasting).max(first_units).min(rest / PART_OF_THE_REST);
+        let (elapsed_before, before) = self.before;
+        let lasting = rate(before.saturating_add(self.spent), elapsed_before.saturating_add(elapsed), pace.life);
+        let units = present.max(lasting).min(rest / PART_OF_THE_REST);
         let cost = if self.requests > 0 { self.spent.div_ceil(self.requests) } else { 1 };
         // Half as many requests are needed as for the first prefetch. Requests come at random, so
         // with the same number, a busy key would lose its prefetches from time to time.

@@ -40,18 +40,17 @@ pub(crate) enum Step {
 
 impl KeptHolding {
     /// Returns the holding if no task takes care of it, and `None` otherwise. The caller has locked
-    /// `keeping`, and has to start a task for the returned holding.
+    /// the table, and has to start a task for the returned holding.
     pub(super) fn begin(prefetches: &Arc<Prefetches>, holding: &Arc<Holding>, now: u64) -> Option<Self> {
         let mut state = lock(&holding.state);
-        if mem::replace(&mut state.is_kept, true) {
+        if state.stepped_at.is_some() {
             return None;
         }
-        state.stepped_at = now;
+        (state.stepped_at, state.ends) = (Some(now), false);
         // If a task has asked for a prefetch, and has ended before the reply, the new task gives
         // this prefetch back.
         let asked = state.asked.take();
         state.prefetches.extend(asked);
-        prefetches.kept.fetch_add(1, Ordering::SeqCst);
         Some(Self { prefetches: Arc::clone(prefetches), holding: Arc::clone(holding) })
     }
 
@@ -65,12 +64,12 @@ impl KeptHolding {
         let holding = &*self.holding;
         let now = self.prefetches.now();
         let mut state = lock(&holding.state);
-        (state.stepped_at, state.pace) = (now, self.prefetches.pace(&holding.limit));
+        (state.stepped_at, state.pace) = (Some(now), self.prefetches.pace(&holding.limit));
         let life = state.pace.life;
         if state.asks_from > now.saturating_add(micros(Prefetch::MAX_LIFE)) {
             // The clock has stepped back. The comparison is with the longest life, since the life
             // may have been longer when `asks_from` was set.
-            (state.asks_from, state.waits_until) = (0, 0);
+            state.asks_from = 0;
         }
         self.prefetches.budget.earn(SAVED.saturating_mul(mem::take(&mut state.saved.0)));
         let wanted = holding.wanted(&mut state, now).filter(|_| !is_open && self.prefetches.budget.pay());
@@ -78,7 +77,11 @@ impl KeptHolding {
             // Without a prefetch, the task waits: for the reply if it has asked for a prefetch,
             // otherwise until it may ask again. After this wait, the task ends if the key is not
             // asked for often.
-            let otherwise = if state.asked.is_some() { now.saturating_add(life) } else { state.waits_until };
+            let otherwise = match state.asked {
+                Some(_) => now.saturating_add(life),
+                None if state.ends => now,
+                None => state.asks_from,
+            };
             let renewal = state.renewal().filter(|renewal| *renewal > now && state.asked.is_none());
             let until =
                 state.prefetches.iter().map(|prefetch| prefetch.until).chain(renewal).min().unwrap_or(otherwise);
@@ -117,7 +120,6 @@ impl KeptHolding {
         let Some(mut asked) = state.asked.take() else { return };
         let life = state.pace.life;
         let asked_at = asked.asked_at;
-        let is_dropped = asked.until == 0;
         let wait = match &answer {
             Ok(decision) if decision.is_allowed() => {
                 let units = asked.check.charges().map(Charge::cost).sum();
@@ -125,21 +127,19 @@ impl KeptHolding {
                 asked.admitted = Some(decision.clone());
                 let pace = state.pace;
                 state.spending.measure_anew(now, pace);
-                state.prefetches.push_back(asked);
+                state.prefetches.push(asked);
                 None
             }
             Ok(_) => Some(life),
             Err(_) => {
-                state.prefetches.push_back(asked);
+                state.prefetches.push(asked);
                 Some(life / 8)
             }
         };
         // After a refusal or a failure, the task waits and asks again, since the key is asked for
-        // often. If the prefetch was dropped while the reply was on its way, the task does not
-        // wait.
-        if let Some(wait) = wait.filter(|_| !is_dropped) {
-            let time = now.saturating_add(wait);
-            (state.asks_from, state.waits_until) = (time, time);
+        // often.
+        if let Some(wait) = wait {
+            state.asks_from = now.saturating_add(wait);
         }
         if let Ok(decision) = answer
             && let Some(status) = decision.statuses().next()
@@ -157,20 +157,17 @@ impl KeptHolding {
 
 impl Drop for KeptHolding {
     fn drop(&mut self) {
-        let keeping = lock(&self.prefetches.keeping);
+        let mut holdings = self.prefetches.write();
         let mut state = lock(&self.holding.state);
-        state.is_kept = false;
+        state.stepped_at = None;
+        // If anything is left, the runtime of the task has ended. Callers may spend the units that
+        // are held, until the life of these units is over.
         let is_over = state.prefetches.is_empty() && state.asked.is_none();
-        drop(state);
-        if !is_over {
-            // The runtime of the task has ended. Callers may spend the units that are held, until
-            // the life of these units is over.
-            self.prefetches.has_abandoned.store(true, Ordering::SeqCst);
-        } else if let Some(holdings) = self.prefetches.holdings.get() {
-            holdings.remove_if(&self.holding.digest, |held| Arc::ptr_eq(held, &self.holding));
+        let digest = self.holding.digest;
+        if is_over && holdings.get(&digest).is_some_and(|held| Arc::ptr_eq(held, &self.holding)) {
+            holdings.remove(&digest);
         }
-        drop(keeping);
-        self.prefetches.kept.fetch_sub(1, Ordering::SeqCst);
+        drop((state, holdings));
         self.prefetches.ended.notify_waiters();
     }
 }

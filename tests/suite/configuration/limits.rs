@@ -152,9 +152,9 @@ fn an_error_says_which_part_is_wrong() {
         ("5/min prefetch(50)x", "not \"prefetch(50)x\""),
         ("5/min prefetch(8,7ms)", "not \"prefetch(8,7ms)\""),
         ("5/min prefetch(50)", "not \"prefetch(50)\""),
-        ("5/min prefetch(2s)", "the life of a prefetch must be 1 ms to 1 s, not 2s"),
-        ("5/50ms prefetch", "the life of a prefetch must be at most the window, 50ms, not 100ms"),
-        ("5/min fixed prefetch", "prefetches need an exact or a compact log, not fixed"),
+        ("5/min prefetch(2s)", "the life of a prefetch must be 1 ms to 1 s"),
+        ("5/50ms prefetch", "the life of a prefetch, 100 ms by default, must be at most the window"),
+        ("5/min fixed prefetch", "prefetches need an exact or a compact log"),
     ] {
         let error = Limit::parse("login", text).unwrap_err().to_string();
         assert!(error.starts_with(&format!("limit {:?}: ", format!("login={text}"))), "{error}");

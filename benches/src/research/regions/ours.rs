@@ -158,15 +158,16 @@ impl Scheme for Ours {
 impl Process {
     /// Replies do not deviate.
     fn at(trip: Time, life: Time) -> Self {
+        let pace = Pace::new(life, SECOND, trip, trip);
         Self {
-            pace: Pace::new(life, SECOND, trip, trip),
+            pace,
             began: 0,
             requests: 0,
             is_kept: false,
             held: VecDeque::new(),
             asked: None,
             asks_from: 0,
-            spending: Spending::new(0, 0),
+            spending: Spending::new(0, 0, pace),
             used: 0,
         }
     }
@@ -193,7 +194,7 @@ impl Process {
         }
         let requests = rate(self.requests, at - self.began, self.pace.life);
         if let Some(first) = first_units(requests, 1, (used, units - used), self.pace) {
-            (self.is_kept, self.requests, self.spending) = (true, 0, Spending::new(first, at));
+            (self.is_kept, self.requests, self.spending) = (true, 0, Spending::new(first, at, self.pace));
             self.spending.count(1);
         }
     }

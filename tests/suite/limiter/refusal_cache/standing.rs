@@ -1,14 +1,18 @@
 //! How long a refusal is known, how seldom Redis is asked about it meanwhile, and whose events end
 //! it.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
-use tokio::time::sleep;
-use tower_sliding_window::{Charge, Check, Decision, Error, Limit, Limiter};
+use tokio::{sync::Notify, task::yield_now, time::sleep};
+use tower_sliding_window::{
+    Charge, Check, Decision, Error, Key, Limit, Limiter, MemoryStore, Store,
+    settlement::{Settled, Settlement},
+    store::{LocalState, ManualClock, StoreFuture},
+};
 
 use super::{CALLS, Test};
-use crate::support::{TEST_TIMEOUT, charge, check_of, ms, redis_server::RedisServer, seconds};
+use crate::support::{MICROSECOND, TEST_TIMEOUT, charge, check_of, ms, redis_server::RedisServer, seconds};
 
 const PLACES: Limit = Limit::concurrent("places", 50);
 
@@ -115,6 +119,108 @@ async fn a_caller_behind_others_in_line_is_refused_while_redis_fails() {
     test.server.kill();
     assert!(is_refused(&limiter.acquire(&CALLS, "ada", 1, ms(1)).await));
     first.abort();
+}
+
+/// A store whose decisions overtake each other. It decides a check of one unit late, and tells its
+/// decision on any other check late.
+#[derive(Clone)]
+struct Overtaking {
+    store: MemoryStore,
+    local_state: LocalState,
+    /// The clock of the local state.
+    clock: ManualClock,
+    decides: Arc<Notify>,
+    replies: Arc<Notify>,
+}
+
+impl Overtaking {
+    fn on(store: &MemoryStore) -> Self {
+        let clock = ManualClock::new();
+        let [decides, replies] = [(); 2].map(|()| Arc::new(Notify::new()));
+        Self { store: store.clone(), local_state: LocalState::by(&clock), clock, decides, replies }
+    }
+
+    /// Asks for one unit and then for two. The store decides on two units, `between` happens, and
+    /// the store decides on one unit. The decision on two units is told last.
+    async fn overtake(&self, limiter: &Limiter, between: impl AsyncFnOnce()) -> [Result<Decision, Error>; 2] {
+        let later = tokio::spawn(limiter.check(&CALLS, "ada", 1));
+        yield_now().await;
+        self.clock.advance(MICROSECOND);
+        let earlier = tokio::spawn(limiter.check(&CALLS, "ada", 2));
+        yield_now().await;
+        between().await;
+        self.clock.advance(MICROSECOND);
+        self.decides.notify_one();
+        let later = later.await.unwrap();
+        self.replies.notify_one();
+        [earlier.await.unwrap(), later]
+    }
+}
+
+impl Store for Overtaking {
+    fn decide(&self, check: Check) -> StoreFuture<Decision> {
+        let Self { store, decides, replies, .. } = self.clone();
+        Box::pin(async move {
+            if check.charges().all(|charge| charge.cost() == 1) {
+                decides.notified().await;
+                return store.decide(check).await;
+            }
+            let decision = store.decide(check).await;
+            replies.notified().await;
+            decision
+        })
+    }
+
+    fn settle(&self, settlement: Settlement) -> StoreFuture<Settled> {
+        self.store.settle(settlement)
+    }
+
+    fn reset(&self, limit: Limit, key: Key) -> StoreFuture<()> {
+        self.store.reset(limit, key)
+    }
+
+    fn local_state(&self) -> Option<&LocalState> {
+        Some(&self.local_state)
+    }
+}
+
+/// The check that asked later was decided earlier, when a unit was left. Its reply comes last.
+#[tokio::test]
+async fn a_refusal_that_was_decided_earlier_replaces_no_later_one() {
+    for is_in_one_batch in [false, true] {
+        let clock = ManualClock::new();
+        let store = MemoryStore::new().clock(&clock);
+        let overtaking = Overtaking::on(&store);
+        let limiter = Limiter::new(overtaking.clone()).deadline(TEST_TIMEOUT);
+        let others = Limiter::new(store);
+        assert!(others.check(&CALLS, "ada", 1).await.unwrap().is_allowed());
+        let outcomes = overtaking.overtake(&limiter, async || {
+            assert!(others.check(&CALLS, "ada", 1).await.unwrap().is_allowed());
+            clock.advance(if is_in_one_batch { Duration::ZERO } else { MICROSECOND });
+        });
+        assert!(outcomes.await.iter().all(is_refused));
+        let known = tokio::spawn(limiter.check(&CALLS, "ada", 1));
+        yield_now().await;
+        assert!(known.is_finished() && is_refused(&known.await.unwrap()), "{is_in_one_batch}");
+    }
+}
+
+/// The admission was decided before the refusal, and its reply comes last.
+#[tokio::test]
+async fn an_admission_that_was_decided_earlier_ends_no_later_refusal() {
+    let clock = ManualClock::new();
+    let store = MemoryStore::new().clock(&clock);
+    let overtaking = Overtaking::on(&store);
+    let limiter = Limiter::new(overtaking.clone()).deadline(TEST_TIMEOUT).refusal_cache(Duration::ZERO);
+    let others = Limiter::new(store);
+    assert!(others.check(&CALLS, "ada", 2).await.unwrap().is_allowed());
+    overtaking.replies.notify_one();
+    assert!(is_refused(&limiter.check(&CALLS, "ada", 2).await));
+    others.reset(&CALLS, "ada").await.unwrap();
+    let [admitted, refused] = overtaking.overtake(&limiter, async || clock.advance(MICROSECOND)).await;
+    assert!(admitted.unwrap().is_allowed() && is_refused(&refused));
+    // The store does not decide this check.
+    assert!(is_refused(&limiter.clone().deadline(ms(10)).check(&CALLS, "ada", 1).await));
 }
 
 /// A used-up window and a place, thousands of checks at once, and Redis stands still for moments.
