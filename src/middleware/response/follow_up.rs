@@ -110,7 +110,7 @@ impl Policy {
         let admitted = admitted.clone();
         let charged = details.charged.clone();
         Some(self.limiter.detachable(async move {
-            let Policy { limiter, events, .. } = &*policy;
+            let Self { limiter, events, .. } = &*policy;
             let is_local = admitted.local_cause().is_some();
             let settled = if settles { Some(settle(limiter, admitted, settlements, spent).await) } else { None };
             let settled = settled.and_then(|settled| settled.inspect_err(|error| events.not_settled(error)).ok());
