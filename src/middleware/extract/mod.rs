@@ -5,11 +5,11 @@
 //! 2. Do not make a value that clients can choose freely the only key of your limits, since each
 //!    new value has a new budget. Use a key that an earlier layer has verified, or add a limit by
 //!    address.
-//! 3. Any closure over [`Parts`](http::request::Parts) is an extractor, for example for host names,
-//!    or for the extensions of an authentication layer. Write the type of the closure's argument:
-//!    `|parts: &Parts|`. Make no key of a text that clients can spell in several ways, such as a
-//!    path: [`choosing_keys`](crate::guide::choosing_keys#by-a-value-in-the-path) shows how to use
-//!    a value in the path.
+//! 3. Any closure over [`Parts`] is an extractor, for example for host names, or for the extensions
+//!    of an authentication layer. Write the type of the closure's argument: `|parts: &Parts|`. Make
+//!    no key of a text that clients can spell in several ways, such as a path:
+//!    [`choosing_keys`](crate::guide::choosing_keys#by-a-value-in-the-path) shows how to use a value
+//!    in the path.
 //! 4. [`and`](KeyExtractor::and) makes one key of two. [`or`](KeyExtractor::or) uses the second key
 //!    only if the first is absent. If the first key is malformed, the request is rejected. So a
 //!    client cannot skip the first extractor by sending garbage.
@@ -76,9 +76,8 @@ pub trait KeyExtractor: Send + Sync + 'static {
 
     /// Uses the key of `other` if the key of this extractor is absent. A key of an address never
     /// equals a key of an API key or of a header. An API key never has the key of a header. Keys of
-    /// two different headers are never equal. An address has the same key for
-    /// [`PeerIp`](PeerIp) and [`ClientIp`](ClientIp). A token has the same key for
-    /// all [`ApiKey`](ApiKey)s of one secret.
+    /// two different headers are never equal. An address has the same key for [`PeerIp`] and
+    /// [`ClientIp`]. A token has the same key for all [`ApiKey`]s of one secret.
     fn or<E: KeyExtractor + Clone>(self, other: E) -> impl KeyExtractor + Clone
     where
         Self: Clone,

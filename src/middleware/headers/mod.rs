@@ -33,7 +33,10 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use http::{HeaderMap, HeaderName, HeaderValue, header::RETRY_AFTER};
+use http::{
+    HeaderMap, HeaderName, HeaderValue,
+    header::{Entry, RETRY_AFTER},
+};
 
 pub(super) use self::rate_limit::split;
 use self::rate_limit::{POLICY, RATE_LIMIT};
@@ -128,15 +131,22 @@ impl HeaderSets {
         let Some(status) = decision.visible() else { return };
         let remaining = status.remaining();
         let is_concurrent = status.limit().is_concurrent();
-        if let Some(shown) = headers.get(REMAINING) {
-            if !is_concurrent {
-                self.warn_of_two_formats(headers);
-            }
-            if number(shown).is_some_and(|shown| shown <= remaining || is_concurrent) {
-                return;
+        let value = header_value(remaining);
+        match headers.entry(REMAINING) {
+            Entry::Vacant(entry) => drop(entry.insert(value)),
+            Entry::Occupied(mut entry) => {
+                let stays = number(entry.get()).is_some_and(|shown| shown <= remaining || is_concurrent);
+                if !stays {
+                    entry.insert(value);
+                }
+                if !is_concurrent {
+                    self.warn_of_two_formats(headers);
+                }
+                if stays {
+                    return;
+                }
             }
         }
-        headers.insert(REMAINING, header_value(remaining));
         let mut reset = more_after(status);
         if self.reset_is_unix_time {
             reset = reset.saturating_add(decision.at().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default());
