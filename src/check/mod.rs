@@ -200,7 +200,8 @@ pub(crate) fn charged_twice(limit: &Limit) -> ConfigError {
     ConfigError::new(format!("{mistake}: add up the costs, or give one limit another name"))
 }
 
-/// The id of an admission: 64 bits, as a number that the caller can store. See the [module docs](self#ids).
+/// The id of an admission: 64 bits, as a number that the caller can store. See the [module
+/// docs](self#ids).
 ///
 /// Never take an id from a client: a client that repeats an id is admitted for free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

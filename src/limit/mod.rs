@@ -229,9 +229,9 @@ impl Limit {
         self
     }
 
-    /// The same limit with another number of units. Both limits share their units: see rule 2 of the
-    /// [module docs](self). So an admission can be settled after the limit has become smaller than
-    /// the cost: the charge gets the limit with more units, so that the charge fits.
+    /// The same limit with another number of units. Both limits share their units: see rule 2 of
+    /// the [module docs](self). So an admission can be settled after the limit has become smaller
+    /// than the cost: the charge gets the limit with more units, so that the charge fits.
     ///
     /// # Panics
     ///

@@ -163,8 +163,8 @@ impl BreakerState {
         Some(open.probe_takes)
     }
 
-    /// Counts the outcome of a probe. After a probe without an answer, the next probe may take twice
-    /// as long, as in RFC 6298: the store may be farther away than before.
+    /// Counts the outcome of a probe. After a probe without an answer, the next probe may take
+    /// twice as long, as in RFC 6298: the store may be farther away than before.
     fn end_probe(&self, part: &Part, outcome: Result<Decision, Error>) {
         match outcome {
             Err(error) if error.is_the_stores() => self.count_failure(part, &error),
@@ -224,8 +224,8 @@ impl FailingPart {
         self.open.as_ref().is_some_and(|open| deadline <= open.deadline)
     }
 
-    /// Counts a failure. With `enough` failures, the breaker opens, or is open for longer deadlines.
-    /// Returns whether it opens.
+    /// Counts a failure. With `enough` failures, the breaker opens, or is open for longer
+    /// deadlines. Returns whether it opens.
     fn learn_failure(&mut self, deadline: Duration, enough: usize) -> bool {
         if self.is_open_for(deadline) {
             return false;

@@ -164,8 +164,8 @@ impl Refusals {
             let refuses = charge.can_refuse() && charge.cost() > refusal.status.remaining();
             let is_sure = self.is_sure(digest, refusal.generation);
             let may_hold = is_sure || refuses && refusal.status.reserved() == 0;
-            // A status that is not older may be shown in any refusal, even of a check that its limit
-            // would admit.
+            // A status that is not older may be shown in any refusal, even of a check that its
+            // limit would admit.
             let is_shown = refuses || now < refusal.asked_at.saturating_add(micros(self.max_age));
             let holds = may_hold && is_shown && refusal.holds_for(charge, now, reserved_for);
             holds.then_some(Known { refusal, refuses, is_sure })

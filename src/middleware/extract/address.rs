@@ -1,5 +1,5 @@
-//! IP addresses: the key of an address, ranges of addresses, and lists of ranges that may change while
-//! the program runs.
+//! IP addresses: the key of an address, ranges of addresses, and lists of ranges that may change
+//! while the program runs.
 //!
 //! 1. An IPv4 address has one key, however it is written. The following IPv6 addresses stand for an
 //!    IPv4 address:

@@ -135,9 +135,9 @@ impl CheckDetails {
         Ok(details)
     }
 
-    /// Adds the charge of a limit, and the charge that asks for its ban. Returns an error if another
-    /// limit charges the same limit and key. But if only the other limit is in the shadow, the other
-    /// limit is left out.
+    /// Adds the charge of a limit, and the charge that asks for its ban. Returns an error if
+    /// another limit charges the same limit and key. But if only the other limit is in the shadow,
+    /// the other limit is left out.
     fn add(&mut self, limit_index: usize, charge: Option<Charge>, ban: Option<Box<Charge>>) -> Result<(), LeftOut> {
         let Some(charge) = charge else {
             // Only a limit that charges the request begins the ban.

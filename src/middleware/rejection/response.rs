@@ -100,7 +100,8 @@ impl Rejection {
 
     /// A sentence for the client. The sentence names no hidden limits, no keys, and no details of
     /// the server. Escape the sentence in HTML, since it may repeat the
-    /// [`KeyError`](crate::extract::KeyError) of an extractor of your own. A response of plain text:
+    /// [`KeyError`](crate::extract::KeyError) of an extractor of your own. A response of plain
+    /// text:
     ///
     /// ```
     /// use axum::body::Body;

@@ -47,8 +47,8 @@ pub(super) struct LimitUsage {
     admissions: CacheLines<AtomicUsize>,
 }
 
-/// A value in cache lines of its own. Threads write it often. If it shared cache lines, threads that
-/// use its neighbours would wait for them.
+/// A value in cache lines of its own. Threads write it often. If it shared cache lines, threads
+/// that use its neighbours would wait for them.
 #[derive(Default)]
 #[repr(align(128))]
 pub(super) struct CacheLines<T>(pub(super) T);

@@ -135,7 +135,8 @@ impl MemoryStore {
     /// check with an [id](crate::Check::id) of the caller's, the refusal of a large cost where
     /// admissions have different costs, a reservation whose lease ends in the middle of the window,
     /// the settlement of an old admission, and the first refusal after a step back of the clock.
-    /// After a pause, a check also sweeps expired admissions of other keys, for up to a millisecond.
+    /// After a pause, a check also sweeps expired admissions of other keys, for up to a
+    /// millisecond.
     pub fn capacity(&self, admissions: usize) -> Self {
         Self::with(self.0.clock.clone(), admissions)
     }
