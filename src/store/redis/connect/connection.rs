@@ -20,9 +20,11 @@
 //! 6. A generation is also given up if one of its connections gave no reply to several requests in
 //!    a row, or to one request for a second. Such a connection may be half open, which no error
 //!    ever reports. Requests that were in flight together count as one. A request does not count if
-//!    a later request got a reply. A request that was sent just as its connection ended may also
-//!    get no error: tokio's channel keeps the message of this request as long as the channel has a
-//!    sender ([issue 7714](https://github.com/tokio-rs/tokio/issues/7714)).
+//!    a later request got a reply. In a cluster, each request counts that had no reply within the
+//!    reply timeout, and only the connections of its client are given up. A request that was sent
+//!    just as its connection ended may also get no error: tokio's channel keeps the message of this
+//!    request as long as the channel has a sender
+//!    ([issue 7714](https://github.com/tokio-rs/tokio/issues/7714)).
 //! 7. If a connection has had no reply for half a second, it is tested before a check that must not
 //!    run twice is sent over it: the server or a proxy may have closed the connection in that time.
 //!    In a cluster, a connection leads to several nodes. So the time of the last reply is kept for
@@ -42,7 +44,7 @@ use std::{
 };
 
 use bb8::{ManageConnection, PooledConnection};
-use redis::{Cmd, Pipeline, RedisError, RedisFuture, RedisResult, Value, cmd};
+use redis::{Cmd, Pipeline, RedisError, RedisFuture, RedisResult, Value};
 use tokio::{
     sync::{oneshot, watch},
     task::JoinSet,
@@ -50,7 +52,7 @@ use tokio::{
 };
 
 #[cfg(feature = "cluster")]
-use super::cluster::{self, ClusterConnections};
+use super::cluster;
 use super::{
     errors::{self, needs_new_connection},
     server::{Server, without_arguments},
@@ -131,8 +133,8 @@ impl Pool {
             if let Poll::Ready(Ok((connection, seat))) = filled {
                 // The seat of a cluster's connections returns to the pool at once: a slow node must
                 // not keep other batches from the other nodes.
-                let is_exclusive = matches!(connection, Connection::Server(..));
-                return Poll::Ready(Ok((connection, is_exclusive.then_some(seat))));
+                let seat = (!connection.is_to_cluster()).then_some(seat);
+                return Poll::Ready(Ok((connection, seat)));
             }
             match (shared.as_mut().poll(cx), filled) {
                 (Poll::Ready(Some(shared)), _) => Poll::Ready(Ok((shared, None))),
@@ -183,7 +185,7 @@ impl Pool {
         let mut openings = lock(&self.openings);
         while openings.try_join_next().is_some() {}
         openings.spawn(async move {
-            let outcome = Connection::open(&server, &generation).await.map_err(without_arguments);
+            let outcome = Connection::open(&server, &generation, &distance).await.map_err(without_arguments);
             let new = outcome.as_ref().ok().cloned();
             // If the caller has stopped waiting, the connection is for later callers.
             let _ = opened.send(outcome.map(|connection| {
@@ -191,20 +193,11 @@ impl Pool {
                 shared.send_replace(Some(connection.clone()));
                 (connection, seat)
             }));
-            match new {
-                Some(mut new @ Connection::Server(..)) => {
-                    let sent = Instant::now();
-                    // If the user may not send PING, the reply is an error. The time of an error
-                    // reply is as good as that of any other reply.
-                    let _ = new.send(&cmd("PING"), false, sent).await;
-                    distance.store(clock::micros(sent.elapsed()), Ordering::Relaxed);
-                }
-                #[cfg(feature = "cluster")]
-                Some(Connection::Cluster(nodes, _)) => {
-                    server.learn_nodes(&nodes).await;
-                    server.warn_of_nodes(&nodes).await;
-                }
-                None => {}
+            if server.is_cluster()
+                && let Some(mut new) = new
+            {
+                server.learn_nodes(&mut new).await;
+                server.warn_of_nodes(&mut new).await;
             }
         });
         outcome
@@ -239,82 +232,95 @@ impl ManageConnection for Seats {
 
 /// A connection to one server, or connections to all nodes of a cluster. Clones share them.
 #[derive(Clone)]
-pub(crate) enum Connection {
-    Server(ServerConnection, Arc<ConnectionHealth>),
-    #[cfg(feature = "cluster")]
-    Cluster(Arc<ClusterConnections>, Arc<LastReplies>),
+pub(crate) struct Connection {
+    first: Link,
+    /// The client that sends commands again. Only a cluster has one.
+    again: Option<Link>,
+}
+
+/// What one client sends over.
+#[derive(Clone)]
+struct Link {
+    connection: ServerConnection,
+    health: Arc<ConnectionHealth>,
 }
 
 impl Connection {
     /// Opens a connection of this generation.
-    async fn open(server: &Server, generation: &Arc<AtomicU64>) -> RedisResult<Self> {
+    async fn open(server: &Server, generation: &Arc<AtomicU64>, distance: &AtomicU64) -> RedisResult<Self> {
         #[cfg(feature = "cluster")]
         if server.is_cluster() {
-            let connections = cluster::connect(&server.nodes, &server.settings).await?;
-            return Ok(Self::Cluster(Arc::new(connections), Arc::new(LastReplies::new())));
+            let [first, again] = cluster::connect(&server.nodes, &server.settings).await?.map(|connection| {
+                // Each client is a generation of its own: it connects again to nodes by itself.
+                let health = ConnectionHealth::new(&Arc::default(), server);
+                Link { connection, health: Arc::new(health) }
+            });
+            return Ok(Self { first, again: Some(again) });
         }
-        let health = ConnectionHealth::new(generation, server.settings.reply_timeout);
+        let health = ConnectionHealth::new(generation, server);
         let connect = async {
-            match server.connect().await {
+            match server.connect(distance).await {
                 // The connection was cut in the middle of signing in, for example with `CLIENT
                 // KILL`. A second try may succeed.
-                Err(error) if error.is_connection_dropped() => server.connect().await,
+                Err(error) if error.is_connection_dropped() => server.connect(distance).await,
                 outcome => outcome,
             }
         };
         let wait = server.settings.connect_timeout;
         let connection = timeout(wait, connect).await.map_err(|_| late(wait))??;
-        Ok(Self::Server(connection, Arc::new(health)))
+        Ok(Self { first: Link { connection, health: Arc::new(health) }, again: None })
     }
 
     /// Sends a command. `since` is the present time, and `again` says that the command was sent
     /// before.
-    #[cfg_attr(not(feature = "cluster"), expect(unused_variables))]
     pub(crate) async fn send(&mut self, command: &Cmd, again: bool, since: Instant) -> RedisResult<Value> {
-        match self {
-            Self::Server(connection, health) => {
-                health.hear(since, connection.req_packed_command(command), Value::extract_error).await
-            }
-            // The client of a cluster replaces broken connections by itself.
-            #[cfg(feature = "cluster")]
-            Self::Cluster(connections, _) => connections.send(command, again).await,
-        }
+        let Link { connection, health } = self.link(again);
+        health.hear(since, connection.req_packed_command(command), Value::extract_error).await
     }
 
     /// Sends commands that remove entries, all at once. Returns the number of entries that each
     /// command has removed. For a key of another type, the number is 0.
-    #[cfg_attr(not(feature = "cluster"), expect(unused_variables))]
+    ///
+    /// In a cluster, commands that are sent again are sent one by one: if several commands are
+    /// redirected at once to the node to which a slot moves, that node accepts only the first of
+    /// them.
     pub(crate) async fn send_all(&mut self, removals: &Pipeline, again: bool, since: Instant) -> RedisResult<Value> {
-        match self {
-            Self::Server(connection, health) => {
-                health.hear(since, connection.req_packed_commands(removals, 0, removals.len()), numbers).await
-            }
-            #[cfg(feature = "cluster")]
-            Self::Cluster(connections, _) => connections.send_all(removals, again).await.and_then(numbers),
+        let is_one_by_one = again && self.is_to_cluster();
+        let Link { connection, health } = self.link(again);
+        if !is_one_by_one {
+            return health.hear(since, connection.req_packed_commands(removals, 0, removals.len()), numbers).await;
+        }
+        let mut replies = Vec::with_capacity(removals.len());
+        for removal in removals.cmd_iter() {
+            replies.push(health.hear(Instant::now(), connection.req_packed_command(removal), Ok).await?);
+        }
+        numbers(replies)
+    }
+
+    fn link(&mut self, again: bool) -> &mut Link {
+        match &mut self.again {
+            Some(link) if again => link,
+            _ => &mut self.first,
         }
     }
 
     /// The times of the last replies over this connection.
     pub(crate) fn last_replies(&self) -> &LastReplies {
-        match self {
-            Self::Server(_, health) => &health.last_replies,
-            #[cfg(feature = "cluster")]
-            Self::Cluster(_, last) => last,
-        }
+        &self.first.health.last_replies
+    }
+
+    fn is_to_cluster(&self) -> bool {
+        self.again.is_some()
     }
 
     /// Whether this connection may be used while another one is being opened. Connections to a
     /// cluster always may be used: they can be silent just because a single node hangs.
     fn may_work(&self) -> bool {
-        !matches!(self, Self::Server(..)) || self.works()
+        self.is_to_cluster() || self.works()
     }
 
     fn works(&self) -> bool {
-        match self {
-            Self::Server(_, health) => !health.is_broken(),
-            #[cfg(feature = "cluster")]
-            Self::Cluster(connections, _) => !connections.are_silent(MAX_UNANSWERED),
-        }
+        !self.first.health.is_broken() && !self.again.as_ref().is_some_and(|link| link.health.is_broken())
     }
 }
 
@@ -345,8 +351,9 @@ impl LastReplies {
     }
 }
 
-/// The health of a connection to one server, shared by all that send over it.
+/// The health of a connection, shared by all that send over it.
 pub(crate) struct ConnectionHealth {
+    is_to_cluster: bool,
     /// The generation of the connection, and the current generation of its pool.
     generation: u64,
     current: Arc<AtomicU64>,
@@ -363,14 +370,15 @@ impl ConnectionHealth {
     /// Makes the health of a connection. Call this function before the connection is opened. If the
     /// generation ends meanwhile, the connection ends with the generation, since the connection may
     /// lead to the old server.
-    fn new(current: &Arc<AtomicU64>, reply_timeout: Duration) -> Self {
+    fn new(current: &Arc<AtomicU64>, server: &Server) -> Self {
         Self {
+            is_to_cluster: server.is_cluster(),
             generation: current.load(Ordering::Relaxed),
             current: Arc::clone(current),
             unanswered: AtomicU32::new(0),
             told_until: AtomicU64::new(0),
             last_replies: LastReplies::new(),
-            reply_timeout,
+            reply_timeout: server.settings.reply_timeout,
         }
     }
 
@@ -383,12 +391,14 @@ impl ConnectionHealth {
         read: impl FnOnce(T) -> RedisResult<Value>,
     ) -> RedisResult<Value> {
         let wait = ReplyWait { health: self, since };
-        let most = self.reply_timeout;
+        // In a cluster, this timeout covers all repetitions, and new connections as well.
+        let most = if self.is_to_cluster { self.reply_timeout.saturating_mul(2) } else { self.reply_timeout };
         let result = timeout(most, reply).await.unwrap_or_else(|_| Err(late(most))).and_then(read);
         if !result.as_ref().is_err_and(RedisError::is_timeout) {
             mem::forget(wait);
             match &result {
-                Err(error) if needs_new_connection(error) => self.end_generation(),
+                // The client of a cluster replaces broken connections by itself.
+                Err(error) if !self.is_to_cluster && needs_new_connection(error) => self.end_generation(),
                 _ => {
                     self.unanswered.store(0, Ordering::Relaxed);
                     self.told_until.fetch_max(self.micros_at(since), Ordering::Relaxed);
@@ -427,15 +437,20 @@ impl Drop for ReplyWait<'_> {
         let health = self.health;
         let now = Instant::now();
         let waited = now.saturating_duration_since(self.since);
+        let too_soon = if health.is_to_cluster { health.reply_timeout } else { TOO_SOON };
         let tells_nothing = health.micros_at(self.since) < health.told_until.load(Ordering::Relaxed);
-        if waited < TOO_SOON || tells_nothing {
+        if waited < too_soon || tells_nothing {
             return;
         }
-        health.told_until.fetch_max(health.micros_at(now), Ordering::Relaxed);
+        // In a cluster, each request counts for itself: a single request may only mean that its
+        // node hangs.
+        if !health.is_to_cluster {
+            health.told_until.fetch_max(health.micros_at(now), Ordering::Relaxed);
+        }
         // A single request that has waited for the longest deadline ends the generation. Such a
         // request may be the probe of a breaker. If it counted as only one request, the breaker
         // would need several probes to end the generation.
-        let counts = if waited < LONGEST_DEADLINE { 1 } else { MAX_UNANSWERED };
+        let counts = if waited < LONGEST_DEADLINE || health.is_to_cluster { 1 } else { MAX_UNANSWERED };
         if health.unanswered.fetch_add(counts, Ordering::Relaxed) + counts >= MAX_UNANSWERED {
             health.end_generation();
         }

@@ -12,7 +12,11 @@
 use std::{
     collections::BTreeMap,
     fmt, io,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Instant,
 };
 
 use redis::{
@@ -24,12 +28,14 @@ use redis::{
 use tokio::task::JoinSet;
 
 #[cfg(feature = "cluster")]
-use super::cluster::{self, ClusterConnections};
+use super::cluster;
 use super::{
+    connection::Connection,
     settings::{ConnectionSettings, without_timeouts},
     source::{ServerConnection, Source},
 };
 use crate::{
+    clock,
     error::ConfigError,
     local::lock,
     logging::{Throttle, warn},
@@ -124,9 +130,9 @@ impl Server {
     }
 
     /// Asks a cluster which node has which slot.
-    #[cfg(feature = "cluster")]
-    pub(super) async fn learn_nodes(&self, connections: &ClusterConnections) {
-        let Ok(Value::Array(ranges)) = connections.send(cmd("CLUSTER").arg("SLOTS"), true).await else { return };
+    pub(super) async fn learn_nodes(&self, connection: &mut Connection) {
+        let slots = connection.send(cmd("CLUSTER").arg("SLOTS"), true, Instant::now()).await;
+        let Ok(Value::Array(ranges)) = slots else { return };
         let node = |range| {
             let Value::Array(fields) = range else { return None };
             let [Value::Int(first), _, Value::Array(node), ..] = &*fields else { return None };
@@ -137,8 +143,8 @@ impl Server {
         *lock(&self.nodes_of_slots) = ranges.into_iter().filter_map(node).collect();
     }
 
-    /// A connection to the node or the primary.
-    pub(super) async fn connect(&self) -> RedisResult<ServerConnection> {
+    /// A connection to the node or the primary. Measures the distance of the server.
+    pub(super) async fn connect(&self, distance: &AtomicU64) -> RedisResult<ServerConnection> {
         let mut connection: ServerConnection = match &self.topology {
             Topology::Given(source) => source(&self.settings).await?,
             Topology::Sentinels(primary) => Box::new(self.connect_to_primary(primary).await?),
@@ -148,7 +154,10 @@ impl Server {
         // asks for a password replies to a whole script with a protocol error, or hangs up. A
         // server whose connections are all in use hangs up after its first reply. Any other error
         // is ignored here, since the first batch meets it again.
-        match connection.req_packed_command(&cmd("INFO")).await.and_then(Value::extract_error) {
+        let sent = Instant::now();
+        let info = connection.req_packed_command(&cmd("INFO")).await.and_then(Value::extract_error);
+        distance.store(clock::micros(sent.elapsed()), Ordering::Relaxed);
+        match info {
             Err(error) if hangs_up(&error) => Err(error),
             info => {
                 self.warn_of(&info.and_then(|info| Ok(from_redis_value::<String>(info)?)).unwrap_or_default());
@@ -159,9 +168,8 @@ impl Server {
 
     /// Warns the operator of unsuitable nodes of a cluster. This happens after the connections are
     /// handed out, so a node that hangs delays nothing.
-    #[cfg(feature = "cluster")]
-    pub(super) async fn warn_of_nodes(&self, nodes: &ClusterConnections) {
-        let info = nodes.send(&cmd("INFO"), false).await;
+    pub(super) async fn warn_of_nodes(&self, connection: &mut Connection) {
+        let info = connection.send(&cmd("INFO"), false, Instant::now()).await;
         let info = info.and_then(|info| Ok(from_redis_value::<Vec<(String, String)>>(info)?));
         info.unwrap_or_default().iter().for_each(|(_, info)| self.warn_of(info));
     }
