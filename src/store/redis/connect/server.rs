@@ -174,20 +174,13 @@ impl Server {
         info.unwrap_or_default().iter().for_each(|(_, info)| self.warn_of(info));
     }
 
-    /// Warns the operator of a server that may forget limits, or that is older than the servers on
-    /// which the tests run.
+    /// Warns the operator of a server that may forget limits.
     fn warn_of(&self, info: &str) {
         let field = |name: &str| info.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
-        let mut version = field("redis_version:").split('.').map_while(|part| part.parse::<u32>().ok());
-        let is_old = version.next().is_some_and(|major| (major, version.next()) < (6, Some(2)));
         let evicts = !["", "noeviction"].contains(&field("maxmemory_policy:")) && field("maxmemory:") != "0";
-        let (server, fix) = match (evicts, is_old) {
-            (true, _) => (self, "set `maxmemory-policy noeviction`: limits are forgotten when its memory is full"),
-            (_, true) => (self, "update it to 6.2 or newer: older ones are not tested"),
-            _ => return,
-        };
-        if let Some(suppressed) = self.unsuitable_line.pass() {
-            warn!(%server, fix, suppressed, "this Redis does not suit rate limits");
+        if evicts && let Some(suppressed) = self.unsuitable_line.pass() {
+            let fix = "set `maxmemory-policy noeviction`: limits are forgotten when its memory is full";
+            warn!(server = %self, fix, suppressed, "this Redis does not suit rate limits");
         }
     }
 
