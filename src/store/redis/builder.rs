@@ -35,8 +35,8 @@ pub struct RedisStoreBuilder {
     connection: ConnectionSettings,
     prefix: String,
     secret: Option<Secret>,
-    /// The clock to decide by. `None` for the server's clock.
-    clock: Option<Clock>,
+    /// The clock of a test. `None` for the server's clock.
+    clock: Option<ManualClock>,
 }
 
 impl RedisStoreBuilder {
@@ -199,22 +199,11 @@ impl RedisStoreBuilder {
         self
     }
 
-    /// Decides by the system clock of each process instead of the server's clock. This is for
-    /// servers on which a script may not call `TIME`. Default: the server's clock.
-    ///
-    /// The clocks of all processes have to agree, as clocks that NTP sets do. If the clock of one
-    /// process is ahead, windows can end too early in that process, by as much as the clock is
-    /// ahead. The process then admits too much. In the other processes, windows can end too late.
-    pub fn client_clock(mut self) -> Self {
-        self.clock = Some(Clock::System);
-        self
-    }
-
     /// Decides by this clock instead of the server's clock: for tests. Keys still expire by the
     /// server's clock, even while the clock of the test stands still. So the store lets each key
     /// live a minute longer, and a test may take up to a minute between two moves of its clock.
     pub fn clock(mut self, clock: &ManualClock) -> Self {
-        self.clock = Some(Clock::Manual(clock.clone()));
+        self.clock = Some(clock.clone());
         self
     }
 
@@ -245,10 +234,7 @@ impl RedisStoreBuilder {
         }
         // The local state of this process goes by a clock that never steps. In a test, it goes by
         // the test's clock.
-        let local_clock = match &self.clock {
-            None | Some(Clock::System) => Clock::monotonic(),
-            Some(clock) => clock.clone(),
-        };
+        let local_clock = self.clock.clone().map_or_else(Clock::monotonic, Clock::Manual);
         let server = Server::new(self.topology, self.nodes?, self.connection)?;
         let alive = watch::Sender::new(());
         let common = Common {
