@@ -54,7 +54,7 @@ impl RedisStoreBuilder {
             Some((scheme, "sentinel")) => {
                 let mut sentinels = Self::of_urls(Topology::Sentinels(path.to_owned()), urls(scheme, "", ""));
                 match node(&format!("{scheme}://{login}primary")) {
-                    Ok(primary) => sentinels.connection.login = login_of(&primary),
+                    Ok(primary) => sentinels.connection.redis = primary.redis_settings().clone(),
                     Err(error) => sentinels.nodes = Err(error),
                 }
                 sentinels
@@ -69,14 +69,14 @@ impl RedisStoreBuilder {
     }
 
     pub(super) fn new(topology: Topology, nodes: Result<Vec<ConnectionInfo>, ConfigError>) -> Self {
-        Self {
-            topology,
-            nodes,
-            connection: ConnectionSettings::default(),
-            prefix: DEFAULT_PREFIX.to_owned(),
-            secret: None,
-            clock: None,
+        let mut connection = ConnectionSettings::default();
+        // The URLs of sentinels have the logins of the sentinels.
+        if !matches!(topology, Topology::Sentinels(_))
+            && let Some(node) = nodes.iter().flatten().next()
+        {
+            connection.redis = node.redis_settings().clone();
         }
+        Self { topology, nodes, connection, prefix: DEFAULT_PREFIX.to_owned(), secret: None, clock: None }
     }
 
     /// The beginning of every key in Redis: 1 to 64 characters of `A-Z a-z 0-9 _ . -`. Two
@@ -148,7 +148,8 @@ impl RedisStoreBuilder {
     /// the login of the URL or the client. Behind sentinels, the default is no login, since the
     /// logins in the sentinels' URLs are for the sentinels.
     pub fn login(mut self, user: impl Into<String>, password: impl Into<String>) -> Self {
-        self.opening().login = Some((user.into(), password.into()));
+        let opening = self.opening();
+        opening.redis = opening.redis.clone().set_username(user.into()).set_password(password.into());
         self
     }
 
@@ -177,7 +178,8 @@ impl RedisStoreBuilder {
     /// The number of the database. Default: the number in the URL or of the client. Behind
     /// sentinels the default is 0.
     pub fn database(mut self, number: u32) -> Self {
-        self.opening().database = Some(number);
+        let opening = self.opening();
+        opening.redis = opening.redis.clone().set_db(number.into());
         self
     }
 
@@ -267,11 +269,6 @@ impl RedisStoreBuilder {
         tried.await.map_err(|error| error.when("connecting to Redis"))?;
         Ok(store)
     }
-}
-
-fn login_of(node: &ConnectionInfo) -> Option<(String, String)> {
-    let settings = node.redis_settings();
-    Some((settings.username().unwrap_or("default").to_owned(), settings.password()?.to_owned()))
 }
 
 impl fmt::Debug for RedisStoreBuilder {

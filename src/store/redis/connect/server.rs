@@ -218,7 +218,7 @@ impl Server {
             }
             _ => ConnectionAddr::Tcp(host, port),
         };
-        self.settings.sign_in(sentinel.clone().set_redis_settings(Default::default()).set_addr(address))
+        self.settings.sign_in(sentinel.clone().set_addr(address))
     }
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 #[cfg(all(feature = "cluster", feature = "credentials"))]
 use redis::cluster::ClusterClientBuilder;
 use redis::{
-    AsyncConnectionConfig, ConnectionInfo, IntoConnectionInfo,
+    AsyncConnectionConfig, ConnectionInfo, IntoConnectionInfo, RedisConnectionInfo,
     io::tcp::{TcpSettings, socket2::TcpKeepalive},
 };
 #[cfg(feature = "tls")]
@@ -23,7 +23,7 @@ use crate::error::ConfigError;
 /// probes.
 const PEER_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The builder's settings of connections. If a setting is `None`, the URL decides it.
+/// The builder's settings of connections.
 ///
 /// 1. Certificates are always verified, against the root certificate of the settings or else the
 ///    system's roots.
@@ -33,15 +33,14 @@ pub(crate) struct ConnectionSettings {
     /// Whether the builder has set something that only the application can set if it opens the
     /// connections, such as a login.
     pub(crate) open_otherwise: bool,
-    /// The user and the password.
-    pub(crate) login: Option<(String, String)>,
+    /// The user, password, database and protocol.
+    pub(crate) redis: RedisConnectionInfo,
     /// How the store signs in at a node, with the provider of credentials if there is one. There
     /// are no timeouts here, since the connect timeout covers all steps.
     pub(crate) signing_in: AsyncConnectionConfig,
     /// A function that gives the provider of credentials to a client of a cluster.
     #[cfg(all(feature = "cluster", feature = "credentials"))]
     pub(crate) credentials: Option<Arc<dyn Fn(ClusterClientBuilder) -> ClusterClientBuilder + Send + Sync>>,
-    pub(crate) database: Option<u32>,
     #[cfg(feature = "tls")]
     pub(crate) certificates: TlsCertificates,
     /// The most connections that a runtime opens. If the server is not far away, each queue also
@@ -55,11 +54,10 @@ impl Default for ConnectionSettings {
     fn default() -> Self {
         Self {
             open_otherwise: false,
-            login: None,
+            redis: RedisConnectionInfo::default(),
             signing_in: without_timeouts(),
             #[cfg(all(feature = "cluster", feature = "credentials"))]
             credentials: None,
-            database: None,
             #[cfg(feature = "tls")]
             certificates: TlsCertificates { client_tls: None, root_cert: None },
             connections: 4,
@@ -132,15 +130,9 @@ impl ConnectionSettings {
         self.certificates.root_cert.is_some() || self.certificates.client_tls.is_some()
     }
 
-    /// Sets the user, the password and the database.
+    /// Sets the user, the password, the database and the protocol.
     pub(super) fn sign_in(&self, node: ConnectionInfo) -> ConnectionInfo {
-        let mut redis = node.redis_settings().clone();
-        if let Some((user, password)) = &self.login {
-            redis = redis.set_username(user).set_password(password);
-        }
-        if let Some(database) = self.database {
-            redis = redis.set_db(database.into());
-        }
+        let redis = self.redis.clone();
         // Without a password, the Redis client does not tell the server its name, since that would
         // hide why a server hangs up. With a password, the client may tell its name: the client
         // reports each error during the sign-in as a wrong password anyway.
