@@ -304,9 +304,9 @@ impl Connection {
         }
     }
 
-    /// The times of the last replies over this connection.
-    pub(crate) fn last_replies(&self) -> &LastReplies {
-        &self.first.health.last_replies
+    /// The health for commands that are sent for the first time.
+    pub(crate) fn health(&self) -> &ConnectionHealth {
+        &self.first.health
     }
 
     fn is_to_cluster(&self) -> bool {
@@ -324,33 +324,6 @@ impl Connection {
     }
 }
 
-/// The times of the last replies, one for each of [`PARTS`] equal parts of the slots. The replies
-/// to batches without a slot are noted in the first part.
-pub(crate) struct LastReplies {
-    opened: Instant,
-    /// Each time is in microseconds since the local state of the store was made.
-    micros: [AtomicU64; PARTS],
-}
-
-impl LastReplies {
-    fn new() -> Self {
-        Self { opened: Instant::now(), micros: [const { AtomicU64::new(0) }; PARTS] }
-    }
-
-    fn part(&self, slot: u16) -> &AtomicU64 {
-        &self.micros[usize::from(slot) * PARTS / usize::from(HASH_SLOTS)]
-    }
-
-    pub(crate) fn are_old(&self, slot: u16, now: Instant, micros: u64) -> bool {
-        let last = self.part(slot).load(Ordering::Relaxed);
-        now.saturating_duration_since(self.opened) >= IDLE && micros >= last.saturating_add(clock::micros(IDLE))
-    }
-
-    pub(crate) fn note(&self, slot: u16, micros: u64) {
-        self.part(slot).store(micros, Ordering::Relaxed);
-    }
-}
-
 /// The health of a connection, shared by all that send over it.
 pub(crate) struct ConnectionHealth {
     is_to_cluster: bool,
@@ -362,7 +335,11 @@ pub(crate) struct ConnectionHealth {
     /// time does not count as unanswered. Either a later request got a reply, or another request
     /// that was in flight at the same time has already been counted.
     told_until: AtomicU64,
-    last_replies: LastReplies,
+    opened: Instant,
+    /// The times of the last replies, one for each of [`PARTS`] equal parts of the slots, in
+    /// microseconds since the local state of the store was made. The replies to batches without a
+    /// slot are noted in the first part.
+    last_replies: [AtomicU64; PARTS],
     reply_timeout: Duration,
 }
 
@@ -377,7 +354,8 @@ impl ConnectionHealth {
             current: Arc::clone(current),
             unanswered: AtomicU32::new(0),
             told_until: AtomicU64::new(0),
-            last_replies: LastReplies::new(),
+            opened: Instant::now(),
+            last_replies: [const { AtomicU64::new(0) }; PARTS],
             reply_timeout: server.settings.reply_timeout,
         }
     }
@@ -408,20 +386,33 @@ impl ConnectionHealth {
         result
     }
 
+    /// Whether this part of the slots has had no reply for so long that the connection may be
+    /// closed. `micros` is the present time since the local state was made.
+    pub(crate) fn is_idle(&self, slot: u16, now: Instant, micros: u64) -> bool {
+        let last = self.last_reply(slot).load(Ordering::Relaxed);
+        now.saturating_duration_since(self.opened) >= IDLE && micros >= last.saturating_add(clock::micros(IDLE))
+    }
+
+    pub(crate) fn note_reply(&self, slot: u16, micros: u64) {
+        self.last_reply(slot).store(micros, Ordering::Relaxed);
+    }
+
+    fn last_reply(&self, slot: u16) -> &AtomicU64 {
+        &self.last_replies[usize::from(slot) * PARTS / usize::from(HASH_SLOTS)]
+    }
+
     fn micros_at(&self, time: Instant) -> u64 {
-        clock::micros(time.saturating_duration_since(self.last_replies.opened))
+        clock::micros(time.saturating_duration_since(self.opened))
     }
 
     fn is_broken(&self) -> bool {
-        self.unanswered.load(Ordering::Relaxed) >= MAX_UNANSWERED
-            || self.generation != self.current.load(Ordering::Relaxed)
+        self.generation != self.current.load(Ordering::Relaxed)
     }
 
     /// Gives up every connection of this generation. Several failures in one generation end only
     /// this generation, and not the next one.
     fn end_generation(&self) {
-        let next = self.generation + 1;
-        let _ = self.current.compare_exchange(self.generation, next, Ordering::Relaxed, Ordering::Relaxed);
+        self.current.fetch_max(self.generation + 1, Ordering::Relaxed);
     }
 }
 

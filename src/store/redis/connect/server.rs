@@ -91,11 +91,9 @@ impl Server {
             Self { topology, nodes, settings, unsuitable_line: Throttle::default(), nodes_of_slots: Mutex::default() };
         #[cfg(feature = "cluster")]
         if server.is_cluster() {
+            // The cause shows no key: `transport` has read the certificates before.
             cluster::client(&server.nodes, &server.settings, 0).map_err(|cause| {
-                // An error with a detail is not shown, since the detail may contain the key of a
-                // certificate.
-                let cause = if cause.detail().is_none() { format!(": {cause}") } else { String::new() };
-                ConfigError::new(format!("{server} cannot be reached with these settings{cause}"))
+                ConfigError::new(format!("{server} cannot be reached with these settings: {cause}"))
             })?;
         }
         Ok(server)
