@@ -189,18 +189,16 @@ impl Server {
         let mut tried = Vec::new();
         let mut failure = None;
         while let Some(step) = steps.join_next().await {
-            match step {
-                Ok(Ok(Step::Named(address))) if !tried.contains(&address) => {
+            match step.unwrap_or_else(|error| Err(io::Error::other(error).into())) {
+                Ok(Step::Named(address)) if !tried.contains(&address) => {
                     steps.spawn(connect_to(self.primary_at(address.clone()), self.settings.signing_in.clone()));
                     tried.push(address);
                 }
-                Ok(Ok(Step::Connected(connection))) => return Ok(connection),
-                // The error of a primary tells more than the error of a sentinel that is down.
-                Ok(Ok(Step::Failed(error))) => failure = Some(error),
-                Ok(Err(error)) => failure = failure.or(Some(error)),
-                Err(error) if error.is_panic() => failure = Some(io::Error::other(error).into()),
-                // Another sentinel has named this primary before, or the runtime shuts down.
-                Ok(Ok(Step::Named(_))) | Err(_) => {}
+                Ok(Step::Connected(connection)) => return Ok(connection),
+                // Another sentinel has named this primary before.
+                Ok(Step::Named(_)) => {}
+                // The last error tells most: it is mostly that of a primary.
+                Err(error) => failure = Some(error),
             }
         }
         Err(failure.unwrap_or_else(unknown))
@@ -225,8 +223,6 @@ enum Step {
     /// A sentinel has named the address of the primary.
     Named((String, u16)),
     Connected(MultiplexedConnection),
-    /// A primary that a sentinel has named does not work.
-    Failed(RedisError),
 }
 
 async fn open(node: ConnectionInfo, config: &AsyncConnectionConfig) -> RedisResult<MultiplexedConnection> {
@@ -250,17 +246,14 @@ async fn ask(sentinel: ConnectionInfo, primary: String) -> RedisResult<Step> {
 /// Connects to a primary that a sentinel has named. Checks the role of the server, since the
 /// sentinel may still name the old primary.
 async fn connect_to(primary: ConnectionInfo, config: AsyncConnectionConfig) -> RedisResult<Step> {
-    let connected = async {
-        let mut connection = open(primary, &config).await?;
-        // If the user may not run ROLE, the first write shows whether this is a replica.
-        match connection.req_packed_command(&cmd("ROLE")).await? {
-            Value::Array(role) if role.first() == Some(&Value::BulkString(b"slave".to_vec())) => {
-                Err(RedisError::from((ErrorKind::MasterNameNotFoundBySentinel, "the sentinels name a replica")))
-            }
-            _ => Ok(connection),
+    let mut connection = open(primary, &config).await?;
+    // If the user may not run ROLE, the first write shows whether this is a replica.
+    match connection.req_packed_command(&cmd("ROLE")).await? {
+        Value::Array(role) if role.first() == Some(&Value::BulkString(b"slave".to_vec())) => {
+            Err(RedisError::from((ErrorKind::MasterNameNotFoundBySentinel, "the sentinels name a replica")))
         }
-    };
-    Ok(connected.await.map_or_else(Step::Failed, Step::Connected))
+        _ => Ok(Step::Connected(connection)),
+    }
 }
 
 fn unknown() -> RedisError {
