@@ -25,7 +25,7 @@ use tokio::{task::JoinSet, time::timeout};
 
 use super::{
     settings::{ConnectionSettings, tcp_settings},
-    source::ServerConnection,
+    source::{ServerConnection, shared},
 };
 
 /// The longest time for connecting to all nodes and asking one of them for the slots. Each of these
@@ -75,7 +75,7 @@ pub(super) async fn connect(
 
 async fn connect_to_all(client: &ClusterClient) -> RedisResult<ServerConnection> {
     let connection = timeout(CONNECT_TIMEOUT, client.get_async_connection()).await;
-    Ok(Box::new(connection.map_err(|_| silent())??))
+    Ok(shared(connection.map_err(|_| silent())??))
 }
 
 fn silent() -> RedisError {

@@ -194,10 +194,10 @@ impl Pool {
                 (connection, seat)
             }));
             if server.is_cluster()
-                && let Some(mut new) = new
+                && let Some(new) = new
             {
-                server.learn_nodes(&mut new).await;
-                server.warn_of_nodes(&mut new).await;
+                server.learn_nodes(&new).await;
+                server.warn_of_nodes(&new).await;
             }
         });
         outcome
@@ -233,16 +233,10 @@ impl ManageConnection for Seats {
 /// A connection to one server, or connections to all nodes of a cluster. Clones share them.
 #[derive(Clone)]
 pub(crate) struct Connection {
-    first: Link,
-    /// The client that sends commands again. Only a cluster has one.
-    again: Option<Link>,
-}
-
-/// What one client sends over.
-#[derive(Clone)]
-struct Link {
-    connection: ServerConnection,
+    clones: ServerConnection,
     health: Arc<ConnectionHealth>,
+    /// The connections of a cluster's second client, which sends commands again.
+    again: Option<Box<Self>>,
 }
 
 impl Connection {
@@ -250,12 +244,12 @@ impl Connection {
     async fn open(server: &Server, generation: &Arc<AtomicU64>, distance: &AtomicU64) -> RedisResult<Self> {
         #[cfg(feature = "cluster")]
         if server.is_cluster() {
-            let [first, again] = cluster::connect(&server.nodes, &server.settings).await?.map(|connection| {
+            let [first, again] = cluster::connect(&server.nodes, &server.settings).await?.map(|clones| {
                 // Each client is a generation of its own: it connects again to nodes by itself.
                 let health = ConnectionHealth::new(&Arc::default(), server);
-                Link { connection, health: Arc::new(health) }
+                Self { clones, health: Arc::new(health), again: None }
             });
-            return Ok(Self { first, again: Some(again) });
+            return Ok(Self { again: Some(Box::new(again)), ..first });
         }
         let health = ConnectionHealth::new(generation, server);
         let connect = async {
@@ -267,14 +261,15 @@ impl Connection {
             }
         };
         let wait = server.settings.connect_timeout;
-        let connection = timeout(wait, connect).await.map_err(|_| late(wait))??;
-        Ok(Self { first: Link { connection, health: Arc::new(health) }, again: None })
+        let clones = timeout(wait, connect).await.map_err(|_| late(wait))??;
+        Ok(Self { clones, health: Arc::new(health), again: None })
     }
 
     /// Sends a command. `since` is the present time, and `again` says that the command was sent
     /// before.
-    pub(crate) async fn send(&mut self, command: &Cmd, again: bool, since: Instant) -> RedisResult<Value> {
-        let Link { connection, health } = self.link(again);
+    pub(crate) async fn send(&self, command: &Cmd, again: bool, since: Instant) -> RedisResult<Value> {
+        let Self { clones, health, .. } = self.client(again);
+        let mut connection = clones();
         health.hear(since, connection.req_packed_command(command), Value::extract_error).await
     }
 
@@ -284,9 +279,10 @@ impl Connection {
     /// In a cluster, commands that are sent again are sent one by one: if several commands are
     /// redirected at once to the node to which a slot moves, that node accepts only the first of
     /// them.
-    pub(crate) async fn send_all(&mut self, removals: &Pipeline, again: bool, since: Instant) -> RedisResult<Value> {
+    pub(crate) async fn send_all(&self, removals: &Pipeline, again: bool, since: Instant) -> RedisResult<Value> {
         let is_one_by_one = again && self.is_to_cluster();
-        let Link { connection, health } = self.link(again);
+        let Self { clones, health, .. } = self.client(again);
+        let mut connection = clones();
         if !is_one_by_one {
             return health.hear(since, connection.req_packed_commands(removals, 0, removals.len()), numbers).await;
         }
@@ -297,16 +293,13 @@ impl Connection {
         numbers(replies)
     }
 
-    fn link(&mut self, again: bool) -> &mut Link {
-        match &mut self.again {
-            Some(link) if again => link,
-            _ => &mut self.first,
-        }
+    fn client(&self, again: bool) -> &Self {
+        self.again.as_deref().filter(|_| again).unwrap_or(self)
     }
 
     /// The health for commands that are sent for the first time.
     pub(crate) fn health(&self) -> &ConnectionHealth {
-        &self.first.health
+        &self.health
     }
 
     fn is_to_cluster(&self) -> bool {
@@ -320,7 +313,7 @@ impl Connection {
     }
 
     fn works(&self) -> bool {
-        !self.first.health.is_broken() && !self.again.as_ref().is_some_and(|link| link.health.is_broken())
+        !self.health.is_broken() && self.again.as_ref().is_none_or(|again| again.works())
     }
 }
 

@@ -32,7 +32,7 @@ use super::cluster;
 use super::{
     connection::Connection,
     settings::{ConnectionSettings, without_timeouts},
-    source::{ServerConnection, Source},
+    source::{ServerConnection, Source, shared},
 };
 use crate::{
     clock,
@@ -128,7 +128,7 @@ impl Server {
     }
 
     /// Asks a cluster which node has which slot.
-    pub(super) async fn learn_nodes(&self, connection: &mut Connection) {
+    pub(super) async fn learn_nodes(&self, connection: &Connection) {
         let slots = connection.send(cmd("CLUSTER").arg("SLOTS"), true, Instant::now()).await;
         let Ok(Value::Array(ranges)) = slots else { return };
         let node = |range| {
@@ -143,17 +143,17 @@ impl Server {
 
     /// A connection to the node or the primary. Measures the distance of the server.
     pub(super) async fn connect(&self, distance: &AtomicU64) -> RedisResult<ServerConnection> {
-        let mut connection: ServerConnection = match &self.topology {
+        let connection = match &self.topology {
             Topology::Given(source) => source(&self.settings).await?,
-            Topology::Sentinels(primary) => Box::new(self.connect_to_primary(primary).await?),
-            _ => Box::new(open(self.nodes[0].clone(), &self.settings.signing_in).await?),
+            Topology::Sentinels(primary) => shared(self.connect_to_primary(primary).await?),
+            _ => shared(open(self.nodes[0].clone(), &self.settings.signing_in).await?),
         };
         // The reply to INFO shows two errors more clearly than the reply to a batch. A server that
         // asks for a password replies to a whole script with a protocol error, or hangs up. A
         // server whose connections are all in use hangs up after its first reply. Any other error
         // is ignored here, since the first batch meets it again.
         let sent = Instant::now();
-        let info = connection.req_packed_command(&cmd("INFO")).await.and_then(Value::extract_error);
+        let info = connection().req_packed_command(&cmd("INFO")).await.and_then(Value::extract_error);
         distance.store(clock::micros(sent.elapsed()), Ordering::Relaxed);
         match info {
             Err(error) if hangs_up(&error) => Err(error),
@@ -166,7 +166,7 @@ impl Server {
 
     /// Warns the operator of unsuitable nodes of a cluster. This happens after the connections are
     /// handed out, so a node that hangs delays nothing.
-    pub(super) async fn warn_of_nodes(&self, connection: &mut Connection) {
+    pub(super) async fn warn_of_nodes(&self, connection: &Connection) {
         let info = connection.send(&cmd("INFO"), false, Instant::now()).await;
         let info = info.and_then(|info| Ok(from_redis_value::<Vec<(String, String)>>(info)?));
         info.unwrap_or_default().iter().for_each(|(_, info)| self.warn_of(info));

@@ -76,7 +76,7 @@ impl Batch {
     ///
     /// If the batch has a check that must not run twice, and the connection was idle, the
     /// connection first has to prove that it works. This is so only in the first try.
-    pub(super) async fn send(&mut self, connection: &mut Connection, again: bool) -> RedisResult<Value> {
+    pub(super) async fn send(&mut self, connection: &Connection, again: bool) -> RedisResult<Value> {
         let slot = self.slot.unwrap_or_default();
         if !again && let Some(unrepeatable) = self.jobs.iter().find(|job| !job.is_repeatable()) {
             let now = Instant::now();
@@ -218,7 +218,7 @@ impl Drop for Batch {
 
 /// Tests the connection before a check that must not be sent twice, and fails if the connection
 /// does not work. Any reply of the key's node proves that the connection works.
-async fn prove(job: &Job, connection: &mut Connection, keys: &Keys, now: Instant) -> RedisResult<()> {
+async fn prove(job: &Job, connection: &Connection, keys: &Keys, now: Instant) -> RedisResult<()> {
     let charge = job.check().first();
     let read = cmd("ZCARD").arg(keys.of(charge.limit(), charge.key())).take();
     match connection.send(&read, false, now).await {

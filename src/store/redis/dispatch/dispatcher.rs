@@ -158,7 +158,7 @@ impl Dispatcher {
     /// again. The command may run twice, so two runs must have the effect of one.
     pub(super) async fn send(&self, command: &Cmd) -> Result<(), StoreError> {
         let send = async |again| {
-            let (mut connection, _pooled) = self.pool.take().await?;
+            let (connection, _pooled) = self.pool.take().await?;
             Ok::<_, StoreError>(connection.send(command, again, Instant::now()).await)
         };
         let mut reply = send(false).await?;
