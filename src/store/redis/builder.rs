@@ -274,11 +274,6 @@ impl RedisStoreBuilder {
 impl fmt::Debug for RedisStoreBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // The address and the other settings are left out, since they may have a password.
-        f.debug_struct("RedisStoreBuilder")
-            .field("prefix", &self.prefix)
-            .field("connections", &self.connection.connections)
-            .field("connect_timeout", &self.connection.connect_timeout)
-            .field("reply_timeout", &self.connection.reply_timeout)
-            .finish_non_exhaustive()
+        f.debug_struct("RedisStoreBuilder").field("prefix", &self.prefix).finish_non_exhaustive()
     }
 }

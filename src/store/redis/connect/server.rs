@@ -77,8 +77,7 @@ impl Server {
                 return Err(ConfigError::new(problem));
             }
         } else if nodes.is_empty() {
-            let what = if is_sentinel { "sentinel" } else { "node of the cluster" };
-            return Err(ConfigError::new(format!("there must be 1 {what} or more, not 0")));
+            return Err(ConfigError::new("there must be 1 URL or more, not 0"));
         }
         if matches!(&topology, Topology::Sentinels(primary) if primary.is_empty()) {
             return Err(ConfigError::new("the name of the primary must not be empty"));
