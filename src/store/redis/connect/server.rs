@@ -30,7 +30,6 @@ use tokio::task::JoinSet;
 #[cfg(feature = "cluster")]
 use super::cluster;
 use super::{
-    connection::Connection,
     settings::{ConnectionSettings, without_timeouts},
     source::{ServerConnection, Source, shared},
 };
@@ -126,9 +125,8 @@ impl Server {
         }
     }
 
-    /// Asks a cluster which node has which slot.
-    pub(super) async fn learn_nodes(&self, connection: &Connection) {
-        let slots = connection.send(cmd("CLUSTER").arg("SLOTS"), true, Instant::now()).await;
+    /// Learns which node of a cluster has which slot, from the reply to `CLUSTER SLOTS`.
+    pub(super) fn learn_nodes(&self, slots: RedisResult<Value>) {
         let Ok(Value::Array(ranges)) = slots else { return };
         let node = |range| {
             let Value::Array(fields) = range else { return None };
@@ -163,10 +161,8 @@ impl Server {
         }
     }
 
-    /// Warns the operator of unsuitable nodes of a cluster. This happens after the connections are
-    /// handed out, so a node that hangs delays nothing.
-    pub(super) async fn warn_of_nodes(&self, connection: &Connection) {
-        let info = connection.send(&cmd("INFO"), false, Instant::now()).await;
+    /// Warns the operator of unsuitable nodes of a cluster. `info` is the reply to `INFO`.
+    pub(super) fn warn_of_nodes(&self, info: RedisResult<Value>) {
         let info = info.and_then(|info| Ok(from_redis_value::<Vec<(String, String)>>(info)?));
         info.unwrap_or_default().iter().for_each(|(_, info)| self.warn_of(info));
     }

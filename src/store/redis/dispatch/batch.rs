@@ -80,7 +80,7 @@ impl Batch {
         let slot = self.slot.unwrap_or_default();
         if !again && let Some(unrepeatable) = self.jobs.iter().find(|job| !job.is_repeatable()) {
             let now = Instant::now();
-            if connection.health().is_idle(slot, now, self.common.local_state.micros_at(now)) {
+            if connection.is_idle(slot, now, self.common.local_state.micros_at(now)) {
                 // Few batches need this future. So the future is boxed, and does not enlarge the
                 // future of every batch.
                 Box::pin(prove(unrepeatable, connection, &self.common.keys, now)).await?;
@@ -101,7 +101,7 @@ impl Batch {
         self.write(evalsha.arg("EVALSHA").arg(&*SHA1), again);
         let reply = self.timed(async |sent| connection.send(&evalsha, again, sent).await).await;
         if reply.is_ok() && !again {
-            connection.health().note_reply(slot, self.common.local_state.last_answered.load(Ordering::Relaxed));
+            connection.note_reply(slot, self.common.local_state.last_answered.load(Ordering::Relaxed));
         }
         if !is_unknown(&reply) {
             return reply;

@@ -233,7 +233,11 @@ impl Dispatcher {
 }
 
 /// Sends a batch over a connection.
-async fn try_send(taken: &Result<(Connection, impl Send + Sync), StoreError>, batch: &mut Batch, again: bool) -> Reply {
+async fn try_send(
+    taken: &Result<(Arc<Connection>, impl Send + Sync), StoreError>,
+    batch: &mut Batch,
+    again: bool,
+) -> Reply {
     let (connection, _) = taken.as_ref().map_err(|error| error.clone())?;
     Ok(batch.send(connection, again).await)
 }
@@ -243,7 +247,7 @@ async fn try_send(taken: &Result<(Connection, impl Send + Sync), StoreError>, ba
 async fn send_alone(
     job: Box<Job>,
     slot: Option<u16>,
-    connection: Connection,
+    connection: Arc<Connection>,
     permit: Permit,
     dispatcher: Weak<Dispatcher>,
     common: Arc<Common>,
