@@ -209,8 +209,12 @@ impl RedisStoreBuilder {
         self
     }
 
+    /// The settings of how connections are opened, such as the login.
     fn opening(&mut self) -> &mut ConnectionSettings {
-        self.connection.open_otherwise = true;
+        if matches!(self.topology, Topology::Given(_)) {
+            let problem = "the application opens the connections: set their login, database and certificates there";
+            self.nodes = Err(ConfigError::new(problem));
+        }
         &mut self.connection
     }
 
@@ -230,9 +234,8 @@ impl RedisStoreBuilder {
         if self.connection.connections == 0 {
             return Err(ConfigError::new("the number of connections must be 1 or more, not 0"));
         }
-        let timeouts = [("connect", self.connection.connect_timeout), ("reply", self.connection.reply_timeout)];
-        if let Some((what, _)) = timeouts.iter().find(|(_, timeout)| timeout.is_zero()) {
-            return Err(ConfigError::new(format!("the {what} timeout must be longer than 0 s")));
+        if self.connection.connect_timeout.is_zero() || self.connection.reply_timeout.is_zero() {
+            return Err(ConfigError::new("the connect timeout and the reply timeout must be longer than 0 s"));
         }
         // The local state of this process goes by a clock that never steps. In a test, it goes by
         // the test's clock.

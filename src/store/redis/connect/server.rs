@@ -70,12 +70,7 @@ impl Server {
         settings: ConnectionSettings,
     ) -> Result<Self, ConfigError> {
         let is_sentinel = matches!(topology, Topology::Sentinels(_));
-        if matches!(topology, Topology::Given(_)) {
-            if settings.open_otherwise {
-                let problem = "the application opens the connections: set their login, database and certificates there";
-                return Err(ConfigError::new(problem));
-            }
-        } else if nodes.is_empty() {
+        if nodes.is_empty() && !matches!(topology, Topology::Given(_)) {
             return Err(ConfigError::new("there must be 1 URL or more, not 0"));
         }
         if matches!(&topology, Topology::Sentinels(primary) if primary.is_empty()) {

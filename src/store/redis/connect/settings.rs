@@ -30,9 +30,6 @@ const PEER_TIMEOUT: Duration = Duration::from_secs(5);
 /// 2. TLS uses the provider of cryptography that the application has installed for rustls.
 #[derive(Clone)]
 pub(crate) struct ConnectionSettings {
-    /// Whether the builder has set something that only the application can set if it opens the
-    /// connections, such as a login.
-    pub(crate) open_otherwise: bool,
     /// The user, password, database and protocol.
     pub(crate) redis: RedisConnectionInfo,
     /// How the store signs in at a node, with the provider of credentials if there is one. There
@@ -53,7 +50,6 @@ pub(crate) struct ConnectionSettings {
 impl Default for ConnectionSettings {
     fn default() -> Self {
         Self {
-            open_otherwise: false,
             redis: RedisConnectionInfo::default(),
             signing_in: without_timeouts(),
             #[cfg(all(feature = "cluster", feature = "credentials"))]
