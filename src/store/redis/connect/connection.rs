@@ -55,7 +55,7 @@ use tokio::{
 use super::cluster;
 use super::{
     errors::{self, needs_new_connection},
-    server::{Server, without_arguments},
+    server::Server,
     source::ServerConnection,
 };
 use crate::{
@@ -185,8 +185,7 @@ impl Pool {
         let mut openings = lock(&self.openings);
         while openings.try_join_next().is_some() {}
         openings.spawn(async move {
-            let outcome = Connection::open(&server, &generation, &distance).await;
-            let outcome = outcome.map(Arc::new).map_err(without_arguments);
+            let outcome = Connection::open(&server, &generation, &distance).await.map(Arc::new);
             let new = outcome.as_ref().ok().cloned();
             // If the caller has stopped waiting, the connection is for later callers.
             let _ = opened.send(outcome.map(|connection| {

@@ -57,11 +57,12 @@ pub(super) fn no_connection(server: &dyn fmt::Display, cause: &RedisError) -> St
 fn explained(error: RedisError) -> RedisError {
     const LOGIN: &str = "the password is missing or wrong, set it with `login`, `credentials` or in the URL (of a sentinel, in its URL)";
     const LACKS_COMMANDS: &str = "the user needs the commands that `guide::running_redis` lists";
-    const MISTAKES: [(&str, &str); 12] = [
+    const MISTAKES: [(&str, &str); 13] = [
         ("UnknownIssuer", "no authority that is trusted has signed the server's certificate, set `root_certificate`"),
         ("Moved:", "the server is a node of a cluster, use `RedisStore::cluster`"),
         ("unknown command 'EVAL'", "the server runs no scripts: of sentinels, use `RedisStore::sentinel`"),
         ("unknown command 'SENTINEL'", "the server is no sentinel, use `RedisStore::builder`"),
+        ("unknown command", "the server does not know a command that the store needs"),
         ("read only replica", "the server is a replica, connect to its primary, or use `RedisStore::sentinel`"),
         ("NOAUTH", LOGIN),
         ("AuthenticationFailed", LOGIN),
@@ -72,11 +73,13 @@ fn explained(error: RedisError) -> RedisError {
         ("cluster support disabled", "the server is not in cluster mode, use `RedisStore::builder`"),
     ];
     // Redis 6.2 begins a quotation with a backtick.
-    let text = error.to_string().replace('`', "'");
-    match MISTAKES.into_iter().find(|(words, _)| text.contains(words)) {
-        Some((_, mistake)) => RedisError::from((error.kind(), mistake, text)),
-        None => error,
+    let mut text = error.to_string().replace('`', "'");
+    let Some((_, mistake)) = MISTAKES.into_iter().find(|(words, _)| text.contains(words)) else { return error };
+    // The arguments of an unknown command are left out: those of a sign-in have the password.
+    if text.contains("unknown command") {
+        text.truncate(text.find(',').unwrap_or(0));
     }
+    RedisError::from((error.kind(), mistake, text))
 }
 
 fn kind(error: &RedisError) -> StoreErrorKind {

@@ -250,18 +250,6 @@ fn unknown() -> RedisError {
     RedisError::from((ErrorKind::MasterNameNotFoundBySentinel, "no sentinel knows a primary of this name"))
 }
 
-/// Removes the arguments of an unknown command from the text of an error. If the unknown command is
-/// a sign-in, its arguments have the password.
-pub(super) fn without_arguments(error: RedisError) -> RedisError {
-    match error.detail() {
-        Some(text) if text.contains("unknown command") => {
-            let command = text.split_once(',').map_or("", |(command, _)| command).to_owned();
-            RedisError::from((error.kind(), "the server refuses", command))
-        }
-        _ => error,
-    }
-}
-
 impl fmt::Display for Server {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.topology {
