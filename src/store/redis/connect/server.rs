@@ -226,11 +226,10 @@ fn hangs_up(error: &RedisError) -> bool {
 
 /// Asks one sentinel for the address of the primary.
 async fn ask(sentinel: ConnectionInfo, primary: String) -> RedisResult<Step> {
+    let mut connection = open(sentinel, &without_timeouts()).await?;
     let command = cmd("SENTINEL").arg("GET-MASTER-ADDR-BY-NAME").arg(primary).take();
-    match open(sentinel, &without_timeouts()).await?.req_packed_command(&command).await?.extract_error()? {
-        Value::Nil => Err(unknown()),
-        address => Ok(Step::Named(from_redis_value(address)?)),
-    }
+    let address: Option<_> = command.query_async(&mut connection).await?;
+    address.map(Step::Named).ok_or_else(unknown)
 }
 
 /// Connects to a primary that a sentinel has named. Checks the role of the server, since the
