@@ -8,7 +8,7 @@ use std::{
 
 #[cfg(feature = "tls")]
 use redis::ClientTlsConfig;
-use redis::ConnectionInfo;
+use redis::{ConnectionInfo, RedisConnectionInfo};
 use tokio::sync::watch;
 
 use super::{
@@ -69,13 +69,12 @@ impl RedisStoreBuilder {
     }
 
     pub(super) fn new(topology: Topology, nodes: Result<Vec<ConnectionInfo>, ConfigError>) -> Self {
-        let mut connection = ConnectionSettings::default();
-        // The URLs of sentinels have the logins of the sentinels.
-        if !matches!(topology, Topology::Sentinels(_))
-            && let Some(node) = nodes.iter().flatten().next()
-        {
-            connection.redis = node.redis_settings().clone();
-        }
+        let redis = match nodes.iter().flatten().next() {
+            // The URLs of sentinels have the logins of the sentinels.
+            Some(node) if !matches!(topology, Topology::Sentinels(_)) => node.redis_settings().clone(),
+            _ => RedisConnectionInfo::default(),
+        };
+        let connection = ConnectionSettings::new(redis);
         Self { topology, nodes, connection, prefix: DEFAULT_PREFIX.to_owned(), secret: None, clock: None }
     }
 

@@ -47,22 +47,6 @@ pub(crate) struct ConnectionSettings {
     pub(crate) reply_timeout: Duration,
 }
 
-impl Default for ConnectionSettings {
-    fn default() -> Self {
-        Self {
-            redis: RedisConnectionInfo::default(),
-            signing_in: without_timeouts(),
-            #[cfg(all(feature = "cluster", feature = "credentials"))]
-            credentials: None,
-            #[cfg(feature = "tls")]
-            certificates: TlsCertificates { client_tls: None, root_cert: None },
-            connections: 4,
-            connect_timeout: Duration::from_secs(1),
-            reply_timeout: Duration::from_secs(1),
-        }
-    }
-}
-
 /// The server at `url`, with the user, password and database of the URL.
 pub(crate) fn node(url: &str) -> Result<ConnectionInfo, ConfigError> {
     let info = url.into_connection_info().map_err(|cause| errors::url(url, &cause));
@@ -77,6 +61,21 @@ pub(crate) fn node(url: &str) -> Result<ConnectionInfo, ConfigError> {
 }
 
 impl ConnectionSettings {
+    /// The defaults, with the user, password, database and protocol of a URL or a client.
+    pub(crate) fn new(redis: RedisConnectionInfo) -> Self {
+        Self {
+            redis,
+            signing_in: without_timeouts(),
+            #[cfg(all(feature = "cluster", feature = "credentials"))]
+            credentials: None,
+            #[cfg(feature = "tls")]
+            certificates: TlsCertificates { client_tls: None, root_cert: None },
+            connections: 4,
+            connect_timeout: Duration::from_secs(1),
+            reply_timeout: Duration::from_secs(1),
+        }
+    }
+
     /// Sets TCP and TLS up.
     pub(super) fn transport(&self, node: ConnectionInfo) -> Result<ConnectionInfo, ConfigError> {
         let node = node.set_tcp_settings(tcp_settings());
