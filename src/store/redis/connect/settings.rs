@@ -127,12 +127,9 @@ impl ConnectionSettings {
 
     /// Sets the user, the password, the database and the protocol.
     pub(super) fn sign_in(&self, node: ConnectionInfo) -> ConnectionInfo {
-        let redis = self.redis.clone();
-        // Without a password, the Redis client does not tell the server its name, since that would
-        // hide why a server hangs up. With a password, the client may tell its name: the client
-        // reports each error during the sign-in as a wrong password anyway.
-        let tells_name = redis.password().is_some();
-        node.set_redis_settings(if tells_name { redis } else { redis.set_skip_set_lib_name() })
+        // The Redis client does not tell the server its name, since that would hide why a server
+        // hangs up.
+        node.set_redis_settings(self.redis.clone().set_skip_set_lib_name())
     }
 }
 
