@@ -167,8 +167,9 @@ impl Server {
         let field = |name: &str| info.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
         let evicts = !["", "noeviction"].contains(&field("maxmemory_policy:")) && field("maxmemory:") != "0";
         if evicts && let Some(suppressed) = self.unsuitable_line.pass() {
+            let server = self;
             let fix = "set `maxmemory-policy noeviction`: limits are forgotten when its memory is full";
-            warn!(server = %self, fix, suppressed, "this Redis does not suit rate limits");
+            warn!(%server, fix, suppressed, "this Redis does not suit rate limits");
         }
     }
 
