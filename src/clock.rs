@@ -79,10 +79,6 @@ pub(crate) enum Clock {
     /// follows a step of the system clock by more than a second. The system clock steps when a
     /// machine goes on after it was suspended.
     Following(Arc<Following>),
-    /// The system's time, which may step. This clock does not drift away from the clocks of other
-    /// processes.
-    #[cfg(feature = "redis")]
-    System,
     Manual(ManualClock),
 }
 
@@ -154,8 +150,6 @@ impl Clock {
         match self {
             Self::Monotonic(start) => micros(start.elapsed()),
             Self::Following(clock) => clock.now(),
-            #[cfg(feature = "redis")]
-            Self::System => micros_since_epoch(SystemTime::now()),
             Self::Manual(clock) => clock.micros(),
         }
     }

@@ -8,7 +8,7 @@ use std::{
 
 #[cfg(feature = "tls")]
 use redis::ClientTlsConfig;
-use redis::ConnectionInfo;
+use redis::{ConnectionInfo, RedisConnectionInfo};
 use tokio::sync::watch;
 
 use super::{
@@ -35,8 +35,8 @@ pub struct RedisStoreBuilder {
     connection: ConnectionSettings,
     prefix: String,
     secret: Option<Secret>,
-    /// The clock to decide by. `None` for the server's clock.
-    clock: Option<Clock>,
+    /// The clock of a test. `None` for the server's clock.
+    clock: Option<ManualClock>,
 }
 
 impl RedisStoreBuilder {
@@ -54,7 +54,7 @@ impl RedisStoreBuilder {
             Some((scheme, "sentinel")) => {
                 let mut sentinels = Self::of_urls(Topology::Sentinels(path.to_owned()), urls(scheme, "", ""));
                 match node(&format!("{scheme}://{login}primary")) {
-                    Ok(primary) => sentinels.connection.login = login_of(&primary),
+                    Ok(primary) => sentinels.connection.redis = primary.redis_settings().clone(),
                     Err(error) => sentinels.nodes = Err(error),
                 }
                 sentinels
@@ -69,14 +69,13 @@ impl RedisStoreBuilder {
     }
 
     pub(super) fn new(topology: Topology, nodes: Result<Vec<ConnectionInfo>, ConfigError>) -> Self {
-        Self {
-            topology,
-            nodes,
-            connection: ConnectionSettings::default(),
-            prefix: DEFAULT_PREFIX.to_owned(),
-            secret: None,
-            clock: None,
-        }
+        let redis = match nodes.iter().flatten().next() {
+            // The URLs of sentinels have the logins of the sentinels.
+            Some(node) if !matches!(topology, Topology::Sentinels(_)) => node.redis_settings().clone(),
+            _ => RedisConnectionInfo::default(),
+        };
+        let connection = ConnectionSettings::new(redis);
+        Self { topology, nodes, connection, prefix: DEFAULT_PREFIX.to_owned(), secret: None, clock: None }
     }
 
     /// The beginning of every key in Redis: 1 to 64 characters of `A-Z a-z 0-9 _ . -`. Two
@@ -148,7 +147,8 @@ impl RedisStoreBuilder {
     /// the login of the URL or the client. Behind sentinels, the default is no login, since the
     /// logins in the sentinels' URLs are for the sentinels.
     pub fn login(mut self, user: impl Into<String>, password: impl Into<String>) -> Self {
-        self.opening().login = Some((user.into(), password.into()));
+        let opening = self.opening();
+        opening.redis = opening.redis.clone().set_username(user.into()).set_password(password.into());
         self
     }
 
@@ -177,7 +177,8 @@ impl RedisStoreBuilder {
     /// The number of the database. Default: the number in the URL or of the client. Behind
     /// sentinels the default is 0.
     pub fn database(mut self, number: u32) -> Self {
-        self.opening().database = Some(number);
+        let opening = self.opening();
+        opening.redis = opening.redis.clone().set_db(number.into());
         self
     }
 
@@ -199,27 +200,20 @@ impl RedisStoreBuilder {
         self
     }
 
-    /// Decides by the system clock of each process instead of the server's clock. This is for
-    /// servers on which a script may not call `TIME`. Default: the server's clock.
-    ///
-    /// The clocks of all processes have to agree, as clocks that NTP sets do. If the clock of one
-    /// process is ahead, windows can end too early in that process, by as much as the clock is
-    /// ahead. The process then admits too much. In the other processes, windows can end too late.
-    pub fn client_clock(mut self) -> Self {
-        self.clock = Some(Clock::System);
-        self
-    }
-
     /// Decides by this clock instead of the server's clock: for tests. Keys still expire by the
     /// server's clock, even while the clock of the test stands still. So the store lets each key
     /// live a minute longer, and a test may take up to a minute between two moves of its clock.
     pub fn clock(mut self, clock: &ManualClock) -> Self {
-        self.clock = Some(Clock::Manual(clock.clone()));
+        self.clock = Some(clock.clone());
         self
     }
 
+    /// The settings of how connections are opened, such as the login.
     fn opening(&mut self) -> &mut ConnectionSettings {
-        self.connection.open_otherwise = true;
+        if matches!(self.topology, Topology::Given(_)) {
+            let problem = "the application opens the connections: set their login, database and certificates there";
+            self.nodes = Err(ConfigError::new(problem));
+        }
         &mut self.connection
     }
 
@@ -239,16 +233,12 @@ impl RedisStoreBuilder {
         if self.connection.connections == 0 {
             return Err(ConfigError::new("the number of connections must be 1 or more, not 0"));
         }
-        let timeouts = [("connect", self.connection.connect_timeout), ("reply", self.connection.reply_timeout)];
-        if let Some((what, _)) = timeouts.iter().find(|(_, timeout)| timeout.is_zero()) {
-            return Err(ConfigError::new(format!("the {what} timeout must be longer than 0 s")));
+        if self.connection.connect_timeout.is_zero() || self.connection.reply_timeout.is_zero() {
+            return Err(ConfigError::new("the connect timeout and the reply timeout must be longer than 0 s"));
         }
         // The local state of this process goes by a clock that never steps. In a test, it goes by
         // the test's clock.
-        let local_clock = match &self.clock {
-            None | Some(Clock::System) => Clock::monotonic(),
-            Some(clock) => clock.clone(),
-        };
+        let local_clock = self.clock.clone().map_or_else(Clock::monotonic, Clock::Manual);
         let server = Server::new(self.topology, self.nodes?, self.connection)?;
         let alive = watch::Sender::new(());
         let common = Common {
@@ -283,19 +273,9 @@ impl RedisStoreBuilder {
     }
 }
 
-fn login_of(node: &ConnectionInfo) -> Option<(String, String)> {
-    let settings = node.redis_settings();
-    Some((settings.username().unwrap_or("default").to_owned(), settings.password()?.to_owned()))
-}
-
 impl fmt::Debug for RedisStoreBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // The address and the other settings are left out, since they may have a password.
-        f.debug_struct("RedisStoreBuilder")
-            .field("prefix", &self.prefix)
-            .field("connections", &self.connection.connections)
-            .field("connect_timeout", &self.connection.connect_timeout)
-            .field("reply_timeout", &self.connection.reply_timeout)
-            .finish_non_exhaustive()
+        f.debug_struct("RedisStoreBuilder").field("prefix", &self.prefix).finish_non_exhaustive()
     }
 }

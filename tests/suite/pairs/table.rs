@@ -282,7 +282,6 @@ pub(super) const DIMENSIONS: &[Dimension] = &[
             ),
             // A cluster refuses it.
             hiding(value("database", &["RedisStoreBuilder::database"], Store(|store| store.database(5)))),
-            value("client_clock", &["RedisStoreBuilder::client_clock"], Store(RedisStoreBuilder::client_clock)),
         ],
     },
     Dimension {

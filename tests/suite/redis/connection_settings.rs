@@ -1,7 +1,7 @@
 //! Ways to connect to a server: over a Unix socket, as a user, under a name, from an existing
-//! client, by the client's clock.
+//! client.
 
-use std::{error::Error as _, path::Path, time::Duration};
+use std::path::Path;
 
 use redis::{ConnectionAddr, IntoConnectionInfo};
 use tower_sliding_window::{Error, Limit, Limiter, RedisStore, store::RedisStoreBuilder};
@@ -86,29 +86,4 @@ async fn a_store_from_an_existing_client_uses_its_server() {
     let error =
         RedisStore::from_client(&redis::Client::open("redis://127.0.0.1:1").unwrap()).connect().await.unwrap_err();
     assert!(format!("{error:?}").contains("127.0.0.1:1"), "{error:?}");
-}
-
-/// Some servers do not let scripts read the time.
-#[tokio::test]
-async fn with_client_clock_no_script_reads_the_servers_time() {
-    let server = RedisServer::start();
-    server.run::<()>("ACL SETUSER timeless on >timeless ~* +@all -time");
-    let builder = server.store().login("timeless", "timeless");
-    let Error::Unavailable(error) = used(&limiter(builder.clone())).await.unwrap_err() else {
-        panic!("the error is not Unavailable")
-    };
-    assert!(error.source().unwrap().to_string().contains("script"), "{error:?}");
-
-    let (one, other) = (limiter(builder.clone().client_clock()), limiter(builder.client_clock()));
-    let short = Limit::per("short", 2, Duration::from_millis(300));
-    for limiter in [&one, &other] {
-        assert!(limiter.check(&short, "ada", 1).await.unwrap().is_allowed());
-    }
-    let refused = other.check(&short, "ada", 1).await.unwrap();
-    let wait = refused.retry_after().unwrap();
-    assert!(wait <= short.window(), "{wait:?}");
-    let drift = refused.at().duration_since(std::time::SystemTime::now()).unwrap_or_default();
-    assert!(drift < Duration::from_millis(1), "a decision is of the present: {drift:?}");
-    tokio::time::sleep(wait + Duration::from_millis(2)).await;
-    assert!(one.check(&short, "ada", 1).await.unwrap().is_allowed());
 }

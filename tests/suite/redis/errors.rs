@@ -135,7 +135,7 @@ async fn connect_names_a_missing_command() {
     let server = RedisServer::start();
     let url = server.url().replace("redis://", "redis://limiter:limiter@");
     let commands = listed(&server);
-    let named: Vec<&str> = commands.iter().filter(|command| !["+info", "+ping"].contains(command)).copied().collect();
+    let named: Vec<&str> = commands.iter().filter(|command| **command != "+info").copied().collect();
     let servers = [server];
     each_is_named(&servers, &commands, &named, async || RedisStore::connect(&url).await).await;
     let without_info = connect_with(&servers, &named, async || RedisStore::connect(&url).await).await;

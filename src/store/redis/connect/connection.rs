@@ -20,9 +20,11 @@
 //! 6. A generation is also given up if one of its connections gave no reply to several requests in
 //!    a row, or to one request for a second. Such a connection may be half open, which no error
 //!    ever reports. Requests that were in flight together count as one. A request does not count if
-//!    a later request got a reply. A request that was sent just as its connection ended may also
-//!    get no error: tokio's channel keeps the message of this request as long as the channel has a
-//!    sender ([issue 7714](https://github.com/tokio-rs/tokio/issues/7714)).
+//!    a later request got a reply. In a cluster, each request counts that had no reply within the
+//!    reply timeout, and only the connections of its client are given up. A request that was sent
+//!    just as its connection ended may also get no error: tokio's channel keeps the message of this
+//!    request as long as the channel has a sender
+//!    ([issue 7714](https://github.com/tokio-rs/tokio/issues/7714)).
 //! 7. If a connection has had no reply for half a second, it is tested before a check that must not
 //!    run twice is sent over it: the server or a proxy may have closed the connection in that time.
 //!    In a cluster, a connection leads to several nodes. So the time of the last reply is kept for
@@ -50,10 +52,10 @@ use tokio::{
 };
 
 #[cfg(feature = "cluster")]
-use super::cluster::{self, ClusterConnections};
+use super::cluster;
 use super::{
     errors::{self, needs_new_connection},
-    server::{Server, without_arguments},
+    server::Server,
     source::ServerConnection,
 };
 use crate::{
@@ -80,7 +82,7 @@ const PARTS: usize = 16;
 pub(crate) struct Pool {
     seats: bb8::Pool<Seats>,
     /// The connection that callers share. `None` until a connection has been opened.
-    shared: watch::Sender<Option<Connection>>,
+    shared: watch::Sender<Option<Arc<Connection>>>,
     /// The tasks that open connections. They end with the pool.
     openings: Mutex<JoinSet<()>>,
     server: Arc<Server>,
@@ -107,21 +109,21 @@ impl Pool {
         Self { seats, shared, openings, server: Arc::clone(server), generation: Arc::default(), distance }
     }
 
-    /// Returns a clone of the shared connection, if that connection works. Unlike
+    /// Returns the shared connection, if that connection works. Unlike
     /// [`take`](Self::take), this method reads no clock.
-    pub(crate) fn share(&self) -> Option<Connection> {
-        self.shared.borrow().clone().filter(Connection::works)
+    pub(crate) fn share(&self) -> Option<Arc<Connection>> {
+        self.shared.borrow().clone().filter(|connection| connection.works())
     }
 
     /// Takes a connection. On a single server, the connection comes with its seat, and one batch
     /// has it alone until the seat is given back. In a cluster, the connection comes without a
     /// seat, and batches share it. While a new connection opens, or if it cannot be opened, this
     /// method returns another connection that works. Only a task may call this method.
-    pub(crate) async fn take(&self) -> Result<(Connection, Option<Seat>), StoreError> {
+    pub(crate) async fn take(&self) -> Result<(Arc<Connection>, Option<Seat>), StoreError> {
         let wait = self.server.settings.connect_timeout;
         let mut shared = self.shared.subscribe();
         let shared = async {
-            let may_work = |shared: &Option<Connection>| shared.as_ref().is_some_and(Connection::may_work);
+            let may_work = |shared: &Option<Arc<Connection>>| shared.as_ref().is_some_and(|shared| shared.may_work());
             shared.wait_for(may_work).await.ok()?.clone()
         };
         let mut filled = pin!(timeout(wait, self.fill()));
@@ -131,8 +133,8 @@ impl Pool {
             if let Poll::Ready(Ok((connection, seat))) = filled {
                 // The seat of a cluster's connections returns to the pool at once: a slow node must
                 // not keep other batches from the other nodes.
-                let is_exclusive = matches!(connection, Connection::Server(..));
-                return Poll::Ready(Ok((connection, is_exclusive.then_some(seat))));
+                let seat = (!connection.is_to_cluster).then_some(seat);
+                return Poll::Ready(Ok((connection, seat)));
             }
             match (shared.as_mut().poll(cx), filled) {
                 (Poll::Ready(Some(shared)), _) => Poll::Ready(Ok((shared, None))),
@@ -162,7 +164,7 @@ impl Pool {
     }
 
     /// Waits for a seat, and opens a connection if the seat is empty.
-    async fn fill(&self) -> RedisResult<(Connection, Seat)> {
+    async fn fill(&self) -> RedisResult<(Arc<Connection>, Seat)> {
         let seat = self.seats.get_owned().await.map_err(io::Error::other)?;
         if let Some(connection) = &*seat {
             if self.share().is_none() {
@@ -174,7 +176,7 @@ impl Pool {
     }
 
     /// Opens a connection for an empty seat, in a task.
-    fn open(&self, mut seat: Seat) -> oneshot::Receiver<RedisResult<(Connection, Seat)>> {
+    fn open(&self, mut seat: Seat) -> oneshot::Receiver<RedisResult<(Arc<Connection>, Seat)>> {
         let server = Arc::clone(&self.server);
         let shared = self.shared.clone();
         let generation = Arc::clone(&self.generation);
@@ -183,7 +185,7 @@ impl Pool {
         let mut openings = lock(&self.openings);
         while openings.try_join_next().is_some() {}
         openings.spawn(async move {
-            let outcome = Connection::open(&server, &generation).await.map_err(without_arguments);
+            let outcome = Connection::open(&server, &generation, &distance).await.map(Arc::new);
             let new = outcome.as_ref().ok().cloned();
             // If the caller has stopped waiting, the connection is for later callers.
             let _ = opened.send(outcome.map(|connection| {
@@ -191,20 +193,12 @@ impl Pool {
                 shared.send_replace(Some(connection.clone()));
                 (connection, seat)
             }));
-            match new {
-                Some(mut new @ Connection::Server(..)) => {
-                    let sent = Instant::now();
-                    // If the user may not send PING, the reply is an error. The time of an error
-                    // reply is as good as that of any other reply.
-                    let _ = new.send(&cmd("PING"), false, sent).await;
-                    distance.store(clock::micros(sent.elapsed()), Ordering::Relaxed);
-                }
-                #[cfg(feature = "cluster")]
-                Some(Connection::Cluster(nodes, _)) => {
-                    server.learn_nodes(&nodes).await;
-                    server.warn_of_nodes(&nodes).await;
-                }
-                None => {}
+            // The connections are handed out before, so a node that hangs delays nothing.
+            if server.is_cluster()
+                && let Some(new) = new
+            {
+                server.learn_nodes(new.send(cmd("CLUSTER").arg("SLOTS"), true, Instant::now()).await);
+                server.warn_of_nodes(new.send(&cmd("INFO"), false, Instant::now()).await);
             }
         });
         outcome
@@ -219,159 +213,126 @@ fn late(wait: Duration) -> RedisError {
 pub(crate) struct Seats;
 
 impl ManageConnection for Seats {
-    type Connection = Option<Connection>;
+    type Connection = Option<Arc<Connection>>;
     type Error = Infallible;
 
-    async fn connect(&self) -> Result<Option<Connection>, Infallible> {
+    async fn connect(&self) -> Result<Option<Arc<Connection>>, Infallible> {
         Ok(None)
     }
 
     /// Empties a seat whose connection does not work.
-    async fn is_valid(&self, connection: &mut Option<Connection>) -> Result<(), Infallible> {
+    async fn is_valid(&self, connection: &mut Option<Arc<Connection>>) -> Result<(), Infallible> {
         drop(connection.take_if(|connection| !connection.works()));
         Ok(())
     }
 
-    fn has_broken(&self, connection: &mut Option<Connection>) -> bool {
+    fn has_broken(&self, connection: &mut Option<Arc<Connection>>) -> bool {
         connection.as_ref().is_some_and(|connection| !connection.works())
     }
 }
 
-/// A connection to one server, or connections to all nodes of a cluster. Clones share them.
-#[derive(Clone)]
-pub(crate) enum Connection {
-    Server(ServerConnection, Arc<ConnectionHealth>),
-    #[cfg(feature = "cluster")]
-    Cluster(Arc<ClusterConnections>, Arc<LastReplies>),
+/// A connection to one server, or connections to all nodes of a cluster, with its connection. All that
+/// send over it share it.
+pub(crate) struct Connection {
+    clones: ServerConnection,
+    /// The connections of a cluster's second client, which sends commands again.
+    again: Option<Box<Self>>,
+    is_to_cluster: bool,
+    reply_timeout: Duration,
+    /// The generation of the connection, and the current generation of its pool.
+    generation: u64,
+    current: Arc<AtomicU64>,
+    unanswered: AtomicU32,
+    opened: Instant,
+    /// A time, in microseconds since the connection was opened. A request that was sent before this
+    /// time does not count as unanswered. Either a later request got a reply, or another request
+    /// that was in flight at the same time has already been counted.
+    told_until: AtomicU64,
+    /// The times of the last replies, one for each of [`PARTS`] equal parts of the slots, in
+    /// microseconds since the local state of the store was made. The replies to batches without a
+    /// slot are noted in the first part.
+    last_replies: [AtomicU64; PARTS],
 }
 
 impl Connection {
-    /// Opens a connection of this generation.
-    async fn open(server: &Server, generation: &Arc<AtomicU64>) -> RedisResult<Self> {
+    /// Opens a connection of the current generation. If the generation ends meanwhile, the
+    /// connection ends with the generation, since the connection may lead to the old server.
+    async fn open(server: &Server, current: &Arc<AtomicU64>, distance: &AtomicU64) -> RedisResult<Self> {
         #[cfg(feature = "cluster")]
         if server.is_cluster() {
-            let connections = cluster::connect(&server.nodes, &server.settings).await?;
-            return Ok(Self::Cluster(Arc::new(connections), Arc::new(LastReplies::new())));
+            let clients = cluster::connect(&server.nodes, &server.settings).await?;
+            // Each client is a generation of its own: it connects again to nodes by itself.
+            let [first, again] = clients.map(|clones| Self::new(clones, server, 0, &Arc::default()));
+            return Ok(Self { again: Some(Box::new(again)), ..first });
         }
-        let health = ConnectionHealth::new(generation, server.settings.reply_timeout);
+        let generation = current.load(Ordering::Relaxed);
         let connect = async {
-            match server.connect().await {
+            match server.connect(distance).await {
                 // The connection was cut in the middle of signing in, for example with `CLIENT
                 // KILL`. A second try may succeed.
-                Err(error) if error.is_connection_dropped() => server.connect().await,
+                Err(error) if error.is_connection_dropped() => server.connect(distance).await,
                 outcome => outcome,
             }
         };
         let wait = server.settings.connect_timeout;
-        let connection = timeout(wait, connect).await.map_err(|_| late(wait))??;
-        Ok(Self::Server(connection, Arc::new(health)))
+        let clones = timeout(wait, connect).await.map_err(|_| late(wait))??;
+        Ok(Self::new(clones, server, generation, current))
+    }
+
+    fn new(clones: ServerConnection, server: &Server, generation: u64, current: &Arc<AtomicU64>) -> Self {
+        Self {
+            clones,
+            again: None,
+            is_to_cluster: server.is_cluster(),
+            reply_timeout: server.settings.reply_timeout,
+            generation,
+            current: Arc::clone(current),
+            unanswered: AtomicU32::new(0),
+            opened: Instant::now(),
+            told_until: AtomicU64::new(0),
+            last_replies: [const { AtomicU64::new(0) }; PARTS],
+        }
     }
 
     /// Sends a command. `since` is the present time, and `again` says that the command was sent
     /// before.
-    #[cfg_attr(not(feature = "cluster"), expect(unused_variables))]
-    pub(crate) async fn send(&mut self, command: &Cmd, again: bool, since: Instant) -> RedisResult<Value> {
-        match self {
-            Self::Server(connection, health) => {
-                health.hear(since, connection.req_packed_command(command), Value::extract_error).await
-            }
-            // The client of a cluster replaces broken connections by itself.
-            #[cfg(feature = "cluster")]
-            Self::Cluster(connections, _) => connections.send(command, again).await,
-        }
+    pub(crate) async fn send(&self, command: &Cmd, again: bool, since: Instant) -> RedisResult<Value> {
+        let client = self.client(again);
+        client.hear(since, (client.clones)().req_packed_command(command), Value::extract_error).await
     }
 
     /// Sends commands that remove entries, all at once. Returns the number of entries that each
     /// command has removed. For a key of another type, the number is 0.
-    #[cfg_attr(not(feature = "cluster"), expect(unused_variables))]
-    pub(crate) async fn send_all(&mut self, removals: &Pipeline, again: bool, since: Instant) -> RedisResult<Value> {
-        match self {
-            Self::Server(connection, health) => {
-                health.hear(since, connection.req_packed_commands(removals, 0, removals.len()), numbers).await
-            }
-            #[cfg(feature = "cluster")]
-            Self::Cluster(connections, _) => connections.send_all(removals, again).await.and_then(numbers),
+    ///
+    /// In a cluster, commands that are sent again are sent one by one: if several commands are
+    /// redirected at once to the node to which a slot moves, that node accepts only the first of
+    /// them.
+    pub(crate) async fn send_all(&self, removals: &Pipeline, again: bool, since: Instant) -> RedisResult<Value> {
+        let client = self.client(again);
+        let mut connection = (client.clones)();
+        if !again || !self.is_to_cluster {
+            return client.hear(since, connection.req_packed_commands(removals, 0, removals.len()), numbers).await;
         }
+        let mut replies = Vec::with_capacity(removals.len());
+        for removal in removals.cmd_iter() {
+            replies.push(client.hear(Instant::now(), connection.req_packed_command(removal), Ok).await?);
+        }
+        numbers(replies)
     }
 
-    /// The times of the last replies over this connection.
-    pub(crate) fn last_replies(&self) -> &LastReplies {
-        match self {
-            Self::Server(_, health) => &health.last_replies,
-            #[cfg(feature = "cluster")]
-            Self::Cluster(_, last) => last,
-        }
+    fn client(&self, again: bool) -> &Self {
+        self.again.as_deref().filter(|_| again).unwrap_or(self)
     }
 
     /// Whether this connection may be used while another one is being opened. Connections to a
     /// cluster always may be used: they can be silent just because a single node hangs.
     fn may_work(&self) -> bool {
-        !matches!(self, Self::Server(..)) || self.works()
+        self.is_to_cluster || self.works()
     }
 
     fn works(&self) -> bool {
-        match self {
-            Self::Server(_, health) => !health.is_broken(),
-            #[cfg(feature = "cluster")]
-            Self::Cluster(connections, _) => !connections.are_silent(MAX_UNANSWERED),
-        }
-    }
-}
-
-/// The times of the last replies, one for each of [`PARTS`] equal parts of the slots. The replies
-/// to batches without a slot are noted in the first part.
-pub(crate) struct LastReplies {
-    opened: Instant,
-    /// Each time is in microseconds since the local state of the store was made.
-    micros: [AtomicU64; PARTS],
-}
-
-impl LastReplies {
-    fn new() -> Self {
-        Self { opened: Instant::now(), micros: [const { AtomicU64::new(0) }; PARTS] }
-    }
-
-    fn part(&self, slot: u16) -> &AtomicU64 {
-        &self.micros[usize::from(slot) * PARTS / usize::from(HASH_SLOTS)]
-    }
-
-    pub(crate) fn are_old(&self, slot: u16, now: Instant, micros: u64) -> bool {
-        let last = self.part(slot).load(Ordering::Relaxed);
-        now.saturating_duration_since(self.opened) >= IDLE && micros >= last.saturating_add(clock::micros(IDLE))
-    }
-
-    pub(crate) fn note(&self, slot: u16, micros: u64) {
-        self.part(slot).store(micros, Ordering::Relaxed);
-    }
-}
-
-/// The health of a connection to one server, shared by all that send over it.
-pub(crate) struct ConnectionHealth {
-    /// The generation of the connection, and the current generation of its pool.
-    generation: u64,
-    current: Arc<AtomicU64>,
-    unanswered: AtomicU32,
-    /// A time, in microseconds since the connection was opened. A request that was sent before this
-    /// time does not count as unanswered. Either a later request got a reply, or another request
-    /// that was in flight at the same time has already been counted.
-    told_until: AtomicU64,
-    last_replies: LastReplies,
-    reply_timeout: Duration,
-}
-
-impl ConnectionHealth {
-    /// Makes the health of a connection. Call this function before the connection is opened. If the
-    /// generation ends meanwhile, the connection ends with the generation, since the connection may
-    /// lead to the old server.
-    fn new(current: &Arc<AtomicU64>, reply_timeout: Duration) -> Self {
-        Self {
-            generation: current.load(Ordering::Relaxed),
-            current: Arc::clone(current),
-            unanswered: AtomicU32::new(0),
-            told_until: AtomicU64::new(0),
-            last_replies: LastReplies::new(),
-            reply_timeout,
-        }
+        let is_current = self.generation == self.current.load(Ordering::Relaxed);
+        is_current && self.again.as_ref().is_none_or(|again| again.works())
     }
 
     /// Waits for the reply to a request that is sent now, at `since`. Learns from the reply, or
@@ -382,13 +343,15 @@ impl ConnectionHealth {
         reply: RedisFuture<'_, T>,
         read: impl FnOnce(T) -> RedisResult<Value>,
     ) -> RedisResult<Value> {
-        let wait = ReplyWait { health: self, since };
-        let most = self.reply_timeout;
+        let wait = ReplyWait { connection: self, since };
+        // In a cluster, this timeout covers all repetitions, and new connections as well.
+        let most = if self.is_to_cluster { self.reply_timeout.saturating_mul(2) } else { self.reply_timeout };
         let result = timeout(most, reply).await.unwrap_or_else(|_| Err(late(most))).and_then(read);
         if !result.as_ref().is_err_and(RedisError::is_timeout) {
             mem::forget(wait);
             match &result {
-                Err(error) if needs_new_connection(error) => self.end_generation(),
+                // The client of a cluster replaces broken connections by itself.
+                Err(error) if !self.is_to_cluster && needs_new_connection(error) => self.end_generation(),
                 _ => {
                     self.unanswered.store(0, Ordering::Relaxed);
                     self.told_until.fetch_max(self.micros_at(since), Ordering::Relaxed);
@@ -398,46 +361,60 @@ impl ConnectionHealth {
         result
     }
 
-    fn micros_at(&self, time: Instant) -> u64 {
-        clock::micros(time.saturating_duration_since(self.last_replies.opened))
+    /// Whether this part of the slots has had no reply for so long that the connection may be
+    /// closed. `micros` is the present time since the local state was made.
+    pub(crate) fn is_idle(&self, slot: u16, now: Instant, micros: u64) -> bool {
+        let last = self.last_reply(slot).load(Ordering::Relaxed);
+        now.saturating_duration_since(self.opened) >= IDLE && micros >= last.saturating_add(clock::micros(IDLE))
     }
 
-    fn is_broken(&self) -> bool {
-        self.unanswered.load(Ordering::Relaxed) >= MAX_UNANSWERED
-            || self.generation != self.current.load(Ordering::Relaxed)
+    pub(crate) fn note_reply(&self, slot: u16, micros: u64) {
+        self.last_reply(slot).store(micros, Ordering::Relaxed);
+    }
+
+    fn last_reply(&self, slot: u16) -> &AtomicU64 {
+        &self.last_replies[usize::from(slot) * PARTS / usize::from(HASH_SLOTS)]
+    }
+
+    fn micros_at(&self, time: Instant) -> u64 {
+        clock::micros(time.saturating_duration_since(self.opened))
     }
 
     /// Gives up every connection of this generation. Several failures in one generation end only
     /// this generation, and not the next one.
     fn end_generation(&self) {
-        let next = self.generation + 1;
-        let _ = self.current.compare_exchange(self.generation, next, Ordering::Relaxed, Ordering::Relaxed);
+        self.current.fetch_max(self.generation + 1, Ordering::Relaxed);
     }
 }
 
 /// A wait for a reply. If the wait is dropped, the request mostly counts as unanswered: the reply
 /// took too long, or a deadline dropped the future of the caller.
 struct ReplyWait<'a> {
-    health: &'a ConnectionHealth,
+    connection: &'a Connection,
     since: Instant,
 }
 
 impl Drop for ReplyWait<'_> {
     fn drop(&mut self) {
-        let health = self.health;
+        let connection = self.connection;
         let now = Instant::now();
         let waited = now.saturating_duration_since(self.since);
-        let tells_nothing = health.micros_at(self.since) < health.told_until.load(Ordering::Relaxed);
-        if waited < TOO_SOON || tells_nothing {
+        let too_soon = if connection.is_to_cluster { connection.reply_timeout } else { TOO_SOON };
+        let tells_nothing = connection.micros_at(self.since) < connection.told_until.load(Ordering::Relaxed);
+        if waited < too_soon || tells_nothing {
             return;
         }
-        health.told_until.fetch_max(health.micros_at(now), Ordering::Relaxed);
+        // In a cluster, each request counts for itself: a single request may only mean that its
+        // node hangs.
+        if !connection.is_to_cluster {
+            connection.told_until.fetch_max(connection.micros_at(now), Ordering::Relaxed);
+        }
         // A single request that has waited for the longest deadline ends the generation. Such a
         // request may be the probe of a breaker. If it counted as only one request, the breaker
         // would need several probes to end the generation.
-        let counts = if waited < LONGEST_DEADLINE { 1 } else { MAX_UNANSWERED };
-        if health.unanswered.fetch_add(counts, Ordering::Relaxed) + counts >= MAX_UNANSWERED {
-            health.end_generation();
+        let counts = if waited < LONGEST_DEADLINE || connection.is_to_cluster { 1 } else { MAX_UNANSWERED };
+        if connection.unanswered.fetch_add(counts, Ordering::Relaxed) + counts >= MAX_UNANSWERED {
+            connection.end_generation();
         }
     }
 }

@@ -13,8 +13,7 @@ use crate::error::{ConfigError, StoreError, StoreErrorKind};
 
 /// The error of a URL that is not a Redis URL.
 pub(super) fn url(url: &str, cause: &RedisError) -> ConfigError {
-    let is_tls = ["rediss:", "valkeys:"].iter().any(|scheme| url.starts_with(scheme));
-    if is_tls && cause.to_string().contains("the feature is not enabled") {
+    if cause.to_string().contains("TLS, the feature is not enabled") {
         return ConfigError::new(
             "rediss:// URLs, for TLS, need this crate's feature `tls`, or `tokio-native-tls-comp` of the crate `redis`",
         );
@@ -58,11 +57,12 @@ pub(super) fn no_connection(server: &dyn fmt::Display, cause: &RedisError) -> St
 fn explained(error: RedisError) -> RedisError {
     const LOGIN: &str = "the password is missing or wrong, set it with `login`, `credentials` or in the URL (of a sentinel, in its URL)";
     const LACKS_COMMANDS: &str = "the user needs the commands that `guide::running_redis` lists";
-    const MISTAKES: [(&str, &str); 14] = [
+    const MISTAKES: [(&str, &str); 13] = [
         ("UnknownIssuer", "no authority that is trusted has signed the server's certificate, set `root_certificate`"),
         ("Moved:", "the server is a node of a cluster, use `RedisStore::cluster`"),
         ("unknown command 'EVAL'", "the server runs no scripts: of sentinels, use `RedisStore::sentinel`"),
         ("unknown command 'SENTINEL'", "the server is no sentinel, use `RedisStore::builder`"),
+        ("unknown command", "the server does not know a command that the store needs"),
         ("read only replica", "the server is a replica, connect to its primary, or use `RedisStore::sentinel`"),
         ("NOAUTH", LOGIN),
         ("AuthenticationFailed", LOGIN),
@@ -71,44 +71,37 @@ fn explained(error: RedisError) -> RedisError {
         ("can't run this command", LACKS_COMMANDS),
         ("ClusterConnectionNotFound", "no node that the cluster announces can be reached, see cluster-announce-ip"),
         ("cluster support disabled", "the server is not in cluster mode, use `RedisStore::builder`"),
-        ("SELECT is not allowed in cluster mode", "this cluster has only database 0"),
-        (
-            "DB index is out of range",
-            "the server has no database of this number, see `databases`, and `cluster-databases` of Valkey 9",
-        ),
     ];
     // Redis 6.2 begins a quotation with a backtick.
-    let text = error.to_string().replace('`', "'");
-    match MISTAKES.into_iter().find(|(words, _)| text.contains(words)) {
-        Some((_, mistake)) => RedisError::from((error.kind(), mistake, text)),
-        None => error,
+    let mut text = error.to_string().replace('`', "'");
+    let Some((_, mistake)) = MISTAKES.into_iter().find(|(words, _)| text.contains(words)) else { return error };
+    // The arguments of an unknown command are left out: those of a sign-in have the password.
+    if text.contains("unknown command") {
+        text.truncate(text.find(',').unwrap_or(0));
     }
+    RedisError::from((error.kind(), mistake, text))
 }
 
 fn kind(error: &RedisError) -> StoreErrorKind {
-    match error.kind() {
-        ErrorKind::AuthenticationFailed | ErrorKind::Server(ServerErrorKind::NoPerm) => StoreErrorKind::Denied,
-        ErrorKind::Server(ServerErrorKind::ReadOnly) => StoreErrorKind::ReadOnly,
-        ErrorKind::Io if error.is_timeout() => StoreErrorKind::TimedOut,
-        // For a cluster, the client has put the error of a node into the text of its own error.
-        ErrorKind::Io | ErrorKind::ClusterConnectionNotFound => match kind_of_reply(&error.to_string()) {
-            StoreErrorKind::Other => StoreErrorKind::Unreachable,
-            kind => kind,
-        },
-        _ => kind_of_reply(&error.to_string()),
+    // For a cluster, the client has put the error of a node into the text of its own error.
+    match (kind_of_reply(&error.to_string()), error.kind()) {
+        (StoreErrorKind::Other, _) if error.is_timeout() => StoreErrorKind::TimedOut,
+        (StoreErrorKind::Other, ErrorKind::Io | ErrorKind::ClusterConnectionNotFound) => StoreErrorKind::Unreachable,
+        (kind, _) => kind,
     }
 }
 
 /// The kind of an error that the server has sent. Redis 6.2 puts the word of the kind into the
 /// middle of the text.
 pub(crate) fn kind_of_reply(text: &str) -> StoreErrorKind {
-    const KINDS: [(&str, StoreErrorKind); 12] = [
+    const KINDS: [(&str, StoreErrorKind); 13] = [
         ("AuthenticationFailed", StoreErrorKind::Denied),
         ("NOAUTH", StoreErrorKind::Denied),
         ("WRONGPASS", StoreErrorKind::Denied),
         ("permission", StoreErrorKind::Denied),
         ("can't run", StoreErrorKind::Denied),
         ("READONLY", StoreErrorKind::ReadOnly),
+        ("ReadOnly", StoreErrorKind::ReadOnly),
         ("NOREPLICAS", StoreErrorKind::ReadOnly),
         ("MISCONF", StoreErrorKind::ReadOnly),
         ("BusyLoading", StoreErrorKind::Busy),

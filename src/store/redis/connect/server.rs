@@ -12,7 +12,11 @@
 use std::{
     collections::BTreeMap,
     fmt, io,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Instant,
 };
 
 use redis::{
@@ -24,12 +28,13 @@ use redis::{
 use tokio::task::JoinSet;
 
 #[cfg(feature = "cluster")]
-use super::cluster::{self, ClusterConnections};
+use super::cluster;
 use super::{
     settings::{ConnectionSettings, without_timeouts},
-    source::{ServerConnection, Source},
+    source::{ServerConnection, Source, shared},
 };
 use crate::{
+    clock,
     error::ConfigError,
     local::lock,
     logging::{Throttle, warn},
@@ -65,14 +70,8 @@ impl Server {
         settings: ConnectionSettings,
     ) -> Result<Self, ConfigError> {
         let is_sentinel = matches!(topology, Topology::Sentinels(_));
-        if matches!(topology, Topology::Given(_)) {
-            if settings.open_otherwise {
-                let problem = "the application opens the connections: set their login, database and certificates there";
-                return Err(ConfigError::new(problem));
-            }
-        } else if nodes.is_empty() {
-            let what = if is_sentinel { "sentinel" } else { "node of the cluster" };
-            return Err(ConfigError::new(format!("there must be 1 {what} or more, not 0")));
+        if nodes.is_empty() && !matches!(topology, Topology::Given(_)) {
+            return Err(ConfigError::new("there must be 1 URL or more, not 0"));
         }
         if matches!(&topology, Topology::Sentinels(primary) if primary.is_empty()) {
             return Err(ConfigError::new("the name of the primary must not be empty"));
@@ -85,11 +84,9 @@ impl Server {
             Self { topology, nodes, settings, unsuitable_line: Throttle::default(), nodes_of_slots: Mutex::default() };
         #[cfg(feature = "cluster")]
         if server.is_cluster() {
+            // The cause shows no key: `transport` has read the certificates before.
             cluster::client(&server.nodes, &server.settings, 0).map_err(|cause| {
-                // An error with a detail is not shown, since the detail may contain the key of a
-                // certificate.
-                let cause = if cause.detail().is_none() { format!(": {cause}") } else { String::new() };
-                ConfigError::new(format!("{server} cannot be reached with these settings{cause}"))
+                ConfigError::new(format!("{server} cannot be reached with these settings: {cause}"))
             })?;
         }
         Ok(server)
@@ -123,10 +120,9 @@ impl Server {
         }
     }
 
-    /// Asks a cluster which node has which slot.
-    #[cfg(feature = "cluster")]
-    pub(super) async fn learn_nodes(&self, connections: &ClusterConnections) {
-        let Ok(Value::Array(ranges)) = connections.send(cmd("CLUSTER").arg("SLOTS"), true).await else { return };
+    /// Learns which node of a cluster has which slot, from the reply to `CLUSTER SLOTS`.
+    pub(super) fn learn_nodes(&self, slots: RedisResult<Value>) {
+        let Ok(Value::Array(ranges)) = slots else { return };
         let node = |range| {
             let Value::Array(fields) = range else { return None };
             let [Value::Int(first), _, Value::Array(node), ..] = &*fields else { return None };
@@ -137,18 +133,21 @@ impl Server {
         *lock(&self.nodes_of_slots) = ranges.into_iter().filter_map(node).collect();
     }
 
-    /// A connection to the node or the primary.
-    pub(super) async fn connect(&self) -> RedisResult<ServerConnection> {
-        let mut connection: ServerConnection = match &self.topology {
+    /// A connection to the node or the primary. Measures the distance of the server.
+    pub(super) async fn connect(&self, distance: &AtomicU64) -> RedisResult<ServerConnection> {
+        let connection = match &self.topology {
             Topology::Given(source) => source(&self.settings).await?,
-            Topology::Sentinels(primary) => Box::new(self.connect_to_primary(primary).await?),
-            _ => Box::new(open(self.nodes[0].clone(), &self.settings.signing_in).await?),
+            Topology::Sentinels(primary) => shared(self.connect_to_primary(primary).await?),
+            _ => shared(open(self.nodes[0].clone(), &self.settings.signing_in).await?),
         };
         // The reply to INFO shows two errors more clearly than the reply to a batch. A server that
         // asks for a password replies to a whole script with a protocol error, or hangs up. A
         // server whose connections are all in use hangs up after its first reply. Any other error
         // is ignored here, since the first batch meets it again.
-        match connection.req_packed_command(&cmd("INFO")).await.and_then(Value::extract_error) {
+        let sent = Instant::now();
+        let info = connection().req_packed_command(&cmd("INFO")).await.and_then(Value::extract_error);
+        distance.store(clock::micros(sent.elapsed()), Ordering::Relaxed);
+        match info {
             Err(error) if hangs_up(&error) => Err(error),
             info => {
                 self.warn_of(&info.and_then(|info| Ok(from_redis_value::<String>(info)?)).unwrap_or_default());
@@ -157,28 +156,19 @@ impl Server {
         }
     }
 
-    /// Warns the operator of unsuitable nodes of a cluster. This happens after the connections are
-    /// handed out, so a node that hangs delays nothing.
-    #[cfg(feature = "cluster")]
-    pub(super) async fn warn_of_nodes(&self, nodes: &ClusterConnections) {
-        let info = nodes.send(&cmd("INFO"), false).await;
+    /// Warns the operator of unsuitable nodes of a cluster. `info` is the reply to `INFO`.
+    pub(super) fn warn_of_nodes(&self, info: RedisResult<Value>) {
         let info = info.and_then(|info| Ok(from_redis_value::<Vec<(String, String)>>(info)?));
         info.unwrap_or_default().iter().for_each(|(_, info)| self.warn_of(info));
     }
 
-    /// Warns the operator of a server that may forget limits, or that is older than the servers on
-    /// which the tests run.
+    /// Warns the operator of a server that may forget limits.
     fn warn_of(&self, info: &str) {
         let field = |name: &str| info.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
-        let mut version = field("redis_version:").split('.').map_while(|part| part.parse::<u32>().ok());
-        let is_old = version.next().is_some_and(|major| (major, version.next()) < (6, Some(2)));
         let evicts = !["", "noeviction"].contains(&field("maxmemory_policy:")) && field("maxmemory:") != "0";
-        let (server, fix) = match (evicts, is_old) {
-            (true, _) => (self, "set `maxmemory-policy noeviction`: limits are forgotten when its memory is full"),
-            (_, true) => (self, "update it to 6.2 or newer: older ones are not tested"),
-            _ => return,
-        };
-        if let Some(suppressed) = self.unsuitable_line.pass() {
+        if evicts && let Some(suppressed) = self.unsuitable_line.pass() {
+            let server = self;
+            let fix = "set `maxmemory-policy noeviction`: limits are forgotten when its memory is full";
             warn!(%server, fix, suppressed, "this Redis does not suit rate limits");
         }
     }
@@ -190,18 +180,16 @@ impl Server {
         let mut tried = Vec::new();
         let mut failure = None;
         while let Some(step) = steps.join_next().await {
-            match step {
-                Ok(Ok(Step::Named(address))) if !tried.contains(&address) => {
+            match step.unwrap_or_else(|error| Err(io::Error::other(error).into())) {
+                Ok(Step::Named(address)) if !tried.contains(&address) => {
                     steps.spawn(connect_to(self.primary_at(address.clone()), self.settings.signing_in.clone()));
                     tried.push(address);
                 }
-                Ok(Ok(Step::Connected(connection))) => return Ok(connection),
-                // The error of a primary tells more than the error of a sentinel that is down.
-                Ok(Ok(Step::Failed(error))) => failure = Some(error),
-                Ok(Err(error)) => failure = failure.or(Some(error)),
-                Err(error) if error.is_panic() => failure = Some(io::Error::other(error).into()),
-                // Another sentinel has named this primary before, or the runtime shuts down.
-                Ok(Ok(Step::Named(_))) | Err(_) => {}
+                Ok(Step::Connected(connection)) => return Ok(connection),
+                // Another sentinel has named this primary before.
+                Ok(Step::Named(_)) => {}
+                // The last error tells most: it is mostly that of a primary.
+                Err(error) => failure = Some(error),
             }
         }
         Err(failure.unwrap_or_else(unknown))
@@ -217,7 +205,7 @@ impl Server {
             }
             _ => ConnectionAddr::Tcp(host, port),
         };
-        self.settings.sign_in(sentinel.clone().set_redis_settings(Default::default()).set_addr(address))
+        self.settings.sign_in(sentinel.clone().set_addr(address))
     }
 }
 
@@ -226,8 +214,6 @@ enum Step {
     /// A sentinel has named the address of the primary.
     Named((String, u16)),
     Connected(MultiplexedConnection),
-    /// A primary that a sentinel has named does not work.
-    Failed(RedisError),
 }
 
 async fn open(node: ConnectionInfo, config: &AsyncConnectionConfig) -> RedisResult<MultiplexedConnection> {
@@ -241,43 +227,27 @@ fn hangs_up(error: &RedisError) -> bool {
 
 /// Asks one sentinel for the address of the primary.
 async fn ask(sentinel: ConnectionInfo, primary: String) -> RedisResult<Step> {
+    let mut connection = open(sentinel, &without_timeouts()).await?;
     let command = cmd("SENTINEL").arg("GET-MASTER-ADDR-BY-NAME").arg(primary).take();
-    match open(sentinel, &without_timeouts()).await?.req_packed_command(&command).await?.extract_error()? {
-        Value::Nil => Err(unknown()),
-        address => Ok(Step::Named(from_redis_value(address)?)),
-    }
+    let address: Option<_> = command.query_async(&mut connection).await?;
+    address.map(Step::Named).ok_or_else(unknown)
 }
 
 /// Connects to a primary that a sentinel has named. Checks the role of the server, since the
 /// sentinel may still name the old primary.
 async fn connect_to(primary: ConnectionInfo, config: AsyncConnectionConfig) -> RedisResult<Step> {
-    let connected = async {
-        let mut connection = open(primary, &config).await?;
-        // If the user may not run ROLE, the first write shows whether this is a replica.
-        match connection.req_packed_command(&cmd("ROLE")).await? {
-            Value::Array(role) if role.first() == Some(&Value::BulkString(b"slave".to_vec())) => {
-                Err(RedisError::from((ErrorKind::MasterNameNotFoundBySentinel, "the sentinels name a replica")))
-            }
-            _ => Ok(connection),
+    let mut connection = open(primary, &config).await?;
+    // If the user may not run ROLE, the first write shows whether this is a replica.
+    match connection.req_packed_command(&cmd("ROLE")).await? {
+        Value::Array(role) if role.first() == Some(&Value::BulkString(b"slave".to_vec())) => {
+            Err(RedisError::from((ErrorKind::MasterNameNotFoundBySentinel, "the sentinels name a replica")))
         }
-    };
-    Ok(connected.await.map_or_else(Step::Failed, Step::Connected))
+        _ => Ok(Step::Connected(connection)),
+    }
 }
 
 fn unknown() -> RedisError {
     RedisError::from((ErrorKind::MasterNameNotFoundBySentinel, "no sentinel knows a primary of this name"))
-}
-
-/// Removes the arguments of an unknown command from the text of an error. If the unknown command is
-/// a sign-in, its arguments have the password.
-pub(super) fn without_arguments(error: RedisError) -> RedisError {
-    match error.detail() {
-        Some(text) if text.contains("unknown command") => {
-            let command = text.split_once(',').map_or("", |(command, _)| command).to_owned();
-            RedisError::from((error.kind(), "the server refuses", command))
-        }
-        _ => error,
-    }
 }
 
 impl fmt::Display for Server {

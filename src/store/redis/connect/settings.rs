@@ -7,7 +7,7 @@ use std::time::Duration;
 #[cfg(all(feature = "cluster", feature = "credentials"))]
 use redis::cluster::ClusterClientBuilder;
 use redis::{
-    AsyncConnectionConfig, ConnectionInfo, IntoConnectionInfo,
+    AsyncConnectionConfig, ConnectionInfo, IntoConnectionInfo, RedisConnectionInfo,
     io::tcp::{TcpSettings, socket2::TcpKeepalive},
 };
 #[cfg(feature = "tls")]
@@ -23,25 +23,21 @@ use crate::error::ConfigError;
 /// probes.
 const PEER_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The builder's settings of connections. If a setting is `None`, the URL decides it.
+/// The builder's settings of connections.
 ///
 /// 1. Certificates are always verified, against the root certificate of the settings or else the
 ///    system's roots.
 /// 2. TLS uses the provider of cryptography that the application has installed for rustls.
 #[derive(Clone)]
 pub(crate) struct ConnectionSettings {
-    /// Whether the builder has set something that only the application can set if it opens the
-    /// connections, such as a login.
-    pub(crate) open_otherwise: bool,
-    /// The user and the password.
-    pub(crate) login: Option<(String, String)>,
+    /// The user, password, database and protocol.
+    pub(crate) redis: RedisConnectionInfo,
     /// How the store signs in at a node, with the provider of credentials if there is one. There
     /// are no timeouts here, since the connect timeout covers all steps.
     pub(crate) signing_in: AsyncConnectionConfig,
     /// A function that gives the provider of credentials to a client of a cluster.
     #[cfg(all(feature = "cluster", feature = "credentials"))]
     pub(crate) credentials: Option<Arc<dyn Fn(ClusterClientBuilder) -> ClusterClientBuilder + Send + Sync>>,
-    pub(crate) database: Option<u32>,
     #[cfg(feature = "tls")]
     pub(crate) certificates: TlsCertificates,
     /// The most connections that a runtime opens. If the server is not far away, each queue also
@@ -49,24 +45,6 @@ pub(crate) struct ConnectionSettings {
     pub(crate) connections: u32,
     pub(crate) connect_timeout: Duration,
     pub(crate) reply_timeout: Duration,
-}
-
-impl Default for ConnectionSettings {
-    fn default() -> Self {
-        Self {
-            open_otherwise: false,
-            login: None,
-            signing_in: without_timeouts(),
-            #[cfg(all(feature = "cluster", feature = "credentials"))]
-            credentials: None,
-            database: None,
-            #[cfg(feature = "tls")]
-            certificates: TlsCertificates { client_tls: None, root_cert: None },
-            connections: 4,
-            connect_timeout: Duration::from_secs(1),
-            reply_timeout: Duration::from_secs(1),
-        }
-    }
 }
 
 /// The server at `url`, with the user, password and database of the URL.
@@ -83,6 +61,21 @@ pub(crate) fn node(url: &str) -> Result<ConnectionInfo, ConfigError> {
 }
 
 impl ConnectionSettings {
+    /// The defaults, with the user, password, database and protocol of a URL or a client.
+    pub(crate) fn new(redis: RedisConnectionInfo) -> Self {
+        Self {
+            redis,
+            signing_in: without_timeouts(),
+            #[cfg(all(feature = "cluster", feature = "credentials"))]
+            credentials: None,
+            #[cfg(feature = "tls")]
+            certificates: TlsCertificates { client_tls: None, root_cert: None },
+            connections: 4,
+            connect_timeout: Duration::from_secs(1),
+            reply_timeout: Duration::from_secs(1),
+        }
+    }
+
     /// Sets TCP and TLS up.
     pub(super) fn transport(&self, node: ConnectionInfo) -> Result<ConnectionInfo, ConfigError> {
         let node = node.set_tcp_settings(tcp_settings());
@@ -132,20 +125,11 @@ impl ConnectionSettings {
         self.certificates.root_cert.is_some() || self.certificates.client_tls.is_some()
     }
 
-    /// Sets the user, the password and the database.
+    /// Sets the user, the password, the database and the protocol.
     pub(super) fn sign_in(&self, node: ConnectionInfo) -> ConnectionInfo {
-        let mut redis = node.redis_settings().clone();
-        if let Some((user, password)) = &self.login {
-            redis = redis.set_username(user).set_password(password);
-        }
-        if let Some(database) = self.database {
-            redis = redis.set_db(database.into());
-        }
-        // Without a password, the Redis client does not tell the server its name, since that would
-        // hide why a server hangs up. With a password, the client may tell its name: the client
-        // reports each error during the sign-in as a wrong password anyway.
-        let tells_name = redis.password().is_some();
-        node.set_redis_settings(if tells_name { redis } else { redis.set_skip_set_lib_name() })
+        // The Redis client does not tell the server its name, since that would hide why a server
+        // hangs up.
+        node.set_redis_settings(self.redis.clone().set_skip_set_lib_name())
     }
 }
 

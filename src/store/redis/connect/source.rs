@@ -26,23 +26,12 @@ use super::settings::ConnectionSettings;
 /// A function that opens connections of the application, within the timeouts of the settings.
 pub(crate) type Source = Arc<dyn Fn(&ConnectionSettings) -> RedisFuture<'static, ServerConnection> + Send + Sync>;
 
-/// A connection to one server, of the store or of the application. Clones share the connection.
-pub(crate) type ServerConnection = Box<dyn Shared>;
+/// Gives clones of a connection to one server, which is of the store or of the application. All
+/// clones share the connection.
+pub(crate) type ServerConnection = Arc<dyn Fn() -> Box<dyn ConnectionLike + Send> + Send + Sync>;
 
-pub(crate) trait Shared: ConnectionLike + Send + Sync {
-    fn cloned(&self) -> ServerConnection;
-}
-
-impl<C: ConnectionLike + Clone + Send + Sync + 'static> Shared for C {
-    fn cloned(&self) -> ServerConnection {
-        Box::new(self.clone())
-    }
-}
-
-impl Clone for ServerConnection {
-    fn clone(&self) -> Self {
-        (**self).cloned()
-    }
+pub(super) fn shared(connection: impl ConnectionLike + Clone + Send + Sync + 'static) -> ServerConnection {
+    Arc::new(move || Box::new(connection.clone()))
 }
 
 /// A source of the connections that a closure opens. The argument of the closure is the time after
@@ -62,7 +51,7 @@ where
             if let Some(connection) = (&mut connection as &mut dyn Any).downcast_mut::<MultiplexedConnection>() {
                 connection.set_response_timeout(reply_timeout);
             }
-            Ok(Box::new(connection) as _)
+            Ok(shared(connection))
         })
     })
 }

@@ -22,7 +22,7 @@ use super::{
 };
 use crate::{
     check::{AdmissionId, Check},
-    clock::{Clock, micros_since_epoch, system_time},
+    clock::{ManualClock, micros_since_epoch, system_time},
     decision::{Decision, LimitStatus},
     error::{StoreError, StoreErrorKind},
     metrics,
@@ -38,8 +38,8 @@ pub(super) struct Batch {
     pub(super) jobs: Vec<Box<Job>>,
     /// The slot of all keys of this batch. `None` if the dispatcher does not make batches by slot.
     pub(super) slot: Option<u16>,
-    /// The time by which the script decides, in microseconds since the Unix epoch. `None` if the
-    /// script reads the server's clock.
+    /// The time of a test, in microseconds since the Unix epoch. `None` if the script reads the
+    /// server's clock.
     now: Option<u64>,
     /// Whether the script may have run.
     pub(super) is_sent: bool,
@@ -53,7 +53,7 @@ impl Batch {
     pub(super) fn new(jobs: Vec<Box<Job>>, slot: Option<u16>, common: &Arc<Common>) -> Self {
         let mut jobs = if jobs.len() > 1 { copies::join(jobs) } else { jobs };
         jobs.iter_mut().for_each(|job| job.set_id());
-        let now = common.clock.as_ref().map(Clock::now);
+        let now = common.clock.as_ref().map(ManualClock::micros);
         let common = Arc::clone(common);
         Self { common, jobs, slot, now, is_sent: false, is_in_flight: false, lost: None }
     }
@@ -76,11 +76,11 @@ impl Batch {
     ///
     /// If the batch has a check that must not run twice, and the connection was idle, the
     /// connection first has to prove that it works. This is so only in the first try.
-    pub(super) async fn send(&mut self, connection: &mut Connection, again: bool) -> RedisResult<Value> {
+    pub(super) async fn send(&mut self, connection: &Connection, again: bool) -> RedisResult<Value> {
         let slot = self.slot.unwrap_or_default();
         if !again && let Some(unrepeatable) = self.jobs.iter().find(|job| !job.is_repeatable()) {
             let now = Instant::now();
-            if connection.last_replies().are_old(slot, now, self.common.local_state.micros_at(now)) {
+            if connection.is_idle(slot, now, self.common.local_state.micros_at(now)) {
                 // Few batches need this future. So the future is boxed, and does not enlarge the
                 // future of every batch.
                 Box::pin(prove(unrepeatable, connection, &self.common.keys, now)).await?;
@@ -101,7 +101,7 @@ impl Batch {
         self.write(evalsha.arg("EVALSHA").arg(&*SHA1), again);
         let reply = self.timed(async |sent| connection.send(&evalsha, again, sent).await).await;
         if reply.is_ok() && !again {
-            connection.last_replies().note(slot, self.common.local_state.last_answered.load(Ordering::Relaxed));
+            connection.note_reply(slot, self.common.local_state.last_answered.load(Ordering::Relaxed));
         }
         if !is_unknown(&reply) {
             return reply;
@@ -125,7 +125,7 @@ impl Batch {
         if reply.is_ok() {
             let part = self.slot.and_then(|slot| self.common.server.node_of(slot));
             // By the clock of a test, a reply takes no time, whatever the machine does meanwhile.
-            let took = if self.is_by_test_clock() { Duration::ZERO } else { sent.elapsed() };
+            let took = if self.now.is_some() { Duration::ZERO } else { sent.elapsed() };
             self.common.local_state.answered(part, sent, took);
         }
         if !is_unknown(&reply) {
@@ -163,8 +163,7 @@ impl Batch {
             return;
         }
         // The sign tells the script that the time is from the clock of a test.
-        let sign = if self.is_by_test_clock() { "+" } else { "" };
-        command.arg(self.now.map_or_else(String::new, |now| format!("{sign}{now}")));
+        command.arg(self.now.map_or_else(String::new, |now| format!("+{now}")));
         for run in self.jobs.chunk_by(|job, next| have_one_shape(job, next)) {
             write_shape(&run[0], command, again, || self.time());
             command.arg(run.len());
@@ -182,10 +181,6 @@ impl Batch {
     /// The time as far as this process knows it.
     fn time(&self) -> u64 {
         self.now.unwrap_or_else(|| micros_since_epoch(SystemTime::now()))
-    }
-
-    fn is_by_test_clock(&self) -> bool {
-        matches!(self.common.clock, Some(Clock::Manual(_)))
     }
 
     /// Gives every caller its answer from the script's reply, or the error.
@@ -223,7 +218,7 @@ impl Drop for Batch {
 
 /// Tests the connection before a check that must not be sent twice, and fails if the connection
 /// does not work. Any reply of the key's node proves that the connection works.
-async fn prove(job: &Job, connection: &mut Connection, keys: &Keys, now: Instant) -> RedisResult<()> {
+async fn prove(job: &Job, connection: &Connection, keys: &Keys, now: Instant) -> RedisResult<()> {
     let charge = job.check().first();
     let read = cmd("ZCARD").arg(keys.of(charge.limit(), charge.key())).take();
     match connection.send(&read, false, now).await {

@@ -21,7 +21,7 @@ use tokio::{
 
 use super::queue::{CAPACITY, Queue};
 use crate::{
-    clock::Clock,
+    clock::ManualClock,
     error::{StoreError, StoreErrorKind},
     key::Key,
     limit::Limit,
@@ -39,8 +39,8 @@ const CLUSTER_QUEUES: usize = 16;
 pub(crate) struct Common {
     pub(crate) server: Arc<Server>,
     pub(crate) keys: Keys,
-    /// The clock by which the store decides. `None` if the script reads the server's clock.
-    pub(crate) clock: Option<Clock>,
+    /// The clock of a test. `None` if the script reads the server's clock.
+    pub(crate) clock: Option<ManualClock>,
     pub(crate) local_state: LocalState,
     /// The dispatchers of the store, of which there is mostly one. Each is stored with the id of
     /// its runtime, so that a look-up for a runtime upgrades only the pointer to that runtime's
@@ -158,7 +158,7 @@ impl Dispatcher {
     /// again. The command may run twice, so two runs must have the effect of one.
     pub(super) async fn send(&self, command: &Cmd) -> Result<(), StoreError> {
         let send = async |again| {
-            let (mut connection, _pooled) = self.pool.take().await?;
+            let (connection, _pooled) = self.pool.take().await?;
             Ok::<_, StoreError>(connection.send(command, again, Instant::now()).await)
         };
         let mut reply = send(false).await?;

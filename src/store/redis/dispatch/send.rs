@@ -137,14 +137,14 @@ impl Dispatcher {
     }
 
     async fn send_batch(self: &Arc<Self>, mut jobs: Vec<Box<Job>>, slot: Option<u16>) {
-        let mut connection = self.pool.take().await;
+        let connection = self.pool.take().await;
         // Callers may have stopped waiting while the connection was opened.
         jobs.retain(|job| !job.is_cancelled());
         if jobs.is_empty() {
             return;
         }
         let mut batch = Batch::new(jobs, slot, &self.common);
-        let reply = try_send(&mut connection, &mut batch, false).await;
+        let reply = try_send(&connection, &mut batch, false).await;
         drop(connection);
         self.conclude(batch, reply).await;
     }
@@ -190,10 +190,10 @@ impl Dispatcher {
             let has_not_run = !batch.is_sent || self.has_certainly_not_run(error);
             let failed = failure(error.clone());
             if batch.keep(|job| has_not_run || job.is_repeatable(), &failed) {
-                let mut connection = self.pool.take().await;
+                let connection = self.pool.take().await;
                 if batch.keep(|job| !job.is_cancelled(), &failed) {
                     let again = batch.is_sent || self.common.server.is_cluster();
-                    reply = try_send(&mut connection, batch, again).await;
+                    reply = try_send(&connection, batch, again).await;
                 }
             }
         }
@@ -220,7 +220,7 @@ impl Dispatcher {
             for keys in tries {
                 let jobs = keys.iter().map(|key| Job::decide(peek(key), Duration::MAX)).collect();
                 let mut batch = Batch::new(jobs, None, &dispatcher.common);
-                let reply = try_send(&mut dispatcher.pool.take().await, &mut batch, false).await;
+                let reply = try_send(&dispatcher.pool.take().await, &mut batch, false).await;
                 if dispatcher.take_refused(&mut batch, &reply).is_empty() {
                     batch.answers(reply?.map_err(failure)?)?;
                 }
@@ -233,8 +233,12 @@ impl Dispatcher {
 }
 
 /// Sends a batch over a connection.
-async fn try_send(taken: &mut Result<(Connection, impl Send), StoreError>, batch: &mut Batch, again: bool) -> Reply {
-    let (connection, _) = taken.as_mut().map_err(|error| error.clone())?;
+async fn try_send(
+    taken: &Result<(Arc<Connection>, impl Send + Sync), StoreError>,
+    batch: &mut Batch,
+    again: bool,
+) -> Reply {
+    let (connection, _) = taken.as_ref().map_err(|error| error.clone())?;
     Ok(batch.send(connection, again).await)
 }
 
@@ -243,14 +247,14 @@ async fn try_send(taken: &mut Result<(Connection, impl Send), StoreError>, batch
 async fn send_alone(
     job: Box<Job>,
     slot: Option<u16>,
-    mut connection: Connection,
+    connection: Arc<Connection>,
     permit: Permit,
     dispatcher: Weak<Dispatcher>,
     common: Arc<Common>,
 ) -> Answer {
     metrics::batch(1, || 0);
     let mut batch = Batch::new(vec![job], slot, &common);
-    let reply = batch.send(&mut connection, false).await;
+    let reply = batch.send(&connection, false).await;
     permit.end();
     let error = match reply {
         Ok(reply) => return batch.only_answer(reply),

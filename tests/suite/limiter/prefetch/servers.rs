@@ -59,18 +59,6 @@ async fn a_cluster_admits_the_whole_limit_and_is_hardly_asked() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_clocks_of_processes_admit_the_whole_limit() {
-    let server = RedisServer::start();
-    let limiters = [(); 3].map(|()| {
-        let store = server.store().client_clock().build().unwrap();
-        Limiter::new(store).deadline(TEST_TIMEOUT)
-    });
-    let limit = Limit::per_minute("api", 20_000).prefetch(Prefetch::new());
-    assert_eq!(spend_all(&limiters, &limit, "ada").await, 20_000);
-    assert!(entries(&server) < 5_000, "{} of 20,000 units", entries(&server));
-}
-
 /// A server that has lost its data starts every window anew. A prefetch of before is spent until
 /// its life ends, and giving it back counts no more than was spent of it.
 #[tokio::test]
