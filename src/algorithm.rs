@@ -167,13 +167,13 @@ impl Algorithm {
     /// one window after the recorded time.
     pub(crate) fn recorded_at(self, now: u64, window: u64) -> u64 {
         match self.0 {
-            // A counter finds the clock's window by itself.
-            Kind::Log | Kind::Counter => now,
+            Kind::Log => now,
             Kind::Compact { entries } => {
                 let part = window.div_ceil(u64::from(entries) - 2);
                 (now - now % part).saturating_add(part - 1)
             }
             Kind::Fixed => now - now % window,
+            Kind::Counter => (now - now % window).saturating_add(window),
             Kind::Concurrent => UNTIL_FREED,
             #[cfg(feature = "calendar")]
             Kind::Calendar(calendar) => calendar.end_of(now).saturating_sub(window),

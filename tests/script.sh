@@ -53,7 +53,7 @@ as_function() {
   grep -q '^return ' "$1" || echo "return" $(names Gives "$1")
 }
 
-taken=" $(for file in "$FOLDER"/*.lua; do names Takes "$file"; done | tr -s ',\n' ' ') "
+taken=" $(for file in "$FOLDER"/*.lua; do names Takes "$file"; done | tr -s ',\n' ' ') $(assemble | sed -n 's/^return \(decide, .*\)/\1/p' | tr ',' ' ') "
 for file in "$FOLDER"/*.lua; do
   lint "$file" < <(as_function "$file")
   for name in $(names Gives "$file" | tr -d ,); do

@@ -317,6 +317,7 @@ impl Charge {
     pub(crate) fn named_at(&self, now: u64) -> u64 {
         let recorded = self.limit.recorded_at(now);
         match self.lease {
+            0 if self.limit.is_counter() => now,
             0 => recorded,
             lease => now.saturating_add(lease).saturating_sub(self.limit.window_micros()).min(recorded),
         }

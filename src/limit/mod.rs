@@ -299,6 +299,10 @@ impl Limit {
         self.units.max(1 << 32)
     }
 
+    pub(crate) fn is_counter(&self) -> bool {
+        matches!(self.identity.algorithm.kind(), Kind::Counter)
+    }
+
     /// Returns the time under which an admission of `now` is recorded. The admission counts until
     /// one window after the recorded time.
     pub(crate) fn recorded_at(&self, now: u64) -> u64 {

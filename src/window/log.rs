@@ -124,17 +124,29 @@ impl Log {
         self.of_id(id, at).any(|(_, entry)| entry.kind == Kind::Settled && entry.at == at)
     }
 
-    /// The index of the sum of this time, if the log has one. Units can be added to this sum
+    /// The sum of this time and its index, if the log has one. Units can be added to this sum
     /// without a new entry.
-    pub(super) fn sum_at(&self, at: u64) -> Option<usize> {
-        let mut of_sums = self.of_id(AdmissionId::from(0), at).take_while(|(_, entry)| entry.at == at);
-        of_sums.find(|(_, entry)| entry.kind == Kind::Sum).map(|(index, _)| index)
+    pub(super) fn sum_at(&self, at: u64) -> Option<(usize, Entry)> {
+        let until = (0..self.up_to(at)).rev().filter_map(|index| Some((index, self.get(index)?)));
+        until.take_while(|(_, entry)| entry.at == at).find(|(_, entry)| entry.kind == Kind::Sum)
+    }
+
+    /// Removes the sums after this time, and returns their units.
+    pub(super) fn take_sums_after(&mut self, at: u64) -> u64 {
+        let mut units = 0_u64;
+        for index in (self.up_to(at)..self.len()).rev() {
+            if let Some(sum) = self.get(index).filter(|entry| entry.kind == Kind::Sum) {
+                self.remove(index);
+                units = units.saturating_add(sum.units);
+            }
+        }
+        units
     }
 
     /// Adds units to the sum of their time.
     pub(super) fn add_to_sum(&mut self, at: u64, units: u64) {
         match self.sum_at(at) {
-            Some(index) => self.add(index, units),
+            Some((index, _)) => self.add(index, units),
             None => self.insert(Entry { at, id: AdmissionId::from(0), kind: Kind::Sum, units }),
         }
     }

@@ -1,8 +1,8 @@
 //! The window of one limit for one key: pure arithmetic, with the time passed in.
 //!
 //! Times and windows are microseconds. `log.rs` remembers admissions, one by one or summed up by
-//! sub-window; `counter.rs` remembers two numbers. `store/redis/script/*.lua` is the same
-//! arithmetic in Lua. The oracle of the package `tower-sliding-window-conformance` holds Rust and
+//! window or sub-window; `counter.rs` estimates the sums of a counter. `store/redis/script/*.lua` is
+//! the same arithmetic in Lua. The oracle of the package `tower-sliding-window-conformance` holds Rust and
 //! Lua to the same rules.
 
 mod counter;
@@ -12,12 +12,11 @@ mod log;
 use std::time::Duration;
 
 use self::{
-    counter::Counter,
     entry::{Entry, Kind, Sum, UnitsOf},
     log::Log,
 };
 use crate::{
-    algorithm::{self, MOST_NAMED},
+    algorithm::MOST_NAMED,
     check::{AdmissionId, Charge},
     decision::{LimitStatus, Settlement},
     limit::Limit,
@@ -26,10 +25,7 @@ use crate::{
 /// The units that one limit remembers for one key.
 #[derive(Default)]
 pub(crate) struct Window {
-    /// The entries. Under the counter algorithm, only some admissions have an entry here.
     log: Log,
-    /// The units without an entry, under the counter algorithm. `None` under any other algorithm.
-    counter: Option<Box<Counter>>,
 }
 
 /// The time and the id of a check.
@@ -54,18 +50,12 @@ pub(crate) struct Figures {
 }
 
 impl Window {
-    pub(crate) fn new(limit: &Limit) -> Self {
-        let is_counter = limit.algorithm().kind() == algorithm::Kind::Counter;
-        Self { log: Log::default(), counter: is_counter.then(Box::default) }
-    }
-
     /// A window for a key of which only sums of units are known. Each pair in `sums` is the latest
     /// time at which the units may have come, and the number of these units.
     pub(crate) fn of_sums(limit: &Limit, sums: impl Iterator<Item = (u64, u64)>, now: u64) -> Self {
-        let mut new = Self::new(limit);
+        let mut new = Self::default();
         for (until, units) in sums.filter(|(_, units)| *units > 0) {
-            // The units of a fixed window leave when that window ends.
-            new.log.add_to_sum(until.min(limit.recorded_at(until)), units);
+            new.add_up(until, limit, units);
         }
         new.trim(now, limit.window_micros());
         new
@@ -74,9 +64,6 @@ impl Window {
     /// Drops entries that have left the window.
     #[inline]
     pub(crate) fn trim(&mut self, now: u64, window: u64) {
-        if let Some(counter) = &mut self.counter {
-            counter.trim(now, window);
-        }
         self.log.trim(now, window);
     }
 
@@ -90,14 +77,14 @@ impl Window {
     /// The number of entries.
     #[inline]
     pub(crate) fn len(&self) -> usize {
-        self.log.len() + usize::from(self.counter.as_ref().is_some_and(|counter| !counter.is_zero()))
+        self.log.len()
     }
 
     /// Whether enough units are left for the charge. A spent charge and a charge of cost 0 always
     /// fit.
     #[inline]
     pub(crate) fn fits(&self, charge: &Charge, now: u64) -> bool {
-        let used = || self.used(now, charge.limit().window_micros());
+        let used = || self.used(charge.limit(), now);
         charge.cost() == 0 || charge.is_spent() || used().saturating_add(charge.cost()) <= charge.limit().units()
     }
 
@@ -124,19 +111,18 @@ impl Window {
         } else if self.is_named(charge, context) {
             self.log.insert(Entry { at: charge.named_at(now), id, kind: kind_of(charge), units: charge.units() });
         } else {
-            self.add_up(now, now, charge.limit(), charge.units());
+            self.add_up(now, charge.limit(), charge.units());
         }
     }
 
     /// The state of the limit and key for a charge that does not refuse.
     #[inline]
     pub(crate) fn figures(&self, charge: &Charge, now: u64) -> Figures {
-        let window = charge.limit().window_micros();
-        let used = self.used(now, window);
-        let reset_after = match &self.counter {
-            None => self.log.reset_after(now, window),
-            // The time until fewer units count.
-            Some(_) => used.checked_sub(1).map_or(0, |most| self.wait_for(most, now, window, Sum::all)),
+        let limit = charge.limit();
+        let used = self.used(limit, now);
+        let reset_after = match used.checked_sub(1) {
+            Some(most) if limit.is_counter() => self.wait_for(most, limit, now, Sum::all),
+            _ => self.log.reset_after(now, limit.window_micros()),
         };
         Figures { used, reserved: self.log.sum().reserved, reset_after, retry: None }
     }
@@ -151,14 +137,16 @@ impl Window {
     #[inline]
     pub(crate) fn refuse(&mut self, charge: &Charge, now: u64, is_of_sums: bool) -> Figures {
         let limit = charge.limit();
-        let window = limit.window_micros();
-        if !is_of_sums {
+        if !is_of_sums && limit.is_counter() {
+            let units = self.log.take_sums_after(now);
+            self.log.pull_back(now);
+            if units > 0 {
+                self.add_up(now, limit, units);
+            }
+        } else if !is_of_sums {
             self.log.pull_back(limit.recorded_at(now));
         }
-        if let Some(counter) = &mut self.counter {
-            counter.pull_back(now, window);
-        }
-        let wait_for = |units_of| self.wait_for(limit.units().saturating_sub(charge.cost()), now, window, units_of);
+        let wait_for = |units_of| self.wait_for(limit.units().saturating_sub(charge.cost()), limit, now, units_of);
         let most = wait_for(Sum::all);
         let least = if self.log.sum().reserved > 0 { wait_for(Sum::not_reserved) } else { most };
         Figures { retry: Some((least, most)), ..self.figures(charge, now) }
@@ -182,7 +170,7 @@ impl Window {
         } else if charge.is_exact() {
             self.log.insert(Entry { at, id, kind: Kind::Settled, units: cost });
         } else {
-            self.add_up(at, now, charge.limit(), cost);
+            self.add_up(at, charge.limit(), cost);
         }
         true
     }
@@ -192,7 +180,7 @@ impl Window {
     /// now.
     fn settle_late(&mut self, now: u64, of: &Settlement, charge: &Charge, cost: u64, has_room: bool) -> bool {
         let (id, at, limit) = (of.id, of.at_micros(), charge.limit());
-        let time = limit.recorded_at(at);
+        let time = if limit.is_counter() { at } else { limit.recorded_at(at) };
         let is_over = charge.lease_micros().is_some_and(|lease| at.saturating_add(lease) <= now);
         // The units of a fixed window leave when that window ends, before a window after `at` has
         // passed.
@@ -203,7 +191,7 @@ impl Window {
         if !has_room {
             self.merge(now, limit, cost);
         } else if self.is_full_of_named(charge) {
-            self.add_up(at, now, limit, cost);
+            self.add_up(at, limit, cost);
         } else {
             self.log.insert(Entry { at: time, id, kind: Kind::Settled, units: cost });
         }
@@ -212,44 +200,36 @@ impl Window {
 
     /// The units in the window.
     #[inline]
-    fn used(&self, now: u64, window: u64) -> u64 {
-        let named = self.log.sum().units;
-        self.counter.as_ref().map_or(named, |counter| named.saturating_add(counter.used(now, window)))
+    fn used(&self, limit: &Limit, now: u64) -> u64 {
+        let faded = if limit.is_counter() { counter::faded(&self.log, now, limit.window_micros()) } else { 0 };
+        self.log.sum().units - faded
     }
 
-    /// The time until at most `most` units are in the window. Of the units with an entry, only
-    /// those count that `units_of` chooses.
-    fn wait_for(&self, most: u64, now: u64, window: u64, units_of: UnitsOf) -> u64 {
-        match &self.counter {
-            Some(counter) => counter.wait_for(most, now, window, (&self.log, units_of)),
-            None => self.log.wait_for(most, now, window, units_of),
-        }
+    /// The time until at most `most` units are in the window. Of the units with an id, only those
+    /// count that `units_of` chooses.
+    fn wait_for(&self, most: u64, limit: &Limit, now: u64, units_of: UnitsOf) -> u64 {
+        let wait_for = if limit.is_counter() { counter::wait_for } else { Log::wait_for };
+        wait_for(&self.log, most, now, limit.window_micros(), units_of)
     }
 
-    /// Adds units to the sum of their sub-window, or to the counter.
-    fn add_up(&mut self, at: u64, now: u64, limit: &Limit, units: u64) {
-        match &mut self.counter {
-            Some(counter) => counter.add(at, now, limit.window_micros(), units),
-            None => self.log.add_to_sum(limit.recorded_at(at), units),
-        }
+    /// Adds units to the sum of their recorded time.
+    fn add_up(&mut self, at: u64, limit: &Limit, units: u64) {
+        self.log.add_to_sum(limit.recorded_at(at), units);
     }
 
-    /// Adds units to the sum of the clock's current half window, or to the counter. So a log has at
-    /// most three such sums.
+    /// Adds units to the sum of the clock's current half window. So a log has at most three such
+    /// sums. The sums of a counter are those that it has anyway.
     fn merge(&mut self, now: u64, limit: &Limit, units: u64) {
-        match self.counter {
-            Some(_) => self.add_up(now, now, limit, units),
-            None => self.log.merge(limit.recorded_at(now), limit.window_micros().div_ceil(2), units),
+        if limit.is_counter() {
+            self.add_up(now, limit, units);
+        } else {
+            self.log.merge(limit.recorded_at(now), limit.window_micros().div_ceil(2), units);
         }
     }
 
-    /// Whether the units of this time have a sum or a counter, so that [`add_up`](Self::add_up)
-    /// adds no entry.
+    /// Whether the units of this time have a sum, so that [`add_up`](Self::add_up) adds no entry.
     fn has_sum(&self, limit: &Limit, at: u64) -> bool {
-        match &self.counter {
-            Some(counter) => !counter.is_zero(),
-            None => self.log.sum_at(limit.recorded_at(at)).is_some(),
-        }
+        self.log.sum_at(limit.recorded_at(at)).is_some()
     }
 
     /// Whether an admission gets an entry of its own.

@@ -218,7 +218,7 @@ end
 case 'heads that are not of the script'
 command('ZADD', 'a', 5, 'held', 2, 'used', score(-1 * S), id 'first' .. '2')
 command('ZADD', 'b', '9100000000000000', 'used', score(-1 * S), id 'first')
-command('ZADD', 'c', '+inf', '900000000000000000000:1:1')
+command('ZADD', 'c', '900000000000000000000', 'used', score(10 * S), '..900000000000000000000')
 call('', run(any('any', 3, 1, 10 * S, 'log'), { 'a', id = id 'new' }, { 'b', id = id 'new' }))
 call('', run(any('any', 3, 1, 10 * S, 'counter'), { 'c', id = id 'new' }))
 
@@ -265,7 +265,7 @@ for number = 1, 150 do
   command('ZADD', 'b', score(number * S / 100 - 5 * S), '\255' .. id('n' .. number) .. '+2')
 end
 command('ZADD', 'a', 300, 'used')
-command('ZADD', 'b', 300, 'used', 300, 'held', '+inf', '1000000000000000:7:3')
+command('ZADD', 'b', 310, 'used', 300, 'held', score(10 * S), '..7', score(0), '..3')
 call('', run(any('any', 300, 250, 10 * S, 'log'), { 'a', id = id 'many' }))
 call('', run(any('any', 300, 250, 10 * S, 'counter'), { 'b', id = id 'many' }))
 call('', run(any('any', 300, 5, 10 * S, 'counter', 0, 'shadow'), { 'b', id = id 'few' }))

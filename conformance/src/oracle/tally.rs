@@ -124,8 +124,12 @@ impl<'a> Tally<'a> {
     pub(super) fn new(counted: &'a mut Counted, charge: &'a Charge, now: u64) -> Self {
         let window = micros_of(charge.limit().window());
         let Counted { counts, entries } = counted;
-        // The numbers of a counter stay until they are next written.
-        entries.retain(|entry| counts.estimates(entry.kind) || entry.at + window > now);
+        // The units of a window of a counter count until the next window ends.
+        let counts_until = |entry: &Entry| match counts.estimates(entry.kind) {
+            true => entry.at - entry.at % window + 2 * window,
+            false => entry.at + window,
+        };
+        entries.retain(|entry| counts_until(entry) > now);
         Self { counts: *counts, entries, charge, now, window }
     }
 
@@ -248,25 +252,13 @@ impl<'a> Tally<'a> {
     }
 
     fn write(&mut self, at: u64, units: u64, kind: Kind, admitted: u64) {
-        if self.counts.estimates(kind) {
-            // The two numbers of a counter are brought up to the present.
-            self.move_back(|kind| kind == Kind::Sum);
-            let window = self.window;
-            let this_window = self.now / window;
-            self.entries.retain(|entry| entry.kind != Kind::Sum || entry.at / window + 1 >= this_window);
-        }
         self.entries.push(Entry { at, units, kind, admitted });
     }
 
     /// After a step back of the clock, no entry counts for longer than a window from now.
     pub(super) fn come_back(&mut self) {
-        self.move_back(|_| true);
-    }
-
-    /// Lets entries of later times count as of now.
-    fn move_back(&mut self, which: fn(Kind) -> bool) {
         let latest = self.recorded(self.now);
-        for entry in self.entries.iter_mut().filter(|entry| which(entry.kind)) {
+        for entry in self.entries.iter_mut() {
             entry.at = entry.at.min(latest);
         }
     }
@@ -298,11 +290,7 @@ impl<'a> Tally<'a> {
         match self.counts {
             _ if cost == 0 => {}
             Counts::Log => self.write(at, cost, Kind::Settled(id), entry.admitted),
-            Counts::Counter => self.write(self.recorded(at.min(self.now)), cost, Kind::Sum, entry.admitted),
             _ => self.write(self.recorded(at), cost, Kind::Sum, entry.admitted),
-        }
-        if self.counts == Counts::Counter && self.used() == 0 {
-            self.entries.clear();
         }
         true
     }

@@ -148,7 +148,7 @@ impl LimitUsage {
     pub(super) fn window_of(&self, limit: &Limit, digest: u64, now: u64) -> Window {
         match &mut *lock(&self.cells) {
             Some(cells) => Window::of_sums(limit, cells.of_key(digest, now), now),
-            None => Window::new(limit),
+            None => Window::default(),
         }
     }
 }

@@ -57,12 +57,11 @@ pub(super) fn no_connection(server: &dyn fmt::Display, cause: &RedisError) -> St
 fn explained(error: RedisError) -> RedisError {
     const LOGIN: &str = "the password is missing or wrong, set it with `login`, `credentials` or in the URL (of a sentinel, in its URL)";
     const LACKS_COMMANDS: &str = "the user needs the commands that `guide::running_redis` lists";
-    const MISTAKES: [(&str, &str); 13] = [
+    const MISTAKES: [(&str, &str); 12] = [
         ("UnknownIssuer", "no authority that is trusted has signed the server's certificate, set `root_certificate`"),
         ("Moved:", "the server is a node of a cluster, use `RedisStore::cluster`"),
-        ("unknown command 'EVAL'", "the server runs no scripts: of sentinels, use `RedisStore::sentinel`"),
         ("unknown command 'SENTINEL'", "the server is no sentinel, use `RedisStore::builder`"),
-        ("unknown command", "the server does not know a command that the store needs"),
+        ("unknown command", "the server lacks a command of the store: of sentinels, use `RedisStore::sentinel`"),
         ("read only replica", "the server is a replica, connect to its primary, or use `RedisStore::sentinel`"),
         ("NOAUTH", LOGIN),
         ("AuthenticationFailed", LOGIN),
@@ -106,7 +105,7 @@ pub(crate) fn kind_of_reply(text: &str) -> StoreErrorKind {
         ("MISCONF", StoreErrorKind::ReadOnly),
         ("BusyLoading", StoreErrorKind::Busy),
         ("BUSY", StoreErrorKind::Busy),
-        ("OOM ", StoreErrorKind::OutOfMemory),
+        ("when used memory >", StoreErrorKind::OutOfMemory),
         ("WRONGTYPE", StoreErrorKind::WrongType),
     ];
     KINDS.into_iter().find(|(word, _)| text.contains(word)).map_or(StoreErrorKind::Other, |(_, kind)| kind)

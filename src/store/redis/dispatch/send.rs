@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use redis::{ErrorKind, RedisResult, ServerErrorKind::CrossSlot, Value, cmd};
+use redis::{Cmd, ErrorKind, RedisResult, ServerErrorKind::CrossSlot, Value};
 use tokio::{
     task::{JoinSet, yield_now},
     time::sleep,
@@ -22,12 +22,12 @@ use super::{
 };
 use crate::{
     check::{Charge, Check},
-    error::StoreError,
+    error::{StoreError, StoreErrorKind},
     limit::Limit,
     metrics,
     store::redis::{
         connect::{Connection, failure},
-        script::TRY_OUT,
+        script::COMMANDS,
     },
 };
 
@@ -200,21 +200,14 @@ impl Dispatcher {
         reply
     }
 
-    /// Runs each command on a key that no limit has. Then sends a batch of two checks that take
-    /// nothing, on two keys, unless the server is known to refuse keys of several slots. If this
-    /// succeeds, the server has been reached, knows the script, and lets this user run all commands
-    /// that will be needed, on the keys of the store. The store then also knows whether the server
-    /// refuses keys of several slots.
+    /// Runs each command of the script. Then sends a batch of two checks that take nothing, on two
+    /// keys, unless the server is known to refuse keys of several slots. If this succeeds, the
+    /// server has been reached, knows the script, and lets this user run all commands that will be
+    /// needed, on the keys of the store. The store then also knows whether the server refuses keys
+    /// of several slots.
     pub(crate) async fn try_out(self: Arc<Self>) -> Result<(), StoreError> {
         self.in_task(|dispatcher| async move {
-            let time = if dispatcher.common.clock.is_none() { "" } else { "given" };
-            let key = format!("{}:", dispatcher.common.keys.prefix);
-            dispatcher.send(cmd("EVAL").arg(TRY_OUT).arg(1).arg(key).arg(time)).await?;
-            if dispatcher.common.server.is_cluster() {
-                // While a slot moves, the client sends ASKING to the slot's new node, so the user
-                // must be allowed to send it.
-                dispatcher.send(&cmd("ASKING")).await?;
-            }
+            dispatcher.run_commands().await?;
             let peek = |key: &&str| Check::new(Charge::fitting(Limit::per_second("connect", 1), (*key).into(), 0));
             let tries: &[&[&str]] = if dispatcher.is_by_slot() { &[&[]] } else { &[&[], &["1", "2"]] };
             for keys in tries {
@@ -229,6 +222,32 @@ impl Dispatcher {
             Ok(())
         })
         .await
+    }
+
+    /// Runs each command of the script once, all at the same time, on a key that no limit has. If
+    /// the user may not run a command, the error names it. The error of the script would not.
+    async fn run_commands(self: &Arc<Self>) -> Result<(), StoreError> {
+        let key = format!("{}:", self.common.keys.prefix);
+        let mut runs = JoinSet::new();
+        // While a slot moves, the client sends ASKING to the slot's new node.
+        for words in COMMANDS.split(", ").chain(self.common.server.is_cluster().then_some("ASKING")) {
+            let mut command = Cmd::new();
+            for word in words.split(' ') {
+                command.arg(if word == "KEY" { &key } else { word });
+            }
+            let dispatcher = Arc::clone(self);
+            runs.spawn(async move { (words, dispatcher.send(&command).await) });
+        }
+        while let Some(run) = runs.join_next().await {
+            match run.map_err(without_runtime)? {
+                // Redis knows this command since 7.0. A server that only has no memory left may
+                // have some later.
+                (words, Err(error)) if error.kind == StoreErrorKind::Other && words.starts_with("PEXPIRETIME") => {}
+                (_, Err(error)) if error.kind != StoreErrorKind::OutOfMemory => return Err(error),
+                _ => {}
+            }
+        }
+        Ok(())
     }
 }
 

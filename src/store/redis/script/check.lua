@@ -1,8 +1,8 @@
 -- Deciding a check: all charges or none.
 --
--- Takes  add_to_sum, call, clamped, count, estimate_now, falls_to, find, following, heads_of,
---        is_full, LARGEST, LONGEST_LIFE, LOOKED_AT, NAMED, named, now, outlive, read, score_of,
---        shared, text, time_in, time_of, try, weigh, write_counts
+-- Takes  add_to_sum, call, clamped, count, counts_of, falls_to, find, finish_of, following, heads_of, is_full,
+--        LARGEST, LONGEST_LIFE, LOOKED_AT, NAMED, named, now, outlive, overlapping, read, score_of,
+--        shared, text, time_in, time_of, try, weigh
 -- Gives  write_status, failure_of, decide
 
 -- Whether the total still has units of entries that have left. It has some if more entries have
@@ -22,13 +22,6 @@ end
 -- back. Once they are moved, the key is right again after one window. Each refusal moves the newest
 -- of these entries, at most 100. A server without memory moves none.
 local function pull_back(log)
-  if log.ahead then
-    -- ZREM comes first, so that a server without memory accepts the ZADD.
-    call('ZREM', log.key, log.counts)
-    log.counts = nil
-    write_counts(log)
-    outlive(log, log.at)
-  end
   local latest = counted_from(log, LARGEST)
   local is_any = false
   local newest = call('ZRANGEBYSCORE', log.key, '-inf', '(' .. score_of(latest), 'WITHSCORES', 'LIMIT', 0, LOOKED_AT)
@@ -37,9 +30,12 @@ local function pull_back(log)
     local units, _, is_prefetch = weigh(log, member)
     local from = counted_from(log, time, is_prefetch)
     if log.part and string.byte(member) ~= NAMED then
-      call('ZREM', log.key, member)
-      add_to_sum(log, latest, units)
-      is_any = true
+      if time > log.at then
+        -- ZREM comes first, so that a server without memory accepts the ZADD.
+        call('ZREM', log.key, member)
+        add_to_sum(log, log.at, units)
+        is_any = true
+      end
     elseif from < time then
       if try('ZADD', log.key, score_of(from), member) ~= 0 then return end
       is_any = true
@@ -47,12 +43,12 @@ local function pull_back(log)
   end
   if not is_any then return end
   log.oldest = time_of(log, 0)
-  outlive(log, log.at)
+  outlive(log, log.at, log.part)
 end
 
 -- The first moment at which at most `most` units are used. `entries` has the entries that leave
--- next, each with its score. `total` is the number of units in all entries. Without
--- `with_reserved`, reserved units do not count, and `total` is without them. The moment is a lower
+-- next, each with its score. `total` is the number of units in all entries, but without the sums of
+-- a counter. Without `with_reserved`, reserved units do not count, and `total` is without them. The moment is a lower
 -- bound if more entries have to leave than were read.
 local function first_fit(log, most, total, entries, with_reserved)
   local from, leaves = now, counted_from(log, now) + log.window
@@ -65,7 +61,8 @@ local function first_fit(log, most, total, entries, with_reserved)
         local fits = falls_to(log, most - total, from)
         if fits < leaves or fits == from then return fits end
       end
-      total, from = total - units, math.max(leaves, from)
+      local is_estimated = log.is_counter and string.byte(entries[i]) ~= NAMED
+      total, from = is_estimated and total or total - units, math.max(leaves, from)
     end
   end
   local fits = total > most and leaves or falls_to(log, most - total, from)
@@ -79,27 +76,31 @@ end
 local function wait(log, most)
   pull_back(log)
   if is_behind(log) then return 1, 0 end
-  if not log.has_total and not log.is_counter then
+  if not log.has_total then
     local leaves = counted_from(log, time_of(log, log.total - most - 1)) + log.window - now
     return leaves, leaves
   end
-  local first, settled = heads_of(log) + log.gone, log.total - log.reserved
+  local first, total = heads_of(log) + log.gone, log.total
+  if log.is_counter then
+    local current, previous = counts_of(log)
+    total = total - current - previous
+  end
   -- Each entry of an exact log has at least one unit, so at most `log.total - most` entries have to
   -- leave.
   local enough = not log.part and log.reserved == 0 and math.min(LOOKED_AT, log.total - most) or LOOKED_AT
   local entries = call('ZREVRANGE', log.key, first, first + enough - 1, 'WITHSCORES')
-  local retry = first_fit(log, most, log.total, entries, true) - now
-  return retry, log.reserved > 0 and first_fit(log, most, settled, entries, false) - now or retry
+  local retry = first_fit(log, most, total, entries, true) - now
+  return retry, log.reserved > 0 and first_fit(log, most, total - log.reserved, entries, false) - now or retry
 end
 
 -- Writes the status of a log into a record, at the place of its charge.
 local function write_status(record, place, log, retry, least)
   -- The moment from which on fewer units are used.
   local fewer = log.oldest and log.oldest + log.window
-  local estimated = log.is_counter and estimate_now(log) or 0
-  if estimated > 0 then
-    local falls = falls_to(log, estimated - 1, now)
-    fewer = math.min(falls, fewer or falls)
+  if log.is_counter and fewer then
+    local current, previous = counts_of(log)
+    local estimated = current + overlapping(log, previous, finish_of(log), now)
+    if estimated > 0 then fewer = math.min(fewer, falls_to(log, estimated - 1, now)) end
   end
   local r = 5 * place - 2
   record[r], record[r + 1] = clamped(log.used), is_behind(log) and 1 or clamped(fewer and fewer - now)

@@ -7,8 +7,8 @@
 --        recorded_at, named_at, begin_with, named, weigh, weigh_all, find, outlive
 --
 -- Time      An exact log records an admission under its time and its id. The other algorithms put admissions of one
---           recorded time together: a compact log records the end of a sub-window, a fixed window and a counter the start
---           of a window, and a calendar a window before the end of the period. An admission whose id the caller gave, or
+--           recorded time together: a compact log records the end of a sub-window, a fixed window the start of a window, a
+--           counter its end, and a calendar a window before the end of the period. An admission whose id the caller gave, or
 --           whose units are reserved, has an entry of its own under these algorithms, too. An entry with a lease is
 --           recorded a window before the lease ends, so that it leaves when the lease ends. The lease of a prefetch is
 --           longer than the window, so a prefetch is recorded at the end of its life, ahead of the clock.
@@ -16,8 +16,7 @@
 --           two windows + SLACK after its oldest entry. That is late enough for all entries that come within a window of
 --           the oldest, so fast.lua mostly leaves the expiry as it is. fast.lua reads from the expiry when the oldest entry
 --           leaves. Only this figure depends on an expiry, and no decision does. Other logs expire a window + SLACK after
---           their newest entry, and a counter a window later. On Redis 6.2, and by a clock that is not the server's, exact
---           logs also expire a window + SLACK after their newest entry.
+--           their newest entry. On Redis 6.2, and by a clock that is not the server's, exact logs do so, too.
 
 local NAMED = 255         -- the first byte of a named entry, in a key whose other entries have no id
 local MOST_NAMED = 10000  -- the most named entries of a key whose memory is bounded; further units are counted without an id
@@ -55,8 +54,7 @@ local function recorded_at(charge, time)
     end
     error('the clock of the process that asks is more than two periods behind that of the server', 0)
   end
-  local start = time - time % charge.part
-  return charge.is_compact and start + charge.part - 1 or start
+  return time - time % charge.part + charge.later
 end
 
 -- The time under which a named entry is recorded. After a step back of the clock, the entry may
@@ -116,17 +114,17 @@ local function find(log, member)
 end
 
 -- Sets the expiry of a key as its entries need it. The oldest entry decides in an exact log whose
--- expiry can be read. The newest entry decides in any other log. An admission leaves a later expiry
--- as it is, since a later expiry is from before a step back of the clock.
-local function outlive(log, newest, is_admission)
-  local time, life = newest, log.is_counter and log.long_life or log.life
+-- expiry can be read. The newest entry decides in any other log. If `stays`, a later expiry is left
+-- as it is: it is from before a step back of the clock, or sums rely on it.
+local function outlive(log, newest, stays)
+  local time, life = newest, log.life
   if not log.part and is_expiry_telling and log.oldest then
     time, life = log.oldest, (log.has_total or log.total > 1) and log.long_life or log.life
   end
   local expiry = math.ceil(time / 1000) + life
   if not is_server_time then
     call('PEXPIRE', log.key, math.ceil((time - now) / 1000) + life)
-  elseif not (is_admission and is_expiry_telling and call('PEXPIRETIME', log.key) >= expiry) then
+  elseif not (stays and is_expiry_telling and call('PEXPIRETIME', log.key) >= expiry) then
     call('PEXPIREAT', log.key, expiry)
   end
 end

@@ -1,8 +1,8 @@
--- How a log counts: an exact log, a compact log, a fixed window, and a period of the calendar.
+-- How a log counts, whatever the algorithm.
 --
--- Takes  add_named, add_to_counts, add_to_sum, add_to_total, call, entries_of, estimate_now, FEW,
---        heads_of, is_expiry_telling, MOST_NAMED, named, named_at, now, outlive, read_counts,
---        read_totals, recorded_at, shared, time_of, trim
+-- Takes  add_named, add_to_sum, add_to_total, call, entries_of, faded, FEW, heads_of,
+--        is_expiry_telling, MOST_NAMED, named, named_at, now, outlive, read_totals, recorded_at,
+--        shared, time_in, time_of, trim
 -- Gives  read, is_full, count
 
 -- Reads the key of a charge, and drops the entries that have left. Returns a log, which has all
@@ -13,23 +13,25 @@
 --   has_total, has_held    whether the key has the heads of the total and of the reserved units
 --   gone                   how many entries have left and are still in the key
 --   at                     the time under which an admission of now is recorded
--- The log of a counter also has what read_counts notes.
 local function read(charge, key)
-  local log = { key = key, used = 0, total = 0, reserved = 0, gone = 0, at = recorded_at(charge, now) }
+  local log = {
+    key = key, used = 0, total = 0, reserved = 0, gone = 0, at = recorded_at(charge, now),
+    has_total = false, has_held = false, previous = 0,  -- a table that grows is slow
+  }
   setmetatable(log, { __index = charge })
   -- Counts the entries that have left, and the heads.
   local beyond = call('ZCOUNT', key, log.cutoff, '+inf')
-  local last = beyond > 0 and call('ZREVRANGE', key, 0, 2, 'WITHSCORES') or {}
-  if log.is_counter then read_counts(log, last[1]) end
+  local last = beyond > 0 and call('ZREVRANGE', key, '0', '1', 'WITHSCORES') or {}
   read_totals(log, last)
   local gone = beyond - heads_of(log)
   if gone > 0 then
     trim(log, gone)
-  elseif not log.has_total and not log.is_counter then
+  elseif not log.has_total then
     log.total = call('ZCARD', key)
   end
-  log.used = log.total + (log.is_counter and estimate_now(log) or 0)
-  if log.total > 0 then log.oldest = time_of(log, 0) end
+  local oldest = gone == 0 and last[2 * beyond + 2]
+  if log.total > 0 then log.oldest = oldest and time_in(oldest) or time_of(log, 0) end
+  log.used = log.total - faded(log)
   -- The expiry tells when the oldest entry leaves. Since the oldest entry was dropped, the expiry
   -- is set anew.
   if gone > 0 and not log.part and is_expiry_telling and log.oldest then outlive(log, now) end
@@ -51,13 +53,12 @@ local function count(log, id, copies, is_again)
     time = named_at(log, now)
     local is_shared = is_exact and copies > 1
     add_named(log, time, is_shared and shared(id, copies, log.cost) or named(log, id, units, log.is_reserving), units)
-  elseif log.is_counter then
-    add_to_counts(log, now, units)
-    time = nil
   else
     add_to_total(log, units)
-    add_to_sum(log, log.at, units)
+    -- A key outlives its sums from their first unit on. Where the expiry cannot be read, an earlier
+    -- one may have replaced it.
+    if add_to_sum(log, log.at, units) and is_expiry_telling then return end
   end
-  if time then log.oldest = math.min(log.oldest or time, time) end
+  log.oldest = math.min(log.oldest or time, time)
   outlive(log, log.at, true)
 end

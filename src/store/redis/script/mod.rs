@@ -6,9 +6,9 @@ use std::sync::LazyLock;
 pub(super) const DECIDE: &str = concat!(
     include_str!("head.lua"),
     // Most calls never need what the files from `fast.lua` to `ways.lua` define. So these files are
-    // in two functions: in `other_ways`, and in `general_way` inside it. `fast.lua` reads the
-    // arguments of `other_ways`. `settle.lua` ends with the results of `general_way`, and
-    // `ways.lua` with those of `other_ways`.
+    // in three functions, each inside the one before: `other_ways`, `general_way` and
+    // `make_settle`. `fast.lua` reads the arguments of `other_ways`, and `ways.lua` ends with its
+    // results.
     "local function other_ways(...)\n",
     include_str!("fast.lua"),
     "local function general_way()\n",
@@ -17,14 +17,17 @@ pub(super) const DECIDE: &str = concat!(
     include_str!("counter.lua"),
     include_str!("log.lua"),
     include_str!("check.lua"),
+    "local function make_settle()\n",
     include_str!("settle.lua"),
-    "end\n",
+    "end\nreturn decide, make_settle\nend\n",
     include_str!("ways.lua"),
     "end\n",
     include_str!("run.lua"),
 );
 
-/// A script that runs each command that [`DECIDE`] needs, without an effect.
-pub(super) const TRY_OUT: &str = include_str!("try_out.lua");
+/// The commands of [`DECIDE`], with arguments under which they change nothing. None creates `KEY`.
+pub(super) const COMMANDS: &str = "TIME, EVAL return 0, ZCARD KEY, ZCOUNT KEY 0 0, ZRANGE KEY 0 0, ZREVRANGE KEY 0 0, \
+    ZRANGEBYSCORE KEY 0 0, ZSCORE KEY 0, ZADD KEY XX 0 0, ZREM KEY 0, ZREMRANGEBYRANK KEY 0 0, \
+    PEXPIRE KEY 1, PEXPIREAT KEY 1, PEXPIRETIME KEY, UNLINK KEY";
 
 pub(super) static SHA1: LazyLock<String> = LazyLock::new(|| redis::Script::new(DECIDE).get_hash().to_owned());

@@ -1,10 +1,10 @@
 -- Settling an admission: each charge by itself. If one charge cannot be settled, the other charges
 -- are settled nevertheless.
 --
--- Takes  add_to_counts, add_to_sum, add_to_total, begin_with, call, decide, DROPPED, estimate_now,
---        failure_of, find, following, is_full, LOOKED_AT, named, named_at, now, outlive, read,
---        recorded_at, score_of, shared, text, time_in, time_of, write_status
--- Gives  decide, settle
+-- Takes  add_to_sum, add_to_total, begin_with, call, DROPPED, faded, failure_of, find, following,
+--        is_full, LOOKED_AT, named, named_at, now, outlive, read, recorded_at, score_of, shared,
+--        text, time_in, time_of, write_status
+-- Gives  settle
 
 local MOST = 128  -- the most copies of a check that travel together
 
@@ -79,21 +79,14 @@ local function settle_named(log, id, time, cost)
   -- This is the first write. It only removes, so a server without memory accepts it, and the writes
   -- after it. So units can be given back there, too.
   call('ZREM', log.key, member)
-  local stays = log.is_counter and 0 or cost  -- a counter adds the cost to its numbers
-  if log.is_counter or log.has_total or stays > 0 then
-    add_to_total(log, stays - log.cost, log.is_reserving and -log.cost)
+  if log.has_total or cost > 0 then
+    add_to_total(log, cost - log.cost, log.is_reserving and -log.cost)
   else
     log.total, log.used = log.total - log.cost, log.used - log.cost
   end
   part_copies(log, id, copies, time)
   if cost > 0 then
-    if log.is_counter then
-      add_to_counts(log, time, cost)
-    elseif log.part then
-      add_to_sum(log, recorded_at(log, time), cost)
-    else
-      add_settled(log, id, time, cost)
-    end
+    if log.part then add_to_sum(log, recorded_at(log, time), cost) else add_settled(log, id, time, cost) end
   end
   return true
 end
@@ -101,18 +94,17 @@ end
 -- Sets the real cost of an admission, as of its own time. Returns whether the admission was known.
 local function settle_charge(log, id, time, cost)
   if not settle_named(log, id, time, cost) and not settle_late(log, id, time, cost) then return false end
-  if log.is_counter then log.used = log.total + estimate_now(log) end
+  log.oldest = log.total > 0 and time_of(log, 0) or nil
+  log.used = log.total - faded(log)
   if log.used == 0 then
     call('UNLINK', log.key)
     log.oldest = nil
     return true
   end
-  log.oldest = log.total > 0 and time_of(log, 0) or nil
-  local newest = time_in(call('ZRANGE', log.key, 0, 0, 'WITHSCORES')[2])
-  -- The oldest entry may be gone, so the expiry is set anew. The newest entry may be as old as the
-  -- admission. All units that a counter still has may be of the previous window.
-  if log.is_counter then newest = (log.current > 0 or log.total > 0 and newest > log.at) and log.at or log.at - log.window end
-  outlive(log, math.min(newest, log.at))
+  local newest = time_in(call('ZRANGE', log.key, '0', '0', 'WITHSCORES')[2])
+  -- The oldest entry of an exact log may be gone, so its expiry is set anew. The newest entry may be
+  -- as old as the admission.
+  outlive(log, math.min(newest, log.at), log.part)
   return true
 end
 
@@ -132,4 +124,4 @@ local function settle(charges, k, id, time, is_again)
   return failure or record
 end
 
-return decide, settle
+return settle

@@ -1,17 +1,16 @@
 -- The heads of a key, and dropping entries that have left.
 --
--- Takes  call, clamped, DROPPED, NAMED, now, outlive, score_of, text, time_in, weigh, weigh_all
--- Gives  heads_of, time_of, read_totals, add_to_total, add_named, add_to_sum, trim
+-- Takes  call, clamped, DROPPED, NAMED, now, outlive, score_of, text, time_in, weigh_all
+-- Gives  heads_of, time_of, read_totals, add_to_total, add_named, sum_at, add_to_sum, trim
 --
 -- Heads     As long as all entries are of one unit, their number is the total. After that, one more member, 'used', has the
 --           total of all entries as its score. This score is positive, and the scores of entries are negative, so 'used'
 --           comes after all entries. While units are reserved, another member, 'held', has their number as its score. This
---           number is never above the total, so 'held' has the rank before 'used'. Both names are shorter than an id. The
---           numbers of a counter are in a head behind these two.
+--           number is never above the total, so 'held' has the rank before 'used'. Both names are shorter than an id.
 
 -- How many heads a key has.
 local function heads_of(log)
-  return (log.counts and 1 or 0) + (log.has_total and 1 or 0) + (log.has_held and 1 or 0)
+  return (log.has_total and 1 or 0) + (log.has_held and 1 or 0)
 end
 
 -- The time of the entry of this rank, where 0 is the oldest entry that has not left the window.
@@ -61,19 +60,29 @@ local function add_named(log, time, member, units)
   end
 end
 
--- Adds units to the sum of their recorded time, or begins that sum.
-local function add_to_sum(log, time, units)
-  local at = score_of(time)
+-- The units of the sum of the recorded time that has this score, and the member of the sum, if
+-- there is one.
+local function sum_at(log, score)
   -- Among the entries of one time, the entry without an id comes first.
-  local earlier = call('ZRANGEBYSCORE', log.key, at, at, 'LIMIT', 0, 1)[1]
-  if earlier and string.byte(earlier) == NAMED then earlier = nil end
-  if earlier then units = units + weigh(log, earlier) end
+  local member = call('ZRANGEBYSCORE', log.key, score, score, 'LIMIT', '0', '1')[1]
+  if not member or string.byte(member) == NAMED then return 0 end
+  return clamped(tonumber(string.sub(member, 3))), member
+end
+
+-- Adds units to the sum of their recorded time, or begins that sum. Returns whether there was such
+-- a sum.
+local function add_to_sum(log, time, units)
+  local score = score_of(time)
+  local before, earlier = sum_at(log, score)
+  units = units + before
+  if time == log.at then log.current = units end
   local part = math.floor(time / log.part)
   local sum = string.char(part % NAMED, math.floor(part / NAMED) % 256) .. text(units)
   -- The earlier sum is removed before the new one is added. With both, a compact log could exceed
   -- 128 entries for a moment, and then Redis changes the encoding of the set for good.
   if earlier and earlier ~= sum then call('ZREM', log.key, earlier) end
-  call('ZADD', log.key, at, sum)
+  call('ZADD', log.key, score, sum)
+  return before > 0
 end
 
 -- Writes a key anew with these entries, each with its score. Redis frees the many other entries
@@ -84,12 +93,11 @@ local function keep_only(log, entries)
     scored[#scored + 1] = entries[i]
   end
   call('UNLINK', log.key)
-  if log.counts then call('ZADD', log.key, '+inf', log.counts) end
   if #entries > 0 then call('ZADD', log.key, unpack(scored)) end
   log.has_total, log.has_held = false, false
   log.total, log.reserved = weigh_all(log, entries, 2)
   if has_total then add_to_total(log, 0) end
-  if #scored > 0 or log.counts then outlive(log, math.max(log.at, #scored > 0 and time_in(entries[2]) or 0)) end
+  if #scored > 0 then outlive(log, math.max(log.at, time_in(entries[2]))) end
 end
 
 -- Drops entries that have left the window, and notes in the log how many of them are still in the
@@ -99,7 +107,7 @@ end
 local function trim(log, gone)
   local heads, dropped = heads_of(log), math.min(gone, DROPPED)
   local live = call('ZCARD', log.key) - gone - heads
-  if live == 0 and not log.is_counter or dropped < gone and live <= DROPPED then
+  if live == 0 or dropped < gone and live <= DROPPED then
     return keep_only(log, live > 0 and call('ZRANGE', log.key, 0, live - 1, 'WITHSCORES') or {})
   end
   local left = log.has_total and call('ZREVRANGE', log.key, heads, heads + dropped - 1)

@@ -26,22 +26,26 @@ local function read_charges(place, count, is_plain)
     place, charges[i] = place + 3, charge
     if not is_plain then
       local window, algorithm, lease, mode = charge.window, ARGV[place], ARGV[place + 1] + 0, ARGV[place + 2]
-      local entries, is_spent = tonumber(algorithm), string.find(mode, '^spent')
-      charge.is_counter, charge.is_compact, charge.is_place = algorithm == 'counter', entries ~= nil, algorithm == 'concurrent'
+      local entries = tonumber(algorithm)
+      charge.is_counter, charge.is_place = algorithm == 'counter', algorithm == 'concurrent'
       charge.ends = string.match(algorithm, '^ends (.+)')  -- when the periods of a calendar end
       -- Admissions of one part of the window are put together. An exact log has no parts.
       charge.part = algorithm ~= 'log' and not charge.is_place and (entries and math.ceil(window / (entries - 2)) or window)
-      charge.lease, charge.is_reserving, charge.is_prefetch = lease > 0 and lease, lease > 0 and not is_spent, lease > window
-      charge.is_shadow, charge.settled = string.find(mode, 'shadow$'), tonumber(string.match(mode, '%d+$'))
-      if is_spent then charge.needs = 0 end
-      if string.find(mode, '^left') then charge.takes = 0 end
+      -- How long after the start of its part an admission is recorded.
+      charge.later = entries and charge.part - 1 or charge.is_counter and window or 0
+      charge.lease, charge.is_reserving, charge.is_prefetch = lease > 0 and lease, lease > 0, lease > window
+      if mode ~= '' then
+        charge.is_shadow, charge.settled = string.find(mode, 'shadow$'), tonumber(string.match(mode, '%d+$'))
+        if string.find(mode, '^spent') then charge.needs, charge.is_reserving = 0, false end
+        if string.find(mode, '^left') then charge.takes = 0 end
+      end
       place = place + 3
     end
   end
   return charges, place
 end
 
-local decide, settle
+local decide, make_settle, settle
 
 -- Decides the check, or settles the admission, of this id, whose keys begin behind `k`. Appends its
 -- outcome to the reply of length `r`, and returns the new length. `expires` and `size` are the
@@ -49,10 +53,13 @@ local decide, settle
 local function do_next(kind, copies, charges, id, at, k, reply, r, expires, size)
   local is_fast = is_expiry_telling and (kind == 'single' or kind == 'place' or kind == 'plain')
   if is_fast and decide_fast(charges, 1, k, id, copies, reply, r, expires, size) then return r + 2 * #charges end
-  if not decide then decide, settle = general_way() end
-  local is_again = string.find(kind, 'again$')
-  local is_settled = string.find(kind, '^settle')
-  reply[r + 1] = is_settled and settle(charges, k, id, at + 0, is_again) or decide(charges, k, id, copies, is_again)
+  if not decide then decide, make_settle = general_way() end
+  if kind == 'settle' or kind == 'settle again' then
+    settle = settle or make_settle()
+    reply[r + 1] = settle(charges, k, id, at + 0, kind == 'settle again')
+  else
+    reply[r + 1] = decide(charges, k, id, copies, kind == 'again')
+  end
   return r + 1
 end
 
