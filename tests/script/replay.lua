@@ -195,10 +195,9 @@ local function call(keys, arguments)
   print_keys()
 end
 
--- Calls the script by this clock: '' is the server's. 'process' and 'test' show the same time.
+-- Calls the script by this clock: '' is the server's, and 'test' is that of a test.
 function cases.call(clock, ...)
-  local sign = clock == 'test' and '+' or ''
-  local keys, arguments = {}, { clock == '' and '' or sign .. text(server.now) }
+  local keys, arguments = {}, { clock == '' and '' or text(server.now) }
   for _, run in ipairs({ ... }) do
     for _, word in ipairs(run.words) do
       arguments[#arguments + 1] = text(word)

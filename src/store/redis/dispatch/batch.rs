@@ -163,7 +163,7 @@ impl Batch {
             return;
         }
         // The sign tells the script that the time is from the clock of a test.
-        command.arg(self.now.map_or_else(String::new, |now| format!("+{now}")));
+        command.arg(self.now.map_or_else(String::new, |now| now.to_string()));
         for run in self.jobs.chunk_by(|job, next| have_one_shape(job, next)) {
             write_shape(&run[0], command, again, || self.time());
             command.arg(run.len());

@@ -5,12 +5,6 @@
 --        shared, text, time_in, time_of, try, weigh
 -- Gives  write_status, failure_of, decide
 
--- Whether the total still has units of entries that have left. It has some if more entries have
--- left than one check may drop. Then no retry time and no reset time is known.
-local function is_behind(log)
-  return log.has_total and log.gone > 0
-end
-
 -- The time from which an entry counts by the present clock. It is the time of the entry, but no
 -- later than the latest time under which an admission of now is recorded. For a prefetch, that
 -- latest time is a life ahead of the clock.
@@ -75,7 +69,7 @@ end
 -- leave than a check may read.
 local function wait(log, most)
   pull_back(log)
-  if is_behind(log) then return 1, 0 end
+  if log.is_behind then return 1, 0 end
   if not log.has_total then
     local leaves = counted_from(log, time_of(log, log.total - most - 1)) + log.window - now
     return leaves, leaves
@@ -103,7 +97,7 @@ local function write_status(record, place, log, retry, least)
     if estimated > 0 then fewer = math.min(fewer, falls_to(log, estimated - 1, now)) end
   end
   local r = 5 * place - 2
-  record[r], record[r + 1] = clamped(log.used), is_behind(log) and 1 or clamped(fewer and fewer - now)
+  record[r], record[r + 1] = clamped(log.used), log.is_behind and 1 or clamped(fewer and fewer - now)
   record[r + 2], record[r + 3], record[r + 4] = log.reserved, clamped(retry), clamped(log.reserved > 0 and least or retry)
 end
 
@@ -112,10 +106,9 @@ end
 -- under this id is then of another admission.
 local function copies_counted(log, id, copies)
   if log.takes == 0 then return end
-  local reserved = copies == 1 and find(log, named(log, id, log.cost, true))
-  if reserved then return 1, reserved end
   for counted = copies, 1, -1 do
     local at = find(log, counted == 1 and named(log, id, log.cost) or shared(id, counted, log.cost))
+    if counted == 1 then at = at or find(log, named(log, id, log.cost, true)) end
     if at then
       while not log.part and log.cost == 1 and counted < copies and call('ZSCORE', log.key, following(id, counted)) do
         counted = counted + 1

@@ -16,7 +16,7 @@
 -- the log or charge that it reads and changes.
 --
 -- KEYS   one sorted set a charge
--- ARGV   now        microseconds since the Unix epoch, or '' for the server's own clock. The time of a test begins with '+'
+-- ARGV   now        microseconds since the Unix epoch, or '' for the server's own clock
 --        then runs of checks that differ only in their keys and ids
 --          kind     'single': one unit of one exact log, which counts or refuses, under ids that are new. Only units, window
 --                     and the checks follow. 'place': a place, and one such unit or none. Units and window of the unit follow,
@@ -103,9 +103,9 @@ local call, try, ceil = redis.call, redis.pcall, math.ceil
 local short = #ARGV == 1 and ARGV[1]
 local now, score = not short and tonumber(ARGV[1]), nil  -- the time of all checks, and the same time as a score
 local is_server_time = not now
--- The clock of a test may stand still, while keys expire by the server's clock. So the keys of a
--- test live longer.
-if now and string.sub(ARGV[1], 1, 1) == '+' then SLACK = 60000 end
+-- Only tests have a clock of their own. It may stand still, while keys expire by the server's clock.
+-- So the keys of a test live longer.
+if now then SLACK = 60000 end
 
 -- The score of an entry of this time. For a time before 1970, the score is a bound beyond which
 -- there is no entry. If %.0f wrote the score, a check that is alone would need 5 % more

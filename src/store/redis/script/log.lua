@@ -29,6 +29,9 @@ local function read(charge, key)
   elseif not log.has_total then
     log.total = call('ZCARD', key)
   end
+  -- The total still has units of entries that have left if more entries have left than one check
+  -- may drop. Then no retry time and no reset time is known.
+  log.is_behind = log.has_total and log.gone > 0
   local oldest = gone == 0 and last[2 * beyond + 2]
   if log.total > 0 then log.oldest = oldest and time_in(oldest) or time_of(log, 0) end
   log.used = log.total - faded(log)

@@ -54,16 +54,6 @@ local function find_shared(log, id)
   end
 end
 
--- Gives entries of their own to the other copies that shared an entry with this id.
-local function part_copies(log, id, copies, time)
-  local place = copies > 1 and string.byte(id, 8) or 0
-  for other = 0, copies - 1 do
-    if other ~= place then
-      call('ZADD', log.key, score_of(time), named(log, following(id, other - place), log.cost))
-    end
-  end
-end
-
 -- Settles units that still count under their id. Returns whether there were such units.
 local function settle_named(log, id, time, cost)
   local member, copies = named(log, id, log.cost, log.is_reserving), 1
@@ -84,7 +74,11 @@ local function settle_named(log, id, time, cost)
   else
     log.total, log.used = log.total - log.cost, log.used - log.cost
   end
-  part_copies(log, id, copies, time)
+  -- The other copies that shared the entry get entries of their own.
+  local place = copies > 1 and string.byte(id, 8) or 0
+  for other = -place, copies - 1 - place do
+    if other ~= 0 then call('ZADD', log.key, score_of(time), named(log, following(id, other), log.cost)) end
+  end
   if cost > 0 then
     if log.part then add_to_sum(log, recorded_at(log, time), cost) else add_settled(log, id, time, cost) end
   end
@@ -98,12 +92,11 @@ local function settle_charge(log, id, time, cost)
   log.used = log.total - faded(log)
   if log.used == 0 then
     call('UNLINK', log.key)
-    log.oldest = nil
     return true
   end
-  local newest = time_in(call('ZRANGE', log.key, '0', '0', 'WITHSCORES')[2])
   -- The oldest entry of an exact log may be gone, so its expiry is set anew. The newest entry may be
   -- as old as the admission.
+  local newest = time_in(call('ZRANGE', log.key, '0', '0', 'WITHSCORES')[2])
   outlive(log, math.min(newest, log.at), log.part)
   return true
 end
