@@ -29,7 +29,6 @@ use super::{
     dispatcher::{Dispatcher, without_runtime},
     job::{Answer, Job, Work, places},
     lost::Lost,
-    queue::Caller,
 };
 use crate::{
     check::{AdmissionId, Check},
@@ -49,7 +48,8 @@ struct CrossSlot {
     statuses: Vec<LimitStatus>,
     /// The time of the latest decision of a slot.
     at: SystemTime,
-    caller: Weak<Caller>,
+    /// Exists as long as the caller waits.
+    caller: Weak<()>,
 }
 
 impl Dispatcher {
@@ -65,9 +65,9 @@ impl Dispatcher {
     }
 
     /// Starts a task that asks slot by slot, if the keys of the job are in several slots. The
-    /// future that waits for the task keeps the [`Caller`]. As long as the [`Caller`] exists, the
+    /// future that waits for the task keeps the second value. As long as that value exists, the
     /// task knows that somebody waits.
-    fn in_slots(self: &Arc<Self>, job: &Job) -> Option<(JoinHandle<Answer>, Arc<Caller>)> {
+    fn in_slots(self: &Arc<Self>, job: &Job) -> Option<(JoinHandle<Answer>, Arc<()>)> {
         match &job.work {
             Work::Decide(check) => {
                 let id = check.id().unwrap_or_else(AdmissionId::fresh);
@@ -86,7 +86,7 @@ impl Dispatcher {
 
 impl CrossSlot {
     /// Takes a check apart. `None` if all keys are in one slot.
-    fn new(dispatcher: &Arc<Dispatcher>, check: &Check, id: AdmissionId) -> Option<(Self, Arc<Caller>)> {
+    fn new(dispatcher: &Arc<Dispatcher>, check: &Check, id: AdmissionId) -> Option<(Self, Arc<()>)> {
         let first = check.first().key();
         if check.charges().all(|charge| charge.key() == first) {
             return None;
@@ -97,8 +97,10 @@ impl CrossSlot {
             Check::push(check, charge.clone());
             indices.push(index);
         }
-        let first = slots.keys().next().filter(|_| slots.len() > 1)?;
-        let caller = Arc::new(Caller::of(dispatcher.queue(*first, false)));
+        if slots.len() == 1 {
+            return None;
+        }
+        let caller = Arc::new(());
         let with_id = |(check, indices): (Option<Check>, _)| Some((check?.with_id(id), indices));
         let slots = slots.into_values().filter_map(with_id).collect();
         let statuses = check.charges().map(|charge| LimitStatus::new(charge, 0, 0, Duration::ZERO, None)).collect();
@@ -123,7 +125,7 @@ impl CrossSlot {
         for number in 0..self.slots.len() {
             let mut job = Job::decide(self.slots[number].0.clone(), left);
             if number == 0 {
-                job = job.while_wanted(self.caller.clone());
+                job.whole = Some(self.caller.clone());
             }
             match self.ask(job).await {
                 Ok((decision, _)) => {

@@ -65,10 +65,8 @@ impl Dispatcher {
             // boxed, and does not enlarge all futures that wait.
             return Box::pin(send_alone(job, slot, connection, permit, dispatcher, common)).await;
         }
-        // `caller` is dropped after `answer`. So if a caller stops waiting, its job is cancelled
-        // before the queue counts it as cancelled.
-        let (answer, caller) = match queue.push(job) {
-            Ok(queued) => queued,
+        let answer = match queue.push(job) {
+            Ok(answer) => answer,
             Err(answer) => return *answer,
         };
         if let Some(wait) = wait {
@@ -79,9 +77,7 @@ impl Dispatcher {
             self.runtime.spawn(Arc::clone(&self).serve(permit));
         }
         drop(self);
-        let answer = answer.await;
-        caller.leave();
-        answer.unwrap_or_else(|error| Err(without_runtime(error)))
+        answer.await.unwrap_or_else(|error| Err(without_runtime(error)))
     }
 
     /// The permit to send a batch. If the server is far away, more batches may be in flight, so
