@@ -1,4 +1,4 @@
-//! The estimate of a counter: a log that has one sum for the admissions of each window of the clock.
+//! The estimate of a counter: a log with one sum for the admissions of each window of the clock.
 //!
 //! The sum is recorded under the end of its window. Until then its units count in full. While the
 //! next window of the clock runs, they count in proportion to the overlap of their window with the
@@ -26,13 +26,14 @@ fn overlapping(units: u64, end: u64, at: u64, window: u64) -> u64 {
 /// The time until at most `most` units are used. Of the units with an id, only those count that
 /// `units_of` chooses.
 pub(super) fn wait_for(log: &Log, most: u64, now: u64, window: u64, units_of: UnitsOf) -> u64 {
-    let (sums, named): (Vec<Entry>, Vec<Entry>) = log.iter().partition(|entry| entry.kind == Kind::Sum);
+    let sums: Vec<Entry> = log.iter().filter(|entry| entry.kind == Kind::Sum).collect();
     let estimate = |at| sums.iter().map(|sum| overlapping(sum.units, sum.at, at, window)).sum::<u64>();
-    let mut units: u64 = named.iter().map(|entry| units_of(entry.sum())).sum();
+    let mut units = units_of(log.sum()) - sums.iter().map(|sum| sum.units).sum::<u64>();
     let mut from = now;
     // Until an entry with an id leaves, only the estimate falls. Without one, it falls to 0.
     let last = sums.last().map_or(now, |sum| sum.at.saturating_add(window));
-    let leaving = named.iter().map(|entry| (entry.at.saturating_add(window), units_of(entry.sum())));
+    let named = log.iter().filter(|entry| entry.kind != Kind::Sum);
+    let leaving = named.map(|entry| (entry.at.saturating_add(window), units_of(entry.sum())));
     for (leaves, left) in leaving.chain([(last, 0)]) {
         let until = leaves.max(from);
         if (units - left).saturating_add(estimate(until)) <= most {

@@ -91,7 +91,7 @@ impl Refusal {
 }
 
 impl Counts {
-    /// Whether it is one of the two numbers of a counter.
+    /// Whether the units count by the estimate of a counter.
     fn estimates(self, kind: Kind) -> bool {
         self == Self::Counter && kind == Kind::Sum
     }

@@ -121,10 +121,9 @@ impl Pool {
     /// method returns another connection that works. Only a task may call this method.
     pub(crate) async fn take(&self) -> Result<(Arc<Connection>, Option<Seat>), StoreError> {
         let wait = self.server.settings.connect_timeout;
-        let mut shared = self.shared.subscribe();
         let shared = async {
             let may_work = |shared: &Option<Arc<Connection>>| shared.as_ref().is_some_and(|shared| shared.may_work());
-            shared.wait_for(may_work).await.ok()?.clone()
+            self.shared.subscribe().wait_for(may_work).await.ok()?.clone()
         };
         let mut filled = pin!(timeout(wait, self.fill()));
         let mut shared = pin!(shared);

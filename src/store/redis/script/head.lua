@@ -66,14 +66,13 @@
 --           named      an entry that has the id of an admission
 --           sum        an entry of units without ids, admitted at one recorded time
 --           total      the units of all entries of a key; it is the score of a head
---           head       a member that is no entry: the total 'used', the reserved units, the numbers of a counter
+--           head       a member that is no entry: the total 'used', or the reserved units
 --           reserved   units that count until they are settled or their lease ends. Their head has the name 'held'. If a later
 --                      version gave it another name, all windows would start anew
 --           settled    an entry that a settlement has left, or a charge's real cost
 --           gone       an entry that has left the window, and may still be in the key
 --           part       the part of a window whose admissions are recorded under one time
 --           copies     equal checks that travel as one
---           counts     the two numbers of a counter
 --           single     a check of one unit of one plain charge
 --           place      an entry of a concurrent limit: an exact log whose entries are renewed as long as they are held
 --           log        a charge, and what its key has at present, whatever the algorithm
@@ -90,8 +89,7 @@
 --           Numbers that are read from a key are clamped to that range.
 -- Writes    A server without memory refuses only the first write of a script, and only if this write adds something. So a check
 --           begins with a ZADD, which such a server refuses, and a settlement with a ZREM, which it accepts. The refusal of a
---           check adds no entry. It moves the expiry of a key only if it has dropped or moved entries, or moved the numbers of
---           a counter.
+--           check adds no entry. It moves the expiry of a key only if it has dropped or moved entries.
 -- Errors    An error of one key, such as a wrong type, is the outcome of the check that met it. So is the error of a server
 --           without memory. An error of the server, such as READONLY, ends the script before anything is written.
 -- Server    Redis 6.2 or newer, or Valkey. Commands: TIME PEXPIRETIME ZCARD ZCOUNT ZRANGE ZREVRANGE ZRANGEBYSCORE ZSCORE
