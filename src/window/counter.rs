@@ -27,8 +27,12 @@ fn overlapping(units: u64, end: u64, at: u64, window: u64) -> u64 {
 /// `units_of` chooses.
 pub(super) fn wait_for(log: &Log, most: u64, now: u64, window: u64, units_of: UnitsOf) -> u64 {
     let sums: Vec<Entry> = log.iter().filter(|entry| entry.kind == Kind::Sum).collect();
-    let estimate = |at| sums.iter().map(|sum| overlapping(sum.units, sum.at, at, window)).sum::<u64>();
-    let mut units = units_of(log.sum()) - sums.iter().map(|sum| sum.units).sum::<u64>();
+    let estimate = |at| {
+        let overlapping = sums.iter().map(|sum| overlapping(sum.units, sum.at, at, window));
+        overlapping.fold(0, u64::saturating_add)
+    };
+    // Before the end of the first window, all units of the sums count.
+    let mut units = units_of(log.sum()).saturating_sub(estimate(0));
     let mut from = now;
     // Until an entry with an id leaves, only the estimate falls. Without one, it falls to 0.
     let last = sums.last().map_or(now, |sum| sum.at.saturating_add(window));
@@ -36,11 +40,11 @@ pub(super) fn wait_for(log: &Log, most: u64, now: u64, window: u64, units_of: Un
     let leaving = named.map(|entry| (entry.at.saturating_add(window), units_of(entry.sum())));
     for (leaves, left) in leaving.chain([(last, 0)]) {
         let until = leaves.max(from);
-        if (units - left).saturating_add(estimate(until)) <= most {
+        if units.saturating_sub(left).saturating_add(estimate(until)) <= most {
             let fits = |at| units.saturating_add(estimate(at)) <= most;
             return first(from, until, fits) - now;
         }
-        (units, from) = (units - left, until);
+        (units, from) = (units.saturating_sub(left), until);
     }
     from - now
 }

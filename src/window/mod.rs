@@ -202,7 +202,7 @@ impl Window {
     #[inline]
     fn used(&self, limit: &Limit, now: u64) -> u64 {
         let faded = if limit.is_counter() { counter::faded(&self.log, now, limit.window_micros()) } else { 0 };
-        self.log.sum().units - faded
+        self.log.sum().units.saturating_sub(faded)
     }
 
     /// The time until at most `most` units are in the window. Of the units with an id, only those
