@@ -1,9 +1,9 @@
 //! The window of one limit for one key: pure arithmetic, with the time passed in.
 //!
 //! Times and windows are microseconds. `log.rs` remembers admissions, one by one or summed up by
-//! window or sub-window; `counter.rs` estimates the sums of a counter. `store/redis/script/*.lua` is
-//! the same arithmetic in Lua. The oracle of the package `tower-sliding-window-conformance` holds Rust and
-//! Lua to the same rules.
+//! window or sub-window; `counter.rs` estimates the sums of a counter. `store/redis/script/*.lua`
+//! is the same arithmetic in Lua. The oracle of the package `tower-sliding-window-conformance`
+//! holds Rust and Lua to the same rules.
 
 mod counter;
 mod entry;

@@ -1,7 +1,7 @@
 //! A batch: checks and settlements that travel in one script call.
 //!
-//! `equal_checks.rs` joins equal checks. Single checks that differ only in their keys and ids have a
-//! short form: `head.lua` says which checks are single, and describes the form. Places are freed
+//! `equal_checks.rs` joins equal checks. Single checks that differ only in their keys and ids have
+//! a short form: `head.lua` says which checks are single, and describes the form. Places are freed
 //! without the script, in batches of their own: in the script, Redis would run 60 % more
 //! instructions for each place.
 

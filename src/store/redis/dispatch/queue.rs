@@ -68,8 +68,8 @@ const MAX_COPIES: usize = 128;
 /// does not queue, and Redis decides fewer checks within a deadline than this number.
 pub(super) const CAPACITY: usize = 65_536;
 
-/// Before the queue refuses a job, it walks through all jobs, and removes the cancelled ones. This is
-/// the shortest time from one walk to the next, so that a queue that refuses many jobs is not
+/// Before the queue refuses a job, it walks through all jobs, and removes the cancelled ones. This
+/// is the shortest time from one walk to the next, so that a queue that refuses many jobs is not
 /// walked through for each of them.
 const BETWEEN_WALKS: Duration = Duration::from_millis(10);
 

@@ -42,8 +42,8 @@ end
 
 -- The first moment at which at most `most` units are used. `entries` has the entries that leave
 -- next, each with its score. `total` is the number of units in all entries, but without the sums of
--- a counter. Without `with_reserved`, reserved units do not count, and `total` is without them. The moment is a lower
--- bound if more entries have to leave than were read.
+-- a counter. Without `with_reserved`, reserved units do not count, and `total` is without them. The
+-- moment is a lower bound if more entries have to leave than were read.
 local function first_fit(log, most, total, entries, with_reserved)
   local from, leaves = now, counted_from(log, now) + log.window
   for i = 1, #entries, 2 do

@@ -44,8 +44,8 @@ end
 local function recorded_at(charge, time)
   if not charge.part then return time end
   if charge.ends then
-    -- The first end is compared with `now`, not with `time`: when an admission is settled, `time` is
-    -- earlier.
+    -- The first end is compared with `now`, not with `time`: when an admission is settled, `time`
+    -- is earlier.
     local first = tonumber(string.match(charge.ends, '%d+'))
     for finish in string.gmatch(charge.ends, '%d+') do
       if now >= first and time < tonumber(finish) then return finish - charge.window end

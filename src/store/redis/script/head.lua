@@ -101,8 +101,8 @@ local call, try, ceil = redis.call, redis.pcall, math.ceil
 local short = #ARGV == 1 and ARGV[1]
 local now, score = not short and tonumber(ARGV[1]), nil  -- the time of all checks, and the same time as a score
 local is_server_time = not now
--- Only tests have a clock of their own. It may stand still, while keys expire by the server's clock.
--- So the keys of a test live longer.
+-- Only tests have a clock of their own. It may stand still, while keys expire by the server's
+-- clock. So the keys of a test live longer.
 if now then SLACK = 60000 end
 
 -- The score of an entry of this time. For a time before 1970, the score is a bound beyond which
