@@ -1,7 +1,7 @@
 //! A batch: checks and settlements that travel in one script call.
 //!
-//! `equal_checks.rs` joins equal checks. Single checks that differ only in their keys and ids have
-//! a short form: `head.lua` says which checks are single, and describes the form. Places are freed
+//! `copies.rs` joins equal checks. Single checks that differ only in their keys and ids have a
+//! short form: `head.lua` says which checks are single, and describes the form. Places are freed
 //! without the script, in batches of their own: in the script, Redis would run 60 % more
 //! instructions for each place.
 
@@ -14,8 +14,8 @@ use std::{
 use redis::{Cmd, ErrorKind, Pipeline, RedisResult, ServerErrorKind, Value, cmd};
 
 use super::{
+    copies,
     dispatcher::Common,
-    equal_checks::join,
     job::{Answer, Job, have_one_shape, single, write_shape},
     lost::Lost,
     queue::MAX_BATCH,
@@ -51,7 +51,7 @@ pub(super) struct Batch {
 
 impl Batch {
     pub(super) fn new(jobs: Vec<Box<Job>>, slot: Option<u16>, common: &Arc<Common>) -> Self {
-        let mut jobs = if jobs.len() > 1 { join(jobs) } else { jobs };
+        let mut jobs = if jobs.len() > 1 { copies::join(jobs) } else { jobs };
         jobs.iter_mut().for_each(|job| job.set_id());
         let now = common.clock.as_ref().map(ManualClock::micros);
         let common = Arc::clone(common);

@@ -29,6 +29,7 @@ use super::{
     dispatcher::{Dispatcher, without_runtime},
     job::{Answer, Job, Work, places},
     lost::Lost,
+    queue::Caller,
 };
 use crate::{
     check::{AdmissionId, Check},
@@ -48,8 +49,7 @@ struct CrossSlot {
     statuses: Vec<LimitStatus>,
     /// The time of the latest decision of a slot.
     at: SystemTime,
-    /// Exists as long as the caller waits.
-    caller: Weak<()>,
+    caller: Weak<Caller>,
 }
 
 impl Dispatcher {
@@ -65,9 +65,9 @@ impl Dispatcher {
     }
 
     /// Starts a task that asks slot by slot, if the keys of the job are in several slots. The
-    /// future that waits for the task keeps the second value. As long as that value exists, the
+    /// future that waits for the task keeps the [`Caller`]. As long as the [`Caller`] exists, the
     /// task knows that somebody waits.
-    fn in_slots(self: &Arc<Self>, job: &Job) -> Option<(JoinHandle<Answer>, Arc<()>)> {
+    fn in_slots(self: &Arc<Self>, job: &Job) -> Option<(JoinHandle<Answer>, Arc<Caller>)> {
         match &job.work {
             Work::Decide(check) => {
                 let id = check.id().unwrap_or_else(AdmissionId::fresh);
@@ -86,7 +86,7 @@ impl Dispatcher {
 
 impl CrossSlot {
     /// Takes a check apart. `None` if all keys are in one slot.
-    fn new(dispatcher: &Arc<Dispatcher>, check: &Check, id: AdmissionId) -> Option<(Self, Arc<()>)> {
+    fn new(dispatcher: &Arc<Dispatcher>, check: &Check, id: AdmissionId) -> Option<(Self, Arc<Caller>)> {
         let first = check.first().key();
         if check.charges().all(|charge| charge.key() == first) {
             return None;
@@ -97,10 +97,8 @@ impl CrossSlot {
             Check::push(check, charge.clone());
             indices.push(index);
         }
-        if slots.len() == 1 {
-            return None;
-        }
-        let caller = Arc::new(());
+        let first = slots.keys().next().filter(|_| slots.len() > 1)?;
+        let caller = Arc::new(Caller::of(dispatcher.queue(*first, false)));
         let with_id = |(check, indices): (Option<Check>, _)| Some((check?.with_id(id), indices));
         let slots = slots.into_values().filter_map(with_id).collect();
         let statuses = check.charges().map(|charge| LimitStatus::new(charge, 0, 0, Duration::ZERO, None)).collect();
@@ -125,7 +123,7 @@ impl CrossSlot {
         for number in 0..self.slots.len() {
             let mut job = Job::decide(self.slots[number].0.clone(), left);
             if number == 0 {
-                job.whole = Some(self.caller.clone());
+                job = job.while_wanted(self.caller.clone());
             }
             match self.ask(job).await {
                 Ok((decision, _)) => {

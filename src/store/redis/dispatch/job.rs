@@ -9,7 +9,7 @@ use std::{
 use redis::Cmd;
 use tokio::sync::oneshot::{Receiver, Sender, channel};
 
-use super::equal_checks::Crowd;
+use super::crowds::Crowd;
 use crate::{
     algorithm::Kind,
     check::{AdmissionId, Charge, Check},
@@ -62,8 +62,9 @@ pub(crate) struct Job {
     /// [`queue`](super::queue).
     pub(super) crowd: Option<Crowd>,
     /// The caller of a check of several slots, if this job asks one slot for its part of that
-    /// check. This pointer only tells whether the caller still waits.
-    pub(super) whole: Option<Weak<()>>,
+    /// check. This pointer only tells whether the caller still waits. It is boxed, so that a job is
+    /// small enough to be copied fast.
+    whole: Option<Box<Weak<dyn Send + Sync>>>,
 }
 
 impl Job {
@@ -88,6 +89,12 @@ impl Job {
 
     fn new(id: AdmissionId, work: Work, deadline: Duration) -> Box<Self> {
         Box::new(Self { work, id, caller: None, copies: Vec::new(), deadline, end: None, crowd: None, whole: None })
+    }
+
+    /// Cancels the job once the caller of the whole check has stopped waiting.
+    pub(super) fn while_wanted(mut self: Box<Self>, caller: Weak<dyn Send + Sync>) -> Box<Self> {
+        self.whole = Some(Box::new(caller));
+        self
     }
 
     /// Lets the caller of the job wait while a task sends the job.

@@ -45,7 +45,7 @@ use loom::sync::{Mutex, MutexGuard};
 use tokio::sync::oneshot::Receiver;
 
 use super::{
-    equal_checks::Crowd,
+    crowds::Crowd,
     job::{Answer, Job},
 };
 use crate::{
@@ -68,9 +68,12 @@ const MAX_COPIES: usize = 128;
 /// does not queue, and Redis decides fewer checks within a deadline than this number.
 pub(super) const CAPACITY: usize = 65_536;
 
-/// Before the queue refuses a job, it walks through all jobs, and removes the cancelled ones. This
-/// is the shortest time from one walk to the next, so that a queue that refuses many jobs is not
-/// walked through for each of them.
+/// Before the queue refuses a job, it removes cancelled jobs if more than a 32nd of the waiting
+/// jobs may be cancelled. So one walk through the queue removes many jobs.
+const PART_OF_CANCELLED: usize = 32;
+
+/// The shortest time from one walk through the queue to another walk because of passed deadlines.
+/// Only the deadlines of checks that take places cause such a walk.
 const BETWEEN_WALKS: Duration = Duration::from_millis(10);
 
 /// While at most this many jobs wait, they leave in the order of their arrival. So while few jobs
@@ -115,9 +118,13 @@ struct State {
     waiting: usize,
     /// The crowds of the checks that came while many jobs waited, by the digest of the checks.
     crowds: ByDigest<Crowd>,
-    /// The time at which cancelled jobs were last removed. `None` if this was before the queue was
-    /// last empty.
-    last_walk: Option<Instant>,
+    /// The number of callers that have stopped waiting since cancelled jobs were last removed. Some
+    /// of their jobs may have left the queue meanwhile.
+    cancelled: usize,
+    /// The earliest time at which the queue is next searched for checks that take places and whose
+    /// deadlines have passed. `cancelled` does not count such checks. The first search is due at
+    /// the deadline of the first check that takes a place.
+    first_end: Option<Instant>,
     in_flight: usize,
     /// The checks in flight that skipped the queue.
     alone: usize,
@@ -157,7 +164,7 @@ impl Queue {
 
     /// Queues a job. If the job cannot be queued, returns its answer, boxed since that is rare.
     /// When a job is queued, a task has to [serve](Self::batch_permit) the queue.
-    pub(super) fn push(self: &Arc<Self>, mut job: Box<Job>) -> Result<Receiver<Answer>, Box<Answer>> {
+    pub(super) fn push(self: &Arc<Self>, mut job: Box<Job>) -> Result<(Receiver<Answer>, Caller), Box<Answer>> {
         let mut state = self.lock();
         if state.alone >= MOST_ALONE {
             state.until_alone = ALONE;
@@ -172,27 +179,33 @@ impl Queue {
         let most_crowds = FEW + 2 * state.waiting;
         let crowd = turn.filter(|_| is_check);
         let crowd = crowd.and_then(|_| Crowd::join(&mut state.crowds, job.check(), &self.digester, most_crowds));
-        if let Some(crowd) = &crowd
-            && crowd.refuses(job.check(), || state.cancelled_in(turn, crowd))
-        {
-            return Err(Box::new(Ok((crowd.refusal(job.check()), false))));
-        }
+        let is_behind = |crowd: &&Crowd, state: &State| crowd.refuses(job.check(), || state.cancelled_in(turn, crowd));
+        let behind = |state: &State| crowd.as_ref().filter(|crowd| is_behind(crowd, state));
         // A settlement that is refused is lost, so checks leave room for settlements.
         let most = if is_check { self.capacity } else { 2 * self.capacity };
         let is_too_long = |state: &State| state.waiting >= most || state.wait(turn) > job.deadline;
-        if is_too_long(&state) && state.last_walk.is_none_or(|last| last.elapsed() >= BETWEEN_WALKS) {
-            state.remove_cancelled();
-        }
-        if is_too_long(&state) {
-            let refusal = state.refusal(turn);
-            drop(state);
-            metrics::queue_full();
-            return Err(Box::new(Err(refusal)));
+        if behind(&state).is_some() || is_too_long(&state) {
+            let is_any_over = state.first_end.is_some_and(|end| end <= Instant::now());
+            if is_any_over || state.cancelled > state.waiting / PART_OF_CANCELLED {
+                state.remove_cancelled();
+            }
+            if let Some(crowd) = behind(&state) {
+                return Err(Box::new(Ok((crowd.refusal(job.check()), false))));
+            }
+            if is_too_long(&state) {
+                let refusal = state.refusal(turn);
+                drop(state);
+                metrics::queue_full();
+                return Err(Box::new(Err(refusal)));
+            }
         }
         job.crowd = crowd;
         let answer = job.wait();
+        if let Some(end) = job.end {
+            state.first_end.get_or_insert(end);
+        }
         state.push(job, turn);
-        Ok(answer)
+        Ok((answer, Caller { queue: Arc::downgrade(self) }))
     }
 
     /// The permit to have one batch in flight. `None` if all permits are taken: the tasks that have
@@ -273,7 +286,9 @@ impl State {
     }
 
     fn remove_cancelled(&mut self) {
-        self.last_walk = Some(Instant::now());
+        self.cancelled = 0;
+        // The next walk for passed deadlines comes later, so that it removes many jobs.
+        self.first_end = self.first_end.map(|_| Instant::now() + BETWEEN_WALKS);
         self.few.retain(|job| !job.is_cancelled());
         self.many.retain(|_, jobs| {
             jobs.retain(|job| !job.is_cancelled());
@@ -330,7 +345,7 @@ impl Permit {
         let waiting = state.waiting;
         if jobs.is_empty() {
             state.in_flight -= 1;
-            (state.time_per_check, state.last_batch, state.last_walk) = (Duration::ZERO, None, None);
+            (state.time_per_check, state.last_batch, state.first_end) = (Duration::ZERO, None, None);
             self.queue = Weak::new();
             return None;
         }
@@ -356,10 +371,33 @@ impl Drop for Permit {
     }
 }
 
+/// The caller of a job in the queue. When the caller stops waiting, its job is cancelled, and the
+/// queue counts one more cancelled job.
+pub(super) struct Caller {
+    queue: Weak<Queue>,
+}
+
+impl Caller {
+    pub(super) fn of(queue: &Arc<Queue>) -> Self {
+        Self { queue: Arc::downgrade(queue) }
+    }
+
+    /// Lets the caller leave with its answer, so that its job does not count as cancelled.
+    pub(super) fn leave(mut self) {
+        self.queue = Weak::new();
+    }
+}
+
+impl Drop for Caller {
+    fn drop(&mut self) {
+        if let Some(queue) = self.queue.upgrade() {
+            queue.lock().cancelled += 1;
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use std::thread::sleep;
-
     use super::*;
     use crate::{
         check::{AdmissionId, Charge, Check},
@@ -409,7 +447,7 @@ mod tests {
         Check::new(Charge::new(LOGINS, key, cost).unwrap())
     }
 
-    fn push(queue: &Arc<Queue>, key: u64, deadline: u64) -> Result<Receiver<Answer>, String> {
+    fn push(queue: &Arc<Queue>, key: u64, deadline: u64) -> Result<(Receiver<Answer>, Caller), String> {
         let check = Check::new(Charge::new(CALLS, key, 1).unwrap());
         queue.push(Job::decide(check, Duration::from_millis(deadline))).map_err(|error| format!("{error:?}"))
     }
@@ -600,7 +638,6 @@ mod tests {
             queue.lock().time_per_check = Duration::from_micros(100);
             assert!(push(&queue, 2_000, 50).is_err());
             drop(callers);
-            sleep(BETWEEN_WALKS);
             assert!(push(&queue, 2_000, 50).is_ok());
             assert_eq!(queue.lock().waiting, 1);
         });
@@ -633,7 +670,8 @@ mod tests {
             drop(logins.pop());
             logins.push(push(9_999, 1).unwrap());
             assert!(push(9_999, 1).is_err());
-            drop(logins.remove(0));
+            let (_, caller) = logins.remove(0);
+            caller.leave();
             assert!(push(9_999, 1).is_ok());
         });
     }

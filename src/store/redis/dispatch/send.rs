@@ -65,8 +65,10 @@ impl Dispatcher {
             // boxed, and does not enlarge all futures that wait.
             return Box::pin(send_alone(job, slot, connection, permit, dispatcher, common)).await;
         }
-        let answer = match queue.push(job) {
-            Ok(answer) => answer,
+        // `caller` is dropped after `answer`. So if a caller stops waiting, its job is cancelled
+        // before the queue counts it as cancelled.
+        let (answer, caller) = match queue.push(job) {
+            Ok(queued) => queued,
             Err(answer) => return *answer,
         };
         if let Some(wait) = wait {
@@ -77,7 +79,9 @@ impl Dispatcher {
             self.runtime.spawn(Arc::clone(&self).serve(permit));
         }
         drop(self);
-        answer.await.unwrap_or_else(|error| Err(without_runtime(error)))
+        let answer = answer.await;
+        caller.leave();
+        answer.unwrap_or_else(|error| Err(without_runtime(error)))
     }
 
     /// The permit to send a batch. If the server is far away, more batches may be in flight, so
