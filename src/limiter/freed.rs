@@ -59,7 +59,8 @@ impl Pair {
         self.used = Some(known.map_or(used, |known| known.min(used)));
     }
 
-    /// Removes the caller that is to ask next from the refused callers, and returns it.
+    /// Takes the caller that is to ask next out of `refused`. `None` if no caller fits, or if a
+    /// woken caller will first tell how many units are used.
     pub(super) fn take_next(&mut self) -> Option<(Wanted, Arc<Caller>)> {
         let used = self.used?;
         let all_used = self.woken.values().fold(used, |all, woken| all.saturating_add(woken.takes));

@@ -242,7 +242,8 @@ impl Limiter {
             let full = StoreError::new("beginning a ban", StoreErrorKind::OutOfMemory, "the store is full");
             return Err(full.of_one_check().into());
         }
-        // The reset time may be too long, so the time of the ban is the upper bound.
+        // After a step back of the clock, the reset time is longer than the ban. So the time of the
+        // ban is the upper bound.
         let wait = begun.binding().reset_after().min(time);
         let refusal = begun.refused_for(&asks, wait);
         self.core.learn(lookup.as_ref(), &refusal);

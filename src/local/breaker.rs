@@ -224,8 +224,9 @@ impl FailingPart {
         self.open.as_ref().is_some_and(|open| deadline <= open.deadline)
     }
 
-    /// Counts a failure. With `enough` failures, the breaker opens, or is open for longer
-    /// deadlines. Returns whether it opens.
+    /// Counts a failure at this deadline. After `enough` failures, the breaker is open for checks
+    /// whose deadline is at most the shortest deadline of these failures. Returns whether the
+    /// breaker was closed before.
     fn learn_failure(&mut self, deadline: Duration, enough: usize) -> bool {
         if self.is_open_for(deadline) {
             return false;

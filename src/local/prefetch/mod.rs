@@ -172,9 +172,9 @@ impl Prefetches {
         })
     }
 
-    /// Puts a holding into the table, unless the table already has a holding of this digest.
-    /// Returns the holding in the table if no task takes care of it. Then the caller has to start a
-    /// task.
+    /// Puts a holding into the table, unless the table is full, or has a holding of this digest
+    /// whose task runs. Returns the holding that is then in the table if it has no task. The caller
+    /// has to start one.
     fn keep(self: &Arc<Self>, holding: &Arc<Holding>, now: u64) -> Option<KeptHolding> {
         let mut holdings = self.write();
         // The holding in the table may be of a limit with other settings. Then the task of that
@@ -189,8 +189,8 @@ impl Prefetches {
         KeptHolding::begin(self, holding, now)
     }
 
-    /// The holdings that no task takes care of any more, since their runtimes have ended.
-    fn abandoned(self: &Arc<Self>) -> Vec<KeptHolding> {
+    /// The holdings without a task, since the runtimes of their tasks have ended.
+    fn without_task(self: &Arc<Self>) -> Vec<KeptHolding> {
         let now = self.now();
         self.write().values().filter_map(|holding| KeptHolding::begin(self, holding, now)).collect()
     }
@@ -209,7 +209,7 @@ impl Prefetches {
     pub(crate) async fn give_back(self: &Arc<Self>, mut keep: impl FnMut(KeptHolding)) {
         loop {
             let ended = self.ended.notified();
-            self.abandoned().into_iter().for_each(&mut keep);
+            self.without_task().into_iter().for_each(&mut keep);
             let holdings: Vec<_> = self.read(|holdings| holdings.values().cloned().collect());
             if holdings.is_empty() {
                 return;

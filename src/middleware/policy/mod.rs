@@ -28,7 +28,8 @@ pub(super) struct Policy {
     pub(super) limiter: Limiter,
     /// The limits of the layer. Those that are not chosen for each request have different names.
     pub(super) limits: Vec<KeyedLimit>,
-    /// Whether all limits are [plain](KeyedLimit::is_plain), so that a request needs no details.
+    /// Whether all limits are [plain](KeyedLimit::is_plain). Then a request needs no
+    /// [`CheckDetails`](super::plan::CheckDetails), unless it may wait for capacity.
     pub(super) is_plain: bool,
     pub(super) denied: Vec<Arc<KeyList>>,
     /// The lists of requests that are not counted, each with its label in metrics.

@@ -179,7 +179,8 @@ impl Rejection {
     }
 }
 
-/// The rejection of a layer that fails closed.
+/// The rejection of a request without a decision: a 429 for a cost that never fits, and otherwise
+/// a 503.
 impl From<Error> for Rejection {
     fn from(error: Error) -> Self {
         match error {

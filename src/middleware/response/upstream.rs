@@ -28,10 +28,11 @@ use crate::limit::text::whole_number;
 /// The time that a 429 without any valid time asks for.
 const DEFAULT: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_secs(24 * 60 * 60);
-/// A moment in September 2001. A number up to this moment is taken for seconds, not for a Unix
-/// time.
-const FIRST_UNIX_TIME: u64 = 1_000_000_000;
-const FIRST_IN_MILLIS: u64 = 1_000 * FIRST_UNIX_TIME;
+/// The largest number that is a wait in seconds. A larger number is a Unix time, after September
+/// 2001.
+const LONGEST_WAIT: u64 = 1_000_000_000;
+/// The largest Unix time in seconds. A larger one is in milliseconds.
+const LAST_IN_SECONDS: u64 = 1_000 * LONGEST_WAIT;
 
 const RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
 /// The pairs of headers for the units left and for the reset: first the pair that most APIs send,
@@ -82,8 +83,8 @@ fn retry_after(value: &str, now: SystemTime) -> Option<Duration> {
 
 fn reset_after(value: &str, now: SystemTime) -> Option<Duration> {
     let time = match whole_number(value)? {
-        seconds @ ..=FIRST_UNIX_TIME => return Some(Duration::from_secs(seconds)),
-        seconds @ ..=FIRST_IN_MILLIS => Duration::from_secs(seconds),
+        seconds @ ..=LONGEST_WAIT => return Some(Duration::from_secs(seconds)),
+        seconds @ ..=LAST_IN_SECONDS => Duration::from_secs(seconds),
         millis => Duration::from_millis(millis),
     };
     time.checked_sub(now.duration_since(SystemTime::UNIX_EPOCH).ok()?)

@@ -73,7 +73,8 @@ impl Capacity {
         limits.values().filter(|usage| is_in_use(usage)).count()
     }
 
-    /// The usage of a limit, for a new record.
+    /// The usage of a limit, which all records of the limit share. Makes the usage if the limit has
+    /// none yet.
     pub(super) fn usage(&self, limit: &Limit) -> Arc<LimitUsage> {
         let known = self.limits.read().unwrap_or_else(PoisonError::into_inner).get(&limit.identity).cloned();
         known.unwrap_or_else(|| {

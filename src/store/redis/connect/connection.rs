@@ -230,8 +230,8 @@ impl ManageConnection for Seats {
     }
 }
 
-/// A connection to one server, or connections to all nodes of a cluster, with its connection. All
-/// that send over it share it.
+/// A connection to one server, or the connections to all nodes of a cluster. All that send over it
+/// share it.
 pub(crate) struct Connection {
     clones: ServerConnection,
     /// The connections of a cluster's second client, which sends commands again.

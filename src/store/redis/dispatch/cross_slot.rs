@@ -150,8 +150,8 @@ impl CrossSlot {
                 }
             }
             for untaken in number + 1..self.slots.len() {
-                // The status of this slot is only for the caller. So the slot is not asked once the
-                // caller has left.
+                // Only the caller needs the status of this slot. So the slot is asked only while
+                // the caller waits.
                 if self.caller.strong_count() > 0
                     && let Ok((decision, _)) = self.ask(Job::decide(self.slots[untaken].0.without_costs(), left)).await
                 {

@@ -118,8 +118,9 @@ local function copies_counted(log, id, copies)
   end
 end
 
--- Returns how many copies of a check an earlier try has counted, and when it did so. A check is
--- admitted whole, so an entry under any of its charges shows that the check was counted.
+-- Returns how many copies of a check an earlier try has counted, and when it did so; 0 and -1 if it
+-- has counted none. A check is admitted whole, so an entry under any of its charges shows that the
+-- check was counted.
 local function counted_before(logs, id, copies)
   local counted, exact_at, rounded_at = 0, -1, -1
   for _, log in ipairs(logs) do

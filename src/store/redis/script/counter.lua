@@ -8,8 +8,8 @@
 -- The units of each window are the sum of the end of that window. So the sum of the previous window
 -- leaves the log when the present window ends, and no unit of the sum counts any more.
 
--- How many of the units of the window before `time` count at `time`. The window of `time` ends at
--- `finish`.
+-- How many of the `previous` units count at `time`. `time` is in the window that ends at `finish`,
+-- and the units are those of the window before it.
 local function overlapping(log, previous, finish, time)
   return math.ceil(previous * (finish - time) / log.window)
 end

@@ -76,8 +76,8 @@
 --           single     a check of one unit of one plain charge
 --           place      an entry of a concurrent limit: an exact log whose entries are renewed as long as they are held
 --           log        a charge, and what its key has at present, whatever the algorithm
--- Cost      O(log n) a charge, and O(1) more for each entry that is read, dropped or moved. A charge reads at most 100
---           entries for a retry time, moves at most 100 after a step back of the clock, and drops at most 500: some 0.5 ms.
+-- Cost      O(log n) a charge, where n is the number of entries in its key. Each entry that is read or dropped adds O(1), and
+--           each that is moved O(log n). A charge reads at most 100 entries for a retry time, moves at most 100 after a step back of the clock, and drops at most 500: some 0.5 ms.
 --           * If more than 100 entries would have to leave, the retry time is the moment at which the last of the 100 that
 --             were read leaves. That is a lower bound.
 --           * If more entries have left than may be dropped, and at most 500 entries stay, the key is written anew with only
