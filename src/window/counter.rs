@@ -26,7 +26,7 @@ fn overlapping(units: u64, end: u64, at: u64, window: u64) -> u64 {
 /// The time until at most `most` units are used. Of the units with an id, only those count that
 /// `units_of` chooses.
 pub(super) fn wait_for(log: &Log, most: u64, now: u64, window: u64, units_of: UnitsOf) -> u64 {
-    let sums: Vec<Entry> = log.iter().filter(|entry| entry.kind == Kind::Sum).collect();
+    let sums = sums(log, window);
     let estimate = |at| {
         let overlapping = sums.iter().map(|sum| overlapping(sum.units, sum.at, at, window));
         overlapping.fold(0, u64::saturating_add)
@@ -47,6 +47,19 @@ pub(super) fn wait_for(log: &Log, most: u64, now: u64, window: u64, units_of: Un
         (units, from) = (units.saturating_sub(left), until);
     }
     from - now
+}
+
+/// The sums of the log, the oldest first. Of the entries of one window, only the first is looked
+/// at, since a log may have many entries with an id.
+fn sums(log: &Log, window: u64) -> Vec<Entry> {
+    let mut sums = Vec::new();
+    let mut index = 0;
+    while let Some(entry) = log.get(index) {
+        let end = entry.at.div_ceil(window).saturating_mul(window);
+        sums.extend(log.sum_at(end).map(|(_, sum)| sum));
+        index = log.up_to(end);
+    }
+    sums
 }
 
 /// The first moment that fits, if all later ones do. `until` fits in any case.

@@ -219,7 +219,7 @@ impl Log {
     }
 
     #[inline]
-    fn get(&self, index: usize) -> Option<Entry> {
+    pub(super) fn get(&self, index: usize) -> Option<Entry> {
         let (at, id) = *self.entries.get(index)?;
         let packed = self.units.as_ref().and_then(|units| units.packed.get(index));
         Some(Entry::unpacked(at, id, packed.copied().unwrap_or(Entry::SINGLE)))
@@ -234,7 +234,7 @@ impl Log {
 
     /// The number of entries that are not later than this time.
     #[inline]
-    fn up_to(&self, at: u64) -> usize {
+    pub(super) fn up_to(&self, at: u64) -> usize {
         if self.entries.back().is_none_or(|(last, _)| *last <= at) {
             return self.len();
         }

@@ -161,6 +161,10 @@ impl Holding {
         (state.left(now), state.units())
     }
 
+    pub(super) fn has_task(&self) -> bool {
+        lock(&self.state).stepped_at.is_some()
+    }
+
     /// Whether the task of the holding is on a runtime that is not driven.
     pub(super) fn is_abandoned(&self, now: u64) -> bool {
         let state = lock(&self.state);

@@ -205,12 +205,15 @@ impl Prefetches {
     }
 
     /// Gives back all prefetches at once, and returns when that is done. Calls `keep` for each
-    /// limit and key that needs a new task to give its prefetches back.
+    /// limit and key that needs a new task to give its prefetches back. Where no task can start,
+    /// their units count until their life is over.
     pub(crate) async fn give_back(self: &Arc<Self>, mut keep: impl FnMut(KeptHolding)) {
         loop {
-            let ended = self.ended.notified();
             self.without_task().into_iter().for_each(&mut keep);
-            let holdings: Vec<_> = self.read(|holdings| holdings.values().cloned().collect());
+            // A task that cannot start tells that it has ended, before anything waits for that.
+            let ended = self.ended.notified();
+            let has_task = |holding: &&Arc<Holding>| holding.has_task();
+            let holdings: Vec<_> = self.read(|holdings| holdings.values().filter(has_task).cloned().collect());
             if holdings.is_empty() {
                 return;
             }

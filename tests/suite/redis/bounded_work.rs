@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use tower_sliding_window::{
     Algorithm, Charge, Check, Decision, Limit, Limiter, check::AdmissionId, settlement::Settlement, store::ManualClock,
 };
@@ -188,6 +189,36 @@ async fn open_reservations_are_bounded_under_compact_algorithms() {
         }
         let used = test.limiter.peek(&limit, "ada").await.unwrap().used();
         assert!((1_000..=1_003).contains(&used), "{algorithm:?}: {used}");
+    }
+}
+
+#[tokio::test]
+async fn late_settlements_are_bounded_under_compact_algorithms() {
+    for algorithm in [Algorithm::sliding_window_counter(), Algorithm::compact_log(16)] {
+        let test = Test::new();
+        let limit = CALLS.with_algorithm(algorithm);
+        to_next_window(&test.clock, HOUR);
+        for _ in 0..3 {
+            let checks: Vec<_> = (0..4_000)
+                .map(|_| Check::new(Charge::new(limit.clone(), "ada", 1).unwrap().reserve(HOUR / 3_600)))
+                .collect();
+            let asked: Vec<_> =
+                checks.iter().map(|check| tokio::spawn(test.limiter.check_all(check.clone()))).collect();
+            let mut settlements = Vec::new();
+            for (check, decision) in checks.into_iter().zip(asked) {
+                settlements.push(Settlement::new(check, &decision.await.unwrap().unwrap(), |_| Some(1)));
+            }
+            test.clock.advance(HOUR / 1_800);
+            let settled = settlements.into_iter().map(|settlement| test.limiter.settle(settlement));
+            for settled in join_all(settled).await {
+                assert!(settled.unwrap().was_applied);
+            }
+        }
+        let members = test.members();
+        assert!(members <= 10_003, "{algorithm:?}: {members}");
+        // Reservations without an entry of their own stay charged, and their late settlements count
+        // as well.
+        assert!(test.limiter.peek(&limit, "ada").await.unwrap().used() >= 12_000, "{algorithm:?}: all of them count");
     }
 }
 

@@ -139,17 +139,22 @@ local function counted_before(logs, id, copies)
   return counted, exact_at >= 0 and exact_at or rounded_at
 end
 
+-- How many units a log may still admit. Its total has no room for more than doubles count exactly.
+local function room_of(log)
+  return math.min(log.units - log.used, LARGEST - 1 - log.total)
+end
+
 -- How many copies of a check are admitted.
 local function admissible(logs, copies)
   local admitted = copies
   for _, log in ipairs(logs) do
-    local is_over = log.needs > 0 and log.used + log.needs * copies > log.units
+    local is_over = log.needs > 0 and log.needs * copies > room_of(log)
     log.is_left_out = log.is_shadow and is_over
     -- A full key takes no more entries with ids, and without such an entry of its own, a prefetch
     -- would leave too early. So a full key admits no prefetch.
     if log.is_prefetch and is_full(log) then admitted = 0 end
     if is_over and not log.is_shadow then
-      admitted = math.min(admitted, math.max(0, math.floor((log.units - log.used) / log.needs)))
+      admitted = math.min(admitted, math.max(0, math.floor(room_of(log) / log.needs)))
     end
   end
   return admitted
@@ -192,7 +197,7 @@ local function decide_all(logs, charges, k, id, copies, is_again)
     logs.place = i
     if admitted > 0 and before == 0 and log.takes > 0 and not log.is_left_out then count(log, id, admitted, is_again) end
     local refuses, retry, least = log.is_left_out, 0, 0
-    if not is_whole then refuses = log.needs > 0 and log.used + log.needs > log.units end
+    if not is_whole then refuses = log.needs > 0 and log.needs > room_of(log) end
     if refuses then
       retry, least = wait(log, log.units - log.needs)
       retry = math.max(1, retry)

@@ -1,6 +1,6 @@
 -- How a log counts, whatever the algorithm.
 --
--- Takes  add_named, add_to_sum, add_to_total, call, entries_of, faded, FEW, heads_of,
+-- Takes  add_named, add_to_sum, add_to_total, call, countable, entries_of, faded, FEW, heads_of,
 --        is_expiry_telling, MOST_NAMED, named, named_at, now, outlive, read_totals, recorded_at,
 --        shared, time_in, time_of, trim
 -- Gives  read, is_full, count
@@ -57,6 +57,7 @@ local function count(log, id, copies, is_again)
     local is_shared = is_exact and copies > 1
     add_named(log, time, is_shared and shared(id, copies, log.cost) or named(log, id, units, log.is_reserving), units)
   else
+    units = countable(log, units)
     add_to_total(log, units)
     -- A key outlives its sums from their first unit on. Where the expiry cannot be read, an earlier
     -- one may have replaced it.

@@ -1,9 +1,9 @@
 -- Settling an admission: each charge by itself. If one charge cannot be settled, the other charges
 -- are settled nevertheless.
 --
--- Takes  add_to_sum, add_to_total, begin_with, call, DROPPED, faded, failure_of, find, following,
---        is_full, LOOKED_AT, named, named_at, now, outlive, read, recorded_at, score_of, shared,
---        text, time_in, time_of, write_status
+-- Takes  add_to_sum, add_to_total, begin_with, call, countable, DROPPED, faded, failure_of, find,
+--        following, is_full, LOOKED_AT, named, named_at, now, outlive, read, recorded_at, score_of,
+--        shared, text, time_in, time_of, write_status
 -- Gives  settle
 
 local MOST = 128  -- the most copies of a check that travel together
@@ -37,9 +37,9 @@ local function settle_late(log, id, time, cost)
   local at = log.is_counter and time or recorded_at(log, time)
   -- The fixed window of the units may have ended already.
   if at + log.window <= now or has_settled(log, id, at) then return false end
-  local is_without_id = not log.is_counter and is_full(log)
+  local is_without_id = is_full(log)
   add_to_total(log, cost)
-  if is_without_id then add_to_sum(log, at, cost) else add_settled(log, id, at, cost) end
+  if is_without_id then add_to_sum(log, recorded_at(log, time), cost) else add_settled(log, id, at, cost) end
   return true
 end
 
@@ -87,6 +87,7 @@ end
 
 -- Sets the real cost of an admission, as of its own time. Returns whether the admission was known.
 local function settle_charge(log, id, time, cost)
+  cost = countable(log, cost)
   if not settle_named(log, id, time, cost) and not settle_late(log, id, time, cost) then return false end
   log.oldest = log.total > 0 and time_of(log, 0) or nil
   log.used = log.total - faded(log)

@@ -1,7 +1,7 @@
 -- The heads of a key, and dropping entries that have left.
 --
--- Takes  call, clamped, DROPPED, NAMED, now, outlive, score_of, text, time_in, weigh_all
--- Gives  heads_of, time_of, read_totals, add_to_total, add_named, sum_at, add_to_sum, trim
+-- Takes  call, clamped, DROPPED, LARGEST, NAMED, now, outlive, score_of, text, time_in, weigh_all
+-- Gives  heads_of, time_of, read_totals, countable, add_to_total, add_named, sum_at, add_to_sum, trim
 --
 -- Heads     As long as all entries are of one unit, their number is the total. After that, one more member, 'used', has the
 --           total of all entries as its score. This score is positive, and the scores of entries are negative, so 'used'
@@ -29,6 +29,11 @@ local function read_totals(log, last)
   end
   -- If more units are reserved than the total has, another program has written the key.
   log.reserved = math.min(log.reserved, log.total)
+end
+
+-- How many of these units the total of a log can still take. Doubles are exact up to LARGEST.
+local function countable(log, units)
+  return math.max(0, math.min(units, LARGEST - 1 - log.total))
 end
 
 -- Adds `units` to the total, and `reserved` to the reserved units. Negative numbers take units

@@ -1,6 +1,11 @@
 //! States in which prefetches could hold back units, or cost others too much.
 
-use std::{sync::Arc, time::Instant as SystemInstant};
+use std::{
+    future::Future,
+    sync::Arc,
+    task::{Context, Waker},
+    time::Instant as SystemInstant,
+};
 
 use tokio::{sync::Barrier, task::JoinSet};
 
@@ -42,6 +47,27 @@ fn units_of_a_runtime_that_has_ended_are_given_back_at_once_if_asked() {
         limiter.shutdown(TEST_TIMEOUT).await.unwrap();
         assert_eq!(used(&server, &clock, &API, "ada").await, (requests, 0));
     });
+}
+
+/// Where no task can start, there is nothing to wait for.
+#[test]
+fn giving_back_ends_without_a_runtime_and_within_one_that_has_ended() {
+    let (server, clock) = (RedisServer::start(), ManualClock::new());
+    for is_entered in [false, true] {
+        let limiter = limiter_by(&server, &clock);
+        let first = one_thread();
+        first.block_on(hold(&server, &limiter, &API, "ada"));
+        let context = first.handle().clone();
+        drop(first);
+        let (done, is_done) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let _entered = is_entered.then(|| context.enter());
+            let mut ended = Box::pin(limiter.shutdown(Duration::from_secs(1)));
+            let ended = ended.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready();
+            done.send(ended).unwrap();
+        });
+        assert_eq!(is_done.recv_timeout(TEST_TIMEOUT), Ok(true), "{is_entered}");
+    }
 }
 
 #[tokio::test]

@@ -88,6 +88,7 @@ on_both_stores! {
         spent_units_count_beyond_the_limit_and_refuse_until_they_leave
         absurd_costs_are_counted_without_overflow
         endless_spending_never_admits_again
+        spent_units_of_the_largest_limit_leave
     }
     windows {
         a_unit_leaves_exactly_one_window_later

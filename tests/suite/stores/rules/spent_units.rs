@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use super::trial::{MICROSECOND, Trial, to_the_start_of_a_window};
+use super::trial::{MICROSECOND, Trial, seconds, to_the_start_of_a_window};
 use crate::support::is_refused_by_reservations;
-use tower_sliding_window::{Charge, Check, Limit};
+use tower_sliding_window::{Algorithm, Charge, Check, Limit};
 
 const FAILURES: Limit = Limit::per_minute("failures", 5);
 
@@ -68,5 +68,30 @@ pub(super) async fn endless_spending_never_admits_again(test: Trial) {
         }
         assert!(!test.limiter.check(&limit, "ada", 1).await.unwrap().is_allowed(), "{algorithm:?}");
         test.limiter.reset(&limit, "ada").await.unwrap();
+    }
+}
+
+/// A store may count up to 2^53 units exactly. Units beyond that are never admitted, and all leave.
+pub(super) async fn spent_units_of_the_largest_limit_leave(test: Trial) {
+    let test = test.without_refusal_cache();
+    for algorithm in test.algorithms() {
+        let limit = Limit::per_minute("huge", Limit::MAX_UNITS).with_algorithm(algorithm);
+        to_the_start_of_a_window(&test.clock, limit.window());
+        for _ in 0..2 {
+            let spent = Check::new(Charge::spent(limit.clone(), "ada", Limit::MAX_UNITS));
+            let _ = test.limiter.check_all(spent).await.unwrap();
+        }
+        // A quarter of the earlier units of a counter still counts. A store may refuse until they
+        // have left.
+        test.clock.advance(seconds(105));
+        let mut admitted = 0;
+        for _ in 0..4 {
+            let half = test.limiter.check(&limit, "ada", Limit::MAX_UNITS / 2).await.unwrap();
+            admitted += u32::from(half.is_allowed());
+        }
+        let is_counter = algorithm == Algorithm::sliding_window_counter();
+        assert!(if is_counter { admitted <= 1 } else { admitted == 2 }, "{algorithm:?}: {admitted}");
+        test.clock.advance(seconds(130));
+        assert_eq!(test.limiter.check(&limit, "ada", 1).await.unwrap().used(), 1, "{algorithm:?}");
     }
 }
