@@ -6,7 +6,7 @@ import signal
 import subprocess
 import tempfile
 
-from browser import free_port, wait_for
+from browser import free_port
 from processes import start
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -50,12 +50,16 @@ class Streams(Server):
 class Redis(Program):
     def __init__(self):
         self.folder = tempfile.TemporaryDirectory()
-        self.port = free_port()
-        self.url = f"redis://127.0.0.1:{self.port}/"
-        options = ["--port", str(self.port), "--save", "", "--dir", self.folder.name]
         program = os.environ.get("REDIS_SERVER", "redis-server")
-        self.process = start([program, *options], text=True, stdout=subprocess.PIPE)
-        wait_for("redis-server", lambda: "eady to accept" in self.process.stdout.readline())
+        # Another program may take the port before the server does. Then the server ends, and gets another port.
+        for _ in range(5):
+            self.port = free_port()
+            self.url = f"redis://127.0.0.1:{self.port}/"
+            options = ["--port", str(self.port), "--save", "", "--dir", self.folder.name]
+            self.process = start([program, *options], text=True, stdout=subprocess.PIPE)
+            if any("eady to accept" in line for line in self.process.stdout):
+                return
+        raise AssertionError("redis-server does not start")
 
     def __exit__(self, *error):
         self.signal("SIGCONT")
