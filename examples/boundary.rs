@@ -45,7 +45,7 @@ async fn run() -> Result<(), Box<dyn Error>> {
 async fn compare(store: impl Store, clock: &ManualClock) -> Result<(), LimiterError> {
     let limiter = Limiter::new(store);
     println!("{} calls a minute; 100 calls arrive 1 s before a minute ends, and 100 more 1 s after", LIMIT.units());
-    for (name, algorithm) in [("fixed window", Algorithm::fixed_window()), ("sliding log", Algorithm::sliding_log())] {
+    for (name, algorithm) in [("fixed window", Algorithm::FIXED_WINDOW), ("sliding log", Algorithm::SLIDING_LOG)] {
         let limit = LIMIT.with_algorithm(algorithm);
         // A key for each process, since several of these may run on one Redis.
         let key = format!("{name} {}", process::id());

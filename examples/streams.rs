@@ -19,7 +19,9 @@ use axum::{
 use futures_util::stream::{self, Stream};
 use http::request::Parts;
 use tokio::{net::TcpListener, time::sleep};
-use tower_sliding_window::{Limit, MemoryStore, PeerIp, RateLimitLayer, Rejection};
+use tower_sliding_window::{KeyExtractor, Limit, Limiter, MemoryStore, PeerIp, RateLimitLayer, Rejection};
+
+const STREAMS: Limit = Limit::concurrent("streams", 2);
 
 /// 1. A browser may keep a page that its user has left, with its stream, to show it again at once.
 ///    So the page closes its stream when it is left, and opens it when it is shown.
@@ -60,19 +62,20 @@ async fn events() -> Sse<impl Stream<Item = Result<Event, Infallible>>> {
 }
 
 /// How many places are left for the client of the request.
-async fn places(State(streams): State<RateLimitLayer>, request: Parts) -> Result<String, Rejection> {
-    let limits = streams.peek(&request).await?;
-    Ok(limits.iter().map(|status| status.remaining().to_string()).collect())
+async fn places(State(limiter): State<Limiter>, request: Parts) -> Result<String, Rejection> {
+    let key = PeerIp::new().extract(&request)?;
+    Ok(limiter.peek(&STREAMS, key).await?.remaining().to_string())
 }
 
 #[tokio::main]
 async fn main() -> io::Result<()> {
-    let streams = RateLimitLayer::new(MemoryStore::new()).limit(Limit::concurrent("streams", 2).by(PeerIp::new()));
+    let limiter = Limiter::new(MemoryStore::new());
+    let streams = RateLimitLayer::new(limiter.clone()).limit(STREAMS.by(PeerIp::new()));
     let app = Router::new()
         .route("/", get(|| async { Html(PAGE) }))
-        .route("/events", get(events).layer(streams.clone()))
+        .route("/events", get(events).layer(streams))
         .route("/places", get(places))
-        .with_state(streams);
+        .with_state(limiter);
 
     let port = env::var("PORT").ok().and_then(|port| port.parse().ok()).unwrap_or(3000);
     let listener = TcpListener::bind(("127.0.0.1", port)).await?;

@@ -1,6 +1,6 @@
 //! Algorithms: how a limit counts admissions, how exactly, and in how much memory.
 //!
-//! The default is an exact [`sliding_log`](Algorithm::sliding_log):
+//! The default is an exact [`SLIDING_LOG`](Algorithm::SLIDING_LOG):
 //!
 //! ```
 //! use tower_sliding_window::{Algorithm, Limit};
@@ -13,10 +13,10 @@
 //!
 //! | | admits in any window | refuses too early | use it |
 //! |---|---|---|---|
-//! | [`sliding_log`](Algorithm::sliding_log) | at most `L` | never | unless memory matters |
+//! | [`SLIDING_LOG`](Algorithm::SLIDING_LOG) | at most `L` | never | unless memory matters |
 //! | [`compact_log(n)`](Algorithm::compact_log) | at most `L` | by less than `W / (n − 2)` | for large limits |
-//! | [`sliding_window_counter`](Algorithm::sliding_window_counter) | less than `2 L` | by less than `W` | if an estimate is enough |
-//! | [`fixed_window`](Algorithm::fixed_window) | up to `2 L` | never within its window | if a contract defines the window, such as a day in UTC |
+//! | [`SLIDING_WINDOW_COUNTER`](Algorithm::SLIDING_WINDOW_COUNTER) | less than `2 L` | by less than `W` | if an estimate is enough |
+//! | [`FIXED_WINDOW`](Algorithm::FIXED_WINDOW) | up to `2 L` | never within its window | if a contract defines the window, such as a day in UTC |
 //!
 //! A log has one entry for each admission, whatever its cost, so large costs need few entries.
 //! [`running_redis`](crate::guide::running_redis#memory) tells how many bytes a key takes in Redis,
@@ -80,9 +80,25 @@ impl Algorithm {
     pub const MAX_ENTRIES: u16 = 1024;
 
     /// A log of every admission, exact to the microsecond. The default.
-    pub const fn sliding_log() -> Self {
-        Self(Kind::Log)
-    }
+    pub const SLIDING_LOG: Self = Self(Kind::Log);
+
+    /// Two counters: one for the current window of the clock, and one for the previous window of
+    /// the clock. The units of the previous window count in proportion to the overlap of the
+    /// previous window with the sliding window. The windows of the clock begin at multiples of
+    /// their length since the Unix epoch.
+    ///
+    /// The estimate assumes that the units of the previous window are spread evenly, and is rounded
+    /// up. If the units of the previous window came late, the estimate is too low, and up to
+    /// `2 L − 1` units can be in a sliding window. If these units came early, the estimate is too
+    /// high, and units count for up to a window longer than they should.
+    pub const SLIDING_WINDOW_COUNTER: Self = Self(Kind::Counter);
+
+    /// A fixed window of the clock. All units come back at once when the window ends. A window ends
+    /// at a multiple of its length since the Unix epoch: for a window of a day, at midnight UTC.
+    ///
+    /// A client can spend the limit just before a window ends, and again just after. So twice the
+    /// limit may be admitted within moments.
+    pub const FIXED_WINDOW: Self = Self(Kind::Fixed);
 
     /// A log of at most `entries` entries, whatever the limit. Such a log never admits more than
     /// the limit, and refuses too early by less than a sub-window, which is the window divided by
@@ -102,28 +118,6 @@ impl Algorithm {
             "a compact log must have 3 to 1024 entries"
         );
         Self(Kind::Compact { entries })
-    }
-
-    /// Two counters: one for the current window of the clock, and one for the previous window of
-    /// the clock. The units of the previous window count in proportion to the overlap of the
-    /// previous window with the sliding window. The windows of the clock begin at multiples of
-    /// their length since the Unix epoch.
-    ///
-    /// The estimate assumes that the units of the previous window are spread evenly, and is rounded
-    /// up. If the units of the previous window came late, the estimate is too low, and up to
-    /// `2 L − 1` units can be in a sliding window. If these units came early, the estimate is too
-    /// high, and units count for up to a window longer than they should.
-    pub const fn sliding_window_counter() -> Self {
-        Self(Kind::Counter)
-    }
-
-    /// A fixed window of the clock. All units come back at once when the window ends. A window ends
-    /// at a multiple of its length since the Unix epoch: for a window of a day, at midnight UTC.
-    ///
-    /// A client can spend the limit just before a window ends, and again just after. So twice the
-    /// limit may be admitted within moments.
-    pub const fn fixed_window() -> Self {
-        Self(Kind::Fixed)
     }
 
     /// Returns a number that no other algorithm has for the same window.
@@ -190,7 +184,7 @@ mod tests {
         let compact = Algorithm::compact_log(12);
         let times = [6_000, 6_099, 6_100].map(|now| compact.recorded_at(now, 1_000));
         assert_eq!(times, [6_099, 6_099, 6_199]);
-        let fixed = [6_000, 6_999, 7_000].map(|now| Algorithm::fixed_window().recorded_at(now, 1_000));
+        let fixed = [6_000, 6_999, 7_000].map(|now| Algorithm::FIXED_WINDOW.recorded_at(now, 1_000));
         assert_eq!(fixed, [6_000, 6_000, 7_000]);
     }
 }

@@ -8,7 +8,7 @@
 //!    hours. Weeks begin on Monday (ISO 8601). Months begin on the first day, or on another day from 1
 //!    to 28: `month(15)` begins on the 15th, such as the day on which a contract began.
 //! 2. All units come back at once when the period ends. So a client can spend the limit just before
-//!    the end and again just after it, as with a [fixed window](crate::Algorithm::fixed_window).
+//!    the end and again just after it, as with a [fixed window](crate::Algorithm::FIXED_WINDOW).
 //! 3. The clock of the store decides: with Redis, the clock of the server. A process only tells the
 //!    store when the periods around the present period end. So if the clock of a process is wrong
 //!    by less than two periods, no period begins twice, and no period ends early. If the clock of a

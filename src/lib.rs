@@ -175,7 +175,7 @@ pub use self::{
     decision::Decision,
     error::{ConfigError, Error},
     key::Key,
-    limit::{Limit, prefetch::Prefetch},
+    limit::Limit,
     limiter::Limiter,
     middleware::{
         HeaderSets, KeyedLimit, RateLimitLayer, Rejection, extract,

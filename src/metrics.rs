@@ -162,7 +162,7 @@ pub(crate) fn decided(decision: &Decision, layer: &Cow<'static, str>) {
         let is_allowed = decision.is_allowed();
         for status in decision.statuses() {
             let outcome = match status.retry_after() {
-                Some(_) if status.is_shadow() => "shadow_refused",
+                Some(_) if status.is_shadow => "shadow_refused",
                 Some(_) => "refused",
                 None if is_allowed && status.has_asked => "allowed",
                 // This limit has no outcome in three cases. Another limit has refused the check. Or
@@ -170,7 +170,7 @@ pub(crate) fn decided(decision: &Decision, layer: &Cow<'static, str>) {
                 // caller has only looked at the limit.
                 None => continue,
             };
-            let limit = status.limit().identity.name.clone();
+            let limit = status.limit.identity.name.clone();
             counter!("rate_limit_decisions_total", "layer" => layer.clone(), "limit" => limit, "outcome" => outcome).increment(1);
         }
     }

@@ -33,20 +33,20 @@
 //! let limiter = Limiter::new(MemoryStore::new());
 //! for _ in 0..100 {
 //!     let decision = limiter.check(&CALLS.limit, CALLS.next_key("tenant-7"), 1).await?;
-//!     assert!(decision.is_allowed() && decision.binding().limit().units() == 625);
+//!     assert!(decision.is_allowed() && decision.binding().limit.units() == 625);
 //! }
 //!
 //! // The units of all parts, and a reset, part by part.
 //! let mut used = 0;
 //! for key in CALLS.keys("tenant-7") {
-//!     used += limiter.peek(&CALLS.limit, key.clone()).await?.used();
+//!     used += limiter.peek(&CALLS.limit, key.clone()).await?.binding().used;
 //!     limiter.reset(&CALLS.limit, key).await?;
 //! }
 //! assert_eq!(used, 100);
 //! # Ok(()) }
 //! ```
 //!
-//! For HTTP there is [`KeyedLimit::split`](crate::KeyedLimit::split).
+//! For HTTP there is [`Split::by`].
 
 use std::{cell::Cell, num::NonZeroU32};
 
@@ -54,9 +54,6 @@ use crate::{check::random, key::Key, limit::Limit};
 
 /// No other key has this namespace by accident.
 const NAMESPACE: &str = "\0part";
-
-/// The length of the number of a part. The key of a part begins with this number.
-const NUMBER_BYTES: usize = size_of::<u32>();
 
 /// A limit in parts: made by [`Limit::split`]. See the [module docs](self).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -75,20 +72,14 @@ impl Limit {
     #[must_use]
     #[track_caller]
     pub const fn split(self, parts: u32) -> Split {
-        let parts = number_of_parts(parts, self.units());
-        Split { limit: self.of_part(parts), parts }
+        match NonZeroU32::new(parts) {
+            Some(parts) if parts.get() as u64 <= self.units() => Split { limit: self.of_part(parts), parts },
+            _ => panic!("a limit is split into at least one part, and at most as many as it has units"),
+        }
     }
 }
 
 impl Split {
-    /// Splits `limit` into `parts` parts. A limit with fewer units than `parts` gets one part for
-    /// each unit. A limit of 0 units gets `parts` parts.
-    pub(crate) fn of_at_most(limit: Limit, parts: NonZeroU32) -> Self {
-        let units = u32::try_from(limit.units()).unwrap_or(u32::MAX);
-        let parts = NonZeroU32::new(units).map_or(parts, |units| parts.min(units));
-        Self { limit: limit.of_part(parts), parts }
-    }
-
     /// The key of the next part to charge for `key`.
     pub fn next_key(&self, key: impl Into<Key>) -> Key {
         part_of(next_part(self.parts), &key.into())
@@ -100,27 +91,6 @@ impl Split {
         let key = key.into();
         (0..self.parts.get()).map(move |number| part_of(number, &key))
     }
-}
-
-/// Panics if a limit of `units` units cannot be split into `parts` parts.
-#[track_caller]
-pub(crate) const fn number_of_parts(parts: u32, units: u64) -> NonZeroU32 {
-    match NonZeroU32::new(parts) {
-        Some(parts) if parts.get() as u64 <= units => parts,
-        _ => panic!("a limit is split into at least one part, and at most as many as it has units"),
-    }
-}
-
-/// Returns the keys of all parts. `charged` is the key of one of the parts.
-pub(crate) fn all_parts_of(charged: &Key, parts: NonZeroU32) -> impl Iterator<Item = Key> {
-    let rest = charged.value().get(NUMBER_BYTES..).unwrap_or_default();
-    (0..parts.get()).map(|number| Key::joined(NAMESPACE, &[&number.to_le_bytes(), rest]))
-}
-
-/// Whether two keys are the same, or parts of the same key.
-pub(crate) fn is_of_one_whole(one: &Key, other: &Key) -> bool {
-    let are_parts = one.namespace() == NAMESPACE && other.namespace() == NAMESPACE;
-    one == other || are_parts && one.value().get(NUMBER_BYTES..) == other.value().get(NUMBER_BYTES..)
 }
 
 /// Returns the key of a part. The number of the part and the length of the namespace have a fixed
@@ -157,10 +127,7 @@ mod tests {
         {
             let split = Limit::per_hour("calls", units).split(parts);
             assert_eq!((split.limit.units(), split.parts.get()), (expected, parts));
-            assert_eq!(split, Split::of_at_most(Limit::per_hour("calls", units), NonZeroU32::new(parts).unwrap()));
         }
-        let few = Split::of_at_most(Limit::per_hour("calls", 3), NonZeroU32::new(16).unwrap());
-        assert_eq!((few.limit.units(), few.parts.get()), (1, 3));
     }
 
     #[test]
@@ -172,17 +139,6 @@ mod tests {
         let keys: Vec<_> = wholes.iter().chain(&parts_of(&wholes[0])[..2]).flat_map(parts_of).collect();
         let distinct: HashSet<_> = keys.iter().chain(&wholes).collect();
         assert_eq!(distinct.len(), 7 * 300 + 5);
-    }
-
-    #[test]
-    fn all_parts_are_found_from_any_of_them() {
-        let split = Limit::per_hour("calls", 10).split(7);
-        let all: Vec<_> = split.keys("ada").collect();
-        for key in &all {
-            assert_eq!(all_parts_of(key, split.parts).collect::<Vec<_>>(), all);
-            assert!(is_of_one_whole(key, &all[0]) && !is_of_one_whole(key, &"ada".into()));
-            assert!(split.keys("bob").all(|other| !is_of_one_whole(key, &other)));
-        }
     }
 
     /// Parts also take turns if several limits are charged in turn.

@@ -50,7 +50,7 @@ impl Replay<'_> {
                 for probe in probes {
                     let limit = probe.limit();
                     let key = probe.key();
-                    match self.decide(&Check::new(probe.clone())).await?.used() {
+                    match self.decide(&Check::new(probe.clone())).await?.binding().used {
                         0 => self.reset(limit, key).await?,
                         _ => drop(self.decide(&Check::new(Charge::spent(limit.clone(), key, 1))).await?),
                     }
@@ -58,7 +58,7 @@ impl Replay<'_> {
                 clock.step_back(*time);
                 for probe in probes {
                     let check = Check::new(probe.clone());
-                    let used = self.decide(&check).await?.used();
+                    let used = self.decide(&check).await?.binding().used;
                     // A refusal may move a hundred entries only.
                     for _ in 0..used.min(1_000) / 100 {
                         let _ = self.decide(&check).await?;

@@ -4,8 +4,9 @@ use std::{future::Future, pin::Pin, sync::Arc, time::Duration};
 
 use tokio::task::{JoinSet, yield_now};
 use tower_sliding_window::{
-    Algorithm, Charge, Check, Decision, Key, Limit, Limiter, Prefetch, Store,
+    Algorithm, Charge, Check, Decision, Key, Limit, Limiter, Store,
     check::AdmissionId,
+    limit::prefetch::DEFAULT_LIFE,
     limiter::Breaker,
     settlement::{Settled, Settlement},
 };
@@ -58,7 +59,7 @@ impl Trial {
     }
 
     async fn used(&self, limit: &Limit) -> Result<u64, String> {
-        Ok(self.spend(limit, 0).await?.used())
+        Ok(self.spend(limit, 0).await?.binding().used)
     }
 
     /// Decides all checks at once, on both handles, and returns the admissions.
@@ -88,7 +89,7 @@ async fn unpolled_futures(trial: Trial, _: Vec<Algorithm>) -> Kept {
     // Two of them are dropped at once.
     let [decision, ..] = [(); 3].map(|()| trial.store().decide(check_of(&WIDE, 1)));
     expect("used units before a future is polled", 0, trial.used(&WIDE).await?)?;
-    expect("used units after one was polled", 1, decision.await.map_err(|error| format!("{error:?}"))?.used())
+    expect("used units after one was polled", 1, decision.await.map_err(|error| format!("{error:?}"))?.binding().used)
 }
 
 async fn dropped_futures(trial: Trial, _: Vec<Algorithm>) -> Kept {
@@ -219,8 +220,8 @@ async fn other_algorithms(trial: Trial, algorithms: Vec<Algorithm>) -> Kept {
 /// It is the limiter that takes prefetches, and on few stores.
 async fn prefetches(trial: Trial, algorithms: Vec<Algorithm>) -> Kept {
     for algorithm in algorithms {
-        let limit = Limit::per_second("prefetch", 100).prefetch(Prefetch::new()).with_algorithm(algorithm);
-        expect("used units of a limit with prefetch", 1, trial.spend(&limit, 1).await?.used())?;
+        let limit = Limit::per_second("prefetch", 100).prefetch(DEFAULT_LIFE).with_algorithm(algorithm);
+        expect("used units of a limit with prefetch", 1, trial.spend(&limit, 1).await?.binding().used)?;
         let _ = trial.store().reset(limit, Key::from("ada")).await;
     }
     Ok(())

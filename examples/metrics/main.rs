@@ -43,7 +43,7 @@ use http::request::Parts;
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
 use tokio::{net::TcpListener, task::JoinSet, time::interval};
 use tower_sliding_window::{
-    Everyone, Header, Limit, Limiter, PeerIp, Prefetch, RateLimitLayer, RedisStore,
+    Everyone, Header, Limit, Limiter, PeerIp, RateLimitLayer, RedisStore,
     limiter::{Breaker, Share},
 };
 
@@ -52,7 +52,7 @@ const API_STEADY: Limit = Limit::per_minute("api-steady", 300);
 const LOGIN: Limit = Limit::per_minute("login", 5);
 const SEARCH: Limit = Limit::per("search", 50, Duration::from_secs(10));
 /// Busy and far from its limit, so the process takes units for a second at once.
-const STATUS: Limit = Limit::per_minute("status", 60_000).prefetch(Prefetch::new().life(Duration::from_secs(1)));
+const STATUS: Limit = Limit::per_minute("status", 60_000).prefetch(Duration::from_secs(1));
 const MAILS: Limit = Limit::per_day("mails", 3);
 
 const SECONDS: [f64; 10] = [0.000_2, 0.000_5, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 1.0];

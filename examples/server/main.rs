@@ -111,7 +111,7 @@ fn app(limiter: &Limiter, settings: &Settings) -> Router {
 async fn say_hello(decision: Option<Extension<Decision>>) -> String {
     match decision {
         Some(Extension(decision)) => {
-            format!("hello; {} more in {:?}\n", decision.remaining(), decision.binding().limit().window())
+            format!("hello; {} more in {:?}\n", decision.remaining(), decision.binding().limit.window())
         }
         None => "hello; not counted, since the store did not decide\n".to_owned(),
     }

@@ -208,11 +208,11 @@ pub(crate) fn seconds(wait: Duration) -> u64 {
 
 fn figures(status: &LimitStatus) -> Figures {
     Figures {
-        limit: status.limit().name().to_owned(),
-        of: status.limit().units(),
-        used: status.used(),
+        limit: status.limit.name().to_owned(),
+        of: status.limit.units(),
+        used: status.used,
         remaining: status.remaining(),
-        reset: status.reset_after().as_secs_f64(),
+        reset: status.reset_after.as_secs_f64(),
         retry: status.retry_after().map(|wait| wait.as_secs_f64()),
     }
 }
@@ -229,8 +229,8 @@ fn answer(decision: Result<&Decision, &Error>, is_list: bool, admission: Option<
     let answer = Answer {
         allowed: known.is_none_or(Decision::is_allowed),
         binding: known.map(|decision| figures(decision.binding())),
-        current_count: known.map(Decision::used),
-        ttl: known.map(|decision| seconds(decision.binding().reset_after())),
+        current_count: known.map(|decision| decision.binding().used),
+        ttl: known.map(|decision| seconds(decision.binding().reset_after)),
         limits: known
             .filter(|_| is_list)
             .map(|decision| decision.statuses().map(figures).collect())
@@ -329,6 +329,6 @@ pub(crate) async fn settle(State(service): State<Arc<Service>>, headers: HeaderM
         settled => settled.map_err(|error| Rejection::from(error).into_response())?,
     };
     let mut body = serde_json::json!({ "settled": settled.was_applied || frees });
-    body["used"] = settled.decision.used().into();
+    body["used"] = settled.decision.binding().used.into();
     Ok(axum::Json(body).into_response())
 }

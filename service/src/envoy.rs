@@ -186,16 +186,14 @@ fn figure(units: u64) -> u32 {
 fn tell(decision: &Decision, asked: &[Asked], response: &mut RateLimitResponse) {
     let order = |status: &LimitStatus| (status.retry_after().is_none(), status.remaining());
     for (place, told_status) in response.statuses.iter_mut().enumerate() {
-        let own = decision
-            .statuses()
-            .zip(asked)
-            .filter(|(status, asked)| asked.places.contains(&place) && !status.is_shadow());
+        let own =
+            decision.statuses().zip(asked).filter(|(status, asked)| asked.places.contains(&place) && !status.is_shadow);
         let Some((status, _)) = own.min_by_key(|(status, _)| order(status)) else { continue };
         let code = if status.retry_after().is_some() { Code::OverLimit } else { Code::Ok };
-        let wait = status.retry_after().unwrap_or_else(|| status.reset_after());
+        let wait = status.retry_after().unwrap_or(status.reset_after);
         *told_status = DescriptorStatus {
             code: code.into(),
-            current_limit: Some(told(status.limit())),
+            current_limit: Some(told(&status.limit)),
             limit_remaining: figure(status.remaining()),
             duration_until_reset: Some(protobuf::Duration {
                 seconds: wait.as_secs() as i64,

@@ -7,7 +7,7 @@ use crate::{
     clock::micros,
     error::NeverFits,
     key::{Digester, Key},
-    limit::{Limit, prefetch::Prefetch},
+    limit::Limit,
 };
 
 /// One limit, one key, one cost. See [`check`](crate::check).
@@ -67,7 +67,7 @@ impl Charge {
     /// # assert!(import(60).await.is_ok());
     /// # assert!(matches!(import(60).await, Err(Rejection::Limited(_))));
     /// # assert!(matches!(import(101).await, Err(Rejection::NeverFits(_))));
-    /// # assert_eq!(limiter.peek(&TEAMS, "acme").await.unwrap().used(), 60);
+    /// # assert_eq!(limiter.peek(&TEAMS, "acme").await.unwrap().binding().used, 60);
     /// # }
     /// ```
     ///
@@ -155,11 +155,6 @@ impl Charge {
         Self { limit, ..self.clone() }
     }
 
-    /// The same charge for one part of a split limit.
-    pub(crate) fn part(&self, limit: &Limit, key: Key) -> Self {
-        Self { key, ..self.on(limit.clone()) }
-    }
-
     /// Returns a charge of the same limit and key at no cost.
     pub(crate) fn without_cost(&self) -> Self {
         Self { cost: 0, lease: 0, takes: Takes::IfAdmitted, ..self.clone() }
@@ -180,10 +175,10 @@ impl Charge {
         (life > 0).then(|| Duration::from_micros(life))
     }
 
-    /// The settings of the limit's prefetches; `None` if prefetches cannot pay for the charge.
-    pub(crate) fn prefetched(&self) -> Option<Prefetch> {
+    /// Whether prefetches can pay for the charge.
+    pub(crate) fn is_prefetched(&self) -> bool {
         let is_plain = self.cost > 0 && self.lease == 0 && self.takes == Takes::IfAdmitted;
-        self.limit.prefetches.filter(|_| is_plain)
+        is_plain && self.limit.prefetch_life().is_some()
     }
 
     /// Reserves the units until they are [settled](crate::settlement). If the lease ends before a

@@ -125,7 +125,7 @@ impl Check {
 
     /// Whether prefetches can pay for all charges.
     pub(crate) fn is_prefetched(&self) -> bool {
-        self.id.is_none() && self.charges().all(|charge| charge.prefetched().is_some())
+        self.id.is_none() && self.charges().all(Charge::is_prefetched)
     }
 
     pub(crate) fn can_be_refused(&self) -> bool {

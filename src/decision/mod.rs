@@ -261,7 +261,7 @@ impl Decision {
     pub fn visible(&self) -> Option<&LimitStatus> {
         let visible = self.statuses().filter(|status| !status.is_hidden()).reduce(LimitStatus::binding)?;
         // `visible` is in the shadow only if all limits that are not hidden are in the shadow.
-        if visible.is_shadow() && !self.statuses().all(LimitStatus::is_shadow) {
+        if visible.is_shadow && !self.statuses().all(|status| status.is_shadow) {
             return None;
         }
         (visible.refuses().is_some() || self.is_allowed()).then_some(visible)
@@ -269,7 +269,7 @@ impl Decision {
 
     /// The limits in the [shadow](Charge::in_shadow) that would have refused the check.
     pub fn shadow_refusals(&self) -> impl Iterator<Item = &LimitStatus> {
-        self.statuses().filter(|status| status.is_shadow() && status.waits.is_some())
+        self.statuses().filter(|status| status.is_shadow && status.waits.is_some())
     }
 
     /// The status of each limit, in the order of the charges. A refusal by the [refusal
@@ -277,12 +277,6 @@ impl Decision {
     /// are zero, and their limit is [hidden](LimitStatus::is_hidden).
     pub fn statuses(&self) -> impl Iterator<Item = &LimitStatus> {
         iter::once(&self.fields.first).chain(&self.fields.rest)
-    }
-
-    /// The units in the window of the [`binding`](Self::binding) limit, including the units of this
-    /// check if it was admitted.
-    pub fn used(&self) -> u64 {
-        self.binding().used()
     }
 
     /// The units left under the [`binding`](Self::binding) limit.

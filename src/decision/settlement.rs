@@ -24,7 +24,7 @@
 //!    end of the lease only adds the units above the reserved ones. A settlement after the lease
 //!    adds all units of the actual cost.
 //! 8. An admission without a reservation can be settled too, if its limit counts by a
-//!    [log](crate::Algorithm::sliding_log), or if its caller gave the check an id.
+//!    [log](crate::Algorithm::SLIDING_LOG), or if its caller gave the check an id.
 //!
 //! [`Limiter::reserve`](crate::Limiter::reserve) reserves and settles units of one limit. A
 //! [`Settlement`] settles several limits:
@@ -45,7 +45,7 @@
 //! // The response took 1,234 tokens; the request stays one request.
 //! let settlement = Settlement::new(check, &decision, |charge| (charge.limit() == &tokens).then_some(1_234));
 //! assert!(limiter.settle(settlement).await?.was_applied);
-//! assert_eq!(limiter.peek(&tokens, "ada").await?.used(), 1_234);
+//! assert_eq!(limiter.peek(&tokens, "ada").await?.binding().used, 1_234);
 //! # Ok(()) }
 //! ```
 
@@ -121,7 +121,7 @@ impl Settlement {
     /// let decision = limiter.check_all(check.clone()).await?;
     /// // The job has failed, and must not count.
     /// let settled = limiter.settle(Settlement::new(check, &decision, |_| Some(0))).await?;
-    /// assert!(settled.was_applied && settled.decision.used() == 0);
+    /// assert!(settled.was_applied && settled.decision.binding().used == 0);
     /// # Ok(()) }
     /// ```
     ///
@@ -134,9 +134,8 @@ impl Settlement {
         // If this process decided in the store's place, it counted under shares of the limits. So
         // the settlement is under the same shares.
         let mut statuses = admitted.statuses();
-        let share = |charge: &Charge| {
-            statuses.next().map_or_else(|| charge.clone(), |status| charge.on(status.limit().clone()))
-        };
+        let share =
+            |charge: &Charge| statuses.next().map_or_else(|| charge.clone(), |status| charge.on(status.limit.clone()));
         let check = if is_local { check.map(share) } else { check };
         Self { is_local, ..Self::by_id(check, admitted.id(), admitted.at(), cost) }
     }

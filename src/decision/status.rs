@@ -7,16 +7,28 @@ use crate::{check::Charge, limit::Limit};
 /// How one limit stands after a decision, for the charged key.
 #[derive(Clone, Debug)]
 #[must_use]
+#[non_exhaustive]
 pub struct LimitStatus {
-    limit: Limit,
-    used: u64,
-    reserved: u64,
-    reset_after: Duration,
+    /// The limit.
+    pub limit: Limit,
+    /// The units in the window, including those of this check if it was admitted.
+    pub used: u64,
+    /// The used units that are [reserved](Charge::reserve), and may be given back. Under a
+    /// [concurrent](Limit::concurrent) limit, all used units are reserved.
+    pub reserved: u64,
+    /// The time until fewer units count; zero if no units count. Under a
+    /// [compact](crate::Algorithm::compact_log) log, this time may be a sub-window longer than the
+    /// window. For a [concurrent](Limit::concurrent) limit, it is zero, since a place may be free
+    /// at any time.
+    pub reset_after: Duration,
+    /// Whether the limit is in the [shadow](Charge::in_shadow).
+    pub is_shadow: bool,
+    /// The time until fewer units count, if no place of a concurrent limit is freed before.
+    pub(crate) leaves_after: Duration,
     /// The two retry times of a refusal: see [`new`](Self::new).
     pub(crate) waits: Option<(Duration, Duration)>,
     /// The retry time if only reserved units are in the way.
     reserved_after: Duration,
-    is_shadow: bool,
     /// Whether the charge is [hidden](Charge::hidden).
     pub(super) is_hidden: bool,
     /// Whether the charge has asked for units. A charge of spent units and a charge at no cost ask
@@ -52,7 +64,8 @@ impl LimitStatus {
             limit: charge.limit().clone(),
             used,
             reserved,
-            reset_after,
+            reset_after: if charge.limit().is_concurrent() { Duration::ZERO } else { reset_after },
+            leaves_after: reset_after,
             waits,
             reserved_after: RETRY_RESERVED_AFTER,
             is_shadow: charge.is_shadow(),
@@ -76,21 +89,14 @@ impl LimitStatus {
         Self { is_estimate: true, ..status }
     }
 
-    /// Adds up the statuses of all parts of a split limit. `whole` is a charge of the whole limit.
-    pub(crate) fn sum(whole: &Charge, parts: &[&Self]) -> Self {
-        let sum = |units: fn(&Self) -> u64| parts.iter().fold(0, |sum: u64, part| sum.saturating_add(units(part)));
-        let reset_after = parts.iter().filter(|part| part.used > 0).map(|part| part.reset_after).min();
-        Self::new(whole, sum(Self::used), sum(Self::reserved), reset_after.unwrap_or_default(), None)
-    }
-
     /// Returns the same figures. If the charge does not fit, the limit refuses until the reset
     /// time.
     pub(crate) fn refused_until_reset(mut self, charge: &Charge) -> Self {
         let settled = self.used.saturating_sub(self.reserved);
         let would_fit = self.reserved > 0 && settled.saturating_add(charge.cost()) <= self.limit.units();
         let refuses = !charge.is_spent() && charge.cost() > self.remaining();
-        let least = if would_fit { Duration::ZERO } else { self.reset_after };
-        self.waits = refuses.then_some((least, self.reset_after));
+        let least = if would_fit { Duration::ZERO } else { self.leaves_after };
+        self.waits = refuses.then_some((least, self.leaves_after));
         self
     }
 
@@ -126,39 +132,10 @@ impl LimitStatus {
         self.reserved = self.reserved.saturating_sub(reserved);
     }
 
-    /// The limit.
-    pub fn limit(&self) -> &Limit {
-        &self.limit
-    }
-
-    /// The units in the window, including those of this check if it was admitted.
-    pub fn used(&self) -> u64 {
-        self.used
-    }
-
-    /// The used units that are [reserved](Charge::reserve), and may be given back. Under a
-    /// [concurrent](Limit::concurrent) limit, all used units are reserved.
-    pub fn reserved(&self) -> u64 {
-        self.reserved
-    }
-
     /// The units that are left; 0 if more than the limit is used, for example after the limit was
     /// lowered.
     pub fn remaining(&self) -> u64 {
         self.limit.units().saturating_sub(self.used)
-    }
-
-    /// The time until fewer units count; zero if no units count. Under a
-    /// [compact](crate::Algorithm::compact_log) log the reset time may be a sub-window longer than
-    /// the window. For a [concurrent](Limit::concurrent) limit the reset time is zero, since a
-    /// place may be free at any time.
-    pub fn reset_after(&self) -> Duration {
-        if self.limit.is_concurrent() { Duration::ZERO } else { self.reset_after }
-    }
-
-    /// The time until fewer units count, if no place of a concurrent limit is freed before.
-    pub(crate) fn leaves_after(&self) -> Duration {
-        self.reset_after
     }
 
     /// How long this limit alone refuses the check; `None` if this limit does not refuse.
@@ -178,11 +155,6 @@ impl LimitStatus {
         self.reserved > 0 && self.waits.is_some_and(|(least, _)| least.is_zero())
     }
 
-    /// Whether the limit is in the [shadow](Charge::in_shadow).
-    pub fn is_shadow(&self) -> bool {
-        self.is_shadow
-    }
-
     /// Whether the limit is [hidden](Charge::hidden) from clients. A [ban](crate::KeyedLimit::ban)
     /// is hidden until it begins. A limit is also hidden if a [refusal without the
     /// store](crate::Limiter::refusal_cache) does not know the figures of the limit. Unknown
@@ -198,7 +170,7 @@ impl LimitStatus {
         // with none, a limit with a window is binding rather than a concurrent limit.
         let rank = |status: &Self| {
             let longest_refusal = Reverse(status.retry_after());
-            let latest_reset = Reverse(status.reset_after);
+            let latest_reset = Reverse(status.leaves_after);
             (status.is_shadow, longest_refusal, status.limit.is_concurrent(), status.remaining(), latest_reset)
         };
         if rank(other) < rank(self) { other } else { self }

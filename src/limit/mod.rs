@@ -36,10 +36,7 @@ pub(crate) mod text;
 
 use std::{borrow::Cow, num::NonZeroU32, time::Duration};
 
-use self::{
-    prefetch::Prefetch,
-    text::{LIFE_RULE, is_life},
-};
+use self::text::{LIFE_RULE, is_life};
 use crate::{
     algorithm::{Algorithm, Kind},
     config_error::ConfigError,
@@ -66,7 +63,8 @@ pub(crate) struct Identity {
 pub struct Limit {
     pub(crate) identity: Identity,
     units: u64,
-    pub(crate) prefetches: Option<Prefetch>,
+    /// The life of the limit's [prefetches](prefetch), in microseconds. `None` without prefetch.
+    prefetch_micros: Option<u32>,
 }
 
 impl Limit {
@@ -110,8 +108,8 @@ impl Limit {
     const fn of_valid(name: Cow<'static, str>, units: u64, window: Duration) -> Self {
         // The window is rounded up, so that no unit leaves before its whole window has passed.
         let window_micros = window.as_nanos().div_ceil(1_000) as u64;
-        let identity = Identity { name, window_micros, algorithm: Algorithm::sliding_log() };
-        Self { identity, units, prefetches: None }
+        let identity = Identity { name, window_micros, algorithm: Algorithm::SLIDING_LOG };
+        Self { identity, units, prefetch_micros: None }
     }
 
     /// A limit for any second.
@@ -209,7 +207,7 @@ impl Limit {
         self
     }
 
-    /// The same limit with another algorithm. Default: [`Algorithm::sliding_log`], which is exact.
+    /// The same limit with another algorithm. Default: [`Algorithm::SLIDING_LOG`], which is exact.
     /// If the new algorithm is an exact or a compact log, the limit keeps its
     /// [prefetch](Self::prefetch). With any other algorithm, the limit loses it. With the algorithm
     /// of a [concurrent](Self::concurrent) limit, a window of less than a second becomes 10 s,
@@ -224,7 +222,7 @@ impl Limit {
             self = self.freed_after(DEFAULT_LIFE);
         }
         if !algorithm.is_log() {
-            self.prefetches = None;
+            self.prefetch_micros = None;
         }
         self
     }

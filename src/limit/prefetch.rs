@@ -70,9 +70,9 @@
 //!     [split](crate::split) limit have prefetches of their own.
 //!
 //! ```
-//! use tower_sliding_window::{Limit, Prefetch};
+//! use tower_sliding_window::{Limit, limit::prefetch};
 //!
-//! const API: Limit = Limit::per_minute("api", 600_000).prefetch(Prefetch::new());
+//! const API: Limit = Limit::per_minute("api", 600_000).prefetch(prefetch::DEFAULT_LIFE);
 //! assert_eq!("api=600000/min prefetch".parse(), Ok(API));
 //! ```
 
@@ -80,88 +80,62 @@ use std::time::Duration;
 
 use super::Limit;
 
-/// Settings of the prefetches of a [limit](Limit::prefetch). See the [module docs](self).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[must_use]
-pub struct Prefetch {
-    life_micros: u32,
-}
-
-impl Prefetch {
-    /// The shortest life, 1 ms.
-    pub const MIN_LIFE: Duration = Duration::from_millis(1);
-    /// The longest life, 1 s. Redis keeps a key for at least a second after its last unit, so no
-    /// prefetch outlives its key.
-    pub const MAX_LIFE: Duration = Duration::from_secs(1);
-
-    /// Prefetches with a life of 100 ms.
-    pub const fn new() -> Self {
-        Self { life_micros: 100_000 }
-    }
-
-    /// How long a process may hold a prefetch, 1 ms to 1 s and at most the window. Default: 100 ms.
-    /// A process that is far away from the store holds a prefetch for longer: see rule 10 of the
-    /// [module docs](self).
-    ///
-    /// With a longer life, fewer requests ask the store, and units are missing to other processes
-    /// for longer.
-    pub const fn life(self, life: Duration) -> Self {
-        let micros = life.as_micros();
-        // A life that does not fit into 32 bits becomes the longest one that does.
-        // `Limit::prefetch` refuses that life, since it is longer than a second.
-        Self { life_micros: if micros < u32::MAX as u128 { micros as u32 } else { u32::MAX } }
-    }
-
-    pub(crate) const fn life_micros(self) -> u64 {
-        self.life_micros as u64
-    }
-}
-
-impl Default for Prefetch {
-    fn default() -> Self {
-        Self::new()
-    }
-}
+/// The shortest life of a prefetch, 1 ms.
+pub const MIN_LIFE: Duration = Duration::from_millis(1);
+/// The life of a prefetch that suits most limits, 100 ms.
+pub const DEFAULT_LIFE: Duration = Duration::from_millis(100);
+/// The longest life of a prefetch, 1 s. Redis keeps a key for at least a second after its last
+/// unit, so no prefetch outlives its key.
+pub const MAX_LIFE: Duration = Duration::from_secs(1);
 
 impl Limit {
     /// The same limit with prefetch: processes take many units at once, and spend them without
-    /// asking the store. See [`Prefetch`](crate::limit::prefetch). Default: every check asks the
-    /// store.
+    /// asking the store. See [`limit::prefetch`](crate::limit::prefetch). Default: every check asks
+    /// the store.
+    ///
+    /// `life` is how long a process may hold a prefetch: 1 ms to 1 s, and at most the window.
+    /// [`DEFAULT_LIFE`], 100 ms, suits most limits. With a longer life, fewer requests ask the
+    /// store, and units are missing to other processes for longer. A process that is far away from
+    /// the store holds a prefetch for longer: see rule 10 of the [module docs](self).
     ///
     /// # Panics
     ///
-    /// If the settings of the prefetches do not fit the limit: see [`Prefetch`]. In a `const`, such
-    /// a mistake does not compile. For values that are not known before run time there is the text
-    /// of [`Limit::parse`].
+    /// If the life is outside these bounds, or if the limit counts by another algorithm than an
+    /// exact or a compact log. In a `const`, such a mistake does not compile. For values that are
+    /// not known before run time there is the text of [`Limit::parse`].
     #[track_caller]
-    pub const fn prefetch(mut self, prefetches: Prefetch) -> Self {
-        if let Some(rule) = broken_rule(&self, prefetches) {
+    pub const fn prefetch(mut self, life: Duration) -> Self {
+        if let Some(rule) = broken_rule(&self, life) {
             panic!("{}", rule);
         }
-        self.prefetches = Some(prefetches);
+        self.prefetch_micros = Some(life.as_micros() as u32);
         self
     }
 
-    /// Returns the same limit with prefetch. The error says which rule the settings break.
-    pub(super) fn with_prefetch(self, prefetches: Prefetch) -> Result<Self, String> {
-        match broken_rule(&self, prefetches) {
+    /// Returns the same limit with prefetch. The error says which rule the life breaks.
+    pub(super) fn with_prefetch(self, life: Duration) -> Result<Self, String> {
+        match broken_rule(&self, life) {
             Some(rule) => Err(rule.to_owned()),
-            None => Ok(self.prefetch(prefetches)),
+            None => Ok(self.prefetch(life)),
         }
+    }
+
+    /// The life of the limit's prefetches. `None` if every check asks the store.
+    pub(crate) fn prefetch_life(&self) -> Option<Duration> {
+        self.prefetch_micros.map(|micros| Duration::from_micros(micros.into()))
     }
 
     /// Returns the retry time if only reserved units are in the way: at most the life, since
     /// processes give prefetched units back within a life.
     pub(crate) fn retry_reserved_after(&self, wait: Duration) -> Duration {
-        self.prefetches.map_or(wait, |prefetches| wait.min(Duration::from_micros(prefetches.life_micros())))
+        self.prefetch_life().map_or(wait, |life| wait.min(life))
     }
 }
 
-const fn broken_rule(limit: &Limit, prefetches: Prefetch) -> Option<&'static str> {
-    let life = prefetches.life_micros();
-    if life < Prefetch::MIN_LIFE.as_micros() as u64 || life > Prefetch::MAX_LIFE.as_micros() as u64 {
+const fn broken_rule(limit: &Limit, life: Duration) -> Option<&'static str> {
+    if life.as_nanos() < MIN_LIFE.as_nanos() || life.as_nanos() > MAX_LIFE.as_nanos() {
         Some("the life of a prefetch must be 1 ms to 1 s")
-    } else if life > limit.window_micros() {
+    } else if life.as_nanos() > limit.window().as_nanos() {
         Some("the life of a prefetch, 100 ms by default, must be at most the window")
     } else if !limit.algorithm().is_log() {
         Some("prefetches need an exact or a compact log")
@@ -179,24 +153,19 @@ mod tests {
     fn an_error_says_what_does_not_fit() {
         let limit = Limit::per_second("api", 100);
         let millis = Duration::from_millis;
-        for (limit, prefetches, rule) in [
-            (limit.clone(), Prefetch::new().life(Duration::from_micros(999)), "must be 1 ms to 1 s"),
-            (limit.clone(), Prefetch::new().life(millis(1_001)), "must be 1 ms to 1 s"),
-            (limit.clone(), Prefetch::new().life(Duration::MAX), "must be 1 ms to 1 s"),
-            (limit.clone(), Prefetch::new().life(Duration::ZERO), "must be 1 ms to 1 s"),
-            (Limit::per("api", 100, millis(50)), Prefetch::new(), "100 ms by default, must be at most the window"),
-            (limit.clone().with_algorithm(Algorithm::fixed_window()), Prefetch::new(), "an exact or a compact log"),
-            (limit.clone().with_algorithm(Algorithm::sliding_window_counter()), Prefetch::new(), "an exact or a"),
+        for (limit, life, rule) in [
+            (limit.clone(), Duration::from_micros(999), "must be 1 ms to 1 s"),
+            (limit.clone(), millis(1_001), "must be 1 ms to 1 s"),
+            (limit.clone(), Duration::MAX, "must be 1 ms to 1 s"),
+            (limit.clone(), Duration::ZERO, "must be 1 ms to 1 s"),
+            (Limit::per("api", 100, millis(50)), DEFAULT_LIFE, "100 ms by default, must be at most the window"),
+            (limit.clone().with_algorithm(Algorithm::FIXED_WINDOW), DEFAULT_LIFE, "an exact or a compact log"),
+            (limit.clone().with_algorithm(Algorithm::SLIDING_WINDOW_COUNTER), DEFAULT_LIFE, "an exact or a"),
         ] {
-            let error = limit.with_prefetch(prefetches).unwrap_err();
+            let error = limit.with_prefetch(life).unwrap_err();
             assert!(error.contains(rule), "{error}");
         }
         let compact = Limit::per("api", 100, millis(1)).with_algorithm(Algorithm::compact_log(16));
-        assert!(compact.with_prefetch(Prefetch::new().life(millis(1))).is_ok());
-    }
-
-    #[test]
-    fn prefetches_cost_a_limit_one_word() {
-        assert_eq!(size_of::<Option<Prefetch>>(), 8);
+        assert!(compact.with_prefetch(millis(1)).is_ok());
     }
 }

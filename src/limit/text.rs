@@ -13,11 +13,12 @@ use serde::{
     de::{Error, Visitor},
 };
 
-use super::{Limit, prefetch::Prefetch};
+use super::{Limit, prefetch::DEFAULT_LIFE};
 #[cfg(feature = "calendar")]
 use crate::calendar::Calendar;
 use crate::{
     algorithm::{Algorithm, Kind},
+    clock::micros,
     config_error::ConfigError,
 };
 
@@ -185,10 +186,10 @@ impl fmt::Display for Limit {
             return write!(f, "/{calendar}");
         }
         write!(f, "/{}", window_text(self.window_micros()))?;
-        if self.algorithm() != Algorithm::sliding_log() {
+        if self.algorithm() != Algorithm::SLIDING_LOG {
             write!(f, " {}", self.algorithm().word())?;
         }
-        self.prefetches.map_or(Ok(()), |prefetches| write!(f, " {}", prefetch_text(prefetches)))
+        self.prefetch_life().map_or(Ok(()), |life| write!(f, " {}", prefetch_text(life)))
     }
 }
 
@@ -211,11 +212,11 @@ pub(crate) fn write_window(text: &mut String, window_micros: u64) {
     text.push_str(names[0]);
 }
 
-fn prefetch_text(prefetches: Prefetch) -> String {
-    if prefetches == Prefetch::new() {
+fn prefetch_text(life: Duration) -> String {
+    if life == DEFAULT_LIFE {
         return "prefetch".to_owned();
     }
-    format!("prefetch({})", window_text(prefetches.life_micros()))
+    format!("prefetch({})", window_text(micros(life)))
 }
 
 /// Reads a limit. The error is the reason why the text is no limit.
@@ -239,7 +240,7 @@ fn read(name: Cow<'static, str>, text: &str) -> Result<Limit, String> {
         return Err("a limit by the calendar has no other algorithm".to_owned());
     }
     let algorithm = calendar.or(algorithm).unwrap_or_default();
-    let prefetches = words.next().map(prefetches).transpose()?;
+    let life = words.next().map(prefetch_life).transpose()?;
     if let Some(word) = words.next() {
         return Err(format!("prefetch is the last word, such as prefetch(50ms), so {word:?} has no place"));
     }
@@ -251,8 +252,8 @@ fn read(name: Cow<'static, str>, text: &str) -> Result<Limit, String> {
         return Err(LIFE_RULE.to_owned());
     }
     let limit = Limit::of_valid(name, units, window).with_algorithm(algorithm);
-    match prefetches {
-        Some(prefetches) => limit.with_prefetch(prefetches),
+    match life {
+        Some(life) => limit.with_prefetch(life),
         None => Ok(limit),
     }
 }
@@ -291,9 +292,9 @@ fn window(text: &str) -> Result<Duration, String> {
 fn algorithm_of(word: &str) -> Result<Algorithm, String> {
     let entries = word.strip_prefix("compact(").and_then(|rest| rest.strip_suffix(')')).and_then(whole_number);
     match (word, entries) {
-        ("log", _) => Ok(Algorithm::sliding_log()),
-        ("counter", _) => Ok(Algorithm::sliding_window_counter()),
-        ("fixed", _) => Ok(Algorithm::fixed_window()),
+        ("log", _) => Ok(Algorithm::SLIDING_LOG),
+        ("counter", _) => Ok(Algorithm::SLIDING_WINDOW_COUNTER),
+        ("fixed", _) => Ok(Algorithm::FIXED_WINDOW),
         ("concurrent", _) => Ok(Algorithm(Kind::Concurrent)),
         (_, Some(entries @ 3..=1024)) => Ok(Algorithm::compact_log(entries as u16)),
         _ => Err(format!(
@@ -303,14 +304,14 @@ fn algorithm_of(word: &str) -> Result<Algorithm, String> {
     }
 }
 
-/// Prefetches such as `prefetch` or `prefetch(50ms)`.
-fn prefetches(word: &str) -> Result<Prefetch, String> {
+/// The life of prefetches such as `prefetch` or `prefetch(50ms)`.
+fn prefetch_life(word: &str) -> Result<Duration, String> {
     if word == "prefetch" {
-        return Ok(Prefetch::new());
+        return Ok(DEFAULT_LIFE);
     }
     let life = word.strip_prefix("prefetch(").and_then(|rest| rest.strip_suffix(')'));
     match life.map(window) {
-        Some(Ok(life)) => Ok(Prefetch::new().life(life)),
+        Some(Ok(life)) => Ok(life),
         _ => Err(format!("the prefetch must be written prefetch or prefetch(50ms), not {word:?}")),
     }
 }

@@ -216,7 +216,7 @@ impl Limiter {
     fn asking(&self, check: Check, lookup: Option<Lookup>, mode: FailureMode, waited: Duration) -> Asking {
         let core = Arc::clone(&self.core);
         let is_kept = matches!(mode, FailureMode::Local(_))
-            || core.prefetches.is_some() && check.charges().any(|charge| charge.limit().prefetches.is_some())
+            || core.prefetches.is_some() && check.charges().any(|charge| charge.limit().prefetch_life().is_some())
             || check.takes_place()
             || lookup.as_ref().is_some_and(|lookup| lookup.asks);
         let kept = is_kept.then(|| {

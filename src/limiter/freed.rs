@@ -110,7 +110,7 @@ impl Pair {
             // store's figures may contradict the refusal, and the caller would then ask again at
             // once.
             let least = status.refuses().map_or(0, |_| wanted.room.saturating_add(1));
-            self.free(status.used().max(least));
+            self.free(status.used.max(least));
         }
     }
 

@@ -147,7 +147,7 @@ impl Table {
         for (wanted, status) in caller.wanted.iter().zip(told.into_iter().flat_map(Decision::statuses)) {
             let Some(pair) = self.pairs.get_mut(&wanted.digest) else { continue };
             pair.answer(caller.number, wanted, status);
-            used.push((wanted.digest, status.used()));
+            used.push((wanted.digest, status.used));
             if let Some(wait) = status.refuses().filter(|_| is_first) {
                 pair.refuse(caller, *wanted);
                 refused_by.push((wanted.digest, later(Instant::now(), wait)));

@@ -125,7 +125,7 @@ struct Table {
 pub(super) fn hold(core: &Arc<Core>, check: &Check, decision: Decision, took: Option<Duration>) -> Decision {
     let taken = iter::zip(check.charges(), decision.statuses())
         .filter(|(charge, status)| charge.takes_place() && status.retry_after().is_none())
-        .map(|(charge, status)| charge.on(status.limit().clone()));
+        .map(|(charge, status)| charge.on(status.limit.clone()));
     let Some(check) = Check::of_distinct(taken).filter(|_| decision.is_allowed()) else { return decision };
     let id = decision.id();
     let at = decision.at();

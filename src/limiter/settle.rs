@@ -92,7 +92,7 @@ impl Limiter {
     ///     }
     ///     Err(refused) => println!("come back in {:?}", refused.retry_after()),
     /// }
-    /// assert_eq!(limiter.peek(&TOKENS, "ada").await?.used(), 1_234);
+    /// assert_eq!(limiter.peek(&TOKENS, "ada").await?.binding().used, 1_234);
     /// # Ok(()) }
     /// ```
     ///
@@ -142,14 +142,12 @@ impl Limiter {
 
     /// Forgets the units that `limit` counts for `key`, in the store and in this process, which may
     /// have [decided](Self::fail_local) in the store's place.
-    /// [`RateLimitLayer::reset`](crate::RateLimitLayer::reset) does so for all limits of a layer,
-    /// and finds the keys itself.
     ///
     /// For a limit of a layer, use the key that the layer's extractor makes.
     /// [`extract`](crate::KeyExtractor::extract) makes this key from a request.
     /// [`ApiKey::key`](crate::ApiKey::key) and its counterparts make it from a value. A string
     /// alone is [another key](crate::key#the-key-of-a-layer). If the layer has
-    /// [split](crate::KeyedLimit::split) the limit, reset each of
+    /// [split](crate::split) the limit, reset each of
     /// [`Split::keys`](crate::split::Split::keys) under
     /// [`Split::limit`](crate::split::Split::limit).
     ///
@@ -181,8 +179,8 @@ impl Limiter {
     /// 2. Units that were spent before the block still count after it. A limit that is used up can
     ///    be blocked, too. Such a limit admits again when the block has ended and enough units have
     ///    left the window. Of several blocks, the one that ends last holds.
-    /// 3. A limit with a [fixed](crate::Algorithm::fixed_window) window admits again when the
-    ///    clock's window ends. A limit with a [counter](crate::Algorithm::sliding_window_counter)
+    /// 3. A limit with a [fixed](crate::Algorithm::FIXED_WINDOW) window admits again when the
+    ///    clock's window ends. A limit with a [counter](crate::Algorithm::SLIDING_WINDOW_COUNTER)
     ///    admits again little by little, as the counter's estimate of earlier units falls.
     /// 4. A [reset](Self::reset) ends the block.
     /// 5. If the limit is [prefetched](crate::limit::prefetch), other processes refuse at the
@@ -238,13 +236,13 @@ impl Limiter {
         // All bans have the same id, so a ban that still holds does not begin again. When the ban
         // has ended, the id is free again.
         let begun = self.count(Check::new(begins).with_id(AdmissionId(0)), is_local).await?;
-        if begun.binding().used() == 0 {
+        if begun.binding().used == 0 {
             let full = StoreError::new("beginning a ban", StoreErrorKind::OutOfMemory, "the store is full");
             return Err(full.of_one_check().into());
         }
         // After a step back of the clock, the reset time is longer than the ban. So the time of the
         // ban is the upper bound.
-        let wait = begun.binding().reset_after().min(time);
+        let wait = begun.binding().reset_after.min(time);
         let refusal = begun.refused_for(&asks, wait);
         self.core.learn(lookup.as_ref(), &refusal);
         Ok(refusal)
@@ -313,9 +311,8 @@ impl Returning<'_> {
                 // The number of held places is left out, since each waiting caller learns this
                 // number when the caller asks.
                 let statuses = decision.into_iter().flat_map(Decision::statuses);
-                let counted =
-                    iter::zip(&mut self.freed, statuses).filter(|(_, status)| !status.limit().is_concurrent());
-                counted.for_each(|((_, used), status)| *used = status.used());
+                let counted = iter::zip(&mut self.freed, statuses).filter(|(_, status)| !status.limit.is_concurrent());
+                counted.for_each(|((_, used), status)| *used = status.used);
                 self.delay = Duration::ZERO;
             }
             Err(Error::TimedOut { .. }) => {}

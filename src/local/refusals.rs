@@ -163,7 +163,7 @@ impl Refusals {
             // units that were left then does not fit now, either.
             let refuses = charge.can_refuse() && charge.cost() > refusal.status.remaining();
             let is_sure = self.is_sure(digest, refusal.generation);
-            let may_hold = is_sure || refuses && refusal.status.reserved() == 0;
+            let may_hold = is_sure || refuses && refusal.status.reserved == 0;
             // A status that is not older may be shown in any refusal, even of a check that its
             // limit would admit.
             let is_shown = refuses || now < refusal.asked_at.saturating_add(micros(self.max_age));
@@ -206,7 +206,7 @@ impl Refusals {
         let asked_at = lookup.asked_at;
         for (account, status) in lookup.accounts().zip(refusal.statuses()).filter(|(_, status)| !status.is_estimate) {
             // Without used units there is no reset time.
-            let reset = (status.used() > 0).then_some(status.leaves_after());
+            let reset = (status.used > 0).then_some(status.leaves_after);
             let retry = status.waits.map(|(_, most)| most);
             let after = |time| asked_at.saturating_add(micros(time));
             // While this check was on its way, the store may have decided another check later, such
@@ -214,10 +214,10 @@ impl Refusals {
             // in one batch, the later one found at least as many units used.
             let is_newer = |known: Arc<Refusal>| {
                 known.overtakes(lookup, replied_at)
-                    && (known.at, known.status.used()) > (refusal.at(), status.used())
+                    && (known.at, known.status.used) > (refusal.at(), status.used)
                     && self.is_sure(account.digest, known.generation)
             };
-            let place = place(account.digest, status.limit());
+            let place = place(account.digest, &status.limit);
             if table.peek(&place).is_some_and(is_newer) {
                 continue;
             }
@@ -247,7 +247,7 @@ impl Refusals {
         let now = self.generations.clock.now();
         for (account, status) in lookup.accounts().zip(admission.statuses()) {
             let is_older = |known: &Arc<Refusal>| !known.overtakes(lookup, now) || known.at <= admission.at();
-            table.remove_if(&place(account.digest, status.limit()), is_older);
+            table.remove_if(&place(account.digest, &status.limit), is_older);
         }
     }
 }
@@ -273,7 +273,7 @@ impl Refusal {
         let slack = if self.has_refused(charge) { 0 } else { RESET_SLACK };
         let is_settled_by = || {
             let reserved_for = micros(charge.limit().retry_reserved_after(reserved_for));
-            self.status.reserved() > 0 && now >= self.asked_at.saturating_add(reserved_for)
+            self.status.reserved > 0 && now >= self.asked_at.saturating_add(reserved_for)
         };
         (self.asked_at..self.until.saturating_sub(slack)).contains(&now) && !is_settled_by()
     }
@@ -303,8 +303,8 @@ impl Refusal {
     fn status(&self, charge: &Charge, now: u64) -> LimitStatus {
         let age = self.age(now);
         let left = |time: Duration| time.saturating_sub(age);
-        let (used, reserved) = (self.status.used(), self.status.reserved());
-        let status = LimitStatus::new(charge, used, reserved, left(self.status.leaves_after()), None);
+        let (used, reserved) = (self.status.used, self.status.reserved);
+        let status = LimitStatus::new(charge, used, reserved, left(self.status.leaves_after), None);
         let status = status.refused_until_reset(charge);
         match self.status.waits.filter(|_| self.has_refused(charge)) {
             Some((least, most)) => status.not_before((left(least), left(most))),

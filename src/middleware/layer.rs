@@ -69,7 +69,8 @@ impl<R> RateLimitLayer<R> {
     ///   [`heed_upstream`](KeyedLimit::heed_upstream), [`settle`](KeyedLimit::settle),
     ///   [`count_afterwards`](KeyedLimit::count_afterwards), [`lease`](KeyedLimit::lease),
     ///   [`ban`](KeyedLimit::ban), and a [`cost`](KeyedLimit::cost) of its own;
-    /// * `lease` without `settle`.
+    /// * `lease` without `settle`;
+    /// * `heed_upstream` on a [split](crate::split::Split::by) limit.
     pub fn limits(mut self, limits: impl IntoIterator<Item = KeyedLimit>) -> Result<Self, ConfigError> {
         let policy = Arc::make_mut(&mut self.policy);
         limits.into_iter().try_for_each(|limit| policy.push(limit))?;

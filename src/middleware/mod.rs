@@ -158,7 +158,6 @@ mod policy;
 pub mod rejection;
 mod response;
 mod service;
-mod usage;
 
 #[cfg(feature = "grpc")]
 pub use self::rejection::{GrpcOr, GrpcResponse};

@@ -37,7 +37,7 @@ use crate::{
 /// assert!(matches!(limiter.check(&limit, "ada", 1).await, Err(Error::Unavailable(_))));
 ///
 /// store.set(Fault::None);
-/// assert_eq!(limiter.check(&limit, "ada", 1).await?.used(), 2);
+/// assert_eq!(limiter.check(&limit, "ada", 1).await?.binding().used, 2);
 /// assert_eq!(store.calls(), 3);
 /// # Ok(()) }
 /// ```

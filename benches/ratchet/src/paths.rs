@@ -23,8 +23,8 @@ use tokio::{
 use tower_layer::Layer;
 use tower_service::Service;
 use tower_sliding_window::{
-    Algorithm, HeaderSets, Limit, Limiter, MemoryStore, PeerIp, Prefetch, RateLimitLayer, RedisStore, Store,
-    middleware::RateLimit, store::RedisStoreBuilder,
+    Algorithm, HeaderSets, Limit, Limiter, MemoryStore, PeerIp, RateLimitLayer, RedisStore, Store,
+    limit::prefetch::MAX_LIFE, middleware::RateLimit, store::RedisStoreBuilder,
 };
 
 /// No run takes as long, however slow valgrind makes it.
@@ -78,7 +78,7 @@ pub(crate) const PATHS: &[Path] = &[
     path("a remembered refusal, Limiter::check", 10_240, Present, |load| load.refused_checks(&limiter(load.store()))),
     // Within the life of the prefetch, even on a busy machine.
     path("a unit of a prefetch", 640, Present, |load| {
-        let limit = wide().prefetch(Prefetch::new().life(Prefetch::MAX_LIFE));
+        let limit = wide().prefetch(MAX_LIFE);
         load.one_busy_client(&layer(load.store(), limit));
     }),
     path("Redis, one client", 1_280, Counted("Redis's own share, one client"), |load| {
@@ -94,7 +94,7 @@ pub(crate) const PATHS: &[Path] = &[
         },
     ),
     path("Redis, one client, a counter", 1_280, Counted("Redis's own share, one client, a counter"), |load| {
-        let limit = wide().with_algorithm(Algorithm::sliding_window_counter());
+        let limit = wide().with_algorithm(Algorithm::SLIDING_WINDOW_COUNTER);
         load.one_client(layer(load.store(), limit).layer(Inner), StatusCode::OK);
     }),
     path("Redis, 3 clients with a key each", 1_281, Counted("Redis's own share, 3 clients with a key each"), |load| {

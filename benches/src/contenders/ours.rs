@@ -5,7 +5,9 @@ use std::time::Duration;
 use http::request::Parts;
 use tower::Layer;
 use tower_sliding_window::{
-    Header, Key, Limit, Limiter, MemoryStore, Prefetch, RateLimitLayer, RedisStore, extract::KeyError,
+    Header, Key, Limit, Limiter, MemoryStore, RateLimitLayer, RedisStore,
+    extract::KeyError,
+    limit::prefetch::{DEFAULT_LIFE, MAX_LIFE},
     middleware::RateLimit,
 };
 
@@ -54,11 +56,11 @@ pub(crate) async fn ours(server: &Server, limit: Limit) -> Layered<RateLimit<Inn
 
 /// With prefetches as they are by default.
 pub(crate) async fn ours_with_prefetch(server: &Server, limit: Limit) -> Layered<RateLimit<Inner>> {
-    ours(server, limit.prefetch(Prefetch::new())).await
+    ours(server, limit.prefetch(DEFAULT_LIFE)).await
 }
 
-pub(crate) fn long_prefetches() -> Prefetch {
-    Prefetch::new().life(Prefetch::MAX_LIFE)
+pub(crate) fn long_prefetches() -> Duration {
+    MAX_LIFE
 }
 
 /// With three limits, which are decided together.

@@ -15,7 +15,7 @@ use tokio::{
     task::JoinSet,
     time::{sleep, sleep_until},
 };
-use tower_sliding_window::{Decision, Error, Limit, Limiter, Prefetch, RedisStore};
+use tower_sliding_window::{Decision, Error, Limit, Limiter, RedisStore, limit::prefetch::DEFAULT_LIFE};
 
 use super::Outcome;
 use crate::{
@@ -88,7 +88,7 @@ fn measure(server: &Server, distance: Distance, lasting: Duration) -> Outcome {
         let steady = ask_at(&limiter, &wide(), &arrivals(32, lasting, |_| STEADY), || dice.below(KEYS)).await;
         let asking = limiter.clone();
         let alone = one_by_one(lasting, move |asked| ask(&asking, &wide(), KEYS, asked)).await;
-        let prefetched = wide().prefetch(Prefetch::new());
+        let prefetched = wide().prefetch(DEFAULT_LIFE);
         let tenant = ask_at(&limiter, &prefetched, &arrivals(33, second + lasting, |_| TENANT), || KEYS + 1).await;
         Ok::<_, String>((pings, ramp, steady, alone, tenant))
     })?;
@@ -125,7 +125,7 @@ fn measure(server: &Server, distance: Distance, lasting: Duration) -> Outcome {
 /// Prints the row of a limit that two processes share, which ask for twice as much.
 fn share(server: &Server, lasting: Duration) -> Result<(), String> {
     server.run::<()>("FLUSHALL");
-    let limit = Limit::per("shared", UNITS as u64, WINDOW).prefetch(Prefetch::new());
+    let limit = Limit::per("shared", UNITS as u64, WINDOW).prefetch(DEFAULT_LIFE);
     let proxies = [0.1, 80.0].map(|millis| Proxy::start(server, away(millis)));
     let [near, far] = two_threads().block_on(async {
         let limiters = [limiter(&proxies[0]).await?, limiter(&proxies[1]).await?];

@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use tower::Layer;
-use tower_sliding_window::{Limit, Limiter, Prefetch, RedisStore, middleware::RateLimit};
+use tower_sliding_window::{Limit, Limiter, RedisStore, limit::prefetch::DEFAULT_LIFE, middleware::RateLimit};
 
 use super::Outcome;
 use crate::{
@@ -43,7 +43,7 @@ pub(crate) fn run(effort: Effort) -> Outcome {
 fn measure(effort: Effort, keys: usize, limit: Limit, refusal_cache: Duration) -> Vec<(String, Vec<Work>)> {
     let (runtime, server) = (two_threads(), Server::start());
     let contender = |limit| runtime.block_on(near(&server, limit, refusal_cache));
-    let (prefetches, exact) = (contender(limit.clone().prefetch(Prefetch::new())), contender(limit));
+    let (prefetches, exact) = (contender(limit.clone().prefetch(DEFAULT_LIFE)), contender(limit));
     let round = WINDOW.max(effort.round / 2);
     let measure = |contender: &Layered<RateLimit<Inner>>| {
         server.run::<()>("FLUSHALL");

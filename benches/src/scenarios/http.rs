@@ -10,7 +10,7 @@ use std::{
 use axum::{Router, http::HeaderValue, middleware::map_response, response::Response, routing::get};
 use tempfile::NamedTempFile;
 use tokio::{net::TcpListener, runtime::Runtime};
-use tower_sliding_window::Prefetch;
+use tower_sliding_window::limit::prefetch::{DEFAULT_LIFE, MAX_LIFE};
 
 use super::Outcome;
 use crate::{
@@ -57,7 +57,7 @@ pub(crate) fn run(effort: Effort) -> Outcome {
         let url = format!("{url}/{route}");
         // A process knows which keys are busy after the longest life of a prefetch. The other sides
         // get as long to warm up.
-        requests_per_second(&url, script, 2 * Prefetch::MAX_LIFE);
+        requests_per_second(&url, script, 2 * MAX_LIFE);
         requests_per_second(&url, script, effort.round)
     };
     let contest = Contest::new("requests a second, axum under wrk", Unit::PerSecond)
@@ -85,7 +85,7 @@ async fn serve(runtime: &Runtime, server: &Server) -> String {
     let hello = || get(|| async { "hello" });
     let app = Router::new()
         .route("/ours", hello().layer(our_layer(server, wide()).await))
-        .route("/prefetch", hello().layer(our_layer(server, wide().prefetch(Prefetch::new())).await))
+        .route("/prefetch", hello().layer(our_layer(server, wide().prefetch(DEFAULT_LIFE)).await))
         .route("/long-prefetch", hello().layer(our_layer(server, wide().prefetch(long_prefetches())).await))
         .route("/rival", hello().layer(tower_rate_limit_redis_layer(server).await))
         .route("/headers", hello().layer(map_response(with_headers)))

@@ -28,14 +28,14 @@ enum Filled {
 }
 
 const KEYS: [(&str, Algorithm, Filled); 8] = [
-    ("log, cost 1", Algorithm::sliding_log(), Filled::Admissions(1)),
-    ("log, cost 2", Algorithm::sliding_log(), Filled::Admissions(2)),
-    ("log, reservations", Algorithm::sliding_log(), Filled::Reservations),
+    ("log, cost 1", Algorithm::SLIDING_LOG, Filled::Admissions(1)),
+    ("log, cost 2", Algorithm::SLIDING_LOG, Filled::Admissions(2)),
+    ("log, reservations", Algorithm::SLIDING_LOG, Filled::Reservations),
     ("compact(128), cost 2", Algorithm::compact_log(128), Filled::Admissions(2)),
     ("compact(128), reservations", Algorithm::compact_log(128), Filled::Reservations),
-    ("counter, reservations", Algorithm::sliding_window_counter(), Filled::Reservations),
-    ("fixed, cost 2", Algorithm::fixed_window(), Filled::Admissions(2)),
-    ("fixed, reservations", Algorithm::fixed_window(), Filled::Reservations),
+    ("counter, reservations", Algorithm::SLIDING_WINDOW_COUNTER, Filled::Reservations),
+    ("fixed, cost 2", Algorithm::FIXED_WINDOW, Filled::Admissions(2)),
+    ("fixed, reservations", Algorithm::FIXED_WINDOW, Filled::Reservations),
 ];
 
 pub(crate) fn run(effort: Effort) -> Outcome {
@@ -75,7 +75,7 @@ async fn row(algorithm: Algorithm, filled: Filled, entries: usize) -> [Option<f6
         admitted.push((check.clone(), ask(check).await));
     }
     fill(&limiter, &wide, &clock, filled, entries).await;
-    let used = limiter.peek(&wide, "key").await.expect("an answer").used();
+    let used = limiter.peek(&wide, "key").await.expect("an answer").binding().used;
     let full = limit(used);
     server.run::<()>("CONFIG RESETSTAT");
     let mut row = [None; 6];
@@ -130,7 +130,7 @@ async fn fill(limiter: &Limiter, limit: &Limit, clock: &ManualClock, filled: Fil
                     let cost = if let Filled::Admissions(cost) = filled { cost } else { 1 };
                     let charge = Charge::new(limit.clone(), "key", cost).expect("a cost below the limit");
                     let check = match filled {
-                        Filled::Admissions(_) if limit.algorithm() != Algorithm::sliding_log() => Check::new(charge),
+                        Filled::Admissions(_) if limit.algorithm() != Algorithm::SLIDING_LOG => Check::new(charge),
                         Filled::Admissions(_) => Check::new(charge).with_id(AdmissionId::from(number as u64)),
                         Filled::Reservations => Check::new(charge.reserve(HOUR)),
                     };

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use tokio::runtime::Runtime;
-use tower_sliding_window::{Limit, Prefetch};
+use tower_sliding_window::{Limit, limit::prefetch::MAX_LIFE};
 
 use super::Outcome;
 #[cfg(tower_rate_limiter)]
@@ -61,7 +61,7 @@ fn measure<C: Contender>(
     server.run::<()>("FLUSHALL");
     // A process knows which keys are busy after the longest life of a prefetch. The other sides get
     // as long to warm up.
-    let warm_up = Effort { round: 2 * Prefetch::MAX_LIFE, ..effort };
+    let warm_up = Effort { round: 2 * MAX_LIFE, ..effort };
     runtime.block_on(admissions(contender, warm_up, keys));
     work(runtime, server, effort.round, admissions(contender, effort, keys))
 }

@@ -180,7 +180,7 @@ impl Oracle {
         let reset_late_by = self.reset_late_by;
         let tally = self.of(charge, now);
         let reset = tally.reset_after();
-        let is_late = got.reset_after().checked_sub(reset).is_some_and(|late| late < reset_late_by);
+        let is_late = got.reset_after.checked_sub(reset).is_some_and(|late| late < reset_late_by);
         let retry = refusal.map(|refusal| {
             let exact = refusal.retry_after();
             let earliest = refusal.before(tally.leaving_of(entries_read)).retry_after();
@@ -188,7 +188,7 @@ impl Oracle {
         });
         let is_by_reservations = refusal.is_some_and(Refusal::is_by_reservations);
         let least = if is_by_reservations { Duration::ZERO } else { Duration::MAX };
-        let reset = if is_late { got.reset_after() } else { reset };
+        let reset = if is_late { got.reset_after } else { reset };
         LimitStatus::new(charge, tally.used(), tally.reserved(), reset, retry.map(|retry| (least, retry)))
     }
 
@@ -199,8 +199,8 @@ impl Oracle {
         }
         if got.is_allowed() != expected.is_allowed() {
             let verdict = |decision: &Decision| if decision.is_allowed() { "an admission" } else { "a refusal" };
-            let used = got.used();
-            let limit = got.binding().limit().name();
+            let used = got.binding().used;
+            let limit = got.binding().limit.name();
             let expected = verdict(expected);
             let got = verdict(got);
             return Err(format!("expected {expected}, got {got} with {used} used units of {limit:?}"));
@@ -227,18 +227,18 @@ fn every_charge_has_a_status(check: &Check, got: &Decision) -> Result<(), String
 
 /// An error says which figure of a status differs.
 fn compare(expected: &LimitStatus, got: &LimitStatus) -> Result<(), String> {
-    let name = expected.limit().name();
-    if got.limit().name() != name {
-        return Err(format!("expected the status of {name:?}, got that of {:?}", got.limit().name()));
+    let name = expected.limit.name();
+    if got.limit.name() != name {
+        return Err(format!("expected the status of {name:?}, got that of {:?}", got.limit.name()));
     }
     type Figure = fn(&LimitStatus) -> u64;
     let figures: [(&str, Figure); 6] = [
-        ("used units", LimitStatus::used),
-        ("reserved units", LimitStatus::reserved),
+        ("used units", |status| status.used),
+        ("reserved units", |status| status.reserved),
         ("retry times", |status| status.retry_after().iter().count() as u64),
         ("microseconds until the retry time", |status| status.retry_after().map_or(0, micros_of)),
         ("refusals by reserved units alone", |status| status.is_refused_by_reservations().into()),
-        ("microseconds until the reset time", |status| micros_of(status.reset_after())),
+        ("microseconds until the reset time", |status| micros_of(status.reset_after)),
     ];
     match figures.into_iter().find(|(_, figure)| figure(expected) != figure(got)) {
         Some((what, figure)) => Err(format!("expected {} {what} of {name:?}, got {}", figure(expected), figure(got))),

@@ -102,9 +102,9 @@ impl Counted {
         let entries_of =
             || (Algorithm::MIN_ENTRIES..=Algorithm::MAX_ENTRIES).find(|n| algorithm == Algorithm::compact_log(*n));
         let counts = match algorithm {
-            log if log == Algorithm::sliding_log() => Counts::Log,
-            counter if counter == Algorithm::sliding_window_counter() => Counts::Counter,
-            fixed if fixed == Algorithm::fixed_window() => Counts::Fixed,
+            log if log == Algorithm::SLIDING_LOG => Counts::Log,
+            counter if counter == Algorithm::SLIDING_WINDOW_COUNTER => Counts::Counter,
+            fixed if fixed == Algorithm::FIXED_WINDOW => Counts::Fixed,
             _ => Counts::Parts(u64::from(entries_of().expect("a limit by an algorithm of windows")) - 2),
         };
         Self { counts, entries: Vec::new() }

@@ -143,7 +143,7 @@ impl History {
     /// Adds a mark to the lanes of the limits that have refused.
     pub(super) fn refused(&self, client: u8, decision: &Decision) {
         let refused = decision.statuses().filter(|status| status.retry_after().is_some());
-        self.mark(client, refused.filter_map(|status| self.lane_of(status.limit())), Kind::Refused);
+        self.mark(client, refused.filter_map(|status| self.lane_of(&status.limit)), Kind::Refused);
     }
 
     /// Adds a mark to these lanes, now.
@@ -220,25 +220,25 @@ impl Dots {
     }
 
     fn compare(&mut self, client: u8, lane: usize, status: &LimitStatus, at: u64) {
-        let window = micros_of(status.limit().window());
-        let begins = match status.limit().algorithm() {
-            algorithm if algorithm == Algorithm::sliding_log() => at.saturating_sub(window) + 1,
-            algorithm if algorithm == Algorithm::fixed_window() => at - at % window,
+        let window = micros_of(status.limit.window());
+        let begins = match status.limit.algorithm() {
+            algorithm if algorithm == Algorithm::SLIDING_LOG => at.saturating_sub(window) + 1,
+            algorithm if algorithm == Algorithm::FIXED_WINDOW => at - at % window,
             // For example since Redis was flushed.
-            _ if status.used() == 0 => 0,
+            _ if status.used == 0 => 0,
             // The figure of a counter is an estimate.
             _ => return,
         };
         // The oldest dots of a larger limit may have been dropped.
-        if status.limit().units() > 1_000 {
+        if status.limit.units() > 1_000 {
             return;
         }
         let counts = |dot: &Dot| (dot.client, dot.lane) == (client, lane) && dot.at >= begins;
         let shown: u64 = self.dots.iter().filter(|dot| counts(dot)).map(|dot| dot.units).sum();
-        for _ in shown..status.used() {
+        for _ in shown..status.used {
             self.add(Dot { number: 0, client, lane, at, units: 1, kind: Kind::Elsewhere });
         }
-        for _ in status.used()..shown {
+        for _ in status.used..shown {
             let elsewhere = self.dots.iter().position(|dot| counts(dot) && dot.kind == Kind::Elsewhere);
             if let Some(place) = elsewhere.or_else(|| self.dots.iter().position(counts)) {
                 self.dots.remove(place);
@@ -246,10 +246,10 @@ impl Dots {
             }
         }
         // The reset time shows exactly when the oldest dot was admitted.
-        let is_log = status.limit().algorithm() == Algorithm::sliding_log();
+        let is_log = status.limit.algorithm() == Algorithm::SLIDING_LOG;
         let oldest = self.dots.iter_mut().filter(|dot| counts(dot)).min_by_key(|dot| dot.at);
         if let Some(oldest) = oldest.filter(|dot| is_log && dot.kind == Kind::Elsewhere) {
-            let admitted = (at + micros_of(status.reset_after())).saturating_sub(window);
+            let admitted = (at + micros_of(status.reset_after)).saturating_sub(window);
             // Redis reports the reset time a millisecond late at most.
             if admitted.abs_diff(oldest.at) > 2_000 {
                 oldest.at = admitted;

@@ -121,8 +121,8 @@ fn limits(hello: &Limit) -> Result<Vec<Lane>, ConfigError> {
     };
     Ok(vec![
         lane(hello.clone(), Some("/hello"), false),
-        beside("hello-fixed", Algorithm::fixed_window())?,
-        beside("hello-counter", Algorithm::sliding_window_counter())?,
+        beside("hello-fixed", Algorithm::FIXED_WINDOW)?,
+        beside("hello-counter", Algorithm::SLIDING_WINDOW_COUNTER)?,
         lane(LOGIN, Some("/login"), false),
         lane(API_BURST, Some("/api/"), true),
         lane(API_STEADY, Some("/api/"), true),
@@ -319,9 +319,8 @@ fn dot(dot: &Dot) -> Value {
 /// decide.
 fn lanes(figures: &Result<Decision, Error>) -> Value {
     figures.as_ref().map_or(Value::Null, |figures| {
-        let lane = |status: &LimitStatus| {
-            json!([status.used(), status.remaining(), status.reset_after().as_secs_f64() * 1_000.0])
-        };
+        let lane =
+            |status: &LimitStatus| json!([status.used, status.remaining(), status.reset_after.as_secs_f64() * 1_000.0]);
         figures.statuses().map(lane).collect()
     })
 }

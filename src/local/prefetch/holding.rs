@@ -95,7 +95,7 @@ impl Holding {
             prefetches: Vec::new(),
             asked: None,
             status: status.clone(),
-            used: status.used(),
+            used: status.used,
             at,
             asked_at: now,
             pace,
@@ -221,7 +221,7 @@ impl State {
     }
 
     pub(super) fn learn(&mut self, status: &LimitStatus, at: SystemTime, asked_at: u64) {
-        (self.status, self.used, self.at, self.asked_at) = (status.clone(), status.used(), at, asked_at);
+        (self.status, self.used, self.at, self.asked_at) = (status.clone(), status.used, at, asked_at);
         self.status.leave_out(0, self.units());
     }
 
@@ -230,8 +230,8 @@ impl State {
     fn status_of(&self, charge: &Charge, age: Duration) -> LimitStatus {
         let left = self.prefetches.iter().map(|prefetch| prefetch.left).sum();
         // Some units are used, so there is a reset time.
-        let reset = self.status.reset_after().saturating_sub(age).max(Duration::from_micros(1));
-        LimitStatus::new(charge, self.used.saturating_sub(left), self.status.reserved(), reset, None)
+        let reset = self.status.reset_after.saturating_sub(age).max(Duration::from_micros(1));
+        LimitStatus::new(charge, self.used.saturating_sub(left), self.status.reserved, reset, None)
     }
 
     /// Removes the prefetches that have ended or are used up, and returns the settlements that give

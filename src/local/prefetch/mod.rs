@@ -36,7 +36,7 @@ use crate::{
     clock::micros,
     decision::{Decision, LimitStatus},
     key::Prehashed,
-    limit::{Limit, prefetch::Prefetch},
+    limit::{Limit, prefetch::MAX_LIFE},
     local::{lock, refusals::Generations, round_trip::RoundTrip},
 };
 
@@ -159,14 +159,16 @@ impl Prefetches {
     /// Finds the holding of a charge. If there is none, counts the request, and makes a holding if
     /// the key is asked for often. A new holding is not in the table yet.
     fn find_or_make(&self, charge: &Charge, status: &LimitStatus, at: SystemTime, now: u64) -> Option<Arc<Holding>> {
-        let _ = charge.limit().prefetches?;
+        charge.limit().prefetch_life()?;
         self.find(charge).filter(|holding| !holding.is_abandoned(now)).or_else(|| {
-            let _ = charge.prefetched()?;
+            if !charge.is_prefetched() {
+                return None;
+            }
             let digest = charge.digest(&self.generations.digester);
             let pace = self.pace(charge.limit());
             let requests = self.demand.get_or_init(Demand::default).count(digest, now, pace)?;
             let requests = Some(requests).filter(|_| self.budget.has_room())?;
-            let figures = (status.used(), status.remaining());
+            let figures = (status.used, status.remaining());
             let first_units = pace::first_units(requests, charge.cost(), figures, pace)?;
             Some(Arc::new(Holding::new(charge, digest, first_units, (status, at), now, pace)))
         })
@@ -246,15 +248,15 @@ impl Prefetches {
     }
 
     fn pace(&self, limit: &Limit) -> Pace {
-        let set = limit.prefetches.map_or(0, Prefetch::life_micros);
+        let set = limit.prefetch_life().map_or(0, micros);
         let [longest, trip, mostly] =
-            [Prefetch::MAX_LIFE.min(limit.window()), self.round_trip.smoothed(), self.round_trip.mostly()].map(micros);
+            [MAX_LIFE.min(limit.window()), self.round_trip.smoothed(), self.round_trip.mostly()].map(micros);
         Pace::new(set, longest, trip, mostly)
     }
 }
 
 impl fmt::Debug for Prefetches {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Prefetch").field("held", &self.read(HashMap::len)).finish()
+        f.debug_struct("Prefetches").field("held", &self.read(HashMap::len)).finish()
     }
 }

@@ -16,7 +16,7 @@ use crate::{
     clock::micros,
     decision::{Decision, Settlement},
     error::StoreError,
-    limit::prefetch::Prefetch,
+    limit::prefetch::MAX_LIFE,
     local::lock,
 };
 
@@ -66,7 +66,7 @@ impl KeptHolding {
         let mut state = lock(&holding.state);
         (state.stepped_at, state.pace) = (Some(now), self.prefetches.pace(&holding.limit));
         let life = state.pace.life;
-        if state.asks_from > now.saturating_add(micros(Prefetch::MAX_LIFE)) {
+        if state.asks_from > now.saturating_add(micros(MAX_LIFE)) {
             // The clock has stepped back. The comparison is with the longest life, since the life
             // may have been longer when `asks_from` was set.
             state.asks_from = 0;

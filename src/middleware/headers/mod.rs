@@ -130,7 +130,7 @@ impl HeaderSets {
         }
         let Some(status) = decision.visible() else { return };
         let remaining = status.remaining();
-        let is_concurrent = status.limit().is_concurrent();
+        let is_concurrent = status.limit.is_concurrent();
         let value = header_value(remaining);
         match headers.entry(REMAINING) {
             Entry::Vacant(entry) => drop(entry.insert(value)),
@@ -151,7 +151,7 @@ impl HeaderSets {
         if self.reset_is_unix_time {
             reset = reset.saturating_add(decision.at().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default());
         }
-        headers.insert(LIMIT, header_value(status.limit().units()));
+        headers.insert(LIMIT, header_value(status.limit.units()));
         if is_concurrent {
             headers.remove(RESET);
         } else {
@@ -194,9 +194,9 @@ fn number(value: &HeaderValue) -> Option<u64> {
 /// since reserved units may be given back before they leave the window.
 fn more_after(status: &LimitStatus) -> Duration {
     match status.retry_after() {
-        Some(retry) if status.used() > status.limit().units() => retry,
-        Some(retry) => retry.min(status.reset_after()),
-        None => status.reset_after(),
+        Some(retry) if status.used > status.limit.units() => retry,
+        Some(retry) => retry.min(status.reset_after),
+        None => status.reset_after,
     }
 }
 

@@ -25,8 +25,8 @@ pub(super) fn write(decision: &Decision, headers: &mut HeaderMap) {
     }
     let mut policies = String::new();
     let mut quotas = String::new();
-    let shows_shadow = decision.statuses().all(LimitStatus::is_shadow);
-    let is_shown = |status: &LimitStatus| !status.is_hidden() && (shows_shadow || !status.is_shadow());
+    let shows_shadow = decision.statuses().all(|status| status.is_shadow);
+    let is_shown = |status: &LimitStatus| !status.is_hidden() && (shows_shadow || !status.is_shadow);
     for status in decision.statuses().filter(|status| is_shown(status)) {
         // Writing to a String cannot fail.
         let _ = write_policy(&mut policies, status);
@@ -37,7 +37,7 @@ pub(super) fn write(decision: &Decision, headers: &mut HeaderMap) {
 }
 
 fn write_policy(text: &mut String, status: &LimitStatus) -> fmt::Result {
-    let limit = status.limit();
+    let limit = &status.limit;
     write_name(text, status)?;
     write!(text, ";q={}", limit.units().min(MAX_INTEGER))?;
     if limit.is_concurrent() {
@@ -63,7 +63,7 @@ fn write_quota(text: &mut String, status: &LimitStatus) -> fmt::Result {
 /// [`limit`](crate::limit).
 fn write_name(text: &mut String, status: &LimitStatus) -> fmt::Result {
     let separator = if text.is_empty() { "" } else { ", " };
-    write!(text, "{separator}\"{}\"", status.limit().name())
+    write!(text, "{separator}\"{}\"", status.limit.name())
 }
 
 /// Makes one list of the items and of all lines of the field. A line that is no list is left out.

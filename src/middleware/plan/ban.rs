@@ -25,11 +25,11 @@ impl KeyedLimit {
     /// Whether the limit begins its ban. `status` is the limit's status after a request of this
     /// cost.
     fn bans(&self, status: &LimitStatus, cost: u64) -> bool {
-        let settled = status.used().saturating_sub(status.reserved());
+        let settled = status.used.saturating_sub(status.reserved);
         // A refusal only because of requests in line, or only because of reserved units, begins no
         // ban: the request fits, or would fit if reserved units were given back.
-        let has_refused = status.retry_after().is_some() && settled.saturating_add(cost) > status.limit().units();
-        let begins = has_refused || self.cost_afterwards.is_some() && settled >= status.limit().units();
+        let has_refused = status.retry_after().is_some() && settled.saturating_add(cost) > status.limit.units();
+        let begins = has_refused || self.cost_afterwards.is_some() && settled >= status.limit.units();
         begins && self.ban.as_ref().is_some_and(|ban| !ban.time.is_zero())
     }
 }
@@ -43,7 +43,7 @@ impl Policy {
             // A ban that already holds does not begin again. A limit in the shadow begins no ban
             // that refuses.
             let ban = status(*ban_index)?;
-            let may_begin = ban.retry_after().is_none() && ban.is_shadow() == begins.is_shadow();
+            let may_begin = ban.retry_after().is_none() && ban.is_shadow == begins.is_shadow();
             let limit = self.limits.get(charged.limit_index)?;
             let is_used_up = limit.bans(status(charged.charge_index)?, charged.cost);
             (may_begin && is_used_up).then_some((*ban_index, &**begins))
@@ -76,7 +76,7 @@ impl Policy {
     /// The rejection of a refused request: [`Rejection::Banned`] if a ban has refused.
     pub(crate) fn refusal(&self, decision: Decision) -> Rejection {
         let refusing = || decision.statuses().filter(|status| status.refuses().is_some());
-        let refuses = |ban: &Limit| refusing().any(|status| status.limit().is_one_with(ban));
+        let refuses = |ban: &Limit| refusing().any(|status| status.limit.is_one_with(ban));
         let is_banned = self.limits.iter().filter_map(|limit| limit.ban.as_ref()).any(|ban| refuses(&ban.limit));
         if is_banned { Rejection::Banned(decision) } else { Rejection::Limited(decision) }
     }

@@ -16,7 +16,6 @@ use crate::{
         policy::{KeyedLimit, Policy},
         rejection::{Rejection, ShadowRefusals},
     },
-    split::{Split, is_of_one_whole},
 };
 
 /// The default lease. It is longer than most responses take, but not much longer, since a client
@@ -32,10 +31,9 @@ type Draft = Result<(Option<Charge>, Option<Box<Charge>>), LeftOut>;
 type LeftOut = (Option<Limit>, Rejection);
 
 impl KeyedLimit {
-    /// The charge of a request of this cost. Without a cost, the charge takes no units, and only
-    /// asks how the limit stands.
-    pub(crate) fn draft(&self, parts: &Parts, cost: Option<u64>) -> Draft {
-        let cost = cost.map(|cost| self.cost.as_ref().map_or(cost, |own| own(parts)));
+    /// The charge of a request of this cost.
+    fn draft(&self, parts: &Parts, cost: u64) -> Draft {
+        let cost = self.cost.as_ref().map_or(cost, |own| own(parts));
         let no_key = |error| (self.limit().cloned(), Rejection::NoKey(error));
         let key = self.extractor.extract(parts).map_err(no_key)?;
         let limit = match &self.limit {
@@ -52,22 +50,17 @@ impl KeyedLimit {
         let ban = ban.map(|begins| Box::new(self.flagged(begins)));
         // If no limit is chosen for a request, its key may still be banned.
         let Some(limit) = limit else { return Ok((None, ban)) };
-        let (limit, key) = match self.parts {
-            Some(parts) => {
-                let split = Split::of_at_most(limit, parts);
-                let key = split.next_key(key);
-                (split.limit, key)
-            }
-            None => (limit, key),
+        let key = match &self.split {
+            Some(split) => split.next_key(key),
+            None => key,
         };
         let settled_within =
             (self.cost_afterwards.is_some() && !self.counts_afterwards).then(|| self.lease.unwrap_or(DEFAULT_LEASE));
         // A charge of 0 units would leave no entry to settle, and would take no place.
         let least = u64::from(settled_within.is_some() || limit.is_concurrent());
-        let charge = match cost {
-            None => Charge::new(limit, key, 0),
-            Some(_) if self.counts_afterwards => Charge::any_left(limit, key),
-            Some(cost) => Charge::new(limit, key, cost.max(least)),
+        let charge = match self.counts_afterwards {
+            true => Charge::any_left(limit, key),
+            false => Charge::new(limit, key, cost.max(least)),
         };
         let charge = charge.map_err(|error| {
             let error = NeverFits { is_hidden: self.is_hidden, ..error };
@@ -123,10 +116,10 @@ pub(crate) struct ChargedLimit {
 impl CheckDetails {
     /// Makes one check of the charges of all limits, in order. A limit in the shadow that cannot
     /// charge the request is left out. Any other limit that cannot charge the request rejects it.
-    pub(crate) fn of(limits: &[KeyedLimit], draft: impl Fn(&KeyedLimit) -> Draft) -> Result<Self, Rejection> {
+    pub(super) fn of(limits: &[KeyedLimit], parts: &Parts, cost: u64) -> Result<Self, Rejection> {
         let mut details = Self::default();
         for (limit_index, limit) in limits.iter().enumerate() {
-            match draft(limit).and_then(|(charge, ban)| details.add(limit_index, charge, ban)) {
+            match limit.draft(parts, cost).and_then(|(charge, ban)| details.add(limit_index, charge, ban)) {
                 Ok(()) => {}
                 Err((_, rejection)) if !limit.is_shadow => return Err(rejection),
                 Err(left_out) => details.left_out.push(left_out),
@@ -174,12 +167,11 @@ impl CheckDetails {
         ban_index
     }
 
-    /// Finds the charge of the check that has the same limit and key as `charge`. If the limit is
-    /// split, any part of the same key will do. Returns the index of the charge that was found, and
-    /// this charge itself. If none was found, returns the index that a new charge gets.
+    /// Finds the charge of the check that has the same limit and key as `charge`. Returns the index
+    /// of the charge that was found, and this charge itself. If none was found, returns the index
+    /// that a new charge gets.
     fn place_of(&self, charge: &Charge) -> (usize, Option<Charge>) {
-        let is_same =
-            |other: &Charge| other.limit().is_one_with(charge.limit()) && is_of_one_whole(other.key(), charge.key());
+        let is_same = |other: &Charge| other.limit().is_one_with(charge.limit()) && other.key() == charge.key();
         let charges = || self.check.iter().flat_map(Check::charges);
         let place = charges().position(is_same).unwrap_or_else(|| charges().count());
         (place, charges().nth(place).cloned())

@@ -1,6 +1,6 @@
 //! A limit, the extractor of its keys, and its own options.
 
-use std::{fmt, num::NonZeroU32, sync::Arc, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 use http::{
     request::{self, Parts},
@@ -8,13 +8,7 @@ use http::{
 };
 
 use super::super::extract::KeyExtractor;
-use crate::{
-    algorithm::Algorithm,
-    error::ConfigError,
-    key::Key,
-    limit::Limit,
-    split::{all_parts_of, number_of_parts},
-};
+use crate::{algorithm::Algorithm, error::ConfigError, limit::Limit, split::Split};
 
 /// A closure that computes a setting from a request, such as the cost of the request.
 pub(super) type ByRequest<T> = dyn Fn(&Parts) -> T + Send + Sync;
@@ -60,7 +54,8 @@ pub struct KeyedLimit {
     pub(crate) heeds_upstream: bool,
     pub(crate) is_shadow: bool,
     pub(crate) is_hidden: bool,
-    pub(crate) parts: Option<NonZeroU32>,
+    /// The parts of a limit that is split. Then `limit` is the limit of each part.
+    pub(crate) split: Option<Split>,
     pub(crate) ban: Option<Ban>,
 }
 
@@ -68,6 +63,27 @@ impl Limit {
     /// Makes a limit that counts each request under the key that `extractor` finds in the request.
     pub fn by(self, extractor: impl KeyExtractor) -> KeyedLimit {
         KeyedLimit::new(Ok(self), extractor)
+    }
+}
+
+impl Split {
+    /// Makes a limit that charges each request to one part of the split limit: a part of the key
+    /// that `extractor` finds in the request. See [`split`](crate::split).
+    ///
+    /// ```
+    /// use tower_sliding_window::{Everyone, Limit};
+    ///
+    /// // 16 parts of 6,250 units, on all nodes of a cluster.
+    /// let requests = Limit::per_second("requests", 100_000).split(16).by(Everyone);
+    /// ```
+    ///
+    /// * Clients see the figures of the part that their request is charged to.
+    /// * A [ban](KeyedLimit::ban) of a key holds in all parts.
+    /// * An upstream could block only the part that its call was charged to. So no layer takes a
+    ///   split limit that [heeds](KeyedLimit::heed_upstream) an upstream.
+    pub fn by(self, extractor: impl KeyExtractor) -> KeyedLimit {
+        let limit = Ok(self.limit.clone());
+        KeyedLimit { split: Some(self), ..KeyedLimit::new(limit, extractor) }
     }
 }
 
@@ -83,7 +99,7 @@ impl KeyedLimit {
             heeds_upstream: false,
             is_shadow: false,
             is_hidden: false,
-            parts: None,
+            split: None,
             ban: None,
         }
     }
@@ -219,35 +235,6 @@ impl KeyedLimit {
         self
     }
 
-    /// Splits the limit into `parts` parts that count apart, and charges each request to one part.
-    /// A split is for a key with more requests than one node of a Redis Cluster can decide: see
-    /// [`split`](crate::split). Default: the limit is whole.
-    ///
-    /// ```
-    /// use tower_sliding_window::{Everyone, Limit};
-    ///
-    /// // 16 parts of 6,250 units, on all nodes.
-    /// let requests = Limit::per_second("requests", 100_000).by(Everyone).split(16);
-    /// ```
-    ///
-    /// * No window admits more units than the limit has. Some windows admit fewer units, since a
-    ///   request is refused when its part is used up, even if another part has units left. If the
-    ///   parts do not divide the units, the remainder is never admitted.
-    /// * Clients see the figures of the part that their request is charged to.
-    ///   [`Split`](crate::split::Split) makes the keys of the parts, for a peek or a reset.
-    /// * A [chosen](Self::chosen) limit with fewer units than parts gets as many parts as it has
-    ///   units.
-    /// * An upstream that is [heeded](Self::heed_upstream) blocks all parts.
-    ///
-    /// # Panics
-    ///
-    /// If there are no parts, or more parts than units.
-    #[track_caller]
-    pub fn split(mut self, parts: u32) -> Self {
-        self.parts = Some(number_of_parts(parts, self.limit().map_or(u64::MAX, Limit::units)));
-        self
-    }
-
     /// Bans a key that has used up the limit: all processes refuse all requests of the key for
     /// `time`, which may be longer than the window of the limit. Default: a key is refused until
     /// enough units have left the window.
@@ -297,9 +284,9 @@ impl KeyedLimit {
     ///   figures are those of the limit itself. Before a ban begins, clients do not see the ban's
     ///   limit.
     /// * After a ban is lifted, a limit that is still used up begins another ban at the next
-    ///   refusal. [`RateLimitLayer::reset`](crate::RateLimitLayer::reset) resets the limit and
-    ///   lifts the ban. If you change the window of the ban's limit, all bans are lifted.
-    /// * A ban of a key holds in all parts of a [split](Self::split) limit. A ban holds even for
+    ///   refusal. So reset the limit as well as the ban. If you change the window of the ban's
+    ///   limit, all bans are lifted.
+    /// * A ban of a key holds in all parts of a [split](Split::by) limit. A ban holds even for
     ///   requests for which no limit is [chosen](Self::chosen).
     /// * Limits of a layer may share one ban if their extractors find the same key. If several
     ///   limits begin the ban at once, the longest time holds. The shared ban is hidden if any limit
@@ -320,10 +307,10 @@ impl KeyedLimit {
     /// # Panics
     ///
     /// If `ban` does not have exactly one unit, or counts by another algorithm than the
-    /// [log](crate::Algorithm::sliding_log), or if `time` is longer than the window of `ban`.
+    /// [log](crate::Algorithm::SLIDING_LOG), or if `time` is longer than the window of `ban`.
     #[track_caller]
     pub fn ban(mut self, ban: Limit, time: Duration) -> Self {
-        let is_ban = ban.units() == 1 && ban.algorithm() == Algorithm::sliding_log();
+        let is_ban = ban.units() == 1 && ban.algorithm() == Algorithm::SLIDING_LOG;
         assert!(is_ban, "the limit of bans has one unit, and counts by the exact log");
         let window = ban.window();
         assert!(time <= window, "no ban is longer than the window of its limit, {window:?}: give it a longer one");
@@ -335,15 +322,9 @@ impl KeyedLimit {
         self.ban.as_ref().map(|ban| ban.limit.name())
     }
 
-    /// The whole limit, even if the limit is [split](Self::split). `None` if the limit is
-    /// [chosen](Self::chosen) for each request.
+    /// The limit. `None` if the limit is [chosen](Self::chosen) for each request.
     pub(crate) fn limit(&self) -> Option<&Limit> {
         self.limit.as_ref().ok()
-    }
-
-    /// Returns the same limit, not split.
-    pub(crate) fn whole(&self) -> Self {
-        Self { parts: None, ..self.clone() }
     }
 
     /// Returns an error if an option of this `KeyedLimit` would have no effect on `limit`, which is
@@ -364,9 +345,15 @@ impl KeyedLimit {
             (self.lease.is_some(), "places have no `lease`: use `Limit::freed_after`"),
         ];
         let is_idle = self.lease.is_some() && (!settles || self.counts_afterwards);
-        let on_all = (is_idle, "a `lease` is for units that are reserved: add `settle`, or leave it out");
+        let on_all = [
+            (is_idle, "a `lease` is for units that are reserved: add `settle`, or leave it out"),
+            (
+                self.heeds_upstream && self.split.is_some(),
+                "an upstream would block one part alone: put `heed_upstream` on a limit that is not split, beside it",
+            ),
+        ];
         let on_places = on_places.into_iter().filter(|_| limit.is_some_and(Limit::is_concurrent));
-        let Some((_, problem)) = on_places.chain([on_all]).find(|(is_idle, _)| *is_idle) else { return Ok(()) };
+        let Some((_, problem)) = on_places.chain(on_all).find(|(is_idle, _)| *is_idle) else { return Ok(()) };
         let name = limit.map_or("a chosen one", Limit::name);
         Err(ConfigError::of_limit(name, problem))
     }
@@ -381,14 +368,8 @@ impl KeyedLimit {
             && !self.heeds_upstream
             && !self.is_shadow
             && !self.is_hidden
-            && self.parts.is_none()
+            && self.split.is_none()
             && self.ban.is_none()
-    }
-
-    /// Returns the keys of all parts of the limit. `charged` is the key of one part. If the limit
-    /// is not split, the result is `charged` alone.
-    pub(crate) fn all_parts_of(&self, charged: &Key) -> Vec<Key> {
-        self.parts.map_or_else(|| vec![charged.clone()], |parts| all_parts_of(charged, parts).collect())
     }
 }
 
@@ -401,7 +382,7 @@ impl fmt::Debug for KeyedLimit {
             .field("heeds_upstream", &self.heeds_upstream)
             .field("is_shadow", &self.is_shadow)
             .field("is_hidden", &self.is_hidden)
-            .field("parts", &self.parts)
+            .field("is_split", &self.split.is_some())
             .field("ban", &self.ban_name())
             .finish_non_exhaustive()
     }

@@ -158,7 +158,7 @@ impl Rejection {
         }
         let Some(decision) = self.decision() else { return };
         let refuses = |status: &&LimitStatus| status.refuses().is_some() && !status.is_hidden();
-        decision.statuses().filter(refuses).for_each(|status| take(status.limit().name()));
+        decision.statuses().filter(refuses).for_each(|status| take(status.limit.name()));
     }
 
     /// The label of the rejection in metrics.
@@ -208,7 +208,7 @@ impl fmt::Display for Rejection {
             Self::Limited(decision) | Self::Banned(decision) => write!(
                 f,
                 "over the limit {:?}; retry in {:?}",
-                decision.binding().limit().name(),
+                decision.binding().limit.name(),
                 decision.retry_after().unwrap_or_default(),
             ),
             Self::NeverFits(error) => error.fmt(f),
@@ -244,7 +244,7 @@ pub struct ShadowRefusals {
 impl ShadowRefusals {
     /// The names of the limits that would have refused the request.
     pub fn names(&self) -> impl Iterator<Item = &str> {
-        let refusals = self.decisions.iter().flat_map(Decision::shadow_refusals).map(|status| status.limit().name());
+        let refusals = self.decisions.iter().flat_map(Decision::shadow_refusals).map(|status| status.limit.name());
         refusals.chain(self.left_out.iter().filter_map(|(limit, _)| Some(limit.as_ref()?.name())))
     }
 

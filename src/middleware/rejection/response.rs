@@ -129,7 +129,7 @@ impl Rejection {
             Self::Limited(decision) | Self::Banned(decision) => {
                 let visible = decision.visible();
                 match visible {
-                    Some(status) => text.extend(["The limit '", status.limit().name(), "'"]),
+                    Some(status) => text.extend(["The limit '", status.limit.name(), "'"]),
                     None => text.push_str("A limit"),
                 }
                 text.push_str(match visible {

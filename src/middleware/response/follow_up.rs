@@ -76,17 +76,16 @@ impl Policy {
             if let (Some(units @ 1..), None, true) = (cost, charge.lease(), charge.takes_nothing()) {
                 // The status has the limit that was charged: if this process has decided, that is
                 // the share of the limit.
-                spent.push((index, charge.as_spent(status.limit().clone(), units)));
+                spent.push((index, charge.as_spent(status.limit.clone(), units)));
             }
-            if let (Some(block), Some(heeding), false) = (block, heeding, charge.is_shadow()) {
+            if let (Some(block), Some(_), false) = (block, heeding, charge.is_shadow()) {
                 // A refusal by the upstream blocks the charged key. Any other response blocks the
                 // charged key only if units were left at the admission, or if the settlement gives
-                // units back. The other parts of a split limit go to `block_all` in any case.
+                // units back.
                 let gives_back = settled.0.is_some_and(|cost| cost < charge.cost());
-                let is_blocked = block.is_refusal || status.remaining() > 0 || gives_back;
-                let keys = heeding.all_parts_of(charge.key()).into_iter();
-                let keys = keys.filter(|key| is_blocked || key != charge.key());
-                blocked.extend(keys.map(|key| (charge.limit().clone(), key, block)));
+                if block.is_refusal || status.remaining() > 0 || gives_back {
+                    blocked.push((charge.limit().clone(), charge.key().clone(), block));
+                }
             }
             costs.push(settled);
         }

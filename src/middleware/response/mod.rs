@@ -64,8 +64,7 @@ impl Policy {
         let holds_place = details.is_some() && decision.as_ref().is_some_and(Decision::holds_place);
         if holds_place && !self.frees_with_head && !body::is_known::<B>() {
             let problem = body::unknown::<B>();
-            let may_refuse =
-                |decision: &Decision| decision.statuses().any(|s| s.limit().is_concurrent() && !s.is_shadow());
+            let may_refuse = |decision: &Decision| decision.statuses().any(|s| s.limit.is_concurrent() && !s.is_shadow);
             if decision.as_ref().is_some_and(may_refuse) {
                 return Err(self.reject(request, problem, details, degraded, responder));
             }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tower_sliding_window::{Algorithm, Limit, Prefetch};
+use tower_sliding_window::{Algorithm, Limit, limit::prefetch::DEFAULT_LIFE};
 
 #[test]
 fn a_window_is_rounded_up_to_microseconds() {
@@ -66,8 +66,8 @@ fn a_text_is_read_with_each_unit_and_spacing() {
     }
     let calls = limit(9, second);
     for (word, algorithm) in [
-        ("counter", Algorithm::sliding_window_counter()),
-        ("fixed", Algorithm::fixed_window()),
+        ("counter", Algorithm::SLIDING_WINDOW_COUNTER),
+        ("fixed", Algorithm::FIXED_WINDOW),
         ("compact(3)", Algorithm::compact_log(3)),
         ("compact(1024)", Algorithm::compact_log(1024)),
     ] {
@@ -99,17 +99,17 @@ fn a_limit_is_written_in_the_largest_unit_that_divides_its_window() {
 fn a_limit_with_prefetch_is_read_as_it_is_written() {
     let millis = Duration::from_millis;
     for (text, prefetches) in [
-        ("a=500/s prefetch", Prefetch::new()),
-        ("a=500/s prefetch(50ms)", Prefetch::new().life(millis(50))),
-        ("a=500/s prefetch(1500us)", Prefetch::new().life(Duration::from_micros(1_500))),
-        ("a=500/s compact(16) prefetch(s)", Prefetch::new().life(millis(1_000))),
+        ("a=500/s prefetch", DEFAULT_LIFE),
+        ("a=500/s prefetch(50ms)", millis(50)),
+        ("a=500/s prefetch(1500us)", Duration::from_micros(1_500)),
+        ("a=500/s compact(16) prefetch(s)", millis(1_000)),
     ] {
         let limit: Limit = text.parse().unwrap();
         let unprefetched: Limit = text.split(" prefetch").next().unwrap().parse().unwrap();
         assert_eq!((&limit, &*limit.to_string()), (&unprefetched.prefetch(prefetches), text));
     }
     assert_eq!(Limit::parse("a", "5/min log  prefetch( 5)").ok(), None);
-    assert_eq!(Limit::parse("a", "5/min log prefetch(100ms)"), Ok(Limit::per_minute("a", 5).prefetch(Prefetch::new())));
+    assert_eq!(Limit::parse("a", "5/min log prefetch(100ms)"), Ok(Limit::per_minute("a", 5).prefetch(DEFAULT_LIFE)));
 }
 
 #[test]

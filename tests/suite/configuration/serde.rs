@@ -7,7 +7,7 @@ use serde::{
     de::{Visitor, value::Error},
     forward_to_deserialize_any,
 };
-use tower_sliding_window::{Algorithm, Limit, Prefetch};
+use tower_sliding_window::{Algorithm, Limit};
 
 use crate::support::ms;
 
@@ -24,7 +24,7 @@ fn a_configuration_has_limits_as_text() {
         Limit::per("slow", 1, ms(1_500)),
         Limit::per("burst", 0, ms(30_000)),
         Limit::per_day("upload", 1 << 52).with_algorithm(Algorithm::compact_log(16)),
-        Limit::per_minute("api", 600_000).prefetch(Prefetch::new().life(ms(50))),
+        Limit::per_minute("api", 600_000).prefetch(ms(50)),
     ];
     let texts = r#"[
         "login=5/min",

@@ -38,7 +38,7 @@ async fn ends_at(limiter: &Limiter, clock: &ManualClock, limit: &Limit, end: u64
     set(clock, end - 1);
     let key = end.to_string();
     let spend = async || limiter.check(limit, key.clone(), limit.units()).await.unwrap();
-    assert_eq!(spend().await.binding().reset_after(), seconds(1), "{limit}");
+    assert_eq!(spend().await.binding().reset_after, seconds(1), "{limit}");
     assert_eq!(spend().await.retry_after(), Some(seconds(1)), "{limit}");
     clock.advance(seconds(1) - MICROSECOND);
     assert!(!spend().await.is_allowed(), "{limit}: a microsecond before the end");
@@ -73,7 +73,7 @@ async fn a_day_of_daylight_saving_is_whole() {
             ends_at(&limiter, &clock, &daily, start).await;
             set(&clock, start);
             let first = limiter.check(&daily, format!("of {start}"), 1).await.unwrap();
-            assert_eq!(first.binding().reset_after(), seconds(hours * 3_600));
+            assert_eq!(first.binding().reset_after, seconds(hours * 3_600));
             ends_at(&limiter, &clock, &daily, start + hours * 3_600).await;
         }
     })
@@ -100,12 +100,12 @@ async fn units_are_counted_once_and_given_back() {
         let reservation = limiter.reserve(&monthly, "ada", 60, seconds(60)).await.unwrap().unwrap();
         assert!(!limiter.check(&monthly, "ada", 50).await.unwrap().is_allowed());
         assert!(reservation.settle(20).await.unwrap().was_applied);
-        assert_eq!(limiter.peek(&monthly, "ada").await.unwrap().used(), 20);
+        assert_eq!(limiter.peek(&monthly, "ada").await.unwrap().binding().used, 20);
         let forgotten = limiter.reserve(&monthly, "ada", 70, seconds(60)).await.unwrap().unwrap();
         clock.advance(seconds(60));
-        assert_eq!(limiter.peek(&monthly, "ada").await.unwrap().used(), 20, "the lease has ended");
+        assert_eq!(limiter.peek(&monthly, "ada").await.unwrap().binding().used, 20, "the lease has ended");
         assert!(forgotten.settle(10).await.unwrap().was_applied, "the month has not");
-        assert_eq!(limiter.peek(&monthly, "ada").await.unwrap().used(), 30);
+        assert_eq!(limiter.peek(&monthly, "ada").await.unwrap().binding().used, 30);
         limiter.block(&monthly, "ada", seconds(30)).await.unwrap();
         assert_eq!(limiter.check(&monthly, "ada", 1).await.unwrap().retry_after(), Some(seconds(30)));
     })

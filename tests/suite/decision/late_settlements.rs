@@ -18,11 +18,11 @@ impl<S: Store> Fixture<S> {
     /// Settles, and returns whether it was applied and how many units are used then.
     async fn settled(&self, check: &Check, admitted: &Decision, cost: u64) -> (bool, u64) {
         let settled = self.limiter.settle(Settlement::new(check.clone(), admitted, |_| Some(cost))).await.unwrap();
-        (settled.was_applied, settled.decision.used())
+        (settled.was_applied, settled.decision.binding().used)
     }
 
     async fn units_used(&self, limit: &Limit) -> u64 {
-        self.limiter.peek(limit, "ada").await.unwrap().used()
+        self.limiter.peek(limit, "ada").await.unwrap().binding().used
     }
 }
 
@@ -35,7 +35,7 @@ async fn the_end_of_an_older_admission_hides_no_younger_settlement(test: Fixture
         let limit = Limit::per_minute("tokens", 100).with_algorithm(algorithm);
         // A fixed window does not tell two admissions of one id apart, and a counter counts those
         // of the window before.
-        if [Algorithm::fixed_window(), Algorithm::sliding_window_counter()].contains(&algorithm) {
+        if [Algorithm::FIXED_WINDOW, Algorithm::SLIDING_WINDOW_COUNTER].contains(&algorithm) {
             continue;
         }
         to_the_start_of_a_window(&test.clock, limit.window());
@@ -54,7 +54,7 @@ async fn the_end_of_an_older_admission_hides_no_younger_settlement(test: Fixture
 }
 
 async fn an_id_given_very_often_is_settled_once_each_time(test: Fixture<impl Store + Clone>) {
-    for algorithm in [Algorithm::sliding_log(), Algorithm::compact_log(250)] {
+    for algorithm in [Algorithm::SLIDING_LOG, Algorithm::compact_log(250)] {
         let limit = Limit::per("tokens", 1_000, seconds(600)).with_algorithm(algorithm);
         to_the_start_of_a_window(&test.clock, limit.window());
         let check = reserved(&limit, 3);

@@ -22,11 +22,12 @@ async fn a_plain_check_counts_reserved_units() {
         let reservation = limiter.reserve(&limit, "ada", reserved, seconds(600)).await.unwrap().unwrap();
         for _ in 0..3 {
             let refused = limiter.check(&limit, "ada", 1).await.unwrap();
-            let reported = (refused.is_allowed(), refused.used(), refused.binding().reserved(), refused.retry_after());
+            let reported =
+                (refused.is_allowed(), refused.binding().used, refused.binding().reserved, refused.retry_after());
             assert_eq!(reported, (false, 10, reserved, Some(SECOND)), "{settled} {reserved}");
         }
-        assert_eq!(reservation.settle(0).await.unwrap().decision.used(), settled);
-        assert_eq!(limiter.check(&limit, "ada", 1).await.unwrap().used(), settled + 1);
+        assert_eq!(reservation.settle(0).await.unwrap().decision.binding().used, settled);
+        assert_eq!(limiter.check(&limit, "ada", 1).await.unwrap().binding().used, settled + 1);
         limiter.reset(&limit, "ada").await.unwrap();
     }
 }
@@ -42,10 +43,10 @@ async fn no_id_is_mistaken_for_a_sum() {
         let id = AdmissionId::from(u64::from_be_bytes(id));
         assert!(limiter.check_all(Check::new(charge(&TOKENS, 1)).with_id(id)).await.unwrap().is_allowed());
         let reservation = limiter.reserve(&TOKENS, "ada", 40, seconds(600)).await.unwrap().unwrap();
-        assert_eq!(reservation.decision().used(), 41);
+        assert_eq!(reservation.decision().binding().used, 41);
         let again = limiter.check_all(Check::new(charge(&TOKENS, 1)).with_id(id)).await.unwrap();
-        assert_eq!((again.used(), again.binding().reserved()), (41, 40));
-        assert_eq!(reservation.settle(2).await.unwrap().decision.used(), 3);
+        assert_eq!((again.binding().used, again.binding().reserved), (41, 40));
+        assert_eq!(reservation.settle(2).await.unwrap().decision.binding().used, 3);
         limiter.reset(&TOKENS, "ada").await.unwrap();
     }
 }

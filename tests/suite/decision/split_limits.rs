@@ -28,7 +28,7 @@ const CALLS: Split = Limit::per_hour("calls", 1_600).split(16);
 async fn used(limiter: &Limiter, split: &Split, key: &Key) -> Vec<u64> {
     let mut used = Vec::new();
     for part in split.keys(key.clone()) {
-        used.push(limiter.peek(&split.limit, part).await.unwrap().used());
+        used.push(limiter.peek(&split.limit, part).await.unwrap().binding().used);
     }
     used
 }
@@ -75,7 +75,7 @@ async fn a_split_limit_is_reset_part_by_part(test: Fixture<impl Store + Clone>) 
     }
     assert_eq!(used(&test.limiter, &CALLS, &"ada".into()).await, [0; 16]);
     assert_eq!(used(&test.limiter, &CALLS, &"bob".into()).await.iter().sum::<u64>(), 64);
-    assert_eq!(test.limiter.peek(&CALLS.limit, "ada").await.unwrap().used(), 0, "the key itself is no part");
+    assert_eq!(test.limiter.peek(&CALLS.limit, "ada").await.unwrap().binding().used, 0, "the key itself is no part");
 }
 
 async fn a_settlement_reaches_the_part_that_was_charged(test: Fixture<impl Store + Clone>) {
@@ -127,7 +127,7 @@ fn no_window_admits_more_than_the_whole_limit() {
                 Step::Ask { cost } => {
                     match runtime.block_on(limiter.check(&split.limit, split.next_key("ada"), cost)) {
                         Ok(decision) if decision.is_allowed() => admitted.push((clock.now(), cost)),
-                        Ok(refused) => prop_assert!(refused.used() + cost > units / u64::from(parts)),
+                        Ok(refused) => prop_assert!(refused.binding().used + cost > units / u64::from(parts)),
                         Err(_) => prop_assert!(cost > units / u64::from(parts)),
                     }
                 }
@@ -169,14 +169,14 @@ fn key_of_anyone() -> Key {
 #[tokio::test]
 async fn a_request_is_charged_to_one_part_and_shown_its_figures() {
     let limit = Limit::per_hour("calls", 22);
-    let responses = send_requests(layer(limit.clone().by(anyone).split(4)), 100).await;
+    let responses = send_requests(layer(limit.clone().split(4).by(anyone)), 100).await;
     assert_eq!(admitted(&responses), 20);
     for response in &responses {
         let [of, remaining, _, retry_after] = figures(response.headers());
         assert_eq!((of, retry_after.is_some()), (Some("5"), response.status() == 429));
         assert!(remaining.unwrap().parse::<u64>().unwrap() < 5);
     }
-    let costly = send_requests(layer(limit.by(anyone).cost(|_| 6).split(4)), 1).await;
+    let costly = send_requests(layer(limit.split(4).by(anyone).cost(|_| 6)), 1).await;
     assert_eq!((costly[0].status().as_u16(), figures(costly[0].headers())[3]), (429, None), "it never fits");
 }
 
@@ -184,7 +184,7 @@ async fn a_request_is_charged_to_one_part_and_shown_its_figures() {
 async fn a_reservation_is_settled_in_its_own_part() {
     let limit = Limit::per_hour("calls", 400).split(4);
     let (store, clock) = (MemoryStore::new(), ManualClock::new());
-    let keyed = Limit::per_hour("calls", 400).by(anyone).cost(|_| 40).settle(|_| 7).split(4);
+    let keyed = limit.clone().by(anyone).cost(|_| 40).settle(|_| 7);
     let layer = RateLimitLayer::new(store.clone()).limit(keyed);
     assert_eq!(admitted(&send_requests(layer, 32).await), 32);
     let of_parts = used(&Limiter::new(store), &limit, &key_of_anyone()).await;
@@ -192,7 +192,7 @@ async fn a_reservation_is_settled_in_its_own_part() {
 
     // Units that are never settled return when the lease ends.
     let store = MemoryStore::new().clock(&clock);
-    let keyed = Limit::per_hour("calls", 400).by(anyone).settle(|_| 1).lease(Duration::from_secs(9)).split(4);
+    let keyed = limit.clone().by(anyone).settle(|_| 1).lease(Duration::from_secs(9));
     let app = RateLimitLayer::new(store.clone()).limit(keyed).layer(service_fn(|_: Request<Body>| async {
         std::future::pending::<Result<Response<Body>, Infallible>>().await
     }));
@@ -207,7 +207,7 @@ async fn a_reservation_is_settled_in_its_own_part() {
 
 #[tokio::test]
 async fn a_split_shadow_limit_refuses_nothing() {
-    let responses = send_requests(layer(Limit::per_hour("calls", 8).by(anyone).split(4).in_shadow()), 100).await;
+    let responses = send_requests(layer(Limit::per_hour("calls", 8).split(4).by(anyone).in_shadow()), 100).await;
     let would_refuse = |response: &&Response<Body>| {
         let refusals: Option<&ShadowRefusals> = response.extensions().get();
         refusals.is_some_and(|refusals| refusals.names().eq(["calls"]))
@@ -215,27 +215,12 @@ async fn a_split_shadow_limit_refuses_nothing() {
     assert_eq!((admitted(&responses), responses.iter().filter(would_refuse).count()), (100, 92));
 }
 
-/// The two smaller limits have fewer units than there are parts.
-#[tokio::test]
-async fn a_chosen_limit_is_split_when_it_is_chosen() {
-    for (units, expected) in [(80, 80), (3, 3), (1, 1)] {
-        let chosen = KeyedLimit::chosen(anyone, move |_| Limit::per_hour("calls", units));
-        assert_eq!(admitted(&send_requests(layer(chosen.split(8)), 200).await), expected);
-    }
-}
-
-#[tokio::test]
-async fn a_heeded_upstream_pauses_all_parts() {
-    let store = MemoryStore::new();
-    let layer =
-        RateLimitLayer::new(store.clone()).limit(Limit::per_hour("calls", 80).by(anyone).heed_upstream().split(8));
-    let app = layer.layer(service_fn(|_: Request<Body>| async {
-        Ok::<_, Infallible>(Response::builder().status(429).header("retry-after", 60).body(Body::empty()).unwrap())
-    }));
-    app.oneshot(request()).await.unwrap();
-    let (limiter, split) = (Limiter::new(store), Limit::per_hour("calls", 80).split(8));
-    let used = used(&limiter, &split, &key_of_anyone()).await;
-    assert!(used.iter().all(|used| *used >= 10), "{used:?}");
+#[test]
+fn a_layer_takes_no_split_limit_that_heeds_an_upstream() {
+    let heeding = || Limit::per_hour("calls", 80).split(8).by(anyone).heed_upstream();
+    let error = RateLimitLayer::new(MemoryStore::new()).limits([heeding()]).unwrap_err();
+    assert!(error.to_string().contains("put `heed_upstream` on a limit that is not split, beside it"), "{error}");
+    assert!(catch_unwind(|| layer(heeding())).is_err());
 }
 
 #[test]
@@ -243,12 +228,8 @@ fn invalid_parts_are_a_panic_where_the_limit_is_made() {
     let limit = || Limit::per_hour("calls", 10);
     for parts in [0, 11] {
         assert!(catch_unwind(|| limit().split(parts)).is_err());
-        assert!(catch_unwind(|| limit().by(anyone).split(parts)).is_err());
     }
     let _ = limit().split(10);
-    let _ = limit().by(anyone).split(10);
-    let chosen = |parts| KeyedLimit::chosen(anyone, |_| Limit::per_hour("calls", 10)).split(parts);
-    assert!(catch_unwind(|| chosen(11)).is_ok() && catch_unwind(|| chosen(0)).is_err());
 }
 
 /// 1,600 units on three primaries with one replica each.

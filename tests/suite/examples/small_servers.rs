@@ -111,7 +111,7 @@ async fn streamed_tokens_count_when_the_stream_ends() {
     let limiter = Limiter::new(store).deadline(TEST_TIMEOUT);
     let tokens = Limit::per_minute("tokens", 400);
     let api_key = ApiKey::header("x-api-key", &Secret::new(SECRET).unwrap());
-    let used = async |name: &str| limiter.peek(&tokens, api_key.key(name)).await.unwrap().used();
+    let used = async |name: &str| limiter.peek(&tokens, api_key.key(name)).await.unwrap().binding().used;
 
     let answer = server.post("/stream", &[("x-api-key", "ada")], "one two three").await;
     assert_eq!((answer.status.as_u16(), &*answer.body), (200, "one two three "));

@@ -74,8 +74,8 @@ async fn a_flood_behind_late_replies() {
     let patient = limiter.clone().deadline(TEST_TIMEOUT);
     let heal = async { proxy.delay_replies(Duration::ZERO) };
     let (used, asked, ()) = tokio::join!(patient.peek(&CALLS, "ada"), patient.check(&CALLS, "bob", 1), heal);
-    let (used, asked) = (used.expect("the queue is full").used(), asked.expect("the queue is full"));
-    assert_eq!(asked.used(), 1);
+    let (used, asked) = (used.expect("the queue is full").binding().used, asked.expect("the queue is full"));
+    assert_eq!(asked.binding().used, 1);
     reached(
         "a flood behind late replies",
         FLOOD,

@@ -112,7 +112,7 @@ impl Load {
         }
         // Without the breaker, which the last checks may have opened.
         let limiter = self.limiter().clone().breaker(Breaker::OFF).deadline(TEST_TIMEOUT);
-        let counted = limiter.peek(&TOTAL, "all").await.unwrap().used();
+        let counted = limiter.peek(&TOTAL, "all").await.unwrap().binding().used;
         LoadReport { seen, counted, clients: self.number }
     }
 }

@@ -66,7 +66,7 @@ async fn resent_checks_count_once() {
         }
         assert!(proxy.has_lost_them());
         for (key, expected) in KEYS.iter().zip(used) {
-            assert_eq!(limiter.peek(&CALLS, *key).await.unwrap().used(), expected);
+            assert_eq!(limiter.peek(&CALLS, *key).await.unwrap().binding().used, expected);
         }
     }
     assert_eq!(admitted, 10_000);
@@ -119,10 +119,10 @@ async fn resent_checks_of_several_limits_count_once_and_can_be_refunded() {
             let cost = check.charges().next().unwrap().cost();
             used[key] += cost;
             admitted += 1;
-            if let Some(fleeting) = decision.statuses().find(|status| status.limit() == &FLEETING)
+            if let Some(fleeting) = decision.statuses().find(|status| status.limit == FLEETING)
                 && !later.is_zero()
             {
-                assert_eq!(fleeting.used(), 0, "expired units are not charged again");
+                assert_eq!(fleeting.used, 0, "expired units are not charged again");
                 passed += 1;
             }
             decisions.push((check, decision));
@@ -131,7 +131,7 @@ async fn resent_checks_of_several_limits_count_once_and_can_be_refunded() {
         for (key, expected) in KEYS.iter().zip(used) {
             let [short, long] = [SHORT, CALLS].map(|limit| limiter.peek(&limit, *key));
             assert_eq!(
-                (short.await.unwrap().used(), long.await.unwrap().used()),
+                (short.await.unwrap().binding().used, long.await.unwrap().binding().used),
                 (expected, expected),
                 "trial {trial}"
             );
@@ -148,7 +148,7 @@ async fn resent_checks_of_several_limits_count_once_and_can_be_refunded() {
         }
         for key in KEYS {
             let [fleeting, short, long] = [FLEETING, SHORT, CALLS].map(|limit| limiter.peek(&limit, key));
-            let left = [fleeting.await, short.await, long.await].map(|standing| standing.unwrap().used());
+            let left = [fleeting.await, short.await, long.await].map(|standing| standing.unwrap().binding().used);
             assert_eq!(left, [0; 3], "trial {trial}");
         }
     }
@@ -181,7 +181,7 @@ async fn checks_whose_reply_is_lost_twice_fail_and_count_once() {
         }
         proxy.lose_replies(0);
         for (key, expected) in KEYS.iter().zip(used) {
-            assert_eq!(limiter.peek(&CALLS, *key).await.unwrap().used(), expected);
+            assert_eq!(limiter.peek(&CALLS, *key).await.unwrap().binding().used, expected);
         }
     }
     reached("both replies lost", CHECKS, format!("failed {failed}, each counted once"));
@@ -205,7 +205,7 @@ async fn resent_checks_can_be_refunded() {
             assert!(settled.was_applied, "{copies} copies of {cost}");
         }
         assert!(proxy.has_lost_them());
-        assert_eq!(limiter.peek(&CALLS, "ada").await.unwrap().used(), 0, "{copies} copies of {cost}");
+        assert_eq!(limiter.peek(&CALLS, "ada").await.unwrap().binding().used, 0, "{copies} copies of {cost}");
     }
 }
 
@@ -264,7 +264,7 @@ async fn a_first_try_that_runs_after_the_second_counts_nothing_more() {
             }
             used += copies * cost;
             proxy.pass_on_held().await;
-            let counted = limiter.peek(&CALLS, "ada").await.unwrap().used();
+            let counted = limiter.peek(&CALLS, "ada").await.unwrap().binding().used;
             assert_eq!(counted, used, "{copies} copies of {cost}, {} limits, reserved: {is_reserved}", limits.len());
         }
     }

@@ -16,7 +16,7 @@ fn limits() -> impl Strategy<Value = Limit> {
     ];
     let units = prop_oneof![1_u64..100, 1..=Limit::MAX_UNITS, Just(Limit::MAX_UNITS)];
     let algorithm = prop_oneof![
-        select(vec![Algorithm::sliding_log(), Algorithm::sliding_window_counter(), Algorithm::fixed_window()]),
+        select(vec![Algorithm::SLIDING_LOG, Algorithm::SLIDING_WINDOW_COUNTER, Algorithm::FIXED_WINDOW]),
         (3_u16..=1_024).prop_map(Algorithm::compact_log),
     ];
     ("[A-Za-z0-9_.-]{1,64}", units, window, algorithm).prop_map(|(name, units, window, algorithm)| {

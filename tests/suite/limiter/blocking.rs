@@ -32,13 +32,13 @@ async fn a_blocked_limit_refuses_until_exactly_the_end_of_the_block(test: Fixtur
     }
     assert_eq!(test.limiter.check(&CALLS, "ada", 1).await.unwrap().retry_after(), Some(MICROSECOND));
     test.clock.advance(MICROSECOND);
-    assert_eq!(test.limiter.check(&CALLS, "ada", 8).await.unwrap().used(), 10);
+    assert_eq!(test.limiter.check(&CALLS, "ada", 8).await.unwrap().binding().used, 10);
     assert!(test.limiter.check(&CALLS, "bob", 10).await.unwrap().is_allowed(), "nobody else's was closed");
 }
 
 async fn a_block_lasts_at_most_one_window_and_zero_blocks_nothing(test: Fixture<impl Store + Clone>) {
     test.limiter.block(&CALLS, "ada", Duration::ZERO).await.unwrap();
-    assert_eq!(test.limiter.peek(&CALLS, "ada").await.unwrap().used(), 0);
+    assert_eq!(test.limiter.peek(&CALLS, "ada").await.unwrap().binding().used, 0);
     test.limiter.block(&CALLS, "ada", Duration::MAX).await.unwrap();
     assert_eq!(test.limiter.check(&CALLS, "ada", 1).await.unwrap().retry_after(), Some(CALLS.window()));
     test.clock.advance(CALLS.window());
@@ -64,7 +64,7 @@ async fn a_reset_ends_a_block(test: Fixture<impl Store + Clone>) {
 
 /// A block is not a reservation, which might be returned at any time.
 async fn every_algorithm_can_be_blocked(test: Fixture<impl Store + Clone>) {
-    for algorithm in [Algorithm::compact_log(16), Algorithm::sliding_window_counter(), Algorithm::fixed_window()] {
+    for algorithm in [Algorithm::compact_log(16), Algorithm::SLIDING_WINDOW_COUNTER, Algorithm::FIXED_WINDOW] {
         to_the_start_of_a_window(&test.clock, CALLS.window());
         let limit = CALLS.with_algorithm(algorithm);
         assert!(test.limiter.check(&limit, "ada", 4).await.unwrap().is_allowed());

@@ -135,8 +135,8 @@ async fn several_limits_are_still_all_or_nothing() {
     };
     assert!(both(1).await.unwrap().is_allowed() && both(1).await.unwrap().is_allowed());
     let refused = both(1).await.unwrap();
-    assert_eq!((refused.is_allowed(), refused.binding().limit().name()), (false, "narrow"));
-    assert_eq!(limiter.peek(&wide, "ada").await.unwrap().used(), 2);
+    assert_eq!((refused.is_allowed(), refused.binding().limit.name()), (false, "narrow"));
+    assert_eq!(limiter.peek(&wide, "ada").await.unwrap().binding().used, 2);
 }
 
 #[tokio::test]
@@ -174,8 +174,8 @@ async fn a_local_reservation_is_settled_locally() {
     assert!(reservation.decision().local_cause().is_some());
     store.set(Fault::None);
     let settled = reservation.settle(5).await.unwrap();
-    assert_eq!((settled.was_applied, settled.decision.used(), settled.decision.remaining()), (true, 5, 20));
-    assert_eq!(limiter.peek(&CALLS, "ada").await.unwrap().used(), 0, "the store has not heard of it");
+    assert_eq!((settled.was_applied, settled.decision.binding().used, settled.decision.remaining()), (true, 5, 20));
+    assert_eq!(limiter.peek(&CALLS, "ada").await.unwrap().binding().used, 0, "the store has not heard of it");
 
     let check = Check::new(Charge::new(CALLS, "ada", 1).unwrap());
     let decision = limiter.check_all(check.clone()).await.unwrap();
@@ -201,10 +201,10 @@ async fn a_local_decision_names_its_cause_and_nothing_is_blocked_locally() {
     let limiter = Limiter::new(failing()).fail_local(QUARTER);
     let decision = limiter.check(&CALLS, "ada", 1).await.unwrap();
     assert!(matches!(decision.local_cause(), Some(Error::Unavailable(_))));
-    assert_eq!((decision.binding().limit().units(), decision.remaining()), (25, 24));
+    assert_eq!((decision.binding().limit.units(), decision.remaining()), (25, 24));
 
     assert!(limiter.block(&CALLS, "ada", Duration::from_secs(60)).await.is_err());
-    assert_eq!(limiter.peek(&CALLS, "ada").await.unwrap().used(), 1);
+    assert_eq!(limiter.peek(&CALLS, "ada").await.unwrap().binding().used, 1);
     assert!(Limiter::new(failing()).check(&CALLS, "ada", 1).await.is_err(), "unless it is reported so");
 }
 

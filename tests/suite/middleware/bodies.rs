@@ -39,7 +39,7 @@ fn layer(limiter: &Limiter) -> RateLimitLayer {
 }
 
 async fn held(limiter: &Limiter) -> u64 {
-    limiter.peek(&STREAMS, anyone(&request().into_parts().0).unwrap()).await.unwrap().used()
+    limiter.peek(&STREAMS, anyone(&request().into_parts().0).unwrap()).await.unwrap().binding().used
 }
 
 /// A body that is nobody's.

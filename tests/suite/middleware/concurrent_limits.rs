@@ -40,7 +40,7 @@ fn key() -> Key {
 }
 
 async fn held(limiter: &Limiter) -> u64 {
-    limiter.peek(&STREAMS, key()).await.unwrap().used()
+    limiter.peek(&STREAMS, key()).await.unwrap().binding().used
 }
 
 /// Two streams are open in a process that ends in order, and their clients come back to the next
@@ -182,7 +182,11 @@ async fn places_and_windows_are_decided_together_and_the_window_is_shown() {
     let second = service.clone().oneshot(request()).await.unwrap();
     let third = service.clone().oneshot(request()).await.unwrap();
     assert_eq!(figures(third.headers()), [Some("2"), Some("0"), None, Some("1")]);
-    assert_eq!(limiter.peek(&requests, key()).await.unwrap().used(), 2, "a request without a place costs nothing");
+    assert_eq!(
+        limiter.peek(&requests, key()).await.unwrap().binding().used,
+        2,
+        "a request without a place costs nothing"
+    );
     drop((first, second));
     drop(service.clone().oneshot(request()).await.unwrap());
     let fourth = service.oneshot(request()).await.unwrap();

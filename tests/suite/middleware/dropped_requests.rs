@@ -48,7 +48,7 @@ fn key() -> Key {
 }
 
 async fn spent(limiter: &Limiter) -> u64 {
-    limiter.peek(&TOKENS, key()).await.unwrap().used()
+    limiter.peek(&TOKENS, key()).await.unwrap().binding().used
 }
 
 /// A store that yields before each operation.
@@ -170,9 +170,9 @@ async fn the_default_lease_is_no_longer_than_the_window() {
     let layer = RateLimitLayer::new(store).limit(limit.clone().by(anyone).settle(|_| 0));
     Ends::HangsUp.send(&layer).await;
     clock.advance(Duration::from_millis(1_999));
-    assert_eq!(limiter.peek(&limit, key()).await.unwrap().used(), 1);
+    assert_eq!(limiter.peek(&limit, key()).await.unwrap().binding().used, 1);
     clock.advance(Duration::from_millis(1));
-    assert_eq!(limiter.peek(&limit, key()).await.unwrap().used(), 0);
+    assert_eq!(limiter.peek(&limit, key()).await.unwrap().binding().used, 0);
 }
 
 async fn assert_dropped_request_costs<S: Store + Clone>(
@@ -298,7 +298,7 @@ fn a_dropped_request_without_a_runtime_does_not_panic() {
     let layer = RateLimitLayer::new(store).limit(tokens());
     let spent = || {
         let Poll::Ready(decision) = poll_once(pin!(limiter.peek(&TOKENS, key()))) else { panic!("it waits") };
-        decision.unwrap().used()
+        decision.unwrap().binding().used
     };
     let hanging = service_fn(|_: Request<Body>| pending::<Result<Response<Body>, Infallible>>());
     {

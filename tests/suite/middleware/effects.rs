@@ -94,7 +94,7 @@ async fn a_request_of_no_cost_takes_a_place() {
     for limit in [STREAMS.by(anyone), STREAMS.by(anyone).hidden(), chosen] {
         let layer = RateLimitLayer::new(limiter.clone()).limit(limit).cost(|_| 0);
         assert_eq!(at_once(&layer, 5).await.iter().filter(|status| **status == 200).count(), 1);
-        assert_eq!(layer.peek(&request().into_parts().0).await.unwrap()[0].used(), 0);
+        assert_eq!(limiter.peek(&STREAMS, anyone(&request().into_parts().0).unwrap()).await.unwrap().binding().used, 0);
     }
     let key = anyone(&request().into_parts().0).unwrap();
     let held = limiter.check(&STREAMS, key.clone(), 1).await.unwrap();
@@ -114,7 +114,7 @@ async fn places_cannot_be_blocked_reset_or_spent(test: Fixture<impl Store + Clon
         assert!(words.starts_with("limit \"streams\": places "), "{words}");
     }
     test.store.reset(STREAMS, "ada".into()).await.unwrap();
-    assert_eq!(limiter.peek(&STREAMS, "ada").await.unwrap().used(), 1, "it is held");
+    assert_eq!(limiter.peek(&STREAMS, "ada").await.unwrap().binding().used, 1, "it is held");
     let spent = limiter.check_all(Check::new(Charge::spent(STREAMS, "ada", 1))).await.unwrap();
     assert!(!spent.is_allowed());
     drop((held, Arc::new(spent)));

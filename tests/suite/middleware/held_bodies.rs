@@ -68,7 +68,7 @@ impl App {
     }
 
     async fn held(&self) -> u64 {
-        self.limiter.peek(&STREAMS, anyone(&request().into_parts().0).unwrap()).await.unwrap().used()
+        self.limiter.peek(&STREAMS, anyone(&request().into_parts().0).unwrap()).await.unwrap().binding().used
     }
 
     async fn until_all_are_free(&self, what: &str) {

@@ -174,14 +174,14 @@ async fn an_unpolled_response_is_charged_only_if_it_was_decided_immediately() {
     drop(RateLimitLayer::new(store.clone()).limit(CALLS.by(anyone)).layer(service.clone()).call(request()));
     assert_eq!(CountingService::clones_and_calls(&counts), (1, 1));
     let limiter = Limiter::new(store);
-    assert_eq!(limiter.peek(&CALLS, key()).await.unwrap().used(), 1);
+    assert_eq!(limiter.peek(&CALLS, key()).await.unwrap().binding().used, 1);
 
     drop(RateLimitLayer::new(wrapped.clone()).limit(CALLS.by(anyone)).layer(service).call(request()));
     assert_eq!(CountingService::clones_and_calls(&counts).1, 1);
-    assert_eq!(Limiter::new(wrapped).peek(&CALLS, key()).await.unwrap().used(), 0);
+    assert_eq!(Limiter::new(wrapped).peek(&CALLS, key()).await.unwrap().binding().used, 0);
 
     drop(limiter.check(&CALLS, key(), 1));
-    assert_eq!(limiter.peek(&CALLS, key()).await.unwrap().used(), 1);
+    assert_eq!(limiter.peek(&CALLS, key()).await.unwrap().binding().used, 1);
 }
 
 /// The cached refusal needs neither the store nor a future.

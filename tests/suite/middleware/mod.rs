@@ -30,4 +30,3 @@ mod stacked_decisions;
 
 mod together;
 mod tower_http_stacks;
-mod usage;

@@ -189,7 +189,7 @@ async fn a_refusal_settles_the_call_and_blocks_every_heeding_limit() {
     for limit in [&free, &tried, &plain] {
         let key = anyone(&request().into_parts().0).unwrap();
         let decision = limiter.peek(limit, key).await.unwrap();
-        left.push((decision.remaining(), decision.binding().reset_after() <= Duration::from_secs(60)));
+        left.push((decision.remaining(), decision.binding().reset_after <= Duration::from_secs(60)));
     }
     assert_eq!(left, [(0, true), (8, false), (0, true)]);
 }
@@ -202,12 +202,9 @@ const TIMES: [Duration; 3] =
 #[tokio::test(start_paused = true)]
 async fn a_heeded_response_counts_whenever_its_lease_ends() {
     let key = || anyone(&request().into_parts().0).unwrap();
-    for algorithm in [
-        Algorithm::sliding_log(),
-        Algorithm::compact_log(16),
-        Algorithm::fixed_window(),
-        Algorithm::sliding_window_counter(),
-    ] {
+    for algorithm in
+        [Algorithm::SLIDING_LOG, Algorithm::compact_log(16), Algorithm::FIXED_WINDOW, Algorithm::SLIDING_WINDOW_COUNTER]
+    {
         for (heeds, took) in [false, true].into_iter().flat_map(|heeds| TIMES.map(|took| (heeds, took))) {
             let limit = Limit::per_hour("calls", 10).with_algorithm(algorithm);
             // By a clock at the beginning of an hour, so that no hour ends meanwhile.
@@ -227,8 +224,8 @@ async fn a_heeded_response_counts_whenever_its_lease_ends() {
             let app = RateLimitLayer::new(limiter.clone()).limit(keyed).layer(upstream);
             assert_eq!(app.oneshot(request()).await.unwrap().status(), 200);
             let standing = limiter.peek(&limit, key()).await.unwrap();
-            let reserved = standing.binding().reserved();
-            assert_eq!((standing.used(), reserved), (5, 0), "{algorithm:?}, heeds: {heeds}, {took:?}");
+            let reserved = standing.binding().reserved;
+            assert_eq!((standing.binding().used, reserved), (5, 0), "{algorithm:?}, heeds: {heeds}, {took:?}");
         }
     }
 }
@@ -237,12 +234,9 @@ async fn a_heeded_response_counts_whenever_its_lease_ends() {
 async fn a_heeded_response_after_its_lease_counts_on_redis() {
     let server = RedisServer::start();
     let limiter = Limiter::new(server.store().build().unwrap()).deadline(TEST_TIMEOUT);
-    for algorithm in [
-        Algorithm::sliding_log(),
-        Algorithm::compact_log(16),
-        Algorithm::fixed_window(),
-        Algorithm::sliding_window_counter(),
-    ] {
+    for algorithm in
+        [Algorithm::SLIDING_LOG, Algorithm::compact_log(16), Algorithm::FIXED_WINDOW, Algorithm::SLIDING_WINDOW_COUNTER]
+    {
         let limit = Limit::per_day("calls", 10).with_algorithm(algorithm);
         let keyed = limit.clone().by(anyone).settle(|_| 5).lease(Duration::from_millis(50)).heed_upstream();
         let upstream = service_fn(|_: Request<Body>| async {
@@ -252,7 +246,7 @@ async fn a_heeded_response_after_its_lease_counts_on_redis() {
         let app = RateLimitLayer::new(limiter.clone()).limit(keyed).layer(upstream);
         assert_eq!(app.oneshot(request()).await.unwrap().status(), 200);
         let key = anyone(&request().into_parts().0).unwrap();
-        assert_eq!(limiter.peek(&limit, key.clone()).await.unwrap().used(), 5, "{algorithm:?}");
+        assert_eq!(limiter.peek(&limit, key.clone()).await.unwrap().binding().used, 5, "{algorithm:?}");
         limiter.reset(&limit, key).await.unwrap();
     }
 }

@@ -293,9 +293,9 @@ fn expected<'a>(decisions: &'a [&Decision]) -> impl Iterator<Item = (&'a LimitSt
     let own = decisions.iter().flat_map(|decision| decision.statuses().take(2));
     // The refusal cache may not know how a limit beside the refusing one stands.
     own.filter(|status| !status.is_hidden()).map(|status| {
-        let more = status.retry_after().map_or_else(|| status.reset_after(), |retry| retry.min(status.reset_after()));
+        let more = status.retry_after().map_or_else(|| status.reset_after, |retry| retry.min(status.reset_after));
         let t = (!more.is_zero()).then(|| seconds_of(more));
-        let name = status.limit().name().to_owned();
+        let name = status.limit.name().to_owned();
         (status, Item { name, r: Some(status.remaining()), t, ..Item::default() })
     })
 }
@@ -323,9 +323,9 @@ async fn fields_agree_with_decisions<S: Store + Clone>(fixture: Fixture<S>, hist
             let policies: Vec<_> = statuses
                 .iter()
                 .map(|status| Item {
-                    name: status.limit().name().to_owned(),
-                    q: Some(status.limit().units()),
-                    w: (status.limit().window() >= seconds(1)).then(|| seconds_of(status.limit().window())),
+                    name: status.limit.name().to_owned(),
+                    q: Some(status.limit.units()),
+                    w: (status.limit.window() >= seconds(1)).then(|| seconds_of(status.limit.window())),
                     ..Item::default()
                 })
                 .collect();
@@ -334,7 +334,7 @@ async fn fields_agree_with_decisions<S: Store + Clone>(fixture: Fixture<S>, hist
             if let Some(refusal) = refusal {
                 let retry_after: u64 = response.headers()["retry-after"].to_str().unwrap().parse().unwrap();
                 let refusing = refusal.statuses().filter(|status| status.retry_after().is_some());
-                for name in refusing.map(|status| status.limit().name()) {
+                for name in refusing.map(|status| status.limit.name()) {
                     let item = expected.iter().find(|item| item.name == name).unwrap();
                     assert!(item.t.unwrap() <= retry_after, "{item:?} {retry_after}");
                     refusals += 1;

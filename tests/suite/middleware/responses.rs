@@ -67,7 +67,7 @@ async fn a_refused_request_never_reaches_the_service() {
     assert_eq!(response.headers()["cache-control"], "no-store");
     assert_eq!(response.headers()["content-type"], "application/problem+json");
     let reason: &Rejection = response.extensions().get().unwrap();
-    assert!(matches!(reason, Rejection::Limited(decision) if decision.binding().limit() == &CALLS));
+    assert!(matches!(reason, Rejection::Limited(decision) if decision.binding().limit == CALLS));
     assert_eq!(json(response).await, refusal_body(Some("calls"), 1));
     assert_eq!(calls.load(Ordering::Relaxed), 2);
 }

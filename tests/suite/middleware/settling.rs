@@ -62,7 +62,7 @@ fn store() -> (MemoryStore, ManualClock, Limiter) {
 }
 
 async fn spent(limiter: &Limiter, limit: &Limit) -> u64 {
-    limiter.peek(limit, anyone(&request().into_parts().0).unwrap()).await.unwrap().used()
+    limiter.peek(limit, anyone(&request().into_parts().0).unwrap()).await.unwrap().binding().used
 }
 
 #[tokio::test]
@@ -281,12 +281,9 @@ async fn a_settled_limit_reserves_at_least_one_unit() {
 /// One charge of a check is settled and the other is not.
 async fn assert_only_one_of_two_charges_is_settled(fixture: Fixture<impl Store + Clone>) {
     let key = || Key::new("test", "anyone");
-    for algorithm in [
-        Algorithm::sliding_log(),
-        Algorithm::compact_log(16),
-        Algorithm::sliding_window_counter(),
-        Algorithm::fixed_window(),
-    ] {
+    for algorithm in
+        [Algorithm::SLIDING_LOG, Algorithm::compact_log(16), Algorithm::SLIDING_WINDOW_COUNTER, Algorithm::FIXED_WINDOW]
+    {
         for lease in [None, Some(Duration::from_secs(60))] {
             let limiter = &fixture.limiter;
             let (kept, settled) = (LOGIN.with_algorithm(algorithm), TOKENS.with_algorithm(algorithm));
@@ -296,8 +293,8 @@ async fn assert_only_one_of_two_charges_is_settled(fixture: Fixture<impl Store +
             let decision = limiter.check_all(check.clone()).await.unwrap();
             let settlement = Settlement::new(check, &decision, |charge| (charge.limit() == &settled).then_some(1));
             assert!(limiter.settle(settlement).await.unwrap().was_applied);
-            let kept = limiter.peek(&kept, key()).await.unwrap().used();
-            let settled = limiter.peek(&settled, key()).await.unwrap().used();
+            let kept = limiter.peek(&kept, key()).await.unwrap().binding().used;
+            let settled = limiter.peek(&settled, key()).await.unwrap().binding().used;
             assert_eq!((kept, settled), (2, 1), "{algorithm:?} {lease:?}");
             fixture.clock.advance(2 * TOKENS.window());
         }

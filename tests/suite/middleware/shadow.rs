@@ -41,7 +41,7 @@ async fn a_shadow_limit_counts_and_reports_but_refuses_nothing() {
         assert_eq!(figures(response.headers()), [Some("1"), Some("0"), Some("60"), None]);
         let refusals: &ShadowRefusals = response.extensions().get().unwrap();
         let refused = refusals.decisions[0].shadow_refusals().next().unwrap();
-        assert_eq!((refused.limit(), refused.used()), (&TRIED, 1));
+        assert_eq!((&refused.limit, refused.used), (&TRIED, 1));
         assert_eq!(refusals.left_out.len(), 0);
         assert_eq!(json(response).await, "1");
     }

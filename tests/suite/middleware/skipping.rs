@@ -365,9 +365,9 @@ async fn extractors_make_keys_from_known_values() {
     let layer = RateLimitLayer::new(store.clone()).limit(CALLS.by(header.clone()));
     layer.layer(service_fn(hello)).oneshot(Request::from_parts(parts, Body::empty())).await.unwrap();
     let limiter = Limiter::new(store);
-    assert_eq!(limiter.peek(&CALLS, header.key("t0ken")).await.unwrap().used(), 1);
+    assert_eq!(limiter.peek(&CALLS, header.key("t0ken")).await.unwrap().binding().used, 1);
     limiter.reset(&CALLS, header.key("t0ken")).await.unwrap();
-    assert_eq!(limiter.peek(&CALLS, header.key("t0ken")).await.unwrap().used(), 0);
+    assert_eq!(limiter.peek(&CALLS, header.key("t0ken")).await.unwrap().binding().used, 0);
 }
 
 #[test]

@@ -7,12 +7,12 @@ use std::{
 };
 
 use axum::{Router, body::Body, extract::Request, middleware::from_fn};
-use http::{HeaderMap, StatusCode, request::Parts};
+use http::{HeaderMap, StatusCode};
 use http_body_util::BodyExt;
 use tokio::time::timeout;
 #[cfg(feature = "grpc")]
 use tower_sliding_window::middleware::GrpcResponse;
-use tower_sliding_window::{Charge, Check, Decision, Everyone, Key, Limit, Limiter, RateLimitLayer, split::Split};
+use tower_sliding_window::{Charge, Check, Decision, Everyone, Key, Limit, Limiter, RateLimitLayer};
 
 use super::{
     book::{Book, DOINGS, Doing, HANDLED, Said},
@@ -60,7 +60,7 @@ impl Reply {
 struct Subject(Option<Said>);
 
 fn said(decision: &Decision) -> Option<Said> {
-    let is_subject = decision.statuses().any(|status| status.limit().name() == MAIN);
+    let is_subject = decision.statuses().any(|status| status.limit.name() == MAIN);
     is_subject.then(|| Said { at: decision.at(), is_local: decision.local_cause().is_some() })
 }
 
@@ -96,7 +96,7 @@ impl App {
                 limit = apply(limit);
             }
         }
-        let mut keyed = table::keyed(row.of("chosen"), &limit);
+        let mut keyed = table::keyed(row.of("kind"), row.of("chosen"), &limit);
         let beside = match row.of("beside") {
             "a place" => Some(Limit::concurrent(PLACE, PLACES)),
             "a window" => Some(Limit::per_hour("beside", 1_000)),
@@ -112,7 +112,7 @@ impl App {
         }
         // For a limit that is chosen, each request would be refused instead.
         if row.of("chosen") != "by" {
-            let mut fixed = limit.clone().by(table::by_client);
+            let mut fixed = table::keyed(row.of("kind"), "by", &limit);
             for value in &row.values {
                 if let Apply::Keyed(apply) = value.apply {
                     fixed = apply(fixed);
@@ -186,7 +186,7 @@ impl App {
         };
         let (limit, part) = match self.row.of("kind") {
             "split" => {
-                let split = self.limit.clone().split(2);
+                let split = table::split(&self.limit);
                 (split.limit.clone(), split.next_key(key.clone()))
             }
             _ => (self.limit.clone(), key.clone()),
@@ -280,20 +280,46 @@ impl App {
         http::Response::from_parts(head, Body::new(body))
     }
 
-    fn parts(client: &str) -> Parts {
-        http::Request::builder().header(CLIENT, client).body(()).unwrap().into_parts().0
+    /// The limits of a client and the keys under which they count, with all parts of a split limit.
+    fn counted(&self, client: &str) -> Vec<(Limit, Key)> {
+        let key = Key::new(CLIENT, client);
+        let mut counted: Vec<_> = self.beside.iter().map(|limit| (limit.clone(), key.clone())).collect();
+        counted.extend(self.parts(client));
+        counted
+    }
+
+    /// The limit under test, or all of its parts.
+    fn parts(&self, client: &str) -> Vec<(Limit, Key)> {
+        let key = Key::new(CLIENT, client);
+        if self.row.of("kind") != "split" {
+            return vec![(self.limit.clone(), key)];
+        }
+        let split = table::split(&self.limit);
+        split.keys(key).map(|key| (split.limit.clone(), key)).collect()
     }
 
     /// The places that this client holds, of all concurrent limits. `None` without an answer of the
     /// store.
     pub(super) async fn held(&self, client: &str) -> Option<u64> {
-        let statuses = self.layer.peek(&Self::parts(client)).await.ok()?;
-        let is_place = |name: &str| name == PLACE || name == MAIN && self.row.of("kind") == "concurrent";
-        Some(statuses.iter().filter(|status| is_place(status.limit().name())).map(|status| status.used()).sum())
+        let mut held = 0;
+        for (limit, key) in self.counted(client) {
+            let decision = self.limiter.peek(&limit, key).await.ok()?;
+            if decision.local_cause().is_some() {
+                return None;
+            }
+            held += if limit.is_concurrent() { decision.binding().used } else { 0 };
+        }
+        Some(held)
     }
 
     pub(super) async fn reset(&self, client: &str) -> bool {
-        self.layer.reset(&Self::parts(client)).await.is_ok()
+        let ban = (table::ban(), Key::new(CLIENT, client));
+        for (limit, key) in self.counted(client).into_iter().chain([ban]) {
+            if !limit.is_concurrent() && self.limiter.reset(&limit, key).await.is_err() {
+                return false;
+            }
+        }
+        true
     }
 
     /// As by hand, where no layer keeps the places.
@@ -306,14 +332,7 @@ impl App {
 
     /// Blocks all parts of the limit under test.
     pub(super) async fn block(&self, client: &str, time: Duration) -> bool {
-        let key = Key::new(CLIENT, client);
-        let (limit, keys) = if self.row.of("kind") == "split" {
-            let split: Split = self.limit.clone().split(2);
-            (split.limit.clone(), split.keys(key).collect())
-        } else {
-            (self.limit.clone(), vec![key])
-        };
-        for key in keys {
+        for (limit, key) in self.parts(client) {
             if self.limiter.block(&limit, key, time).await.is_err() {
                 return false;
             }

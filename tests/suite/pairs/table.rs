@@ -6,9 +6,11 @@ use std::time::Duration;
 use axum::body::Body;
 use http::{Response, request::Parts};
 use tower_sliding_window::{
-    Algorithm, ClientIp, HeaderSets, Key, KeyedLimit, Limit, Limiter, Prefetch, RateLimitLayer, Rejection, Secret,
+    Algorithm, ClientIp, HeaderSets, Key, KeyedLimit, Limit, Limiter, RateLimitLayer, Rejection, Secret,
     extract::{AddressList, KeyError},
+    limit::prefetch::DEFAULT_LIFE,
     limiter::{Breaker, Share},
+    split::Split,
     store::RedisStoreBuilder,
 };
 
@@ -117,8 +119,8 @@ pub(super) const DIMENSIONS: &[Dimension] = &[
                 &["Limit::with_algorithm"],
                 Apply::Limit(|limit| limit.with_algorithm(Algorithm::compact_log(16))),
             ),
-            value("counter", &[], Apply::Limit(|limit| limit.with_algorithm(Algorithm::sliding_window_counter()))),
-            value("fixed", &[], Apply::Limit(|limit| limit.with_algorithm(Algorithm::fixed_window()))),
+            value("counter", &[], Apply::Limit(|limit| limit.with_algorithm(Algorithm::SLIDING_WINDOW_COUNTER))),
+            value("fixed", &[], Apply::Limit(|limit| limit.with_algorithm(Algorithm::FIXED_WINDOW))),
             #[cfg(feature = "calendar")]
             value(
                 "calendar",
@@ -130,7 +132,7 @@ pub(super) const DIMENSIONS: &[Dimension] = &[
                 &[],
                 Apply::Limit(|limit| algorithm_of(limit, &Limit::concurrent("places", 1)).freed_after(seconds(10))),
             ),
-            value("split", &["KeyedLimit::split", "Limit::split"], Keyed(|limit| limit.split(2))),
+            value("split", &["Limit::split"], Nothing),
         ],
     },
     Dimension { name: "beside", values: &[plain("no other limit"), plain("a place"), plain("a window")] },
@@ -165,17 +167,14 @@ pub(super) const DIMENSIONS: &[Dimension] = &[
     Dimension { name: "chosen", values: &[value("by", &["Limit::by"], Nothing), plain("chosen")] },
     Dimension {
         name: "ban",
-        values: &[
-            plain("no ban"),
-            value("ban", &["KeyedLimit::ban"], Keyed(|limit| limit.ban(Limit::per_hour("ban", 1), BAN))),
-        ],
+        values: &[plain("no ban"), value("ban", &["KeyedLimit::ban"], Keyed(|limit| limit.ban(ban(), BAN)))],
     },
     Dimension {
         name: "extra",
         values: &[
             plain("nothing"),
             // Some kinds refuse them.
-            hiding(value("prefetch", &["Limit::prefetch"], Apply::Limit(|limit| limit.prefetch(Prefetch::new())))),
+            hiding(value("prefetch", &["Limit::prefetch"], Apply::Limit(|limit| limit.prefetch(DEFAULT_LIFE)))),
             hiding(value("freed_after", &["Limit::freed_after"], Apply::Limit(|limit| limit.freed_after(seconds(30))))),
         ],
     },
@@ -314,13 +313,22 @@ pub(super) const NO_OPTIONS: &[(&str, &str)] = &[
     ("RedisStoreBuilder::clock", "a test's clock; rows run by the real one"),
 ];
 
-/// The limit of a request by the dimension `chosen`.
-pub(super) fn keyed(chosen: &str, limit: &Limit) -> KeyedLimit {
+/// The limit of a request by the dimensions `kind` and `chosen`. A split limit is never chosen.
+pub(super) fn keyed(kind: &str, chosen: &str, limit: &Limit) -> KeyedLimit {
     let chosen_limit = limit.clone();
-    match chosen {
-        "chosen" => KeyedLimit::chosen(by_client, move |_| Some(chosen_limit.clone())),
+    match (kind, chosen) {
+        ("split", _) => split(limit).by(by_client),
+        (_, "chosen") => KeyedLimit::chosen(by_client, move |_| Some(chosen_limit.clone())),
         _ => limit.clone().by(by_client),
     }
+}
+
+pub(super) fn ban() -> Limit {
+    Limit::per_hour("ban", 1)
+}
+
+pub(super) fn split(limit: &Limit) -> Split {
+    limit.clone().split(2)
 }
 
 /// The responder of `respond_with`.

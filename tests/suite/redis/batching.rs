@@ -49,7 +49,7 @@ fn ask(limiter: &Limiter, keys: impl IntoIterator<Item = &'static str>) -> Vec<J
 async fn used(answers: Vec<JoinHandle<Result<Decision, Error>>>) -> Vec<u64> {
     let mut used = Vec::new();
     for answer in answers {
-        used.push(answer.await.unwrap().unwrap().used());
+        used.push(answer.await.unwrap().unwrap().binding().used);
     }
     used
 }
@@ -107,7 +107,7 @@ async fn copies_leave_the_window_with_all_of_their_units() {
         let now = decisions.last().unwrap().at();
         let costs = [3; 5].into_iter().chain([3, 1, 2]);
         let counted = decisions.iter().zip(costs).filter(|(decision, _)| decision.at() + limit.window() > now);
-        assert_eq!(decisions.last().unwrap().used(), counted.map(|(_, cost)| cost).sum::<u64>());
+        assert_eq!(decisions.last().unwrap().binding().used, counted.map(|(_, cost)| cost).sum::<u64>());
     }
 }
 
@@ -134,7 +134,7 @@ async fn a_batch_that_exhausts_a_limit_admits_its_first_checks() {
     for (number, answer) in answers.into_iter().enumerate() {
         let decision = answer.await.unwrap().unwrap();
         assert_eq!(decision.is_allowed(), number < 3, "{number}");
-        assert_eq!(decision.used(), [3, 6, 9].get(number).copied().unwrap_or(9));
+        assert_eq!(decision.binding().used, [3, 6, 9].get(number).copied().unwrap_or(9));
     }
 }
 
@@ -149,7 +149,7 @@ async fn an_unreadable_key_fails_no_other_check() {
     let outcomes = ask(&limiter, ["ada", "bob", "ada"]);
     let mut allowed = Vec::new();
     for outcome in outcomes {
-        allowed.push(outcome.await.unwrap().map(|decision| decision.used()).ok());
+        allowed.push(outcome.await.unwrap().map(|decision| decision.binding().used).ok());
     }
     assert_eq!(allowed, [Some(1), None, Some(2)]);
 }
@@ -160,7 +160,7 @@ async fn checks_in_different_ways_get_their_own_decisions() {
     const TWO: Limit = Limit::per_hour("two", 2);
     let server = RedisServer::start();
     let limiter = limiter(&server.url());
-    let check = async |limit: &Limit, key, cost| limiter.check(limit, key, cost).await.unwrap().used();
+    let check = async |limit: &Limit, key, cost| limiter.check(limit, key, cost).await.unwrap().binding().used;
     assert_eq!((check(&TWO, "full", 2).await, check(&CALLS, "summed", 5).await), (2, 5));
     assert_eq!(check(&CALLS, "unreadable", 1).await, 1);
     let unreadable = server.keys().into_iter().find(|key| server.run::<i64>(&format!("ZCARD {key}")) == 1).unwrap();
@@ -183,8 +183,9 @@ async fn checks_in_different_ways_get_their_own_decisions() {
     ];
     for (place, (answer, expected)) in asked.into_iter().enumerate() {
         let decision = answer.await.unwrap().map_err(|_| None);
-        let outcome = decision
-            .and_then(|decision| if decision.is_allowed() { Ok(decision.used()) } else { Err(Some(decision.used())) });
+        let outcome = decision.and_then(|decision| {
+            if decision.is_allowed() { Ok(decision.binding().used) } else { Err(Some(decision.binding().used)) }
+        });
         assert_eq!(outcome, expected, "{place}");
     }
     assert_eq!(server.script_calls(), 1);
@@ -214,7 +215,7 @@ async fn single_checks_of_one_limit_get_their_own_decisions() {
         let answers = keys.map(|key| tokio::spawn(limiter.check(&TWO, key, 1)));
         for (answer, expected) in answers.into_iter().zip(expected) {
             let outcome = answer.await.unwrap().map_err(|_| None).and_then(|decision| {
-                if decision.is_allowed() { Ok(decision.used()) } else { Err(Some(decision.used())) }
+                if decision.is_allowed() { Ok(decision.binding().used) } else { Err(Some(decision.binding().used)) }
             });
             assert_eq!(outcome, expected, "{keys:?}");
         }
@@ -244,7 +245,7 @@ async fn checks_of_one_key_are_decided_in_order() {
     let limiter = limiter(&server.url());
     let [small, large] = [2, 3].map(|units| Limit::per_hour("calls", units));
     for used in 1..=2 {
-        assert_eq!(limiter.check(&small, "ada", 1).await.unwrap().used(), used);
+        assert_eq!(limiter.check(&small, "ada", 1).await.unwrap().binding().used, used);
     }
     server.run::<()>("CONFIG RESETSTAT");
     let [bob, refused, admitted] = [(&small, "bob"), (&small, "ada"), (&large, "ada")]
@@ -278,7 +279,7 @@ async fn an_abandoned_check_is_not_sent_and_fails_no_other() {
     }
     // One check before, six in flight (three of them abandoned), and two of the four that were
     // queued.
-    assert_eq!(limiter.peek(&CALLS, "ada").await.unwrap().used(), 1 + 6 + 2);
+    assert_eq!(limiter.peek(&CALLS, "ada").await.unwrap().binding().used, 1 + 6 + 2);
 }
 
 /// The same while the first connection is opened. Equal checks, of which half wait on.
@@ -295,7 +296,7 @@ async fn a_check_abandoned_before_there_is_a_connection_is_not_sent() {
         }
         proxy.delay_replies(Duration::ZERO);
         assert_eq!(used(answers).await, Vec::from_iter(1..=waiting as u64));
-        assert_eq!(limiter.peek(&CALLS, "ada").await.unwrap().used(), waiting as u64);
+        assert_eq!(limiter.peek(&CALLS, "ada").await.unwrap().binding().used, waiting as u64);
     }
 }
 
@@ -312,7 +313,7 @@ async fn an_unpolled_check_blocks_no_other() {
     }
     for round in 0..20 {
         used(ask(&limiter, ["bob", "eve", "bob"])).await;
-        assert_eq!(limiter.peek(&CALLS, "bob").await.unwrap().used(), 2 * (round + 1));
+        assert_eq!(limiter.peek(&CALLS, "bob").await.unwrap().binding().used, 2 * (round + 1));
     }
     for check in unpolled {
         assert!(check.await.unwrap().is_allowed());
@@ -396,7 +397,7 @@ async fn a_caller_that_gives_up_frees_its_place_in_the_queue() {
     turns(10).await;
     server.resume();
     assert_eq!(used(waiting).await, (2..=4_001).collect::<Vec<_>>());
-    assert_eq!(limiter.peek(&CALLS, "bob").await.unwrap().used(), 0);
+    assert_eq!(limiter.peek(&CALLS, "bob").await.unwrap().binding().used, 0);
 }
 
 #[tokio::test]
@@ -464,7 +465,7 @@ async fn a_refusal_in_a_lost_reply_stays_a_refusal() {
         for answer in answers {
             admitted += u64::from(answer.await.unwrap().unwrap().is_allowed());
         }
-        let used = limiter.peek(&limit, key).await.unwrap().used();
+        let used = limiter.peek(&limit, key).await.unwrap().binding().used;
         if sent.elapsed() < Duration::from_millis(900) {
             assert_eq!(admitted, used);
             return;

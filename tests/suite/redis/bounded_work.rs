@@ -76,7 +76,7 @@ async fn a_retry_time_is_exact_or_a_lower_bound() {
 #[tokio::test]
 async fn reserved_entries_do_not_shorten_the_bound_of_a_counter() {
     let second = Duration::from_secs(1);
-    let limit = Limit::per("calls", 120, second * 1_000).with_algorithm(Algorithm::sliding_window_counter());
+    let limit = Limit::per("calls", 120, second * 1_000).with_algorithm(Algorithm::SLIDING_WINDOW_COUNTER);
     // A hundred entries are read: if units may be given back, 90 that were admitted and ten that
     // are reserved, or all reserved.
     for reserved in [91..=105, 1..=119] {
@@ -118,7 +118,7 @@ async fn many_expired_entries_are_dropped_over_several_checks() {
         test.fill(&CALLS, 1_200, cost).await;
         // Advances to the moment at which the first entry that stays is the oldest.
         test.clock.advance(HOUR - MILLISECOND * (staying + 1));
-        let used = test.limiter.peek(&CALLS, "ada").await.unwrap().used();
+        let used = test.limiter.peek(&CALLS, "ada").await.unwrap().binding().used;
         let is_behind = counted_late > 0;
         let left_behind = if staying > DROPPED { 1_200 - staying - DROPPED } else { 0 };
         let case = format!("{staying} of 1,200 entries of {cost} stay");
@@ -131,7 +131,7 @@ async fn many_expired_entries_are_dropped_over_several_checks() {
             assert!(second.is_allowed(), "the next check has dropped the rest: {second:?}");
         }
         assert_eq!(
-            test.limiter.peek(&CALLS, "ada").await.unwrap().used(),
+            test.limiter.peek(&CALLS, "ada").await.unwrap().binding().used,
             u64::from(staying) * cost + u64::from(is_behind)
         );
         assert_eq!(test.members(), staying + u32::from(cost > 1) + u32::from(is_behind));
@@ -166,7 +166,7 @@ async fn future_entries_are_moved_over_several_refusals() {
 #[tokio::test]
 async fn open_reservations_are_bounded_under_compact_algorithms() {
     const MOST_KEPT: u64 = 10_000;
-    for algorithm in [Algorithm::sliding_window_counter(), Algorithm::fixed_window(), Algorithm::compact_log(16)] {
+    for algorithm in [Algorithm::SLIDING_WINDOW_COUNTER, Algorithm::FIXED_WINDOW, Algorithm::compact_log(16)] {
         let test = Test::new();
         let limit = CALLS.with_algorithm(algorithm);
         // To the start of a fixed window, so that none ends during the test.
@@ -180,21 +180,25 @@ async fn open_reservations_are_bounded_under_compact_algorithms() {
         }
         let members = test.members();
         assert!((10_000..=10_003).contains(&members), "{algorithm:?}: {members}");
-        assert_eq!(test.limiter.peek(&limit, "ada").await.unwrap().used(), 11_000, "{algorithm:?}: all of them count");
+        assert_eq!(
+            test.limiter.peek(&limit, "ada").await.unwrap().binding().used,
+            11_000,
+            "{algorithm:?}: all of them count"
+        );
         // When the leases end, the kept reservations return over several checks. The rest stay
         // charged.
         test.clock.advance(HOUR / 60);
         for _ in 0..MOST_KEPT.div_ceil(DROPPED.into()) {
             assert!(test.limiter.peek(&limit, "ada").await.unwrap().is_allowed());
         }
-        let used = test.limiter.peek(&limit, "ada").await.unwrap().used();
+        let used = test.limiter.peek(&limit, "ada").await.unwrap().binding().used;
         assert!((1_000..=1_003).contains(&used), "{algorithm:?}: {used}");
     }
 }
 
 #[tokio::test]
 async fn late_settlements_are_bounded_under_compact_algorithms() {
-    for algorithm in [Algorithm::sliding_window_counter(), Algorithm::compact_log(16)] {
+    for algorithm in [Algorithm::SLIDING_WINDOW_COUNTER, Algorithm::compact_log(16)] {
         let test = Test::new();
         let limit = CALLS.with_algorithm(algorithm);
         to_next_window(&test.clock, HOUR);
@@ -218,7 +222,10 @@ async fn late_settlements_are_bounded_under_compact_algorithms() {
         assert!(members <= 10_003, "{algorithm:?}: {members}");
         // Reservations without an entry of their own stay charged, and their late settlements count
         // as well.
-        assert!(test.limiter.peek(&limit, "ada").await.unwrap().used() >= 12_000, "{algorithm:?}: all of them count");
+        assert!(
+            test.limiter.peek(&limit, "ada").await.unwrap().binding().used >= 12_000,
+            "{algorithm:?}: all of them count"
+        );
     }
 }
 
@@ -242,7 +249,7 @@ async fn an_id_reused_before_its_entry_is_dropped_counts_once() {
         for (given, id) in (590..600).enumerate() {
             let again = check(id).await.unwrap();
             assert_eq!(again.at(), test.clock.now(), "{id} of {cost} is a new one");
-            let counted = again.used() - (600 + given as u64 + 1) * cost;
+            let counted = again.binding().used - (600 + given as u64 + 1) * cost;
             assert!(counted <= 100 * cost, "{id} of {cost}: {counted} too many");
         }
         for _ in 0..2 {
@@ -251,7 +258,11 @@ async fn an_id_reused_before_its_entry_is_dropped_counts_once() {
         for left in [610, 10] {
             let standing = test.limiter.peek(&CALLS, "ada").await.unwrap();
             let reserved = if lease.is_some() { left * cost } else { 0 };
-            assert_eq!((standing.used(), standing.binding().reserved()), (left * cost, reserved), "{cost} {lease:?}");
+            assert_eq!(
+                (standing.binding().used, standing.binding().reserved),
+                (left * cost, reserved),
+                "{cost} {lease:?}"
+            );
             test.clock.advance(MILLISECOND * 600);
         }
     }
@@ -288,7 +299,7 @@ async fn a_new_sum_excludes_expired_units_that_are_not_dropped_yet() {
     for _ in 0..4 {
         let decision = test.limiter.check(&MANY, "ada", 2).await.unwrap();
         used += 2;
-        reported.push((decision.used(), used));
+        reported.push((decision.binding().used, used));
     }
     let mut admitted = used;
     while test.limiter.check(&MANY, "ada", 100).await.unwrap().is_allowed() {
@@ -306,7 +317,7 @@ async fn a_sum_begun_by_a_settlement_excludes_expired_units() {
     assert!(settled.was_applied);
     let mut reported = Vec::new();
     for _ in 0..4 {
-        reported.push(test.limiter.peek(&MANY, "ada").await.unwrap().used());
+        reported.push(test.limiter.peek(&MANY, "ada").await.unwrap().binding().used);
     }
     assert!(reported[3] == 602, "602 are used, reported {reported:?}");
 }

@@ -10,9 +10,10 @@ use tokio::{
     time::sleep,
 };
 use tower_sliding_window::{
-    Algorithm, Charge, Check, Error, Limit, Limiter, Prefetch, RedisStore,
+    Algorithm, Charge, Check, Error, Limit, Limiter, RedisStore,
     check::AdmissionId,
     error::StoreErrorKind,
+    limit::prefetch::DEFAULT_LIFE,
     limiter::Breaker,
     settlement::Settlement,
     store::{self, ManualClock},
@@ -44,7 +45,7 @@ async fn connections_to_nodes_that_are_closed_while_idle_fail_nothing() {
         for key in ["ada", "bob", "eve", "joe"] {
             for algorithm in ALGORITHMS {
                 let limit = Limit::per_day("calls", 100).with_algorithm(algorithm);
-                assert_eq!(limiter.check(&limit, key, 1).await.unwrap().used(), round, "{algorithm:?} {key}");
+                assert_eq!(limiter.check(&limit, key, 1).await.unwrap().binding().used, round, "{algorithm:?} {key}");
             }
         }
     }
@@ -62,7 +63,7 @@ async fn a_url_may_name_a_cluster() {
     for (round, login) in [(1, ""), (2, "shop:s3%3Acr%2Ft@")] {
         let limiter = Limiter::new(connect(login).await.unwrap()).deadline(TEST_TIMEOUT);
         for key in ["ada", "bob", "eve", "joe"] {
-            assert_eq!(limiter.check(&Limit::per_hour("calls", 100), key, 1).await.unwrap().used(), round);
+            assert_eq!(limiter.check(&Limit::per_hour("calls", 100), key, 1).await.unwrap().binding().used, round);
         }
     }
     assert_eq!(connect("shop:wrong@").await.unwrap_err(), StoreErrorKind::Denied);
@@ -76,12 +77,9 @@ async fn a_cluster_decides_as_one_server_does() {
     cluster.builder().connect().await.unwrap();
     let limiter = cluster.limiter(cluster.builder().clock(&clock));
     limiter_of_one_key(&limiter, &clock).await;
-    for algorithm in [
-        Algorithm::sliding_log(),
-        Algorithm::fixed_window(),
-        Algorithm::sliding_window_counter(),
-        Algorithm::compact_log(60),
-    ] {
+    for algorithm in
+        [Algorithm::SLIDING_LOG, Algorithm::FIXED_WINDOW, Algorithm::SLIDING_WINDOW_COUNTER, Algorithm::compact_log(60)]
+    {
         several_keys(&limiter, &clock, algorithm).await;
     }
     ids_and_settlements(&limiter).await;
@@ -115,7 +113,7 @@ async fn limiter_of_one_key(limiter: &Limiter, clock: &ManualClock) {
                 let check = Check::new(charge(&burst, &key, 1)).and(charge(&hourly, &key, 1)).unwrap();
                 let decision = limiter.check_all(check).await.unwrap();
                 admitted += u64::from(decision.is_allowed());
-                assert_eq!(decision.statuses().map(|status| status.used()).collect::<Vec<_>>(), [admitted; 2]);
+                assert_eq!(decision.statuses().map(|status| status.used).collect::<Vec<_>>(), [admitted; 2]);
             }
             assert_eq!(admitted, 3);
         }));
@@ -127,7 +125,7 @@ async fn limiter_of_one_key(limiter: &Limiter, clock: &ManualClock) {
     let check = Check::new(charge(&burst, "key-7", 2)).and(charge(&hourly, "key-7", 2)).unwrap();
     let refused = limiter.check_all(check).await.unwrap();
     assert_eq!(refused.retry_after(), Some(Duration::from_secs(3599)), "the hour refuses, the second does not");
-    assert_eq!(limiter.peek(&burst, "key-7").await.unwrap().used(), 0);
+    assert_eq!(limiter.peek(&burst, "key-7").await.unwrap().binding().used, 0);
 }
 
 /// Checks of three keys. The second one is exhausted first.
@@ -151,18 +149,18 @@ async fn several_keys(limiter: &Limiter, clock: &ManualClock, algorithm: Algorit
         for admitted in 1..=2 {
             let decision = limiter.check_all(check(2)).await.unwrap();
             assert!(decision.is_allowed());
-            let used: Vec<_> = decision.statuses().map(|status| status.used()).collect();
+            let used: Vec<_> = decision.statuses().map(|status| status.used).collect();
             assert_eq!(used, [2 * admitted, 2 * admitted, admitted]);
         }
         let refused = limiter.check_all(check(2)).await.unwrap();
         assert!(!refused.is_allowed(), "{algorithm:?}");
         assert!(refused.retry_after().is_some());
-        assert_eq!(refused.binding().limit().name(), narrow.name());
+        assert_eq!(refused.binding().limit.name(), narrow.name());
         for (limit, key, used) in [(&wide, &keys[0], 4), (&narrow, &keys[1], 4), (&last, &keys[2], 2)] {
-            let status = refused.statuses().find(|status| status.limit().name() == limit.name()).unwrap();
-            assert_eq!(status.used(), used, "as the refusal says, {algorithm:?}");
+            let status = refused.statuses().find(|status| status.limit.name() == limit.name()).unwrap();
+            assert_eq!(status.used, used, "as the refusal says, {algorithm:?}");
             assert_eq!(
-                limiter.peek(limit, key.as_str()).await.unwrap().used(),
+                limiter.peek(limit, key.as_str()).await.unwrap().binding().used,
                 used,
                 "the refused check has charged nothing"
             );
@@ -185,7 +183,7 @@ async fn ids_and_settlements(limiter: &Limiter) {
         }
         let used = async || {
             let (tokens, calls) = (limiter.peek(&tokens, one.as_str()), limiter.peek(&calls, other.as_str()));
-            [tokens.await.unwrap().used(), calls.await.unwrap().used()]
+            [tokens.await.unwrap().binding().used, calls.await.unwrap().binding().used]
         };
         assert_eq!(used().await, [40, 1]);
         let admitted = limiter.check_all(check.clone()).await.unwrap();
@@ -193,7 +191,7 @@ async fn ids_and_settlements(limiter: &Limiter) {
         let only_tokens = |charge: &Charge| (charge.limit().name() == "tokens").then_some(7);
         let settled = limiter.settle(Settlement::new(check.clone(), &admitted, only_tokens)).await.unwrap();
         assert!(settled.was_applied);
-        assert_eq!(settled.decision.statuses().map(|status| status.used()).collect::<Vec<_>>(), [47, 2]);
+        assert_eq!(settled.decision.statuses().map(|status| status.used).collect::<Vec<_>>(), [47, 2]);
         assert!(!limiter.check_all(check.clone()).await.unwrap().is_allowed());
         assert_eq!(used().await, [47, 2]);
         let refunded =
@@ -237,7 +235,7 @@ async fn racing_checks_of_several_keys_never_exceed_the_limit() {
         }
     }
     for (number, admitted) in admitted.into_iter().enumerate() {
-        let used = limiter.peek(&limit, format!("key-{number}").as_str()).await.unwrap().used();
+        let used = limiter.peek(&limit, format!("key-{number}").as_str()).await.unwrap().binding().used;
         assert!(used <= limit.units());
         assert_eq!(used, admitted, "only refused checks return their units");
     }
@@ -317,8 +315,8 @@ async fn moving_a_slot_exceeds_no_limit() {
     let (mut decided, mut failed, mut gap) = (0, 0, Duration::ZERO);
     for limit in [
         Limit::per_day("by-log", 20_000),
-        Limit::per_day("by-window", 20_000).with_algorithm(Algorithm::fixed_window()),
-        Limit::per_day("by-prefetch", 50_000).prefetch(Prefetch::new()),
+        Limit::per_day("by-window", 20_000).with_algorithm(Algorithm::FIXED_WINDOW),
+        Limit::per_day("by-prefetch", 50_000).prefetch(DEFAULT_LIFE),
     ] {
         let at_most = limit.units();
         let other = Limit::per_hour("other", 1_000_000);
@@ -364,7 +362,7 @@ async fn moving_a_slot_exceeds_no_limit() {
         let report = load.end().await;
         let admitted = report.admitted + own;
         (decided, failed, gap) = (decided + report.decided, failed + report.failed, gap.max(report.longest_gap));
-        let used = limiter.peek(&limit, "ada").await.unwrap().used();
+        let used = limiter.peek(&limit, "ada").await.unwrap().binding().used;
         assert!(admitted <= used && used <= at_most, "{admitted} are admitted, {used} used of {at_most}");
     }
     row(
@@ -544,7 +542,7 @@ async fn checks_of_several_slots_are_not_sent_once_their_callers_have_left() {
         crowd.spawn(limiter.check_all(check()));
     }
     assert!(crowd.join_all().await.iter().all(Result::is_err));
-    let used = limiter.clone().deadline(TEST_TIMEOUT).check_all(check()).await.unwrap().used();
+    let used = limiter.clone().deadline(TEST_TIMEOUT).check_all(check()).await.unwrap().binding().used;
     assert!(used < 2 + 2 * 64, "{used} of {CROWD} were counted, more than the batches that were on their way");
 }
 

@@ -16,7 +16,7 @@ fn limiter(builder: RedisStoreBuilder) -> Limiter {
 }
 
 async fn used(limiter: &Limiter) -> Result<u64, Error> {
-    limiter.check(&CALLS, "ada", 1).await.map(|decision| decision.used())
+    limiter.check(&CALLS, "ada", 1).await.map(|decision| decision.binding().used)
 }
 
 #[tokio::test]

@@ -12,7 +12,9 @@ use tokio::{
     task::JoinSet,
     time::{interval, sleep},
 };
-use tower_sliding_window::{Error, Everyone, Limit, Limiter, Prefetch, RateLimitLayer, RedisStore, limiter::Breaker};
+use tower_sliding_window::{
+    Error, Everyone, Limit, Limiter, RateLimitLayer, RedisStore, limit::prefetch::DEFAULT_LIFE, limiter::Breaker,
+};
 
 use crate::support::{
     TEST_TIMEOUT,
@@ -189,7 +191,7 @@ async fn a_caller_that_waits_outlasts_a_short_outage() {
 async fn a_busy_key_far_away_is_decided_by_prefetches() {
     let (server, proxy) = at_a_distance(80).await;
     let limiter = Limiter::new(RedisStore::connect(proxy.url()).await.unwrap());
-    let limit = Limit::per_minute("tenant", 1_000_000).prefetch(Prefetch::new());
+    let limit = Limit::per_minute("tenant", 1_000_000).prefetch(DEFAULT_LIFE);
     let (mut asked, mut ticks) = (JoinSet::new(), interval(ms(5)));
     for number in 0..800 {
         ticks.tick().await;
@@ -213,7 +215,7 @@ async fn a_busy_key_far_away_is_decided_by_prefetches() {
     // Nothing is lost, and what is held is given back.
     limiter.shutdown(TEST_TIMEOUT).await.unwrap();
     let near = Limiter::new(server.store().connect().await.unwrap());
-    assert_eq!(near.peek(&limit, "ada").await.unwrap().used(), 800);
+    assert_eq!(near.peek(&limit, "ada").await.unwrap().binding().used, 800);
 }
 
 /// Units that nobody asks for any more are soon there for others.
@@ -221,7 +223,7 @@ async fn a_busy_key_far_away_is_decided_by_prefetches() {
 async fn a_key_that_falls_quiet_takes_no_more_prefetches() {
     let (server, proxy) = at_a_distance(80).await;
     let limiter = Limiter::new(RedisStore::connect(proxy.url()).await.unwrap());
-    let limit = Limit::per_minute("tenant", 100_000_000).prefetch(Prefetch::new());
+    let limit = Limit::per_minute("tenant", 100_000_000).prefetch(DEFAULT_LIFE);
     let (mut asked, mut ticks) = (JoinSet::new(), interval(ms(1)));
     for _ in 0..1_000 {
         ticks.tick().await;
@@ -241,13 +243,13 @@ async fn a_prefetch_that_would_end_on_its_way_is_not_taken() {
     let (server, proxy) = at_a_distance(80).await;
     let limiter = Limiter::new(RedisStore::connect(proxy.url()).await.unwrap());
     let near = Limiter::new(server.store().connect().await.unwrap());
-    let limit = Limit::per("brief", 1_000_000, ms(50)).prefetch(Prefetch::new().life(ms(50)));
+    let limit = Limit::per("brief", 1_000_000, ms(50)).prefetch(ms(50));
     let (mut asked, mut ticks) = (JoinSet::new(), interval(ms(1)));
     for number in 0..500 {
         ticks.tick().await;
         asked.spawn(limiter.check(&limit, "ada", 1));
         if number % 10 == 0 {
-            let reserved = near.peek(&limit, "ada").await.unwrap().binding().reserved();
+            let reserved = near.peek(&limit, "ada").await.unwrap().binding().reserved;
             assert_eq!(reserved, 0, "held and never spent");
         }
     }
@@ -257,7 +259,7 @@ async fn a_prefetch_that_would_end_on_its_way_is_not_taken() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_near_and_a_far_process_keep_a_limit_together() {
     let (server, proxy) = at_a_distance(80).await;
-    let limit = Limit::per("shared", 500, Duration::from_secs(2)).prefetch(Prefetch::new());
+    let limit = Limit::per("shared", 500, Duration::from_secs(2)).prefetch(DEFAULT_LIFE);
     let mut callers = JoinSet::new();
     for url in [server.url(), proxy.url().to_owned()] {
         let limiter = Limiter::new(RedisStore::connect(&url).await.unwrap());
@@ -360,7 +362,7 @@ async fn a_check_that_is_not_polled_ends_no_connection() {
     }
     drop(unpolled);
     for used in 14..20 {
-        assert_eq!(limiter.check(&CALLS, "ada", 1).await.unwrap().used(), used);
+        assert_eq!(limiter.check(&CALLS, "ada", 1).await.unwrap().binding().used, used);
     }
     assert_eq!(server.opened(), opened + 1);
 }

@@ -13,7 +13,8 @@ use std::{
 use tokio::{runtime::Handle, task::yield_now, time::timeout};
 use tower::ServiceExt;
 use tower_sliding_window::{
-    Charge, Check, Decision, Key, Limit, Limiter, MemoryStore, Prefetch, RateLimitLayer, RedisStore, Store,
+    Charge, Check, Decision, Key, Limit, Limiter, MemoryStore, RateLimitLayer, RedisStore, Store,
+    limit::prefetch::DEFAULT_LIFE,
     settlement::{Settled, Settlement},
     store::StoreFuture,
 };
@@ -29,7 +30,7 @@ use crate::support::{
 
 const CALLS: Limit = Limit::per_hour("calls", 1_000_000);
 const ONE: Limit = Limit::per("one", 1, ms(200));
-const API: Limit = Limit::per_minute("api", 1_000_000).prefetch(Prefetch::new());
+const API: Limit = Limit::per_minute("api", 1_000_000).prefetch(DEFAULT_LIFE);
 
 /// Much longer than any of these futures takes, and much shorter than the deadline of the limiters.
 const BOUND: Duration = seconds(8);

@@ -179,7 +179,7 @@ async fn connect_names_a_missing_command_for_a_cluster() {
     to.run::<()>(&format!("CLUSTER SETSLOT {slot} IMPORTING {}", from.run::<String>("CLUSTER MYID")));
     from.run::<()>(&format!("CLUSTER SETSLOT {slot} MIGRATING {}", to.run::<String>("CLUSTER MYID")));
     from.run::<()>(&format!("MIGRATE {} {key} 0 5000", to.address().replace(':', " ")));
-    assert_eq!(limiter.check(&limit, "ada", 1).await.unwrap().used(), 2);
+    assert_eq!(limiter.check(&limit, "ada", 1).await.unwrap().binding().used, 2);
 }
 
 /// A server that may not write, or is not ready, says so by the kind of its error.
@@ -299,15 +299,12 @@ async fn the_documented_permissions_are_enough() {
     assert!(limiter.check(&limit, "eve", 1).await.unwrap().is_allowed());
     clock.advance(Duration::from_secs(10));
     for key in ["ada", "bob", "eve"] {
-        assert_eq!(limiter.peek(&limit, key).await.unwrap().used(), 0);
+        assert_eq!(limiter.peek(&limit, key).await.unwrap().binding().used, 0);
     }
     limiter.reset(&limit, "ada").await.unwrap();
-    for algorithm in [
-        Algorithm::sliding_log(),
-        Algorithm::compact_log(16),
-        Algorithm::sliding_window_counter(),
-        Algorithm::fixed_window(),
-    ] {
+    for algorithm in
+        [Algorithm::SLIDING_LOG, Algorithm::compact_log(16), Algorithm::SLIDING_WINDOW_COUNTER, Algorithm::FIXED_WINDOW]
+    {
         let limit = Limit::per_day("others", 20).with_algorithm(algorithm);
         for _ in 0..2 {
             let reservation = limiter.reserve(&limit, "ada", 5, Duration::from_secs(1)).await.unwrap().unwrap();

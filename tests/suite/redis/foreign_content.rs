@@ -40,14 +40,14 @@ async fn an_out_of_memory_server_still_decides_checks_that_write_nothing() {
             limiter.check(&LOGIN, "new", 2),
         );
         assert!(refused.unwrap().retry_after().is_some(), "round {round}");
-        assert_eq!(peeked.unwrap().used(), 3);
+        assert_eq!(peeked.unwrap().binding().used, 3);
         for (failed, name) in [(admitted, "login"), (several, "daily"), (costly, "login")] {
             let text = with_causes(&failed.unwrap_err());
             assert!(text.contains("OOM") && text.contains(&format!("limit {name:?}")), "{text}");
         }
     }
     server.run::<()>("CONFIG SET maxmemory 0");
-    assert_eq!(limiter.check(&LOGIN, "new", 1).await.unwrap().used(), 1, "what has failed was not counted");
+    assert_eq!(limiter.check(&LOGIN, "new", 1).await.unwrap().binding().used, 1, "what has failed was not counted");
 }
 
 /// By every algorithm: foreign numbers that the store never writes, and values that are not
@@ -57,10 +57,10 @@ async fn foreign_content_fails_only_checks_of_its_key() {
     let server = RedisServer::start();
     let limiter = limiter(&server);
     let algorithms = [
-        Algorithm::sliding_log(),
+        Algorithm::SLIDING_LOG,
         Algorithm::compact_log(16),
-        Algorithm::sliding_window_counter(),
-        Algorithm::fixed_window(),
+        Algorithm::SLIDING_WINDOW_COUNTER,
+        Algorithm::FIXED_WINDOW,
     ];
     for algorithm in algorithms {
         let limit = LOGIN.with_algorithm(algorithm);
@@ -215,7 +215,7 @@ async fn a_failed_check_keeps_the_sums_correct() {
     let charge = |limit: &Limit| Charge::new(limit.clone(), "ada", 1).unwrap();
     let both = Check::new(charge(&heavy)).and(charge(&LOGIN)).unwrap();
     assert!(limiter.check_all(both).await.is_err());
-    assert_eq!(limiter.peek(&heavy, "ada").await.unwrap().used(), 3);
+    assert_eq!(limiter.peek(&heavy, "ada").await.unwrap().binding().used, 3);
 }
 
 /// A foreign sorted set, whose entries do not add up to its sum, must not block the server.
@@ -239,7 +239,7 @@ async fn a_foreign_sum_causes_no_endless_loop() {
 async fn foreign_units_cause_no_endless_loop() {
     let server = RedisServer::start();
     let limiter = limiter(&server).refusal_cache(Duration::ZERO);
-    let limit = Limit::per_day("calls", 3).with_algorithm(Algorithm::sliding_window_counter());
+    let limit = Limit::per_day("calls", 3).with_algorithm(Algorithm::SLIDING_WINDOW_COUNTER);
     assert!(limiter.check(&limit, "ada", 1).await.unwrap().is_allowed());
     let key = server.only_key();
     for units in ["inf", "nan", "-1", "0.5", "1e300"] {
@@ -276,7 +276,7 @@ async fn expired_foreign_entries_fail_no_other_check() {
     let server = RedisServer::start();
     let store = server.store().build().unwrap();
     let limiter = Limiter::new(store).deadline(TEST_TIMEOUT).refusal_cache(Duration::ZERO);
-    let counter = Limit::per_hour("calls", 3_000).with_algorithm(Algorithm::sliding_window_counter());
+    let counter = Limit::per_hour("calls", 3_000).with_algorithm(Algorithm::SLIDING_WINDOW_COUNTER);
     for n in 0..5 {
         assert!(limiter.check(&counter, format!("key {n}"), 1).await.unwrap().is_allowed());
     }
@@ -287,7 +287,7 @@ async fn expired_foreign_entries_fail_no_other_check() {
     }
     let mut reported = Vec::new();
     for n in 0..5 {
-        reported.push(limiter.check(&counter, format!("key {n}"), 1).await.map(|decision| decision.used()));
+        reported.push(limiter.check(&counter, format!("key {n}"), 1).await.map(|decision| decision.binding().used));
     }
     let honest = limiter.check(&Limit::per_hour("login", 5), "honest", 1).await;
     assert!(honest.is_ok(), "{:?}\nhonest: {honest:?}", reported[0]);
@@ -321,5 +321,5 @@ async fn expired_negative_units_add_nothing_to_the_total() {
     let expired = before.duration_since(UNIX_EPOCH).unwrap() - Duration::from_secs(61);
     let (key, score) = (server.only_key(), -(expired.as_micros() as f64));
     redis::cmd("ZADD").arg(&key).arg(score).arg("abcdefgh-50").exec(&mut server.connect()).unwrap();
-    assert!(limiter.check(&limit, "ada", 2).await.unwrap().used() <= 4);
+    assert!(limiter.check(&limit, "ada", 2).await.unwrap().binding().used <= 4);
 }

@@ -57,19 +57,19 @@ async fn only_stores_with_the_same_secret_share_limits() {
     let (one, same) =
         (limiter(&server, Some("the secret of all instances")), limiter(&server, Some("the secret of all instances")));
     for used in [1, 3] {
-        assert_eq!(one.check(&LOGIN, address(7), 1).await.unwrap().used(), used);
-        assert_eq!(same.check(&LOGIN, address(7), 1).await.unwrap().used(), used + 1);
+        assert_eq!(one.check(&LOGIN, address(7), 1).await.unwrap().binding().used, used);
+        assert_eq!(same.check(&LOGIN, address(7), 1).await.unwrap().binding().used, used + 1);
     }
     let other = limiter(&server, Some("the secret that comes after"));
     for (secret, limiter) in [("another", &other), ("none", &limiter(&server, None))] {
-        assert_eq!(limiter.peek(&LOGIN, address(7)).await.unwrap().used(), 0, "{secret}");
+        assert_eq!(limiter.peek(&LOGIN, address(7)).await.unwrap().binding().used, 0, "{secret}");
         assert!(limiter.check(&LOGIN, address(7), 1).await.unwrap().is_allowed());
     }
     assert_eq!(server.keys().len(), 3);
     same.reset(&LOGIN, address(7)).await.unwrap();
     assert_eq!(server.keys().len(), 2);
-    assert_eq!(one.peek(&LOGIN, address(7)).await.unwrap().used(), 0);
-    assert_eq!(other.peek(&LOGIN, address(7)).await.unwrap().used(), 1);
+    assert_eq!(one.peek(&LOGIN, address(7)).await.unwrap().binding().used, 0);
+    assert_eq!(other.peek(&LOGIN, address(7)).await.unwrap().binding().used, 1);
 }
 
 /// The store may use the same secret as the API keys. A key is then hashed twice with it, each time

@@ -42,5 +42,5 @@ fn limiter(url: &str) -> Limiter {
 
 /// Spends one unit of `CALLS`, and returns how many are used.
 async fn used(limiter: &Limiter) -> Result<u64, Error> {
-    limiter.check(&CALLS, "ada", 1).await.map(|decision| decision.used())
+    limiter.check(&CALLS, "ada", 1).await.map(|decision| decision.binding().used)
 }

@@ -64,7 +64,7 @@ async fn connections_that_are_closed_while_idle_fail_nothing() {
         server.run::<()>("CLIENT KILL TYPE normal SKIPME yes");
         for (limiter, algorithm) in limiters.iter().zip(ALGORITHMS) {
             let limit = CALLS.with_algorithm(algorithm);
-            assert_eq!(limiter.check(&limit, "ada", 1).await.unwrap().used(), round, "{algorithm:?}");
+            assert_eq!(limiter.check(&limit, "ada", 1).await.unwrap().binding().used, round, "{algorithm:?}");
         }
     }
 }
@@ -74,7 +74,7 @@ async fn connections_that_are_closed_while_idle_fail_nothing() {
 async fn nothing_is_lost_after_idleness() {
     let server = RedisServer::start();
     let limiter = limiter(&server.url());
-    let counter = CALLS.with_algorithm(Algorithm::sliding_window_counter());
+    let counter = CALLS.with_algorithm(Algorithm::SLIDING_WINDOW_COUNTER);
     let places = Limit::concurrent("jobs", 3);
     let reservation = limiter.reserve(&counter, "ada", 5, TEST_TIMEOUT).await.unwrap().unwrap();
     let place = limiter.check(&places, "ada", 1).await.unwrap();
@@ -89,10 +89,10 @@ async fn nothing_is_lost_after_idleness() {
     let key = server.keys().into_iter().find(|key| key.contains("jobs")).unwrap();
     until("the place is not freed", || server.run::<u64>(&format!("ZCARD {key}")) == 0).await;
     close().await;
-    assert_eq!(limiter.peek(&counter, "ada").await.unwrap().used(), 2);
+    assert_eq!(limiter.peek(&counter, "ada").await.unwrap().binding().used, 2);
     close().await;
     limiter.reset(&counter, "ada").await.unwrap();
-    assert_eq!(limiter.peek(&counter, "ada").await.unwrap().used(), 0);
+    assert_eq!(limiter.peek(&counter, "ada").await.unwrap().binding().used, 0);
 }
 
 /// All callers that wait for a connection fail if making one fails, so it is made once more.

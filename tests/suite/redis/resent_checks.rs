@@ -5,8 +5,7 @@ use std::{iter, time::Duration};
 
 use tokio::time::sleep;
 use tower_sliding_window::{
-    Check, Decision, Error, Limit, Limiter, RedisStore, decision::LimitStatus, limiter::Breaker,
-    settlement::Settlement, store::ManualClock,
+    Check, Decision, Error, Limit, Limiter, RedisStore, limiter::Breaker, settlement::Settlement, store::ManualClock,
 };
 
 use crate::support::{TEST_TIMEOUT, charge, check_of, ms, proxy::Proxy, redis_server::RedisServer, seconds};
@@ -17,7 +16,7 @@ const LONG: Limit = Limit::per_hour("long", 3);
 const LATER: Duration = ms(200);
 
 fn used(decision: &Decision) -> Vec<u64> {
-    decision.statuses().map(LimitStatus::used).collect()
+    decision.statuses().map(|status| status.used).collect()
 }
 
 /// A server behind a proxy that loses and delays replies, and a limiter that reaches it directly.
@@ -63,7 +62,7 @@ impl Lossy {
     }
 
     async fn used(&self, limit: &Limit) -> u64 {
-        self.direct.peek(limit, "ada").await.unwrap().used()
+        self.direct.peek(limit, "ada").await.unwrap().binding().used
     }
 
     /// Waits until the first try has used so many units.
@@ -109,7 +108,7 @@ async fn a_resent_check_is_admitted_whole_after_the_shorter_window() {
             let settled = lossy.limiter.settle(Settlement::new(check.clone(), &decision, |_| Some(0))).await.unwrap();
             left -= cost;
             assert!(settled.was_applied, "{case}");
-            assert_eq!(settled.decision.statuses().nth(1).unwrap().used(), left, "{case}");
+            assert_eq!(settled.decision.statuses().nth(1).unwrap().used, left, "{case}");
         }
         assert!(lossy.used(&short).await <= all_of_it, "{case}: only the units of the other caller");
         lossy.direct.reset(&short, "ada").await.unwrap();
@@ -143,7 +142,7 @@ async fn resent_copies_are_admitted_as_often_as_in_the_first_try() {
         for (place, decision) in admitted.into_iter().enumerate() {
             let settled = lossy.limiter.settle(Settlement::new(check.clone(), decision, |_| Some(0))).await.unwrap();
             let left = (fit - 1 - place as u64) * cost;
-            let known = (settled.was_applied, settled.decision.statuses().nth(1).unwrap().used());
+            let known = (settled.was_applied, settled.decision.statuses().nth(1).unwrap().used);
             assert_eq!(known, (true, left), "{case}");
         }
         lossy.direct.reset(&short, "ada").await.unwrap();
@@ -165,7 +164,7 @@ async fn a_check_whose_callers_have_left_is_not_resent() {
     assert!(lossy.proxy.has_lost_them());
     lossy.proxy.delay_replies(Duration::ZERO);
     // Behind the second try, over the same connection.
-    assert_eq!(lossy.limiter.peek(&LONG, "ada").await.unwrap().used(), 3);
+    assert_eq!(lossy.limiter.peek(&LONG, "ada").await.unwrap().binding().used, 3);
     assert_eq!(lossy.server.script_calls(), 2, "the first try, and this check");
 }
 
@@ -220,7 +219,7 @@ async fn a_settlement_finds_entries_of_a_clock_that_was_ahead() {
                 let settled =
                     lossy.limiter.settle(Settlement::new(check.clone(), &decision, |_| Some(0))).await.unwrap();
                 left -= cost;
-                assert_eq!((settled.was_applied, settled.decision.used()), (true, left), "{case}");
+                assert_eq!((settled.was_applied, settled.decision.binding().used), (true, left), "{case}");
             }
         }
     }
@@ -266,7 +265,7 @@ async fn settling_copies_takes_bounded_work() {
                 server.run::<()>("CONFIG RESETSTAT");
                 let settled = limiter.settle(Settlement::new(check.clone(), &decision, |_| Some(0))).await.unwrap();
                 sum -= if is_known { cost } else { 0 };
-                let reported = (settled.was_applied, settled.decision.used());
+                let reported = (settled.was_applied, settled.decision.binding().used);
                 assert_eq!(reported, (is_known, sum), "{copies} copies of {cost}");
                 most = most.max(commands(&server.run::<String>("INFO commandstats")));
             }

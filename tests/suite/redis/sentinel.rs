@@ -87,7 +87,7 @@ async fn a_url_may_name_sentinels() {
         let url = format!("{scheme}://{login}127.0.0.1:1,127.0.0.1:{}/main", sentinel.port);
         store::connect(&url).await.map_err(|error| error.kind)
     };
-    let used = async |store| Limiter::new(store).check(&SPENT, "ada", 1).await.unwrap().used();
+    let used = async |store| Limiter::new(store).check(&SPENT, "ada", 1).await.unwrap().binding().used;
     assert_eq!(used(connect("redis+sentinel", "").await.unwrap()).await, 1);
     assert_eq!(used(connect("Redis+Sentinel", "shop:s3%3Acr%2Ft@").await.unwrap()).await, 2);
     assert_eq!(connect("redis+sentinel", "shop:wrong@").await.unwrap_err(), StoreErrorKind::Denied);
@@ -128,7 +128,7 @@ async fn the_documented_permissions_are_enough_behind_sentinels() {
     may(&commands);
     may_ask(ASKS);
     let limiter = Limiter::new(connect().await.unwrap()).deadline(TEST_TIMEOUT);
-    assert_eq!(limiter.check(&SPENT, "ada", 1).await.unwrap().used(), 1);
+    assert_eq!(limiter.check(&SPENT, "ada", 1).await.unwrap().binding().used, 1);
     may_ask("+ping");
     assert_eq!(connect().await.unwrap_err().kind, StoreErrorKind::Denied);
 }
@@ -199,7 +199,7 @@ async fn fail_over(fault: &str, not_replicated: u64) {
     );
     // A check that has timed out may have been admitted, and was refused as known.
     assert!(report.admitted <= not_replicated, "{report:?}");
-    assert_eq!(limiter.peek(&SPENT, "ada").await.unwrap().used(), SPENT.units());
+    assert_eq!(limiter.peek(&SPENT, "ada").await.unwrap().binding().used, SPENT.units());
 }
 
 #[tokio::test]

@@ -28,8 +28,8 @@ const LIMITS: [Limit; 6] = [
     Limit::per("medium", 12, Duration::from_micros(60_999)),
     Limit::per("long", 40, Duration::from_millis(250)),
     Limit::per("compact", 12, Duration::from_micros(60_999)).with_algorithm(Algorithm::compact_log(6)),
-    Limit::per("fixed", 8, Duration::from_micros(40_001)).with_algorithm(Algorithm::fixed_window()),
-    Limit::per("counter", 8, Duration::from_micros(40_001)).with_algorithm(Algorithm::sliding_window_counter()),
+    Limit::per("fixed", 8, Duration::from_micros(40_001)).with_algorithm(Algorithm::FIXED_WINDOW),
+    Limit::per("counter", 8, Duration::from_micros(40_001)).with_algorithm(Algorithm::SLIDING_WINDOW_COUNTER),
 ];
 
 #[derive(Clone, Debug)]

@@ -39,25 +39,22 @@ async fn reservations_and_settlements_with_lost_replies_count_once() {
     let proxy = Proxy::start(&server).await;
     let limiter = limiter(proxy.url());
     let mut expected = 0;
-    for algorithm in [
-        Algorithm::sliding_log(),
-        Algorithm::compact_log(16),
-        Algorithm::sliding_window_counter(),
-        Algorithm::fixed_window(),
-    ] {
+    for algorithm in
+        [Algorithm::SLIDING_LOG, Algorithm::compact_log(16), Algorithm::SLIDING_WINDOW_COUNTER, Algorithm::FIXED_WINDOW]
+    {
         let limit = TOKENS.with_algorithm(algorithm);
         assert!(limiter.peek(&limit, "ada").await.unwrap().is_allowed());
         for cost in 0..50 {
             proxy.lose_replies(1);
             let reservation = limiter.reserve(&limit, "ada", 30, LEASE).await.unwrap().unwrap();
             assert!(proxy.has_lost_them());
-            assert_eq!(reservation.decision().used(), expected + 30, "{algorithm:?}");
+            assert_eq!(reservation.decision().binding().used, expected + 30, "{algorithm:?}");
 
             proxy.lose_replies(1);
             let settled = reservation.settle(cost).await.unwrap();
             assert!(proxy.has_lost_them());
             expected += cost;
-            assert_eq!((settled.was_applied, settled.decision.used()), (true, expected), "{algorithm:?}");
+            assert_eq!((settled.was_applied, settled.decision.binding().used), (true, expected), "{algorithm:?}");
         }
         expected = 0;
     }
@@ -77,7 +74,7 @@ async fn a_settlement_completes_after_its_caller_leaves() {
     assert!(poll_fn(|cx| Poll::Ready(settling.as_mut().poll(cx).is_pending())).await);
     drop(settling);
     let left = Instant::now();
-    while observer.peek(&TOKENS, "ada").await.unwrap().used() != 5 {
+    while observer.peek(&TOKENS, "ada").await.unwrap().binding().used != 5 {
         assert!(left.elapsed() < TEST_TIMEOUT, "it is not settled");
         sleep(Duration::from_millis(5)).await;
     }
@@ -160,7 +157,7 @@ async fn a_check_that_could_count_twice_is_not_resent() {
         proxy.lose_replies(1);
         assert!(limiter.check(&compact, "ada", 1).await.is_err());
         assert!(proxy.has_lost_them());
-        assert_eq!(limiter.peek(&compact, "ada").await.unwrap().used(), round);
+        assert_eq!(limiter.peek(&compact, "ada").await.unwrap().binding().used, round);
     }
 
     let url = proxy.url().to_owned();
@@ -169,7 +166,7 @@ async fn a_check_that_could_count_twice_is_not_resent() {
     assert!(batching.peek(&TOKENS, "bob").await.unwrap().is_allowed());
     proxy.lose_replies(1);
     let (log, compact) = tokio::join!(batching.check(&TOKENS, "bob", 1), batching.check(&compact, "bob", 1));
-    assert!(compact.is_err() && log.unwrap().used() == 1);
+    assert!(compact.is_err() && log.unwrap().binding().used == 1);
 }
 
 /// A hundred callers settle at once, each twice, and send checks in between.
@@ -189,7 +186,7 @@ async fn settlements_and_checks_share_batches() {
     for task in tasks.collect::<Vec<_>>() {
         task.await.unwrap();
     }
-    assert_eq!(limiter.peek(&TOKENS, "ada").await.unwrap().used(), 100 * 101 / 2 + 100);
+    assert_eq!(limiter.peek(&TOKENS, "ada").await.unwrap().binding().used, 100 * 101 / 2 + 100);
 }
 
 /// Equal checks in one batch share an entry. Each can be refunded by itself, once.
@@ -210,7 +207,7 @@ async fn copies_that_share_an_entry_are_refunded_one_by_one() {
         for is_known in [true, false] {
             let settled = limiter.settle(Settlement::new(check.clone(), decision, |_| Some(0))).await.unwrap();
             let left = 3 * (39 - place as u64);
-            assert_eq!((settled.was_applied, settled.decision.used()), (is_known, left));
+            assert_eq!((settled.was_applied, settled.decision.binding().used), (is_known, left));
         }
     }
     assert!(server.keys().is_empty(), "keys are left");
@@ -221,20 +218,17 @@ async fn copies_that_share_an_entry_are_refunded_one_by_one() {
 async fn an_out_of_memory_server_still_accepts_refunds() {
     let server = RedisServer::start();
     let limiter = limiter(&server.url());
-    for algorithm in [
-        Algorithm::sliding_log(),
-        Algorithm::compact_log(16),
-        Algorithm::sliding_window_counter(),
-        Algorithm::fixed_window(),
-    ] {
+    for algorithm in
+        [Algorithm::SLIDING_LOG, Algorithm::compact_log(16), Algorithm::SLIDING_WINDOW_COUNTER, Algorithm::FIXED_WINDOW]
+    {
         let limit = TOKENS.with_algorithm(algorithm);
         let reservations = [30, 40].map(|cost| limiter.reserve(&limit, "ada", cost, LEASE));
         let [first, second] = reservations;
         let (first, second) = (first.await.unwrap().unwrap(), second.await.unwrap().unwrap());
         server.run::<()>("CONFIG SET maxmemory 1");
         assert!(limiter.check(&limit, "ada", 1).await.is_err());
-        assert_eq!(first.settle(0).await.unwrap().decision.used(), 40, "{algorithm:?}");
-        assert_eq!(second.settle(5).await.unwrap().decision.used(), 5, "{algorithm:?}");
+        assert_eq!(first.settle(0).await.unwrap().decision.binding().used, 40, "{algorithm:?}");
+        assert_eq!(second.settle(5).await.unwrap().decision.binding().used, 5, "{algorithm:?}");
         server.run::<()>("CONFIG SET maxmemory 0");
     }
 }
@@ -250,8 +244,8 @@ async fn a_refused_check_prefetches_no_settlement_in_its_batch() {
     server.run::<()>("CONFIG SET maxmemory 1");
     let (checked, settled) = tokio::join!(limiter.check(&TOKENS, "bob", 1), reservation.settle(5));
     assert!(checked.is_err(), "the server has no memory for it");
-    assert_eq!(settled.unwrap().decision.used(), 5);
-    assert_eq!(limiter.peek(&TOKENS, "bob").await.unwrap().used(), 0);
+    assert_eq!(settled.unwrap().decision.binding().used, 5);
+    assert_eq!(limiter.peek(&TOKENS, "bob").await.unwrap().binding().used, 0);
 }
 
 /// The process is killed while it reads a request whose tokens it has reserved. They count once,
@@ -267,7 +261,7 @@ async fn units_reserved_by_a_killed_process_return_when_the_lease_ends() {
 
     let tokens = Limit::per_minute("tokens", 400);
     let key = || -> Key { ApiKey::header("x-api-key", &Secret::new(SECRET).unwrap()).key("ada") };
-    let used = async |limiter: &Limiter| limiter.peek(&tokens, key()).await.unwrap().used();
+    let used = async |limiter: &Limiter| limiter.peek(&tokens, key()).await.unwrap().binding().used;
     let present = limiter(&redis.url());
     let started = Instant::now();
     while used(&present).await == 0 {

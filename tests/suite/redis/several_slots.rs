@@ -31,7 +31,7 @@ async fn limiters(cluster: &RedisCluster) -> [Limiter; 2] {
 /// 50 clients use ten keys, each of them 200 times in all, of which the limit admits 50.
 #[tokio::test]
 async fn many_clients_are_decided_at_once() {
-    for algorithm in [Algorithm::sliding_log(), Algorithm::fixed_window()] {
+    for algorithm in [Algorithm::SLIDING_LOG, Algorithm::FIXED_WINDOW] {
         let cluster = RedisCluster::start(1).await;
         for (number, limiter) in limiters(&cluster).await.into_iter().enumerate() {
             let limit = Limit::new(format!("calls-{number}"), 50, Duration::from_secs(86_400)).unwrap();
@@ -77,7 +77,7 @@ async fn a_check_of_two_keys_is_decided() {
     let checks: JoinSet<_> = (0..2_000).map(|number| crowd.check_all(pair(10 + number % 100))).collect();
     let admitted = checks.join_all().await.into_iter().filter(|outcome| outcome.as_ref().unwrap().is_allowed());
     assert_eq!(admitted.count(), 2_000);
-    assert_eq!(crowd.peek(&calls, "b-10").await.unwrap().used(), 20);
+    assert_eq!(crowd.peek(&calls, "b-10").await.unwrap().binding().used, 20);
 }
 
 /// Places are freed, and units are settled, in several slots at once.
@@ -105,7 +105,7 @@ async fn places_and_settlements_of_several_slots_are_done() {
         let admitted = limiter.check_all(units.clone()).await.unwrap();
         assert!(limiter.settle(Settlement::new(units, &admitted, |_| Some(7))).await.unwrap().was_applied);
         for key in ["ada", "bob"] {
-            assert_eq!(limiter.peek(&calls, key).await.unwrap().used(), 7);
+            assert_eq!(limiter.peek(&calls, key).await.unwrap().binding().used, 7);
             limiter.reset(&calls, key).await.unwrap();
         }
     }
@@ -115,7 +115,7 @@ async fn places_and_settlements_of_several_slots_are_done() {
     let admitted = first.check_all(units.clone()).await.unwrap();
     let refund = Settlement::new(units, &admitted, |_| Some(0));
     assert!(second.settle(refund).await.unwrap().was_applied);
-    assert_eq!(second.peek(&calls, "bob").await.unwrap().used(), 0);
+    assert_eq!(second.peek(&calls, "bob").await.unwrap().binding().used, 0);
 }
 
 /// Its first slot has admitted the check, or may have. The process goes on.
@@ -139,7 +139,7 @@ fn a_runtime_that_ends_leaves_nothing_in_any_slot() {
     let held = || {
         other.block_on(async {
             let [a, b] = ["a", "b"].map(|key| limiter.peek(&places, key));
-            a.await.unwrap().used() + b.await.unwrap().used()
+            a.await.unwrap().binding().used + b.await.unwrap().binding().used
         })
     };
     sleep(Duration::from_secs(1));

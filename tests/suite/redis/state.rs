@@ -136,9 +136,9 @@ async fn the_reset_beside_an_entry_that_is_just_leaving_is_its_end() {
         }
         let third = limiter.check_all(check).await.unwrap();
         let third_status = third.binding();
-        if third_status.used() == 2 {
+        if third_status.used == 2 {
             let left = leaves.duration_since(third.at()).unwrap();
-            assert!(third_status.reset_after() <= left + Duration::from_millis(1), "{third_status:?}, {left:?}");
+            assert!(third_status.reset_after <= left + Duration::from_millis(1), "{third_status:?}, {left:?}");
             seen += 1;
         }
         if seen == 5 {
@@ -159,7 +159,7 @@ async fn a_shorter_window_leaves_the_expiry_of_a_longer_one() {
     }
     let key = server.only_key();
     let with_id = Check::new(Charge::new(short, "ada", 1).unwrap()).with_id(AdmissionId::fresh());
-    assert_eq!(limiter.check_all(with_id).await.unwrap().used(), 1, "nothing of the longer window");
+    assert_eq!(limiter.check_all(with_id).await.unwrap().binding().used, 1, "nothing of the longer window");
     assert_eq!(server.keys().len(), 2);
     let lives = Duration::from_millis(ttl(&server, &key).unsigned_abs());
     assert!(lives > seconds(60), "{lives:?}");
@@ -179,7 +179,7 @@ async fn an_admission_after_a_step_back_leaves_a_later_expiry() {
     let ahead = -entries(&server, &key).last().unwrap().1 + 3 * 40_000_000;
     server.run::<()>(&format!("ZADD {key} -{ahead} zz6 7 used"));
     server.run::<()>(&format!("PEXPIREAT {key} {}", ahead / 1_000 + 560_000 + SLACK));
-    assert_eq!(limiter.check(&limit, "ada", 1).await.unwrap().used(), 8);
+    assert_eq!(limiter.check(&limit, "ada", 1).await.unwrap().binding().used, 8);
     let left = ahead / 1_000 + 560_000 - micros(&server) / 1_000;
     assert_eq!(ttl(&server, &key) >= left, !server.is_before_7(), "the entry ahead leaves in {left} ms");
 }
@@ -216,12 +216,12 @@ async fn a_check_under_another_window_leaves_that_of_the_first_alone() {
         let key = server.only_key();
         sleep(Duration::from_millis(60)).await;
         let decision = limiter.check(&limit(second), "ada", 1).await.unwrap();
-        assert_eq!((decision.is_allowed(), decision.used()), (true, 1), "{first} {second}");
+        assert_eq!((decision.is_allowed(), decision.binding().used), (true, 1), "{first} {second}");
         for (key, window) in server.keys().iter().map(|one| (one, if *one == key { first } else { second })) {
             let left = ttl(&server, key);
             assert!(left > i64::try_from(window).unwrap() + SLACK - 500, "{first} {second}: {left} of {key}");
         }
-        assert_eq!(limiter.check(&limit(first), "ada", 1).await.unwrap().used(), 2, "{first} {second}");
+        assert_eq!(limiter.check(&limit(first), "ada", 1).await.unwrap().binding().used, 2, "{first} {second}");
         assert!(!limiter.check(&limit(first), "ada", 1).await.unwrap().is_allowed(), "{first} {second}");
         server.run::<()>("FLUSHALL");
     }
@@ -234,17 +234,17 @@ async fn a_check_under_another_window_leaves_that_of_the_first_alone() {
 async fn a_key_outlives_the_units_that_join_an_entry() {
     let server = RedisServer::start();
     let limiter = limiter(&server);
-    for algorithm in [Algorithm::compact_log(3), Algorithm::sliding_window_counter(), Algorithm::fixed_window()] {
+    for algorithm in [Algorithm::compact_log(3), Algorithm::SLIDING_WINDOW_COUNTER, Algorithm::FIXED_WINDOW] {
         let limit = Limit::per_day("calls", 100).with_algorithm(algorithm);
         assert!(limiter.check(&limit, "ada", 1).await.unwrap().is_allowed());
         let key = server.only_key();
         let needed = ttl(&server, &key);
-        let counts_for = limiter.peek(&limit, "ada").await.unwrap().statuses().next().unwrap().reset_after();
+        let counts_for = limiter.peek(&limit, "ada").await.unwrap().statuses().next().unwrap().reset_after;
         assert!(needed > millis(counts_for) + SLACK - 500, "{algorithm:?}: {needed} of {counts_for:?}");
         if server.is_before_7() {
             server.run::<()>(&format!("PEXPIRE {key} 20000"));
         }
-        assert_eq!(limiter.check(&limit, "ada", 1).await.unwrap().used(), 2, "{algorithm:?}");
+        assert_eq!(limiter.check(&limit, "ada", 1).await.unwrap().binding().used, 2, "{algorithm:?}");
         let ttl = ttl(&server, &key);
         assert!(ttl > needed - 20_000, "{algorithm:?}: {ttl} of {needed}");
         server.run::<()>("FLUSHALL");
@@ -352,10 +352,10 @@ async fn an_admission_drops_expired_entries_by_the_servers_clock() {
             let with_another = Check::new(charge(&other, 1)).and(charge(&limit, cost)).unwrap();
             for (again, check) in [alone, with_another].into_iter().enumerate() {
                 let decision = limiter.check_all(check).await.unwrap();
-                let status = decision.statuses().find(|status| status.limit().name() == "calls").unwrap();
+                let status = decision.statuses().find(|status| status.limit.name() == "calls").unwrap();
                 let used = u64::try_from(units * left).unwrap() + cost * (again as u64 + 1);
                 let case = format!("{gone} gone, {left} left, of {units}, and {cost}");
-                assert_eq!((decision.is_allowed(), status.used()), (true, used), "{case}");
+                assert_eq!((decision.is_allowed(), status.used), (true, used), "{case}");
 
                 let (sums, entries): (Vec<_>, Vec<_>) =
                     entries(&server, &key).into_iter().partition(|(member, _)| member == b"used");
@@ -372,7 +372,7 @@ async fn an_admission_drops_expired_entries_by_the_servers_clock() {
                 assert!(ttl(&server, &key) + millis(passed) >= 10_000, "{case}: the new entry lives for a window");
                 // The oldest entry leaves 10 s after it was added. The reset time may be off by a
                 // millisecond.
-                let resets = decision.at().duration_since(UNIX_EPOCH).unwrap() + status.reset_after();
+                let resets = decision.at().duration_since(UNIX_EPOCH).unwrap() + status.reset_after;
                 let late = millis(resets) - now / 1_000 - if left > 0 { 5_000 } else { 10_000 };
                 let latest = if left > 0 { 1 } else { millis(passed) + 1 };
                 assert!((-1..=latest).contains(&late), "{case}: {late} ms late, {status:?}");
@@ -398,8 +398,8 @@ async fn an_entry_ahead_of_the_servers_clock_counts_from_now() {
         }
         for used in [2, 3, 3] {
             let decision = limiter.check(&LOGIN, "ada", 1).await.unwrap();
-            assert_eq!(decision.used(), used);
-            assert!(decision.binding().reset_after() <= LOGIN.window(), "{decision:?}");
+            assert_eq!(decision.binding().used, used);
+            assert!(decision.binding().reset_after <= LOGIN.window(), "{decision:?}");
             let ttl = ttl(&server, &key);
             // Two windows after the newest admission or the entry ahead. Expiries are whole
             // milliseconds, rounded up.
@@ -439,14 +439,14 @@ async fn a_settlement_does_not_extend_the_expiry() {
     // The middle of a fixed window.
     to_next_window(&clock, seconds(10));
     clock.advance(seconds(5));
-    for algorithm in [Algorithm::sliding_log(), Algorithm::compact_log(3), Algorithm::sliding_window_counter()] {
+    for algorithm in [Algorithm::SLIDING_LOG, Algorithm::compact_log(3), Algorithm::SLIDING_WINDOW_COUNTER] {
         let limit = Limit::per("calls", 100, Duration::from_secs(10)).with_algorithm(algorithm);
         let check = Check::new(Charge::new(limit, "ada", 5).unwrap()).with_id(AdmissionId::from(7));
         let decision = limiter.check_all(check.clone()).await.unwrap();
         // In the next window, just before the admission expires.
         clock.advance(Duration::from_secs(9));
         let settled = limiter.settle(Settlement::new(check, &decision, |_| Some(2))).await.unwrap();
-        assert_eq!((settled.was_applied, settled.decision.used()), (true, 2), "{algorithm:?}");
+        assert_eq!((settled.was_applied, settled.decision.binding().used), (true, 2), "{algorithm:?}");
         let life = 9_000 + ttl(&server, &server.only_key());
         assert!(life <= 2 * 10_000 + SLACK_OF_TESTS, "{algorithm:?}: {life} after the admission");
         server.run::<()>("FLUSHALL");
@@ -496,8 +496,8 @@ async fn the_documented_memory_is_enough() {
     for (algorithm, most) in [
         (Algorithm::compact_log(128), [3_072; 3]),
         (Algorithm::compact_log(16), [512; 3]),
-        (Algorithm::sliding_window_counter(), [300; 3]),
-        (Algorithm::fixed_window(), [300; 3]),
+        (Algorithm::SLIDING_WINDOW_COUNTER, [300; 3]),
+        (Algorithm::FIXED_WINDOW, [300; 3]),
     ] {
         for (units, most) in [100, 1_000, 1_000_000].into_iter().zip(most) {
             let bytes = bytes_spent_in_full(units, algorithm).await;
@@ -506,7 +506,7 @@ async fn the_documented_memory_is_enough() {
         }
     }
     for units in [100, 1_000] {
-        println!("log at {units}: {} bytes", bytes_spent_in_full(units, Algorithm::sliding_log()).await);
+        println!("log at {units}: {} bytes", bytes_spent_in_full(units, Algorithm::SLIDING_LOG).await);
     }
 }
 
@@ -517,7 +517,7 @@ async fn a_unit_by_the_clock_of_a_test_waits_for_that_clock() {
     let limiter = Limiter::new(server.store().clock(&clock).build().unwrap()).deadline(TEST_TIMEOUT);
     assert!(limiter.check(&limit, "ada", 1).await.unwrap().is_allowed());
     sleep(ms(1_200)).await;
-    assert_eq!(limiter.peek(&limit, "ada").await.unwrap().used(), 1);
+    assert_eq!(limiter.peek(&limit, "ada").await.unwrap().binding().used, 1);
     clock.advance(ms(10));
-    assert_eq!(limiter.peek(&limit, "ada").await.unwrap().used(), 0);
+    assert_eq!(limiter.peek(&limit, "ada").await.unwrap().binding().used, 0);
 }

@@ -18,7 +18,7 @@ const CALLS: Limit = Limit::per_hour("calls", 3);
 
 async fn used(builder: RedisStoreBuilder) -> Result<u64, Error> {
     let limiter = Limiter::new(builder.connect_timeout(TEST_TIMEOUT).build().unwrap()).deadline(TEST_TIMEOUT);
-    limiter.check(&CALLS, "ada", 1).await.map(|decision| decision.used())
+    limiter.check(&CALLS, "ada", 1).await.map(|decision| decision.binding().used)
 }
 
 impl Certificates {

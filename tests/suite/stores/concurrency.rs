@@ -76,5 +76,5 @@ async fn refused_checks_take_nothing_from_the_other_limits() {
     };
     assert_eq!(admitted(&redis_limiters(&server), check).await, 75);
     let limiter = &redis_limiters(&server)[0];
-    assert_eq!(limiter.peek(&LIMIT, "all").await.unwrap().used(), 75);
+    assert_eq!(limiter.peek(&LIMIT, "all").await.unwrap().binding().used, 75);
 }

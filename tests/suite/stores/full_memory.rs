@@ -78,12 +78,12 @@ fn limits() -> [Limit; 6] {
         Limit::new(name, units, Duration::from_millis(millis)).unwrap().with_algorithm(algorithm)
     };
     [
-        limit("log", 5, 1_000, Algorithm::sliding_log()),
-        limit("log", 8, 7_000, Algorithm::sliding_log()),
+        limit("log", 5, 1_000, Algorithm::SLIDING_LOG),
+        limit("log", 8, 7_000, Algorithm::SLIDING_LOG),
         limit("compact", 6, 3_000, Algorithm::compact_log(5)),
-        limit("wide", 20, 60_000, Algorithm::sliding_log()),
-        limit("fixed", 4, 2_000, Algorithm::fixed_window()),
-        limit("counter", 6, 2_000, Algorithm::sliding_window_counter()),
+        limit("wide", 20, 60_000, Algorithm::SLIDING_LOG),
+        limit("fixed", 4, 2_000, Algorithm::FIXED_WINDOW),
+        limit("counter", 6, 2_000, Algorithm::SLIDING_WINDOW_COUNTER),
     ]
 }
 
@@ -345,7 +345,7 @@ fn crowd(capacity: u32, limit: &Limit, keys: u32, asks: u32) -> (f64, f64, usize
         }
         if number % 1_024 > 0 { bytes } else { bytes.max(resident().saturating_sub(before) * 4_096) }
     });
-    let is_fixed = limit.algorithm() == Algorithm::fixed_window();
+    let is_fixed = limit.algorithm() == Algorithm::FIXED_WINDOW;
     let most = admitted.values().map(|times| {
         let within = |from: u64| times.iter().filter(|at| (from..from + 60_000_000).contains(at)).count();
         times.iter().map(|at| within(if is_fixed { at - at % 60_000_000 } else { *at })).max().unwrap()

@@ -147,7 +147,7 @@ impl Store for ListStore {
     fn decide(&self, check: Check) -> StoreFuture<Decision> {
         let store = self.clone();
         Box::pin(async move {
-            if check.charges().all(|charge| charge.limit().algorithm() == Algorithm::sliding_log()) {
+            if check.charges().all(|charge| charge.limit().algorithm() == Algorithm::SLIDING_LOG) {
                 return Ok(store.decide_now(&check));
             }
             Err(StoreError::new("deciding a check", StoreErrorKind::Other, "this store counts by exact logs only")
@@ -172,6 +172,6 @@ impl Store for ListStore {
 
 #[tokio::test]
 async fn a_store_written_from_the_docs_alone_keeps_every_rule() {
-    let suite = Conformance::new().algorithms([Algorithm::sliding_log()]);
+    let suite = Conformance::new().algorithms([Algorithm::SLIDING_LOG]);
     suite.run(async |clock| ListStore { clock, admissions: Arc::default() }).await;
 }

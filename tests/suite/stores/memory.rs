@@ -82,7 +82,7 @@ async fn a_limit_without_admissions_is_forgotten() {
 #[tokio::test]
 async fn a_sweep_leaves_a_counter_as_it_is() {
     let (store, limiter, clock) = store(1_000);
-    let counted = Limit::per_minute("counted", 10).with_algorithm(Algorithm::sliding_window_counter());
+    let counted = Limit::per_minute("counted", 10).with_algorithm(Algorithm::SLIDING_WINDOW_COUNTER);
     let at = limiter.peek(&counted, "ada").await.unwrap().at().duration_since(std::time::UNIX_EPOCH).unwrap();
     clock.advance(counted.window() - Duration::from_micros(at.as_micros() as u64 % 60_000_000));
     assert!(limiter.check(&counted, "ada", 10).await.unwrap().is_allowed());
@@ -92,7 +92,7 @@ async fn a_sweep_leaves_a_counter_as_it_is() {
         assert!(limiter.peek(&CALLS, "ada").await.unwrap().is_allowed());
     }
     // 43 of 60 seconds of the previous window count.
-    assert_eq!(limiter.peek(&counted, "ada").await.unwrap().used(), 8);
+    assert_eq!(limiter.peek(&counted, "ada").await.unwrap().binding().used, 8);
     clock.advance(Duration::from_secs(44));
     for _ in 0..100 {
         clock.advance(Duration::from_millis(20));
@@ -105,12 +105,12 @@ async fn a_sweep_leaves_a_counter_as_it_is() {
 async fn a_reset_frees_capacity() {
     let (store, limiter, _) = store(4);
     for (used, held) in [(1, 1), (2, 2), (3, 2)] {
-        assert_eq!(limiter.check(&CALLS, "ada", 1).await.unwrap().used(), used);
+        assert_eq!(limiter.check(&CALLS, "ada", 1).await.unwrap().binding().used, used);
         assert_eq!(capacity_in_use(&store).0, held);
     }
     limiter.reset(&CALLS, "ada").await.unwrap();
     assert_eq!(capacity_in_use(&store).0, 0);
-    assert_eq!(limiter.check(&CALLS, "ada", 1).await.unwrap().used(), 1);
+    assert_eq!(limiter.check(&CALLS, "ada", 1).await.unwrap().binding().used, 1);
 }
 
 /// Whatever the operations, the capacity in use equals the stored admissions, and is zero in the
@@ -124,10 +124,10 @@ fn all_capacity_is_free_after_the_last_admission_expires() {
         let (store, limiter, clock) = store(60);
         let limit = |place: usize| {
             let algorithm = [
-                Algorithm::sliding_log(),
+                Algorithm::SLIDING_LOG,
                 Algorithm::compact_log(5),
-                Algorithm::sliding_window_counter(),
-                Algorithm::fixed_window(),
+                Algorithm::SLIDING_WINDOW_COUNTER,
+                Algorithm::FIXED_WINDOW,
             ][place % 4];
             Limit::new(format!("l{place}"), 20, CALLS.window()).unwrap().with_algorithm(algorithm)
         };
@@ -187,11 +187,15 @@ async fn a_long_log_is_as_exact_as_a_short_one() {
     for (decision, check) in &admitted {
         let cost = check.charges().map(Charge::cost).sum::<u64>();
         used += cost;
-        assert_eq!(decision.used(), used);
+        assert_eq!(decision.binding().used, used);
     }
     let (first, last) = (&admitted[0], &admitted[9_999]);
     for (_, check) in [first, last] {
-        assert_eq!(limiter.check_all(check.clone()).await.unwrap().used(), used, "the repeated check counts once");
+        assert_eq!(
+            limiter.check_all(check.clone()).await.unwrap().binding().used,
+            used,
+            "the repeated check counts once"
+        );
     }
     // All entries up to one in the middle must leave.
     let up_to: u64 = admitted[..=5_000].iter().map(|(_, check)| check.charges().map(Charge::cost).sum::<u64>()).sum();
@@ -205,10 +209,10 @@ async fn a_long_log_is_as_exact_as_a_short_one() {
         let refund = Settlement::new(check.clone(), decision, |_| Some(0));
         used = limit.units() - limiter.settle(refund).await.unwrap().decision.remaining();
         let again = limiter.settle(Settlement::new(check.clone(), decision, |_| Some(0))).await.unwrap();
-        assert_eq!((again.was_applied, again.decision.used()), (false, used));
+        assert_eq!((again.was_applied, again.decision.binding().used), (false, used));
     }
     clock.advance(limit.window());
-    assert_eq!(limiter.peek(&limit, "ada").await.unwrap().used(), 0);
+    assert_eq!(limiter.peek(&limit, "ada").await.unwrap().binding().used, 0);
 }
 
 /// Expired admissions free capacity when their key is checked, not only when they are swept.
@@ -216,7 +220,7 @@ async fn a_long_log_is_as_exact_as_a_short_one() {
 async fn an_expired_admission_frees_capacity() {
     let (_, limiter, clock) = store(6);
     for _ in 0..50 {
-        assert_eq!(limiter.check(&CALLS, "ada", 1).await.unwrap().used(), 1);
+        assert_eq!(limiter.check(&CALLS, "ada", 1).await.unwrap().binding().used, 1);
         assert!(limiter.check(&CALLS, "ada", 1).await.unwrap().is_allowed());
         assert!(limiter.check(&CALLS, "ada", 1).await.unwrap().is_allowed());
         clock.advance(CALLS.window());

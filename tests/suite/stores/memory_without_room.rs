@@ -22,9 +22,9 @@ async fn a_key_without_room_is_counted_in_cells_until_an_admission_expires() {
         assert!(limiter.check(&CALLS, key, 1).await.unwrap().is_allowed());
     }
     assert!(!limiter.check(&CALLS, "a", 1).await.unwrap().is_allowed(), "a refusal needs no capacity");
-    assert_eq!(limiter.peek(&CALLS, "d").await.unwrap().used(), 1);
+    assert_eq!(limiter.peek(&CALLS, "d").await.unwrap().binding().used, 1);
     for used in 1..=3 {
-        assert_eq!(limiter.check(&CALLS, "more", 1).await.unwrap().used(), used);
+        assert_eq!(limiter.check(&CALLS, "more", 1).await.unwrap().binding().used, used);
     }
     let refused = limiter.check(&CALLS, "more", 1).await.unwrap();
     assert!(refused.retry_after().is_some_and(|wait| wait >= CALLS.window() && wait < CALLS.window() * 3 / 2));
@@ -115,7 +115,7 @@ async fn a_check_counts_all_of_its_charges_or_none_with_and_without_room() {
     let used = async || {
         let mut used = Vec::new();
         for key in ["a", "b", "c"] {
-            used.push(limiter.peek(&CALLS, key).await.unwrap().used());
+            used.push(limiter.peek(&CALLS, key).await.unwrap().binding().used);
         }
         used
     };
@@ -145,13 +145,13 @@ async fn the_charges_of_a_check_get_capacity_one_after_the_other() {
 async fn a_key_without_room_for_more_adds_up_its_units() {
     let (store, limiter, clock) = store(2);
     for used in 1..=3 {
-        assert_eq!(limiter.check(&CALLS, "ada", 1).await.unwrap().used(), used);
+        assert_eq!(limiter.check(&CALLS, "ada", 1).await.unwrap().binding().used, used);
         clock.advance(Duration::from_millis(1));
     }
     assert_eq!((store.keys(), capacity_in_use(&store).0), (1, 1));
     clock.advance(CALLS.window() - Duration::from_millis(3));
     for used in [2, 2, 0] {
-        assert_eq!(limiter.peek(&CALLS, "ada").await.unwrap().used(), used);
+        assert_eq!(limiter.peek(&CALLS, "ada").await.unwrap().binding().used, used);
         clock.advance(Duration::from_millis(1));
     }
 }
@@ -168,7 +168,7 @@ async fn a_reset_leaves_cells() {
     clock.advance(refused.retry_after().unwrap() - Duration::from_micros(1));
     assert!(!limiter.check(&CALLS, "ada", 1).await.unwrap().is_allowed());
     clock.advance(Duration::from_micros(1));
-    assert_eq!(limiter.check(&CALLS, "ada", 1).await.unwrap().used(), 1);
+    assert_eq!(limiter.check(&CALLS, "ada", 1).await.unwrap().binding().used, 1);
 }
 
 /// A late settlement counts returned units again, with room for a record and without.
@@ -180,7 +180,7 @@ async fn a_settlement_after_its_lease_counts_without_room() {
     limiter.reset(&CALLS, "ada").await.unwrap();
     assert!(limiter.check(&CALLS, "bob", 1).await.unwrap().is_allowed());
     assert!(reservation.settle(3).await.unwrap().was_applied);
-    assert_eq!((limiter.peek(&CALLS, "ada").await.unwrap().used(), capacity_in_use(&store).0), (3, 1));
+    assert_eq!((limiter.peek(&CALLS, "ada").await.unwrap().binding().used, capacity_in_use(&store).0), (3, 1));
 }
 
 /// No settlement finds a reservation in cells. After the lease it counts in addition, as one does
@@ -194,9 +194,9 @@ async fn a_settlement_after_the_lease_of_a_reservation_without_room_counts_in_ad
     let reservation = limiter.reserve(&SEARCH, "ada", 2, Duration::from_millis(1)).await.unwrap().unwrap();
     clock.advance(Duration::from_millis(1));
     assert!(!reservation.settle(0).await.unwrap().was_applied);
-    assert_eq!(limiter.peek(&SEARCH, "ada").await.unwrap().used(), 2);
+    assert_eq!(limiter.peek(&SEARCH, "ada").await.unwrap().binding().used, 2);
     assert!(reservation.settle(1).await.unwrap().was_applied);
-    assert_eq!(limiter.peek(&SEARCH, "ada").await.unwrap().used(), 3);
+    assert_eq!(limiter.peek(&SEARCH, "ada").await.unwrap().binding().used, 3);
 }
 
 /// A reservation in cells is found by no settlement, so it counts in full. What was spent above it
@@ -208,11 +208,11 @@ async fn a_settlement_above_a_reservation_without_room_counts() {
         assert!(limiter.check(&SEARCH, key, 1).await.unwrap().is_allowed());
     }
     for key in ["ada", "b"] {
-        let before = limiter.peek(&SEARCH, key).await.unwrap().used();
+        let before = limiter.peek(&SEARCH, key).await.unwrap().binding().used;
         for (cost, used) in [(2, 2), (0, 4), (90, 94)] {
             let reservation = limiter.reserve(&SEARCH, key, 2, Duration::from_secs(5)).await.unwrap().unwrap();
             assert!(!reservation.settle(cost).await.unwrap().was_applied);
-            assert_eq!(limiter.peek(&SEARCH, key).await.unwrap().used(), before + used);
+            assert_eq!(limiter.peek(&SEARCH, key).await.unwrap().binding().used, before + used);
         }
         assert!(!limiter.check(&SEARCH, key, 7).await.unwrap().is_allowed());
     }

@@ -57,17 +57,14 @@ async fn the_refusal_cache_follows_paused_time() {
 /// is admitted beyond the limit, and no key is refused for longer than one full window.
 #[tokio::test(start_paused = true)]
 async fn a_thread_outside_the_runtime_admits_nothing_extra() {
-    for algorithm in [
-        Algorithm::sliding_log(),
-        Algorithm::compact_log(16),
-        Algorithm::sliding_window_counter(),
-        Algorithm::fixed_window(),
-    ] {
+    for algorithm in
+        [Algorithm::SLIDING_LOG, Algorithm::compact_log(16), Algorithm::SLIDING_WINDOW_COUNTER, Algorithm::FIXED_WINDOW]
+    {
         let (store, two) = (MemoryStore::new(), Limit::per_minute("two", 2).with_algorithm(algorithm));
         let check = Check::new(Charge::new(two, "ada", 1).unwrap());
         for _ in 0..3 {
             advance(1_000 * MINUTE).await;
-            assert_eq!(store.decide_now(&check).unwrap().unwrap().used(), 1, "{algorithm:?}");
+            assert_eq!(store.decide_now(&check).unwrap().unwrap().binding().used, 1, "{algorithm:?}");
             let (outside, check) = (store.clone(), check.clone());
             let asked = thread::spawn(move || [(); 3].map(|()| outside.decide_now(&check).unwrap().unwrap()));
             let [second, refused, again] = asked.join().unwrap();

@@ -19,9 +19,9 @@ pub(crate) struct Figures {
 impl Figures {
     pub(crate) fn of(status: &LimitStatus) -> Self {
         Self {
-            used: status.used(),
-            reserved: status.reserved(),
-            reset: status.reset_after(),
+            used: status.used,
+            reserved: status.reserved,
+            reset: status.reset_after,
             retry: status.retry_after(),
             is_by_reservations: status.is_refused_by_reservations(),
         }

@@ -57,12 +57,8 @@ pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 pub(crate) const MICROSECOND: Duration = Duration::from_micros(1);
 
 /// One algorithm of each kind.
-pub(crate) const ALGORITHMS: [Algorithm; 4] = [
-    Algorithm::sliding_log(),
-    Algorithm::compact_log(16),
-    Algorithm::sliding_window_counter(),
-    Algorithm::fixed_window(),
-];
+pub(crate) const ALGORITHMS: [Algorithm; 4] =
+    [Algorithm::SLIDING_LOG, Algorithm::compact_log(16), Algorithm::SLIDING_WINDOW_COUNTER, Algorithm::FIXED_WINDOW];
 
 pub(crate) const fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)
@@ -85,7 +81,7 @@ pub(crate) fn check_of(charges: impl IntoIterator<Item = Charge>) -> Check {
 
 /// Whether a check was refused, and would have been admitted without the reserved units.
 pub(crate) fn is_refused_by_reservations(decision: &Decision) -> bool {
-    let mut refusing = decision.statuses().filter(|status| !status.is_shadow() && status.retry_after().is_some());
+    let mut refusing = decision.statuses().filter(|status| !status.is_shadow && status.retry_after().is_some());
     !decision.is_allowed() && refusing.all(LimitStatus::is_refused_by_reservations)
 }
 

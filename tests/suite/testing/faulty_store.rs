@@ -36,7 +36,7 @@ async fn each_fault_holds_until_the_next_one_is_set() {
         store.set(Fault::None);
         assert!(limiter.check(&CALLS, "ada", 1).await.unwrap().is_allowed());
     }
-    assert_eq!(limiter.peek(&CALLS, "ada").await.unwrap().used(), 3, "failed checks count nothing");
+    assert_eq!(limiter.peek(&CALLS, "ada").await.unwrap().binding().used, 3, "failed checks count nothing");
     assert_eq!((store.calls(), store.hanging()), (3 * 4 + 1, 0));
 }
 
@@ -47,11 +47,11 @@ async fn a_check_whose_reply_is_lost_has_counted() {
     store.set(Fault::LosesReplies);
     assert!(matches!(limiter.check(&CALLS, "ada", 2).await, Err(Error::Unavailable(_))));
     store.set(Fault::None);
-    assert_eq!(limiter.peek(&CALLS, "ada").await.unwrap().used(), 2);
+    assert_eq!(limiter.peek(&CALLS, "ada").await.unwrap().binding().used, 2);
     store.set(Fault::LosesReplies);
     assert!(limiter.reset(&CALLS, "ada").await.is_err());
     store.set(Fault::None);
-    assert_eq!(limiter.peek(&CALLS, "ada").await.unwrap().used(), 0);
+    assert_eq!(limiter.peek(&CALLS, "ada").await.unwrap().binding().used, 0);
 }
 
 #[tokio::test(start_paused = true)]
@@ -59,12 +59,12 @@ async fn a_slow_store_replies_after_its_delay_or_counts_nothing() {
     let store = store();
     store.set(Fault::Slow(ms(30)));
     let begun = Instant::now();
-    assert_eq!(Limiter::new(store.clone()).check(&CALLS, "ada", 1).await.unwrap().used(), 1);
+    assert_eq!(Limiter::new(store.clone()).check(&CALLS, "ada", 1).await.unwrap().binding().used, 1);
     assert_eq!(begun.elapsed(), ms(30));
     let hasty = Limiter::new(store.clone()).deadline(ms(29));
     assert!(matches!(hasty.check(&CALLS, "ada", 1).await, Err(Error::TimedOut { .. })));
     store.set(Fault::None);
-    assert_eq!(hasty.peek(&CALLS, "ada").await.unwrap().used(), 1);
+    assert_eq!(hasty.peek(&CALLS, "ada").await.unwrap().binding().used, 1);
 }
 
 #[tokio::test]
@@ -75,9 +75,13 @@ async fn a_settlement_that_fails_settles_nothing() {
     store.set(Fault::Fails);
     assert!(reservation.settle(1).await.is_err());
     store.set(Fault::None);
-    assert_eq!(limiter.peek(&CALLS, "ada").await.unwrap().used(), 3);
+    assert_eq!(limiter.peek(&CALLS, "ada").await.unwrap().binding().used, 3);
     assert!(reservation.settle(1).await.unwrap().was_applied);
-    assert_eq!((limiter.peek(&CALLS, "ada").await.unwrap().used(), store.calls()), (1, 5), "both were asked for");
+    assert_eq!(
+        (limiter.peek(&CALLS, "ada").await.unwrap().binding().used, store.calls()),
+        (1, 5),
+        "both were asked for"
+    );
 }
 
 /// After five failures the store is not called, until a probe finds that it works.
@@ -127,7 +131,7 @@ fn it_has_the_local_state_of_the_store_inside_or_its_own() {
 
 #[tokio::test]
 async fn a_faulty_store_without_a_fault_keeps_the_rules() {
-    let exact = Conformance::new().algorithms([Algorithm::sliding_log()]);
+    let exact = Conformance::new().algorithms([Algorithm::SLIDING_LOG]);
     let make = async |clock| FaultyStore::new(MemoryStore::new().clock(&clock));
     exact.run(make).await;
 }

@@ -31,7 +31,7 @@ async fn a_broken_rule_fails_the_test_by_its_name() {
 
 #[tokio::test(start_paused = true)]
 async fn a_store_that_hangs_breaks_each_rule_by_its_name() {
-    let suite = Conformance::new().algorithms([Algorithm::sliding_log()]).seeds(5..35);
+    let suite = Conformance::new().algorithms([Algorithm::SLIDING_LOG]).seeds(5..35);
     let makes_none = broken_rules(&suite, async |_| pending::<MemoryStore>().await).await;
     for report in [makes_none, broken_rules(&suite, async |_| with_fault(Fault::Hangs)).await] {
         let hangs = |broken: &String| broken.ends_with(": it took longer than 300s");

@@ -18,7 +18,7 @@ use tokio::{
     task::JoinSet,
     time::{Instant, sleep_until},
 };
-use tower_sliding_window::{Limit, Limiter, Prefetch, RedisStore};
+use tower_sliding_window::{Limit, Limiter, RedisStore};
 
 use self::{
     judge::{Answer, Verdict, judge},
@@ -68,7 +68,7 @@ pub(crate) fn run(effort: Effort) -> Outcome {
         };
         println!("| {processes} | no prefetch | {} | | | |", measure(&limit));
         for life in LIVES {
-            let shares_of_prefetches = measure(&limit.clone().prefetch(Prefetch::new().life(life)));
+            let shares_of_prefetches = measure(&limit.clone().prefetch(life));
             let leases = leases(life, None);
             print!("| {processes} | {} ms | {shares_of_prefetches} | ", life.as_millis());
             println!("{} | {} |", shares(&leases, &exact), cell(&leases, |verdict| verdict.above.to_string()));

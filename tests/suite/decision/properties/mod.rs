@@ -44,9 +44,9 @@ const LIMITS: [Limit; 10] = [
     Limit::per("rough", 10, Duration::from_millis(10_007)).with_algorithm(Algorithm::compact_log(3)),
     Limit::per_minute("compact", 200).with_algorithm(Algorithm::compact_log(16)),
     Limit::per_hour("fine", 1_500).with_algorithm(Algorithm::compact_log(128)),
-    Limit::per("fixed", 10, Duration::from_millis(10_007)).with_algorithm(Algorithm::fixed_window()),
-    Limit::per("counter", 10, Duration::from_millis(10_007)).with_algorithm(Algorithm::sliding_window_counter()),
-    Limit::per_minute("counters", 200).with_algorithm(Algorithm::sliding_window_counter()),
+    Limit::per("fixed", 10, Duration::from_millis(10_007)).with_algorithm(Algorithm::FIXED_WINDOW),
+    Limit::per("counter", 10, Duration::from_millis(10_007)).with_algorithm(Algorithm::SLIDING_WINDOW_COUNTER),
+    Limit::per_minute("counters", 200).with_algorithm(Algorithm::SLIDING_WINDOW_COUNTER),
 ];
 
 /// The first limits are exact logs.

@@ -25,7 +25,7 @@ use std::{
 use proptest::prelude::Rng;
 use tokio::{runtime::Runtime, time::sleep};
 use tower_sliding_window::{
-    Algorithm, Charge, Check, Decision, Error, Key, Limit, Limiter, Prefetch, RedisStore, Store,
+    Algorithm, Charge, Check, Decision, Error, Key, Limit, Limiter, RedisStore, Store,
     check::AdmissionId,
     error::{StoreError, StoreErrorKind},
     settlement::{Settled, Settlement},
@@ -49,7 +49,7 @@ const KEYS: [&str; 2] = ["ada", "bob"];
 /// `life` is what the limits ask for. Prefetches of a process that is far away live longer, for
 /// `LIFE` at most.
 fn limits(units: u64, life: Duration) -> [Limit; 3] {
-    let prefetches = Prefetch::new().life(life);
+    let prefetches = life;
     [
         Limit::per("exact", units, WINDOW).prefetch(prefetches),
         Limit::per("compact", units, WINDOW)

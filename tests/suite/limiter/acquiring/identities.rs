@@ -47,7 +47,7 @@ async fn a_reset_under_a_smaller_limit_of_the_identity_wakes_callers_under_a_lar
 async fn a_limit_of_another_algorithm_has_a_line_of_its_own() {
     let test = Test::start();
     let log = Limit::per_hour("api", 1);
-    let fixed = Limit::per_hour("api", 1).with_algorithm(Algorithm::fixed_window());
+    let fixed = Limit::per_hour("api", 1).with_algorithm(Algorithm::FIXED_WINDOW);
     assert!(test.limiter.check(&log, "ada", 1).await.unwrap().is_allowed());
     test.wait("a", Check::new(of(&log, "ada", 1)), Duration::MAX).await;
     assert_eq!(test.limiter.peek(&fixed, "ada").await.unwrap().remaining(), 1);
@@ -59,7 +59,7 @@ async fn a_limit_of_another_algorithm_has_a_line_of_its_own() {
 async fn units_of_one_algorithm_are_not_given_to_callers_of_another() {
     let test = Test::start();
     let (log, own) = (Limit::per_hour("api", 1), Limit::per_hour("own", 5));
-    let fixed = Limit::per_day("api", 1).with_algorithm(Algorithm::fixed_window());
+    let fixed = Limit::per_day("api", 1).with_algorithm(Algorithm::FIXED_WINDOW);
     let log = Limit::new("api", log.units(), fixed.window()).unwrap();
     let spent = Check::new(of(&fixed, "ada", 1)).with_id(77.into());
     let decision = test.limiter.check_all(spent.clone()).await.unwrap();

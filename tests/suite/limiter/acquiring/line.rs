@@ -118,7 +118,7 @@ async fn only_the_first_in_line_asks_redis() {
         let refused = limiter.acquire_all(check(id), Duration::from_secs(1)).await.unwrap();
         let wait = refused.retry_after().unwrap();
         assert!(wait > limit.window() - TEST_TIMEOUT && wait <= limit.window(), "{wait:?}");
-        assert_eq!((refused.used(), refused.id()), (3, AdmissionId::from(id)));
+        assert_eq!((refused.binding().used, refused.id()), (3, AdmissionId::from(id)));
     }
     assert_eq!(server.script_calls(), 10);
     waiting.shutdown().await;
@@ -133,7 +133,7 @@ async fn a_caller_waits_exactly_as_long_as_the_refusal_says() {
     test.pass(ms(59)).await;
     assert!(!waiting.is_finished());
     test.pass(ms(1)).await;
-    assert_eq!(waiting.await.unwrap().unwrap().used(), 1);
+    assert_eq!(waiting.await.unwrap().unwrap().binding().used, 1);
     assert_eq!(test.checks_sent(), 3, "the first, the refused, and the admitted");
 }
 
@@ -143,7 +143,7 @@ async fn a_wait_longer_than_max_wait_is_refused_at_once() {
     let begun = Instant::now();
     for max_wait in [ms(0), ms(50), ms(100) - Duration::from_micros(1)] {
         let refused = test.limiter.acquire(&CALLS, "ada", 1, max_wait).await.unwrap();
-        assert_eq!((refused.retry_after(), refused.used()), (Some(ms(100)), 3));
+        assert_eq!((refused.retry_after(), refused.binding().used), (Some(ms(100)), 3));
     }
     assert_eq!((begun.elapsed(), test.lines()), (Duration::ZERO, 0));
     assert!(matches!(test.limiter.acquire(&CALLS, "ada", 4, TEST_TIMEOUT).await, Err(Error::NeverFits(_))));
@@ -223,12 +223,12 @@ async fn a_caller_that_cannot_reach_the_front_in_time_is_refused_without_spendin
     test.pass(ms(60)).await;
     test.checks_sent();
     let (begun, refused) = (Instant::now(), test.limiter.acquire(&CALLS, "ada", 1, ms(39)).await.unwrap());
-    assert_eq!((refused.retry_after(), refused.used(), begun.elapsed()), (Some(ms(40)), 1, Duration::ZERO));
+    assert_eq!((refused.retry_after(), refused.binding().used, begun.elapsed()), (Some(ms(40)), 1, Duration::ZERO));
 
     test.pass(ms(40)).await;
     let refused = second.await.unwrap().unwrap();
     assert_eq!(test.admitted(), ["first"]);
-    assert_eq!((refused.is_allowed(), refused.used(), refused.remaining()), (false, 3, 0));
+    assert_eq!((refused.is_allowed(), refused.binding().used, refused.remaining()), (false, 3, 0));
     assert!(refused.retry_after().unwrap() > Duration::ZERO);
 }
 

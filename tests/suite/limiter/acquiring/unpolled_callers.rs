@@ -57,7 +57,7 @@ async fn the_line_passes_a_first_caller_that_is_not_polled() {
     test.pass(ms(100)).await;
     assert!(fourth.is_finished(), "it was first by then");
     test.pass(ms(100)).await;
-    assert_eq!(first.await.unwrap().unwrap().used(), 3);
+    assert_eq!(first.await.unwrap().unwrap().binding().used, 3);
     assert_eq!(test.lines(), 0);
 }
 

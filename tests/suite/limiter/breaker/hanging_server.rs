@@ -171,6 +171,7 @@ async fn a_slow_server_does_not_pile_up_requests() {
     assert!(worst < spawned / 2, "{worst} of {spawned} waited at once");
 
     // Abandoned checks are not counted later.
-    let used = limiter.clone().deadline(TEST_TIMEOUT).breaker(Breaker::OFF).peek(&CALLS, "ada").await.unwrap().used();
+    let used =
+        limiter.clone().deadline(TEST_TIMEOUT).breaker(Breaker::OFF).peek(&CALLS, "ada").await.unwrap().binding().used;
     assert!(used <= spawned as u64, "{used} of {spawned}");
 }

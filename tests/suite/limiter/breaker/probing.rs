@@ -54,7 +54,7 @@ async fn a_successful_probe_closes_the_breaker_and_spends_nothing() {
     assert!(is_open(&limiter), "the caller does not wait for its probe");
     let_tasks_run().await;
     let decision = limiter.check(&CALLS, "ada", 1).await.unwrap();
-    assert_eq!(decision.used(), 1);
+    assert_eq!(decision.binding().used, 1);
 }
 
 /// No caller has come since it opened, so nothing has probed the store.
@@ -86,7 +86,7 @@ async fn after_the_first_caller_probes_continue_until_the_breaker_closes() {
         assert_eq!(store.calls(), 5 + 11);
         sleep(10 * INTERVAL).await;
         assert_eq!(store.calls(), 5 + 11, "the breaker is closed and sends no more probes");
-        assert_eq!(limiter.check(&CALLS, "ada", 1).await.unwrap().used(), 1);
+        assert_eq!(limiter.check(&CALLS, "ada", 1).await.unwrap().binding().used, 1);
     }
 }
 
@@ -179,7 +179,7 @@ struct LogsOnly(MemoryStore);
 
 impl Store for LogsOnly {
     fn decide(&self, check: Check) -> StoreFuture<Decision> {
-        if check.charges().all(|charge| charge.limit().algorithm() == Algorithm::sliding_log()) {
+        if check.charges().all(|charge| charge.limit().algorithm() == Algorithm::SLIDING_LOG) {
             return self.0.decide(check);
         }
         let error = StoreError::new("deciding a check", StoreErrorKind::Other, "this store counts by exact logs only");
@@ -206,7 +206,7 @@ async fn errors_that_are_not_store_failures_do_not_count() {
 
     // A store that fails some checks decides the others.
     let limiter = Limiter::new(LogsOnly(MemoryStore::new()));
-    let counted = CALLS.with_algorithm(Algorithm::sliding_window_counter());
+    let counted = CALLS.with_algorithm(Algorithm::SLIDING_WINDOW_COUNTER);
     for _ in 0..10 {
         assert!(matches!(limiter.check(&counted, "ada", 1).await, Err(Error::Unavailable(_))));
     }

@@ -32,7 +32,7 @@ async fn one_of_two_places_that_is_lost_is_taken_again() {
     // Nothing of this runtime runs meanwhile. Whoever asks drops a place whose life is over.
     std::thread::sleep(ms(1_200));
     std::thread::scope(|scope| {
-        let ask = async { limiter(&server).await.peek(&SHORT, "ada").await.unwrap().used() };
+        let ask = async { limiter(&server).await.peek(&SHORT, "ada").await.unwrap().binding().used };
         assert_eq!(scope.spawn(|| one_thread().block_on(ask)).join().unwrap(), 0);
     });
     until_held(&other, &SHORT, 1).await;
@@ -53,10 +53,10 @@ async fn places_of_different_checks_with_one_id_are_all_renewed() {
     let bob = limiter.check_all(check("bob")).await.unwrap();
     let ada = limiter.check_all(check("ada")).await.unwrap();
     sleep(seconds(2)).await;
-    assert_eq!(limiter.peek(&SHORT, "bob").await.unwrap().used(), 1);
+    assert_eq!(limiter.peek(&SHORT, "bob").await.unwrap().binding().used, 1);
     drop(bob);
     sleep(seconds(2)).await;
-    assert_eq!(limiter.peek(&SHORT, "ada").await.unwrap().used(), 1);
+    assert_eq!(limiter.peek(&SHORT, "ada").await.unwrap().binding().used, 1);
     assert!(!ada.has_lost_place());
 }
 
@@ -73,7 +73,7 @@ fn a_runtime_that_ends_or_stands_still_loses_no_place_of_another() {
         second.block_on(async {
             for _ in 0..30 {
                 sleep(ms(100)).await;
-                let used = async |key| limiter.peek(&SHORT, key).await.unwrap().used();
+                let used = async |key| limiter.peek(&SHORT, key).await.unwrap().binding().used;
                 assert_eq!([used("ada").await, used("bob").await], [1, 1], "the first runtime has ended: {ends}");
             }
         });
@@ -194,7 +194,7 @@ async fn a_deadline_below_the_reply_time_loses_no_place() {
     let begun = Instant::now();
     while begun.elapsed() < seconds(4) {
         assert!(limiter.check(&STREAMS, "ada", 1).await.is_err());
-        assert_eq!(other.peek(&SHORT, "ada").await.unwrap().used(), 1);
+        assert_eq!(other.peek(&SHORT, "ada").await.unwrap().binding().used, 1);
         sleep(ms(20)).await;
     }
     assert!(!held.has_lost_place());

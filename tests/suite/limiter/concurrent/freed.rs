@@ -90,10 +90,10 @@ async fn a_store_that_is_back_frees_places() {
         store.set_for_settlements(Fault::Fails);
         drop(held);
         sleep(seconds(outage)).await;
-        assert_eq!(limiter.peek(&long(), "ada").await.unwrap().used(), 1);
+        assert_eq!(limiter.peek(&long(), "ada").await.unwrap().binding().used, 1);
         store.set_for_settlements(Fault::None);
         sleep(ms(1_200)).await;
-        assert_eq!(limiter.peek(&long(), "ada").await.unwrap().used(), 0, "after {outage} s");
+        assert_eq!(limiter.peek(&long(), "ada").await.unwrap().binding().used, 0, "after {outage} s");
     }
 }
 
@@ -229,7 +229,7 @@ async fn places_whose_slot_moves_are_freed() {
     cluster.0[from].run::<()>(&format!("CLUSTER SETSLOT {slot} MIGRATING {}", id(to)));
     let address = cluster.0[to].address().replace(':', " ");
     cluster.0[from].run::<()>(&format!("MIGRATE {address} {key} 0 5000"));
-    assert_eq!(limiter.peek(&long(), "ada").await.unwrap().used(), 600);
+    assert_eq!(limiter.peek(&long(), "ada").await.unwrap().binding().used, 600);
     drop(held);
     until("some are never freed", || cluster.0[to].keys().is_empty()).await;
 }

@@ -205,7 +205,7 @@ async fn a_place_is_renewed_although_the_limiter_of_another_has_ended() {
     drop(first);
     sleep(seconds(3)).await;
     assert!(!second.has_lost_place());
-    assert_eq!(limiter.peek(&short, "ada").await.unwrap().used(), 1);
+    assert_eq!(limiter.peek(&short, "ada").await.unwrap().binding().used, 1);
 }
 
 #[tokio::test]
@@ -215,13 +215,13 @@ async fn a_shutdown_frees_all_places_on_the_clones_of_a_store() {
     let [one, other, last] = [(); 3].map(|()| Limiter::new(store.clone()).deadline(TEST_TIMEOUT));
     let mut held = vec![enter(&one, &long()).await, enter(&one, &long()).await, enter(&other, &long()).await];
     last.shutdown(TEST_TIMEOUT).await.unwrap();
-    assert_eq!(observer.peek(&long(), "ada").await.unwrap().used(), 0);
+    assert_eq!(observer.peek(&long(), "ada").await.unwrap().binding().used, 0);
     assert!(held.iter().all(Decision::has_lost_place));
     let later = enter(&one, &long()).await;
     held.clear();
     sleep(ms(100)).await;
     assert!(!later.has_lost_place());
-    assert_eq!(observer.peek(&long(), "ada").await.unwrap().used(), 1, "later requests hold their places");
+    assert_eq!(observer.peek(&long(), "ada").await.unwrap().binding().used, 1, "later requests hold their places");
     drop(later);
     one.shutdown(TEST_TIMEOUT).await.unwrap();
     assert!(server.keys().is_empty());
@@ -245,8 +245,8 @@ async fn a_shutdown_completes_settlements_and_releases_that_are_on_their_way() {
     let begun = Instant::now();
     limiter.shutdown(TEST_TIMEOUT).await.unwrap();
     assert!(begun.elapsed() > ms(150), "it waits for the replies");
-    assert_eq!(observer.peek(&calls, "ada").await.unwrap().used(), 2);
-    assert_eq!(observer.peek(&long(), "ada").await.unwrap().used(), 0);
+    assert_eq!(observer.peek(&calls, "ada").await.unwrap().binding().used, 2);
+    assert_eq!(observer.peek(&long(), "ada").await.unwrap().binding().used, 0);
 }
 
 #[tokio::test]

@@ -201,7 +201,7 @@ async fn killed_and_stopped_processes_together_keep_the_limit() {
     // Nothing of them stays.
     let limiter = Limiter::new(RedisStore::connect(&server.url()).await.unwrap());
     let died = Instant::now();
-    while limiter.peek(&ALL, "everybody").await.unwrap().used() > 0 {
+    while limiter.peek(&ALL, "everybody").await.unwrap().binding().used > 0 {
         assert!(died.elapsed() < LIFE + ms(500), "the places of killed processes are still held");
         sleep(ms(10)).await;
     }

@@ -48,7 +48,7 @@ fn left(observer: &Runtime, server: &RedisServer, limit: &Limit, within: Duratio
     observer.block_on(async {
         let (limiter, begun) = (limiter(server.store()), Instant::now());
         loop {
-            let used = limiter.peek(limit, "ada").await.unwrap().used();
+            let used = limiter.peek(limit, "ada").await.unwrap().binding().used;
             if used == 0 || begun.elapsed() > within {
                 return used;
             }
@@ -369,7 +369,7 @@ fn places_of_a_lost_batch_are_freed_at_a_full_server() {
         server.resume();
         drop(place);
         let begun = Instant::now();
-        while limiter.peek(&long(), "ada").await.is_ok_and(|peeked| peeked.used() > 0) {
+        while limiter.peek(&long(), "ada").await.is_ok_and(|peeked| peeked.binding().used > 0) {
             assert!(begun.elapsed() < TEST_TIMEOUT, "places are left");
             time::sleep(ms(50)).await;
         }

@@ -20,7 +20,7 @@ const STREAMS: Limit = Limit::concurrent("streams", 4);
 /// Waits until so many places of the key `ada` are held.
 async fn until_held(limiter: &Limiter, limit: &Limit, places: u64) {
     let begun = Instant::now();
-    while limiter.peek(limit, "ada").await.unwrap().used() != places {
+    while limiter.peek(limit, "ada").await.unwrap().binding().used != places {
         assert!(begun.elapsed() < TEST_TIMEOUT, "{places} places are never held");
         sleep(ms(5)).await;
     }

@@ -1,7 +1,5 @@
 //! Places are taken, held and freed, the same on each store.
 
-use tower_sliding_window::decision::LimitStatus;
-
 use super::*;
 
 /// Runs a test on a store of each kind.
@@ -18,13 +16,13 @@ async fn no_more_are_held_than_the_limit_and_each_is_freed_by_its_decision() {
         for places in 1..=4 {
             let decision = enter(&limiter, &STREAMS).await;
             assert!(decision.is_allowed() && decision.holds_place());
-            assert_eq!((decision.used(), decision.remaining()), (places, 4 - places));
+            assert_eq!((decision.binding().used, decision.remaining()), (places, 4 - places));
             held.push(decision);
         }
         let refused = enter(&limiter, &STREAMS).await;
         assert!(!refused.is_allowed() && !refused.holds_place());
         assert_eq!(refused.retry_after(), Some(seconds(1)));
-        assert_eq!(refused.binding().reset_after(), Duration::ZERO);
+        assert_eq!(refused.binding().reset_after, Duration::ZERO);
 
         let clone = held[0].clone();
         drop(held.remove(0));
@@ -49,15 +47,15 @@ async fn a_refusal_of_another_limit_takes_no_place_and_a_full_one_takes_no_units
             held
         };
         assert!(held.iter().all(Decision::holds_place));
-        assert_eq!(held[2].binding().limit().name(), "requests", "places do not hide the window");
+        assert_eq!(held[2].binding().limit.name(), "requests", "places do not hide the window");
         assert!(!limiter.check_all(check()).await.unwrap().is_allowed());
-        assert_eq!(limiter.peek(&STREAMS, "ada").await.unwrap().used(), 3);
+        assert_eq!(limiter.peek(&STREAMS, "ada").await.unwrap().binding().used, 3);
 
         let one = Limit::concurrent("streams", 3);
         let wide = Limit::per_minute("wide", 100);
         let refused = limiter.check_all(check_of([charge(&wide, 1), charge(&one, 1)])).await.unwrap();
-        assert_eq!(refused.binding().limit().name(), "streams");
-        assert_eq!(limiter.peek(&wide, "ada").await.unwrap().used(), 0);
+        assert_eq!(refused.binding().limit.name(), "streams");
+        assert_eq!(limiter.peek(&wide, "ada").await.unwrap().binding().used, 0);
     })
     .await;
 }
@@ -76,7 +74,7 @@ async fn a_place_and_a_window_have_figures_of_their_own_in_any_order() {
             let mut held = vec![enter(&limiter, &places).await, limiter.check_all(check()).await.unwrap()];
             sleep(ms(300)).await;
             held.push(limiter.check_all(check()).await.unwrap());
-            let used: Vec<_> = held[2].statuses().map(LimitStatus::used).collect();
+            let used: Vec<_> = held[2].statuses().map(|status| status.used).collect();
             assert_eq!((used[place], used[1 - place]), (3, 1), "the place is {name}");
         }
     })
@@ -88,7 +86,7 @@ async fn an_admission_takes_one_place_whatever_it_costs() {
     on_each_store(async |limiter: Limiter| {
         let dear = Charge::new(STREAMS, "ada", 1_000).unwrap();
         let _held = limiter.check_all(Check::new(dear)).await.unwrap();
-        assert_eq!(limiter.peek(&STREAMS, "ada").await.unwrap().used(), 1);
+        assert_eq!(limiter.peek(&STREAMS, "ada").await.unwrap().binding().used, 1);
         let free = limiter.check(&STREAMS, "ada", 0).await.unwrap();
         assert!(free.is_allowed() && !free.holds_place());
     })
@@ -139,7 +137,7 @@ async fn a_place_in_this_process_is_held_however_long() {
     clock.step_back(Duration::from_secs(60 * 60));
     assert!(!enter(&limiter, &STREAMS).await.is_allowed());
     places.clear();
-    assert_eq!(limiter.peek(&STREAMS, "ada").await.unwrap().used(), 0);
+    assert_eq!(limiter.peek(&STREAMS, "ada").await.unwrap().binding().used, 0);
     assert!(!places.iter().any(Decision::has_lost_place));
 }
 
@@ -169,12 +167,12 @@ async fn places_of_a_full_store_are_freed() {
     let mut held = Vec::new();
     for key in 0..100 {
         let decision = limiter.check(&STREAMS, format!("key {key}"), 1).await.unwrap();
-        assert!(decision.is_allowed() && decision.used() == 1);
+        assert!(decision.is_allowed() && decision.binding().used == 1);
         held.push(decision);
     }
     held.clear();
     for key in 0..100 {
-        assert_eq!(limiter.peek(&STREAMS, format!("key {key}")).await.unwrap().used(), 0);
+        assert_eq!(limiter.peek(&STREAMS, format!("key {key}")).await.unwrap().binding().used, 0);
     }
 }
 
@@ -197,7 +195,7 @@ fn a_place_in_this_process_is_freed_without_a_runtime() {
     let limiter = Limiter::new(MemoryStore::new());
     let held = one_thread().block_on(enter(&limiter, &STREAMS));
     drop(held);
-    assert_eq!(one_thread().block_on(limiter.peek(&STREAMS, "ada")).unwrap().used(), 0);
+    assert_eq!(one_thread().block_on(limiter.peek(&STREAMS, "ada")).unwrap().binding().used, 0);
 }
 
 #[tokio::test]

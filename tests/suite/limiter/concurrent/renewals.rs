@@ -100,7 +100,7 @@ async fn a_place_that_nobody_has_got_while_its_process_stood_still_is_not_lost()
         assert!(begun.elapsed() < TEST_TIMEOUT);
         sleep(ms(10)).await;
     }
-    assert_eq!(limiter.peek(&SHORT, "ada").await.unwrap().used(), 2);
+    assert_eq!(limiter.peek(&SHORT, "ada").await.unwrap().binding().used, 2);
     assert!(!enter(&limiter, &SHORT).await.is_allowed());
 }
 
@@ -111,7 +111,7 @@ async fn a_server_without_memory_renews_and_frees_places() {
     let held = enter(&limiter, &SHORT).await;
     server.run::<()>("CONFIG SET maxmemory 1");
     sleep(seconds(3)).await;
-    assert_eq!(other.peek(&SHORT, "ada").await.unwrap().used(), 1);
+    assert_eq!(other.peek(&SHORT, "ada").await.unwrap().binding().used, 1);
     assert!(!held.has_lost_place());
     drop(held);
     until_held(&other, &SHORT, 0).await;
@@ -129,7 +129,7 @@ async fn a_server_that_may_not_write_for_a_while_loses_no_place_and_keeps_none()
     sleep(seconds(2)).await;
     server.run::<()>("CONFIG SET min-replicas-to-write 0");
     sleep(seconds(2)).await;
-    assert_eq!(other.peek(&life, "ada").await.unwrap().used(), 2);
+    assert_eq!(other.peek(&life, "ada").await.unwrap().binding().used, 2);
     assert!(!held.iter().any(Decision::has_lost_place));
 
     let both = limiter.check_all(check_of([charge(&long, 1), charge(&STREAMS, 1)])).await.unwrap();
@@ -173,17 +173,17 @@ async fn places_of_several_slots_are_renewed_and_freed() {
     assert!(held.iter().all(Decision::holds_place));
     sleep(seconds(3)).await;
     assert!(!limiter.check_all(check("eve")).await.unwrap().is_allowed(), "all places of everybody are held");
-    assert_eq!(limiter.peek(&SHORT, "eve").await.unwrap().used(), 0, "what a slot has counted is given back");
+    assert_eq!(limiter.peek(&SHORT, "eve").await.unwrap().binding().used, 0, "what a slot has counted is given back");
     drop(held);
     // Each slot is freed by a call of its own.
     until_held(&limiter, &SHORT, 0).await;
     let freed = async {
-        while limiter.peek(&all, "everybody").await.unwrap().used() > 0 {
+        while limiter.peek(&all, "everybody").await.unwrap().binding().used > 0 {
             sleep(ms(5)).await;
         }
     };
     tokio::time::timeout(TEST_TIMEOUT, freed).await.unwrap();
-    assert!(!limiter.check_all(check("eve")).await.unwrap().statuses().any(|status| status.used() > 1));
+    assert!(!limiter.check_all(check("eve")).await.unwrap().statuses().any(|status| status.used > 1));
 }
 
 #[tokio::test]

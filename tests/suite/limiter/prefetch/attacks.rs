@@ -20,7 +20,7 @@ fn a_changed_limit_gets_prefetches_after_the_runtime_of_the_earlier_ones_has_end
     let limiter = limiter_by(&server, &clock);
     one_thread().block_on(hold(&server, &limiter, &API, "ada"));
     clock.advance(LIFE);
-    let raised = Limit::per_minute("api", 2_000_000).prefetch(Prefetch::new());
+    let raised = Limit::per_minute("api", 2_000_000).prefetch(DEFAULT_LIFE);
     one_thread().block_on(hold(&server, &limiter, &raised, "ada"));
 }
 
@@ -123,7 +123,7 @@ fn giving_back_ends_after_ten_seconds_although_a_runtime_is_not_driven() {
 async fn giving_back_while_a_prefetch_is_being_refused_ends_with_the_reply() {
     let (server, clock) = (RedisServer::start(), ManualClock::new());
     let (limiter, other) = (limiter_by(&server, &clock), limiter_by(&server, &clock));
-    let limit = Limit::per_minute("limit", 1_000).prefetch(Prefetch::new());
+    let limit = Limit::per_minute("limit", 1_000).prefetch(DEFAULT_LIFE);
     hold(&server, &limiter, &limit, "ada").await;
     let rest = other.peek(&limit, "ada").await.unwrap().remaining();
     assert!(check(&other, &limit, "ada", rest).await.is_allowed());
@@ -174,8 +174,7 @@ async fn a_first_prefetch_is_no_larger_than_what_was_spent() {
 async fn the_largest_numbers_fit() {
     let (server, clock) = (RedisServer::start(), ManualClock::new());
     let limiter = limiter_by(&server, &clock);
-    let limit =
-        Limit::per("large", Limit::MAX_UNITS, Limit::MAX_WINDOW).prefetch(Prefetch::new().life(Prefetch::MAX_LIFE));
+    let limit = Limit::per("large", Limit::MAX_UNITS, Limit::MAX_WINDOW).prefetch(MAX_LIFE);
     hold(&server, &limiter, &limit, "ada").await;
     for cost in [1 << 51, 1 << 50, 1 << 49, 1 << 40, 1 << 31] {
         for _ in 0..16 {
@@ -183,7 +182,7 @@ async fn the_largest_numbers_fit() {
         }
     }
     limiter.shutdown(TEST_TIMEOUT).await.unwrap();
-    clock.advance(Limit::MAX_WINDOW + Prefetch::MAX_LIFE);
+    clock.advance(Limit::MAX_WINDOW + MAX_LIFE);
     assert_eq!(used(&server, &clock, &limit, "ada").await, (0, 0));
     clock.step_back(Duration::from_secs(1 << 40));
     hold(&server, &limiter, &limit, "ada").await;
@@ -195,7 +194,7 @@ async fn the_largest_numbers_fit() {
 async fn the_shortest_life_and_window_admit_and_leave_nothing() {
     let server = RedisServer::start();
     let limiter = limiter(&server);
-    let limit = Limit::per("short", 1_000_000, Prefetch::MIN_LIFE).prefetch(Prefetch::new().life(Prefetch::MIN_LIFE));
+    let limit = Limit::per("short", 1_000_000, MIN_LIFE).prefetch(MIN_LIFE);
     let begun = Instant::now();
     while begun.elapsed() < Duration::from_millis(300) {
         let checks = (0..64).map(|_| check(&limiter, &limit, "ada", 1));
@@ -213,8 +212,7 @@ async fn checks_of_several_limits_never_wait_for_each_other() {
     use tower_sliding_window::{Charge, Check};
     let server = RedisServer::start();
     let limiter = limiter(&server);
-    let limits: [Limit; 3] =
-        ["a", "b", "c"].map(|name| Limit::per_minute(name, 100_000_000).prefetch(Prefetch::new().life(2 * LIFE)));
+    let limits: [Limit; 3] = ["a", "b", "c"].map(|name| Limit::per_minute(name, 100_000_000).prefetch(2 * LIFE));
     let tasks: Vec<_> = (0..12)
         .map(|number| {
             let (limiter, mut limits) = (limiter.clone(), limits.clone());
@@ -264,7 +262,7 @@ async fn many_keys_leave_no_task_and_no_held_unit() {
     assert!(tasks() < 10, "{} tasks", tasks());
     // Of the last round: on a slow machine, the first one has left the window.
     let decision = limiter.peek(&API, "39-0").await.unwrap();
-    assert_eq!((decision.used(), decision.binding().reserved()), (17, 0));
+    assert_eq!((decision.binding().used, decision.binding().reserved), (17, 0));
 }
 
 /// A server without memory refuses prefetches, and takes back those that were taken before.
@@ -290,7 +288,7 @@ async fn units_of_prefetches_stay_counted_after_a_process_with_a_shorter_window_
     const KEYS: [&str; 5] = ["ada", "bob", "cyd", "dan", "eve"];
     let server = RedisServer::start();
     let (limiter, earlier, later) = (limiter(&server), limiter(&server), limiter(&server));
-    let limit = Limit::per_minute("limit", 100_000_000).prefetch(Prefetch::new());
+    let limit = Limit::per_minute("limit", 100_000_000).prefetch(DEFAULT_LIFE);
     let short = Limit::per("limit", 100_000_000, Duration::from_millis(200));
     let spend = async |time: u64| {
         let (begun, mut admitted) = (Instant::now(), [0; KEYS.len()]);
@@ -307,10 +305,10 @@ async fn units_of_prefetches_stay_counted_after_a_process_with_a_shorter_window_
     spend(500).await;
     // In one key for both, it would drop the entries of more than 200 milliseconds ago.
     for key in KEYS {
-        assert_eq!(check(&earlier, &short, key, 1).await.used(), 1);
+        assert_eq!(check(&earlier, &short, key, 1).await.binding().used, 1);
     }
     for (key, admitted) in KEYS.iter().zip(spend(1_800).await) {
-        let used = check(&later, &limit, key, 0).await.used();
+        let used = check(&later, &limit, key, 0).await.binding().used;
         assert!(used >= admitted, "{used} used after {admitted} were admitted for {key}");
     }
 }
@@ -320,7 +318,7 @@ async fn units_of_prefetches_stay_counted_after_a_process_with_a_shorter_window_
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn requests_that_are_first_together_share_their_prefetches() {
     let server = RedisServer::start();
-    let limit = API.prefetch(Prefetch::new().life(Prefetch::MAX_LIFE));
+    let limit = API.prefetch(MAX_LIFE);
     let mut late = 0;
     for number in 0..100 {
         let (limiter, key, barrier) = (limiter(&server), format!("key-{number}"), Arc::new(Barrier::new(40)));
@@ -337,7 +335,7 @@ async fn requests_that_are_first_together_share_their_prefetches() {
         // What no table knows is only given back when its life ends.
         let begun = Instant::now();
         limiter.shutdown(TEST_TIMEOUT).await.unwrap();
-        late += u64::from(begun.elapsed() > Prefetch::MAX_LIFE * 3 / 4);
+        late += u64::from(begun.elapsed() > MAX_LIFE * 3 / 4);
     }
     // A busy machine may delay a few. With two tasks a key, about eleven are late.
     assert!(late <= 3, "{late} of 100");

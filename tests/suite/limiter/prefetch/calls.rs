@@ -5,7 +5,7 @@ use super::*;
 
 /// Few enough units are left that a prefetch is soon spent, and its life is long enough that it
 /// does not end while a test runs.
-const LONG: Limit = Limit::per_minute("long", 1_400).prefetch(Prefetch::new().life(Prefetch::MAX_LIFE));
+const LONG: Limit = Limit::per_minute("long", 1_400).prefetch(MAX_LIFE);
 
 /// The calls of sorted-set commands since the last `CONFIG RESETSTAT`, by name.
 fn calls(server: &RedisServer) -> Vec<String> {

@@ -197,7 +197,7 @@ fn no_traffic_makes_prefetches_that_cost_more_than_they_save() {
             Burst { keys, first_key, requests, in_turn, after }
         },
     );
-    let limit = prop_oneof![Just(API), Just(Limit::per_second("few", 200).prefetch(Prefetch::new()))];
+    let limit = prop_oneof![Just(API), Just(Limit::per_second("few", 200).prefetch(DEFAULT_LIFE))];
     let traffic = (prop_oneof![Just(0_u64), 1..200_u64], limit, vec(burst, 1..12));
     let mut runner = TestRunner::new(ProptestConfig { cases: 32, failure_persistence: None, ..Default::default() });
     let outcome =

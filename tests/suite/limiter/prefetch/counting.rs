@@ -58,13 +58,13 @@ async fn a_prefetch_counts_until_a_window_after_its_life_and_its_spent_units_for
     let server = RedisServer::start();
     let clock = ManualClock::new();
     let store = server.store().clock(&clock).build().unwrap();
-    for algorithm in [Algorithm::sliding_log(), Algorithm::compact_log(16)] {
+    for algorithm in [Algorithm::SLIDING_LOG, Algorithm::compact_log(16)] {
         let limit = API.with_algorithm(algorithm);
         let prefetch = prefetch_of(&limit, &server, &store).await;
         let units = prefetch.cost();
         let life = prefetch.lease().unwrap() - limit.window();
         let taken = store.decide(Check::new(prefetch.clone()).with_id(AdmissionId::fresh())).await.unwrap();
-        assert_eq!((taken.used(), taken.binding().reserved()), (units, units));
+        assert_eq!((taken.binding().used, taken.binding().reserved), (units, units));
 
         // Neither refusals nor a clock that steps back make it shorter: its units are spent until
         // the end of its life.
@@ -78,7 +78,7 @@ async fn a_prefetch_counts_until_a_window_after_its_life_and_its_spent_units_for
             assert!(is_refused_by_reservations(&refused), "{algorithm:?} after {back:?} and {forward:?}: {refused:?}");
         }
         clock.advance(MICROSECOND);
-        assert_eq!(decide(&store, &limit, 0).await.used(), 0);
+        assert_eq!(decide(&store, &limit, 0).await.binding().used, 0);
 
         // Its spent units count from the settlement on, since all of them were spent by then.
         let check = Check::new(prefetch).with_id(AdmissionId::fresh());
@@ -88,12 +88,12 @@ async fn a_prefetch_counts_until_a_window_after_its_life_and_its_spent_units_for
         let settled = store.settle(Settlement::new(check, &admitted, |_| Some(spent))).await.unwrap();
         assert!(settled.was_applied);
         let single = decide(&store, &limit, 1).await;
-        assert_eq!((single.used(), single.binding().reserved()), (spent + 1, 0));
+        assert_eq!((single.binding().used, single.binding().reserved), (spent + 1, 0));
         clock.advance(limit.window() - MICROSECOND);
-        assert_eq!(decide(&store, &limit, 0).await.used(), spent + 1);
+        assert_eq!(decide(&store, &limit, 0).await.binding().used, spent + 1);
         // A compact log counts until the end of a sub-window.
-        let rounding = if algorithm == Algorithm::sliding_log() { none } else { limit.window() };
+        let rounding = if algorithm == Algorithm::SLIDING_LOG { none } else { limit.window() };
         clock.advance(MICROSECOND + rounding);
-        assert_eq!(decide(&store, &limit, 0).await.used(), 0);
+        assert_eq!(decide(&store, &limit, 0).await.binding().used, 0);
     }
 }

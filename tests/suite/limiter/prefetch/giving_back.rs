@@ -8,13 +8,13 @@ async fn unspent_units_are_given_back_after_the_life_of_a_prefetch() {
     let server = RedisServer::start();
     let (limiter, other) = (limiter(&server), limiter(&server));
     let life = Duration::from_secs(1);
-    let limit = API.prefetch(Prefetch::new().life(life));
+    let limit = API.prefetch(life);
     let requests = hold(&server, &limiter, &limit, "ada").await;
     let held = check(&other, &limit, "ada", 0).await;
-    assert!(held.used() > requests && held.binding().reserved() > 0, "{held:?}");
+    assert!(held.binding().used > requests && held.binding().reserved > 0, "{held:?}");
     sleep(2 * life).await;
     let decision = check(&other, &limit, "ada", 0).await;
-    assert_eq!((decision.used(), decision.binding().reserved()), (requests, 0));
+    assert_eq!((decision.binding().used, decision.binding().reserved), (requests, 0));
 }
 
 #[tokio::test]
@@ -40,7 +40,7 @@ async fn spent_units_leave_within_a_window_and_a_life() {
 #[tokio::test]
 async fn nothing_stays_in_redis() {
     let server = RedisServer::start();
-    let limit = Limit::per_second("api", 1_000_000).prefetch(Prefetch::new());
+    let limit = Limit::per_second("api", 1_000_000).prefetch(DEFAULT_LIFE);
     let limiter = limiter(&server);
     hold(&server, &limiter, &limit, "ada").await;
     // A log lives for two windows and a second after its oldest entry, which may be the end of a

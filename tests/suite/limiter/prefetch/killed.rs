@@ -18,8 +18,7 @@ use super::*;
 /// Long enough for several windows, which are short so that they often are full.
 const LASTING: Duration = Duration::from_secs(6);
 
-const LIMIT: Limit =
-    Limit::per("calls", 1_000, Duration::from_millis(400)).prefetch(Prefetch::new().life(Duration::from_millis(40)));
+const LIMIT: Limit = Limit::per("calls", 1_000, Duration::from_millis(400)).prefetch(Duration::from_millis(40));
 
 const PROCESSES: usize = 4;
 

@@ -94,7 +94,7 @@ async fn a_prefetch_is_given_back_after_its_life_while_the_next_gets_no_reply() 
 async fn units_that_this_process_holds_are_given_back_for_its_own_checks() {
     let (server, clock) = (RedisServer::start(), ManualClock::new());
     let (limiter, other) = (limiter_by(&server, &clock), limiter_by(&server, &clock));
-    let limit = Limit::per_minute("limit", 1_000).prefetch(Prefetch::new());
+    let limit = Limit::per_minute("limit", 1_000).prefetch(DEFAULT_LIFE);
     let requests = hold(&server, &limiter, &limit, "ada").await;
     let (all, reserved) = used(&server, &clock, &limit, "ada").await;
     let unspent = all - requests;
@@ -116,7 +116,7 @@ async fn units_that_this_process_holds_are_given_back_for_its_own_checks() {
 async fn units_that_this_process_holds_are_given_back_for_its_own_reservations() {
     let (server, clock) = (RedisServer::start(), ManualClock::new());
     let (limiter, other) = (limiter_by(&server, &clock), limiter_by(&server, &clock));
-    let limit = Limit::per_minute("limit", 1_000).prefetch(Prefetch::new());
+    let limit = Limit::per_minute("limit", 1_000).prefetch(DEFAULT_LIFE);
     let mut requests = hold(&server, &limiter, &limit, "ada").await;
     // On a slow machine, the first prefetch is used up by the requests that were on their way when
     // it came.

@@ -18,14 +18,19 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use tokio::time::{Instant, sleep};
-use tower_sliding_window::{Decision, Limit, Limiter, Prefetch, RedisStore, limiter::Breaker, store::ManualClock};
+use tower_sliding_window::{
+    Decision, Limit, Limiter, RedisStore,
+    limit::prefetch::{DEFAULT_LIFE, MAX_LIFE, MIN_LIFE},
+    limiter::Breaker,
+    store::ManualClock,
+};
 
 use crate::support::{TEST_TIMEOUT, is_refused_by_reservations, redis_server::RedisServer};
 
 const LIFE: Duration = Duration::from_millis(100);
 
 /// Far from its limit in all tests that do not say otherwise.
-const API: Limit = Limit::per_minute("api", 1_000_000).prefetch(Prefetch::new());
+const API: Limit = Limit::per_minute("api", 1_000_000).prefetch(DEFAULT_LIFE);
 
 /// A limiter whose prefetches live by the clock of the machine.
 fn limiter(server: &RedisServer) -> Limiter {
@@ -44,7 +49,7 @@ async fn check(limiter: &Limiter, limit: &Limit, key: &str, cost: u64) -> Decisi
 /// The units in Redis, with those that processes hold.
 async fn used(server: &RedisServer, clock: &ManualClock, limit: &Limit, key: &str) -> (u64, u64) {
     let decision = check(&limiter_by(server, clock), limit, key, 0).await;
-    (decision.used(), decision.binding().reserved())
+    (decision.binding().used, decision.binding().reserved)
 }
 
 /// Whether the limiter admits a request without asking Redis.

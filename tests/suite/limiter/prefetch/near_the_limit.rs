@@ -8,10 +8,10 @@ use super::*;
 async fn a_small_limit_has_no_prefetches() {
     let (server, clock) = (RedisServer::start(), ManualClock::new());
     let limiter = limiter_by(&server, &clock);
-    let small = Limit::per_minute("small", 15).prefetch(Prefetch::new());
+    let small = Limit::per_minute("small", 15).prefetch(DEFAULT_LIFE);
     for used in 1..=15 {
         assert!(!is_in_process(&server, &limiter, &small, "ada").await);
-        assert_eq!(limiter.peek(&small, "ada").await.unwrap().used(), used);
+        assert_eq!(limiter.peek(&small, "ada").await.unwrap().binding().used, used);
     }
     assert_eq!(check(&limiter, &small, "ada", 1).await.retry_after(), Some(small.window()));
 }
@@ -21,11 +21,11 @@ async fn a_small_limit_has_no_prefetches() {
 async fn a_limit_of_fewer_than_128_units_has_no_prefetches_nearby() {
     let (server, clock) = (RedisServer::start(), ManualClock::new());
     let limiter = limiter_by(&server, &clock);
-    let small = Limit::per_minute("small", 127).prefetch(Prefetch::new());
+    let small = Limit::per_minute("small", 127).prefetch(DEFAULT_LIFE);
     for _ in 0..127 {
         assert!(!is_in_process(&server, &limiter, &small, "ada").await);
     }
-    let larger = Limit::per_minute("larger", 1_000).prefetch(Prefetch::new());
+    let larger = Limit::per_minute("larger", 1_000).prefetch(DEFAULT_LIFE);
     hold(&server, &limiter, &larger, "ada").await;
 }
 
@@ -33,7 +33,7 @@ async fn a_limit_of_fewer_than_128_units_has_no_prefetches_nearby() {
 async fn a_prefetch_is_at_most_an_eighth_of_the_rest() {
     let (server, clock) = (RedisServer::start(), ManualClock::new());
     let limiter = limiter_by(&server, &clock);
-    let limit = Limit::per_minute("limit", 1_000).prefetch(Prefetch::new());
+    let limit = Limit::per_minute("limit", 1_000).prefetch(DEFAULT_LIFE);
     for before in 0..1_000 {
         // An eighth, and at most a quarter of the prefetch before.
         let (unspent, rest) = (used(&server, &clock, &limit, "ada").await.0 - before, 1_000 - before);
@@ -52,7 +52,7 @@ async fn a_prefetch_is_at_most_an_eighth_of_the_rest() {
 async fn four_processes_admit_the_whole_limit() {
     let (server, clock) = (RedisServer::start(), ManualClock::new());
     let processes: Vec<_> = (0..4).map(|_| limiter_by(&server, &clock)).collect();
-    let limit = Limit::per_minute("limit", 1_000).prefetch(Prefetch::new());
+    let limit = Limit::per_minute("limit", 1_000).prefetch(DEFAULT_LIFE);
     let (mut admitted, mut refused_early) = (0, 0);
     for request in 0..1_000 {
         // The last 50 are those of a life later, when nothing is held.
@@ -81,7 +81,7 @@ async fn four_processes_admit_the_whole_limit() {
 #[tokio::test]
 async fn a_thousand_processes_on_a_limit_of_ten_are_exact() {
     let (server, clock) = (RedisServer::start(), ManualClock::new());
-    let limit = Limit::per_minute("limit", 10).prefetch(Prefetch::new());
+    let limit = Limit::per_minute("limit", 10).prefetch(DEFAULT_LIFE);
     let mut admitted = 0;
     for _ in 0..1_000 {
         admitted += u64::from(check(&limiter_by(&server, &clock), &limit, "ada", 1).await.is_allowed());

@@ -39,14 +39,14 @@ async fn a_cluster_admits_the_whole_limit_and_is_hardly_asked() {
 
     let cluster = RedisCluster::start(3).await;
     let limiters = [(); 2].map(|()| cluster.limiter(cluster.builder()).deadline(TEST_TIMEOUT));
-    let limit = Limit::per_minute("api", 20_000).prefetch(Prefetch::new());
+    let limit = Limit::per_minute("api", 20_000).prefetch(DEFAULT_LIFE);
     for key in ["ada", "bob", "eve", "joe"] {
         assert_eq!(spend_all(&limiters, &limit, key).await, 20_000, "{key}");
     }
     let entries: u64 = cluster.0.iter().map(entries).sum();
     assert!(entries < 20_000, "{entries} of 80,000 units");
     // The parts of a limit are on several nodes, and each has prefetches of its own.
-    let split = Limit::per_minute("split", 40_000).prefetch(Prefetch::new()).split(4);
+    let split = Limit::per_minute("split", 40_000).prefetch(DEFAULT_LIFE).split(4);
     for key in split.keys("ada") {
         let mut admitted = 0;
         for limiter in &limiters {

@@ -107,7 +107,7 @@ async fn a_refusal_by_reservations_is_cached_no_longer_than_retry_reserved_after
                 let wait = if by_settled_as_well { CALLS.window() - remembered } else { setting };
                 let late = again.retry_after().unwrap() - wait;
                 assert!(!again.is_allowed() && late <= Duration::from_micros(1), "{setting:?} {cache:?}: {again:?}");
-                assert_eq!(again.statuses().next().unwrap().reserved(), 2);
+                assert_eq!(again.statuses().next().unwrap().reserved, 2);
                 assert_eq!(test.scripts(), 0, "{setting:?} {cache:?}");
                 test.clock.advance(Duration::from_micros(1));
             }
@@ -144,9 +144,9 @@ async fn a_cached_refusal_by_reservations_also_refuses_other_costs() {
             let figures = |decision: &tower_sliding_window::Decision| {
                 (
                     decision.is_allowed(),
-                    decision.used(),
-                    decision.binding().reserved(),
-                    decision.binding().reset_after(),
+                    decision.binding().used,
+                    decision.binding().reserved,
+                    decision.binding().reset_after,
                 )
             };
             assert_eq!(figures(&reported), figures(&exact), "{cost} {lease:?}");

@@ -20,7 +20,7 @@ async fn a_cached_refusal_counts_down_without_asking_redis() {
         let again = limiter.check(&CALLS, "ada", 1).await.unwrap();
         let elapsed = Duration::from_millis(10 * elapsed);
         assert_eq!(again.retry_after(), Some(first.retry_after().unwrap() - elapsed));
-        assert_eq!((again.used(), again.binding().reset_after()), (2, first.binding().reset_after() - elapsed));
+        assert_eq!((again.binding().used, again.binding().reset_after), (2, first.binding().reset_after - elapsed));
         assert_eq!(again.at(), first.at() + elapsed);
     }
     assert_eq!(test.scripts(), 0);
@@ -39,10 +39,14 @@ async fn a_cached_refusal_ends_when_its_oldest_unit_leaves() {
     }
     test.clock.advance(Duration::from_secs(56) - Duration::from_micros(1));
     test.scripts();
-    assert_eq!(limiter.check(&CALLS, "ada", 2).await.unwrap().used(), 2);
+    assert_eq!(limiter.check(&CALLS, "ada", 2).await.unwrap().binding().used, 2);
     assert_eq!(test.scripts(), 0);
     test.clock.advance(Duration::from_micros(1));
-    assert_eq!(limiter.check(&CALLS, "ada", 2).await.unwrap().used(), 1, "still refused, with fewer units used");
+    assert_eq!(
+        limiter.check(&CALLS, "ada", 2).await.unwrap().binding().used,
+        1,
+        "still refused, with fewer units used"
+    );
     test.clock.advance(Duration::from_secs(1));
     assert!(limiter.check(&CALLS, "ada", 2).await.unwrap().is_allowed());
 }
@@ -75,7 +79,7 @@ async fn a_cost_above_the_remaining_units_is_refused_without_asking() {
     let mut reported = Vec::new();
     for cost in 3..67 {
         let refused = limiter.check(&limit, "ada", cost).await.unwrap();
-        assert_eq!((refused.is_allowed(), refused.used(), refused.remaining()), (false, 98, 2));
+        assert_eq!((refused.is_allowed(), refused.binding().used, refused.remaining()), (false, 98, 2));
         reported.push(refused.retry_after().unwrap());
     }
     assert_eq!(test.scripts(), 1);
@@ -134,16 +138,16 @@ async fn limiters_on_clones_of_a_store_share_one_refusal_cache() {
     let refused = test.limiter().check(&CALLS, "ada", 2).await.unwrap();
     assert_eq!((refused.is_allowed(), refused.retry_after()), (false, Some(CALLS.window())));
     let refused = test.limiter().check_all(both(2, "ada")).await.unwrap();
-    let statuses: Vec<_> = refused.statuses().map(|status| (status.used(), status.retry_after().is_some())).collect();
+    let statuses: Vec<_> = refused.statuses().map(|status| (status.used, status.retry_after().is_some())).collect();
     assert_eq!(statuses, [(2, true), (2, false)]);
     assert_eq!(test.scripts(), 0);
 
     // The status of the other limit for another key is not known, and one limit that refuses is
     // enough.
     let refused = test.limiter().check_all(both(1, "bob")).await.unwrap();
-    let statuses: Vec<_> = refused.statuses().map(|status| (status.used(), status.is_hidden())).collect();
+    let statuses: Vec<_> = refused.statuses().map(|status| (status.used, status.is_hidden())).collect();
     assert_eq!((refused.is_allowed(), statuses), (false, vec![(2, false), (0, true)]));
-    assert_eq!(refused.binding().limit(), &CALLS);
+    assert_eq!(refused.binding().limit, CALLS);
     assert_eq!(test.scripts(), 0);
     assert!(test.limiter().check(&Limit::per_hour("hourly", 100), "ada", 1).await.unwrap().is_allowed());
     assert_eq!(test.scripts(), 1, "a cached status that fits asks Redis");
@@ -210,7 +214,7 @@ async fn a_full_refusal_cache_forgets_entries_but_stays_correct() {
     test.scripts();
     for key in (0..KEYS).step_by(100) {
         let refused = limiter.check(&one, key, 1).await.unwrap();
-        assert!(!refused.is_allowed() && refused.used() == 1);
+        assert!(!refused.is_allowed() && refused.binding().used == 1);
     }
     assert!((150..=250).contains(&test.scripts()), "two of three refusals are forgotten");
 }
@@ -238,7 +242,7 @@ async fn a_cached_refusal_is_repeated_while_redis_hangs() {
 async fn refusals_of_limits_of_one_name_are_cached_apart() {
     let test = Test::start();
     let limiter = test.limiter();
-    let (more, fixed) = (Limit::per_minute("calls", 4), CALLS.with_algorithm(Algorithm::fixed_window()));
+    let (more, fixed) = (Limit::per_minute("calls", 4), CALLS.with_algorithm(Algorithm::FIXED_WINDOW));
     let charge = |limit: &Limit| Charge::new(limit.clone(), "ada", 1).unwrap();
     assert!(limiter.check(&more, "ada", 4).await.unwrap().is_allowed());
     assert!(limiter.check(&fixed, "ada", 2).await.unwrap().is_allowed());

@@ -94,7 +94,7 @@ async fn a_hidden_limit_is_nowhere() {
         new().limit(total().by(anyone).hidden().in_shadow()),
         new().limit(total().by(anyone).hidden().cost(|_| 8)),
         new().limit(total().by(anyone).hidden().cost(|_| 8).in_shadow()),
-        new().limit(total().by(anyone).hidden().split(3)),
+        new().limit(total().split(3).by(anyone).hidden()),
         new().limit(chosen(total()).hidden()),
         new().limit(chosen(total()).hidden().cost(|_| 8)),
         new().limit(chosen(total()).hidden()).limit(chosen(total())),
@@ -124,7 +124,7 @@ fn random_layer<S: Store + Clone>(store: &S, numbers: &mut Numbers, names: [&str
             0 => limit.by(anyone).settle(|_| 1),
             1 => limit.by(anyone).settle(|_| 0),
             2 => limit.by(anyone).count_afterwards(|_| 1),
-            3 => limit.by(anyone).split(2),
+            3 => limit.split(2).by(anyone),
             4 => chosen(limit),
             _ => limit.by(anyone),
         }

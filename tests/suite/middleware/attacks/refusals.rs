@@ -162,5 +162,5 @@ async fn a_decision_of_a_store_that_is_polled_after_its_end_charges_once() {
         Poll::Ready(())
     })
     .await;
-    assert_eq!(Limiter::new(store).peek(&calls, "ada").await.unwrap().used(), 1);
+    assert_eq!(Limiter::new(store).peek(&calls, "ada").await.unwrap().binding().used, 1);
 }

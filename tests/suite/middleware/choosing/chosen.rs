@@ -34,7 +34,7 @@ async fn a_closure_that_panics_charges_nothing() {
     let app = layer.layer(service_fn(hello));
     let ended = tokio::spawn(app.oneshot(request())).await.unwrap_err();
     assert!(ended.is_panic());
-    assert_eq!(limiter.peek(&BURST, anyone(&request().into_parts().0).unwrap()).await.unwrap().used(), 0);
+    assert_eq!(limiter.peek(&BURST, anyone(&request().into_parts().0).unwrap()).await.unwrap().binding().used, 0);
 }
 
 async fn a_request_gets_the_limit_of_its_plan_now<S: Store>(fixture: Fixture<S>) {
@@ -80,7 +80,7 @@ async fn a_limit_that_changes_keeps_what_is_counted<S: Store>(fixture: Fixture<S
         (429, vec![Some("2"), Some("0")])
     );
     let Some(Rejection::Limited(decision)) = refused.extensions().get() else { panic!("{refused:?}") };
-    assert_eq!((decision.used(), decision.retry_after()), (4, Some(seconds(50))));
+    assert_eq!((decision.binding().used, decision.retry_after()), (4, Some(seconds(50))));
     fixture.clock.advance(seconds(50) - MICROSECOND);
     assert_eq!(call().await.status(), 429);
     fixture.clock.advance(MICROSECOND);
@@ -125,7 +125,6 @@ async fn a_limit_that_is_chosen_has_all_options() {
     assert_eq!(shown(&respond(vec![pro().settle(|_| 3)], 1).await).as_deref(), Some("0"));
     assert_eq!(shown(&respond(vec![pro().count_afterwards(|_| 2)], 1).await).as_deref(), Some("1"));
     assert_eq!(shown(&respond(vec![pro().hidden(), BURST.by(anyone)], 1).await).as_deref(), Some("9"));
-    assert_eq!(figures(respond(vec![pro().split(3)], 1).await.headers())[0], Some("1"));
     let never_fits = respond(vec![pro().cost(|_| 4)], 1).await;
     assert!(matches!(never_fits.extensions().get(), Some(Rejection::NeverFits(_))), "{never_fits:?}");
     let in_shadow = respond(vec![pro().in_shadow(), BURST.by(anyone)], 4).await;

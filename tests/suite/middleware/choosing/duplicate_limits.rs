@@ -67,17 +67,6 @@ async fn limits_of_one_name_and_key_with_different_windows_are_not_duplicates() 
     assert_eq!(store.keys(), 2);
 }
 
-/// Whichever parts would be charged.
-#[tokio::test]
-async fn split_limits_are_duplicates() {
-    let whole = Limit::per_hour("calls", 64);
-    let layer = RateLimitLayer::new(MemoryStore::new()).limit(whole.clone().by(anyone).split(8));
-    let app = layer.limit(chosen(whole).split(8)).layer(service_fn(hello));
-    for _ in 0..20 {
-        assert_eq!(app.clone().oneshot(request()).await.unwrap().status(), StatusCode::INTERNAL_SERVER_ERROR);
-    }
-}
-
 #[tokio::test]
 async fn limits_of_one_name_with_different_keys_are_not_duplicates() {
     let store = MemoryStore::new();

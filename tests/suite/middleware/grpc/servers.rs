@@ -180,5 +180,5 @@ async fn around_a_channel_a_refused_call_is_not_sent() {
     let refused = call().await.unwrap_err();
     assert_eq!((refused.code(), text(refused.metadata(), "x-ratelimit-limit")), (Code::ResourceExhausted, Some("2")));
     let received = Limiter::new(upstream).peek(&count, PeerIp::new().key([127, 0, 0, 1].into()));
-    assert_eq!(received.await.unwrap().used(), 2);
+    assert_eq!(received.await.unwrap().binding().used, 2);
 }

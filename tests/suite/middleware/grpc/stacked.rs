@@ -32,11 +32,11 @@ async fn a_call_holds_the_places_of_all_layers() {
     tokio::spawn(server.serve_with_incoming(incoming));
     let mut client = connect(&url).await;
     check(&mut client).await.unwrap();
-    let used = async || limiter.peek(&CALLS, anyone(&request().into_parts().0).unwrap()).await.unwrap().used();
+    let used = async || limiter.peek(&CALLS, anyone(&request().into_parts().0).unwrap()).await.unwrap().binding().used;
     assert_eq!(used().await, 1, "the method goes on");
     assert_eq!(check(&mut client).await.unwrap_err().code(), Code::ResourceExhausted);
     let decision = kept.lock().unwrap().pop().unwrap();
-    assert_eq!(decision.statuses().map(|status| status.limit().name()).collect::<Vec<_>>(), ["hourly", "calls"]);
+    assert_eq!(decision.statuses().map(|status| status.limit.name()).collect::<Vec<_>>(), ["hourly", "calls"]);
     drop(decision);
     let free = async {
         while used().await > 0 {

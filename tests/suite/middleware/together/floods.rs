@@ -97,7 +97,7 @@ async fn pauses(servers: &[RedisServer]) {
 async fn held_when_quiet(server: &RedisServer, limit: &Limit, key: Key) -> u64 {
     sleep(ms(500)).await;
     let limiter = Limiter::new(server.store().build().unwrap()).deadline(TEST_TIMEOUT);
-    limiter.peek(limit, key).await.unwrap().used()
+    limiter.peek(limit, key).await.unwrap().binding().used
 }
 
 /// A banned client at two processes, beside others that log in.

@@ -93,11 +93,11 @@ async fn callers_that_are_not_polled_refuse_no_other() {
     }
     server.resume();
     join_all(first).await;
-    while limiter.peek(&LOGIN, "ada").await.unwrap().used() < 5 {
+    while limiter.peek(&LOGIN, "ada").await.unwrap().binding().used < 5 {
         sleep(ms(5)).await;
     }
     clock.advance(seconds(3_600));
-    assert_eq!(limiter.peek(&LOGIN, "ada").await.unwrap().used(), 0);
+    assert_eq!(limiter.peek(&LOGIN, "ada").await.unwrap().binding().used, 0);
     server.pause();
     let second: Vec<_> = flood(1).collect();
     sleep(ms(50)).await;
@@ -188,7 +188,7 @@ async fn places_of_checks_on_their_way_are_free_when_the_limiter_has_ended() {
     ending.await.unwrap().unwrap();
     sleep(ms(100)).await;
     let decisions = join_all(asking).await;
-    let used = limiter.peek(&PLACES, "ada").await.unwrap().used();
+    let used = limiter.peek(&PLACES, "ada").await.unwrap().binding().used;
     drop(decisions);
     assert_eq!(used, 0);
 }
@@ -210,7 +210,7 @@ fn a_place_is_given_back_if_the_runtime_ends_before_the_reply() {
     server.resume();
     let used = other.block_on(async {
         sleep(ms(1_000)).await;
-        limiter.peek(&PLACES, "ada").await.unwrap().used()
+        limiter.peek(&PLACES, "ada").await.unwrap().binding().used
     });
     assert_eq!(used, 0, "a second later");
 }

@@ -9,7 +9,7 @@ use crate::support::stores::broken_rules;
 /// What the suite says of the fault, without the steps that lead there: the rules that it breaks,
 /// and how a history differs.
 async fn report_on(fault: Fault, seed: u64) -> String {
-    let exact = Conformance::new().algorithms([Algorithm::sliding_log()]).seeds(seed..seed + 30);
+    let exact = Conformance::new().algorithms([Algorithm::SLIDING_LOG]).seeds(seed..seed + 30);
     let report = broken_rules(&exact, async |clock| planted(clock, fault)).await;
     println!("{report}");
     report.lines().filter(|line| !line.starts_with("    ")).collect::<Vec<_>>().join("\n")
@@ -108,7 +108,7 @@ faults! {
 /// Histories that differ end with the step that shows the fault.
 #[tokio::test]
 async fn the_steps_of_a_report_show_the_fault() {
-    let exact = Conformance::new().algorithms([Algorithm::sliding_log()]).seeds(27..57);
+    let exact = Conformance::new().algorithms([Algorithm::SLIDING_LOG]).seeds(27..57);
     for (fault, step) in [
         (Fault::ForgetsAllAfterAStepBack, "step the clock back"),
         (Fault::ResetsNothing, ": reset "),

@@ -18,7 +18,7 @@ async fn admitted(test: &Trial, limit: &Limit, units: u64) -> u64 {
 /// once.
 pub(super) async fn only_a_fixed_window_admits_twice_the_limit_across_a_boundary(test: Trial) {
     for algorithm in test.algorithms() {
-        let expected = if algorithm == Algorithm::fixed_window() { 50 + 50 } else { 50 };
+        let expected = if algorithm == Algorithm::FIXED_WINDOW { 50 + 50 } else { 50 };
         let limit = Limit::per_minute("calls", 50).with_algorithm(algorithm);
         to_next_window(&test.clock, limit.window());
         test.clock.advance(limit.window() - MICROSECOND);
@@ -32,17 +32,17 @@ pub(super) async fn only_a_fixed_window_admits_twice_the_limit_across_a_boundary
 /// = 5. A limit of 5 refuses one more. With 4 units in the last window the estimate is 4, and one
 /// more is admitted.
 pub(super) async fn a_counter_weights_the_previous_window(test: Trial) {
-    if !test.counts_by(Algorithm::sliding_window_counter()) {
+    if !test.counts_by(Algorithm::SLIDING_WINDOW_COUNTER) {
         return;
     }
     for (previous, is_allowed) in [(8, false), (4, true)] {
-        let limit = |units| Limit::per_minute("calls", units).with_algorithm(Algorithm::sliding_window_counter());
+        let limit = |units| Limit::per_minute("calls", units).with_algorithm(Algorithm::SLIDING_WINDOW_COUNTER);
         to_next_window(&test.clock, limit(100).window());
         assert_eq!(admitted(&test, &limit(100), previous).await, previous);
         test.clock.advance(Duration::from_secs(60));
         assert_eq!(admitted(&test, &limit(100), 3).await, 3);
         test.clock.advance(Duration::from_secs(45));
-        let used = test.limiter.peek(&limit(5), "ada").await.unwrap().used();
+        let used = test.limiter.peek(&limit(5), "ada").await.unwrap().binding().used;
         assert_eq!(used, previous / 4 + 3);
         assert_eq!(test.limiter.check(&limit(5), "ada", 1).await.unwrap().is_allowed(), is_allowed);
         test.limiter.reset(&limit(5), "ada").await.unwrap();
@@ -52,10 +52,10 @@ pub(super) async fn a_counter_weights_the_previous_window(test: Trial) {
 /// The largest errors of a counter: nearly twice the limit within one window, and a refusal after
 /// all units have left.
 pub(super) async fn a_counter_errs_by_at_most_one_limit(test: Trial) {
-    if !test.counts_by(Algorithm::sliding_window_counter()) {
+    if !test.counts_by(Algorithm::SLIDING_WINDOW_COUNTER) {
         return;
     }
-    let limit = Limit::per_minute("calls", 50).with_algorithm(Algorithm::sliding_window_counter());
+    let limit = Limit::per_minute("calls", 50).with_algorithm(Algorithm::SLIDING_WINDOW_COUNTER);
     to_next_window(&test.clock, limit.window());
     test.clock.advance(limit.window() - MICROSECOND);
     assert_eq!(admitted(&test, &limit, 100).await, 50);
@@ -87,6 +87,6 @@ pub(super) async fn limits_of_different_algorithms_are_decided_together(test: Tr
         let check = check_of(limits[..=place].iter().map(|limit| charge(limit, 1)));
         assert!(test.decide(&check).await.is_allowed());
         let refused = test.decide(&check).await;
-        assert_eq!((refused.is_allowed(), refused.binding().limit()), (false, limit), "the last limit is exhausted");
+        assert_eq!((refused.is_allowed(), &refused.binding().limit), (false, limit), "the last limit is exhausted");
     }
 }

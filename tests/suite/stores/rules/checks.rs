@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use super::trial::{Trial, charge, check_of, to_the_start_of_a_window};
-use tower_sliding_window::{Charge, Check, Key, Limit, decision::LimitStatus, settlement::Settlement};
+use tower_sliding_window::{Charge, Check, Key, Limit, settlement::Settlement};
 
 const TRIED_WINDOW: Duration = Duration::from_secs(60);
 
@@ -13,13 +13,10 @@ pub(super) async fn several_limits_are_all_or_nothing(test: Trial) {
     let (small, large) = (Limit::per_minute("small", 1), Limit::per_minute("large", 10));
     assert!(test.spend_all(&[large.clone(), small.clone()], 1).await.is_allowed());
     let refused = test.spend_all(&[large.clone(), small.clone()], 1).await;
-    let refusing: Vec<&str> = refused
-        .statuses()
-        .filter(|status| status.retry_after().is_some())
-        .map(|status| status.limit().name())
-        .collect();
+    let refusing: Vec<&str> =
+        refused.statuses().filter(|status| status.retry_after().is_some()).map(|status| status.limit.name()).collect();
     assert_eq!(refusing, ["small"]);
-    assert_eq!(refused.binding().limit(), &small, "the binding limit is the one that refused");
+    assert_eq!(refused.binding().limit, small, "the binding limit is the one that refused");
     assert_eq!(test.used(&large).await, 1, "a refusal takes nothing from the others");
 }
 
@@ -33,7 +30,7 @@ pub(super) async fn several_keys_and_costs_are_all_or_nothing(test: Trial) {
     assert!(pair(4, 8).await.unwrap().is_allowed());
     assert!(!pair(1, 3).await.unwrap().is_allowed());
     assert!(pair(6, 2).await.unwrap().is_allowed());
-    let used: Vec<u64> = pair(0, 0).await.unwrap().statuses().map(LimitStatus::used).collect();
+    let used: Vec<u64> = pair(0, 0).await.unwrap().statuses().map(|status| status.used).collect();
     assert_eq!(used, [10, 10]);
 }
 
@@ -41,14 +38,17 @@ pub(super) async fn several_keys_and_costs_are_all_or_nothing(test: Trial) {
 pub(super) async fn peeking_spends_nothing(test: Trial) {
     let limit = Limit::per_minute("calls", 3);
     let empty = test.limiter.peek(&limit, "ada").await.unwrap();
-    assert_eq!((empty.used(), empty.remaining(), empty.binding().reset_after()), (0, 3, Duration::ZERO));
+    assert_eq!((empty.binding().used, empty.remaining(), empty.binding().reset_after), (0, 3, Duration::ZERO));
 
     assert!(test.spend(&limit, 3).await.is_allowed());
     test.clock.advance(Duration::from_secs(20));
     for _ in 0..5 {
         let full = test.limiter.peek(&limit, "ada").await.unwrap();
         assert!(full.is_allowed());
-        assert_eq!((full.used(), full.remaining(), full.binding().reset_after()), (3, 0, Duration::from_secs(40)));
+        assert_eq!(
+            (full.binding().used, full.remaining(), full.binding().reset_after),
+            (3, 0, Duration::from_secs(40))
+        );
     }
 }
 
@@ -59,7 +59,7 @@ pub(super) async fn a_reset_forgets_one_key_of_one_limit(test: Trial) {
 
     test.limiter.reset(&one, "ada").await.unwrap();
     assert_eq!((test.used(&one).await, test.used(&other).await), (0, 2));
-    assert_eq!(test.limiter.peek(&one, "bob").await.unwrap().used(), 2);
+    assert_eq!(test.limiter.peek(&one, "bob").await.unwrap().binding().used, 2);
     test.limiter.reset(&one, "nobody").await.unwrap();
 }
 
@@ -79,21 +79,21 @@ pub(super) async fn keys_and_limits_are_separate(test: Trial) {
 pub(super) async fn a_decision_reports_its_tightest_limit(test: Trial) {
     let (narrow, wide) = (Limit::per_minute("narrow", 5), Limit::per_hour("wide", 100));
     let decision = test.spend_all(&[wide.clone(), narrow.clone()], 1).await;
-    assert_eq!((decision.binding().limit(), decision.used(), decision.remaining()), (&narrow, 1, 4));
-    assert_eq!(decision.binding().reset_after(), narrow.window());
+    assert_eq!((&decision.binding().limit, decision.binding().used, decision.remaining()), (&narrow, 1, 4));
+    assert_eq!(decision.binding().reset_after, narrow.window());
     assert_eq!(decision.at(), test.clock.now());
 
     // If both have the same number left, it reports the limit that takes longer to free units.
     let (minute, hour) = (Limit::per_minute("minute", 5), Limit::per_hour("hour", 5));
     for limits in [[minute.clone(), hour.clone()], [hour.clone(), minute]] {
-        assert_eq!(test.spend_all(&limits, 1).await.binding().limit(), &hour);
+        assert_eq!(test.spend_all(&limits, 1).await.binding().limit, hour);
     }
 
     // If both refuse, it reports the limit with the longer wait.
     assert!(test.spend(&narrow, 4).await.is_allowed());
     assert!(test.spend(&wide, 99).await.is_allowed());
     let refused = test.spend_all(&[narrow, wide.clone()], 1).await;
-    assert_eq!((refused.binding().limit(), refused.retry_after()), (&wide, Some(wide.window())));
+    assert_eq!((&refused.binding().limit, refused.retry_after()), (&wide, Some(wide.window())));
 }
 
 /// A shadow charge counts if it fits, and reports if it does not. It refuses nothing.
@@ -108,8 +108,8 @@ pub(super) async fn a_shadow_limit_never_refuses(test: Trial) {
         {
             let decision = test.limiter.check_all(check.clone()).await.unwrap();
             assert_eq!((decision.is_allowed(), decision.shadow_refusals().count()), (is_allowed, refusals));
-            assert_eq!(decision.statuses().map(|status| status.used()).collect::<Vec<_>>(), used, "{algorithm:?}");
-            assert_eq!(decision.binding().limit(), &enforced, "the figures are those of the limit that is enforced");
+            assert_eq!(decision.statuses().map(|status| status.used).collect::<Vec<_>>(), used, "{algorithm:?}");
+            assert_eq!(decision.binding().limit, enforced, "the figures are those of the limit that is enforced");
             let would_wait = decision.shadow_refusals().next().and_then(|status| status.retry_after());
             assert_eq!(would_wait.is_some_and(|wait| !wait.is_zero()), refusals == 1);
         }

@@ -26,7 +26,7 @@ impl Trial {
             Waits(time) => self.clock.advance(time),
             Peeks => drop(self.limiter.peek(limit, "ada").await.unwrap()),
             // If no units are left in the window, the check would be admitted.
-            IsRefused if self.peek_at(limit).await.used() == 0 => {}
+            IsRefused if self.peek_at(limit).await.binding().used == 0 => {}
             IsRefused => assert!(!self.limiter.check(limit, "ada", limit.units()).await.unwrap().is_allowed()),
         }
         if !matches!(done, Waits(_)) {
@@ -71,14 +71,17 @@ pub(super) async fn the_reset_time_is_exact_after_a_step_back(test: Trial) {
                             test.peek_at(&limit).await
                         }
                     };
-                    let status = decision.statuses().find(|status| status.limit() == &limit).unwrap();
-                    let (used, reported) = (status.used(), status.reset_after());
+                    let status = decision.statuses().find(|status| status.limit == limit).unwrap();
+                    let (used, reported) = (status.used, status.reset_after);
                     if used > 0 {
                         test.clock.advance(reported - MICROSECOND);
-                        assert_eq!(test.peek_at(&limit).await.used(), used, "{case}: {reported:?} is too late");
+                        assert_eq!(test.peek_at(&limit).await.binding().used, used, "{case}: {reported:?} is too late");
                         test.clock.advance(MICROSECOND);
                     }
-                    assert!(used == 0 || test.peek_at(&limit).await.used() < used, "{case}: {reported:?} is too early");
+                    assert!(
+                        used == 0 || test.peek_at(&limit).await.binding().used < used,
+                        "{case}: {reported:?} is too early"
+                    );
                     test.limiter.reset(&limit, "ada").await.unwrap();
                     test.limiter.reset(&other, "ada").await.unwrap();
                 }
@@ -101,24 +104,24 @@ pub(super) async fn counting_is_unchanged_within_a_window_of_1970(test: Trial) {
             for (cost, used) in [(30, 30), (1, 31), (40, 71), (1, 72)] {
                 let decision = test.limiter.check(&limit, "ada", cost).await.unwrap();
                 assert_eq!(
-                    (decision.is_allowed(), decision.used(), decision.at()),
+                    (decision.is_allowed(), decision.binding().used, decision.at()),
                     (true, used, test.clock.now()),
                     "{case}"
                 );
             }
             for cost in [29, 100] {
                 let refused = test.limiter.check(&limit, "ada", cost).await.unwrap();
-                assert_eq!((refused.is_allowed(), refused.used()), (false, 72), "{case}");
+                assert_eq!((refused.is_allowed(), refused.binding().used), (false, 72), "{case}");
                 assert!(refused.retry_after() <= Some(2 * limit.window()), "{case}: {refused:?}");
             }
             let named = Check::new(charge(&limit, 3)).with_id(AdmissionId::from(7));
             for _ in 0..2 {
-                assert_eq!(test.limiter.check_all(named.clone()).await.unwrap().used(), 75, "{case}");
+                assert_eq!(test.limiter.check_all(named.clone()).await.unwrap().binding().used, 75, "{case}");
             }
             let reservations = [5, 6].map(|cost| test.limiter.reserve(&limit, "ada", cost, seconds(9)));
             let [first, second] = reservations;
             let (first, second) = (first.await.unwrap().unwrap(), second.await.unwrap().unwrap());
-            let status = |decision: &Decision| (decision.used(), decision.binding().reserved());
+            let status = |decision: &Decision| (decision.binding().used, decision.binding().reserved);
             assert_eq!(status(second.decision()), (86, 11), "{case}");
             assert!(is_refused_by_reservations(&test.limiter.check(&limit, "ada", 15).await.unwrap()), "{case}");
             let settled = first.settle(2).await.unwrap();
@@ -127,14 +130,14 @@ pub(super) async fn counting_is_unchanged_within_a_window_of_1970(test: Trial) {
             assert_eq!((given_back.was_applied, status(&given_back.decision)), (true, (77, 0)), "{case}");
             let admitted = test.limiter.check_all(named.clone()).await.unwrap();
             let refunded = test.limiter.settle(Settlement::new(named, &admitted, |_| Some(0))).await.unwrap();
-            assert_eq!((refunded.was_applied, refunded.decision.used()), (true, 74), "{case}");
+            assert_eq!((refunded.was_applied, refunded.decision.binding().used), (true, 74), "{case}");
 
             // An unsettled lease ends, and then all units leave.
             let _kept = test.limiter.reserve(&limit, "ada", 26, seconds(9)).await.unwrap().unwrap();
             test.clock.advance(seconds(9) - MICROSECOND);
             // A fixed window may have ended earlier.
-            let reserved = if algorithm == Algorithm::fixed_window() && since.as_secs() % 10 > 1 { 0 } else { 26 };
-            assert_eq!(test.peek_at(&limit).await.binding().reserved(), reserved, "{case}");
+            let reserved = if algorithm == Algorithm::FIXED_WINDOW && since.as_secs() % 10 > 1 { 0 } else { 26 };
+            assert_eq!(test.peek_at(&limit).await.binding().reserved, reserved, "{case}");
             test.clock.advance(limit.window() * 2);
             assert_eq!(status(&test.peek_at(&limit).await), (0, 0), "{case}");
             test.limiter.reset(&limit, "ada").await.unwrap();

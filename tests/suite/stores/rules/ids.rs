@@ -14,7 +14,7 @@ const SHORT: Limit = Limit::per("short", 3, Duration::from_secs(10));
 const LONG: Limit = Limit::per_hour("long", 3);
 
 fn used(decision: &Decision) -> Vec<u64> {
-    decision.statuses().map(LimitStatus::used).collect()
+    decision.statuses().map(|status| status.used).collect()
 }
 
 impl Trial {
@@ -38,13 +38,17 @@ pub(super) async fn a_repeated_id_counts_once(test: Trial) {
     let order = || Check::new(charge(&limit, 4)).with_id(AdmissionId::from(7));
     for _ in 0..3 {
         let decision = test.limiter.check_all(order()).await.unwrap();
-        assert_eq!((decision.is_allowed(), decision.used(), decision.id()), (true, 4, AdmissionId::from(7)));
+        assert_eq!((decision.is_allowed(), decision.binding().used, decision.id()), (true, 4, AdmissionId::from(7)));
     }
     assert!(test.spend(&limit, 6).await.is_allowed());
     assert!(test.limiter.check_all(order()).await.unwrap().is_allowed(), "also when the limit is used up");
 
     test.clock.advance(limit.window());
-    assert_eq!(test.limiter.check_all(order()).await.unwrap().used(), 4, "after a window it is a new admission");
+    assert_eq!(
+        test.limiter.check_all(order()).await.unwrap().binding().used,
+        4,
+        "after a window it is a new admission"
+    );
 }
 
 /// The shorter window has passed, and others have spent all units of both limits since.
@@ -77,7 +81,7 @@ pub(super) async fn a_repeated_check_is_neither_charged_nor_refused_while_any_li
             assert!(again.is_allowed() && again.id() == id, "{case}: {again:?}");
             assert_eq!(used(&again), [3, 3], "{case}");
             assert_eq!(again.statuses().filter_map(LimitStatus::retry_after).count(), 0, "{case}");
-            if long == Algorithm::sliding_log() {
+            if long == Algorithm::SLIDING_LOG {
                 assert_eq!(again.at(), first.at(), "{case}");
             }
 
@@ -89,7 +93,7 @@ pub(super) async fn a_repeated_check_is_neither_charged_nor_refused_while_any_li
             // After the refund, the id belongs to a new admission. The same holds after the longest
             // window.
             let refused = test.decide(&check).await;
-            assert!(!refused.is_allowed() && refused.binding().limit() == &limits[0], "{case}");
+            assert!(!refused.is_allowed() && refused.binding().limit == limits[0], "{case}");
             for limit in &limits {
                 test.limiter.reset(limit, "ada").await.unwrap();
             }
@@ -128,7 +132,7 @@ pub(super) async fn a_repeated_check_may_hold_charges_of_every_kind(test: Trial)
             let check = check_of(charges).with_id(AdmissionId::from(2_000 + number as u64));
             let first = test.decide(&check).await;
             let reported = |decision: &Decision| {
-                let used_of = |name| decision.statuses().find(|status| status.limit().name() == name).unwrap().used();
+                let used_of = |name| decision.statuses().find(|status| status.limit.name() == name).unwrap().used;
                 (decision.is_allowed(), [used_of("short"), used_of("long"), used_of("third")])
             };
             assert_eq!(reported(&first), (true, [1, 1, units]), "{kind}");
@@ -200,7 +204,7 @@ pub(super) async fn a_settlement_finds_a_repeated_check_after_clock_steps(test: 
                         let second = test.decide(&check).await;
                         assert!(second.is_allowed() && used(&second) == [cost, cost], "{case}");
                         // The other algorithms report the time that they have recorded.
-                        if algorithm == Algorithm::sliding_log() {
+                        if algorithm == Algorithm::SLIDING_LOG {
                             assert_eq!(second.at(), first.at(), "{case}");
                         }
                         let by = if by_second { &second } else { &first };
@@ -235,7 +239,7 @@ pub(super) async fn a_settlement_finds_its_admission_among_many(test: Trial) {
         let mut left: u64 = asked.iter().map(|(_, check)| check.charges().map(Charge::cost).sum::<u64>()).sum();
         for (first, check) in &asked {
             let again = test.decide(check).await;
-            assert_eq!((again.at(), again.used()), (first.at(), left));
+            assert_eq!((again.at(), again.binding().used), (first.at(), left));
             left -= check.charges().map(Charge::cost).sum::<u64>();
             assert_eq!(test.refund(check, &again).await, (true, vec![left]));
         }
@@ -261,7 +265,7 @@ pub(super) async fn an_expired_id_counts_as_a_new_admission(test: Trial) {
     fill_and_let_half_expire(&test).await;
     let now = test.clock.now();
     let again = test.limiter.check_all(check_with_id(599)).await.unwrap();
-    assert_eq!((again.at(), again.used()), (now, 601));
+    assert_eq!((again.at(), again.binding().used), (now, 601));
 }
 
 pub(super) async fn an_expired_admission_is_not_settled(test: Trial) {
@@ -269,7 +273,7 @@ pub(super) async fn an_expired_admission_is_not_settled(test: Trial) {
     fill_and_let_half_expire(&test).await;
     let refund = Settlement::by_id(check_with_id(599), AdmissionId::from(599), test.clock.now(), |_| Some(0));
     let settled = test.limiter.settle(refund).await.unwrap();
-    assert_eq!((settled.was_applied, settled.decision.used()), (false, 600));
+    assert_eq!((settled.was_applied, settled.decision.binding().used), (false, 600));
 }
 
 /// An id belongs to the keys of its check.
@@ -277,7 +281,7 @@ pub(super) async fn an_id_given_for_another_key_is_another_admission(test: Trial
     let check = |key: &'static str| Check::new(Charge::new(SHORT, key, 2).unwrap()).with_id(AdmissionId::from(7));
     for key in ["ada", "bob", "ada"] {
         let decision = test.take(&check(key)).await;
-        assert_eq!(decision.used(), 2, "{key}");
+        assert_eq!(decision.binding().used, 2, "{key}");
     }
-    assert_eq!(test.limiter.peek(&SHORT, "bob").await.unwrap().used(), 2);
+    assert_eq!(test.limiter.peek(&SHORT, "bob").await.unwrap().binding().used, 2);
 }

@@ -55,8 +55,9 @@ pub(super) async fn a_lease_ends_by_itself(test: Trial) {
         ] {
             test.clock.advance(block);
             let refused = test.limiter.check(&limit, "ada", 1).await.unwrap();
-            let reserved = refused.binding().reserved();
-            let told_of = (refused.retry_after(), is_refused_by_reservations(&refused), refused.used(), reserved);
+            let reserved = refused.binding().reserved;
+            let told_of =
+                (refused.retry_after(), is_refused_by_reservations(&refused), refused.binding().used, reserved);
             assert_eq!(told_of, (Some(reported), true, 100, 100), "{algorithm:?}");
         }
         test.clock.advance(MICROSECOND);
@@ -64,7 +65,7 @@ pub(super) async fn a_lease_ends_by_itself(test: Trial) {
         for is_known in [true, false] {
             assert_eq!(test.settled(&check, &admitted, 50).await, (is_known, 50), "{algorithm:?}");
         }
-        assert_eq!(test.take(&plain_check(&limit, 50)).await.used(), 100, "{algorithm:?}");
+        assert_eq!(test.take(&plain_check(&limit, 50)).await.binding().used, 100, "{algorithm:?}");
     }
 }
 
@@ -103,7 +104,7 @@ pub(super) async fn a_refusal_is_exact_unless_only_reservations_cause_it(test: T
             }
             let reserved_units = async || {
                 let [with, without] = ["ada", "without"].map(|key| test.limiter.peek(&limit, key));
-                with.await.unwrap().used() - without.await.unwrap().used()
+                with.await.unwrap().binding().used - without.await.unwrap().binding().used
             };
             let patient = test.limiter.clone().retry_reserved_after(Duration::MAX);
             let mut longest = None;
@@ -119,7 +120,7 @@ pub(super) async fn a_refusal_is_exact_unless_only_reservations_cause_it(test: T
                     assert_eq!(refused.retry_after(), Some(expected), "{algorithm:?}: {cost} {setting:?} {refused:?}");
                     let by_reservations = given_back.is_zero();
                     assert_eq!(is_refused_by_reservations(&refused), by_reservations, "{algorithm:?}: {refused:?}");
-                    assert_eq!(refused.binding().reserved(), reserved_units().await, "{algorithm:?}");
+                    assert_eq!(refused.binding().reserved, reserved_units().await, "{algorithm:?}");
                     let counted = if by_reservations { &mut by_reservations_alone } else { &mut sure };
                     *counted += 1;
                 }
@@ -157,16 +158,13 @@ pub(super) async fn an_unsettled_reservation_refuses_until_its_lease_ends(test: 
 
 pub(super) async fn a_refusal_by_settled_units_outranks_one_by_reservations(test: Trial) {
     let test = test.without_refusal_cache();
-    let said = |status: &LimitStatus| (status.retry_after(), status.is_refused_by_reservations(), status.reserved());
+    let said = |status: &LimitStatus| (status.retry_after(), status.is_refused_by_reservations(), status.reserved);
     for algorithm in test.algorithms() {
         to_next_window(&test.clock, seconds(3_600));
         let tokens = Limit::per_hour("tokens", 100).with_algorithm(algorithm);
         let calls = Limit::per_minute("calls", 2);
-        let calls = if test.counts_by(Algorithm::fixed_window()) {
-            calls.with_algorithm(Algorithm::fixed_window())
-        } else {
-            calls
-        };
+        let calls =
+            if test.counts_by(Algorithm::FIXED_WINDOW) { calls.with_algorithm(Algorithm::FIXED_WINDOW) } else { calls };
         test.admit(charge(&tokens, 100).reserve(Duration::MAX)).await;
         test.admit(charge(&calls, 2)).await;
 
@@ -176,7 +174,7 @@ pub(super) async fn a_refusal_by_settled_units_outranks_one_by_reservations(test
             refused.statuses().map(said).collect::<Vec<_>>(),
             [(Some(SECOND), true, 100), (Some(seconds(60)), false, 0)]
         );
-        assert_eq!((refused.retry_after(), refused.binding().limit()), (Some(seconds(60)), &calls), "{algorithm:?}");
+        assert_eq!((refused.retry_after(), &refused.binding().limit), (Some(seconds(60)), &calls), "{algorithm:?}");
         assert!(!is_refused_by_reservations(&refused), "settled units refuse it as well");
 
         // The settled units leave before `retry_reserved_after`, and then refuse no more.
@@ -217,7 +215,7 @@ pub(super) async fn a_refusal_by_settled_units_outranks_one_by_reservations(test
         let admitted = test.decide(&check).await;
         let settled = test.limiter.settle(Settlement::new(check, &admitted, |_| Some(100))).await.unwrap();
         let status = settled.decision.binding();
-        assert_eq!((status.used(), status.reserved()), (100, 0));
+        assert_eq!((status.used, status.reserved), (100, 0));
         let refused = test.limiter.check(&tokens, "ada", 1).await.unwrap();
         assert!(!is_refused_by_reservations(&refused) && refused.retry_after() > Some(seconds(1_000)), "{refused:?}");
         for limit in [&tokens, &calls] {

@@ -20,7 +20,7 @@ pub(super) async fn a_settlement_counts_once_at_its_cost(test: Trial) {
             assert!(test.take(&plain_check(&limit, 30)).await.is_allowed());
             let check = reserved_check(&limit, 60, LEASE);
             let admitted = test.take(&check).await;
-            assert_eq!(admitted.used(), 90, "reserved units count");
+            assert_eq!(admitted.binding().used, 90, "reserved units count");
             assert_eq!(test.settled(&check, &admitted, cost).await, (true, used), "{algorithm:?}");
             for again in [cost, 0, 99] {
                 assert_eq!(test.settled(&check, &admitted, again).await, (false, used), "{algorithm:?}");
@@ -42,7 +42,7 @@ pub(super) async fn spent_units_with_a_lease_are_settled(test: Trial) {
             let check = Check::new(Charge::spent(limit.clone(), "ada", 10).reserve(LEASE));
             let check = if has_id { check.with_id(AdmissionId::fresh()) } else { check };
             let admitted = test.take(&check).await;
-            assert_eq!(admitted.used(), 10);
+            assert_eq!(admitted.binding().used, 10);
             assert_eq!(test.settled(&check, &admitted, cost).await, (true, cost), "{algorithm:?} {has_id}");
             assert_eq!(test.settled(&check, &admitted, 99).await, (false, cost), "{algorithm:?} {has_id}");
             test.clock.advance(LEASE);
@@ -70,11 +70,11 @@ pub(super) async fn charges_are_settled_one_by_one(test: Trial) {
     let admitted = test.take(&check).await;
     let tokens = |charge: &Charge| (charge.limit() == &TOKENS).then_some(7);
     let settled = test.limiter.settle(Settlement::new(check.clone(), &admitted, tokens)).await.unwrap();
-    let used: Vec<u64> = settled.decision.statuses().map(|status| status.used()).collect();
+    let used: Vec<u64> = settled.decision.statuses().map(|status| status.used).collect();
     assert_eq!((settled.was_applied, used), (true, vec![7, 1]));
 
     let settled = test.limiter.settle(Settlement::new(check, &admitted, |_| Some(0))).await.unwrap();
-    let used: Vec<u64> = settled.decision.statuses().map(|status| status.used()).collect();
+    let used: Vec<u64> = settled.decision.statuses().map(|status| status.used).collect();
     assert_eq!((settled.was_applied, used), (true, vec![7, 0]), "a charge that is not settled yet can be");
 }
 
@@ -85,7 +85,7 @@ pub(super) async fn an_admission_can_be_refunded_by_its_id(test: Trial) {
         to_the_start_of_a_window(&test.clock, TOKENS.window());
         let (ours, others) = (plain_check(&limit, 20), plain_check(&limit, 30));
         let (admitted, _) = (test.take(&ours).await, test.take(&others).await);
-        let is_known = algorithm == Algorithm::sliding_log();
+        let is_known = algorithm == Algorithm::SLIDING_LOG;
         let left = if is_known { 30 } else { 50 };
         assert_eq!(test.settled(&ours, &admitted, 0).await, (is_known, left), "{algorithm:?}");
         assert_eq!(test.settled(&ours, &admitted, 0).await, (false, left), "{algorithm:?}");
@@ -108,7 +108,7 @@ pub(super) async fn a_foreign_settlement_frees_nothing(test: Trial) {
         let not_reserved = Settlement::new(plain_check(&limit, 20), &admitted, |_| Some(0));
         for settlement in [unknown, at_another_cost, not_reserved] {
             let settled = test.limiter.settle(settlement).await.unwrap();
-            assert_eq!((settled.was_applied, settled.decision.used()), (false, 20), "{algorithm:?}");
+            assert_eq!((settled.was_applied, settled.decision.binding().used), (false, 20), "{algorithm:?}");
         }
         assert_eq!(test.settled(&check, &admitted, 0).await, (true, 0));
     }
@@ -133,7 +133,7 @@ pub(super) async fn a_late_settlement_leaves_a_repeated_admission_alone(test: Tr
         test.clock.advance(LEASE);
         assert!(test.take(&named).await.is_allowed());
         // A fixed window does not tell them apart, but counts the same units.
-        if algorithm != Algorithm::fixed_window() {
+        if algorithm != Algorithm::FIXED_WINDOW {
             assert_eq!(test.settled(&named, &first, 0).await, (false, 60), "{algorithm:?}");
         }
     }
@@ -147,7 +147,7 @@ pub(super) async fn admissions_with_one_id_are_settled_late_one_by_one(test: Tri
         to_the_start_of_a_window(&test.clock, TOKENS.window());
         let check = reserved_check(&limit, 60, LEASE).with_id(AdmissionId::from(4711));
         // At most one admission of an id can be told from the others in a fixed window.
-        let admissions = if algorithm == Algorithm::fixed_window() { 1 } else { 3 };
+        let admissions = if algorithm == Algorithm::FIXED_WINDOW { 1 } else { 3 };
         let mut used = 0;
         for number in 0..admissions {
             let admitted = test.take(&check).await;
@@ -180,7 +180,7 @@ pub(super) async fn absurd_costs_refuse_their_key_and_do_not_overflow(test: Tria
 /// Under algorithms with bounded memory, a key keeps at most 10,000 reservations. Admissions beyond
 /// them count for their window.
 pub(super) async fn an_admission_without_its_own_entry_counts_for_its_window(test: Trial) {
-    for algorithm in test.algorithms().into_iter().filter(|algorithm| *algorithm != Algorithm::sliding_log()) {
+    for algorithm in test.algorithms().into_iter().filter(|algorithm| *algorithm != Algorithm::SLIDING_LOG) {
         let limit = Limit::per_day("tokens", 1_000_000).with_algorithm(algorithm);
         to_next_window(&test.clock, limit.window());
         test.clock.advance(Duration::from_secs(60));
@@ -213,9 +213,9 @@ pub(super) async fn a_lowered_limit_settles_exactly(test: Trial) {
     let admitted = test.take(&check).await;
     let lowered = Limit::per_minute("tokens", 30);
     let refused = test.limiter.check(&lowered, "ada", 1).await.unwrap();
-    assert_eq!((refused.is_allowed(), refused.used(), refused.remaining()), (false, 60, 0));
+    assert_eq!((refused.is_allowed(), refused.binding().used, refused.remaining()), (false, 60, 0));
     let peeked = test.limiter.peek(&lowered, "ada").await.unwrap();
-    assert_eq!((peeked.is_allowed(), peeked.used()), (true, 60), "a cost of 0 is never refused");
+    assert_eq!((peeked.is_allowed(), peeked.binding().used), (true, 60), "a cost of 0 is never refused");
     assert_eq!(test.settled(&check, &admitted, 29).await, (true, 29));
     assert!(test.limiter.check(&lowered, "ada", 1).await.unwrap().is_allowed());
 }

@@ -20,14 +20,14 @@ pub(super) async fn spent_units_count_beyond_the_limit_and_refuse_until_they_lea
             test.limiter.check_all(check).await.unwrap()
         };
         for used in 0..5 {
-            assert_eq!((any_left().await.is_allowed(), any_left().await.used()), (true, used), "{algorithm:?}");
-            assert_eq!((spent(1).await.is_allowed(), spent(0).await.used()), (true, used + 1));
+            assert_eq!((any_left().await.is_allowed(), any_left().await.binding().used), (true, used), "{algorithm:?}");
+            assert_eq!((spent(1).await.is_allowed(), spent(0).await.binding().used), (true, used + 1));
         }
         let refused = any_left().await;
         assert_eq!((refused.is_allowed(), is_refused_by_reservations(&refused)), (false, false));
         test.clock.advance(Duration::from_secs(20));
         let beyond = spent(8).await;
-        assert_eq!((beyond.is_allowed(), beyond.used(), beyond.remaining()), (true, 13, 0));
+        assert_eq!((beyond.is_allowed(), beyond.binding().used, beyond.remaining()), (true, 13, 0));
 
         // The retry time is exact. The refusal cache is off, so that the store itself decides.
         let limiter = test.limiter.clone().refusal_cache(Duration::ZERO);
@@ -89,9 +89,9 @@ pub(super) async fn spent_units_of_the_largest_limit_leave(test: Trial) {
             let half = test.limiter.check(&limit, "ada", Limit::MAX_UNITS / 2).await.unwrap();
             admitted += u32::from(half.is_allowed());
         }
-        let is_counter = algorithm == Algorithm::sliding_window_counter();
+        let is_counter = algorithm == Algorithm::SLIDING_WINDOW_COUNTER;
         assert!(if is_counter { admitted <= 1 } else { admitted == 2 }, "{algorithm:?}: {admitted}");
         test.clock.advance(seconds(130));
-        assert_eq!(test.limiter.check(&limit, "ada", 1).await.unwrap().used(), 1, "{algorithm:?}");
+        assert_eq!(test.limiter.check(&limit, "ada", 1).await.unwrap().binding().used, 1, "{algorithm:?}");
     }
 }

@@ -60,12 +60,12 @@ impl Trial {
     /// Settles, and returns whether it was applied and how many units are used then.
     pub(super) async fn settled(&self, check: &Check, admitted: &Decision, cost: u64) -> (bool, u64) {
         let settled = self.limiter.settle(Settlement::new(check.clone(), admitted, |_| Some(cost))).await.unwrap();
-        (settled.was_applied, settled.decision.used())
+        (settled.was_applied, settled.decision.binding().used)
     }
 
     /// The units that the key `ada` has used.
     pub(super) async fn used(&self, limit: &Limit) -> u64 {
-        self.limiter.peek(limit, "ada").await.unwrap().used()
+        self.limiter.peek(limit, "ada").await.unwrap().binding().used
     }
 }
 

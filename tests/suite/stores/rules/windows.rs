@@ -36,7 +36,7 @@ pub(super) async fn several_admissions_fit_into_one_microsecond(test: Trial) {
     let check = Check::new(charge(&limit, 1));
     for used in 1..=5 {
         // A caller may send the same check again. Without an id, each time is a new admission.
-        assert_eq!(test.limiter.check_all(check.clone()).await.unwrap().used(), used);
+        assert_eq!(test.limiter.check_all(check.clone()).await.unwrap().binding().used, used);
     }
     assert!(!test.limiter.check_all(check).await.unwrap().is_allowed());
 }
@@ -46,7 +46,7 @@ pub(super) async fn a_changed_limit_applies_to_the_recorded_history(test: Trial)
     let limit = |units| Limit::per_minute("plan", units);
     assert!(test.spend(&limit(10), 8).await.is_allowed());
     let lowered = test.spend(&limit(5), 1).await;
-    assert_eq!((lowered.is_allowed(), lowered.used(), lowered.remaining()), (false, 8, 0));
+    assert_eq!((lowered.is_allowed(), lowered.binding().used, lowered.remaining()), (false, 8, 0));
     let raised = test.spend(&limit(20), 10).await;
     assert_eq!((raised.is_allowed(), raised.remaining()), (true, 2));
 }
@@ -148,6 +148,6 @@ pub(super) async fn long_logs_are_exact(test: Trial) {
             assert!(test.spend(&limit, cost).await.is_allowed());
         }
         test.clock.advance(limit.window());
-        assert_eq!(test.spend(&limit, 1_200 * cost).await.used(), 1_200 * cost, "all entries leave at once");
+        assert_eq!(test.spend(&limit, 1_200 * cost).await.binding().used, 1_200 * cost, "all entries leave at once");
     }
 }
