@@ -83,7 +83,7 @@
 //! | [`store`] | [`MemoryStore`], `RedisStore`, one [chosen by a URL](store::from_url), stores of your own, the [refusal cache](Limiter::refusal_cache), [`Breaker`](limiter::Breaker) |
 //! | [`secret`] | keyed hashes of API keys, and of identities in Redis |
 //! | [`metrics`](mod@metrics) | the table of metrics |
-//! | `testing` | with the feature `test-util`: a store that fails on command, assertions on responses |
+//! | `testing` | with the feature `test-util`: a store that fails on command |
 //! | [`guide`] | one page for each task |
 //!
 //! # Stores

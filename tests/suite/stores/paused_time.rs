@@ -5,11 +5,10 @@ use std::{thread, time::Duration};
 use tokio::time::{Instant, advance};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
-    Algorithm, Charge, Check, Limit, Limiter, MemoryStore, RateLimitLayer, Store,
-    testing::{FaultyStore, assert_admitted, assert_refused},
+    Algorithm, Charge, Check, Limit, Limiter, MemoryStore, RateLimitLayer, Store, testing::FaultyStore,
 };
 
-use crate::support::requests::{anyone, hello, request};
+use crate::support::requests::{anyone, figures, hello, request};
 
 const ONE: Limit = Limit::per_minute("one", 1);
 const MINUTE: Duration = Duration::from_secs(60);
@@ -17,13 +16,16 @@ const MINUTE: Duration = Duration::from_secs(60);
 #[tokio::test(start_paused = true)]
 async fn a_window_ends_when_the_test_advances_time() {
     let app = RateLimitLayer::new(MemoryStore::new()).limit(ONE.by(anyone)).layer(service_fn(hello));
-    let ask = async || app.clone().oneshot(request()).await.unwrap();
-    assert_eq!(assert_admitted(&ask().await), Some(0));
-    assert_eq!(assert_refused(&ask().await), MINUTE);
+    let asked = async |status, retry_after| {
+        let response = app.clone().oneshot(request()).await.unwrap();
+        assert_eq!((response.status().as_u16(), figures(response.headers())[3]), (status, retry_after));
+    };
+    asked(200, None).await;
+    asked(429, Some("60")).await;
     advance(MINUTE - Duration::from_millis(1)).await;
-    assert_eq!(assert_refused(&ask().await), Duration::from_secs(1));
+    asked(429, Some("1")).await;
     advance(Duration::from_millis(1)).await;
-    assert_eq!(assert_admitted(&ask().await), Some(0));
+    asked(200, None).await;
 }
 
 /// The runtime advances the blocked clock itself when it has nothing else to do.
