@@ -59,35 +59,36 @@ impl Policy {
         let mut spent = Vec::new();
         let mut blocked = Vec::new();
         for ((index, charge), status) in check.charges().enumerate().zip(admitted.statuses()) {
+            let limit = self.limit_of(details, index);
+            let heeds_upstream = limit.is_some_and(|limit| limit.heeds_upstream);
             // A limit in the shadow that would have refused has counted nothing.
             let has_counted = status.retry_after().is_none() && charge.cost() > 0;
-            let limit = self.limit_of(details, index);
             let cost = limit.filter(|_| has_counted).map(|limit| match (&limit.cost_afterwards, &details.request) {
                 (Some(cost), Some(request)) => cost(&Exchange { request, response, cost: charge.cost() }),
                 _ => charge.cost(),
             });
-            let heeding = limit.filter(|limit| limit.heeds_upstream);
-            let settled = charge.lease().filter(|_| has_counted).map_or((None, None), |lease| {
-                // The delay is shorter than the lease, so that the store still sees whether the
-                // lease has ended.
-                let delay = || (charge.limit().window() / MAX_DELAY_DIVISOR).min(lease.saturating_sub(MICRO));
-                (cost, heeding.map(|_| delay()))
-            });
-            if let (Some(units @ 1..), None, true) = (cost, charge.lease(), charge.takes_nothing()) {
+            if let Some(units @ 1..) = cost.filter(|_| charge.takes_nothing()) {
                 // The status has the limit that was charged: if this process has decided, that is
                 // the share of the limit.
                 spent.push((index, charge.as_spent(status.limit.clone(), units)));
             }
-            if let (Some(block), Some(_), false) = (block, heeding, charge.is_shadow()) {
+            let lease = charge.lease().filter(|_| has_counted);
+            let settled = cost.filter(|_| lease.is_some());
+            // The delay is shorter than the lease, so that the store still sees whether the lease
+            // has ended.
+            let delay = lease.filter(|_| heeds_upstream);
+            let delay =
+                delay.map(|lease| (charge.limit().window() / MAX_DELAY_DIVISOR).min(lease.saturating_sub(MICRO)));
+            if let Some(block) = block.filter(|_| heeds_upstream && !charge.is_shadow()) {
                 // A refusal by the upstream blocks the charged key. Any other response blocks the
                 // charged key only if units were left at the admission, or if the settlement gives
                 // units back.
-                let gives_back = settled.0.is_some_and(|cost| cost < charge.cost());
+                let gives_back = settled.is_some_and(|cost| cost < charge.cost());
                 if block.is_refusal || status.remaining() > 0 || gives_back {
                     blocked.push((charge.limit().clone(), charge.key().clone(), block));
                 }
             }
-            costs.push(settled);
+            costs.push((settled, delay));
         }
         // A charge is settled even if its cost does not change: until the settlement, other
         // requests are told that the units of the charge may be given back.
