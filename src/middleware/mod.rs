@@ -149,7 +149,6 @@
 
 mod events;
 pub mod extract;
-mod futures;
 mod headers;
 mod layer;
 mod options;

@@ -2,7 +2,9 @@
 //! need.
 
 use std::{
+    future::{Future, poll_fn},
     sync::Arc,
+    task::Poll,
     time::{Duration, SystemTime},
 };
 
@@ -11,7 +13,6 @@ use http::response;
 use super::{
     super::{
         events::Events,
-        futures::join,
         plan::CheckDetails,
         policy::{Exchange, Policy},
     },
@@ -156,10 +157,18 @@ async fn block_all(limiter: &Limiter, events: &Events, blocked: Vec<(Limit, Key,
         }
         Ok(())
     };
-    let joined = join(blocked.into_iter().map(block), |blocked: Result<(), Error>| {
-        blocked.unwrap_or_else(|error| events.not_blocked(&error));
+    let mut blocks: Vec<_> = blocked.into_iter().map(|blocked| Box::pin(block(blocked))).collect();
+    let all_blocked = poll_fn(|cx| {
+        blocks.retain_mut(|block| match block.as_mut().poll(cx) {
+            Poll::Ready(outcome) => {
+                outcome.unwrap_or_else(|error: Error| events.not_blocked(&error));
+                false
+            }
+            Poll::Pending => true,
+        });
+        if blocks.is_empty() { Poll::Ready(()) } else { Poll::Pending }
     });
-    if let Err(error) = limiter.within(joined).await {
+    if let Err(error) = limiter.within(all_blocked).await {
         events.not_blocked(&error);
     }
 }
