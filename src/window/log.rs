@@ -15,10 +15,10 @@ use std::collections::VecDeque;
 use super::entry::{Entry, Kind, Sum, UnitsOf};
 use crate::check::AdmissionId;
 
-/// The entries in the window. Each entry takes 16 bytes as long as all of them are single units, as
-/// in most logs. Otherwise each takes 24 bytes.
+/// The units that one limit remembers for one key: the entries in the window. Each entry takes 16
+/// bytes as long as all of them are single units, as in most logs. Otherwise each takes 24 bytes.
 #[derive(Default)]
-pub(super) struct Log {
+pub(crate) struct Log {
     entries: VecDeque<(u64, AdmissionId)>,
     /// `None` as long as all entries are single units.
     units: Option<Box<Units>>,
@@ -34,8 +34,9 @@ struct Units {
 }
 
 impl Log {
+    /// The number of entries.
     #[inline]
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.entries.len()
     }
 
@@ -54,7 +55,7 @@ impl Log {
 
     /// Drops entries that have left the window.
     #[inline]
-    pub(super) fn trim(&mut self, now: u64, window: u64) {
+    pub(crate) fn trim(&mut self, now: u64, window: u64) {
         let Some(gone) = now.checked_sub(window) else { return };
         if self.oldest_at.is_none_or(|oldest| oldest > gone) {
             return;
@@ -71,8 +72,10 @@ impl Log {
         self.changed();
     }
 
-    /// Frees the memory that a burst of entries needed.
-    pub(super) fn shrink(&mut self) {
+    /// Drops entries that have left the window, and frees the memory that a burst of entries
+    /// needed.
+    pub(crate) fn sweep(&mut self, now: u64, window: u64) {
+        self.trim(now, window);
         if self.entries.capacity() / 4 > self.len() {
             self.entries.shrink_to_fit();
             self.units.iter_mut().for_each(|units| units.packed.shrink_to_fit());
@@ -87,7 +90,7 @@ impl Log {
 
     /// The time until at most `most` of the units that `units_of` chooses are left. The time is 0
     /// if no more than `most` are left now.
-    pub(super) fn wait_for(&self, most: u64, now: u64, window: u64, units_of: UnitsOf) -> u64 {
+    pub(super) fn time_until(&self, most: u64, now: u64, window: u64, units_of: UnitsOf) -> u64 {
         let mut excess = units_of(self.sum()).saturating_sub(most);
         if excess == 0 {
             return 0;
@@ -155,7 +158,7 @@ impl Log {
     /// or if it has a later time. The newest entry then becomes a sum, and keeps the later of the
     /// two times. Otherwise the units get a new entry. So there is at most one new entry for each
     /// part.
-    pub(super) fn merge(&mut self, mut at: u64, part: u64, mut units: u64) {
+    pub(super) fn add_to_part(&mut self, mut at: u64, part: u64, mut units: u64) {
         let last = self.len().saturating_sub(1);
         let is_it = |newest: &Entry| newest.at > at || newest.kind == Kind::Sum && newest.at / part == at / part;
         if let Some(newest) = self.get(last).filter(is_it) {
@@ -289,7 +292,7 @@ mod tests {
     /// The wait until at most `most` units are left, after a refusal has moved entries back.
     fn wait_for(log: &mut Log, most: u64, now: u64) -> u64 {
         log.pull_back(now);
-        log.wait_for(most, now, WINDOW, Sum::all)
+        log.time_until(most, now, WINDOW, Sum::all)
     }
 
     #[test]
@@ -310,7 +313,7 @@ mod tests {
     fn reserved_units_count_for_the_longest_wait_only() {
         let mut log = log(&[(5_000, 1), (5_200, 2)]);
         log.insert(Entry { at: 4_900, id: AdmissionId::fresh(), kind: Kind::Reserved, units: 3 });
-        let wait_for = |most, units_of| log.wait_for(most, 5_300, WINDOW, units_of);
+        let wait_for = |most, units_of| log.time_until(most, 5_300, WINDOW, units_of);
         let waits = [6, 5, 3, 2, 1, 0].map(|most| (wait_for(most, Sum::not_reserved), wait_for(most, Sum::all)));
         assert_eq!(waits, [(0, 0), (0, 600), (0, 600), (700, 700), (900, 900), (900, 900)]);
     }
@@ -446,7 +449,7 @@ mod tests {
                     let departure = plain.0.iter().find(departs).filter(|_| all > 0);
                     let waits = departure.map_or(0, |entry| leaves_after(entry.at, since, WINDOW));
                     let most = all.saturating_sub(units);
-                    assert_eq!(log.wait_for(most, since, WINDOW, units_of), waits);
+                    assert_eq!(log.time_until(most, since, WINDOW, units_of), waits);
                 }
                 Step::Settle { .. } | Step::Add { .. } | Step::Find { .. } => {}
             }

@@ -1,9 +1,10 @@
 //! The window of one limit for one key: pure arithmetic, with the time passed in.
 //!
-//! Times and windows are microseconds. `log.rs` remembers admissions, one by one or summed up by
-//! window or sub-window; `counter.rs` estimates the sums of a counter. `store/redis/script/*.lua`
-//! is the same arithmetic in Lua. The oracle of the package `tower-sliding-window-conformance`
-//! holds Rust and Lua to the same rules.
+//! Times and windows are microseconds. `log.rs` is the log, which remembers admissions, one by one
+//! or summed up by window or sub-window. This file has the rules by which limits count in a log,
+//! and `counter.rs` estimates the sums of a counter. `store/redis/script/*.lua` is the same
+//! arithmetic in Lua. The oracle of the package `tower-sliding-window-conformance` holds Rust and
+//! Lua to the same rules.
 
 mod counter;
 mod entry;
@@ -11,22 +12,14 @@ mod log;
 
 use std::time::Duration;
 
-use self::{
-    entry::{Entry, Kind, Sum, UnitsOf},
-    log::Log,
-};
+use self::entry::{Entry, Kind, Sum, UnitsOf};
+pub(crate) use self::log::Log;
 use crate::{
     algorithm::MOST_NAMED,
     check::{AdmissionId, Charge},
     decision::{LimitStatus, Settlement},
     limit::Limit,
 };
-
-/// The units that one limit remembers for one key.
-#[derive(Default)]
-pub(crate) struct Window {
-    log: Log,
-}
 
 /// The time and the id of a check.
 #[derive(Clone, Copy, Debug)]
@@ -38,7 +31,7 @@ pub(crate) struct CheckContext {
 }
 
 /// The state of a limit and key for one charge: units, and times in microseconds. The default is
-/// the state of an empty window.
+/// the state of an empty log.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Figures {
     used: u64,
@@ -49,8 +42,8 @@ pub(crate) struct Figures {
     retry: Option<(u64, u64)>,
 }
 
-impl Window {
-    /// A window for a key of which only sums of units are known. Each pair in `sums` is the latest
+impl Log {
+    /// A log for a key of which only sums of units are known. Each pair in `sums` is the latest
     /// time at which the units may have come, and the number of these units.
     pub(crate) fn of_sums(limit: &Limit, sums: impl Iterator<Item = (u64, u64)>, now: u64) -> Self {
         let mut new = Self::default();
@@ -59,25 +52,6 @@ impl Window {
         }
         new.trim(now, limit.window_micros());
         new
-    }
-
-    /// Drops entries that have left the window.
-    #[inline]
-    pub(crate) fn trim(&mut self, now: u64, window: u64) {
-        self.log.trim(now, window);
-    }
-
-    /// Drops entries that have left the window, and frees the memory that a burst of admissions
-    /// needed.
-    pub(crate) fn sweep(&mut self, now: u64, window: u64) {
-        self.trim(now, window);
-        self.log.shrink();
-    }
-
-    /// The number of entries.
-    #[inline]
-    pub(crate) fn len(&self) -> usize {
-        self.log.len()
     }
 
     /// Whether enough units are left for the charge. A spent charge and a charge of cost 0 always
@@ -91,7 +65,7 @@ impl Window {
     /// The time at which this admission was counted, or `None` if it has no entry here. If the
     /// entry is recorded for a sub-window, the time is only as exact as the sub-window.
     pub(crate) fn counted_at(&self, charge: &Charge, id: AdmissionId) -> Option<u64> {
-        self.log.time_of(id, charge.cost()).map(|at| charge.admitted_at(at))
+        self.time_of(id, charge.cost()).map(|at| charge.admitted_at(at))
     }
 
     /// Whether [`admit`](Self::admit) would add an entry.
@@ -109,7 +83,7 @@ impl Window {
         } else if !has_room {
             self.merge(now, charge.limit(), charge.units());
         } else if self.is_named(charge, context) {
-            self.log.insert(Entry { at: charge.named_at(now), id, kind: kind_of(charge), units: charge.units() });
+            self.insert(Entry { at: charge.named_at(now), id, kind: kind_of(charge), units: charge.units() });
         } else {
             self.add_up(now, charge.limit(), charge.units());
         }
@@ -122,9 +96,9 @@ impl Window {
         let used = self.used(limit, now);
         let reset_after = match used.checked_sub(1) {
             Some(most) if limit.is_counter() => self.wait_for(most, limit, now, Sum::all),
-            _ => self.log.reset_after(now, limit.window_micros()),
+            _ => self.reset_after(now, limit.window_micros()),
         };
-        Figures { used, reserved: self.log.sum().reserved, reset_after, retry: None }
+        Figures { used, reserved: self.sum().reserved, reset_after, retry: None }
     }
 
     /// The state of the limit and key for a charge that does not fit. The retry time is never
@@ -132,23 +106,23 @@ impl Window {
     ///
     /// An entry with a time in the future was counted before the clock stepped back. This method
     /// moves such an entry to the present, so that the key is right again after one window. In a
-    /// window [of sums](Self::of_sums), entries may be ahead of the clock although the clock has
-    /// not stepped back. There, the method moves no entry.
+    /// log [of sums](Self::of_sums), entries may be ahead of the clock although the clock has not
+    /// stepped back. There, the method moves no entry.
     #[inline]
     pub(crate) fn refuse(&mut self, charge: &Charge, now: u64, is_of_sums: bool) -> Figures {
         let limit = charge.limit();
         if !is_of_sums && limit.is_counter() {
-            let units = self.log.take_sums_after(now);
-            self.log.pull_back(now);
+            let units = self.take_sums_after(now);
+            self.pull_back(now);
             if units > 0 {
                 self.add_up(now, limit, units);
             }
         } else if !is_of_sums {
-            self.log.pull_back(limit.recorded_at(now));
+            self.pull_back(limit.recorded_at(now));
         }
         let wait_for = |units_of| self.wait_for(limit.units().saturating_sub(charge.cost()), limit, now, units_of);
         let most = wait_for(Sum::all);
-        let least = if self.log.sum().reserved > 0 { wait_for(Sum::not_reserved) } else { most };
+        let least = if self.sum().reserved > 0 { wait_for(Sum::not_reserved) } else { most };
         Figures { retry: Some((least, most)), ..self.figures(charge, now) }
     }
 
@@ -158,9 +132,9 @@ impl Window {
     pub(crate) fn settle(&mut self, now: u64, of: &Settlement, charge: &Charge, cost: u64, has_room: bool) -> bool {
         let (id, at) = (of.id, of.at_micros());
         if cost > 0 && charge.takes_place() {
-            return self.log.time_of(id, charge.cost()).is_some();
+            return self.time_of(id, charge.cost()).is_some();
         }
-        let Some(recorded_at) = self.log.take(id, charge.cost(), kind_of(charge), charge.named_at(at)) else {
+        let Some(recorded_at) = self.take(id, charge.cost(), kind_of(charge), charge.named_at(at)) else {
             return self.settle_late(now, of, charge, cost, has_room);
         };
         // Units that had a lease count from their admission. But they never count from the future,
@@ -168,7 +142,7 @@ impl Window {
         let at = if charge.lease_micros().is_some() { at.min(now) } else { recorded_at };
         if cost == 0 {
         } else if charge.is_exact() {
-            self.log.insert(Entry { at, id, kind: Kind::Settled, units: cost });
+            self.insert(Entry { at, id, kind: Kind::Settled, units: cost });
         } else {
             self.add_up(at, charge.limit(), cost);
         }
@@ -185,7 +159,7 @@ impl Window {
         // The units of a fixed window leave when that window ends, before a window after `at` has
         // passed.
         let would_count = at.min(time).saturating_add(limit.window_micros()) > now;
-        if cost == 0 || !is_over || !would_count || self.log.has_settled(id, time) {
+        if cost == 0 || !is_over || !would_count || self.has_settled(id, time) {
             return false;
         }
         if !has_room {
@@ -193,7 +167,7 @@ impl Window {
         } else if self.is_full_of_named(charge) {
             self.add_up(at, limit, cost);
         } else {
-            self.log.insert(Entry { at: time, id, kind: Kind::Settled, units: cost });
+            self.insert(Entry { at: time, id, kind: Kind::Settled, units: cost });
         }
         true
     }
@@ -201,20 +175,20 @@ impl Window {
     /// The units in the window.
     #[inline]
     fn used(&self, limit: &Limit, now: u64) -> u64 {
-        let faded = if limit.is_counter() { counter::faded(&self.log, now, limit.window_micros()) } else { 0 };
-        self.log.sum().units.saturating_sub(faded)
+        let faded = if limit.is_counter() { counter::faded(self, now, limit.window_micros()) } else { 0 };
+        self.sum().units.saturating_sub(faded)
     }
 
     /// The time until at most `most` units are in the window. Of the units with an id, only those
     /// count that `units_of` chooses.
     fn wait_for(&self, most: u64, limit: &Limit, now: u64, units_of: UnitsOf) -> u64 {
-        let wait_for = if limit.is_counter() { counter::wait_for } else { Log::wait_for };
-        wait_for(&self.log, most, now, limit.window_micros(), units_of)
+        let wait_for = if limit.is_counter() { counter::wait_for } else { Self::time_until };
+        wait_for(self, most, now, limit.window_micros(), units_of)
     }
 
     /// Adds units to the sum of their recorded time.
     fn add_up(&mut self, at: u64, limit: &Limit, units: u64) {
-        self.log.add_to_sum(limit.recorded_at(at), units);
+        self.add_to_sum(limit.recorded_at(at), units);
     }
 
     /// Adds units to the sum of the clock's current half window. So a log has at most three such
@@ -223,13 +197,13 @@ impl Window {
         if limit.is_counter() {
             self.add_up(now, limit, units);
         } else {
-            self.log.merge(limit.recorded_at(now), limit.window_micros().div_ceil(2), units);
+            self.add_to_part(limit.recorded_at(now), limit.window_micros().div_ceil(2), units);
         }
     }
 
     /// Whether the units of this time have a sum, so that [`add_up`](Self::add_up) adds no entry.
     fn has_sum(&self, limit: &Limit, at: u64) -> bool {
-        self.log.sum_at(limit.recorded_at(at)).is_some()
+        self.sum_at(limit.recorded_at(at)).is_some()
     }
 
     /// Whether an admission gets an entry of its own.

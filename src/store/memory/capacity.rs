@@ -20,7 +20,7 @@ use crate::{
     algorithm::Kind,
     limit::{Identity, Limit},
     local::lock,
-    window::Window,
+    window::Log,
 };
 
 /// The admissions that a store remembers by default.
@@ -144,12 +144,12 @@ impl LimitUsage {
         lock(&self.cells).is_some()
     }
 
-    /// The window for a new record of a key. It is empty, or has the units that cells have counted
+    /// The log for a new record of a key. It is empty, or has the units that cells have counted
     /// for the key.
-    pub(super) fn window_of(&self, limit: &Limit, digest: u64, now: u64) -> Window {
+    pub(super) fn log_of(&self, limit: &Limit, digest: u64, now: u64) -> Log {
         match &mut *lock(&self.cells) {
-            Some(cells) => Window::of_sums(limit, cells.of_key(digest, now), now),
-            None => Window::default(),
+            Some(cells) => Log::of_sums(limit, cells.of_key(digest, now), now),
+            None => Log::default(),
         }
     }
 }

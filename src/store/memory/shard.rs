@@ -9,7 +9,7 @@ use crate::{
     check::{AdmissionId, Charge},
     decision::Settlement,
     key::Key,
-    window::{CheckContext, Figures, Window},
+    window::{CheckContext, Figures, Log},
 };
 
 /// The records of the keys that have counted units. A record without units is removed before the
@@ -26,10 +26,10 @@ struct Record {
     /// How much capacity all keys of the limit have together.
     usage: Arc<LimitUsage>,
     /// The number of entries for which capacity is taken. The number is 0 in a new record. The
-    /// window of a new record begins with the units that [cells](super::cells) have counted for the
+    /// log of a new record begins with the units that [cells](super::cells) have counted for the
     /// key.
     entries: usize,
-    window: Window,
+    log: Log,
 }
 
 /// The record of a charge, while the lock of its shard is held.
@@ -80,11 +80,11 @@ impl Shard {
 
     /// Drops all expired entries.
     pub(super) fn sweep(&mut self, now: u64, capacity: &Capacity) {
-        self.0.retain(|Record { window, usage, entries, .. }| {
-            window.sweep(now, usage.identity.window_micros);
-            let before = mem::replace(entries, window.len().min(*entries));
+        self.0.retain(|Record { log, usage, entries, .. }| {
+            log.sweep(now, usage.identity.window_micros);
+            let before = mem::replace(entries, log.len().min(*entries));
             capacity.change(usage, before, *entries);
-            window.len() > 0
+            log.len() > 0
         });
         // Gives back the memory of a crowd of keys.
         if self.0.capacity() / 4 > self.0.len() {
@@ -102,14 +102,14 @@ impl OpenRecord<'_> {
     /// entries.
     #[inline]
     pub(super) fn look<'a>(&mut self, charge: &'a Charge, context: CheckContext) -> Look<'a> {
-        let window = &mut self.record.get_mut().window;
-        window.trim(context.now, charge.limit().window_micros());
+        let log = &mut self.record.get_mut().log;
+        log.trim(context.now, charge.limit().window_micros());
         let may_be_counted = context.has_caller_id && charge.units() > 0;
-        let counted_at = may_be_counted.then(|| window.counted_at(charge, context.id)).flatten();
+        let counted_at = may_be_counted.then(|| log.counted_at(charge, context.id)).flatten();
         // The time of a place is the time of its last renewal. That time may be in the future if
         // the clock has stepped back.
         let counted_at = counted_at.map(|at| if charge.takes_place() { at.min(context.now) } else { at });
-        Look { charge, counted_at, refuses: !window.fits(charge, context.now) }
+        Look { charge, counted_at, refuses: !log.fits(charge, context.now) }
     }
 
     /// Counts the charge if its check is admitted and the charge fits.
@@ -117,11 +117,11 @@ impl OpenRecord<'_> {
     pub(super) fn conclude(mut self, look: &Look<'_>, context: CheckContext, verdict: Verdict) -> Figures {
         let charge = look.charge;
         let is_new = self.is_new();
-        let window = &mut self.record.get_mut().window;
+        let log = &mut self.record.get_mut().log;
         let figures = match verdict {
             Verdict::Admitted if !look.refuses => return self.admit(charge, context),
-            Verdict::Admitted | Verdict::Refused if look.refuses => window.refuse(charge, context.now, is_new),
-            _ => window.figures(charge, context.now),
+            Verdict::Admitted | Verdict::Refused if look.refuses => log.refuse(charge, context.now, is_new),
+            _ => log.figures(charge, context.now),
         };
         self.leave(0, context.now, false);
         figures
@@ -129,17 +129,17 @@ impl OpenRecord<'_> {
 
     #[inline]
     fn admit(mut self, charge: &Charge, context: CheckContext) -> Figures {
-        let grows = self.record.get().window.grows(charge, context);
+        let grows = self.record.get().log.grows(charge, context);
         let has_room = self.has_room(usize::from(grows));
         let is_new = self.is_new();
-        let window = &mut self.record.get_mut().window;
+        let log = &mut self.record.get_mut().log;
         // A ban without room does not begin. It would be counted in cells, and all keys of these
         // cells would be banned, for as long as the longest ban among them.
         let begins = has_room || !charge.is_ban;
         if begins {
-            window.admit(charge, context, has_room || is_new);
+            log.admit(charge, context, has_room || is_new);
         }
-        let figures = window.figures(charge, context.now);
+        let figures = log.figures(charge, context.now);
         self.leave(if begins { charge.units() } else { 0 }, context.now, has_room);
         figures
     }
@@ -153,11 +153,11 @@ impl OpenRecord<'_> {
         charge: &Charge,
         cost: Option<u64>,
     ) -> (Figures, bool) {
-        self.record.get_mut().window.trim(now, charge.limit().window_micros());
+        self.record.get_mut().log.trim(now, charge.limit().window_micros());
         let has_room = self.has_room(1);
         let is_new = self.is_new();
-        let Record { usage, window, entries, .. } = self.record.get_mut();
-        let is_known = cost.is_some_and(|cost| window.settle(now, settlement, charge, cost, has_room || is_new));
+        let Record { usage, log, entries, .. } = self.record.get_mut();
+        let is_known = cost.is_some_and(|cost| log.settle(now, settlement, charge, cost, has_room || is_new));
         let above = cost.unwrap_or_default().saturating_sub(charge.cost());
         let is_recent = settlement.at_micros().saturating_add(charge.limit().window_micros()) > now;
         if !is_known && above > 0 && is_recent && usage.has_cells() {
@@ -166,9 +166,9 @@ impl OpenRecord<'_> {
             let context = CheckContext { now, id: AdmissionId::fresh(), has_caller_id: false };
             return (self.admit(&Charge::spent(charge.limit().clone(), charge.key().clone(), above), context), false);
         }
-        let figures = window.figures(charge, now);
+        let figures = log.figures(charge, now);
         let counted = if is_known { cost.unwrap_or_default() } else { 0 };
-        let has_room = has_room || window.len() <= *entries;
+        let has_room = has_room || log.len() <= *entries;
         self.leave(counted, now, has_room);
         (figures, is_known)
     }
@@ -182,8 +182,8 @@ impl OpenRecord<'_> {
     /// threads often write that count.
     #[inline]
     fn has_room(&self, further: usize) -> bool {
-        let Record { usage, window, entries, .. } = self.record.get();
-        let entries_after = window.len() + further;
+        let Record { usage, log, entries, .. } = self.record.get();
+        let entries_after = log.len() + further;
         entries_after <= *entries || self.capacity.has_room(usage, entries_after - entries)
     }
 
@@ -194,12 +194,12 @@ impl OpenRecord<'_> {
     fn leave(mut self, counted: u64, now: u64, has_room: bool) {
         let capacity = self.capacity;
         let is_new = self.is_new();
-        let Record { digest, usage, window, entries, .. } = self.record.get_mut();
+        let Record { digest, usage, log, entries, .. } = self.record.get_mut();
         if counted > 0 && !has_room {
             capacity.count_in_cells(usage, *digest, now, if is_new { counted } else { 0 });
         }
         let before = *entries;
-        *entries = if counted > 0 && has_room { window.len() } else { window.len().min(before) };
+        *entries = if counted > 0 && has_room { log.len() } else { log.len().min(before) };
         capacity.change(usage, before, *entries);
         if *entries == 0 {
             self.record.remove();
@@ -230,8 +230,8 @@ impl Record {
     #[cold]
     fn new(digest: u64, charge: &Charge, now: u64, capacity: &Capacity) -> Self {
         let usage = capacity.usage(charge.limit());
-        let window = usage.window_of(charge.limit(), digest, now);
-        Self { digest, key: charge.key().clone(), usage, entries: 0, window }
+        let log = usage.log_of(charge.limit(), digest, now);
+        Self { digest, key: charge.key().clone(), usage, entries: 0, log }
     }
 
     #[inline]
