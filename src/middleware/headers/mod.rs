@@ -284,20 +284,10 @@ fn seconds_rounded_up(duration: Duration) -> u64 {
 /// needs none for a number with a static text, and one for any other number.
 #[inline]
 fn header_value(number: u64) -> HeaderValue {
-    static_text(number).map_or_else(|| long_header_value(number), HeaderValue::from_static)
-}
-
-fn long_header_value(number: u64) -> HeaderValue {
-    let mut digits = [b'0'; 20];
-    let mut begin = 20;
-    let mut rest = number;
-    while rest > 0 {
-        begin -= 4;
-        digits[begin..begin + 4].copy_from_slice(&DIGITS[(rest % STATIC_TEXTS as u64) as usize]);
-        rest /= STATIC_TEXTS as u64;
+    match static_text(number) {
+        Some(text) => HeaderValue::from_static(text),
+        None => HeaderValue::try_from(number.to_string()).unwrap_or_else(|_| HeaderValue::from(number)),
     }
-    let zeros = digits[begin..].iter().take_while(|digit| **digit == b'0').count();
-    HeaderValue::from_bytes(&digits[begin + zeros..]).unwrap_or_else(|_| HeaderValue::from(number))
 }
 
 fn static_text(number: u64) -> Option<&'static str> {
