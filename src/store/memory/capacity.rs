@@ -10,7 +10,7 @@
 use std::{
     collections::HashMap,
     sync::{
-        Arc, Mutex, PoisonError, RwLock,
+        Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
     },
 };
@@ -37,7 +37,7 @@ pub(super) struct Capacity {
     /// them.
     cells: AtomicUsize,
     /// Names may come from a database, so limits without records and cells are forgotten.
-    limits: RwLock<HashMap<Identity, Arc<LimitUsage>>>,
+    limits: Mutex<HashMap<Identity, Arc<LimitUsage>>>,
 }
 
 /// The capacity and the cells that one limit uses.
@@ -59,7 +59,7 @@ impl Capacity {
             admissions,
             taken: CacheLines::default(),
             cells: AtomicUsize::new(admissions.saturating_mul(CELLS)),
-            limits: RwLock::default(),
+            limits: Mutex::default(),
         }
     }
 
@@ -69,27 +69,24 @@ impl Capacity {
 
     /// The number of limits with records or cells.
     pub(super) fn limits(&self) -> usize {
-        let limits = self.limits.read().unwrap_or_else(PoisonError::into_inner);
-        limits.values().filter(|usage| is_in_use(usage)).count()
+        lock(&self.limits).values().filter(|usage| is_in_use(usage)).count()
     }
 
     /// The usage of a limit, which all records of the limit share. Makes the usage if the limit has
     /// none yet.
     pub(super) fn usage(&self, limit: &Limit) -> Arc<LimitUsage> {
-        let known = self.limits.read().unwrap_or_else(PoisonError::into_inner).get(&limit.identity).cloned();
-        known.unwrap_or_else(|| {
-            let mut limits = self.limits.write().unwrap_or_else(PoisonError::into_inner);
-            let new = || LimitUsage {
-                identity: limit.identity.clone(),
-                cells: Mutex::default(),
-                admissions: CacheLines::default(),
-            };
-            Arc::clone(limits.entry(limit.identity.clone()).or_insert_with(|| new().into()))
-        })
+        let mut limits = lock(&self.limits);
+        if let Some(known) = limits.get(&limit.identity) {
+            return Arc::clone(known);
+        }
+        let identity = limit.identity.clone();
+        let new = Arc::new(LimitUsage { identity, cells: Mutex::default(), admissions: CacheLines::default() });
+        limits.insert(limit.identity.clone(), Arc::clone(&new));
+        new
     }
 
     pub(super) fn forget_unused(&self, now: u64) {
-        let mut limits = self.limits.write().unwrap_or_else(PoisonError::into_inner);
+        let mut limits = lock(&self.limits);
         limits.retain(|_, usage| {
             if let Some(over) = lock(&usage.cells).take_if(|cells| cells.are_over(now)) {
                 // Each limit has one cell on top, which was not taken from `self.cells`.
