@@ -36,7 +36,6 @@
 //! ```
 
 mod address;
-mod api_key;
 mod client_ip;
 mod forwarded;
 mod header;
@@ -47,9 +46,8 @@ use http::{HeaderValue, StatusCode, request::Parts};
 
 pub use self::{
     address::AddressList,
-    api_key::ApiKey,
     client_ip::{ClientIp, PeerIp},
-    header::{Header, UpstreamHost},
+    header::{ApiKey, Header, UpstreamHost},
 };
 use crate::key::Key;
 pub use crate::secret::Secret;
