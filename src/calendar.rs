@@ -159,11 +159,10 @@ fn zone_number(name: &str) -> Result<u16, String> {
     // Zones are compared by name, since keys in Redis contain the name. Two names with the same
     // rules are two zones. If such names were one zone, keys would contain the name that the
     // process has met first.
-    let known = zones.iter().position(|known| known.iana_name() == zone.iana_name());
-    let number = known.unwrap_or(zones.len());
-    if known.is_none() {
+    let number = zones.iter().position(|known| known.iana_name() == zone.iana_name()).unwrap_or_else(|| {
         zones.push(zone);
-    }
+        zones.len() - 1
+    });
     Ok(number as u16)
 }
 

@@ -54,6 +54,9 @@ pub struct Key {
     value: Value,
 }
 
+/// The most bytes of a short value. With a larger number, every `Value` would take more memory.
+const SHORT: usize = 22;
+
 /// The bytes of a key. Short values, such as addresses, hashes and most names, are stored in the
 /// enum itself. So making, cloning or comparing a short value allocates nothing, and follows no
 /// pointer.
@@ -63,7 +66,7 @@ enum Value {
     /// values have equal arrays.
     Short {
         length: u8,
-        bytes: [u8; Self::SHORT],
+        bytes: [u8; SHORT],
     },
     Long(Box<[u8]>),
 }
@@ -71,12 +74,22 @@ enum Value {
 impl Key {
     /// A key with any bytes as its value.
     pub fn new(namespace: &'static str, value: impl AsRef<[u8]>) -> Self {
-        Self { namespace, value: Value::of(&[value.as_ref()]) }
+        Self::joined(namespace, &[value.as_ref()])
     }
 
     /// Makes a key whose value is all `parts`, one after the other.
     pub(crate) fn joined(namespace: &'static str, parts: &[&[u8]]) -> Self {
-        Self { namespace, value: Value::of(parts) }
+        let length: usize = parts.iter().map(|part| part.len()).sum();
+        if length > SHORT {
+            return Self { namespace, value: Value::Long(parts.concat().into()) };
+        }
+        let mut bytes = [0; SHORT];
+        let mut end = 0;
+        for part in parts {
+            bytes[end..end + part.len()].copy_from_slice(part);
+            end += part.len();
+        }
+        Self { namespace, value: Value::Short { length: length as u8, bytes } }
     }
 
     /// The namespace.
@@ -90,25 +103,6 @@ impl Key {
             Value::Short { length, bytes } => &bytes[..usize::from(*length)],
             Value::Long(bytes) => bytes,
         }
-    }
-}
-
-impl Value {
-    /// The most bytes of a short value. With a larger number, every `Value` would take more memory.
-    const SHORT: usize = 22;
-
-    fn of(parts: &[&[u8]]) -> Self {
-        let length: usize = parts.iter().map(|part| part.len()).sum();
-        if length > Self::SHORT {
-            return Self::Long(parts.concat().into());
-        }
-        let mut bytes = [0; Self::SHORT];
-        let mut end = 0;
-        for part in parts {
-            bytes[end..end + part.len()].copy_from_slice(part);
-            end += part.len();
-        }
-        Self::Short { length: length as u8, bytes }
     }
 }
 

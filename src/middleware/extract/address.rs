@@ -81,8 +81,7 @@ fn parse_range(text: &str) -> Result<IpNet, ConfigError> {
     let address = text.split('/').next().and_then(|address| address.parse::<IpAddr>().ok());
     let range = address.and_then(|address| if text.contains('/') { text.parse().ok() } else { Some(address.into()) });
     range.map(canonical_range).ok_or_else(|| {
-        let text = format!("{text:?} is not an address range such as 10.1.2.0/28 or 2001:db8::/32");
-        ConfigError::new(text)
+        ConfigError::new(format!("{text:?} is not an address range such as 10.1.2.0/28 or 2001:db8::/32"))
     })
 }
 

@@ -137,8 +137,7 @@ impl ClientIp {
     /// [`ConfigError`] if `bits` is not 1 to 128.
     pub fn ipv6_prefix(mut self, bits: u8) -> Result<Self, ConfigError> {
         if !(1..=128).contains(&bits) {
-            let text = format!("an IPv6 prefix must have 1 to 128 bits, not {bits}");
-            return Err(ConfigError::new(text));
+            return Err(ConfigError::new(format!("an IPv6 prefix must have 1 to 128 bits, not {bits}")));
         }
         self.ipv6_bits = bits;
         Ok(self)
@@ -148,10 +147,6 @@ impl ClientIp {
     /// prefix.
     pub fn key(&self, address: IpAddr) -> Key {
         address::key(address, self.ipv6_bits)
-    }
-
-    fn is_trusted(&self, address: IpAddr) -> bool {
-        have(&self.trusted, address)
     }
 
     /// The address that a request is counted by: for a log, or for a handler. An IPv4 address that
@@ -187,10 +182,10 @@ impl ClientIp {
 
     fn client(&self, parts: &Parts) -> Result<IpAddr, KeyError> {
         let peer = peer(parts)?;
-        if !self.is_trusted(peer) {
+        let Self { trusted, header, style, .. } = self;
+        if !have(trusted, peer) {
             return Ok(peer);
         }
-        let Self { header, style, .. } = self;
         let invalid = |problem| KeyError::invalid(header.as_str().to_owned(), problem);
         if let Style::Single | Style::SingleWithPort = style {
             let value = single_value(&parts.headers, header)?;
@@ -198,7 +193,7 @@ impl ClientIp {
         }
         let mut client = peer;
         let mut hops = hops(&parts.headers, header, *style).take(MAX_HOPS);
-        while self.is_trusted(client) {
+        while have(trusted, client) {
             match hops.next() {
                 Some(Hop::Address(address)) => client = address,
                 Some(Hop::TooFar) => return Err(invalid("longer than 16 KiB")),

@@ -68,7 +68,7 @@ pub fn exposed_headers() -> Vec<HeaderName> {
 pub struct HeaderSets {
     x_rate_limit: bool,
     reset_is_unix_time: bool,
-    pub(super) rate_limit: bool,
+    rate_limit: bool,
 }
 
 impl HeaderSets {
@@ -171,14 +171,6 @@ impl HeaderSets {
                 suppressed,
                 "X-RateLimit-Reset has two formats: send `X_RATE_LIMIT_UNIX` by all stacked layers, or by none"
             );
-        }
-    }
-
-    /// Writes the items of the visible limits in front of the items that the headers already have.
-    #[inline]
-    pub(super) fn write_rate_limit(self, decision: &Decision, headers: &mut HeaderMap) {
-        if self.rate_limit {
-            rate_limit::write(decision, headers);
         }
     }
 }

@@ -97,14 +97,17 @@ pub struct GrpcOr<R>(
 
 impl<B: Default> RejectionResponse<B> for GrpcResponse {
     fn respond(&self, rejection: &Rejection, request: &Parts, head: Response<()>) -> Response<B> {
-        grpc_response(rejection, content_type(request).unwrap_or(GRPC), head)
+        let content_type = content_type(request).unwrap_or(GRPC);
+        let mut response = rejection.to_grpc(head.into_parts().0.headers).into_http();
+        response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
+        response
     }
 }
 
 impl<B: Default, R: RejectionResponse<B>> RejectionResponse<B> for GrpcOr<R> {
     fn respond(&self, rejection: &Rejection, request: &Parts, head: Response<()>) -> Response<B> {
         match content_type(request) {
-            Some(content_type) => grpc_response(rejection, content_type, head),
+            Some(_) => GrpcResponse.respond(rejection, request, head),
             None => self.0.respond(rejection, request, head),
         }
     }
@@ -126,12 +129,6 @@ fn content_type(request: &Parts) -> Option<&'static str> {
     let without_suffix = content_type.split(['+', ';']).next()?.trim();
     let mut known = CONTENT_TYPES.into_iter();
     known.find_map(|(of_request, of_response)| of_request.eq_ignore_ascii_case(without_suffix).then_some(of_response))
-}
-
-fn grpc_response<B: Default>(rejection: &Rejection, content_type: &'static str, head: Response<()>) -> Response<B> {
-    let mut response = rejection.to_grpc(head.into_parts().0.headers).into_http();
-    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
-    response
 }
 
 impl Rejection {
