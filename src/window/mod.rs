@@ -71,7 +71,8 @@ impl Log {
     /// Whether [`admit`](Self::admit) would add an entry.
     #[inline]
     pub(crate) fn grows(&self, charge: &Charge, context: CheckContext) -> bool {
-        charge.units() > 0 && (self.is_named(charge, context) || !self.has_sum(charge.limit(), context.now))
+        let has_sum = || self.sum_at(charge.limit().recorded_at(context.now)).is_some();
+        charge.units() > 0 && (self.is_named(charge, context) || !has_sum())
     }
 
     /// Records an admission. Without room for a new entry, the admission is [merged](Self::merge)
@@ -164,10 +165,10 @@ impl Log {
         }
         if !has_room {
             self.merge(now, limit, cost);
-        } else if self.is_full_of_named(charge) {
-            self.add_up(at, limit, cost);
-        } else {
+        } else if charge.is_exact() || self.len() < MOST_NAMED {
             self.insert(Entry { at: time, id, kind: Kind::Settled, units: cost });
+        } else {
+            self.add_up(at, limit, cost);
         }
         true
     }
@@ -201,22 +202,11 @@ impl Log {
         }
     }
 
-    /// Whether the units of this time have a sum, so that [`add_up`](Self::add_up) adds no entry.
-    fn has_sum(&self, limit: &Limit, at: u64) -> bool {
-        self.sum_at(limit.recorded_at(at)).is_some()
-    }
-
     /// Whether an admission gets an entry of its own.
     #[inline]
     fn is_named(&self, charge: &Charge, context: CheckContext) -> bool {
         let is_found_again = context.has_caller_id || charge.lease_micros().is_some();
-        charge.is_exact() || is_found_again && !self.is_full_of_named(charge)
-    }
-
-    /// Whether the key has so many entries that further units get no entry with an id. Exact logs
-    /// and concurrent limits have no such bound.
-    fn is_full_of_named(&self, charge: &Charge) -> bool {
-        !charge.is_exact() && self.len() >= MOST_NAMED
+        charge.is_exact() || is_found_again && self.len() < MOST_NAMED
     }
 }
 
