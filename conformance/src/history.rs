@@ -115,7 +115,7 @@ impl History {
             let charges = [(first, case / 16 % 8), (second, case / 16 / 8)]
                 .map(|(limit, kind)| charge_of(limit, &number.to_string(), 5, PAIRED[kind], lease));
             let check = check_of(charges);
-            let check = if case % 2 == 0 { check } else { check.with_id(AdmissionId::from(number)) };
+            let check = if case % 2 == 0 { check } else { check.with_id(AdmissionId(number)) };
             let decide = Step::Decide { check, times: 1 };
             let pass = Step::Advance(if case / 2 % 2 == 0 { lease / 2 } else { lease });
             let settle = Step::Settle { step: number, is_of_first: false, cost: [0, 3, 5, 8][case / 4 % 4] };
@@ -195,7 +195,7 @@ fn check(numbers: &mut Numbers, number: u64, pairs: &[(Limit, &'static str)]) ->
         charge_of(limit, key, if numbers.once_in(40) { u64::MAX } else { cost }, kind, lease)
     });
     let check = check_of(charges);
-    if numbers.once_in(2) { check.with_id(AdmissionId::from(number)) } else { check }
+    if numbers.once_in(2) { check.with_id(AdmissionId(number)) } else { check }
 }
 
 impl fmt::Display for Step {

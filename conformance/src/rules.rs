@@ -132,7 +132,7 @@ async fn races(trial: Trial, algorithms: Vec<Algorithm>) -> Kept {
 }
 
 async fn racing_ids(trial: Trial, _: Vec<Algorithm>) -> Kept {
-    let checks = (0..30).map(|_| check_of(&WIDE, 2).with_id(AdmissionId::from(7)));
+    let checks = (0..30).map(|_| check_of(&WIDE, 2).with_id(AdmissionId(7)));
     expect("admissions of one id", 30, trial.admitted(checks).await?.len())?;
     expect("used units of one id", 2, trial.used(&WIDE).await?)
 }

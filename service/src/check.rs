@@ -14,8 +14,8 @@ use axum::{
 };
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use tower_sliding_window::{
-    Charge, Check, Decision, Error, HeaderSets, Key, Limit, Rejection, decision::LimitStatus, error::NeverFits,
-    settlement::Settlement,
+    Charge, Check, Decision, Error, HeaderSets, Key, Limit, Rejection, check::AdmissionId, decision::LimitStatus,
+    error::NeverFits, settlement::Settlement,
 };
 
 use crate::{
@@ -321,7 +321,7 @@ pub(crate) async fn settle(State(service): State<Arc<Service>>, headers: HeaderM
     // Units without a lease are spent at once.
     let mut each = known().map(|(asked, cost)| asked.lease.map(|_| *cost));
     let at = UNIX_EPOCH.checked_add(Duration::from_micros(admission.at)).unwrap_or(UNIX_EPOCH);
-    let settlement = Settlement::by_id(check, id.into(), at, |charge| {
+    let settlement = Settlement::by_id(check, AdmissionId(id), at, |charge| {
         each.next().flatten().filter(|_| !charge.limit().is_concurrent())
     });
     let settled = match service.limiter.settle(settlement).await {

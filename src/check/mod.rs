@@ -30,7 +30,7 @@
 //!
 //! assert_ne!(AdmissionId::fresh(), AdmissionId::fresh());
 //! // A job queue that may deliver a job twice has an id for it.
-//! assert_eq!(AdmissionId::from(77), AdmissionId::from(77));
+//! assert_eq!(AdmissionId(77), AdmissionId(77));
 //! ```
 //!
 //! # Example
@@ -232,10 +232,4 @@ impl AdmissionId {
 /// operating system's randomness.
 pub(crate) fn random() -> u64 {
     RandomState::new().hash_one(0)
-}
-
-impl From<u64> for AdmissionId {
-    fn from(id: u64) -> Self {
-        Self(id)
-    }
 }

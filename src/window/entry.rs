@@ -60,7 +60,7 @@ impl Entry {
 
     /// The sum of packed units.
     pub(super) fn sum_of(packed: u64) -> Sum {
-        Self::unpacked(0, AdmissionId::from(0), packed).sum()
+        Self::unpacked(0, AdmissionId(0), packed).sum()
     }
 
     pub(super) fn sum(self) -> Sum {

@@ -150,7 +150,7 @@ impl Log {
     pub(super) fn add_to_sum(&mut self, at: u64, units: u64) {
         match self.sum_at(at) {
             Some((index, _)) => self.add(index, units),
-            None => self.insert(Entry { at, id: AdmissionId::from(0), kind: Kind::Sum, units }),
+            None => self.insert(Entry { at, id: AdmissionId(0), kind: Kind::Sum, units }),
         }
     }
 
@@ -166,7 +166,7 @@ impl Log {
             units = units.saturating_add(newest.units);
             self.remove(last);
         }
-        self.insert(Entry { at, id: AdmissionId::from(0), kind: Kind::Sum, units });
+        self.insert(Entry { at, id: AdmissionId(0), kind: Kind::Sum, units });
     }
 
     /// Removes the entry of an admission, and returns the entry's time. If the clock has stepped
@@ -336,7 +336,7 @@ mod tests {
     #[test]
     fn admissions_of_one_time_are_one_entry_and_one_with_an_id_is_not_among_them() {
         let mut log = Log::default();
-        let id = AdmissionId::from(0);
+        let id = AdmissionId(0);
         log.add_to_sum(5_099, 2);
         log.insert(Entry { at: 5_099, id, kind: Kind::Reserved, units: 3 });
         log.add_to_sum(5_099, 4);
@@ -398,7 +398,7 @@ mod tests {
             match *step {
                 Step::Insert { at, units, is_reserved } => {
                     let kind = if is_reserved { Kind::Reserved } else { Kind::Named };
-                    let entry = Entry { at: since + at, id: AdmissionId::from(next_id), kind, units };
+                    let entry = Entry { at: since + at, id: AdmissionId(next_id), kind, units };
                     next_id += 1;
                     log.insert(entry);
                     plain.insert(entry);

@@ -60,7 +60,7 @@ async fn fill(limiter: &Limiter, admissions: usize, key: impl Fn(usize) -> Strin
         tasks.spawn(async move {
             for number in (task..admissions).step_by(TASKS) {
                 let charge = Charge::new(wide(), key(number), 1).expect("a cost below the limit");
-                let check = Check::new(charge).with_id(AdmissionId::from(number as u64));
+                let check = Check::new(charge).with_id(AdmissionId(number as u64));
                 assert!(limiter.check_all(check).await.expect("an answer").is_allowed());
             }
         });

@@ -60,7 +60,7 @@ async fn both_stores_count_the_same_within_a_window_of_1970() {
             // A repeated check keeps its id. A new one gets its id here, because each store would
             // generate its own.
             let id = if kind == 2 { 1_000 + numbers.below(3) } else { u64::try_from(round * 100 + step).unwrap() };
-            let check = Check::new(made).with_id(AdmissionId::from(1 << 40 | id));
+            let check = Check::new(made).with_id(AdmissionId(1 << 40 | id));
             let of_memory = memory.limiter.check_all(check.clone()).await.unwrap();
             let of_redis = redis.limiter.check_all(check.clone()).await.unwrap();
             assert_eq!(Figures::all_of(&of_memory), Figures::all_of(&of_redis), "{}", case());

@@ -27,7 +27,7 @@ impl<S: Store> Fixture<S> {
 }
 
 fn reserved(limit: &Limit, cost: u64) -> Check {
-    Check::new(charge(limit, cost).reserve(LEASE)).with_id(AdmissionId::from(4711))
+    Check::new(charge(limit, cost).reserve(LEASE)).with_id(AdmissionId(4711))
 }
 
 async fn the_end_of_an_older_admission_hides_no_younger_settlement(test: Fixture<impl Store + Clone>) {

@@ -40,7 +40,7 @@ async fn no_id_is_mistaken_for_a_sum() {
     let store = server.store().build().unwrap();
     let limiter = Limiter::new(store).deadline(TEST_TIMEOUT).refusal_cache(Duration::ZERO);
     for id in [*b"reserved", *b"used    ", *b"held    ", *b"used\0\0\0\0"] {
-        let id = AdmissionId::from(u64::from_be_bytes(id));
+        let id = AdmissionId(u64::from_be_bytes(id));
         assert!(limiter.check_all(Check::new(charge(&TOKENS, 1)).with_id(id)).await.unwrap().is_allowed());
         let reservation = limiter.reserve(&TOKENS, "ada", 40, seconds(600)).await.unwrap().unwrap();
         assert_eq!(reservation.decision().binding().used, 41);

@@ -87,7 +87,7 @@ async fn reserved_entries_do_not_shorten_the_bound_of_a_counter() {
             let check = if reserved.contains(&number) {
                 Check::new(charge.reserve(second * 1_000))
             } else {
-                Check::new(charge).with_id(AdmissionId::from(number))
+                Check::new(charge).with_id(AdmissionId(number))
             };
             assert!(test.limiter.check_all(check).await.unwrap().is_allowed());
         }
@@ -237,7 +237,7 @@ async fn an_id_reused_before_its_entry_is_dropped_counts_once() {
         let test = Test::new();
         let check = |id: u64| {
             let charge = lease.into_iter().fold(Charge::new(CALLS, "ada", cost).unwrap(), Charge::reserve);
-            test.limiter.check_all(Check::new(charge).with_id(AdmissionId::from(id)))
+            test.limiter.check_all(Check::new(charge).with_id(AdmissionId(id)))
         };
         for id in 0..1_200 {
             assert!(check(id).await.unwrap().is_allowed());

@@ -177,7 +177,7 @@ async fn ids_and_settlements(limiter: &Limiter) {
         let check = Check::new(charge(&tokens, &one, 40).reserve(Duration::from_secs(60)))
             .and(charge(&calls, &other, 1))
             .unwrap();
-        let with_id = check.clone().with_id(AdmissionId::from(number));
+        let with_id = check.clone().with_id(AdmissionId(number));
         for _ in 0..3 {
             assert!(limiter.check_all(with_id.clone()).await.unwrap().is_allowed(), "the same counts once");
         }
@@ -195,7 +195,7 @@ async fn ids_and_settlements(limiter: &Limiter) {
         assert!(!limiter.check_all(check.clone()).await.unwrap().is_allowed());
         assert_eq!(used().await, [47, 2]);
         let refunded =
-            limiter.settle(Settlement::by_id(check.clone(), AdmissionId::from(number), admitted.at(), |_| Some(0)));
+            limiter.settle(Settlement::by_id(check.clone(), AdmissionId(number), admitted.at(), |_| Some(0)));
         assert!(refunded.await.unwrap().was_applied);
         assert_eq!(used().await, [7, 1]);
         limiter.reset(&tokens, one.as_str()).await.unwrap();

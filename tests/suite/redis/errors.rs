@@ -283,7 +283,7 @@ async fn the_documented_permissions_are_enough() {
     let store = RedisStore::builder(&url).clock(&clock);
     let limiter = Limiter::new(store.build().unwrap()).deadline(TEST_TIMEOUT);
     let limit = Limit::per("calls", 600, Duration::from_secs(1));
-    let id = AdmissionId::from(7);
+    let id = AdmissionId(7);
     for cost in [1, 1, 3, 600, 595, 1] {
         let charge = Charge::new(limit.clone(), "ada", cost).unwrap();
         let _ = limiter.check_all(Check::new(charge.clone())).await.unwrap();

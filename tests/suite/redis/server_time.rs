@@ -91,7 +91,7 @@ impl Asked {
             let lease = self.lease.filter(|_| place == 0).map(Duration::from_micros);
             lease.into_iter().fold(Charge::new(limit, KEYS[key], cost).unwrap(), Charge::reserve)
         });
-        self.id.map(AdmissionId::from).into_iter().fold(check_of(charges), Check::with_id)
+        self.id.map(AdmissionId).into_iter().fold(check_of(charges), Check::with_id)
     }
 
     /// One for each key and copy.

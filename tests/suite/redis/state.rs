@@ -441,7 +441,7 @@ async fn a_settlement_does_not_extend_the_expiry() {
     clock.advance(seconds(5));
     for algorithm in [Algorithm::SLIDING_LOG, Algorithm::compact_log(3), Algorithm::SLIDING_WINDOW_COUNTER] {
         let limit = Limit::per("calls", 100, Duration::from_secs(10)).with_algorithm(algorithm);
-        let check = Check::new(Charge::new(limit, "ada", 5).unwrap()).with_id(AdmissionId::from(7));
+        let check = Check::new(Charge::new(limit, "ada", 5).unwrap()).with_id(AdmissionId(7));
         let decision = limiter.check_all(check.clone()).await.unwrap();
         // In the next window, just before the admission expires.
         clock.advance(Duration::from_secs(9));

@@ -156,7 +156,7 @@ fn a_full_store_never_admits_more_than_a_limit() {
             match kind {
                 0..=3 => {
                     let all = Check::new(charge(place)).and(charge(place + 1)).unwrap().and(charge(place + 2)).unwrap();
-                    let all = if kind == 0 { all } else { all.with_id(AdmissionId::from(id as u64)) };
+                    let all = if kind == 0 { all } else { all.with_id(AdmissionId(id as u64)) };
                     let decision = decide(all.clone());
                     if decision.is_allowed() {
                         admitted = (0..3).map(|number| ((place + number) % 6, cost)).collect();

@@ -139,7 +139,7 @@ fn all_capacity_is_free_after_the_last_admission_expires() {
                 0 | 1 => {
                     let check =
                         Check::new(charge(place)).and(charge(place + 1)).unwrap().and(charge(place + 2)).unwrap();
-                    let check = if kind == 0 { check } else { check.with_id(AdmissionId::from(cost)) };
+                    let check = if kind == 0 { check } else { check.with_id(AdmissionId(cost)) };
                     drop(runtime.block_on(limiter.check_all(check)));
                 }
                 2 => drop(runtime.block_on(limiter.check(&limit(place), key.to_string(), cost))),
@@ -176,7 +176,7 @@ async fn a_long_log_is_as_exact_as_a_short_one() {
     let (_, limiter, clock) = store(1_000_000);
     let limit = Limit::per_day("log", 100_000);
     let take = |cost: u64, number: u64| {
-        Check::new(Charge::new(limit.clone(), "ada", cost).unwrap()).with_id(AdmissionId::from(number))
+        Check::new(Charge::new(limit.clone(), "ada", cost).unwrap()).with_id(AdmissionId(number))
     };
     let (mut admitted, mut used) = (Vec::new(), 0);
     for number in 0..10_000 {

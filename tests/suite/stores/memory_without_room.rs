@@ -110,7 +110,7 @@ async fn a_check_counts_all_of_its_charges_or_none_with_and_without_room() {
     let charge = |key| Charge::new(CALLS, key, 1).unwrap();
     let three = |id| {
         let all = Check::new(charge("a")).and(charge("b")).unwrap().and(charge("c")).unwrap();
-        all.with_id(AdmissionId::from(id))
+        all.with_id(AdmissionId(id))
     };
     let used = async || {
         let mut used = Vec::new();

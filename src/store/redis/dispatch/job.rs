@@ -69,7 +69,7 @@ pub(crate) struct Job {
 
 impl Job {
     pub(crate) fn decide(check: Check, deadline: Duration) -> Box<Self> {
-        Self::new(AdmissionId::from(0), Work::Decide(check), deadline)
+        Self::new(AdmissionId(0), Work::Decide(check), deadline)
     }
 
     pub(crate) fn settle(settlement: Settlement, local_state: &LocalState) -> Box<Self> {

@@ -659,7 +659,7 @@ mod tests {
             assert!(refusal.binding().is_refused_by_reservations(), "it begins no ban");
             assert!(push(9_998, 1).is_ok() && push(9_999, 2).is_ok(), "another key, and another cost");
             let others = [
-                Check::new(check_of(1)).with_id(AdmissionId::from(7)),
+                Check::new(check_of(1)).with_id(AdmissionId(7)),
                 Check::new(check_of(1).in_shadow()),
                 Check::new(check_of(0)),
                 Check::new(Charge::any_left(LOGINS, 9_999).unwrap()),

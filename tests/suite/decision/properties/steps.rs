@@ -99,7 +99,7 @@ pub(super) fn step(clocks: Clocks, limits: Range<usize>) -> impl Strategy<Value 
 impl Asked {
     pub(super) fn checks(&self) -> impl Iterator<Item = Check> {
         let charges = self.buckets.iter().enumerate().map(|(place, &(limit, key))| self.charge(place, limit, key));
-        let check = self.id.map(AdmissionId::from).into_iter().fold(check_of(charges), Check::with_id);
+        let check = self.id.map(AdmissionId).into_iter().fold(check_of(charges), Check::with_id);
         iter::repeat_n(check, self.copies)
     }
 

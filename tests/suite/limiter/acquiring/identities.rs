@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use tokio::time::timeout;
-use tower_sliding_window::{Algorithm, Charge, Check, Key, Limit, settlement::Settlement};
+use tower_sliding_window::{Algorithm, Charge, Check, Key, Limit, check::AdmissionId, settlement::Settlement};
 
 use super::Test;
 use crate::support::{check_of, let_tasks_run, ms};
@@ -61,7 +61,7 @@ async fn units_of_one_algorithm_are_not_given_to_callers_of_another() {
     let (log, own) = (Limit::per_hour("api", 1), Limit::per_hour("own", 5));
     let fixed = Limit::per_day("api", 1).with_algorithm(Algorithm::FIXED_WINDOW);
     let log = Limit::new("api", log.units(), fixed.window()).unwrap();
-    let spent = Check::new(of(&fixed, "ada", 1)).with_id(77.into());
+    let spent = Check::new(of(&fixed, "ada", 1)).with_id(AdmissionId(77));
     let decision = test.limiter.check_all(spent.clone()).await.unwrap();
     assert!(test.limiter.check(&log, "ada", 1).await.unwrap().is_allowed());
     test.wait("log", check_of([of(&log, "ada", 1), of(&own, "log", 1)]), Duration::MAX).await;

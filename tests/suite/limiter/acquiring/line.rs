@@ -101,7 +101,7 @@ async fn only_the_first_in_line_asks_redis() {
     let server = RedisServer::start();
     let limiter = Limiter::new(server.store().build().unwrap()).deadline(TEST_TIMEOUT);
     let limit = Limit::per_minute("calls", 3);
-    let check = |id| Check::new(Charge::new(limit.clone(), "ada", 1).unwrap()).with_id(AdmissionId::from(id));
+    let check = |id| Check::new(Charge::new(limit.clone(), "ada", 1).unwrap()).with_id(AdmissionId(id));
     assert!(limiter.check(&limit, "ada", 3).await.unwrap().is_allowed());
     let mut waiting = JoinSet::new();
     for id in 0..50 {
@@ -118,7 +118,7 @@ async fn only_the_first_in_line_asks_redis() {
         let refused = limiter.acquire_all(check(id), Duration::from_secs(1)).await.unwrap();
         let wait = refused.retry_after().unwrap();
         assert!(wait > limit.window() - TEST_TIMEOUT && wait <= limit.window(), "{wait:?}");
-        assert_eq!((refused.binding().used, refused.id()), (3, AdmissionId::from(id)));
+        assert_eq!((refused.used(), refused.id()), (3, AdmissionId(id)));
     }
     assert_eq!(server.script_calls(), 10);
     waiting.shutdown().await;

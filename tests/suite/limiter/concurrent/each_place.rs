@@ -49,7 +49,7 @@ async fn one_of_two_places_that_is_lost_is_taken_again() {
 async fn places_of_different_checks_with_one_id_are_all_renewed() {
     let server = RedisServer::start();
     let limiter = limiter(&server).await;
-    let check = |key: &str| Check::new(Charge::new(SHORT, key, 1).unwrap()).with_id(AdmissionId::from(7));
+    let check = |key: &str| Check::new(Charge::new(SHORT, key, 1).unwrap()).with_id(AdmissionId(7));
     let bob = limiter.check_all(check("bob")).await.unwrap();
     let ada = limiter.check_all(check("ada")).await.unwrap();
     sleep(seconds(2)).await;

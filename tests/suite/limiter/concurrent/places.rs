@@ -146,7 +146,7 @@ async fn a_place_in_this_process_is_held_however_long() {
 async fn a_repeated_check_has_the_time_of_the_first() {
     on_each_store(async |limiter: Limiter| {
         let window = Limit::per_minute("window", 9);
-        let id = tower_sliding_window::check::AdmissionId::from(9);
+        let id = tower_sliding_window::check::AdmissionId(9);
         let both = || check_of([charge(&STREAMS.freed_after(seconds(1)), 1), charge(&window, 1)]).with_id(id);
         let first = limiter.check_all(both()).await.unwrap();
         sleep(ms(700)).await;

@@ -182,10 +182,10 @@ async fn a_check_with_an_id_always_asks_redis() {
     let test = Test::start();
     let limiter = test.limiter();
     let check = Check::new(Charge::new(CALLS, "ada", 1).unwrap());
-    assert!(limiter.check_all(check.clone().with_id(AdmissionId::from(7))).await.unwrap().is_allowed());
+    assert!(limiter.check_all(check.clone().with_id(AdmissionId(7))).await.unwrap().is_allowed());
     assert!(limiter.check_all(check.clone()).await.unwrap().is_allowed());
     assert!(!limiter.check_all(check.clone()).await.unwrap().is_allowed());
-    assert!(limiter.check_all(check.with_id(AdmissionId::from(7))).await.unwrap().is_allowed());
+    assert!(limiter.check_all(check.with_id(AdmissionId(7))).await.unwrap().is_allowed());
 }
 
 #[tokio::test]

@@ -114,7 +114,7 @@ pub(super) async fn counting_is_unchanged_within_a_window_of_1970(test: Trial) {
                 assert_eq!((refused.is_allowed(), refused.binding().used), (false, 72), "{case}");
                 assert!(refused.retry_after() <= Some(2 * limit.window()), "{case}: {refused:?}");
             }
-            let named = Check::new(charge(&limit, 3)).with_id(AdmissionId::from(7));
+            let named = Check::new(charge(&limit, 3)).with_id(AdmissionId(7));
             for _ in 0..2 {
                 assert_eq!(test.limiter.check_all(named.clone()).await.unwrap().binding().used, 75, "{case}");
             }

@@ -29,16 +29,16 @@ impl Trial {
 }
 
 fn check_with_id(id: u64) -> Check {
-    Check::new(charge(&MANY, 1)).with_id(AdmissionId::from(id))
+    Check::new(charge(&MANY, 1)).with_id(AdmissionId(id))
 }
 
 /// A repeated id counts once, as long as its admission is in the window.
 pub(super) async fn a_repeated_id_counts_once(test: Trial) {
     let limit = Limit::per_minute("calls", 10);
-    let order = || Check::new(charge(&limit, 4)).with_id(AdmissionId::from(7));
+    let order = || Check::new(charge(&limit, 4)).with_id(AdmissionId(7));
     for _ in 0..3 {
         let decision = test.limiter.check_all(order()).await.unwrap();
-        assert_eq!((decision.is_allowed(), decision.binding().used, decision.id()), (true, 4, AdmissionId::from(7)));
+        assert_eq!((decision.is_allowed(), decision.used(), decision.id()), (true, 4, AdmissionId(7)));
     }
     assert!(test.spend(&limit, 6).await.is_allowed());
     assert!(test.limiter.check_all(order()).await.unwrap().is_allowed(), "also when the limit is used up");
@@ -69,7 +69,7 @@ pub(super) async fn a_repeated_check_is_neither_charged_nor_refused_while_any_li
             if is_reversed {
                 charges.reverse();
             }
-            let id = AdmissionId::from(1_000 + number as u64);
+            let id = AdmissionId(1_000 + number as u64);
             let check = check_of(charges).with_id(id);
             let first = test.decide(&check).await;
             assert!(first.is_allowed() && used(&first) == [1, 1], "{case}");
@@ -129,7 +129,7 @@ pub(super) async fn a_repeated_check_may_hold_charges_of_every_kind(test: Trial)
             to_the_start_of_a_window(&test.clock, LONG.window());
             let mut charges = vec![charge(&SHORT, 1), charge(&LONG, 1)];
             charges.insert(place, made());
-            let check = check_of(charges).with_id(AdmissionId::from(2_000 + number as u64));
+            let check = check_of(charges).with_id(AdmissionId(2_000 + number as u64));
             let first = test.decide(&check).await;
             let reported = |decision: &Decision| {
                 let used_of = |name| decision.statuses().find(|status| status.limit.name() == name).unwrap().used;
@@ -158,7 +158,7 @@ pub(super) async fn a_repeated_check_may_hold_charges_of_every_kind(test: Trial)
         if spent_before > 0 {
             test.fill(&LONG, spent_before).await;
         }
-        let check = check_of([charge(&SHORT, 1), charge(&LONG, 1).in_shadow()]).with_id(AdmissionId::from(3_000));
+        let check = check_of([charge(&SHORT, 1), charge(&LONG, 1).in_shadow()]).with_id(AdmissionId(3_000));
         let first = test.decide(&check).await;
         assert_eq!(first.shadow_refusals().count(), usize::from(!is_known));
         test.clock.advance(2 * SHORT.window());
@@ -170,7 +170,7 @@ pub(super) async fn a_repeated_check_may_hold_charges_of_every_kind(test: Trial)
     }
 
     // A check that charges nothing is not remembered.
-    let check = Check::new(Charge::any_left(SHORT, "ada").unwrap()).with_id(AdmissionId::from(4_000));
+    let check = Check::new(Charge::any_left(SHORT, "ada").unwrap()).with_id(AdmissionId(4_000));
     for _ in 0..3 {
         assert!(test.decide(&check).await.is_allowed());
         test.fill(&SHORT, 1).await;
@@ -194,7 +194,7 @@ pub(super) async fn a_settlement_finds_a_repeated_check_after_clock_steps(test: 
                             let charge = charge(&limit.clone().with_algorithm(algorithm), cost);
                             lease.into_iter().fold(charge, Charge::reserve)
                         });
-                        let check = check_of(charges).with_id(AdmissionId::from(5_000 + number as u64));
+                        let check = check_of(charges).with_id(AdmissionId(5_000 + number as u64));
                         let first = test.decide(&check).await;
                         if is_back {
                             test.clock.step_back(step);
@@ -222,7 +222,7 @@ pub(super) async fn a_settlement_finds_a_repeated_check_after_clock_steps(test: 
 pub(super) async fn a_settlement_finds_its_admission_among_many(test: Trial) {
     let calls = Limit::per_hour("calls", 1_000_000);
     let check = |id: u64, lease: Option<Duration>| {
-        Check::new(lease.into_iter().fold(charge(&calls, 1 + id % 3), Charge::reserve)).with_id(AdmissionId::from(id))
+        Check::new(lease.into_iter().fold(charge(&calls, 1 + id % 3), Charge::reserve)).with_id(AdmissionId(id))
     };
     for lease in [None, Some(seconds(3_600))] {
         let mut asked = Vec::new();
@@ -271,14 +271,14 @@ pub(super) async fn an_expired_id_counts_as_a_new_admission(test: Trial) {
 pub(super) async fn an_expired_admission_is_not_settled(test: Trial) {
     let test = test.without_refusal_cache();
     fill_and_let_half_expire(&test).await;
-    let refund = Settlement::by_id(check_with_id(599), AdmissionId::from(599), test.clock.now(), |_| Some(0));
+    let refund = Settlement::by_id(check_with_id(599), AdmissionId(599), test.clock.now(), |_| Some(0));
     let settled = test.limiter.settle(refund).await.unwrap();
     assert_eq!((settled.was_applied, settled.decision.binding().used), (false, 600));
 }
 
 /// An id belongs to the keys of its check.
 pub(super) async fn an_id_given_for_another_key_is_another_admission(test: Trial) {
-    let check = |key: &'static str| Check::new(Charge::new(SHORT, key, 2).unwrap()).with_id(AdmissionId::from(7));
+    let check = |key: &'static str| Check::new(Charge::new(SHORT, key, 2).unwrap()).with_id(AdmissionId(7));
     for key in ["ada", "bob", "ada"] {
         let decision = test.take(&check(key)).await;
         assert_eq!(decision.binding().used, 2, "{key}");

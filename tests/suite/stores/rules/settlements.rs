@@ -90,7 +90,7 @@ pub(super) async fn an_admission_can_be_refunded_by_its_id(test: Trial) {
         assert_eq!(test.settled(&ours, &admitted, 0).await, (is_known, left), "{algorithm:?}");
         assert_eq!(test.settled(&ours, &admitted, 0).await, (false, left), "{algorithm:?}");
 
-        let named = plain_check(&limit, 5).with_id(AdmissionId::from(77));
+        let named = plain_check(&limit, 5).with_id(AdmissionId(77));
         let admitted = test.take(&named).await;
         assert_eq!(test.settled(&named, &admitted, 0).await, (true, left), "{algorithm:?}: an id of the caller's");
     }
@@ -119,7 +119,7 @@ pub(super) async fn a_late_settlement_leaves_a_repeated_admission_alone(test: Tr
     for algorithm in test.algorithms() {
         let limit = TOKENS.with_algorithm(algorithm);
         to_the_start_of_a_window(&test.clock, TOKENS.window());
-        let check = reserved_check(&limit, 60, LEASE).with_id(AdmissionId::from(4711));
+        let check = reserved_check(&limit, 60, LEASE).with_id(AdmissionId(4711));
         let first = test.take(&check).await;
         test.clock.advance(LEASE);
         let second = test.take(&check).await;
@@ -127,7 +127,7 @@ pub(super) async fn a_late_settlement_leaves_a_repeated_admission_alone(test: Tr
         assert_eq!(test.settled(&check, &second, 20).await, (true, 30), "{algorithm:?}");
 
         // The same without a reservation, after the first admission was refunded.
-        let named = plain_check(&limit, 30).with_id(AdmissionId::from(77));
+        let named = plain_check(&limit, 30).with_id(AdmissionId(77));
         let first = test.take(&named).await;
         assert_eq!(test.settled(&named, &first, 0).await, (true, 30));
         test.clock.advance(LEASE);
@@ -145,7 +145,7 @@ pub(super) async fn admissions_with_one_id_are_settled_late_one_by_one(test: Tri
     for algorithm in test.algorithms() {
         let limit = TOKENS.with_algorithm(algorithm);
         to_the_start_of_a_window(&test.clock, TOKENS.window());
-        let check = reserved_check(&limit, 60, LEASE).with_id(AdmissionId::from(4711));
+        let check = reserved_check(&limit, 60, LEASE).with_id(AdmissionId(4711));
         // At most one admission of an id can be told from the others in a fixed window.
         let admissions = if algorithm == Algorithm::FIXED_WINDOW { 1 } else { 3 };
         let mut used = 0;
