@@ -244,25 +244,20 @@ pub(super) fn retry_after_seconds(wait: Duration) -> u64 {
 const STATIC_TEXTS: usize = 10_000;
 
 /// The numbers below [`STATIC_TEXTS`], each with four digits.
-static DIGITS: [[u8; 4]; STATIC_TEXTS] = {
-    let mut digits = [[0; 4]; STATIC_TEXTS];
-    let mut number = 0;
-    while number < STATIC_TEXTS {
-        let mut place = 4;
-        let mut rest = number;
-        while place > 0 {
-            place -= 1;
-            digits[number][place] = b'0' + (rest % 10) as u8;
-            rest /= 10;
-        }
-        number += 1;
+static DIGITS: [u8; 4 * STATIC_TEXTS] = {
+    let mut digits = [0; 4 * STATIC_TEXTS];
+    let mut at = 0;
+    while at < digits.len() {
+        let power = [1_000, 100, 10, 1][at % 4];
+        digits[at] = b'0' + (at / 4 / power % 10) as u8;
+        at += 1;
     }
     digits
 };
 
 /// [`DIGITS`] as a text. The compiler evaluates this text, so a panic would be an error at compile
 /// time.
-static TEXT: &str = match str::from_utf8(DIGITS.as_flattened()) {
+static TEXT: &str = match str::from_utf8(&DIGITS) {
     Ok(text) => text,
     Err(_) => panic!("digits are ASCII"),
 };
@@ -276,10 +271,11 @@ fn seconds_rounded_up(duration: Duration) -> u64 {
 /// needs none for a number with a static text, and one for any other number.
 #[inline]
 fn header_value(number: u64) -> HeaderValue {
-    match static_text(number) {
-        Some(text) => HeaderValue::from_static(text),
-        None => HeaderValue::try_from(number.to_string()).unwrap_or_else(|_| HeaderValue::from(number)),
-    }
+    static_text(number).map_or_else(|| long_header_value(number), HeaderValue::from_static)
+}
+
+fn long_header_value(number: u64) -> HeaderValue {
+    HeaderValue::try_from(number.to_string()).unwrap_or_else(|_| HeaderValue::from(number))
 }
 
 fn static_text(number: u64) -> Option<&'static str> {

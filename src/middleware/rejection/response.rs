@@ -193,9 +193,7 @@ impl Rejection {
             Self::NoKey(_) | Self::Denied | Self::Banned(_) | Self::NotSetUp(_) => {
                 let status = head.status();
                 let title = status.canonical_reason().unwrap_or("Rejected");
-                let status = status.as_u16();
-                // Writing to a String cannot fail.
-                let _ = write!(body, r#"{{"title":"{title}","status":{status},"detail":""#);
+                body.extend([r#"{"title":""#, title, r#"","status":"#, status.as_str(), r#","detail":""#]);
             }
         }
         match self {
