@@ -155,25 +155,23 @@ impl Serialize for Limit {
 #[cfg(feature = "serde")]
 impl<'de> Deserialize<'de> for Limit {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        /// Parses the text within the deserializer, so that a format such as TOML tells the place
+        /// of the text that is wrong.
+        struct LimitText;
+
+        impl Visitor<'_> for LimitText {
+            type Value = Limit;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a limit as text, such as \"login=5/min\"")
+            }
+
+            fn visit_str<E: Error>(self, text: &str) -> Result<Limit, E> {
+                text.parse().map_err(E::custom)
+            }
+        }
+
         deserializer.deserialize_str(LimitText)
-    }
-}
-
-/// Parses the text within the deserializer, so that a format such as TOML tells the place of the
-/// text that is wrong.
-#[cfg(feature = "serde")]
-struct LimitText;
-
-#[cfg(feature = "serde")]
-impl Visitor<'_> for LimitText {
-    type Value = Limit;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a limit as text, such as \"login=5/min\"")
-    }
-
-    fn visit_str<E: Error>(self, text: &str) -> Result<Limit, E> {
-        text.parse().map_err(E::custom)
     }
 }
 

@@ -45,7 +45,7 @@ async fn stores_at_one_url_share_their_limits_and_stores_in_process_do_not() {
     let (first, second) = (limiter(first), limiter(second));
     assert_eq!([is_allowed(&first).await, is_allowed(&second).await, is_allowed(&first).await], [true, true, false]);
 
-    let [first, second] = ["memory:", "memory://"].map(|url| limiter(store::from_url(url).unwrap()));
+    let [first, second] = ["memory:", "memory"].map(|url| limiter(store::from_url(url).unwrap()));
     for _ in 0..2 {
         assert!(is_allowed(&first).await && is_allowed(&second).await);
     }
@@ -101,7 +101,7 @@ async fn an_error_says_what_is_wrong_with_a_url_and_shows_no_password() {
     for (url, problem) in [
         ("", "is not a Redis URL such as redis://127.0.0.1:6379/0"),
         (" \n", "is not a Redis URL"),
-        ("memory", "the URL of the in-process store is memory: with nothing behind it"),
+        ("memory:?capacity=5", "is not a Redis URL"),
         ("memcached://shop:s3cr3t@host", "a URL, not shown since it may hold a password, is not a Redis URL"),
         ("shop:s3cr3t@host", "a URL, not shown since it may hold a password, is not a Redis URL"),
         ("s3cr3t://host", "is not a Redis URL"),
@@ -116,7 +116,7 @@ async fn an_error_says_what_is_wrong_with_a_url_and_shows_no_password() {
         #[cfg(feature = "cluster")]
         ("redis+cluster://shop:s3cr3t/@host", "has an @ behind its host"),
         ("redis://:s3cr3t@ss/w0rd@host", "has an @ behind its host"),
-        ("memory://shop:s3cr3t", "the URL of the in-process store is memory: with nothing behind it"),
+        ("memory://shop:s3cr3t", "a URL, not shown since it may hold a password, is not a Redis URL"),
         ("redis://shop:s3cr3t@host/db", "is not a Redis URL such as redis://"),
         #[cfg(not(feature = "tls"))]
         ("rediss://shop:s3cr3t@host", "need this crate's feature `tls`"),
