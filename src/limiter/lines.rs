@@ -84,7 +84,6 @@ impl Lines {
     /// `used` is the number of units that are used now; zero if the number is unknown.
     pub(super) fn free(self: &Arc<Self>, digest: u64, used: u64, delay: Duration) {
         self.change(None, |table| {
-            table.hurry(digest, delay);
             table.pairs.get_mut(&digest).into_iter().for_each(|pair| pair.free(used));
             table.pass_on(digest, delay);
         });
@@ -165,28 +164,15 @@ impl Table {
         caller.wanted.iter().for_each(|wanted| self.pass_on(wanted.digest, Duration::ZERO));
     }
 
-    /// Some callers were woken to ask at a later time. Lets these callers ask after `delay`
-    /// instead.
-    fn hurry(&mut self, digest: u64, delay: Duration) {
-        let Some(pair) = self.pairs.get(&digest) else { return };
-        let at = later(Instant::now(), delay);
-        for caller in pair.will_ask() {
-            let Some(line) = self.lines.get_mut(&caller.line).filter(|line| line.asks_at > Some(at)) else { continue };
-            line.has_units_of(digest, at);
-            self.woken.push(Arc::clone(caller));
-        }
-    }
-
-    /// Lets callers that fit into the units that are left of a limit and key ask after `delay`.
+    /// Lets callers that fit into the units that are left of a limit and key ask after `delay`. A
+    /// caller that was woken to ask later than that asks earlier.
     fn pass_on(&mut self, digest: u64, delay: Duration) {
         let Some(pair) = self.pairs.get_mut(&digest) else { return };
-        while let Some((wanted, caller)) = pair.take_next() {
-            let Some(line) = self.lines.get_mut(&caller.line) else { continue };
-            if line.has_units_of(digest, later(Instant::now(), delay)) {
-                pair.note_woken(&caller, wanted.takes);
-            }
-            self.woken.push(caller);
-        }
+        pair.pass_on(|caller| {
+            self.woken.push(Arc::clone(caller));
+            let line = self.lines.get_mut(&caller.line);
+            line.is_some_and(|line| line.has_units_of(digest, later(Instant::now(), delay)))
+        });
     }
 
     /// Takes the caller out of its line. If the caller was woken for units, these units go to other
