@@ -53,8 +53,7 @@ pub struct Share {
 }
 
 impl Share {
-    /// The share of one process out of this number of `processes`. For a number that is known only
-    /// at run time, use [`From<NonZeroU32>`](Self::from).
+    /// The share of one process out of this number of `processes`.
     ///
     /// # Panics
     ///
@@ -65,12 +64,6 @@ impl Share {
             Some(processes) => Self { processes },
             None => panic!("a share is one of at least one process"),
         }
-    }
-}
-
-impl From<NonZeroU32> for Share {
-    fn from(processes: NonZeroU32) -> Self {
-        Self { processes }
     }
 }
 

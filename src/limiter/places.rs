@@ -102,7 +102,7 @@ struct Release {
     /// Whether the places have been freed, or were handed to the thread, which tries for the last
     /// time.
     is_done: bool,
-    underway: Underway,
+    _underway: Underway,
 }
 
 /// The places that a limiter renews.
@@ -191,7 +191,7 @@ impl Drop for Held {
 
 impl Release {
     fn new(core: &Arc<Core>, places: Settlement) -> Self {
-        Self { core: Arc::clone(core), places, is_done: false, underway: core.owed.begin() }
+        Self { core: Arc::clone(core), places, is_done: false, _underway: core.owed.begin() }
     }
 
     /// Begins to free the places, on their own runtime if that runtime has threads of its own.
@@ -219,10 +219,9 @@ impl Release {
 impl Drop for Release {
     fn drop(&mut self) {
         if !self.is_done {
-            let core = Arc::clone(&self.core);
-            let places = self.places.clone();
-            let underway = self.underway.clone();
-            self.core.owed.on_thread(Self { core, places, underway, is_done: true }.free());
+            let mut last_try = Self::new(&self.core, self.places.clone());
+            last_try.is_done = true;
+            self.core.owed.on_thread(last_try.free());
         }
     }
 }

@@ -5,7 +5,6 @@
 //! thread, which ends with the last of them.
 
 use std::{
-    cell::Cell,
     fmt,
     future::Future,
     mem,
@@ -25,6 +24,9 @@ use tokio::{
 
 use super::lock;
 
+/// The name of the thread.
+const THREAD: &str = "rate limits owed";
+
 /// The longest time until the thread looks for further calls.
 const PAUSE: Duration = Duration::from_millis(10);
 
@@ -36,10 +38,6 @@ pub(crate) struct Owed {
     holders: Mutex<Vec<Weak<dyn Holder>>>,
     /// The calls for the thread; `None` if no thread runs.
     on_thread: Mutex<Option<Vec<Call>>>,
-}
-
-thread_local! {
-    static IS_BRIEF: Cell<bool> = const { Cell::new(false) };
 }
 
 type Call = Pin<Box<dyn Future<Output = ()> + Send>>;
@@ -99,14 +97,11 @@ impl Owed {
         *on_thread = Some(vec![Box::pin(call)]);
         drop(on_thread);
         let owed = Arc::clone(self);
-        let run = move || {
-            IS_BRIEF.set(true);
-            match Builder::new_current_thread().enable_all().build() {
-                Ok(runtime) => runtime.block_on(owed.complete_all()),
-                Err(_) => owed.drop_calls(),
-            }
+        let run = move || match Builder::new_current_thread().enable_all().build() {
+            Ok(runtime) => runtime.block_on(owed.complete_all()),
+            Err(_) => owed.drop_calls(),
         };
-        if thread::Builder::new().spawn(run).is_err() {
+        if thread::Builder::new().name(THREAD.to_owned()).spawn(run).is_err() {
             self.drop_calls();
         }
     }
@@ -114,7 +109,7 @@ impl Owed {
     /// Whether the current runtime is the runtime of the thread.
     #[cfg(feature = "redis")]
     pub(crate) fn is_in_brief_runtime() -> bool {
-        IS_BRIEF.get()
+        thread::current().name() == Some(THREAD)
     }
 
     async fn complete_all(&self) {
