@@ -118,33 +118,27 @@ impl KeptHolding {
         let now = prefetches.now();
         let mut state = lock(&self.holding.state);
         let Some(mut asked) = state.asked.take() else { return };
-        let life = state.pace.life;
+        let pace = state.pace;
         let asked_at = asked.asked_at;
-        let wait = match &answer {
-            Ok(decision) if decision.is_allowed() => {
-                let units = asked.check.charges().map(Charge::cost).sum();
-                (asked.number, asked.units, asked.left, asked.low) = (number, units, units, state.pace.low(units));
-                asked.admitted = Some(decision.clone());
-                let pace = state.pace;
-                state.spending.measure_anew(now, pace);
-                state.prefetches.push(asked);
-                None
-            }
-            Ok(_) => Some(life),
-            Err(_) => {
-                state.prefetches.push(asked);
-                Some(life / 8)
-            }
-        };
         // After a refusal or a failure, the task waits and asks again, since the key is asked for
         // often.
-        if let Some(wait) = wait {
-            state.asks_from = now.saturating_add(wait);
-        }
-        if let Ok(decision) = answer
-            && let Some(status) = decision.statuses().next()
-        {
-            state.learn(status, decision.at(), asked_at);
+        match answer {
+            Ok(decision) => {
+                if decision.is_allowed() {
+                    let units = asked.check.charges().map(Charge::cost).sum();
+                    (asked.number, asked.units, asked.left, asked.low) = (number, units, units, pace.low(units));
+                    asked.admitted = Some(decision.clone());
+                    state.spending.measure_anew(now, pace);
+                    state.prefetches.push(asked);
+                } else {
+                    state.asks_from = now.saturating_add(pace.life);
+                }
+                state.learn(decision.binding(), decision.at(), asked_at);
+            }
+            Err(_) => {
+                state.prefetches.push(asked);
+                state.asks_from = now.saturating_add(pace.life / 8);
+            }
         }
         drop(state);
         self.holding.changed.notify_one();
