@@ -215,15 +215,11 @@ pub(crate) fn prefetch_hit() {
     record! { counter!("rate_limit_prefetch_hits_total").increment(1); }
 }
 
+/// Changes the number of open breakers: by 1 when a breaker opens, by -1 when an open breaker
+/// closes or is dropped.
 #[inline]
-pub(crate) fn breaker_opened() {
-    record! { gauge!("rate_limit_breakers_open").increment(1); }
-}
-
-/// Takes a breaker out of the count, because the breaker closes, or is dropped while open.
-#[inline]
-pub(crate) fn breaker_closed() {
-    record! { gauge!("rate_limit_breakers_open").decrement(1); }
+pub(crate) fn breakers_open(change: f64) {
+    record! { gauge!("rate_limit_breakers_open").increment(change); }
 }
 
 /// Records the size of a batch that is sent, and how many checks still wait.

@@ -43,7 +43,7 @@ mod places;
 mod prefetch;
 mod settle;
 
-use std::{borrow::Cow, future::Future, sync::Arc, time::Duration};
+use std::{borrow::Cow, fmt, future::Future, sync::Arc, time::Duration};
 
 pub(crate) use self::decide::{Asking, DecideNow};
 use self::{deadline::Deadline, lines::Lines, places::Renewals};
@@ -72,7 +72,7 @@ pub struct Limiter {
 }
 
 /// The part of a limiter that its clones share. A change of a setting copies this part.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 struct Core {
     store: Arc<dyn Store>,
     /// `None` if the deadline follows the round trip of the store.
@@ -338,6 +338,18 @@ impl Limiter {
 
     pub(crate) fn detachable<T: Send>(&self, future: impl Future<Output = T> + Send + 'static) -> Detachable<T> {
         self.core.owed.detachable(future)
+    }
+}
+
+/// Shows the store, the settings, and how many lines of callers there are.
+impl fmt::Debug for Core {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Core")
+            .field("store", &self.store)
+            .field("deadline", &self.deadline)
+            .field("layer", &self.layer)
+            .field("lines", &self.lines)
+            .finish_non_exhaustive()
     }
 }
 

@@ -115,7 +115,7 @@ struct Table {
     /// of admissions would not tell two places apart, since a caller may give one id to several
     /// checks.
     held: BTreeMap<(Instant, usize), Arc<Place>>,
-    /// The task of each runtime.
+    /// The task of each runtime. The task ends at most a [`PAUSE`] after the limiter.
     tasks: HashMap<runtime::Id, AbortHandle>,
 }
 
@@ -277,12 +277,6 @@ impl Table {
     }
 }
 
-impl Drop for Renewals {
-    fn drop(&mut self) {
-        lock(&self.0).tasks.values().for_each(AbortHandle::abort);
-    }
-}
-
 impl Holder for Renewals {
     fn give_back(&self) -> bool {
         let held = mem::take(&mut lock(&self.0).held);
@@ -360,13 +354,6 @@ async fn renew_one(place: Arc<Place>) {
         *kept_until = began + place.life;
     }
     lock(&renewals.0).delay(&place, began + core.renewed_after(place.life));
-}
-
-/// Shows how many places are renewed.
-impl fmt::Debug for Renewals {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Renewals").field(&lock(&self.0).held.len()).finish()
-    }
 }
 
 impl fmt::Debug for Held {

@@ -4,7 +4,6 @@
 use std::sync;
 use std::{
     collections::HashMap,
-    fmt,
     future::Future,
     sync::{Arc, PoisonError, Weak, atomic::Ordering},
     time::Duration,
@@ -245,7 +244,7 @@ impl FailingPart {
 
 impl Open {
     fn new() -> Self {
-        metrics::breaker_opened();
+        metrics::breakers_open(1.0);
         let [deadline, probe_takes, longest] = [Duration::ZERO; 3];
         Self { deadline, probe_takes, longest, probed_at: Instant::now(), probes: None }
     }
@@ -256,7 +255,7 @@ impl Drop for Open {
         if let Some(probes) = &self.probes {
             probes.abort();
         }
-        metrics::breaker_closed();
+        metrics::breakers_open(-1.0);
     }
 }
 
@@ -276,15 +275,6 @@ where
         breaker.end_probe(&part, outcome);
         drop(breaker);
         pause.await;
-    }
-}
-
-impl fmt::Debug for BreakerState {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Breaker")
-            .field("settings", &self.settings)
-            .field("is_open", &self.failing().values().any(|failing| failing.open.is_some()))
-            .finish_non_exhaustive()
     }
 }
 

@@ -15,6 +15,7 @@ mod round_trip;
 
 use std::{
     collections::HashMap,
+    fmt,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
@@ -131,7 +132,7 @@ impl Default for Breaker {
 ///    or settles an admission of the key.
 /// 4. A store that may be far away tells the time of each [answer](Self::answered_in). The default
 ///    deadline and the prefetches follow these times.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct LocalState {
     /// The breaker of all limiters on the store.
     pub(crate) breaker: Arc<BreakerState>,
@@ -279,6 +280,12 @@ impl Outdated {
 impl Drop for Outdated {
     fn drop(&mut self) {
         self.forget();
+    }
+}
+
+impl fmt::Debug for LocalState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LocalState").field("round_trip", &self.round_trip).finish_non_exhaustive()
     }
 }
 

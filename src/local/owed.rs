@@ -5,7 +5,6 @@
 //! thread, which ends with the last of them.
 
 use std::{
-    fmt,
     future::Future,
     mem,
     pin::Pin,
@@ -177,11 +176,5 @@ impl<T: Send + 'static> Drop for Detachable<T> {
                 drop(underway);
             }),
         }
-    }
-}
-
-impl fmt::Debug for Owed {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Owed").field("underway", &self.underway.receiver_count()).finish_non_exhaustive()
     }
 }

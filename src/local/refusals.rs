@@ -1,7 +1,6 @@
 //! The refusal cache. [`Limiter::refusal_cache`](crate::Limiter::refusal_cache) has the rules.
 
 use std::{
-    fmt,
     hash::BuildHasherDefault,
     iter,
     sync::{
@@ -310,11 +309,5 @@ impl Refusal {
             Some((least, most)) => status.not_before((left(least), left(most))),
             None => status,
         }
-    }
-}
-
-impl fmt::Debug for Refusals {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RefusalCache").field("max_age", &self.max_age).finish_non_exhaustive()
     }
 }

@@ -14,7 +14,6 @@ mod steps;
 
 use std::{
     collections::HashMap,
-    fmt,
     hash::BuildHasherDefault,
     sync::{
         Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockWriteGuard,
@@ -191,12 +190,6 @@ impl Prefetches {
         KeptHolding::begin(self, holding, now)
     }
 
-    /// The holdings without a task, since the runtimes of their tasks have ended.
-    fn without_task(self: &Arc<Self>) -> Vec<KeptHolding> {
-        let now = self.now();
-        self.write().values().filter_map(|holding| KeptHolding::begin(self, holding, now)).collect()
-    }
-
     /// Gives back the prefetches of the limit and key with this digest at once, and drops the
     /// prefetch that is asked for.
     pub(super) fn drop_prefetches_of(&self, digest: u64) {
@@ -211,7 +204,11 @@ impl Prefetches {
     /// their units count until their life is over.
     pub(crate) async fn give_back(self: &Arc<Self>, mut keep: impl FnMut(KeptHolding)) {
         loop {
-            self.without_task().into_iter().for_each(&mut keep);
+            let now = self.now();
+            // The runtimes of some tasks may have ended.
+            let without_task: Vec<_> =
+                self.write().values().filter_map(|holding| KeptHolding::begin(self, holding, now)).collect();
+            without_task.into_iter().for_each(&mut keep);
             // A task that cannot start tells that it has ended, before anything waits for that.
             let ended = self.ended.notified();
             let has_task = |holding: &&Arc<Holding>| holding.has_task();
@@ -252,11 +249,5 @@ impl Prefetches {
         let [longest, trip, mostly] =
             [MAX_LIFE.min(limit.window()), self.round_trip.smoothed(), self.round_trip.mostly()].map(micros);
         Pace::new(set, longest, trip, mostly)
-    }
-}
-
-impl fmt::Debug for Prefetches {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Prefetches").field("held", &self.read(HashMap::len)).finish()
     }
 }
