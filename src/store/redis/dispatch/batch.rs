@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use redis::{Cmd, ErrorKind, Pipeline, RedisResult, ServerErrorKind, Value, cmd};
+use redis::{Cmd, ErrorKind, Pipeline, RedisError, RedisResult, ServerErrorKind, Value, cmd};
 
 use super::{
     copies,
@@ -38,24 +38,16 @@ pub(super) struct Batch {
     pub(super) jobs: Vec<Box<Job>>,
     /// The slot of all keys of this batch. `None` if the dispatcher does not make batches by slot.
     pub(super) slot: Option<u16>,
-    /// The time of a test, in microseconds since the Unix epoch. `None` if the script reads the
-    /// server's clock.
-    now: Option<u64>,
-    /// Whether the script may have run.
-    pub(super) is_sent: bool,
-    /// Whether the batch waits for a reply.
-    is_in_flight: bool,
-    /// The places that jobs may have taken although no reply says so. `None` until a reply is lost.
-    lost: Option<Lost>,
+    /// Whether the script may have run although no reply says so: while the batch waits for its
+    /// reply, and after a reply was lost.
+    pub(super) is_in_doubt: bool,
 }
 
 impl Batch {
     pub(super) fn new(jobs: Vec<Box<Job>>, slot: Option<u16>, common: &Arc<Common>) -> Self {
         let mut jobs = if jobs.len() > 1 { copies::join(jobs) } else { jobs };
         jobs.iter_mut().for_each(|job| job.set_id());
-        let now = common.clock.as_ref().map(ManualClock::micros);
-        let common = Arc::clone(common);
-        Self { common, jobs, slot, now, is_sent: false, is_in_flight: false, lost: None }
+        Self { common: Arc::clone(common), jobs, slot, is_in_doubt: false }
     }
 
     /// Keeps the jobs that are to be sent again, and fails the others. Returns whether any jobs are
@@ -63,7 +55,7 @@ impl Batch {
     pub(super) fn keep(&mut self, is_kept: impl Fn(&Job) -> bool, error: &StoreError) -> bool {
         let (kept, others) = self.jobs.drain(..).partition(|job| is_kept(job));
         self.jobs = kept;
-        fail(others, error);
+        self.fail(others, error);
         !self.jobs.is_empty()
     }
 
@@ -86,7 +78,6 @@ impl Batch {
                 Box::pin(prove(unrepeatable, connection, &self.common.keys, now)).await?;
             }
         }
-        self.is_sent = true;
         if self.jobs.first().is_some_and(|job| job.is_release()) {
             let removals = self.removals();
             let reply = self.timed(async |sent| connection.send_all(&removals, again, sent).await).await;
@@ -114,29 +105,20 @@ impl Batch {
     /// Sends the batch now, and takes note of how long the reply takes.
     async fn timed(&mut self, send: impl AsyncFnOnce(Instant) -> RedisResult<Value>) -> RedisResult<Value> {
         let sent = Instant::now();
-        self.is_in_flight = true;
+        let was_in_doubt = mem::replace(&mut self.is_in_doubt, true);
         let reply = send(sent).await;
-        self.is_in_flight = false;
-        match (&reply, &mut self.lost) {
-            (Err(error), None) if error.is_timeout() || needs_new_connection(error) => self.note_lost(),
-            (Ok(_), Some(lost)) => lost.taken.retain(|release| !self.jobs.iter().any(|job| job.has(release.id))),
-            _ => {}
-        }
+        let is_lost = |error: &RedisError| was_in_doubt || error.is_timeout() || needs_new_connection(error);
+        self.is_in_doubt = reply.as_ref().is_err_and(is_lost);
         if reply.is_ok() {
             let part = self.slot.and_then(|slot| self.common.server.node_of(slot));
             // By the clock of a test, a reply takes no time, whatever the machine does meanwhile.
-            let took = if self.now.is_some() { Duration::ZERO } else { sent.elapsed() };
+            let took = if self.common.clock.is_some() { Duration::ZERO } else { sent.elapsed() };
             self.common.local_state.answered(part, sent, took);
         }
         if !is_unknown(&reply) {
             metrics::script(sent);
         }
         reply
-    }
-
-    fn note_lost(&mut self) {
-        let taken: Vec<_> = self.jobs.iter().flat_map(|job| job.releases()).collect();
-        self.lost = (!taken.is_empty()).then(|| Lost::new(&self.common, taken));
     }
 
     /// The commands that free the places of a batch of releases.
@@ -159,11 +141,11 @@ impl Batch {
         for charge in charges() {
             command.arg(keys.of(charge.limit(), charge.key()));
         }
-        if self.now.is_none() && !again && write_short(&self.jobs, command) {
+        let clock = self.common.clock.as_ref();
+        if clock.is_none() && !again && write_short(&self.jobs, command) {
             return;
         }
-        // The sign tells the script that the time is from the clock of a test.
-        command.arg(self.now.map_or_else(String::new, |now| now.to_string()));
+        command.arg(clock.map_or_else(String::new, |clock| clock.micros().to_string()));
         for run in self.jobs.chunk_by(|job, next| have_one_shape(job, next)) {
             write_shape(&run[0], command, again, || self.time());
             command.arg(run.len());
@@ -180,7 +162,8 @@ impl Batch {
 
     /// The time as far as this process knows it.
     fn time(&self) -> u64 {
-        self.now.unwrap_or_else(|| micros_since_epoch(SystemTime::now()))
+        let clock = self.common.clock.as_ref();
+        clock.map_or_else(|| micros_since_epoch(SystemTime::now()), ManualClock::micros)
     }
 
     /// Gives every caller its answer from the script's reply, or the error.
@@ -190,7 +173,23 @@ impl Batch {
                 let mut answers = answers.into_iter();
                 self.jobs.drain(..).for_each(|job| job.finish(&mut answers));
             }
-            Err(error) => fail(mem::take(&mut self.jobs), &error),
+            Err(error) => {
+                let jobs = mem::take(&mut self.jobs);
+                self.fail(jobs, &error);
+            }
+        }
+    }
+
+    fn fail(&self, jobs: Vec<Box<Job>>, error: &StoreError) {
+        self.give_back(&jobs);
+        let mut errors = iter::repeat_with(|| Err(error.clone()));
+        jobs.into_iter().for_each(|job| job.finish(&mut errors));
+    }
+
+    /// Gives back the places that these jobs may have taken although no reply says so.
+    fn give_back(&self, jobs: &[Box<Job>]) {
+        if self.is_in_doubt {
+            drop(Lost::new(&self.common, jobs.iter().flat_map(|job| job.releases()).collect()));
         }
     }
 
@@ -206,13 +205,10 @@ impl Batch {
     }
 }
 
-/// Gives back the places that the batch may have taken, if the runtime ends before the reply has
-/// come.
+/// If the runtime ends before the jobs have their answers, their places are given back.
 impl Drop for Batch {
     fn drop(&mut self) {
-        if self.is_in_flight && self.lost.is_none() {
-            self.note_lost();
-        }
+        self.give_back(&self.jobs);
     }
 }
 
@@ -261,11 +257,6 @@ fn read_short(reply: &[u8], jobs: &[Box<Job>]) -> Option<Vec<Value>> {
 
 fn malformed() -> StoreError {
     StoreError::new(ASKING, StoreErrorKind::Other, "the reply is not the script's")
-}
-
-fn fail(jobs: Vec<Box<Job>>, error: &StoreError) {
-    let mut errors = iter::repeat_with(|| Err(error.clone()));
-    jobs.into_iter().for_each(|job| job.finish(&mut errors));
 }
 
 /// The figures of a charge after all copies of its check are decided: the units used, the

@@ -27,7 +27,7 @@ use tokio::task::JoinHandle;
 
 use super::{
     dispatcher::{Dispatcher, without_runtime},
-    job::{Answer, Job, Work, places},
+    job::{Answer, Job},
     lost::Lost,
     queue::Caller,
 };
@@ -56,9 +56,9 @@ impl Dispatcher {
     /// Sends a job to a cluster, or to a server that refuses keys of several slots. Asks slot by
     /// slot if the keys of the job are in several slots. The future is boxed, since
     /// [`ask`](Self::ask) may itself wait for such a future.
-    pub(crate) fn ask_slots(self: Arc<Self>, job: Box<Job>) -> StoreFuture<(Decision, bool)> {
+    pub(crate) fn ask_slots(self: Arc<Self>, mut job: Box<Job>) -> StoreFuture<(Decision, bool)> {
         Box::pin(async move {
-            let Some((task, _caller)) = self.in_slots(&job) else { return self.ask(job).await };
+            let Some((task, _caller)) = self.in_slots(&mut job) else { return self.ask(job).await };
             drop(self);
             task.await.unwrap_or_else(|error| Err(without_runtime(error)))
         })
@@ -67,20 +67,14 @@ impl Dispatcher {
     /// Starts a task that asks slot by slot, if the keys of the job are in several slots. The
     /// future that waits for the task keeps the [`Caller`]. As long as the [`Caller`] exists, the
     /// task knows that somebody waits.
-    fn in_slots(self: &Arc<Self>, job: &Job) -> Option<(JoinHandle<Answer>, Arc<Caller>)> {
-        match &job.work {
-            Work::Decide(check) => {
-                let id = check.id().unwrap_or_else(AdmissionId::fresh);
-                let (slots, caller) = CrossSlot::new(self, check, id)?;
-                Some((self.runtime.spawn(slots.decide(job.deadline)), caller))
-            }
-            Work::Settle(settling) => {
-                let settlement = &settling.settlement;
-                let (slots, caller) = CrossSlot::new(self, &settlement.check, settlement.id)?;
-                let costs = settlement.accounts().map(|(_, cost)| cost).collect();
-                Some((self.runtime.spawn(slots.settle(settlement.at, costs)), caller))
-            }
-        }
+    fn in_slots(self: &Arc<Self>, job: &mut Job) -> Option<(JoinHandle<Answer>, Arc<Caller>)> {
+        job.set_id();
+        let (slots, caller) = CrossSlot::new(self, job.check(), job.id)?;
+        let task = match job.settlement() {
+            None => self.runtime.spawn(slots.decide(job.deadline)),
+            Some(settlement) => self.runtime.spawn(slots.settle(settlement.clone())),
+        };
+        Some((task, caller))
     }
 }
 
@@ -108,70 +102,81 @@ impl CrossSlot {
         Some((Self { dispatcher, check, id, slots, statuses, at, caller: Arc::downgrade(&caller) }, caller))
     }
 
-    /// Decides the check. If the runtime ends meanwhile, a thread frees the places that the check
-    /// has taken.
-    async fn decide(self, left: Duration) -> Answer {
-        let taken = places(&self.check).map(|places| Settlement::refund_by_id(places, self.id));
-        let lost = Lost::new(&self.dispatcher.common, taken.into_iter().collect());
-        let answer = self.decide_in_turn(left).await;
-        lost.forget();
-        answer
-    }
-
-    async fn decide_in_turn(mut self, left: Duration) -> Answer {
+    /// Decides the check. If a slot fails, or the runtime ends meanwhile, the units that slots may
+    /// have counted are given back in the background.
+    async fn decide(mut self, left: Duration) -> Answer {
         let is_given_back = self.check.id().is_none();
+        let mut lost = Lost::new(&self.dispatcher.common, Vec::new());
         for number in 0..self.slots.len() {
             let mut job = Job::decide(self.slots[number].0.clone(), left);
             if number == 0 {
-                job = job.while_wanted(self.caller.clone());
+                job.whole = Some(Box::new(self.caller.clone()));
             }
-            match self.ask(job).await {
-                Ok((decision, _)) => {
-                    self.set(number, &decision);
-                    if decision.is_allowed() {
-                        continue;
-                    }
-                }
-                Err(error) => {
-                    // The slot that failed may have counted its charges nevertheless. If the error
-                    // is of this check only, the slot has counted nothing: the check was not sent,
-                    // or its key cannot be read.
-                    let counted = number + usize::from(!error.is_of_one_check);
-                    (0..counted).filter(|_| is_given_back).for_each(|taken| self.give_back_later(taken));
-                    return Err(error);
-                }
+            if is_given_back {
+                lost.taken.push(Settlement::refund_by_id(self.slots[number].0.clone(), self.id));
             }
-            // From here on the check is refused, even if one of the other slots does not reply.
-            for taken in (0..number).filter(|_| is_given_back) {
-                let refund = Settlement::refund_by_id(self.slots[taken].0.clone(), self.id);
-                match self.settle_in_slot(refund).await {
-                    Ok((decision, _)) => self.set(taken, &decision),
-                    Err(_) => self.give_back_later(taken),
-                }
+            let answer = self.ask(job).await;
+            // A slot that failed may have counted its charges nevertheless. If the error is of this
+            // check only, the slot has counted nothing: the check was not sent, or its key cannot
+            // be read.
+            let has_refused = match &answer {
+                Ok((decision, _)) => !decision.is_allowed(),
+                Err(error) => error.is_of_one_check,
+            };
+            if has_refused {
+                lost.taken.pop();
             }
-            for untaken in number + 1..self.slots.len() {
-                // Only the caller needs the status of this slot. So the slot is asked only while
-                // the caller waits.
-                if self.caller.strong_count() > 0
-                    && let Ok((decision, _)) = self.ask(Job::decide(self.slots[untaken].0.without_costs(), left)).await
-                {
-                    self.set_untaken(untaken, &decision);
-                }
+            let (decision, _) = answer?;
+            self.set(number, &decision);
+            if has_refused {
+                // From here on the check is refused, even if one of the other slots does not reply.
+                self.give_back(lost).await;
+                self.ask_untaken(number + 1, left).await;
+                return Ok((self.decision(), true));
             }
-            break;
         }
+        lost.forget();
         Ok((self.decision(), true))
     }
 
-    /// Settles each charge for which `costs` has a real cost.
-    async fn settle(mut self, at: SystemTime, costs: Vec<Option<u64>>) -> Answer {
+    /// Gives back the units that the slots before the refusal have counted. If a slot does not
+    /// reply, all of them are given back once more in the background, where that changes nothing
+    /// for the other slots.
+    async fn give_back(&mut self, lost: Lost) {
+        let mut is_done = true;
+        for slot in 0..lost.taken.len() {
+            match self.settle_in_slot(lost.taken[slot].clone()).await {
+                Ok((decision, _)) => self.set(slot, &decision),
+                Err(_) => is_done = false,
+            }
+        }
+        if is_done {
+            lost.forget();
+        }
+    }
+
+    /// Asks the slots from this one on for their statuses. Only the caller needs these statuses, so
+    /// the slots are asked only while the caller waits.
+    async fn ask_untaken(&mut self, first: usize, left: Duration) {
+        for slot in first..self.slots.len() {
+            if self.caller.strong_count() > 0
+                && let Ok((decision, _)) = self.ask(Job::decide(self.slots[slot].0.without_costs(), left)).await
+            {
+                self.set_untaken(slot, &decision);
+            }
+        }
+    }
+
+    /// Settles each charge that has an actual cost.
+    async fn settle(mut self, whole: Settlement) -> Answer {
+        let costs: Vec<_> = whole.accounts().map(|(_, cost)| cost).collect();
         let mut was_applied = false;
         let mut failure = None;
-        self.at = at;
+        self.at = whole.at;
         for number in 0..self.slots.len() {
             let (check, indices) = &self.slots[number];
             let mut costs = indices.iter().map(|index| costs[*index]);
-            let settlement = Settlement::by_id(check.clone(), self.id, at, |_| costs.next().flatten());
+            let settlement = Settlement::by_id(check.clone(), self.id, whole.at, |_| costs.next().flatten());
             match self.settle_in_slot(settlement).await {
                 Ok((decision, is_known)) => {
                     was_applied |= is_known;
@@ -191,13 +196,6 @@ impl CrossSlot {
 
     async fn settle_in_slot(&self, settlement: Settlement) -> Answer {
         self.ask(Job::settle(settlement, &self.dispatcher.common.local_state)).await
-    }
-
-    /// Gives back the units of one slot. Each slot gets a task of its own, so a node that stays
-    /// away delays none of the others.
-    fn give_back_later(&self, taken: usize) {
-        let refund = Settlement::refund_by_id(self.slots[taken].0.clone(), self.id);
-        drop(Lost::new(&self.dispatcher.common, vec![refund]));
     }
 
     fn set(&mut self, slot: usize, decision: &Decision) {

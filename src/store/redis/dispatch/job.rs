@@ -30,21 +30,21 @@ const SHORTEST_WAIT: Duration = Duration::from_millis(1);
 /// applied.
 pub(crate) type Answer = Result<(Decision, bool), StoreError>;
 
-pub(super) enum Work {
+enum Work {
     Decide(Check),
     /// Boxed, so that the many jobs that are checks stay small.
     Settle(Box<Settling>),
 }
 
 /// A settlement, which goes on if its caller leaves.
-pub(super) struct Settling {
-    pub(super) settlement: Settlement,
+struct Settling {
+    settlement: Settlement,
     _outdated: Outdated,
     _underway: Underway,
 }
 
 pub(crate) struct Job {
-    pub(super) work: Work,
+    work: Work,
     /// The id of the admission. A check gets its id when it joins a batch, and its copies get the
     /// ids that follow.
     pub(super) id: AdmissionId,
@@ -64,7 +64,7 @@ pub(crate) struct Job {
     /// The caller of a check of several slots, if this job asks one slot for its part of that
     /// check. This pointer only tells whether the caller still waits. It is boxed, so that a job is
     /// small enough to be copied fast.
-    whole: Option<Box<Weak<dyn Send + Sync>>>,
+    pub(super) whole: Option<Box<Weak<dyn Send + Sync>>>,
 }
 
 impl Job {
@@ -89,12 +89,6 @@ impl Job {
 
     fn new(id: AdmissionId, work: Work, deadline: Duration) -> Box<Self> {
         Box::new(Self { work, id, caller: None, copies: Vec::new(), deadline, end: None, crowd: None, whole: None })
-    }
-
-    /// Cancels the job once the caller of the whole check has stopped waiting.
-    pub(super) fn while_wanted(mut self: Box<Self>, caller: Weak<dyn Send + Sync>) -> Box<Self> {
-        self.whole = Some(Box::new(caller));
-        self
     }
 
     /// Lets the caller of the job wait while a task sends the job.
@@ -132,11 +126,6 @@ impl Job {
         let Some(places) = Some(self.check()).filter(|_| self.is_check()).and_then(places) else { return Vec::new() };
         let release = |copy| Settlement::refund_by_id(places.clone(), AdmissionId(self.id.0.wrapping_add(copy)));
         (0..self.count()).map(release).collect()
-    }
-
-    /// Whether the id is that of the check or of a copy.
-    pub(super) fn has(&self, id: AdmissionId) -> bool {
-        id.0.wrapping_sub(self.id.0) < self.count()
     }
 
     /// The number of checks: the job and its copies.
@@ -224,7 +213,7 @@ impl Job {
 /// The places that a check takes and that may have to be given back. `None` if the check takes no
 /// place. Also `None` if the caller gave the id of the check, since the caller may then try the
 /// check again.
-pub(super) fn places(check: &Check) -> Option<Check> {
+fn places(check: &Check) -> Option<Check> {
     let places = check.charges().filter(|charge| charge.takes_place() && check.id().is_none());
     Check::of_distinct(places.cloned())
 }

@@ -187,12 +187,12 @@ impl Dispatcher {
         let Ok(Err(error)) = &reply else { return reply };
         if self.is_worth_another_try(error) {
             self.common.server.note_moved(error);
-            let has_not_run = !batch.is_sent || self.has_certainly_not_run(error);
+            let has_not_run = !batch.is_in_doubt || self.has_certainly_not_run(error);
             let failed = failure(error.clone());
             if batch.keep(|job| has_not_run || job.is_repeatable(), &failed) {
                 let connection = self.pool.take().await;
                 if batch.keep(|job| !job.is_cancelled(), &failed) {
-                    let again = batch.is_sent || self.common.server.is_cluster();
+                    let again = batch.is_in_doubt || self.common.server.is_cluster();
                     reply = try_send(&connection, batch, again).await;
                 }
             }
