@@ -18,7 +18,6 @@ use super::{
     dispatcher::Common,
     job::{Answer, Job, have_one_shape, single, write_shape},
     lost::Lost,
-    queue::MAX_BATCH,
 };
 use crate::{
     check::{AdmissionId, Check},
@@ -198,10 +197,8 @@ impl Batch {
         self.answers(reply)?.pop().unwrap_or_else(|| Err(malformed()))
     }
 
-    pub(super) fn answers(&self, reply: Value) -> Result<Vec<Answer>, StoreError> {
-        let mut answers = Vec::with_capacity(self.jobs.len());
-        read(reply, &self.jobs, || self.time(), &mut answers).ok_or_else(malformed)?;
-        Ok(answers)
+    fn answers(&self, reply: Value) -> Result<Vec<Answer>, StoreError> {
+        read(reply, &self.jobs, || self.time()).ok_or_else(malformed)
     }
 }
 
@@ -236,23 +233,11 @@ fn write_short(jobs: &[Box<Job>], command: &mut Cmd) -> bool {
     if !others.iter().all(|job| !first.check().takes_place() && have_one_shape(first, job)) {
         return false;
     }
-    let mut parts = [[0; 8]; MAX_BATCH + 5];
-    let mut count = 0;
-    let ids = jobs.iter().map(|job| job.id.0.to_be_bytes());
-    for (part, bytes) in parts.iter_mut().zip(ids.chain(figures.map(|figure| (figure as f64).to_le_bytes()))) {
-        (*part, count) = (bytes, count + 1);
-    }
-    command.arg(parts[..count].as_flattened());
+    let mut argument = Vec::with_capacity(8 * (jobs.len() + 5));
+    jobs.iter().for_each(|job| argument.extend(job.id.0.to_be_bytes()));
+    figures.for_each(|figure| argument.extend((figure as f64).to_le_bytes()));
+    command.arg(argument);
     true
-}
-
-/// The figures of the reply to the short form. `None` if the reply has another number of figures
-/// than these jobs need.
-fn read_short(reply: &[u8], jobs: &[Box<Job>]) -> Option<Vec<Value>> {
-    let (numbers, rest) = reply.as_chunks::<8>();
-    let count = 1 + 2 * jobs.iter().map(|job| job.check().charges().count()).sum::<usize>();
-    let is_whole = numbers.len() == count && rest.is_empty();
-    is_whole.then(|| numbers.iter().map(|number| Value::Int(f64::from_le_bytes(*number) as i64)).collect())
 }
 
 fn malformed() -> StoreError {
@@ -264,13 +249,17 @@ fn malformed() -> StoreError {
 /// reserved units were given back now.
 type Figures = [u64; 5];
 
-/// Appends the answers of all jobs and of their copies: the decision, and whether a settlement was
-/// applied. Returns `None` if the reply is not the script's. Such a reply is probably from a proxy
-/// in front of Redis.
-fn read(reply: Value, jobs: &[Box<Job>], time: impl Fn() -> u64, answers: &mut Vec<Answer>) -> Option<()> {
+/// The answers of all jobs and of their copies: the decision, and whether a settlement was applied.
+/// `None` if the reply is not the script's. Such a reply is probably from a proxy in front of
+/// Redis.
+fn read(reply: Value, jobs: &[Box<Job>], time: impl Fn() -> u64) -> Option<Vec<Answer>> {
+    let mut answers = Vec::with_capacity(jobs.len());
     let mut fields = match reply {
         Value::Array(fields) => fields,
-        Value::BulkString(numbers) => read_short(&numbers, jobs)?,
+        // The reply to the short form.
+        Value::BulkString(bytes) if bytes.len() % 8 == 0 => {
+            bytes.as_chunks().0.iter().map(|number| Value::Int(f64::from_le_bytes(*number) as i64)).collect()
+        }
         _ => return None,
     }
     .into_iter();
@@ -333,7 +322,7 @@ fn read(reply: Value, jobs: &[Box<Job>], time: impl Fn() -> u64, answers: &mut V
             answers.push(Ok((decision, admitted > 0)));
         }
     }
-    fields.next().is_none().then_some(())
+    fields.next().is_none().then_some(answers)
 }
 
 /// Reads the figures of a check's record. Returns how many copies are admitted, and the time at

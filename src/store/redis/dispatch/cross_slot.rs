@@ -45,8 +45,8 @@ struct CrossSlot {
     /// For each slot, a check of the slot's charges, and the indices of these charges in the whole
     /// check.
     slots: Vec<(Check, Vec<usize>)>,
-    /// The statuses of all charges, as far as they are known.
-    statuses: Vec<LimitStatus>,
+    /// The statuses of all charges. `None` for a status that is not known.
+    statuses: Vec<Option<LimitStatus>>,
     /// The time of the latest decision of a slot.
     at: SystemTime,
     caller: Weak<Caller>,
@@ -92,10 +92,10 @@ impl CrossSlot {
             indices.push(index);
         }
         let first = slots.keys().next().filter(|_| slots.len() > 1)?;
-        let caller = Arc::new(Caller::of(dispatcher.queue(*first, false)));
+        let caller = Arc::new(Caller { queue: Arc::downgrade(dispatcher.queue(*first, false)) });
         let with_id = |(check, indices): (Option<Check>, _)| Some((check?.with_id(id), indices));
         let slots = slots.into_values().filter_map(with_id).collect();
-        let statuses = check.charges().map(|charge| LimitStatus::new(charge, 0, 0, Duration::ZERO, None)).collect();
+        let statuses = vec![None; check.charges().count()];
         let dispatcher = Arc::clone(dispatcher);
         let check = check.clone();
         let at = SystemTime::UNIX_EPOCH;
@@ -201,7 +201,7 @@ impl CrossSlot {
     fn set(&mut self, slot: usize, decision: &Decision) {
         self.at = self.at.max(decision.at());
         for (index, status) in self.slots[slot].1.iter().zip(decision.statuses()) {
-            self.statuses[*index] = status.clone();
+            self.statuses[*index] = Some(status.clone());
         }
     }
 
@@ -209,15 +209,15 @@ impl CrossSlot {
     fn set_untaken(&mut self, slot: usize, decision: &Decision) {
         let (check, indices) = &self.slots[slot];
         for ((index, charge), status) in indices.iter().zip(check.charges()).zip(decision.statuses()) {
-            let untaken = LimitStatus::new(charge, status.used, status.reserved, status.leaves_after, None);
-            self.statuses[*index] = if charge.can_refuse() { untaken.refused_until_reset(charge) } else { untaken };
+            let untaken = LimitStatus::new(charge, status.used(), status.reserved(), status.leaves_after(), None);
+            self.statuses[*index] = Some(untaken.refused_until_reset(charge));
         }
     }
 
     fn decision(&self) -> Decision {
         let mut statuses = self.statuses.iter().cloned();
         Decision::new(&self.check, self.at, self.id, |charge| {
-            statuses.next().unwrap_or_else(|| LimitStatus::new(charge, 0, 0, Duration::ZERO, None))
+            statuses.next().flatten().unwrap_or_else(|| LimitStatus::new(charge, 0, 0, Duration::ZERO, None))
         })
     }
 }

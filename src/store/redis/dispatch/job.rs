@@ -279,19 +279,15 @@ pub(super) fn write_shape(job: &Job, command: &mut Cmd, again: bool, now: impl F
 
 /// Whether two checks, or two renewals, differ only in their keys and ids.
 pub(super) fn have_one_shape(job: &Job, other: &Job) -> bool {
-    let (Work::Decide(check), Work::Decide(other_check)) = (&job.work, &other.work) else {
-        let window = |charge: &Charge| charge.limit().window_micros();
-        let is_same = || job.check().charges().map(window).eq(other.check().charges().map(window));
-        return job.is_renewal() && other.is_renewal() && is_same();
-    };
+    let kind = |job: &Job| (job.is_check(), job.is_renewal(), job.check().id().is_some(), job.count());
     let figures = |charge: &Charge| {
         let limit = charge.limit();
         let numbers = (limit.units(), charge.cost(), limit.window_micros());
         (numbers, limit.algorithm(), charge.lease_micros(), mode(charge))
     };
-    job.count() == other.count()
-        && check.id().is_some() == other_check.id().is_some()
-        && check.charges().map(figures).eq(other_check.charges().map(figures))
+    (job.is_check() || job.is_renewal())
+        && kind(job) == kind(other)
+        && job.check().charges().map(figures).eq(other.check().charges().map(figures))
 }
 
 /// The figures of a single check: two for its unit, and three more if it takes a place. A single

@@ -374,14 +374,10 @@ impl Drop for Permit {
 /// The caller of a job in the queue. When the caller stops waiting, its job is cancelled, and the
 /// queue counts one more cancelled job.
 pub(super) struct Caller {
-    queue: Weak<Queue>,
+    pub(super) queue: Weak<Queue>,
 }
 
 impl Caller {
-    pub(super) fn of(queue: &Arc<Queue>) -> Self {
-        Self { queue: Arc::downgrade(queue) }
-    }
-
     /// Lets the caller leave with its answer, so that its job does not count as cancelled.
     pub(super) fn leave(mut self) {
         self.queue = Weak::new();

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use redis::{Cmd, ErrorKind, RedisResult, ServerErrorKind::CrossSlot, Value};
+use redis::{Cmd, ErrorKind, RedisError, RedisResult, ServerErrorKind::CrossSlot, Value};
 use tokio::{
     task::{JoinSet, yield_now},
     time::sleep,
@@ -25,9 +25,12 @@ use crate::{
     error::{StoreError, StoreErrorKind},
     limit::Limit,
     metrics,
-    store::redis::{
-        connect::{Connection, failure},
-        script::COMMANDS,
+    store::{
+        invalid,
+        redis::{
+            connect::{Connection, failure},
+            script::COMMANDS,
+        },
     },
 };
 
@@ -156,25 +159,16 @@ impl Dispatcher {
             // of every batch.
             reply = Box::pin(self.try_again(&mut batch, reply)).await;
         }
-        let refused = self.take_refused(&mut batch, &reply);
-        if refused.is_empty() {
+        let is_refused = |error: &RedisError| error.kind() == ErrorKind::Server(CrossSlot) && batch.slot.is_none();
+        if !matches!(&reply, Ok(Err(error)) if is_refused(error)) {
             return batch.finish(reply.and_then(|reply| reply.map_err(failure)));
         }
-        for (job, caller) in refused.into_iter().flat_map(|job| job.apart()) {
+        // The server refuses keys of several slots. From now on, each batch has keys of one slot
+        // only.
+        self.common.is_by_slot.store(true, Ordering::Relaxed);
+        for (job, caller) in mem::take(&mut batch.jobs).into_iter().flat_map(|job| job.apart()) {
             let answer = Arc::clone(self).ask_slots(job);
             self.runtime.spawn(async move { caller.send(answer.await) });
-        }
-    }
-
-    /// Takes the jobs out of a batch that the server has refused because the keys are in several
-    /// slots. From then on, each batch has keys of one slot only.
-    fn take_refused(&self, batch: &mut Batch, reply: &Reply) -> Vec<Box<Job>> {
-        match reply {
-            Ok(Err(error)) if error.kind() == ErrorKind::Server(CrossSlot) && batch.slot.is_none() => {
-                self.common.is_by_slot.store(true, Ordering::Relaxed);
-                mem::take(&mut batch.jobs)
-            }
-            _ => Vec::new(),
         }
     }
 
@@ -200,24 +194,20 @@ impl Dispatcher {
         reply
     }
 
-    /// Runs each command of the script. Then sends a batch of two checks that take nothing, on two
-    /// keys, unless the server is known to refuse keys of several slots. If this succeeds, the
-    /// server has been reached, knows the script, and lets this user run all commands that will be
-    /// needed, on the keys of the store. The store then also knows whether the server refuses keys
-    /// of several slots.
+    /// Runs each command of the script. Then asks for a check that takes nothing, on two keys, or on
+    /// one key if the server is known to refuse keys of several slots. If this succeeds, the server
+    /// has been reached, knows the script, and lets this user run all commands that will be needed,
+    /// on the keys of the store. The store then also knows whether the server refuses keys of
+    /// several slots.
     pub(crate) async fn try_out(self: Arc<Self>) -> Result<(), StoreError> {
         self.in_task(|dispatcher| async move {
             dispatcher.run_commands().await?;
-            let peek = |key: &&str| Check::new(Charge::fitting(Limit::per_second("connect", 1), (*key).into(), 0));
-            let tries: &[&[&str]] = if dispatcher.is_by_slot() { &[&[]] } else { &[&[], &["1", "2"]] };
-            for keys in tries {
-                let jobs = keys.iter().map(|key| Job::decide(peek(key), Duration::MAX)).collect();
-                let mut batch = Batch::new(jobs, None, &dispatcher.common);
-                let reply = try_send(&dispatcher.pool.take().await, &mut batch, false).await;
-                if dispatcher.take_refused(&mut batch, &reply).is_empty() {
-                    batch.answers(reply?.map_err(failure)?)?;
-                }
+            let charge = |key: &str| Charge::fitting(Limit::per_second("connect", 1), key.into(), 0);
+            let mut check = Check::new(charge("1"));
+            if !dispatcher.is_by_slot() {
+                check = check.and(charge("2")).map_err(invalid)?;
             }
+            let _ = Arc::clone(&dispatcher).ask(Job::decide(check, Duration::MAX)).await?;
             dispatcher.pool.open_all().await;
             Ok(())
         })
