@@ -247,8 +247,8 @@ pub(crate) struct Connection {
     /// time does not count as unanswered. Either a later request got a reply, or another request
     /// that was in flight at the same time has already been counted.
     told_until: AtomicU64,
-    /// The times of the last replies, one for each of [`PARTS`] equal parts of the slots, in
-    /// microseconds since the local state of the store was made. The replies to batches without a
+    /// When the last requests with a reply were sent, for each of [`PARTS`] equal parts of the
+    /// slots, in microseconds since the connection was opened. The replies to batches without a
     /// slot are noted in the first part.
     last_replies: [AtomicU64; PARTS],
 }
@@ -361,14 +361,14 @@ impl Connection {
     }
 
     /// Whether this part of the slots has had no reply for so long that the connection may be
-    /// closed. `micros` is the present time since the local state was made.
-    pub(crate) fn is_idle(&self, slot: u16, now: Instant, micros: u64) -> bool {
-        let last = self.last_reply(slot).load(Ordering::Relaxed);
-        now.saturating_duration_since(self.opened) >= IDLE && micros >= last.saturating_add(clock::micros(IDLE))
+    /// closed.
+    pub(crate) fn is_idle(&self, slot: u16, now: Instant) -> bool {
+        self.micros_at(now) >= self.last_reply(slot).load(Ordering::Relaxed).saturating_add(clock::micros(IDLE))
     }
 
-    pub(crate) fn note_reply(&self, slot: u16, micros: u64) {
-        self.last_reply(slot).store(micros, Ordering::Relaxed);
+    /// Notes that a request that was sent at this time has its reply.
+    pub(crate) fn note_reply(&self, slot: u16, sent: Instant) {
+        self.last_reply(slot).store(self.micros_at(sent), Ordering::Relaxed);
     }
 
     fn last_reply(&self, slot: u16) -> &AtomicU64 {

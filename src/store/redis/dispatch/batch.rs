@@ -7,7 +7,7 @@
 
 use std::{
     iter, mem,
-    sync::{Arc, atomic::Ordering},
+    sync::Arc,
     time::{Duration, Instant, SystemTime},
 };
 
@@ -71,7 +71,7 @@ impl Batch {
         let slot = self.slot.unwrap_or_default();
         if !again && let Some(unrepeatable) = self.jobs.iter().find(|job| !job.is_repeatable()) {
             let now = Instant::now();
-            if connection.is_idle(slot, now, self.common.local_state.micros_at(now)) {
+            if connection.is_idle(slot, now) {
                 // Few batches need this future. So the future is boxed, and does not enlarge the
                 // future of every batch.
                 Box::pin(prove(unrepeatable, connection, &self.common.keys, now)).await?;
@@ -79,7 +79,8 @@ impl Batch {
         }
         if self.jobs.first().is_some_and(|job| job.is_release()) {
             let removals = self.removals();
-            let reply = self.timed(async |sent| connection.send_all(&removals, again, sent).await).await;
+            let sent = Instant::now();
+            let reply = self.timed(sent, connection.send_all(&removals, again, sent)).await;
             // An earlier try may have freed the places, so all of them count as freed.
             return if again { reply.map(|_| Value::Array(vec![Value::Int(1); removals.len()])) } else { reply };
         }
@@ -89,23 +90,25 @@ impl Batch {
         let arguments = 16 + 3 * self.jobs.len();
         let mut evalsha = Cmd::with_capacity(2 + arguments, 64 + 32 * arguments);
         self.write(evalsha.arg("EVALSHA").arg(&*SHA1), again);
-        let reply = self.timed(async |sent| connection.send(&evalsha, again, sent).await).await;
+        let sent = Instant::now();
+        let reply = self.timed(sent, connection.send(&evalsha, again, sent)).await;
         if reply.is_ok() && !again {
-            connection.note_reply(slot, self.common.local_state.last_answered.load(Ordering::Relaxed));
+            connection.note_reply(slot, sent);
         }
         if !is_unknown(&reply) {
             return reply;
         }
         let mut eval = cmd("EVAL");
         self.write(eval.arg(DECIDE), again);
-        self.timed(async |sent| connection.send(&eval, again, sent).await).await
+        let sent = Instant::now();
+        self.timed(sent, connection.send(&eval, again, sent)).await
     }
 
-    /// Sends the batch now, and takes note of how long the reply takes.
-    async fn timed(&mut self, send: impl AsyncFnOnce(Instant) -> RedisResult<Value>) -> RedisResult<Value> {
-        let sent = Instant::now();
+    /// Waits for the reply to the batch, which is sent now, at `sent`. Takes note of how long the
+    /// reply takes.
+    async fn timed(&mut self, sent: Instant, reply: impl Future<Output = RedisResult<Value>>) -> RedisResult<Value> {
         let was_in_doubt = mem::replace(&mut self.is_in_doubt, true);
-        let reply = send(sent).await;
+        let reply = reply.await;
         let is_lost = |error: &RedisError| was_in_doubt || error.is_timeout() || needs_new_connection(error);
         self.is_in_doubt = reply.as_ref().is_err_and(is_lost);
         if reply.is_ok() {

@@ -23,8 +23,6 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use tokio::task::JoinHandle;
-
 use super::{
     dispatcher::{Dispatcher, without_runtime},
     job::{Answer, Job},
@@ -53,28 +51,21 @@ struct CrossSlot {
 }
 
 impl Dispatcher {
-    /// Sends a job to a cluster, or to a server that refuses keys of several slots. Asks slot by
-    /// slot if the keys of the job are in several slots. The future is boxed, since
+    /// Sends a job to a cluster, or to a server that refuses keys of several slots. A task asks slot
+    /// by slot if the keys of the job are in several slots. The future is boxed, since
     /// [`ask`](Self::ask) may itself wait for such a future.
     pub(crate) fn ask_slots(self: Arc<Self>, mut job: Box<Job>) -> StoreFuture<(Decision, bool)> {
         Box::pin(async move {
-            let Some((task, _caller)) = self.in_slots(&mut job) else { return self.ask(job).await };
+            job.set_id();
+            // As long as the `Caller` exists, the task knows that somebody waits.
+            let Some((slots, _caller)) = CrossSlot::new(&self, job.check(), job.id) else { return self.ask(job).await };
+            let task = match job.settlement() {
+                None => self.runtime.spawn(slots.decide(job.deadline)),
+                Some(settlement) => self.runtime.spawn(slots.settle(settlement.clone())),
+            };
             drop(self);
             task.await.unwrap_or_else(|error| Err(without_runtime(error)))
         })
-    }
-
-    /// Starts a task that asks slot by slot, if the keys of the job are in several slots. The
-    /// future that waits for the task keeps the [`Caller`]. As long as the [`Caller`] exists, the
-    /// task knows that somebody waits.
-    fn in_slots(self: &Arc<Self>, job: &mut Job) -> Option<(JoinHandle<Answer>, Arc<Caller>)> {
-        job.set_id();
-        let (slots, caller) = CrossSlot::new(self, job.check(), job.id)?;
-        let task = match job.settlement() {
-            None => self.runtime.spawn(slots.decide(job.deadline)),
-            Some(settlement) => self.runtime.spawn(slots.settle(settlement.clone())),
-        };
-        Some((task, caller))
     }
 }
 

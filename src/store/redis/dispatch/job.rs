@@ -296,7 +296,6 @@ pub(super) fn have_one_shape(job: &Job, other: &Job) -> bool {
 pub(super) fn single(job: &Job) -> Option<impl Iterator<Item = u64> + use<>> {
     let Work::Decide(check) = &job.work else { return None };
     let mut figures = [0; 5];
-    let mut count = 2;
     for (charge, key) in check.charges().zip(1..) {
         let limit = charge.limit();
         let [unit, window, place, life, its_key] = &mut figures;
@@ -306,9 +305,10 @@ pub(super) fn single(job: &Job) -> Option<impl Iterator<Item = u64> + use<>> {
         }
         (*units, *time) = (limit.units(), limit.window_micros());
         if limit.is_concurrent() {
-            (*its_key, count) = (key, 5);
+            *its_key = key;
         }
     }
+    let count = if check.takes_place() { 5 } else { 2 };
     (check.id().is_none() && job.count() == 1).then(|| figures.into_iter().take(count))
 }
 
