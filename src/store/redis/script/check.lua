@@ -1,8 +1,8 @@
 -- Deciding a check: all charges or none.
 --
--- Takes  add_to_sum, call, clamped, count, counts_of, falls_to, find, finish_of, following, heads_of, is_full,
---        LARGEST, LONGEST_LIFE, LOOKED_AT, NAMED, named, now, outlive, overlapping, read, score_of,
---        shared, text, time_in, time_of, try, weigh
+-- Takes  add_to_sum, call, clamped, count, counts_of, falls_to, find, finish_of, following,
+--        heads_of, is_full, LARGEST, LONGEST_LIFE, LOOKED_AT, NAMED, named, now, outlive,
+--        overlapping, read, score_of, shared, text, time_in, time_of, try, weigh
 -- Gives  write_status, failure_of, decide
 
 -- The time from which an entry counts by the present clock. It is the time of the entry, but no
@@ -122,21 +122,18 @@ end
 -- has counted none. A check is admitted whole, so an entry under any of its charges shows that the
 -- check was counted.
 local function counted_before(logs, id, copies)
-  local counted, exact_at, rounded_at = 0, -1, -1
+  local counted, at, is_exact = 0, -1, false
   for _, log in ipairs(logs) do
     local before, time = copies_counted(log, id, copies)
     if before then
       counted = math.max(counted, before)
       if log.lease then time = time + log.window - log.lease end
-      -- The time of a place is the time of its last renewal.
-      if log.part or log.is_place then
-        rounded_at = math.max(rounded_at, time)
-      else
-        exact_at = math.max(exact_at, time)
-      end
+      -- An exact log tells the time best. The time of a place is the time of its last renewal.
+      local tells = not log.part and not log.is_place
+      if tells and not is_exact or tells == is_exact and time > at then at, is_exact = time, tells end
     end
   end
-  return counted, exact_at >= 0 and exact_at or rounded_at
+  return counted, at
 end
 
 -- How many units a log may still admit. Its total has no room for more than doubles count exactly.

@@ -3,7 +3,7 @@
 -- a window after its recorded time.
 --
 -- Takes  call, is_expiry_telling, is_server_time, now
--- Gives  NAMED, MOST_NAMED, LARGEST, LOOKED_AT, DROPPED, LONGEST_LIFE, text, clamped, time_in,
+-- Gives  NAMED, MOST_NAMED, LARGEST, DROPPED, LONGEST_LIFE, text, clamped, time_in,
 --        recorded_at, named_at, begin_with, named, weigh, weigh_all, find, outlive
 --
 -- Time      An exact log records an admission under its time and its id. The other algorithms put admissions of one
@@ -21,7 +21,6 @@
 local NAMED = 255         -- the first byte of a named entry, in a key whose other entries have no id
 local MOST_NAMED = 10000  -- the most named entries of a key whose memory is bounded; further units are counted without an id
 local LARGEST = 2 ^ 53    -- the largest number that doubles count up to
-local LOOKED_AT = 100     -- the most entries that a check looks at for a retry time, or moves after a step back of the clock
 local DROPPED = 500       -- the most entries that a check drops after they have left, or that it reads to find one entry
 local LONGEST_LIFE = 1000000  -- the most microseconds for which a process may hold a prefetch: no more than SLACK
 

@@ -4,8 +4,8 @@
 -- general way need not be made. Like run.lua, the fast way reads the server's expiries.
 --
 -- Takes  nothing
--- Gives  now, score_of, SLACK, is_server_time, is_expiry_telling, call, try, FEW, shared, following,
---        entries_of, decide_fast
+-- Gives  now, score_of, SLACK, is_server_time, is_expiry_telling, call, try, FEW, LOOKED_AT, shared,
+--        following, entries_of, decide_fast
 --
 -- Copies that are admitted together share an entry under the first id, with their number and the
 -- cost of each. A few copies of cost 1 get entries of their own instead. The last byte of the first
@@ -18,7 +18,7 @@ local now, score, score_of, SLACK, is_server_time, is_expiry_telling = ...
 local call, try = redis.call, redis.pcall
 
 local FEW = 4  -- up to 4 copies of cost 1 get an entry each, so that the key needs no total
-local MANY = 100  -- if more entries have left, the general way drops them in steps
+local LOOKED_AT = 100  -- the most entries that a check looks at, or moves after a step back of the clock
 
 -- The member of an entry that copies share.
 local function shared(id, copies, cost)
@@ -51,7 +51,7 @@ local function look(charge, key, copies, expires, size)
   if expires ~= -2 then
     -- Counts the entries that have left, and the total.
     local beyond = try('ZCOUNT', key, charge.cutoff, '+inf')
-    if type(beyond) == 'table' or beyond > MANY then return end
+    if type(beyond) == 'table' or beyond > LOOKED_AT then return end
     total = beyond > 0 and call('ZSCORE', key, 'used')
     gone = total and beyond - 1 or beyond
     used = total and tonumber(total) or (size or call('ZCARD', key)) - gone

@@ -76,8 +76,10 @@
 --           single     a check of one unit of one plain charge
 --           place      an entry of a concurrent limit: an exact log whose entries are renewed as long as they are held
 --           log        a charge, and what its key has at present, whatever the algorithm
--- Cost      O(log n) a charge, where n is the number of entries in its key. Each entry that is read or dropped adds O(1), and
---           each that is moved O(log n). A charge reads at most 100 entries for a retry time, moves at most 100 after a step back of the clock, and drops at most 500: some 0.5 ms.
+-- Cost      O(log n) a charge, where n is the number of entries in its key. Each entry that is read
+--           or dropped adds O(1), and each that is moved O(log n). A charge reads at most 100
+--           entries for a retry time, moves at most 100 after a step back of the clock, and drops
+--           at most 500: some 0.5 ms.
 --           * If more than 100 entries would have to leave, the retry time is the moment at which the last of the 100 that
 --             were read leaves. That is a lower bound.
 --           * If more entries have left than may be dropped, and at most 500 entries stay, the key is written anew with only
@@ -95,15 +97,14 @@
 -- Server    Redis 6.2 or newer, or Valkey. Commands: TIME PEXPIRETIME ZCARD ZCOUNT ZRANGE ZREVRANGE ZRANGEBYSCORE ZSCORE
 --           ZADD ZREM ZREMRANGEBYRANK PEXPIRE PEXPIREAT UNLINK.
 
-local SLACK = 1000  -- milliseconds a key outlives its last unit: a promoted replica's clock may be ahead
-
 local call, try, ceil = redis.call, redis.pcall, math.ceil
 local short = #ARGV == 1 and ARGV[1]
 local now, score = not short and tonumber(ARGV[1]), nil  -- the time of all checks, and the same time as a score
 local is_server_time = not now
--- Only tests have a clock of their own. It may stand still, while keys expire by the server's
--- clock. So the keys of a test live longer.
-if now then SLACK = 60000 end
+-- The milliseconds that a key outlives its last unit: a promoted replica's clock may be ahead. Only
+-- tests have a clock of their own. It may stand still, while keys expire by the server's clock. So
+-- the keys of a test live longer.
+local SLACK = is_server_time and 1000 or 60000
 
 -- The score of an entry of this time. For a time before 1970, the score is a bound beyond which
 -- there is no entry. If %.0f wrote the score, a check that is alone would need 5 % more

@@ -61,25 +61,24 @@ while k < #KEYS do
       if place and held ~= 0 then since = since or score_of(now - life) end
       is_counted = not place or held == 0 or type(held) == 'number' and held < places and try('ZCOUNT', place, since, '+inf') == 0
       if key and is_counted then
-        is_counted, expires = false, call('PEXPIRETIME', key)
+        expires = call('PEXPIRETIME', key)
+        local fits, left, expiry = true, window, nil
         if expires == -2 then
-          -- A server without memory refuses this write.
-          if try('ZADD', key, score, id) == 1 then
-            call('PEXPIREAT', key, ceil(now / 1000) + window_ms + SLACK)
-            is_counted, used, reset = true, 1, window
-          end
+          size, expiry = 0, ceil(now / 1000) + window_ms + SLACK
         else
-          size = try('ZCARD', key)
-          local left, expiry = expires * 1000 - due, nil
+          size, left = try('ZCARD', key), expires * 1000 - due
           -- A log of one entry expires a window earlier than a log of more entries, so the second
           -- entry moves the expiry.
           if size == 1 then left, expiry = left + window_ms * 1000, expires + window_ms end
           -- A difference of less than a millisecond may come from rounding.
-          if left >= 1000 and not (expiry and left > window + 1000) and try('ZCOUNT', key, cutoff, '+inf') == 0
-            and size < units and try('ZADD', key, score, id) == 1 then
-            if expiry then call('PEXPIREAT', key, expiry) end
-            is_counted, used, reset = true, size + 1, left < window and left or window
-          end
+          fits = left >= 1000 and not (expiry and left > window + 1000)
+            and try('ZCOUNT', key, cutoff, '+inf') == 0 and size < units
+        end
+        -- A server without memory refuses this write.
+        is_counted = fits and try('ZADD', key, score, id) == 1
+        if is_counted then
+          if expiry then call('PEXPIREAT', key, expiry) end
+          used, reset = size + 1, left < window and left or window
         end
       end
       if place and is_counted then
