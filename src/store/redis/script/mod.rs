@@ -14,7 +14,6 @@ pub(super) const DECIDE: &str = concat!(
     "local function general_way()\n",
     include_str!("entries.lua"),
     include_str!("totals.lua"),
-    include_str!("counter.lua"),
     include_str!("log.lua"),
     include_str!("check.lua"),
     "local function make_settle()\n",

@@ -1,7 +1,7 @@
 -- The heads of a key, and dropping entries that have left.
 --
 -- Takes  call, clamped, DROPPED, LARGEST, NAMED, now, outlive, score_of, text, time_in, weigh_all
--- Gives  heads_of, time_of, read_totals, countable, add_to_total, add_named, sum_at, add_to_sum, trim
+-- Gives  heads_of, time_of, countable, add_to_total, add_named, sum_at, add_to_sum, trim
 --
 -- Heads     As long as all entries are of one unit, their number is the total. After that, one more member, 'used', has the
 --           total of all entries as its score. This score is positive, and the scores of entries are negative, so 'used'
@@ -18,17 +18,6 @@ local function time_of(log, rank)
   rank = rank + heads_of(log) + log.gone
   local at = call('ZREVRANGE', log.key, rank, rank, 'WITHSCORES')[2]
   return at and time_in(at) or now
-end
-
--- Reads the total and the reserved units. `last` has the last members of the key, and their scores.
-local function read_totals(log, last)
-  for i = 1, #last, 2 do
-    local units = clamped(tonumber(last[i + 1]))
-    if last[i] == 'used' then log.has_total, log.total = true, units end
-    if last[i] == 'held' then log.has_held, log.reserved = true, units end
-  end
-  -- If more units are reserved than the total has, another program has written the key.
-  log.reserved = math.min(log.reserved, log.total)
 end
 
 -- How many of these units the total of a log can still take. Doubles are exact up to LARGEST.
