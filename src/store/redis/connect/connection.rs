@@ -91,7 +91,10 @@ pub(crate) struct Pool {
 }
 
 /// A seat in the pool. A seat that is dropped goes back to the pool.
-pub(crate) type Seat = PooledConnection<'static, Seats>;
+type Seat = PooledConnection<'static, Seats>;
+
+/// A connection, with its seat if nobody else has the connection meanwhile.
+pub(crate) type Taken = (Arc<Connection>, Option<Seat>);
 
 impl Pool {
     /// A pool that has no connections yet.
@@ -119,7 +122,7 @@ impl Pool {
     /// has it alone until the seat is given back. In a cluster, the connection comes without a
     /// seat, and batches share it. While a new connection opens, or if it cannot be opened, this
     /// method returns another connection that works. Only a task may call this method.
-    pub(crate) async fn take(&self) -> Result<(Arc<Connection>, Option<Seat>), StoreError> {
+    pub(crate) async fn take(&self) -> Result<Taken, StoreError> {
         let wait = self.server.settings.connect_timeout;
         let shared = async {
             let may_work = |shared: &Option<Arc<Connection>>| shared.as_ref().is_some_and(|shared| shared.may_work());

@@ -12,7 +12,7 @@ mod settings;
 pub(super) mod source;
 
 pub(super) use self::{
-    connection::{Connection, Pool},
+    connection::{Connection, Pool, Taken},
     errors::{ASKING, failure, kind_of_reply, needs_new_connection, was_not_run},
     server::{Server, Topology},
     settings::{ConnectionSettings, node},

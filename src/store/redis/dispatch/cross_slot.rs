@@ -126,14 +126,14 @@ impl CrossSlot {
                 return Ok((self.decision(), true));
             }
         }
-        lost.forget();
+        lost.taken.clear();
         Ok((self.decision(), true))
     }
 
     /// Gives back the units that the slots before the refusal have counted. If a slot does not
     /// reply, all of them are given back once more in the background, where that changes nothing
     /// for the other slots.
-    async fn give_back(&mut self, lost: Lost) {
+    async fn give_back(&mut self, mut lost: Lost) {
         let mut is_done = true;
         for slot in 0..lost.taken.len() {
             match self.settle_in_slot(lost.taken[slot].clone()).await {
@@ -142,7 +142,7 @@ impl CrossSlot {
             }
         }
         if is_done {
-            lost.forget();
+            lost.taken.clear();
         }
     }
 

@@ -121,9 +121,12 @@ impl Job {
         }
     }
 
-    /// The settlements that give back the places of a check and its copies, if they take places.
+    /// The settlements that give back the places of a check and its copies. Empty if the check takes
+    /// no place, or if its caller gave the id: the caller may then try the check again.
     pub(super) fn releases(&self) -> Vec<Settlement> {
-        let Some(places) = Some(self.check()).filter(|_| self.is_check()).and_then(places) else { return Vec::new() };
+        let is_freed = self.is_check() && self.check().id().is_none();
+        let places = self.check().charges().filter(|charge| is_freed && charge.takes_place());
+        let Some(places) = Check::of_distinct(places.cloned()) else { return Vec::new() };
         let release = |copy| Settlement::refund_by_id(places.clone(), AdmissionId(self.id.0.wrapping_add(copy)));
         (0..self.count()).map(release).collect()
     }
@@ -141,8 +144,7 @@ impl Job {
 
     /// Whether the job renews a place, and does nothing else.
     pub(super) fn is_renewal(&self) -> bool {
-        let is_held =
-            |(charge, cost): (&Charge, Option<u64>)| charge.takes_place() && cost.is_some_and(|cost| cost > 0);
+        let is_held = |(charge, cost): (&Charge, Option<u64>)| charge.takes_place() && cost > Some(0);
         self.check().only_charge().is_some()
             && self.settlement().is_some_and(|settlement| settlement.accounts().all(is_held))
     }
@@ -208,14 +210,6 @@ impl Job {
         let has_left = has_left || self.whole.as_ref().is_some_and(|caller| caller.strong_count() == 0);
         self.is_check() && (has_left || is_over())
     }
-}
-
-/// The places that a check takes and that may have to be given back. `None` if the check takes no
-/// place. Also `None` if the caller gave the id of the check, since the caller may then try the
-/// check again.
-fn places(check: &Check) -> Option<Check> {
-    let places = check.charges().filter(|charge| charge.takes_place() && check.id().is_none());
-    Check::of_distinct(places.cloned())
 }
 
 /// The slot of a check, if all of its keys are in the same slot.

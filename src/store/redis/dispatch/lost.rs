@@ -13,8 +13,9 @@ use crate::{decision::Settlement, local::Underway, store::give_back};
 /// the lost batch only afterwards.
 const BEFORE_SECOND_RELEASE: Duration = Duration::from_millis(500);
 
-/// Places and units that are given back when this value is dropped. A task of the current runtime
-/// gives them back. If there is no runtime, or if the runtime ends, a thread does it.
+/// Places and units that are given back when this value is dropped, if any are in `taken` then. A
+/// task of the current runtime gives them back. If there is no runtime, or if the runtime ends, a
+/// thread does it.
 pub(super) struct Lost {
     common: Arc<Common>,
     pub(super) taken: Vec<Settlement>,
@@ -25,11 +26,6 @@ pub(super) struct Lost {
 impl Lost {
     pub(super) fn new(common: &Arc<Common>, taken: Vec<Settlement>) -> Self {
         Self { common: Arc::clone(common), taken, underway: common.local_state.owed.begin(), is_in_task: false }
-    }
-
-    /// Gives nothing back, since nothing is lost.
-    pub(super) fn forget(mut self) {
-        self.taken.clear();
     }
 }
 
@@ -43,10 +39,10 @@ impl Drop for Lost {
         let underway = self.underway.clone();
         match Handle::try_current() {
             Ok(runtime) if !self.is_in_task => {
-                let lost = Self { common, taken, underway, is_in_task: true };
+                let mut lost = Self { common, taken, underway, is_in_task: true };
                 runtime.spawn(async move {
                     free(&lost.common, &lost.taken).await;
-                    lost.forget();
+                    lost.taken.clear();
                 });
             }
             _ => self.common.local_state.owed.on_thread(async move {

@@ -9,7 +9,6 @@
 #![expect(clippy::vec_box, reason = "a job moves several times, so it is a pointer everywhere")]
 
 mod batch;
-mod copies;
 mod cross_slot;
 mod crowds;
 mod dispatcher;

@@ -16,7 +16,7 @@ use tokio::{
 
 use super::{
     batch::Batch,
-    dispatcher::{Common, Dispatcher, without_runtime},
+    dispatcher::{Dispatcher, without_runtime},
     job::{Answer, Job, only_slot},
     queue::{Permit, Queue},
 };
@@ -28,7 +28,7 @@ use crate::{
     store::{
         invalid,
         redis::{
-            connect::{Connection, failure},
+            connect::{Connection, Taken, failure},
             script::COMMANDS,
         },
     },
@@ -61,12 +61,12 @@ impl Dispatcher {
             && let Some(permit) = queue.lone_permit()
             && let Some(connection) = self.pool.share()
         {
+            let batch = Batch::new(vec![job], slot, &self.common);
             let dispatcher = Arc::downgrade(&self);
-            let common = Arc::clone(&self.common);
             drop(self);
             // Few of the futures that wait send their check themselves. So the future that sends is
             // boxed, and does not enlarge all futures that wait.
-            return Box::pin(send_alone(job, slot, connection, permit, dispatcher, common)).await;
+            return Box::pin(send_alone(batch, connection, permit, dispatcher)).await;
         }
         // `caller` is dropped after `answer`. So if a caller stops waiting, its job is cancelled
         // before the queue counts it as cancelled.
@@ -140,15 +140,14 @@ impl Dispatcher {
     }
 
     async fn send_batch(self: &Arc<Self>, mut jobs: Vec<Box<Job>>, slot: Option<u16>) {
-        let connection = self.pool.take().await;
+        let taken = self.pool.take().await;
         // Callers may have stopped waiting while the connection was opened.
         jobs.retain(|job| !job.is_cancelled());
         if jobs.is_empty() {
             return;
         }
         let mut batch = Batch::new(jobs, slot, &self.common);
-        let reply = try_send(&connection, &mut batch, false).await;
-        drop(connection);
+        let reply = try_send(taken, &mut batch, false).await;
         self.conclude(batch, reply).await;
     }
 
@@ -184,10 +183,10 @@ impl Dispatcher {
             let has_not_run = !batch.is_in_doubt || self.has_certainly_not_run(error);
             let failed = failure(error.clone());
             if batch.keep(|job| has_not_run || job.is_repeatable(), &failed) {
-                let connection = self.pool.take().await;
+                let taken = self.pool.take().await;
                 if batch.keep(|job| !job.is_cancelled(), &failed) {
                     let again = batch.is_in_doubt || self.common.server.is_cluster();
-                    reply = try_send(&connection, batch, again).await;
+                    reply = try_send(taken, batch, again).await;
                 }
             }
         }
@@ -242,27 +241,20 @@ impl Dispatcher {
 }
 
 /// Sends a batch over a connection.
-async fn try_send(
-    taken: &Result<(Arc<Connection>, impl Send + Sync), StoreError>,
-    batch: &mut Batch,
-    again: bool,
-) -> Reply {
-    let (connection, _) = taken.as_ref().map_err(|error| error.clone())?;
-    Ok(batch.send(connection, again).await)
+async fn try_send(taken: Result<Taken, StoreError>, batch: &mut Batch, again: bool) -> Reply {
+    let (connection, _seat) = taken?;
+    Ok(batch.send(&connection, again).await)
 }
 
 /// Sends a check in the future of its caller. After an error, a task takes over: the caller may
 /// stop polling its future, and such a future must not wait for a connection.
 async fn send_alone(
-    job: Box<Job>,
-    slot: Option<u16>,
+    mut batch: Batch,
     connection: Arc<Connection>,
     permit: Permit,
     dispatcher: Weak<Dispatcher>,
-    common: Arc<Common>,
 ) -> Answer {
     metrics::batch(1, || 0);
-    let mut batch = Batch::new(vec![job], slot, &common);
     let reply = batch.send(&connection, false).await;
     permit.end();
     let error = match reply {
