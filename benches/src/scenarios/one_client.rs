@@ -130,7 +130,7 @@ async fn fill(limiter: &Limiter, limit: &Limit, clock: &ManualClock, filled: Fil
                     let cost = if let Filled::Admissions(cost) = filled { cost } else { 1 };
                     let charge = Charge::new(limit.clone(), "key", cost).expect("a cost below the limit");
                     let check = match filled {
-                        Filled::Admissions(_) if limit.algorithm() != Algorithm::sliding_log() => Check::new(charge),
+                        Filled::Admissions(_) if limit.algorithm() != Algorithm::SLIDING_LOG => Check::new(charge),
                         Filled::Admissions(_) => Check::new(charge).with_id(AdmissionId(number as u64)),
                         Filled::Reservations => Check::new(charge.reserve(HOUR)),
                     };

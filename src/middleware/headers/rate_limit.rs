@@ -26,8 +26,8 @@ impl HeaderSets {
         }
         let mut policies = String::new();
         let mut quotas = String::new();
-        let shows_shadow = decision.statuses().all(LimitStatus::is_shadow);
-        let is_shown = |status: &LimitStatus| !status.is_hidden() && (shows_shadow || !status.is_shadow());
+        let shows_shadow = decision.statuses().all(|status| status.is_shadow);
+        let is_shown = |status: &LimitStatus| !status.is_hidden() && (shows_shadow || !status.is_shadow);
         for status in decision.statuses().filter(|status| is_shown(status)) {
             // Writing to a String cannot fail.
             let _ = write_policy(&mut policies, status);

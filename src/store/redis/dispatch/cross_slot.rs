@@ -200,7 +200,7 @@ impl CrossSlot {
     fn set_untaken(&mut self, slot: usize, decision: &Decision) {
         let (check, indices) = &self.slots[slot];
         for ((index, charge), status) in indices.iter().zip(check.charges()).zip(decision.statuses()) {
-            let untaken = LimitStatus::new(charge, status.used(), status.reserved(), status.leaves_after(), None);
+            let untaken = LimitStatus::new(charge, status.used, status.reserved, status.leaves_after, None);
             self.statuses[*index] = Some(untaken.refused_until_reset(charge));
         }
     }

@@ -118,7 +118,7 @@ async fn only_the_first_in_line_asks_redis() {
         let refused = limiter.acquire_all(check(id), Duration::from_secs(1)).await.unwrap();
         let wait = refused.retry_after().unwrap();
         assert!(wait > limit.window() - TEST_TIMEOUT && wait <= limit.window(), "{wait:?}");
-        assert_eq!((refused.used(), refused.id()), (3, AdmissionId(id)));
+        assert_eq!((refused.binding().used, refused.id()), (3, AdmissionId(id)));
     }
     assert_eq!(server.script_calls(), 10);
     waiting.shutdown().await;

@@ -38,7 +38,7 @@ pub(super) async fn a_repeated_id_counts_once(test: Trial) {
     let order = || Check::new(charge(&limit, 4)).with_id(AdmissionId(7));
     for _ in 0..3 {
         let decision = test.limiter.check_all(order()).await.unwrap();
-        assert_eq!((decision.is_allowed(), decision.used(), decision.id()), (true, 4, AdmissionId(7)));
+        assert_eq!((decision.is_allowed(), decision.binding().used, decision.id()), (true, 4, AdmissionId(7)));
     }
     assert!(test.spend(&limit, 6).await.is_allowed());
     assert!(test.limiter.check_all(order()).await.unwrap().is_allowed(), "also when the limit is used up");
