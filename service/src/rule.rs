@@ -83,7 +83,7 @@ impl Rule {
         }
         let on_failure = text.on_failure.unwrap_or(file.on_failure);
         let limiter = match on_failure {
-            OnFailure::Local(processes) => limiter.clone().fail_local(Share::from(processes)),
+            OnFailure::Local(processes) => limiter.clone().fail_local(Share::one_of(processes.get())),
             _ => limiter.clone(),
         };
         let route = Route::read(text, file, sources)?;

@@ -9,7 +9,8 @@
 //!    the admission. It compares only the units of the newest part, because the units of older
 //!    parts leave earlier.
 //! 4. Each part has a list of its own, and the list is dropped when its units have left. So a check
-//!    takes no longer if a limit has more cells.
+//!    takes no longer if a limit has more cells. There is one exception: the first check after the
+//!    clock has stepped back by more than two parts adds up the lists.
 
 use std::{array, collections::BTreeMap, mem};
 
@@ -61,14 +62,13 @@ impl Cells {
     }
 
     /// Drops the parts whose units have left. If the newest part is ahead by more than two parts,
-    /// the clock has stepped back. Then the oldest part becomes the present one, and the others
-    /// follow.
+    /// the clock has stepped back, and all units count as if they came now.
     fn trim(&mut self, now: u64) {
         let present = now / self.part;
         self.parts.retain(|number, _| number + 2 >= present);
         if self.newest() > present + 2 {
-            let counts = mem::take(&mut self.parts).into_values();
-            self.parts = (present..).zip(counts).collect();
+            let sums = mem::take(&mut self.parts).into_values().reduce(added);
+            self.parts.extend(sums.map(|sums| (present, sums)));
         }
     }
 
@@ -93,6 +93,14 @@ fn least(counts: &[u32], cells: [usize; CELLS_OF_KEY]) -> u64 {
         Some(u32::MAX) | None => u64::from(u32::MAX) << 21,
         Some(units) => units.into(),
     }
+}
+
+/// The counts of two parts, added up for each cell.
+fn added(mut counts: Box<[u32]>, others: Box<[u32]>) -> Box<[u32]> {
+    for (count, other) in counts.iter_mut().zip(others) {
+        *count = count.saturating_add(other);
+    }
+    counts
 }
 
 #[cfg(test)]
