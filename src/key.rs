@@ -78,6 +78,7 @@ impl Key {
     }
 
     /// Makes a key whose value is all `parts`, one after the other.
+    #[inline]
     pub(crate) fn joined(namespace: &'static str, parts: &[&[u8]]) -> Self {
         let length: usize = parts.iter().map(|part| part.len()).sum();
         if length > SHORT {

@@ -117,7 +117,7 @@ impl Log {
     }
 
     /// The time of this admission's entry, if the log has one.
-    pub(super) fn time_of(&self, id: AdmissionId, units: u64) -> Option<u64> {
+    pub(crate) fn time_of(&self, id: AdmissionId, units: u64) -> Option<u64> {
         let is_it = |entry: &Entry| entry.units == units && matches!(entry.kind, Kind::Named | Kind::Reserved);
         self.of_id(id, u64::MAX).map(|(_, entry)| entry).find(is_it).map(|entry| entry.at)
     }

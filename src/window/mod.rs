@@ -62,12 +62,6 @@ impl Log {
         charge.cost() == 0 || charge.is_spent() || used().saturating_add(charge.cost()) <= charge.limit().units()
     }
 
-    /// The time at which this admission was counted, or `None` if it has no entry here. If the
-    /// entry is recorded for a sub-window, the time is only as exact as the sub-window.
-    pub(crate) fn counted_at(&self, charge: &Charge, id: AdmissionId) -> Option<u64> {
-        self.time_of(id, charge.cost()).map(|at| charge.admitted_at(at))
-    }
-
     /// Whether [`admit`](Self::admit) would add an entry.
     #[inline]
     pub(crate) fn grows(&self, charge: &Charge, context: CheckContext) -> bool {

@@ -173,6 +173,14 @@ impl HeaderSets {
             );
         }
     }
+
+    /// Writes the items of the visible limits in front of the items that the headers already have.
+    #[inline]
+    pub(super) fn write_rate_limit(self, decision: &Decision, headers: &mut HeaderMap) {
+        if self.rate_limit {
+            rate_limit::write(decision, headers);
+        }
+    }
 }
 
 fn number(value: &HeaderValue) -> Option<u64> {

@@ -9,7 +9,7 @@ use std::{
 use http::{HeaderMap, HeaderName, HeaderValue};
 use sfv::{Parser, Version, visitor::Ignored};
 
-use super::{HeaderSets, more_after, seconds_rounded_up};
+use super::{more_after, seconds_rounded_up};
 use crate::decision::{Decision, LimitStatus};
 
 pub(super) const POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
@@ -18,24 +18,22 @@ pub(super) const RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
 /// The largest Integer of a Structured Field (RFC 9651, section 3.3.1).
 const MAX_INTEGER: u64 = 999_999_999_999_999;
 
-impl HeaderSets {
-    /// Writes the items of the visible limits in front of the items that the headers already have.
-    pub(in super::super) fn write_rate_limit(self, decision: &Decision, headers: &mut HeaderMap) {
-        if !self.rate_limit || decision.visible().is_none() {
-            return;
-        }
-        let mut policies = String::new();
-        let mut quotas = String::new();
-        let shows_shadow = decision.statuses().all(|status| status.is_shadow);
-        let is_shown = |status: &LimitStatus| !status.is_hidden() && (shows_shadow || !status.is_shadow);
-        for status in decision.statuses().filter(|status| is_shown(status)) {
-            // Writing to a String cannot fail.
-            let _ = write_policy(&mut policies, status);
-            let _ = write_quota(&mut quotas, status);
-        }
-        prepend(headers, POLICY, policies);
-        prepend(headers, RATE_LIMIT, quotas);
+/// Writes the items of the visible limits in front of the items that the headers already have.
+pub(super) fn write(decision: &Decision, headers: &mut HeaderMap) {
+    if decision.visible().is_none() {
+        return;
     }
+    let mut policies = String::new();
+    let mut quotas = String::new();
+    let shows_shadow = decision.statuses().all(|status| status.is_shadow);
+    let is_shown = |status: &LimitStatus| !status.is_hidden() && (shows_shadow || !status.is_shadow);
+    for status in decision.statuses().filter(|status| is_shown(status)) {
+        // Writing to a String cannot fail.
+        let _ = write_policy(&mut policies, status);
+        let _ = write_quota(&mut quotas, status);
+    }
+    prepend(headers, POLICY, policies);
+    prepend(headers, RATE_LIMIT, quotas);
 }
 
 fn write_policy(text: &mut String, status: &LimitStatus) -> fmt::Result {

@@ -105,10 +105,11 @@ impl OpenRecord<'_> {
         let log = &mut self.record.get_mut().log;
         log.trim(context.now, charge.limit().window_micros());
         let may_be_counted = context.has_caller_id && charge.units() > 0;
-        let counted_at = may_be_counted.then(|| log.counted_at(charge, context.id)).flatten();
+        let recorded_at = may_be_counted.then(|| log.time_of(context.id, charge.cost())).flatten();
         // The time of a place is the time of its last renewal. That time may be in the future if
         // the clock has stepped back.
-        let counted_at = counted_at.map(|at| if charge.takes_place() { at.min(context.now) } else { at });
+        let counted_at =
+            recorded_at.map(|at| if charge.takes_place() { at.min(context.now) } else { charge.admitted_at(at) });
         Look { charge, counted_at, refuses: !log.fits(charge, context.now) }
     }
 
