@@ -2,6 +2,7 @@
 
 use std::{
     convert::Infallible,
+    future::ready,
     time::{Duration, Instant, UNIX_EPOCH},
 };
 
@@ -19,7 +20,7 @@ use tower_sliding_window::{
 use crate::support::{
     TEST_TIMEOUT,
     log::Log,
-    requests::{anyone, figures, json, refusal_body, request},
+    requests::{anyone, figures, json, refusal_body, request, scripted_response},
     services::{App, around, handler},
     stores::failing,
 };
@@ -36,6 +37,19 @@ fn layer(limit: KeyedLimit) -> RateLimitLayer {
 
 async fn ask(app: &App) -> Response {
     app.clone().oneshot(request()).await.unwrap()
+}
+
+/// Also if the response of the service forbids caches to store it, as a rejection does.
+#[tokio::test]
+async fn an_error_of_the_service_shows_the_figures() {
+    let service = service_fn(|request: Request<Body>| ready(Ok::<_, Infallible>(scripted_response(request.headers()))));
+    for status in ["400", "401", "403", "404", "500"] {
+        let headers = [("answer", status), ("answer-cache-control", "no-store")];
+        let request = headers.iter().fold(Request::get("/"), |request, (name, value)| request.header(*name, *value));
+        let response = layer(MINE.by(anyone)).layer(service).oneshot(request.body(Body::empty()).unwrap());
+        let response = response.await.unwrap();
+        assert_eq!((response.status().as_str(), figures(response.headers())[1]), (status, Some("4")));
+    }
 }
 
 #[tokio::test]
