@@ -130,19 +130,15 @@ impl CrossSlot {
         Ok((self.decision(), true))
     }
 
-    /// Gives back the units that the slots before the refusal have counted. If a slot does not
-    /// reply, all of them are given back once more in the background, where that changes nothing
-    /// for the other slots.
+    /// Gives back the units that the slots before the refusal have counted. The units of a slot that
+    /// does not reply are given back in the background.
     async fn give_back(&mut self, mut lost: Lost) {
-        let mut is_done = true;
-        for slot in 0..lost.taken.len() {
-            match self.settle_in_slot(lost.taken[slot].clone()).await {
-                Ok((decision, _)) => self.set(slot, &decision),
-                Err(_) => is_done = false,
+        // From the last slot on, so that the settlements before it keep their places in the list.
+        for slot in (0..lost.taken.len()).rev() {
+            if let Ok((decision, _)) = self.settle_in_slot(lost.taken[slot].clone()).await {
+                self.set(slot, &decision);
+                lost.taken.remove(slot);
             }
-        }
-        if is_done {
-            lost.taken.clear();
         }
     }
 

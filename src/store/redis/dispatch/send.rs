@@ -25,12 +25,9 @@ use crate::{
     error::{StoreError, StoreErrorKind},
     limit::Limit,
     metrics,
-    store::{
-        invalid,
-        redis::{
-            connect::{Connection, Taken, failure},
-            script::COMMANDS,
-        },
+    store::redis::{
+        connect::{Connection, Taken, failure},
+        script::COMMANDS,
     },
 };
 
@@ -201,12 +198,11 @@ impl Dispatcher {
     pub(crate) async fn try_out(self: Arc<Self>) -> Result<(), StoreError> {
         self.in_task(|dispatcher| async move {
             dispatcher.run_commands().await?;
-            let charge = |key: &str| Charge::fitting(Limit::per_second("connect", 1), key.into(), 0);
-            let mut check = Check::new(charge("1"));
-            if !dispatcher.is_by_slot() {
-                check = check.and(charge("2")).map_err(invalid)?;
+            let keys: &[&str] = if dispatcher.is_by_slot() { &["1"] } else { &["1", "2"] };
+            let charge = |key: &&str| Charge::fitting(Limit::per_second("connect", 1), (*key).into(), 0);
+            if let Some(check) = Check::of_distinct(keys.iter().map(charge)) {
+                let _ = Arc::clone(&dispatcher).ask(Job::decide(check, Duration::MAX)).await?;
             }
-            let _ = Arc::clone(&dispatcher).ask(Job::decide(check, Duration::MAX)).await?;
             dispatcher.pool.open_all().await;
             Ok(())
         })
