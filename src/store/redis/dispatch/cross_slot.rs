@@ -137,7 +137,7 @@ impl CrossSlot {
         for slot in (0..lost.taken.len()).rev() {
             if let Ok((decision, _)) = self.settle_in_slot(lost.taken[slot].clone()).await {
                 self.set(slot, &decision);
-                lost.taken.remove(slot);
+                drop(lost.taken.remove(slot));
             }
         }
     }

@@ -74,11 +74,8 @@ local function wait(log, most)
     local leaves = counted_from(log, time_of(log, log.total - most - 1)) + log.window - now
     return leaves, leaves
   end
-  local first, total = heads_of(log) + log.gone, log.total
-  if log.is_counter then
-    local current, previous = counts_of(log)
-    total = total - current - previous
-  end
+  local first, current, previous = heads_of(log) + log.gone, counts_of(log)
+  local total = log.total - current - previous
   -- Each entry of an exact log has at least one unit, so at most `log.total - most` entries have to
   -- leave.
   local enough = not log.part and log.reserved == 0 and math.min(LOOKED_AT, log.total - most) or LOOKED_AT

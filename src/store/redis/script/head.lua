@@ -116,8 +116,7 @@ local function score_of(time)
 end
 
 if is_server_time then
-  local time = call('TIME')
-  local seconds, micros = time[1], time[2]
+  local seconds, micros = unpack(call('TIME'))
   now = seconds * 1000000 + micros
   -- TIME gives microseconds without leading zeros. Mostly the microseconds have six digits, and are
   -- simply joined to the seconds. This saves a check that is alone 3 % of the instructions.

@@ -32,16 +32,17 @@ local function faded(log)
   return log.previous - overlapping(log, log.previous, finish, now)
 end
 
--- The units of the present window and of the previous window.
+-- The units of the present window and of the previous window that the estimate of a counter has. A
+-- log that is no counter has no estimate.
 local function counts_of(log)
+  if not log.is_counter then return 0, 0 end
   log.current = log.current or sum_at(log, score_of(finish_of(log)))
   return log.current, log.previous
 end
 
 -- The first moment, not before `from`, at which the estimate is at most `most`. Returns `from` for
--- a log that is no counter, since such a log has no estimate.
+-- a log that is no counter.
 local function falls_to(log, most, from)
-  if not log.is_counter then return from end
   local finish, current, previous = finish_of(log), counts_of(log)
   while current + previous > 0 do
     if current <= most and from < finish then
