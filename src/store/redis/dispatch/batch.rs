@@ -4,10 +4,9 @@
 //! one check. The order of arrival still decides: a check joins an earlier one only if no job
 //! between them touches their keys.
 //!
-//! Single checks that differ only in their keys and ids have a
-//! short form: `head.lua` says which checks are single, and describes the form. Places are freed
-//! without the script, in batches of their own: in the script, Redis would run 60 % more
-//! instructions for each place.
+//! Single checks that differ only in their keys and ids have a short form: `head.lua` says which
+//! checks are single, and describes the form. Places are freed without the script, in batches of
+//! their own: in the script, Redis would run 60 % more instructions for each place.
 
 use std::{
     iter, mem,

@@ -9,11 +9,11 @@
 -- the batch. It counts most single units, takes most places, and renews places. For everything else
 -- there are two ways, and ways.lua chooses one of them for each check. The fast way (fast.lua)
 -- decides checks that only count in exact logs. The general way decides any check, and settles. Its
--- files say how entries look (entries.lua), what a key has (totals.lua, log.lua), and
--- what is done with a key (check.lua, settle.lua). fast.lua says for both ways how copies stand in
--- a log. In each call, Lua makes all functions of a script anew, with the variables that the
--- functions share. So the functions of a way are made only when they are needed. Each function gets
--- the log or charge that it reads and changes.
+-- files say how entries look (entries.lua), what a key has (totals.lua, log.lua), and what is done
+-- with a key (check.lua, settle.lua). fast.lua says for both ways how copies stand in a log. In
+-- each call, Lua makes all functions of a script anew, with the variables that the functions share.
+-- So the functions of a way are made only when they are needed. Each function gets the log or
+-- charge that it reads and changes.
 --
 -- KEYS   one sorted set a charge
 -- ARGV   now        microseconds since the Unix epoch, or '' for the server's own clock
