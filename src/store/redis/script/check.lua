@@ -23,17 +23,16 @@ local function pull_back(log)
     local member, time = newest[i], time_in(newest[i + 1])
     local units, _, is_prefetch = weigh(log, member)
     local from = counted_from(log, time, is_prefetch)
-    if log.part and string.byte(member) ~= NAMED then
-      if time > log.at then
-        -- ZREM comes first, so that a server without memory accepts the ZADD.
-        call('ZREM', log.key, member)
-        add_to_sum(log, log.at, units)
-        is_any = true
-      end
-    elseif from < time then
-      if try('ZADD', log.key, score_of(from), member) ~= 0 then return end
-      is_any = true
+    local is_sum = log.part and string.byte(member) ~= NAMED
+    local is_ahead = time > (is_sum and log.at or from)
+    if is_ahead and is_sum then
+      -- ZREM comes first, so that a server without memory accepts the ZADD.
+      call('ZREM', log.key, member)
+      add_to_sum(log, log.at, units)
+    elseif is_ahead and try('ZADD', log.key, score_of(from), member) ~= 0 then
+      return
     end
+    is_any = is_any or is_ahead
   end
   if not is_any then return end
   log.oldest = time_of(log, 0)
