@@ -212,7 +212,7 @@ fn figures(status: &LimitStatus) -> Figures {
         of: status.limit.units(),
         used: status.used,
         remaining: status.remaining(),
-        reset: status.reset_after.as_secs_f64(),
+        reset: status.reset_after().as_secs_f64(),
         retry: status.retry_after().map(|wait| wait.as_secs_f64()),
     }
 }
@@ -230,7 +230,7 @@ fn answer(decision: Result<&Decision, &Error>, is_list: bool, admission: Option<
         allowed: known.is_none_or(Decision::is_allowed),
         binding: known.map(|decision| figures(decision.binding())),
         current_count: known.map(|decision| decision.binding().used),
-        ttl: known.map(|decision| seconds(decision.binding().reset_after)),
+        ttl: known.map(|decision| seconds(decision.binding().reset_after())),
         limits: known
             .filter(|_| is_list)
             .map(|decision| decision.statuses().map(figures).collect())

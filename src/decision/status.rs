@@ -16,11 +16,6 @@ pub struct LimitStatus {
     /// The used units that are [reserved](Charge::reserve), and may be given back. Under a
     /// [concurrent](Limit::concurrent) limit, all used units are reserved.
     pub reserved: u64,
-    /// The time until fewer units count; zero if no units count. Under a
-    /// [compact](crate::Algorithm::compact_log) log, this time may be a sub-window longer than the
-    /// window. For a [concurrent](Limit::concurrent) limit, it is zero, since a place may be free
-    /// at any time.
-    pub reset_after: Duration,
     /// Whether the limit is in the [shadow](Charge::in_shadow).
     pub is_shadow: bool,
     /// The time until fewer units count, if no place of a concurrent limit is freed before.
@@ -64,7 +59,6 @@ impl LimitStatus {
             limit: charge.limit().clone(),
             used,
             reserved,
-            reset_after: if charge.limit().is_concurrent() { Duration::ZERO } else { reset_after },
             leaves_after: reset_after,
             waits,
             reserved_after: RETRY_RESERVED_AFTER,
@@ -136,6 +130,14 @@ impl LimitStatus {
     /// lowered.
     pub fn remaining(&self) -> u64 {
         self.limit.units().saturating_sub(self.used)
+    }
+
+    /// The time until fewer units count; zero if no units count. Under a
+    /// [compact](crate::Algorithm::compact_log) log the reset time may be a sub-window longer than
+    /// the window. For a [concurrent](Limit::concurrent) limit the reset time is zero, since a
+    /// place may be free at any time.
+    pub fn reset_after(&self) -> Duration {
+        if self.limit.is_concurrent() { Duration::ZERO } else { self.leaves_after }
     }
 
     /// How long this limit alone refuses the check; `None` if this limit does not refuse.

@@ -242,7 +242,7 @@ impl Limiter {
         }
         // After a step back of the clock, the reset time is longer than the ban. So the time of the
         // ban is the upper bound.
-        let wait = begun.binding().reset_after.min(time);
+        let wait = begun.binding().reset_after().min(time);
         let refusal = begun.refused_for(&asks, wait);
         self.core.learn(lookup.as_ref(), &refusal);
         Ok(refusal)

@@ -180,7 +180,7 @@ impl Oracle {
         let reset_late_by = self.reset_late_by;
         let tally = self.of(charge, now);
         let reset = tally.reset_after();
-        let is_late = got.reset_after.checked_sub(reset).is_some_and(|late| late < reset_late_by);
+        let is_late = got.reset_after().checked_sub(reset).is_some_and(|late| late < reset_late_by);
         let retry = refusal.map(|refusal| {
             let exact = refusal.retry_after();
             let earliest = refusal.before(tally.leaving_of(entries_read)).retry_after();
@@ -188,7 +188,7 @@ impl Oracle {
         });
         let is_by_reservations = refusal.is_some_and(Refusal::is_by_reservations);
         let least = if is_by_reservations { Duration::ZERO } else { Duration::MAX };
-        let reset = if is_late { got.reset_after } else { reset };
+        let reset = if is_late { got.reset_after() } else { reset };
         LimitStatus::new(charge, tally.used(), tally.reserved(), reset, retry.map(|retry| (least, retry)))
     }
 
@@ -238,7 +238,7 @@ fn compare(expected: &LimitStatus, got: &LimitStatus) -> Result<(), String> {
         ("retry times", |status| status.retry_after().iter().count() as u64),
         ("microseconds until the retry time", |status| status.retry_after().map_or(0, micros_of)),
         ("refusals by reserved units alone", |status| status.is_refused_by_reservations().into()),
-        ("microseconds until the reset time", |status| micros_of(status.reset_after)),
+        ("microseconds until the reset time", |status| micros_of(status.reset_after())),
     ];
     match figures.into_iter().find(|(_, figure)| figure(expected) != figure(got)) {
         Some((what, figure)) => Err(format!("expected {} {what} of {name:?}, got {}", figure(expected), figure(got))),

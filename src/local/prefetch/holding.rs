@@ -230,7 +230,7 @@ impl State {
     fn status_of(&self, charge: &Charge, age: Duration) -> LimitStatus {
         let left = self.prefetches.iter().map(|prefetch| prefetch.left).sum();
         // Some units are used, so there is a reset time.
-        let reset = self.status.reset_after.saturating_sub(age).max(Duration::from_micros(1));
+        let reset = self.status.reset_after().saturating_sub(age).max(Duration::from_micros(1));
         LimitStatus::new(charge, self.used.saturating_sub(left), self.status.reserved, reset, None)
     }
 

@@ -195,8 +195,8 @@ fn number(value: &HeaderValue) -> Option<u64> {
 fn more_after(status: &LimitStatus) -> Duration {
     match status.retry_after() {
         Some(retry) if status.used > status.limit.units() => retry,
-        Some(retry) => retry.min(status.reset_after),
-        None => status.reset_after,
+        Some(retry) => retry.min(status.reset_after()),
+        None => status.reset_after(),
     }
 }
 

@@ -38,7 +38,7 @@ async fn ends_at(limiter: &Limiter, clock: &ManualClock, limit: &Limit, end: u64
     set(clock, end - 1);
     let key = end.to_string();
     let spend = async || limiter.check(limit, key.clone(), limit.units()).await.unwrap();
-    assert_eq!(spend().await.binding().reset_after, seconds(1), "{limit}");
+    assert_eq!(spend().await.binding().reset_after(), seconds(1), "{limit}");
     assert_eq!(spend().await.retry_after(), Some(seconds(1)), "{limit}");
     clock.advance(seconds(1) - MICROSECOND);
     assert!(!spend().await.is_allowed(), "{limit}: a microsecond before the end");
@@ -73,7 +73,7 @@ async fn a_day_of_daylight_saving_is_whole() {
             ends_at(&limiter, &clock, &daily, start).await;
             set(&clock, start);
             let first = limiter.check(&daily, format!("of {start}"), 1).await.unwrap();
-            assert_eq!(first.binding().reset_after, seconds(hours * 3_600));
+            assert_eq!(first.binding().reset_after(), seconds(hours * 3_600));
             ends_at(&limiter, &clock, &daily, start + hours * 3_600).await;
         }
     })

@@ -169,7 +169,7 @@ async fn no_reset_time_is_early_after_the_servers_clock_steps_back() {
                     let at = decision.at().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_micros() as f64;
                     let exact = log.entries().last().map_or(0.0, |(_, score)| 1e7 - score - at);
                     let is_ours = |status: &&LimitStatus| status.limit == CALLS;
-                    let reported = decision.statuses().find(is_ours).unwrap().reset_after.as_micros() as f64;
+                    let reported = decision.statuses().find(is_ours).unwrap().reset_after().as_micros() as f64;
                     let late = reported - exact;
                     if late < 0.0 || late >= 1e3 * (step + 1) as f64 {
                         problems.push(format!("{history:?}, {step} ms back, {asked}, {round}: {reported} of {exact}"));

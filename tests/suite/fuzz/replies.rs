@@ -184,7 +184,7 @@ fn every_reply_is_a_decision_or_an_error() {
                     prop_assert!(status.remaining() <= status.limit.units());
                 }
                 let _ =
-                    (decision.retry_after(), decision.binding().reset_after, decision.at(), format!("{decision:?}"));
+                    (decision.retry_after(), decision.binding().reset_after(), decision.at(), format!("{decision:?}"));
                 answers.set((answers.get().0 + 1, answers.get().1));
             }
             Err(Error::Unavailable(error)) => {

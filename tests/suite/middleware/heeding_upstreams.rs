@@ -262,7 +262,7 @@ async fn a_success_blocks_only_limits_with_units_left() {
     for limit in [&one, &nine] {
         let decision = limiter.peek(limit, key.clone()).await.unwrap();
         left.push(decision.remaining());
-        ends_soon.push(decision.binding().reset_after <= seconds(30));
+        ends_soon.push(decision.binding().reset_after() <= seconds(30));
     }
     assert_eq!((left, ends_soon), (vec![0; 2], vec![false, true]));
 }
@@ -278,7 +278,7 @@ async fn a_success_blocks_a_limit_whose_call_returned_units() {
         let says = [("answer-x-ratelimit-remaining", "0"), ("answer-x-ratelimit-reset", "30")];
         assert_eq!(call(&layer, "/", &says).await.status(), 200);
         let left = Limiter::new(store).peek(&limit, anyone(&request().into_parts().0).unwrap()).await.unwrap();
-        assert_eq!((left.remaining(), left.binding().reset_after <= seconds(30)), (0, closes));
+        assert_eq!((left.remaining(), left.binding().reset_after() <= seconds(30)), (0, closes));
     }
 }
 

@@ -189,7 +189,7 @@ async fn a_refusal_settles_the_call_and_blocks_every_heeding_limit() {
     for limit in [&free, &tried, &plain] {
         let key = anyone(&request().into_parts().0).unwrap();
         let decision = limiter.peek(limit, key).await.unwrap();
-        left.push((decision.remaining(), decision.binding().reset_after <= Duration::from_secs(60)));
+        left.push((decision.remaining(), decision.binding().reset_after() <= Duration::from_secs(60)));
     }
     assert_eq!(left, [(0, true), (8, false), (0, true)]);
 }

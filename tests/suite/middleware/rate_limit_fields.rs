@@ -293,7 +293,7 @@ fn expected<'a>(decisions: &'a [&Decision]) -> impl Iterator<Item = (&'a LimitSt
     let own = decisions.iter().flat_map(|decision| decision.statuses().take(2));
     // The refusal cache may not know how a limit beside the refusing one stands.
     own.filter(|status| !status.is_hidden()).map(|status| {
-        let more = status.retry_after().map_or_else(|| status.reset_after, |retry| retry.min(status.reset_after));
+        let more = status.retry_after().map_or_else(|| status.reset_after(), |retry| retry.min(status.reset_after()));
         let t = (!more.is_zero()).then(|| seconds_of(more));
         let name = status.limit.name().to_owned();
         (status, Item { name, r: Some(status.remaining()), t, ..Item::default() })

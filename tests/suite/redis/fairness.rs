@@ -96,7 +96,7 @@ async fn a_check_behind_as_many_as_its_limit_admits_is_refused_at_once() {
         let refusal = crowd.join_next().await.unwrap().unwrap().unwrap();
         assert_eq!(refusal.retry_after(), Some(seconds(1)), "{number}");
         let (shown, other) = (refusal.visible().unwrap(), refusal.statuses().nth(1).unwrap());
-        assert_eq!((&shown.limit, shown.remaining(), shown.reset_after), (&few, 0, few.window()), "{number}");
+        assert_eq!((&shown.limit, shown.remaining(), shown.reset_after()), (&few, 0, few.window()), "{number}");
         assert!(other.retry_after().is_none() && other.is_hidden(), "{number}: {other:?}");
     }
     crowd.shutdown().await;

@@ -138,7 +138,7 @@ async fn the_reset_beside_an_entry_that_is_just_leaving_is_its_end() {
         let third_status = third.binding();
         if third_status.used == 2 {
             let left = leaves.duration_since(third.at()).unwrap();
-            assert!(third_status.reset_after <= left + Duration::from_millis(1), "{third_status:?}, {left:?}");
+            assert!(third_status.reset_after() <= left + Duration::from_millis(1), "{third_status:?}, {left:?}");
             seen += 1;
         }
         if seen == 5 {
@@ -239,7 +239,7 @@ async fn a_key_outlives_the_units_that_join_an_entry() {
         assert!(limiter.check(&limit, "ada", 1).await.unwrap().is_allowed());
         let key = server.only_key();
         let needed = ttl(&server, &key);
-        let counts_for = limiter.peek(&limit, "ada").await.unwrap().statuses().next().unwrap().reset_after;
+        let counts_for = limiter.peek(&limit, "ada").await.unwrap().statuses().next().unwrap().reset_after();
         assert!(needed > millis(counts_for) + SLACK - 500, "{algorithm:?}: {needed} of {counts_for:?}");
         if server.is_before_7() {
             server.run::<()>(&format!("PEXPIRE {key} 20000"));
@@ -372,7 +372,7 @@ async fn an_admission_drops_expired_entries_by_the_servers_clock() {
                 assert!(ttl(&server, &key) + millis(passed) >= 10_000, "{case}: the new entry lives for a window");
                 // The oldest entry leaves 10 s after it was added. The reset time may be off by a
                 // millisecond.
-                let resets = decision.at().duration_since(UNIX_EPOCH).unwrap() + status.reset_after;
+                let resets = decision.at().duration_since(UNIX_EPOCH).unwrap() + status.reset_after();
                 let late = millis(resets) - now / 1_000 - if left > 0 { 5_000 } else { 10_000 };
                 let latest = if left > 0 { 1 } else { millis(passed) + 1 };
                 assert!((-1..=latest).contains(&late), "{case}: {late} ms late, {status:?}");
@@ -399,7 +399,7 @@ async fn an_entry_ahead_of_the_servers_clock_counts_from_now() {
         for used in [2, 3, 3] {
             let decision = limiter.check(&LOGIN, "ada", 1).await.unwrap();
             assert_eq!(decision.binding().used, used);
-            assert!(decision.binding().reset_after <= LOGIN.window(), "{decision:?}");
+            assert!(decision.binding().reset_after() <= LOGIN.window(), "{decision:?}");
             let ttl = ttl(&server, &key);
             // Two windows after the newest admission or the entry ahead. Expiries are whole
             // milliseconds, rounded up.

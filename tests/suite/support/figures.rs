@@ -21,7 +21,7 @@ impl Figures {
         Self {
             used: status.used,
             reserved: status.reserved,
-            reset: status.reset_after,
+            reset: status.reset_after(),
             retry: status.retry_after(),
             is_by_reservations: status.is_refused_by_reservations(),
         }

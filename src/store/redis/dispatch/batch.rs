@@ -20,6 +20,7 @@ use super::{
     dispatcher::Common,
     job::{Answer, Job, have_one_shape, single, write_shape},
     lost::Lost,
+    queue::MAX_BATCH,
 };
 use crate::{
     check::{AdmissionId, Check},
@@ -83,7 +84,7 @@ impl Batch {
         if self.jobs.first().is_some_and(|job| job.is_release()) {
             let removals = self.removals();
             let sent = Instant::now();
-            let reply = self.timed(sent, connection.send_all(&removals, again, sent)).await;
+            let reply = self.timed(sent, async || connection.send_all(&removals, again, sent).await).await;
             // An earlier try may have freed the places, so all of them count as freed.
             return if again { reply.map(|_| Value::Array(vec![Value::Int(1); removals.len()])) } else { reply };
         }
@@ -94,7 +95,7 @@ impl Batch {
         let mut evalsha = Cmd::with_capacity(2 + arguments, 64 + 32 * arguments);
         self.write(evalsha.arg("EVALSHA").arg(&*SHA1), again);
         let sent = Instant::now();
-        let reply = self.timed(sent, connection.send(&evalsha, again, sent)).await;
+        let reply = self.timed(sent, async || connection.send(&evalsha, again, sent).await).await;
         if reply.is_ok() && !again {
             connection.note_reply(slot, sent);
         }
@@ -104,14 +105,14 @@ impl Batch {
         let mut eval = cmd("EVAL");
         self.write(eval.arg(DECIDE), again);
         let sent = Instant::now();
-        self.timed(sent, connection.send(&eval, again, sent)).await
+        self.timed(sent, async || connection.send(&eval, again, sent).await).await
     }
 
-    /// Waits for the reply to the batch, which is sent now, at `sent`. Takes note of how long the
-    /// reply takes.
-    async fn timed(&mut self, sent: Instant, reply: impl Future<Output = RedisResult<Value>>) -> RedisResult<Value> {
+    /// Sends the batch now, at `sent`, and waits for the reply. Takes note of how long the reply
+    /// takes.
+    async fn timed(&mut self, sent: Instant, send: impl AsyncFnOnce() -> RedisResult<Value>) -> RedisResult<Value> {
         let was_in_doubt = mem::replace(&mut self.is_in_doubt, true);
-        let reply = reply.await;
+        let reply = send().await;
         let is_lost = |error: &RedisError| was_in_doubt || error.is_timeout() || needs_new_connection(error);
         self.is_in_doubt = reply.as_ref().is_err_and(is_lost);
         if reply.is_ok() {
@@ -278,10 +279,13 @@ fn write_short(jobs: &[Box<Job>], command: &mut Cmd) -> bool {
     if !others.iter().all(|job| !first.check().takes_place() && have_one_shape(first, job)) {
         return false;
     }
-    let mut argument = Vec::with_capacity(8 * (jobs.len() + 5));
-    jobs.iter().for_each(|job| argument.extend(job.id.0.to_be_bytes()));
-    figures.for_each(|figure| argument.extend((figure as f64).to_le_bytes()));
-    command.arg(argument);
+    let mut parts = [[0; 8]; MAX_BATCH + 5];
+    let mut count = 0;
+    let ids = jobs.iter().map(|job| job.id.0.to_be_bytes());
+    for (part, bytes) in parts.iter_mut().zip(ids.chain(figures.map(|figure| (figure as f64).to_le_bytes()))) {
+        (*part, count) = (bytes, count + 1);
+    }
+    command.arg(parts[..count].as_flattened());
     true
 }
 

@@ -108,10 +108,15 @@ impl Dispatcher {
 
     /// Sends batches until the queue is empty.
     async fn serve(self: Arc<Self>, mut permit: Permit) {
+        let mut was_alone = false;
         loop {
-            // Tasks that are ready to run may add their checks to the batch.
-            yield_now().await;
+            // Tasks that are ready to run may add their checks to the batch. But after a check that
+            // was alone, the next check finds no batch in flight, so its caller sends it.
+            if !was_alone {
+                yield_now().await;
+            }
             let Some(jobs) = permit.next_batch() else { return };
+            was_alone = jobs.len() == 1;
             self.send_all(jobs).await;
         }
     }

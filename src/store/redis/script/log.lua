@@ -69,11 +69,10 @@ end
 --   gone                   how many entries have left and are still in the key
 --   at                     the time under which an admission of now is recorded
 local function read(charge, key)
-  local log = {
+  local log = setmetatable({
     key = key, used = 0, total = 0, reserved = 0, gone = 0, at = recorded_at(charge, now),
     has_total = false, has_held = false, previous = 0,  -- a table that grows is slow
-  }
-  setmetatable(log, { __index = charge })
+  }, { __index = charge })
   -- Counts the entries that have left, and the heads.
   local beyond = call('ZCOUNT', key, log.cutoff, '+inf')
   local last = beyond > 0 and call('ZREVRANGE', key, '0', '1', 'WITHSCORES') or {}

@@ -94,7 +94,11 @@ while k < #KEYS do
     if is_counted then
       -- The reply to a check that is alone needs no table. With one, Redis would need 5 % more
       -- instructions for such a check.
-      if short and #KEYS == 1 then return struct.pack('<ddd', now, used or held, reset or 0) end
+      if short and keys == #KEYS then
+        if keys == 1 then return struct.pack('<ddd', now, used or held, reset or 0) end
+        if p == 1 then return struct.pack('<ddddd', now, held, 0, used, reset) end
+        return struct.pack('<ddddd', now, used, reset, held, 0)
+      end
       if p == 1 then reply[r + 1], reply[r + 2], r = held, 0, r + 2 end
       if key then reply[r + 1], reply[r + 2], r = used, reset, r + 2 end
       if p == 2 then reply[r + 1], reply[r + 2], r = held, 0, r + 2 end

@@ -8,11 +8,12 @@
 
 local MOST = 128  -- the most copies of a check that travel together
 
--- Writes the entry of a settlement. The units have a point behind them, so that a search for the id
--- does not find the entry any more. If an id is given and settled again, the key may have the same
--- member already. Then a time follows the point. The time is chosen so that the key has no such
--- member yet.
-local function add_settled(log, id, time, units)
+-- Counts the units of a settlement: in the sum of their time, or in an entry of their own. In the
+-- entry, the units have a point behind them, so that a search for the id does not find the entry
+-- any more. If an id is given and settled again, the key may have the same member already. Then a
+-- time follows the point. The time is chosen so that the key has no such member yet.
+local function add_settled(log, id, time, units, is_summed)
+  if is_summed then return add_to_sum(log, recorded_at(log, time), units) end
   local begin, later = begin_with(log, id) .. text(units) .. '.', 0
   local member = begin
   while later < LOOKED_AT and call('ZSCORE', log.key, member) do
@@ -39,7 +40,7 @@ local function settle_late(log, id, time, cost)
   if at + log.window <= now or has_settled(log, id, at) then return false end
   local is_without_id = is_full(log)
   add_to_total(log, cost)
-  if is_without_id then add_to_sum(log, recorded_at(log, time), cost) else add_settled(log, id, at, cost) end
+  add_settled(log, id, is_without_id and time or at, cost, is_without_id)
   return true
 end
 
@@ -79,9 +80,7 @@ local function settle_named(log, id, time, cost)
   for other = -place, copies - 1 - place do
     if other ~= 0 then call('ZADD', log.key, score_of(time), named(log, following(id, other), log.cost)) end
   end
-  if cost > 0 then
-    if log.part then add_to_sum(log, recorded_at(log, time), cost) else add_settled(log, id, time, cost) end
-  end
+  if cost > 0 then add_settled(log, id, time, cost, log.part) end
   return true
 end
 

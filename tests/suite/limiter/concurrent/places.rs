@@ -22,7 +22,7 @@ async fn no_more_are_held_than_the_limit_and_each_is_freed_by_its_decision() {
         let refused = enter(&limiter, &STREAMS).await;
         assert!(!refused.is_allowed() && !refused.holds_place());
         assert_eq!(refused.retry_after(), Some(seconds(1)));
-        assert_eq!(refused.binding().reset_after, Duration::ZERO);
+        assert_eq!(refused.binding().reset_after(), Duration::ZERO);
 
         let clone = held[0].clone();
         drop(held.remove(0));

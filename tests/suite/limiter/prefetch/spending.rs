@@ -56,7 +56,7 @@ async fn figures_count_what_this_process_has_spent() {
         let status = decision.binding();
         assert_eq!((status.used, status.reserved), (used_before + more, 0));
         assert_eq!(decision.remaining(), API.units() - used_before - more);
-        assert!(decision.binding().reset_after <= API.window() + LIFE, "{decision:?}");
+        assert!(decision.binding().reset_after() <= API.window() + LIFE, "{decision:?}");
     }
     assert_eq!((peek().await.binding().used, peek().await.binding().reserved), (used_before + 5, 0));
     assert!(used(&server, &clock, &API, "ada").await.1 >= 64);

@@ -146,7 +146,7 @@ async fn a_cached_refusal_by_reservations_also_refuses_other_costs() {
                     decision.is_allowed(),
                     decision.binding().used,
                     decision.binding().reserved,
-                    decision.binding().reset_after,
+                    decision.binding().reset_after(),
                 )
             };
             assert_eq!(figures(&reported), figures(&exact), "{cost} {lease:?}");

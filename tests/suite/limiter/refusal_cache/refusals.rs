@@ -20,7 +20,7 @@ async fn a_cached_refusal_counts_down_without_asking_redis() {
         let again = limiter.check(&CALLS, "ada", 1).await.unwrap();
         let elapsed = Duration::from_millis(10 * elapsed);
         assert_eq!(again.retry_after(), Some(first.retry_after().unwrap() - elapsed));
-        assert_eq!((again.binding().used, again.binding().reset_after), (2, first.binding().reset_after - elapsed));
+        assert_eq!((again.binding().used, again.binding().reset_after()), (2, first.binding().reset_after() - elapsed));
         assert_eq!(again.at(), first.at() + elapsed);
     }
     assert_eq!(test.scripts(), 0);

@@ -176,7 +176,7 @@ impl Planted {
             Fault::RetriesWhenTheOldestUnitsLeave => {
                 let decision = self.ask(check);
                 with_times(check, &decision, |status| {
-                    (status.reset_after, status.retry_after().map(|_| status.reset_after))
+                    (status.reset_after(), status.retry_after().map(|_| status.reset_after()))
                 })
             }
             Fault::CountsEachCheckAsOneUnit => self.ask(&with_charges(check, |charge| {
@@ -264,7 +264,7 @@ impl Planted {
                     let status = decision.statuses().nth(place.unwrap()).unwrap();
                     let least = if status.is_refused_by_reservations() { Duration::ZERO } else { Duration::MAX };
                     let waits = status.retry_after().map(|retry| (least, retry));
-                    LimitStatus::new(charge, status.used, status.reserved, status.reset_after, waits)
+                    LimitStatus::new(charge, status.used, status.reserved, status.reset_after(), waits)
                 })
             }
             Fault::DropsLimitsAfterTheFourth => {
@@ -303,13 +303,13 @@ impl Planted {
             Fault::ResetsTooEarly => {
                 let decision = self.ask(check);
                 with_times(check, &decision, |status| {
-                    (status.reset_after.saturating_sub(MICROSECOND), status.retry_after())
+                    (status.reset_after().saturating_sub(MICROSECOND), status.retry_after())
                 })
             }
             Fault::RetriesTooEarly => {
                 let decision = self.ask(check);
                 with_times(check, &decision, |status| {
-                    (status.reset_after, status.retry_after().map(|wait| wait.saturating_sub(MICROSECOND)))
+                    (status.reset_after(), status.retry_after().map(|wait| wait.saturating_sub(MICROSECOND)))
                 })
             }
             Fault::ForgetsIds => self.ask(&check_of(check.charges().cloned())),
@@ -325,7 +325,7 @@ impl Planted {
                 let decision = self.ask(&with_leases(check, |lease| lease + MICROSECOND));
                 with_times(check, &decision, |status| {
                     let retry = status.retry_after();
-                    (status.reset_after, retry.map(|wait| if wait == MICROSECOND { Duration::ZERO } else { wait }))
+                    (status.reset_after(), retry.map(|wait| if wait == MICROSECOND { Duration::ZERO } else { wait }))
                 })
             }
         }

@@ -38,7 +38,7 @@ pub(super) async fn several_keys_and_costs_are_all_or_nothing(test: Trial) {
 pub(super) async fn peeking_spends_nothing(test: Trial) {
     let limit = Limit::per_minute("calls", 3);
     let empty = test.limiter.peek(&limit, "ada").await.unwrap();
-    assert_eq!((empty.binding().used, empty.remaining(), empty.binding().reset_after), (0, 3, Duration::ZERO));
+    assert_eq!((empty.binding().used, empty.remaining(), empty.binding().reset_after()), (0, 3, Duration::ZERO));
 
     assert!(test.spend(&limit, 3).await.is_allowed());
     test.clock.advance(Duration::from_secs(20));
@@ -46,7 +46,7 @@ pub(super) async fn peeking_spends_nothing(test: Trial) {
         let full = test.limiter.peek(&limit, "ada").await.unwrap();
         assert!(full.is_allowed());
         assert_eq!(
-            (full.binding().used, full.remaining(), full.binding().reset_after),
+            (full.binding().used, full.remaining(), full.binding().reset_after()),
             (3, 0, Duration::from_secs(40))
         );
     }
@@ -80,7 +80,7 @@ pub(super) async fn a_decision_reports_its_tightest_limit(test: Trial) {
     let (narrow, wide) = (Limit::per_minute("narrow", 5), Limit::per_hour("wide", 100));
     let decision = test.spend_all(&[wide.clone(), narrow.clone()], 1).await;
     assert_eq!((&decision.binding().limit, decision.binding().used, decision.remaining()), (&narrow, 1, 4));
-    assert_eq!(decision.binding().reset_after, narrow.window());
+    assert_eq!(decision.binding().reset_after(), narrow.window());
     assert_eq!(decision.at(), test.clock.now());
 
     // If both have the same number left, it reports the limit that takes longer to free units.

@@ -72,7 +72,7 @@ pub(super) async fn the_reset_time_is_exact_after_a_step_back(test: Trial) {
                         }
                     };
                     let status = decision.statuses().find(|status| status.limit == limit).unwrap();
-                    let (used, reported) = (status.used, status.reset_after);
+                    let (used, reported) = (status.used, status.reset_after());
                     if used > 0 {
                         test.clock.advance(reported - MICROSECOND);
                         assert_eq!(test.peek_at(&limit).await.binding().used, used, "{case}: {reported:?} is too late");
