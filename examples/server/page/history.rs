@@ -249,7 +249,7 @@ impl Dots {
         let is_log = status.limit.algorithm() == Algorithm::SLIDING_LOG;
         let oldest = self.dots.iter_mut().filter(|dot| counts(dot)).min_by_key(|dot| dot.at);
         if let Some(oldest) = oldest.filter(|dot| is_log && dot.kind == Kind::Elsewhere) {
-            let admitted = (at + micros_of(status.reset_after)).saturating_sub(window);
+            let admitted = (at + micros_of(status.reset_after())).saturating_sub(window);
             // Redis reports the reset time a millisecond late at most.
             if admitted.abs_diff(oldest.at) > 2_000 {
                 oldest.at = admitted;
