@@ -190,7 +190,7 @@ fn tell(decision: &Decision, asked: &[Asked], response: &mut RateLimitResponse) 
             decision.statuses().zip(asked).filter(|(status, asked)| asked.places.contains(&place) && !status.is_shadow);
         let Some((status, _)) = own.min_by_key(|(status, _)| order(status)) else { continue };
         let code = if status.retry_after().is_some() { Code::OverLimit } else { Code::Ok };
-        let wait = status.retry_after().unwrap_or(status.reset_after());
+        let wait = status.retry_after().unwrap_or_else(|| status.reset_after());
         *told_status = DescriptorStatus {
             code: code.into(),
             current_limit: Some(told(&status.limit)),

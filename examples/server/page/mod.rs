@@ -319,8 +319,9 @@ fn dot(dot: &Dot) -> Value {
 /// decide.
 fn lanes(figures: &Result<Decision, Error>) -> Value {
     figures.as_ref().map_or(Value::Null, |figures| {
-        let lane =
-            |status: &LimitStatus| json!([status.used, status.remaining(), status.reset_after().as_secs_f64() * 1_000.0]);
+        let lane = |status: &LimitStatus| {
+            json!([status.used, status.remaining(), status.reset_after().as_secs_f64() * 1_000.0])
+        };
         figures.statuses().map(lane).collect()
     })
 }

@@ -51,8 +51,8 @@ struct CrossSlot {
 }
 
 impl Dispatcher {
-    /// Sends a job to a cluster, or to a server that refuses keys of several slots. A task asks slot
-    /// by slot if the keys of the job are in several slots. The future is boxed, since
+    /// Sends a job to a cluster, or to a server that refuses keys of several slots. A task asks
+    /// slot by slot if the keys of the job are in several slots. The future is boxed, since
     /// [`ask`](Self::ask) may itself wait for such a future.
     pub(crate) fn ask_slots(self: Arc<Self>, mut job: Box<Job>) -> StoreFuture<(Decision, bool)> {
         Box::pin(async move {
@@ -130,8 +130,8 @@ impl CrossSlot {
         Ok((self.decision(), true))
     }
 
-    /// Gives back the units that the slots before the refusal have counted. The units of a slot that
-    /// does not reply are given back in the background.
+    /// Gives back the units that the slots before the refusal have counted. The units of a slot
+    /// that does not reply are given back in the background.
     async fn give_back(&mut self, mut lost: Lost) {
         // From the last slot on, so that the settlements before it keep their places in the list.
         for slot in (0..lost.taken.len()).rev() {

@@ -121,8 +121,8 @@ impl Job {
         }
     }
 
-    /// The settlements that give back the places of a check and its copies. Empty if the check takes
-    /// no place, or if its caller gave the id: the caller may then try the check again.
+    /// The settlements that give back the places of a check and its copies. Empty if the check
+    /// takes no place, or if its caller gave the id: the caller may then try the check again.
     pub(super) fn releases(&self) -> Vec<Settlement> {
         let is_freed = self.is_check() && self.check().id().is_none();
         let places = self.check().charges().filter(|charge| is_freed && charge.takes_place());

@@ -195,11 +195,11 @@ impl Dispatcher {
         reply
     }
 
-    /// Runs each command of the script. Then asks for a check that takes nothing, on two keys, or on
-    /// one key if the server is known to refuse keys of several slots. If this succeeds, the server
-    /// has been reached, knows the script, and lets this user run all commands that will be needed,
-    /// on the keys of the store. The store then also knows whether the server refuses keys of
-    /// several slots.
+    /// Runs each command of the script. Then asks for a check that takes nothing, on two keys, or
+    /// on one key if the server is known to refuse keys of several slots. If this succeeds, the
+    /// server has been reached, knows the script, and lets this user run all commands that will be
+    /// needed, on the keys of the store. The store then also knows whether the server refuses keys
+    /// of several slots.
     pub(crate) async fn try_out(self: Arc<Self>) -> Result<(), StoreError> {
         self.in_task(|dispatcher| async move {
             dispatcher.run_commands().await?;
