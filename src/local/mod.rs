@@ -145,7 +145,7 @@ pub struct LocalState {
     made: Instant,
     /// The time at which the latest of all answered calls was sent, in microseconds since this
     /// state was made. `last_answered_by` has the same for each part that has a name.
-    pub(crate) last_answered: Arc<AtomicU64>,
+    last_answered: Arc<AtomicU64>,
     last_answered_by: Arc<Mutex<HashMap<Arc<str>, u64>>>,
     pub(crate) round_trip: Arc<RoundTrip>,
 }
@@ -228,7 +228,7 @@ impl LocalState {
     /// and `took` how long the answer took.
     #[cfg(feature = "redis")]
     pub(crate) fn answered(&self, part: Option<Arc<str>>, sent: Instant, took: Duration) {
-        let sent = self.micros_at(sent);
+        let sent = micros(sent.saturating_duration_since(self.made));
         self.round_trip.learn(took, sent.saturating_add(micros(took)));
         self.last_answered.fetch_max(sent, Ordering::Relaxed);
         if let Some(part) = part {
@@ -239,12 +239,6 @@ impl LocalState {
             let last = parts.entry(part).or_default();
             *last = sent.max(*last);
         }
-    }
-
-    /// The microseconds from the making of this state to a moment.
-    #[cfg(feature = "redis")]
-    pub(crate) fn micros_at(&self, moment: Instant) -> u64 {
-        micros(moment.saturating_duration_since(self.made))
     }
 
     /// Whether this part of the store has answered a call that was sent within the last `time`. If
