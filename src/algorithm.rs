@@ -140,7 +140,8 @@ impl Algorithm {
         matches!(self.0, Kind::Log | Kind::Compact { .. })
     }
 
-    /// The word of the algorithm in texts, keys and scripts.
+    /// The word of the algorithm in the text of a limit. Keys and scripts have it as well. But both
+    /// write a compact log in another way, and scripts get the periods of a calendar.
     pub(crate) fn word(self) -> Cow<'static, str> {
         match self.0 {
             Kind::Log => "log".into(),

@@ -71,7 +71,8 @@ pub struct Limiter {
     pub(crate) failure_mode: FailureMode,
 }
 
-/// The part of a limiter that its clones share. A change of a setting copies this part.
+/// The part of a limiter that its clones share. A change of a setting copies this part if a clone
+/// shares it.
 #[derive(Clone)]
 struct Core {
     store: Arc<dyn Store>,
@@ -91,8 +92,8 @@ struct Core {
     lines: Arc<Lines>,
     /// The places that decisions of the limiter hold.
     renewals: Arc<Renewals>,
-    /// The places and calls that have to end before the process does. If the store has a local
-    /// state, all limiters on clones of the store share these places and calls.
+    /// What the limiter owes before the process ends: places to free, and calls to complete. If the
+    /// store has a local state, all limiters on clones of the store share this.
     owed: Arc<Owed>,
     /// The store that decides in this process, in the store's place.
     local: MemoryStore,

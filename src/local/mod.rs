@@ -140,7 +140,8 @@ pub struct LocalState {
     pub(crate) refusals: Refusals,
     /// The prefetches of all limiters on the store.
     pub(crate) prefetches: Option<Arc<Prefetches>>,
-    /// The places and calls of all limiters on the store that have to end before the process does.
+    /// What all limiters on the store owe before the process ends: places to free, and calls to
+    /// complete.
     pub(crate) owed: Arc<Owed>,
     made: Instant,
     /// The time at which the latest of all answered calls was sent, in microseconds since this

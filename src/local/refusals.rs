@@ -26,10 +26,11 @@ const RESET_SLACK: u64 = 1_000;
 /// The most limits and keys that are remembered as refusing.
 const CAPACITY: usize = 10_000;
 
-/// All limits and keys share this number of generations. Each limit and key has two of them, and
-/// its refusals are outdated once both have advanced. A settlement advances the two generations of
-/// its own limit and key, and hardly any other key has the same two. So it outdates almost no other
-/// refusals: 260 settlements in a second outdate one in a thousand of them.
+/// The number of slots that all limits and keys share. A slot has the last generation in which
+/// units were given back. Each limit and key has two slots. Its refusals are outdated once both
+/// slots are newer than the refusal. A settlement renews the two slots of its limit and key, and
+/// hardly any other key has the same two. So a settlement outdates almost no refusals of other
+/// keys: 260 settlements in a second outdate one in a thousand of them.
 const GENERATIONS: usize = 16_384;
 
 /// While a check asks the store whether a refusal still holds, other checks are refused. After this

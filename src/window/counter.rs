@@ -23,8 +23,8 @@ fn overlapping(units: u64, end: u64, at: u64, window: u64) -> u64 {
     (units as f64 * overlap as f64 / window as f64).ceil() as u64
 }
 
-/// The time until at most `most` units are used. Of the units with an id, only those count that
-/// `units_of` chooses.
+/// The time until at most `most` units are used. `units_of` chooses which of the units with an id
+/// count.
 pub(super) fn wait_for(log: &Log, most: u64, now: u64, window: u64, units_of: UnitsOf) -> u64 {
     let sums = sums(log, window);
     let estimate = |at| {

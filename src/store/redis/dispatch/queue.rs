@@ -102,7 +102,7 @@ pub(super) struct Queue {
     capacity: usize,
     max_in_flight: usize,
     digester: Digester,
-    /// Whether a task lets prefetches wait for each other.
+    /// Whether a task is waiting, so that prefetches gather and leave together.
     pub(super) is_gathering: AtomicBool,
     state: Mutex<State>,
 }

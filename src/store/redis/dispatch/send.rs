@@ -31,8 +31,9 @@ use crate::{
     },
 };
 
-/// The most batches in flight to a server that is far away. Up to this number, one batch is in
-/// flight for each millisecond of the round trip.
+/// The most batches that may be in flight because of the distance of the server: one for each
+/// millisecond of the round trip, up to this number. As many batches as there are connections may
+/// be in flight in any case.
 const MOST_IN_FLIGHT: u128 = 64;
 
 /// The outer error says that there was no connection. The inner error is one of the connection or

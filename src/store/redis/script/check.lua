@@ -97,9 +97,9 @@ local function write_status(record, place, log, retry, least)
   record[r + 2], record[r + 3], record[r + 4] = log.reserved, clamped(retry), clamped(log.reserved > 0 and least or retry)
 end
 
--- Returns how many copies of a check a limit has counted under this id before, and when it did so.
--- Returns nothing if the limit has counted none. A charge that takes nothing has no entry: an entry
--- under this id is then of another admission.
+-- Returns how many copies of the check an earlier try has counted in this log, and when. Returns
+-- nothing if it has counted none. A charge that takes nothing has no entry: an entry under this id
+-- is then of another admission.
 local function copies_counted(log, id, copies)
   if log.takes == 0 then return end
   for counted = copies, 1, -1 do

@@ -119,8 +119,8 @@ local function count(log, id, copies, is_again)
   else
     units = countable(log, units)
     add_to_total(log, units)
-    -- A key outlives its sums from their first unit on. Where the expiry cannot be read, an earlier
-    -- one may have replaced it.
+    -- The first unit of a sum has set an expiry that is late enough for all of its units. Where the
+    -- expiry cannot be read, another entry may have set a sooner one, so it is set again.
     if add_to_sum(log, log.at, units) and is_expiry_telling then return end
   end
   log.oldest = math.min(log.oldest or time, time)
