@@ -238,8 +238,8 @@ async fn checks_that_come_together_again_and_again_are_one_batch() {
     assert_eq!(calls, [5, 1, 1, 1]);
 }
 
-/// A caller that asks without a pause sends its checks itself, and does not stay in the queue, which
-/// needs a task. The first check of a store is sent by a task.
+/// A caller that asks without a pause sends its checks itself, and does not stay in the queue,
+/// which needs a task. The first check of a store is sent by a task.
 #[tokio::test]
 async fn a_check_after_one_that_was_alone_is_sent_by_its_caller() {
     let server = RedisServer::start();
