@@ -32,15 +32,15 @@
 //!
 //! let limiter = Limiter::new(MemoryStore::new());
 //! for _ in 0..100 {
-//!     let decision = limiter.check(&CALLS.limit, CALLS.next_key("tenant-7"), 1).await?;
+//!     let decision = limiter.check(&CALLS.part, CALLS.next_key("tenant-7"), 1).await?;
 //!     assert!(decision.is_allowed() && decision.binding().limit.units() == 625);
 //! }
 //!
 //! // The units of all parts, and a reset, part by part.
 //! let mut used = 0;
 //! for key in CALLS.keys("tenant-7") {
-//!     used += limiter.peek(&CALLS.limit, key.clone()).await?.binding().used;
-//!     limiter.reset(&CALLS.limit, key).await?;
+//!     used += limiter.peek(&CALLS.part, key.clone()).await?.binding().used;
+//!     limiter.reset(&CALLS.part, key).await?;
 //! }
 //! assert_eq!(used, 100);
 //! # Ok(()) }
@@ -58,13 +58,16 @@ const NAMESPACE: &str = "\0part";
 /// A limit in parts: made by [`Limit::split`]. See the [module docs](self).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Split {
-    /// The limit of each part.
-    pub limit: Limit,
+    /// The limit of one part, which has a share of the units.
+    pub part: Limit,
     parts: NonZeroU32,
 }
 
 impl Limit {
-    /// Splits the limit into equal parts: see [`split`](crate::split).
+    /// Splits the limit into equal parts: see [`split`](crate::split). Set the
+    /// [algorithm](Self::with_algorithm) and the [prefetch](Self::prefetch) before: they then hold
+    /// for each part. A split has no text, so call this method on a limit that was
+    /// [parsed](Self::parse).
     ///
     /// # Panics
     ///
@@ -73,7 +76,7 @@ impl Limit {
     #[track_caller]
     pub const fn split(self, parts: u32) -> Split {
         match NonZeroU32::new(parts) {
-            Some(parts) if parts.get() as u64 <= self.units() => Split { limit: self.of_part(parts), parts },
+            Some(parts) if parts.get() as u64 <= self.units() => Split { part: self.of_part(parts), parts },
             _ => panic!("a limit is split into at least one part, and at most as many as it has units"),
         }
     }
@@ -126,7 +129,7 @@ mod tests {
         for (units, parts, expected) in [(10, 1, 10), (10, 3, 3), (10, 10, 1), (Limit::MAX_UNITS, u32::MAX, 1_048_576)]
         {
             let split = Limit::per_hour("calls", units).split(parts);
-            assert_eq!((split.limit.units(), split.parts.get()), (expected, parts));
+            assert_eq!((split.part.units(), split.parts.get()), (expected, parts));
         }
     }
 

@@ -75,8 +75,8 @@ use crate::{
 ///    refusal cache and the breaker behave as on the store inside. In front of `RedisStore`, a
 ///    remembered refusal is repeated even while the store fails. In front of `MemoryStore`, which
 ///    has no local state, each limiter has a breaker of its own, and no refusal is remembered.
-/// 3. [`with_local_state`](Self::with_local_state) makes a `MemoryStore` behave as `RedisStore`
-///    does.
+/// 3. [`with_local_state`](Self::with_local_state) gives a `MemoryStore` a breaker and a refusal
+///    cache for all of its limiters, as `RedisStore` has them, but no prefetch.
 /// 4. A `FaultyStore` never decides [without a future](Store::decide_now), and neither does
 ///    `RedisStore`.
 #[derive(Clone, Debug)]

@@ -152,8 +152,8 @@ impl Limit {
         Self::per(name, units, Duration::from_secs(24 * 60 * 60))
     }
 
-    /// A limit of how many admissions a key has at once, across all processes, whatever the
-    /// admissions cost.
+    /// A limit of how many admissions a key has at once, across all processes. An admission takes
+    /// one place, whatever it costs. A check at a cost of 0 takes none.
     ///
     /// Each admission takes a place, which is held until the last clone of its
     /// [`Decision`](crate::Decision) is dropped. A layer holds the place until the body of the

@@ -158,7 +158,8 @@ impl Limiter {
     /// [`remaining`](Decision::remaining): the decision itself is never a refusal, even if nothing
     /// is left.
     ///
-    /// Units that processes hold with [prefetch](crate::limit::prefetch) count as used.
+    /// Units that processes hold with [prefetch](crate::limit::prefetch) count as used. To show
+    /// several limits in one call, decide charges at a cost of 0 by [`check_all`](Self::check_all).
     ///
     /// # Errors
     ///

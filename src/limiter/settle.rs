@@ -149,7 +149,7 @@ impl Limiter {
     /// alone is [another key](crate::key#the-key-of-a-layer). If the layer has
     /// [split](crate::split) the limit, reset each of
     /// [`Split::keys`](crate::split::Split::keys) under
-    /// [`Split::limit`](crate::split::Split::limit).
+    /// [`Split::part`](crate::split::Split::part).
     ///
     /// # Errors
     ///

@@ -110,9 +110,16 @@ where
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Everyone;
 
+impl Everyone {
+    /// The one key of all requests.
+    pub fn key(self) -> Key {
+        Key::new("everyone", "")
+    }
+}
+
 impl KeyExtractor for Everyone {
     fn extract(&self, _: &Parts) -> Result<Key, KeyError> {
-        Ok(Key::new("everyone", ""))
+        Ok(self.key())
     }
 }
 

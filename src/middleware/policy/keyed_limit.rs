@@ -54,7 +54,7 @@ pub struct KeyedLimit {
     pub(crate) heeds_upstream: bool,
     pub(crate) is_shadow: bool,
     pub(crate) is_hidden: bool,
-    /// The parts of a limit that is split. Then `limit` is the limit of each part.
+    /// The parts of a limit that is split. Then `limit` is the limit of one part.
     pub(crate) split: Option<Split>,
     pub(crate) ban: Option<Ban>,
 }
@@ -82,7 +82,7 @@ impl Split {
     /// * An upstream could block only the part that its call was charged to. So no layer takes a
     ///   split limit that [heeds](KeyedLimit::heed_upstream) an upstream.
     pub fn by(self, extractor: impl KeyExtractor) -> KeyedLimit {
-        let limit = Ok(self.limit.clone());
+        let limit = Ok(self.part.clone());
         KeyedLimit { split: Some(self), ..KeyedLimit::new(limit, extractor) }
     }
 }

@@ -99,8 +99,9 @@ pub use self::response::{JsonResponse, RejectionResponse};
 use super::extract::KeyError;
 use crate::{
     decision::{Decision, LimitStatus},
-    error::{ConfigError, Error, NeverFits},
+    error::{ConfigError, Error, NeverFits, StoreErrorKind},
     limit::Limit,
+    logging::Chain,
 };
 
 /// Why a request did not reach the service. See the [module docs](self).
@@ -127,7 +128,8 @@ pub enum Rejection {
     /// The server is set up wrongly, and only a request shows the mistake. An option has no effect
     /// on the [chosen](crate::KeyedLimit::chosen) limit, or the body of the response cannot [hold
     /// the place](crate::guide::at_most_n_at_once#bodies) of a [concurrent](Limit::concurrent)
-    /// limit. The log says what to change.
+    /// limit, or a handler resets, reserves or blocks a concurrent limit. The log says what to
+    /// change.
     NotSetUp(ConfigError),
 }
 
@@ -185,6 +187,10 @@ impl From<Error> for Rejection {
     fn from(error: Error) -> Self {
         match error {
             Error::NeverFits(error) => Self::NeverFits(error),
+            // The reset of a concurrent limit is such a mistake. Waiting does not help.
+            Error::Unavailable(error) if error.kind == StoreErrorKind::Config && error.is_of_one_check => {
+                Self::NotSetUp(ConfigError::new(Chain(&error).to_string()))
+            }
             error => Self::Unavailable(error),
         }
     }

@@ -28,7 +28,7 @@ const CALLS: Split = Limit::per_hour("calls", 1_600).split(16);
 async fn used(limiter: &Limiter, split: &Split, key: &Key) -> Vec<u64> {
     let mut used = Vec::new();
     for part in split.keys(key.clone()) {
-        used.push(limiter.peek(&split.limit, part).await.unwrap().binding().used);
+        used.push(limiter.peek(&split.part, part).await.unwrap().binding().used);
     }
     used
 }
@@ -42,7 +42,7 @@ async fn spend_from_many_tasks(limiter: &Limiter, times: usize) -> u64 {
         tasks.spawn(async move {
             let mut admitted = 0;
             for _ in 0..times / 32 {
-                let decision = limiter.check(&CALLS.limit, CALLS.next_key("ada"), 1).await.unwrap();
+                let decision = limiter.check(&CALLS.part, CALLS.next_key("ada"), 1).await.unwrap();
                 admitted += u64::from(decision.is_allowed());
             }
             admitted
@@ -66,23 +66,23 @@ async fn all_parts_together_admit_the_limit(test: Fixture<impl Store + Clone>) {
 async fn a_split_limit_is_reset_part_by_part(test: Fixture<impl Store + Clone>) {
     for _ in 0..64 {
         for key in ["ada", "bob"] {
-            assert!(test.limiter.check(&CALLS.limit, CALLS.next_key(key), 1).await.unwrap().is_allowed());
+            assert!(test.limiter.check(&CALLS.part, CALLS.next_key(key), 1).await.unwrap().is_allowed());
         }
     }
     assert_eq!(used(&test.limiter, &CALLS, &"ada".into()).await.iter().sum::<u64>(), 64);
     for part in CALLS.keys("ada") {
-        test.limiter.reset(&CALLS.limit, part).await.unwrap();
+        test.limiter.reset(&CALLS.part, part).await.unwrap();
     }
     assert_eq!(used(&test.limiter, &CALLS, &"ada".into()).await, [0; 16]);
     assert_eq!(used(&test.limiter, &CALLS, &"bob".into()).await.iter().sum::<u64>(), 64);
-    assert_eq!(test.limiter.peek(&CALLS.limit, "ada").await.unwrap().binding().used, 0, "the key itself is no part");
+    assert_eq!(test.limiter.peek(&CALLS.part, "ada").await.unwrap().binding().used, 0, "the key itself is no part");
 }
 
 async fn a_settlement_reaches_the_part_that_was_charged(test: Fixture<impl Store + Clone>) {
     let mut reservations = Vec::new();
     for _ in 0..32 {
         let key = CALLS.next_key("ada");
-        reservations.push(test.limiter.reserve(&CALLS.limit, key, 10, Duration::from_secs(60)).await.unwrap().unwrap());
+        reservations.push(test.limiter.reserve(&CALLS.part, key, 10, Duration::from_secs(60)).await.unwrap().unwrap());
     }
     for (number, reservation) in reservations.iter().enumerate() {
         assert!(reservation.settle(if number % 2 == 0 { 0 } else { 3 }).await.unwrap().was_applied);
@@ -124,13 +124,11 @@ fn no_window_admits_more_than_the_whole_limit() {
         for step in steps {
             match step {
                 Step::Advance { micros } => clock.advance(Duration::from_micros(micros)),
-                Step::Ask { cost } => {
-                    match runtime.block_on(limiter.check(&split.limit, split.next_key("ada"), cost)) {
-                        Ok(decision) if decision.is_allowed() => admitted.push((clock.now(), cost)),
-                        Ok(refused) => prop_assert!(refused.binding().used + cost > units / u64::from(parts)),
-                        Err(_) => prop_assert!(cost > units / u64::from(parts)),
-                    }
-                }
+                Step::Ask { cost } => match runtime.block_on(limiter.check(&split.part, split.next_key("ada"), cost)) {
+                    Ok(decision) if decision.is_allowed() => admitted.push((clock.now(), cost)),
+                    Ok(refused) => prop_assert!(refused.binding().used + cost > units / u64::from(parts)),
+                    Err(_) => prop_assert!(cost > units / u64::from(parts)),
+                },
             }
         }
         for (place, (first, _)) in admitted.iter().enumerate() {
@@ -253,7 +251,7 @@ async fn parts_are_spread_over_all_nodes_of_a_cluster() {
     assert_eq!(by_node.iter().flatten().map(slot).collect::<HashSet<_>>().len(), 16);
 
     for part in CALLS.keys("ada") {
-        limiter.reset(&CALLS.limit, part).await.unwrap();
+        limiter.reset(&CALLS.part, part).await.unwrap();
     }
     assert_eq!(cluster.primaries().map(|node| node.keys().len()).sum::<usize>(), 0);
 }

@@ -189,7 +189,7 @@ async fn a_split_limit_charges_the_part_it_asked(test: Fixture<impl Store + Clon
     }
     let (split, mut counted) = (whole.split(3), Vec::new());
     for part in split.keys(key()) {
-        counted.push(test.limiter.peek(&split.limit, part).await.unwrap().binding().used);
+        counted.push(test.limiter.peek(&split.part, part).await.unwrap().binding().used);
     }
     assert_eq!((served, counted), (6, vec![2; 3]));
 }

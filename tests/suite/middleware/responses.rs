@@ -223,6 +223,21 @@ async fn a_handlers_rejection_is_logged() {
     until("it is not logged", logged).await;
 }
 
+/// Waiting would not help, as it would after a 503.
+#[tokio::test]
+async fn a_handler_that_resets_places_gets_a_500_which_the_log_explains() {
+    let log = Log::start();
+    let limiter = Limiter::new(MemoryStore::new());
+    let error = limiter.reset(&Limit::concurrent("streams", 2), "ada").await.unwrap_err();
+    let rejection = Rejection::from(error);
+    let logged = || {
+        let response = rejection.clone().into_response();
+        assert_eq!((response.status().as_u16(), response.headers().get("retry-after")), (500, None));
+        log.text().contains("places are held until their decisions are dropped")
+    };
+    until("it is not logged", logged).await;
+}
+
 /// A store that refuses everything forever.
 #[derive(Clone)]
 struct Bans;

@@ -187,7 +187,7 @@ impl App {
         let (limit, part) = match self.row.of("kind") {
             "split" => {
                 let split = table::split(&self.limit);
-                (split.limit.clone(), split.next_key(key.clone()))
+                (split.part.clone(), split.next_key(key.clone()))
             }
             _ => (self.limit.clone(), key.clone()),
         };
@@ -295,7 +295,7 @@ impl App {
             return vec![(self.limit.clone(), key)];
         }
         let split = table::split(&self.limit);
-        split.keys(key).map(|key| (split.limit.clone(), key)).collect()
+        split.keys(key).map(|key| (split.part.clone(), key)).collect()
     }
 
     /// The places that this client holds, of all concurrent limits. `None` without an answer of the

@@ -50,7 +50,7 @@ async fn a_cluster_admits_the_whole_limit_and_is_hardly_asked() {
     for key in split.keys("ada") {
         let mut admitted = 0;
         for limiter in &limiters {
-            while limiter.check(&split.limit, key.clone(), 100).await.unwrap().is_allowed() {
+            while limiter.check(&split.part, key.clone(), 100).await.unwrap().is_allowed() {
                 admitted += 100;
             }
             limiter.shutdown(TEST_TIMEOUT).await.unwrap();
