@@ -271,12 +271,12 @@ impl Core {
         let deadline = self.deadline();
         let probe = probe();
         let part = self.store.part_of(&probe);
-        let store = Arc::downgrade(&self.store);
+        let store = Arc::clone(&self.store);
         let round_trip = Arc::clone(&self.round_trip);
         let probes = move |deadline| {
             let round_trip = Arc::clone(&round_trip);
-            let reply = Deadline::new(store.upgrade()?.decide(probe.clone()), deadline, Duration::ZERO);
-            Some(async move { reply.await.map_err(|error| error.at_distance(round_trip.known())) })
+            let reply = Deadline::new(store.decide(probe.clone()), deadline, Duration::ZERO);
+            async move { reply.await.map_err(|error| error.at_distance(round_trip.known())) }
         };
         let longest = self.deadline.unwrap_or_else(|| self.round_trip.longest_deadline());
         self.breaker.refuse(part, deadline, longest, probes)

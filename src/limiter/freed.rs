@@ -101,6 +101,11 @@ impl Pair {
         }
     }
 
+    /// Takes note that the store has not decided, so that the caller has taken nothing there.
+    pub(super) fn fail(&mut self, number: u64) {
+        self.asking.remove(&number);
+    }
+
     /// Takes note that the caller does not ask, or that its reply does not come.
     pub(super) fn leave(&mut self, number: u64) {
         self.refused.remove(&number);

@@ -152,6 +152,9 @@ impl Table {
                 refused_by.push((wanted.digest, later(Instant::now(), wait)));
             }
         }
+        if told.is_none() {
+            self.pairs_of(caller, Pair::fail);
+        }
         match asks_at {
             Some(asks_at) if is_first => self.line(caller).wait(refused_by, asks_at),
             Some(_) => {}

@@ -55,7 +55,7 @@ pub use crate::local::Breaker;
 use crate::{
     decision::RETRY_RESERVED_AFTER,
     error::Error,
-    local::{BreakerState, Detachable, Owed, Prefetches, Refusals, RoundTrip, SHORTEST_DEADLINE},
+    local::{Detachable, LocalState, Owed, Prefetches, Refusals, RoundTrip, SHORTEST_DEADLINE, SharedBreaker},
     logging::warn,
     store::{MemoryStore, Store},
 };
@@ -84,7 +84,7 @@ struct Core {
     layer: Cow<'static, str>,
     /// `None` if the limiter remembers no refusals.
     refusals: Option<Refusals>,
-    breaker: Arc<BreakerState>,
+    breaker: SharedBreaker,
     /// The round trip of the store. Zero if the store does not tell its round trip.
     round_trip: Arc<RoundTrip>,
     /// `None` if the store has no prefetches.
@@ -117,7 +117,7 @@ impl Limiter {
             retry_reserved_after: RETRY_RESERVED_AFTER,
             layer: Cow::Borrowed(""),
             refusals: local_state.map(|state| state.refusals.clone()),
-            breaker: local_state.map(|state| Arc::clone(&state.breaker)).unwrap_or_default(),
+            breaker: local_state.map_or_else(|| SharedBreaker::new(Breaker::default()), LocalState::breaker),
             round_trip: round_trip.unwrap_or_else(|| Arc::new(RoundTrip::new(SHORTEST_DEADLINE))),
             prefetches: local_state.and_then(|state| state.prefetches.clone()),
             lines: Arc::default(),
@@ -230,7 +230,7 @@ impl Limiter {
     /// Gives this limiter and its clones a breaker of their own. Default: the breaker of the store,
     /// with the settings of [`Breaker::default`].
     pub fn breaker(self, breaker: Breaker) -> Self {
-        self.set(|core| core.breaker = Arc::new(BreakerState::new(breaker)))
+        self.set(|core| core.breaker = SharedBreaker::new(breaker))
     }
 
     /// Lets this process decide under a share of each limit while the store cannot decide. Default:

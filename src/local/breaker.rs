@@ -30,6 +30,10 @@ use crate::{
 /// The name of a part of a store: see [`Store::part_of`](crate::Store::part_of).
 type Part = Option<Arc<str>>;
 
+/// A limiter's handle on a breaker, which other limiters may share. The last handle that is dropped
+/// ends the probes.
+pub(crate) struct SharedBreaker(Arc<BreakerState>);
+
 /// The breaker of a store and its parts. An error counts like a timeout after the longest deadline,
 /// [`Duration::MAX`].
 #[derive(Default)]
@@ -39,6 +43,7 @@ pub(crate) struct BreakerState {
     failing: Mutex<HashMap<Part, FailingPart>>,
     /// The number of these parts. So a check finds out without a lock whether there are any.
     count: AtomicUsize,
+    users: AtomicUsize,
     /// Bounds on the log lines of the breaker, so that a store with many parts does not flood the
     /// log.
     opened: Throttle,
@@ -65,24 +70,30 @@ struct Open {
     longest: Duration,
     /// When a probe last began or ended, or else when the breaker opened.
     probed_at: Instant,
-    /// The task that sends probes. It ends with its runtime, or with its limiter.
+    /// The task that sends probes.
     probes: Option<AbortHandle>,
 }
 
-impl BreakerState {
+impl SharedBreaker {
+    /// A breaker that no other limiter uses yet.
     pub(crate) fn new(settings: Breaker) -> Self {
-        Self { settings, ..Self::default() }
+        Self::of(&Arc::new(BreakerState::new(settings)))
+    }
+
+    pub(super) fn of(state: &Arc<BreakerState>) -> Self {
+        state.users.fetch_add(1, Ordering::SeqCst);
+        Self(Arc::clone(state))
     }
 
     /// Whether the breaker may be open for any part of the store and any deadline.
     #[inline]
     pub(crate) fn may_be_open(&self) -> bool {
-        self.count.load(Ordering::Relaxed) > 0
+        self.0.count.load(Ordering::Relaxed) > 0
     }
 
     /// Whether the breaker keeps checks of this part with this deadline from the store.
     pub(crate) fn is_open_for(&self, part: impl FnOnce() -> Part, deadline: Duration) -> bool {
-        self.may_be_open() && self.failing().get(&part()).is_some_and(|failing| failing.is_open_for(deadline))
+        self.may_be_open() && self.0.failing().get(&part()).is_some_and(|failing| failing.is_open_for(deadline))
     }
 
     /// Counts the outcome of a call to a part of the store. `took` is how long the call took.
@@ -96,48 +107,49 @@ impl BreakerState {
             Ok(_) if !self.may_be_open() => {}
             Ok(_) => {
                 let took = took();
-                self.count_answer(&part(), |failing| failing.learn_answer(took));
+                self.0.count_answer(&part(), |failing| failing.learn_answer(took));
             }
-            Err(error) if error.is_the_stores() && self.settings.failures > 0 => self.count_failure(&part(), error),
+            Err(error) if error.is_the_stores() && self.0.settings.failures > 0 => self.0.count_failure(&part(), error),
             Err(_) => {}
         }
     }
 
     /// The error to return instead of asking a part of the store, if the breaker is open for this
-    /// deadline. `probe` sends a probe with the deadline that is passed to it, and returns `None`
-    /// once its limiter was dropped. This deadline may become as long as `longest`.
-    pub(crate) fn refuse<P, F>(
-        self: &Arc<Self>,
-        part: Part,
-        deadline: Duration,
-        longest: Duration,
-        probe: P,
-    ) -> Option<Error>
+    /// deadline. `probe` sends a probe with the deadline that is passed to it. This deadline may
+    /// become as long as `longest`.
+    pub(crate) fn refuse<P, F>(&self, part: Part, deadline: Duration, longest: Duration, probe: P) -> Option<Error>
     where
-        P: Fn(Duration) -> Option<F> + Send + 'static,
+        P: Fn(Duration) -> F + Send + 'static,
         F: Future<Output = Result<Result<Decision, StoreError>, Error>> + Send + 'static,
     {
-        let mut parts = self.failing();
+        let mut parts = self.0.failing();
         let failing = parts.get_mut(&part)?;
         let open = failing.open.as_mut().filter(|open| deadline <= open.deadline)?;
         open.probe_takes = open.probe_takes.max(deadline);
         open.longest = open.longest.max(longest);
         // A probe is overdue only after twice the sum of the interval and its deadline. After a
         // shorter time, the runtime of the task may only be busy, and not blocked.
-        let every = self.settings.probe_every.max(Duration::from_millis(1));
+        let every = self.0.settings.probe_every.max(Duration::from_millis(1));
         let is_overdue = open.probed_at.elapsed() >= every.saturating_add(open.probe_takes).saturating_mul(2);
         if is_overdue {
             open.probed_at = Instant::now();
+            open.probes.take_if(|task| task.is_finished());
         }
-        if open.probes.as_ref().is_none_or(AbortHandle::is_finished)
+        if open.probes.is_none()
             && let Ok(runtime) = Handle::try_current()
         {
-            let probes = send_probes(Arc::downgrade(self), part, every, probe);
+            let probes = send_probes(Arc::downgrade(&self.0), part, every, probe);
             open.probes = Some(runtime.spawn(probes).abort_handle());
         }
         // If a probe is overdue, the caller's check is the probe. The task that sends probes stands
-        // still. Or no caller has come for a long time, and the store may be back.
+        // still or has ended. Or no caller has come for a long time, and the store may be back.
         (!is_overdue).then(|| Error::BreakerOpen(Arc::clone(&failing.last)))
+    }
+}
+
+impl BreakerState {
+    pub(super) fn new(settings: Breaker) -> Self {
+        Self { settings, ..Self::default() }
     }
 
     /// Takes note that a probe begins, and returns the deadline of the probe; `None` if the breaker
@@ -259,22 +271,39 @@ impl Drop for Open {
     }
 }
 
-/// Sends probes until a probe is answered. The task keeps neither a breaker nor a store alive after
-/// their limiters are dropped.
-async fn send_probes<P, F>(breaker: Weak<BreakerState>, part: Part, every: Duration, probe: P)
+/// Sends probes until a probe is answered. The task does not keep a breaker alive after its
+/// limiters are dropped.
+async fn send_probes<F>(breaker: Weak<BreakerState>, part: Part, every: Duration, probe: impl Fn(Duration) -> F)
 where
-    P: Fn(Duration) -> Option<F>,
     F: Future<Output = Result<Result<Decision, StoreError>, Error>>,
 {
-    while let Some(takes) = breaker.upgrade().and_then(|breaker| breaker.begin_probe(&part))
-        && let Some(reply) = probe(takes)
-    {
+    while let Some(takes) = breaker.upgrade().and_then(|breaker| breaker.begin_probe(&part)) {
         let pause = sleep(every);
-        let outcome = reply.await.and_then(|answer| Ok(answer?));
+        let outcome = probe(takes).await.and_then(|answer| Ok(answer?));
         let Some(breaker) = breaker.upgrade() else { return };
         breaker.end_probe(&part, outcome);
         drop(breaker);
         pause.await;
+    }
+}
+
+impl Clone for SharedBreaker {
+    fn clone(&self) -> Self {
+        Self::of(&self.0)
+    }
+}
+
+impl Drop for SharedBreaker {
+    fn drop(&mut self) {
+        if self.0.users.fetch_sub(1, Ordering::SeqCst) > 1 {
+            return;
+        }
+        let mut parts = self.0.failing();
+        // A new handle may have been made before the lock was taken.
+        if self.0.users.load(Ordering::SeqCst) == 0 {
+            let probes = parts.values_mut().filter_map(|failing| failing.open.as_mut()?.probes.take());
+            probes.for_each(|probes| probes.abort());
+        }
     }
 }
 
@@ -294,18 +323,19 @@ mod models {
 
     /// Runs a model on an idle runtime. At the end, checks that the count of failures and the gauge
     /// agree with whether the breaker is open.
-    fn in_each_order(run: impl Fn(&Runtime) -> Arc<BreakerState> + Send + Sync + 'static) {
-        let orders = model::Builder::new();
+    fn in_each_order(preemptions: Option<usize>, run: impl Fn(&Runtime) -> SharedBreaker + Send + Sync + 'static) {
+        let mut orders = model::Builder::new();
+        orders.preemption_bound = preemptions;
         let check = move |assert_gauge: &dyn Fn(i8)| {
             let runtime = runtime();
             let _entered = runtime.enter();
             let breaker = run(&runtime);
             let (is_open, failures) = state(&breaker);
             assert_eq!(breaker.may_be_open(), is_open || failures > 0);
-            assert!(is_open || failures < breaker.settings.failures as usize, "enough to open it");
+            assert!(is_open || failures < breaker.0.settings.failures as usize, "enough to open it");
             assert_gauge(is_open.into());
             breaker.count(|| None, &Ok(()), || DEADLINE);
-            assert!(breaker.failing().is_empty() && !breaker.may_be_open(), "the store answers");
+            assert!(breaker.0.failing().is_empty() && !breaker.may_be_open(), "the store answers");
             assert_gauge(-i8::from(is_open));
             let probed = open_breaker(1);
             assert!(refuse(&probed, None).1);
@@ -331,15 +361,15 @@ mod models {
         Builder::new_current_thread().enable_time().build().unwrap()
     }
 
-    fn open_breaker(failures: u32) -> Arc<BreakerState> {
-        let breaker = Arc::new(BreakerState::new(Breaker::new(failures, DEADLINE)));
-        (0..failures).for_each(|_| breaker.count_failure(&None, &TIMED_OUT));
+    fn open_breaker(failures: u32) -> SharedBreaker {
+        let breaker = SharedBreaker::new(Breaker::new(failures, DEADLINE));
+        (0..failures).for_each(|_| breaker.0.count_failure(&None, &TIMED_OUT));
         breaker
     }
 
     /// Whether the breaker is open, and the number of its failures.
-    fn state(breaker: &Arc<BreakerState>) -> (bool, usize) {
-        breaker.failing().get(&None).map_or((false, 0), |part| (part.open.is_some(), part.failures.len()))
+    fn state(breaker: &SharedBreaker) -> (bool, usize) {
+        breaker.0.failing().get(&None).map_or((false, 0), |part| (part.open.is_some(), part.failures.len()))
     }
 
     fn task(breaker: &BreakerState) -> Option<AbortHandle> {
@@ -347,8 +377,8 @@ mod models {
     }
 
     /// Time passes, so that a probe is overdue.
-    fn wait(breaker: &Arc<BreakerState>) {
-        if let Some(open) = breaker.failing().get_mut(&None).and_then(|part| part.open.as_mut()) {
+    fn wait(breaker: &SharedBreaker) {
+        if let Some(open) = breaker.0.failing().get_mut(&None).and_then(|part| part.open.as_mut()) {
             open.probed_at -= 10 * DEADLINE;
         }
     }
@@ -360,13 +390,13 @@ mod models {
 
     /// Returns whether the caller is refused, and whether the caller starts a task. The probes end
     /// with `outcome`; if `outcome` is `None`, they wait for ever.
-    fn refuse(breaker: &Arc<BreakerState>, outcome: Option<Error>) -> (bool, bool) {
-        let before = task(breaker).map(|task| task.id());
+    fn refuse(breaker: &SharedBreaker, outcome: Option<Error>) -> (bool, bool) {
+        let before = task(&breaker.0).map(|task| task.id());
         let refused = breaker.refuse(None, DEADLINE, DEADLINE, move |_| {
             let outcome = outcome.clone();
-            Some(async move { if let Some(error) = outcome { Err(error) } else { std::future::pending().await } })
+            async move { if let Some(error) = outcome { Err(error) } else { std::future::pending().await } }
         });
-        let after = task(breaker).map(|task| task.id());
+        let after = task(&breaker.0).map(|task| task.id());
         (refused.is_some(), after.is_some() && after != before)
     }
 
@@ -375,7 +405,7 @@ mod models {
     #[test]
     fn another_caller_takes_over_when_the_runtime_of_the_probes_ends() {
         for (is_polled, outcome) in [(false, None), (true, None), (true, Some(TIMED_OUT))] {
-            in_each_order(move |lasting| {
+            in_each_order(None, move |lasting| {
                 let ending = runtime();
                 let breaker = open_breaker(1);
                 ending.block_on(async { assert_eq!(refuse(&breaker, outcome.clone()), (true, true)) });
@@ -387,7 +417,7 @@ mod models {
                 assert!(!own.1, "the caller is the probe while the task lasts");
                 drop(ending);
                 let [own, other] = [own, other.join().unwrap()].map(|(is_refused, starts)| !is_refused || starts);
-                assert!(own || other, "one takes over");
+                assert_ne!(own, other, "one takes over");
                 wait(&breaker);
                 refuse(&breaker, Some(answer()));
                 lasting.block_on(yield_now());
@@ -408,7 +438,7 @@ mod models {
             runtime.block_on(async {
                 let probe = move |takes: Duration| {
                     probes.lock().unwrap().push(takes / DEADLINE.as_secs() as u32);
-                    Some(ready(Err(TIMED_OUT)))
+                    ready(Err(TIMED_OUT))
                 };
                 assert!(breaker.refuse(None, DEADLINE, 10 * DEADLINE, probe).is_some());
                 sleep(6 * DEADLINE - Duration::from_secs(1)).await;
@@ -424,19 +454,48 @@ mod models {
         let cases =
             [(1, answer(), TIMED_OUT), (2, answer(), TIMED_OUT), (2, answer(), long), (2, TIMED_OUT, TIMED_OUT)];
         for (failures, outcome, failure) in cases {
-            in_each_order(move |_| {
+            in_each_order(None, move |_| {
                 let breaker = open_breaker(failures);
                 assert!(refuse(&breaker, None).1);
-                let probed = Arc::clone(&breaker);
+                let probed = Arc::clone(&breaker.0);
                 let is_answered = !outcome.is_the_stores();
                 let outcome = outcome.clone();
                 let ends = spawn(move || probed.end_probe(&None, Err(outcome)));
                 breaker.count::<()>(|| None, &Err(failure.clone()), || DEADLINE);
                 ends.join().unwrap();
-                assert!(!is_answered || task(&breaker).is_none(), "no caller starts the probes again");
+                assert!(!is_answered || task(&breaker.0).is_none(), "no caller starts the probes again");
                 let (is_open, counted) = state(&breaker);
                 assert!(is_open || counted == failures as usize - 1, "a failure after the probe is lost");
                 breaker
+            });
+        }
+    }
+
+    /// The last limiter leaves, a probe begins and ends, and a new limiter is made.
+    #[test]
+    fn a_new_limiter_keeps_or_starts_the_probes() {
+        let long = Err(Error::TimedOut { deadline: Duration::MAX, round_trip: None });
+        let cases = [(2, Ok(()), TIMED_OUT), (2, Err(TIMED_OUT), answer()), (2, Ok(()), answer()), (1, long, answer())];
+        for (failures, counted, outcome) in cases {
+            in_each_order(Some(2), move |lasting| {
+                let last = open_breaker(failures);
+                let outcome = outcome.clone();
+                let counted = counted.clone();
+                assert!(refuse(&last, None).1);
+                let [shared, probed] = [(); 2].map(|()| Arc::clone(&last.0));
+                let probe = spawn(move || (probed.begin_probe(&None), probed.end_probe(&None, Err(outcome))));
+                let leaving = spawn(move || last.count(|| None, &counted, || DEADLINE));
+                let new = SharedBreaker::of(&shared);
+                refuse(&new, None);
+                new.count::<()>(|| None, &Err(TIMED_OUT), || DEADLINE);
+                probe.join().unwrap();
+                leaving.join().unwrap();
+                let (is_refused, _) = refuse(&new, None);
+                // Tasks that were aborted end now.
+                lasting.block_on(yield_now());
+                let is_probed = task(&shared).is_some_and(|task| !task.is_finished());
+                assert!(!is_refused || is_probed, "no task sends probes");
+                new
             });
         }
     }

@@ -23,11 +23,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use self::refusals::Generations;
 #[cfg(feature = "redis")]
 pub(crate) use self::round_trip::LONGEST_DEADLINE;
+use self::{breaker::BreakerState, refusals::Generations};
 pub(crate) use self::{
-    breaker::BreakerState,
+    breaker::SharedBreaker,
     owed::{Detachable, Holder, Owed, Underway},
     prefetch::{KeptHolding, Prefetches, Step},
     refusals::{Lookup, Refusals},
@@ -74,13 +74,12 @@ const MOST_PARTS: usize = 1_024;
 ///    a probe. A probe has the longest deadline of the refused callers. If one of these callers has
 ///    the [default deadline](crate::Limiter::deadline) of a store that tells its round trip, such
 ///    as `RedisStore`, each probe waits twice as long as the probe before, up to a second: the
-///    store may be farther away now. A task on a caller's runtime sends the probes. The task ends
-///    when the breaker closes. The task also ends with its runtime, and when the limiter of that
-///    caller is dropped with all its clones, at the latest when the next probe would begin. Then the
-///    runtime of the next refused caller takes over. As soon as a probe is overdue, the check of a
-///    caller becomes the probe. A probe is overdue when no probe has begun or ended within twice the
-///    sum of the interval and the deadline of a probe: that runtime blocks, or there is none, or no
-///    caller has come since the breaker opened.
+///    the store may be farther away now. A task on a caller's runtime sends the probes. The task ends
+///    when the breaker closes, or when the last limiter is dropped. As soon as a probe is overdue,
+///    the check of a caller becomes the probe. A probe is overdue when no probe has begun or ended
+///    within twice the sum of the interval and the deadline of a probe: that runtime blocks or has
+///    ended, or there is none, or no caller has come since the breaker opened. If that runtime has
+///    ended, the runtime of this caller takes over.
 /// 6. An answered probe closes the breaker. After that, a single failure opens it again. Once
 ///    another check is answered, the breaker again needs the full number of failures.
 /// 7. A cost above the limit, a limit that cannot be chosen, and an error
@@ -134,8 +133,7 @@ impl Default for Breaker {
 ///    deadline and the prefetches follow these times.
 #[derive(Clone)]
 pub struct LocalState {
-    /// The breaker of all limiters on the store.
-    pub(crate) breaker: Arc<BreakerState>,
+    breaker: Arc<BreakerState>,
     /// The refusals of all limiters on the store.
     pub(crate) refusals: Refusals,
     /// The prefetches of all limiters on the store.
@@ -249,6 +247,11 @@ impl LocalState {
         let Some(part) = part else { return is_within(self.last_answered.load(Ordering::Relaxed)) };
         let parts = lock(&self.last_answered_by);
         part.split(' ').all(|part| parts.get(part).is_some_and(|last| is_within(*last)))
+    }
+
+    /// The breaker of all limiters on the store.
+    pub(crate) fn breaker(&self) -> SharedBreaker {
+        SharedBreaker::of(&self.breaker)
     }
 
     /// The refusals of one limiter, which asks the store again after `max_age`.

@@ -12,8 +12,8 @@ use proptest::{
 use tokio::task::JoinSet;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
-    Key, KeyedLimit, Limit, Limiter, MemoryStore, RateLimitLayer, Store, middleware::ShadowRefusals, split::Split,
-    store::ManualClock,
+    Charge, Check, Key, KeyedLimit, Limit, Limiter, MemoryStore, RateLimitLayer, Store, middleware::ShadowRefusals,
+    split::Split, store::ManualClock,
 };
 
 use crate::support::{
@@ -254,4 +254,25 @@ async fn parts_are_spread_over_all_nodes_of_a_cluster() {
         limiter.reset(&CALLS.part, part).await.unwrap();
     }
     assert_eq!(cluster.primaries().map(|node| node.keys().len()).sum::<usize>(), 0);
+}
+
+/// In one call, and nothing is spent.
+#[tokio::test]
+async fn check_all_at_no_cost_shows_several_limits() {
+    let limiter = Limiter::new(MemoryStore::new());
+    let split = Limit::per_hour("split", 12).split(3);
+    let places = Limit::concurrent("places", 4);
+    let mut held = Vec::new();
+    for _ in 0..3 {
+        assert!(limiter.check(&split.part, split.next_key("ada"), 1).await.unwrap().is_allowed());
+        held.push(limiter.check(&places, "ada", 1).await.unwrap());
+    }
+    for _ in 0..2 {
+        let place = Charge::new(places.clone(), "ada", 0).unwrap();
+        let parts = split.keys("ada").map(|key| Charge::new(split.part.clone(), key, 0).unwrap());
+        let check = parts.fold(Check::new(place), |check, part| check.and(part).unwrap());
+        let shown = limiter.check_all(check).await.unwrap();
+        assert!(!shown.holds_place());
+        assert_eq!(shown.statuses().map(|status| status.used).collect::<Vec<_>>(), [3, 1, 1, 1]);
+    }
 }

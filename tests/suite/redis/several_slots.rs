@@ -3,16 +3,29 @@
 
 use std::{
     collections::BTreeMap,
+    sync::{
+        Arc,
+        atomic::{AtomicU8, Ordering},
+    },
     thread::sleep,
     time::{Duration, Instant},
 };
 
-use tokio::task::JoinSet;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+    task::JoinSet,
+};
 use tower_sliding_window::{
     Algorithm, Charge, Check, Limit, Limiter, RedisStore, limiter::Breaker, settlement::Settlement,
 };
 
-use crate::support::{TEST_TIMEOUT, redis_cluster::RedisCluster, two_threads};
+use crate::support::{
+    TEST_TIMEOUT,
+    redis_cluster::RedisCluster,
+    redis_server::{RedisServer, store_at},
+    two_threads,
+};
 
 fn charge(limit: &Limit, key: &str) -> Charge {
     Charge::new(limit.clone(), key, 1).unwrap()
@@ -146,4 +159,71 @@ fn a_runtime_that_ends_leaves_nothing_in_any_slot() {
     while held() > 0 {
         assert!(begun.elapsed() < TEST_TIMEOUT, "{} are held", held());
     }
+}
+
+/// Passes requests on. In the state 1, the reply to a script call on two keys is lost. From then on,
+/// in the state 2, script calls on two keys are refused, as by a node of a cluster.
+async fn lose_a_reply_then_refuse(listener: TcpListener, server: String, state: Arc<AtomicU8>) {
+    while let Ok((mut client, _)) = listener.accept().await {
+        let (mut server, state) = (TcpStream::connect(&server).await.unwrap(), Arc::clone(&state));
+        tokio::spawn(async move {
+            let (mut request, mut reply) = (vec![0; 65_536], vec![0; 65_536]);
+            loop {
+                tokio::select! {
+                    read = client.read(&mut request) => {
+                        let Ok(length @ 1..) = read else { return };
+                        let text = String::from_utf8_lossy(&request[..length]);
+                        let is_of_two_keys = text.contains("\r\nEVAL") && text.contains("\r\n$1\r\n2\r\n");
+                        if is_of_two_keys && state.load(Ordering::SeqCst) == 2 {
+                            client.write_all(b"-CROSSSLOT Keys in request don't hash to the same slot\r\n").await.unwrap();
+                            continue;
+                        }
+                        server.write_all(&request[..length]).await.unwrap();
+                        if is_of_two_keys && state.load(Ordering::SeqCst) == 1 {
+                            let _ = server.read(&mut reply).await;
+                            state.store(2, Ordering::SeqCst);
+                            return;
+                        }
+                    }
+                    read = server.read(&mut reply) => {
+                        let Ok(length @ 1..) = read else { return };
+                        if client.write_all(&reply[..length]).await.is_err() {
+                            return;
+                        }
+                    }
+                }
+            }
+        });
+    }
+}
+
+/// The first try takes places, and its reply is lost. The second is refused because its keys are in
+/// two slots, and then each slot is asked under another id.
+#[tokio::test]
+async fn places_of_a_lost_try_are_freed_if_the_second_try_is_refused_for_its_slots() {
+    let server = RedisServer::start();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("redis://{}/", listener.local_addr().unwrap());
+    let state = Arc::new(AtomicU8::new(0));
+    tokio::spawn(lose_a_reply_then_refuse(listener, server.address(), Arc::clone(&state)));
+    let store = store_at(&url).connect_timeout(TEST_TIMEOUT).reply_timeout(TEST_TIMEOUT).build().unwrap();
+    let limiter = limiter(store);
+    let places = Limit::concurrent("places", 4).freed_after(Duration::from_secs(3_600));
+    let both = || Check::new(charge(&places, "a")).and(charge(&places, "b")).unwrap();
+    drop(limiter.check_all(both()).await.unwrap());
+    let held = || server.keys().iter().map(|key| server.run::<usize>(&format!("ZCARD {key}"))).sum::<usize>();
+    let are_free = async || {
+        let all_free = async {
+            while held() > 0 {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(5), all_free).await.is_ok()
+    };
+    assert!(are_free().await);
+    state.store(1, Ordering::SeqCst);
+    let decision = limiter.check_all(both()).await;
+    assert_eq!(state.load(Ordering::SeqCst), 2);
+    drop(decision);
+    assert!(are_free().await, "{} places are held by nobody, for an hour", held());
 }

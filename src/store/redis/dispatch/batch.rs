@@ -193,7 +193,7 @@ impl Batch {
     }
 
     /// Gives back the places that these jobs may have taken although no reply says so.
-    fn give_back(&self, jobs: &[Box<Job>]) {
+    pub(super) fn give_back(&self, jobs: &[Box<Job>]) {
         if self.is_in_doubt {
             drop(Lost::new(&self.common, jobs.iter().flat_map(|job| job.releases()).collect()));
         }

@@ -168,6 +168,8 @@ impl Dispatcher {
         // The server refuses keys of several slots. From now on, each batch has keys of one slot
         // only.
         self.common.is_by_slot.store(true, Ordering::Relaxed);
+        // Each job gets a new id. An earlier try may have taken places under the old one.
+        batch.give_back(&batch.jobs);
         for (job, caller) in mem::take(&mut batch.jobs).into_iter().flat_map(|job| job.apart()) {
             let answer = Arc::clone(self).ask_slots(job);
             self.runtime.spawn(async move { caller.send(answer.await) });

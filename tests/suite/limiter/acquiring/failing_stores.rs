@@ -1,17 +1,25 @@
 //! A store that fails between the return of units and the next check.
 
-use std::{sync::atomic::Ordering, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use tokio::time::{sleep, timeout};
 use tower_sliding_window::{
-    Charge, Check, Error, Limit, Limiter, MemoryStore, RedisStore,
+    Charge, Check, Decision, Error, Key, Limit, Limiter, MemoryStore, RedisStore, Store,
     error::StoreErrorKind,
-    limiter::Share,
+    limiter::{Breaker, Share},
+    settlement::{Settled, Settlement},
+    store::StoreFuture,
     testing::{Fault, FaultyStore},
 };
 
 use super::Test;
-use crate::support::{TEST_TIMEOUT, check_of, let_tasks_run, ms, redis_server::RedisServer};
+use crate::support::{TEST_TIMEOUT, check_of, let_tasks_run, ms, redis_server::RedisServer, seconds, stores::failing};
 
 /// The check of a caller under a limit that all share, and one that is its own.
 fn shared_by_all(name: &'static str, shared: &Limit) -> Check {
@@ -116,4 +124,55 @@ async fn a_settlement_that_succeeds_at_last_is_not_waited_for_any_more() {
     let _ = reservation.settle(0).await.unwrap();
     sleep(ms(10)).await;
     assert!(waiting.is_finished());
+}
+
+/// A store on which the key "bad" fails on command, like one node of a cluster.
+#[derive(Clone)]
+struct OneNodeDown(MemoryStore, Arc<AtomicBool>);
+
+impl Store for OneNodeDown {
+    fn decide(&self, check: Check) -> StoreFuture<Decision> {
+        let is_bad = check.charges().any(|charge| *charge.key() == Key::from("bad"));
+        if is_bad && self.1.load(Ordering::SeqCst) { failing().decide(check) } else { self.0.decide(check) }
+    }
+
+    fn settle(&self, settlement: Settlement) -> StoreFuture<Settled> {
+        self.0.settle(settlement)
+    }
+
+    fn reset(&self, limit: Limit, key: Key) -> StoreFuture<()> {
+        self.0.reset(limit, key)
+    }
+}
+
+/// A caller whose other key fails takes nothing, so it keeps freed units from nobody.
+#[tokio::test(start_paused = true)]
+async fn a_caller_is_woken_although_the_calls_of_another_fail() {
+    let fails = Arc::new(AtomicBool::new(false));
+    let limiter = Limiter::new(OneNodeDown(MemoryStore::new(), Arc::clone(&fails))).breaker(Breaker::OFF);
+    let limit = Limit::per("calls", 10, seconds(100));
+    let five = Check::new(Charge::new(limit.clone(), "ada", 5).unwrap());
+    let admitted = limiter.check_all(five.clone()).await.unwrap();
+    assert!(limiter.check(&limit, "ada", 4).await.unwrap().is_allowed());
+    // A reservation refuses the first caller, which asks again each second.
+    let _reserved = limiter.reserve(&limit, "ada", 1, seconds(90)).await.unwrap().unwrap();
+    let other = Charge::new(Limit::per_hour("other", 10), "bad", 1).unwrap();
+    let both = check_of([Charge::new(limit.clone(), "ada", 1).unwrap(), other]);
+    let failing = tokio::spawn({
+        let limiter = limiter.clone();
+        async move { limiter.acquire_all(both, seconds(85)).await }
+    });
+    let_tasks_run().await;
+    let waiting = tokio::spawn({
+        let (limiter, limit) = (limiter.clone(), limit.clone());
+        async move { limiter.acquire(&limit, "ada", 5, seconds(200)).await }
+    });
+    let_tasks_run().await;
+    fails.store(true, Ordering::SeqCst);
+    sleep(ms(2_500)).await;
+    assert!(!failing.is_finished() && !waiting.is_finished());
+    assert!(limiter.settle(Settlement::new(five, &admitted, |_| Some(0))).await.unwrap().was_applied);
+    sleep(ms(10)).await;
+    assert!(waiting.is_finished());
+    assert!(waiting.await.unwrap().unwrap().is_allowed());
 }
