@@ -161,8 +161,8 @@ fn a_runtime_that_ends_leaves_nothing_in_any_slot() {
     }
 }
 
-/// Passes requests on. In the state 1, the reply to a script call on two keys is lost. From then on,
-/// in the state 2, script calls on two keys are refused, as by a node of a cluster.
+/// Passes requests on. In the state 1, the reply to a script call on two keys is lost. From then
+/// on, in the state 2, script calls on two keys are refused, as by a node of a cluster.
 async fn lose_a_reply_then_refuse(listener: TcpListener, server: String, state: Arc<AtomicU8>) {
     while let Ok((mut client, _)) = listener.accept().await {
         let (mut server, state) = (TcpStream::connect(&server).await.unwrap(), Arc::clone(&state));
