@@ -273,6 +273,8 @@ async fn check_all_at_no_cost_shows_several_limits() {
         let check = parts.fold(Check::new(place), |check, part| check.and(part).unwrap());
         let shown = limiter.check_all(check).await.unwrap();
         assert!(!shown.holds_place());
-        assert_eq!(shown.statuses().map(|status| status.used).collect::<Vec<_>>(), [3, 1, 1, 1]);
+        let used: Vec<_> = shown.statuses().map(|status| status.used).collect();
+        // Requests go to the parts in turn, which begin at a random part and are not strict.
+        assert_eq!((used[0], used[1..].iter().sum::<u64>()), (3, 3));
     }
 }
