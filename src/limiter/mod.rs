@@ -92,8 +92,8 @@ struct Core {
     lines: Arc<Lines>,
     /// The places that decisions of the limiter hold.
     renewals: Arc<Renewals>,
-    /// What the limiter owes before the process ends: places to free, and calls to complete. If the
-    /// store has a local state, all limiters on clones of the store share this.
+    /// The places to free and the calls to complete before the process ends. If the store has a
+    /// local state, all limiters on clones of the store share them.
     owed: Arc<Owed>,
     /// The store that decides in this process, in the store's place.
     local: MemoryStore,

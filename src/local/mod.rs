@@ -138,8 +138,8 @@ pub struct LocalState {
     pub(crate) refusals: Refusals,
     /// The prefetches of all limiters on the store.
     pub(crate) prefetches: Option<Arc<Prefetches>>,
-    /// What all limiters on the store owe before the process ends: places to free, and calls to
-    /// complete.
+    /// The places to free and the calls to complete before the process ends, of all limiters on the
+    /// store.
     pub(crate) owed: Arc<Owed>,
     made: Instant,
     /// The time at which the latest of all answered calls was sent, in microseconds since this

@@ -303,7 +303,8 @@ impl Refusal {
     fn status(&self, charge: &Charge, now: u64) -> LimitStatus {
         let age = self.age(now);
         let left = |time: Duration| time.saturating_sub(age);
-        let (used, reserved) = (self.status.used, self.status.reserved);
+        let used = self.status.used;
+        let reserved = self.status.reserved;
         let status = LimitStatus::new(charge, used, reserved, left(self.status.leaves_after), None);
         let status = status.refused_until_reset(charge);
         match self.status.waits.filter(|_| self.has_refused(charge)) {
