@@ -115,7 +115,7 @@ struct Table {
     /// of admissions would not tell two places apart, since a caller may give one id to several
     /// checks.
     held: BTreeMap<(Instant, usize), Arc<Place>>,
-    /// The task of each runtime. The task ends at most a [`PAUSE`] after the limiter.
+    /// The task of each runtime.
     tasks: HashMap<runtime::Id, AbortHandle>,
 }
 
@@ -274,6 +274,12 @@ impl Table {
             *lock(&place.due) = due;
             self.held.insert(place.entry(), held);
         }
+    }
+}
+
+impl Drop for Renewals {
+    fn drop(&mut self) {
+        lock(&self.0).tasks.values().for_each(AbortHandle::abort);
     }
 }
 

@@ -74,7 +74,7 @@ const MOST_PARTS: usize = 1_024;
 ///    a probe. A probe has the longest deadline of the refused callers. If one of these callers has
 ///    the [default deadline](crate::Limiter::deadline) of a store that tells its round trip, such
 ///    as `RedisStore`, each probe waits twice as long as the probe before, up to a second: the
-///    the store may be farther away now. A task on a caller's runtime sends the probes. The task ends
+///    store may be farther away now. A task on a caller's runtime sends the probes. The task ends
 ///    when the breaker closes, or when the last limiter is dropped. As soon as a probe is overdue,
 ///    the check of a caller becomes the probe. A probe is overdue when no probe has begun or ended
 ///    within twice the sum of the interval and the deadline of a probe: that runtime blocks or has

@@ -10,7 +10,7 @@
 use std::{
     collections::HashMap,
     sync::{
-        Arc, Mutex,
+        Arc, Mutex, PoisonError, RwLock,
         atomic::{AtomicUsize, Ordering},
     },
 };
@@ -37,7 +37,7 @@ pub(super) struct Capacity {
     /// them.
     cells: AtomicUsize,
     /// Names may come from a database, so limits without records and cells are forgotten.
-    limits: Mutex<HashMap<Identity, Arc<LimitUsage>>>,
+    limits: RwLock<HashMap<Identity, Arc<LimitUsage>>>,
 }
 
 /// The capacity and the cells that one limit uses.
@@ -59,7 +59,7 @@ impl Capacity {
             admissions,
             taken: CacheLines::default(),
             cells: AtomicUsize::new(admissions.saturating_mul(CELLS)),
-            limits: Mutex::default(),
+            limits: RwLock::default(),
         }
     }
 
@@ -69,24 +69,27 @@ impl Capacity {
 
     /// The number of limits with records or cells.
     pub(super) fn limits(&self) -> usize {
-        lock(&self.limits).values().filter(|usage| is_in_use(usage)).count()
+        let limits = self.limits.read().unwrap_or_else(PoisonError::into_inner);
+        limits.values().filter(|usage| is_in_use(usage)).count()
     }
 
     /// The usage of a limit, which all records of the limit share. Makes the usage if the limit has
     /// none yet.
     pub(super) fn usage(&self, limit: &Limit) -> Arc<LimitUsage> {
-        let mut limits = lock(&self.limits);
-        if let Some(known) = limits.get(&limit.identity) {
-            return Arc::clone(known);
-        }
-        let identity = limit.identity.clone();
-        let new = Arc::new(LimitUsage { identity, cells: Mutex::default(), admissions: CacheLines::default() });
-        limits.insert(limit.identity.clone(), Arc::clone(&new));
-        new
+        let known = self.limits.read().unwrap_or_else(PoisonError::into_inner).get(&limit.identity).cloned();
+        known.unwrap_or_else(|| {
+            let mut limits = self.limits.write().unwrap_or_else(PoisonError::into_inner);
+            let new = || LimitUsage {
+                identity: limit.identity.clone(),
+                cells: Mutex::default(),
+                admissions: CacheLines::default(),
+            };
+            Arc::clone(limits.entry(limit.identity.clone()).or_insert_with(|| new().into()))
+        })
     }
 
     pub(super) fn forget_unused(&self, now: u64) {
-        let mut limits = lock(&self.limits);
+        let mut limits = self.limits.write().unwrap_or_else(PoisonError::into_inner);
         limits.retain(|_, usage| {
             if let Some(over) = lock(&usage.cells).take_if(|cells| cells.are_over(now)) {
                 // Each limit has one cell on top, which was not taken from `self.cells`.
