@@ -70,6 +70,11 @@ impl LimitStatus {
         }
     }
 
+    /// The same figures for `charge`, if `charge` does not refuse.
+    pub(crate) fn for_charge(&self, charge: &Charge) -> Self {
+        Self::new(charge, self.used, self.reserved, self.leaves_after, None)
+    }
+
     /// The status of `charge`, if this process refuses the check without asking the store, since
     /// equal checks are waiting for the store already. If the charge `refuses`, the status shows
     /// its limit as used up, since the checks that wait will use it up. For any other charge, the

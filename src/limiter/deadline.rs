@@ -1,4 +1,4 @@
-//! A future with a deadline, and the timer of a deadline.
+//! The deadline of a limiter, a future with a deadline, and the timer of a deadline.
 
 use std::{
     future::Future,
@@ -14,6 +14,7 @@ use tokio::{
     time::{Instant, Sleep, sleep_until},
 };
 
+use super::Core;
 use crate::error::{Error, StoreError, StoreErrorKind};
 
 /// The least time for a call to the store, even if the request has used up the deadline before the
@@ -24,6 +25,13 @@ const WAITING: &str = "waiting in a tokio runtime";
 
 /// No deadline and no wait is longer than thirty years.
 const LONGEST: Duration = Duration::from_secs(30 * 365 * 24 * 60 * 60);
+
+impl Core {
+    /// The longest time that a request waits for decisions.
+    pub(super) fn deadline(&self) -> Duration {
+        self.deadline.unwrap_or_else(|| self.round_trip.deadline())
+    }
+}
 
 /// A timer that always belongs to the runtime that polls it. A timer of a runtime that has ended
 /// would panic, and a timer of a runtime that is not driven would never fire.

@@ -353,9 +353,3 @@ impl fmt::Debug for Core {
             .finish_non_exhaustive()
     }
 }
-
-impl Core {
-    fn deadline(&self) -> Duration {
-        self.deadline.unwrap_or_else(|| self.round_trip.deadline())
-    }
-}

@@ -303,9 +303,8 @@ impl Refusal {
     fn status(&self, charge: &Charge, now: u64) -> LimitStatus {
         let age = self.age(now);
         let left = |time: Duration| time.saturating_sub(age);
-        let used = self.status.used;
-        let reserved = self.status.reserved;
-        let status = LimitStatus::new(charge, used, reserved, left(self.status.leaves_after), None);
+        let mut status = self.status.for_charge(charge);
+        status.leaves_after = left(status.leaves_after);
         let status = status.refused_until_reset(charge);
         match self.status.waits.filter(|_| self.has_refused(charge)) {
             Some((least, most)) => status.not_before((left(least), left(most))),

@@ -229,9 +229,11 @@ impl State {
     /// holds count as left.
     fn status_of(&self, charge: &Charge, age: Duration) -> LimitStatus {
         let left = self.prefetches.iter().map(|prefetch| prefetch.left).sum();
+        let mut status = self.status.for_charge(charge);
+        status.used = self.used.saturating_sub(left);
         // Some units are used, so there is a reset time.
-        let reset = self.status.reset_after().saturating_sub(age).max(Duration::from_micros(1));
-        LimitStatus::new(charge, self.used.saturating_sub(left), self.status.reserved, reset, None)
+        status.leaves_after = status.leaves_after.saturating_sub(age).max(Duration::from_micros(1));
+        status
     }
 
     /// Removes the prefetches that have ended or are used up, and returns the settlements that give

@@ -196,8 +196,7 @@ impl CrossSlot {
     fn set_untaken(&mut self, slot: usize, decision: &Decision) {
         let (check, indices) = &self.slots[slot];
         for ((index, charge), status) in indices.iter().zip(check.charges()).zip(decision.statuses()) {
-            let untaken = LimitStatus::new(charge, status.used, status.reserved, status.leaves_after, None);
-            self.statuses[*index] = Some(untaken.refused_until_reset(charge));
+            self.statuses[*index] = Some(status.for_charge(charge).refused_until_reset(charge));
         }
     }
 

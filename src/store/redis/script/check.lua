@@ -83,8 +83,8 @@ local function wait(log, most)
   return retry, log.reserved > 0 and first_fit(log, most, total - log.reserved, entries, false) - now or retry
 end
 
--- Writes the status of a log into a record, at the place of its charge.
-local function write_status(record, place, log, retry, least)
+-- Appends the status of a log to a record of length `r`, and returns the new length.
+local function write_status(record, r, log, retry, least)
   -- The moment from which on fewer units are used.
   local fewer = log.oldest and log.oldest + log.window
   if log.is_counter and fewer then
@@ -92,9 +92,9 @@ local function write_status(record, place, log, retry, least)
     local estimated = current + overlapping(log, previous, finish_of(log), now)
     if estimated > 0 then fewer = math.min(fewer, falls_to(log, estimated - 1, now)) end
   end
-  local r = 5 * place - 2
-  record[r], record[r + 1] = clamped(log.used), log.is_behind and 1 or clamped(fewer and fewer - now)
-  record[r + 2], record[r + 3], record[r + 4] = log.reserved, clamped(retry), clamped(log.reserved > 0 and least or retry)
+  record[r + 1], record[r + 2] = clamped(log.used), log.is_behind and 1 or clamped(fewer and fewer - now)
+  record[r + 3], record[r + 4], record[r + 5] = log.reserved, clamped(retry), clamped(log.reserved > 0 and least or retry)
+  return r + 5
 end
 
 -- Returns how many copies of the check an earlier try has counted in this log, and when. Returns
@@ -185,7 +185,7 @@ local function decide_all(logs, charges, k, id, copies, is_again)
   -- Copies that the earlier try has refused stay refused.
   local admitted = before > 0 and math.min(copies, before) or admissible(logs, copies)
   local is_whole = admitted == copies
-  local record = { admitted, at, 0, 0, 0, 0, 0 }  -- as long as most records are: a table that grows is slow
+  local record, r = { admitted, at, 0, 0, 0, 0, 0 }, 2  -- as long as most records are: a table that grows is slow
   for i, log in ipairs(logs) do
     logs.place = i
     if admitted > 0 and before == 0 and log.takes > 0 and not log.is_left_out then count(log, id, admitted, is_again) end
@@ -199,7 +199,7 @@ local function decide_all(logs, charges, k, id, copies, is_again)
     -- A check that is refused only because an earlier try has refused it may be tried again at
     -- once.
     if not is_whole and not has_retry and i == #logs then retry = 1 end
-    write_status(record, i, log, retry, least)
+    r = write_status(record, r, log, retry, least)
   end
   return record
 end

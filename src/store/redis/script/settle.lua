@@ -105,12 +105,12 @@ end
 -- admission that the first try has settled from an unknown admission. So the second try counts
 -- every admission as known.
 local function settle(charges, k, id, time, is_again)
-  local record, failure = { is_again and 1 or 0, -1, 0, 0, 0, 0, 0 }, nil
+  local record, r, failure = { is_again and 1 or 0, -1 }, 2, nil
   for i, charge in ipairs(charges) do
     local is_done, problem = pcall(function()
       local log = read(charge, KEYS[k + i])
       if log.settled and settle_charge(log, id, time, log.settled) then record[1] = 1 end
-      write_status(record, i, log, 0, 0)
+      r = write_status(record, r, log, 0, 0)
     end)
     if not is_done then failure = failure_of(i, problem) end
   end
