@@ -28,7 +28,7 @@ at(1500 * MS)
 call_short({ 2, 10 * S }, { 'b', id = id 'fourth' }, { 'a', id = id 'fifth' })
 
 case 'a single unit after others have left'
-command('ZADD', 'a', score(-12 * S), id 'gone', score(-11 * S), id 'gone too', score(-4 * S), id 'stays')
+command('ZADD', 'a', score(-12 * S), id 'gone', score(-11 * S), id 'gone_2', score(-4 * S), id 'stays')
 command('PEXPIREAT', 'a', 1000000000000 + 9000)
 call('', run({ 'single', 3, 10 * S }, { 'a', id = id 'new' }))
 
@@ -37,8 +37,19 @@ command('ZADD', 'a', 7, 'used', score(-12 * S), id 'gone' .. '2*3', score(-4 * S
 command('PEXPIREAT', 'a', 1000000000000 + 9000)
 call('', run({ 'single', 3, 10 * S }, { 'a', id = id 'new' }))
 
-case 'a single unit of a window longer than since 1970'
-call('', run({ 'single', 3, 2000000000 * S }, { 'a', id = id 'new' }))
+case 'a single unit after others have left, of which some have one unit, and the total follows'
+command('ZADD', 'a', 6, 'used', score(-12 * S), id 'gone' .. '3', score(-11 * S), id 'one', score(-4 * S), id 'stays' .. '2')
+command('PEXPIREAT', 'a', 1000000000000 + 9000)
+call('', run({ 'single', 5, 10 * S }, { 'a', id = id 'new' }))
+
+case 'units of a window longer than since 1970'
+call('', run({ 'single', 3, 2000000000 * S }, { 'a', id = id 'new' }, { 'a', id = id 'newer' }))
+call('', run(any('any', 3, 1, 2000000000 * S, 'log', 5 * S), { 'b', id = id 'new' }))
+
+case 'single units of a window with a part of a millisecond'
+at(1400)
+call('', run({ 'single', 3, 10 * S + 300 }, { 'a', id = id 'new' }, { 'a', id = id 'newer' }))
+call('', run({ 'plain', 1, 1, 3, 1, 10 * S + 300 }, { 'b', id = id 'new' }, { 'b', id = id 'newer' }))
 
 case 'single units before Redis 7.0'
 server { is_before_7 = true }
@@ -77,6 +88,16 @@ call('', run({ 'plain', 5, 1, 10, 1, 10 * S }, { 'a', id = id 'many' }))
 at(2 * S)
 call('', run({ 'plain', 4, 1, 10, 1, 10 * S }, { 'a', id = id 'more' }))
 call('', run({ 'settle', 1, 1, 10, 1, 10 * S, 'log', 0, '0' }, { 'a', id = id('many', 2), at = 1 * S }))
+
+case 'copies: as many as get entries of their own, and two of a cost'
+call('', run({ 'plain', 4, 1, 10, 1, 10 * S }, { 'a', id = id 'few' }))
+call('', run({ 'plain', 2, 1, 10, 2, 10 * S }, { 'b', id = id 'two' }))
+at(11 * S)
+call('', run(any('any', 10, 1, 10 * S, 'log'), { 'b', id = id 'later' }))
+
+case 'copies that have left, beside an entry of too many units'
+command('ZADD', 'a', 20, 'used', score(-12 * S), id 'gone' .. '2*3', score(-11 * S), id 'wrong' .. '9007199254740992', score(-1 * S), id 'stays')
+call('', run(any('any', 30, 1, 10 * S, 'log'), { 'a', id = id 'new' }))
 
 case 'copies that an earlier try has counted in part'
 call('', run({ 'any', 3, 1, one(10, 10 * S, 'log') }, { 'a', id = id 'few' }))
@@ -120,7 +141,7 @@ call('', run(any('any', 5, 1, 10 * S, '12'), { 'a', id = id 'fifth' }))
 case 'periods of the calendar, and a clock that is too far from them'
 local ENDS = 'ends 1000000005000000 1000000036000000'
 call('', run(any('any', 2, 2, 31 * S, ENDS), { 'a', id = id 'first' }, { 'a', id = id 'second' }))
-at(6 * S)
+at(5 * S)
 call('', run(any('any', 2, 2, 31 * S, ENDS), { 'a', id = id 'third' }))
 at(36 * S)
 call('', run(any('any', 2, 2, 31 * S, ENDS), { 'a', id = id 'fourth' }))
@@ -142,11 +163,25 @@ call('', run(any('settle', 10, 4, 10 * S, 'fixed', 3 * S, '2'), { 'a', id = id '
 call('', run(any('settle', 10, 4, 10 * S, 'fixed', 3 * S, '2'), { 'a', id = id 'first', at = 0 }))
 
 case 'a prefetch: taken, asked for again, and given back in part'
-call('', run(any('any', 10, 8, 10 * S, 'log', 10500 * MS), { 'a', id = id 'prefetch' }))
-call('', run(any('again', 10, 8, 10 * S, 'log', 10500 * MS), { 'a', id = id 'prefetch' }))
+call('', run(any('any', 10, 8, 10 * S, 'log', 10500 * MS), { 'a', id = id 'fetched' }))
+call('', run(any('again', 10, 8, 10 * S, 'log', 10500 * MS), { 'a', id = id 'fetched' }))
 at(200 * MS)
 call('', run(any('any', 10, 5, 10 * S, 'log'), { 'a', id = id 'refused' }))
-call('', run(any('settle', 10, 8, 10 * S, 'log', 10500 * MS, '3'), { 'a', id = id 'prefetch', at = 0 }))
+call('', run(any('settle', 10, 8, 10 * S, 'log', 10500 * MS, '3'), { 'a', id = id 'fetched', at = 0 }))
+
+case 'reserved units of an exact log, down to one'
+call('', run(any('any', 10, 1, 10 * S, 'log', 3 * S), { 'a', id = id 'first' }))
+at(1 * S)
+call('', run(any('any', 10, 1, 10 * S, 'log', 3 * S), { 'a', id = id 'second' }))
+call('', run(any('settle', 10, 1, 10 * S, 'log', 3 * S, '0'), { 'a', id = id 'first', at = 0 }))
+
+case 'a prefetch after a step back of the clock'
+at(1 * S)
+call('', run(any('any', 10, 8, 10 * S, 'log', 10500 * MS), { 'b', id = id 'fetched' }))
+at(700 * MS)
+call('', run(any('any', 10, 5, 10 * S, 'log'), { 'b', id = id 'refused' }))
+at(100 * MS)
+call('', run(any('any', 10, 5, 10 * S, 'log'), { 'b', id = id 'refused' }))
 
 case 'limits that do not refuse, and charges that take nothing'
 for _, mode in ipairs({ 'shadow', 'left', 'left shadow', 'spent' }) do
@@ -198,10 +233,22 @@ call('', run(any('settle', 1, 1, 10 * S, 'log', 5 * S, '0'), { 'a', id = id 'fir
 
 case 'more entries have left than one check drops, and many stay'
 for number = 1, 1200 do
-  command('ZADD', 'a', score((number < 601 and -20 or -5) * S), id('n' .. number))
+  command('ZADD', 'a', score((number < 601 and -20 or -5) * S + number * MS), id('n' .. number))
 end
 command('PEXPIREAT', 'a', 1000000000000 + 9000)
 call('', run({ 'single', 1000, 10 * S }, { 'a', id = id 'new' }))
+for number = 1, 1200 do
+  command('ZADD', 'b', score((number < 601 and -20 or -5) * S + number * MS), id('n' .. number))
+end
+for _, name in ipairs({ 'new', 'newer' }) do
+  call('', run(any('any', 1000, 2, 10 * S, 'log'), { 'b', id = id(name) }))
+end
+
+case 'as many entries have left as the fast way drops'
+for number = 1, 101 do
+  command('ZADD', 'a', score((number < 101 and -20 or -5) * S), id('n' .. number))
+end
+call('', run({ 'plain', 1, 1, 10, 1, 10 * S }, { 'a', id = id 'new' }))
 
 case 'more entries have left than one check drops, and few stay'
 for number = 1, 620 do
@@ -209,6 +256,10 @@ for number = 1, 620 do
 end
 command('ZADD', 'a', 620, 'used')
 call('', run(any('any', 30, 2, 10 * S, 'log'), { 'a', id = id 'new' }))
+
+case 'by the clock of a test, with a part of a millisecond'
+at(1400)
+call('test', run(any('any', 2, 1, 10 * S, 'counter'), { 'a', id = id 'test' }))
 
 case 'by the clock of a test'
 call('test', run({ 'single', 2, 10 * S }, { 'a', id = id 'test' }), run({ 'plain', 2, 1, 8, 2, 10 * S }, { 'b', id = id 'test' }))
@@ -219,6 +270,15 @@ command('ZADD', 'b', '9100000000000000', 'used', score(-1 * S), id 'first')
 command('ZADD', 'c', '900000000000000000000', 'used', score(10 * S), '..900000000000000000000')
 call('', run(any('any', 3, 1, 10 * S, 'log'), { 'a', id = id 'new' }, { 'b', id = id 'new' }))
 call('', run(any('any', 3, 1, 10 * S, 'counter'), { 'c', id = id 'new' }))
+command('ZADD', 'd', '2.5', 'used', score(-1 * S), id 'first')
+command('ZADD', 'e', '5', 'used')
+call('', run(any('any', 9, 1, 10 * S, 'log'), { 'd', id = id 'new' }), run({ 'plain', 1, 1, 9, 1, 10 * S }, { 'e', id = id 'new' }))
+
+case 'sums near the largest number, and one of no units'
+command('ZADD', 'a', '9007199254740990', 'used', score(0), '..9007199254740990')
+call('', run(any('any', 9, 5, 10 * S, 'fixed', 0, 'spent'), { 'a', id = id 'new' }))
+command('ZADD', 'b', 3, 'used', score(-20 * S), '..0', score(-5 * S), '..3')
+call('', run(any('any', 9, 1, 10 * S, 'fixed'), { 'b', id = id 'new' }))
 
 case 'a charge that takes nothing, beside an id that was admitted before'
 call('', run(any('any', 3, 1, 10 * S, 'log'), { 'a', id = id 'before' }))
@@ -246,7 +306,7 @@ for number = 1, 10000 do
 end
 command('ZADD', 'a', 10000, 'used')
 call('', run(any('again', 20000, 2, 10 * S, '12'), { 'a', id = id 'new' }))
-call('', run(any('any', 20000, 2, 10 * S, '12', 10500 * MS), { 'a', id = id 'prefetch' }))
+call('', run(any('any', 20000, 2, 10 * S, '12', 10500 * MS), { 'a', id = id 'fetched' }))
 
 case 'more entries with units have left than one check drops, and many stay'
 for number = 1, 1200 do
@@ -317,6 +377,25 @@ end
 command('ZADD', 'none', score(-1 * S), id 'first')
 at(9 * S)
 call('', run({ 'single', 3, 10 * S }, { 'later', id = id 'new' }, { 'none', id = id 'new' }, { 'over', id = id 'new' }))
+
+case 'expiries that tell a time within a millisecond of the present'
+for number, micros in ipairs({ 8998500, 8999000, 8999001, 8999500 }) do
+  command('ZADD', number, score(-1 * S), id 'first')
+  command('PEXPIREAT', number, 1000000000000 + 10000)
+  at(micros)
+  call('', run({ 'plain', 1, 1, 3, 1, 10 * S }, { number, id = id 'new' }))
+end
+for number, millis in ipairs({ 11000, 11001, 11002 }) do
+  at(9 * S)
+  command('ZADD', 'a' .. number, score(9 * S), id 'first')
+  command('PEXPIREAT', 'a' .. number, 1000000000000 + 9000 + millis)
+  call('', run({ 'plain', 1, 1, 3, 1, 10 * S }, { 'a' .. number, id = id 'new' }))
+end
+
+case 'an entry ahead of the clock, in a log that has capacity'
+command('ZADD', 'a', score(5 * S), id 'ahead')
+command('PEXPIREAT', 'a', 1000000000000 + 16000)
+call('', run({ 'plain', 1, 1, 3, 1, 10 * S }, { 'a', id = id 'new' }))
 
 case 'a first try that is read after the second'
 call('', run(any('again', 9, 2, 10 * S, 'log'), { 'a', id = id 'twice' }))

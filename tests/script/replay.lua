@@ -156,6 +156,7 @@ end
 
 -- The id of eight bytes that has this name. The last byte counts copies.
 function cases.id(name, copy)
+  assert(#name <= 7, name)
   return name .. string.rep('_', 7 - #name) .. string.char(copy or 0)
 end
 

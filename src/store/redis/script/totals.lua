@@ -47,11 +47,8 @@ local function add_named(log, time, member, units)
   local reserved = log.is_reserving and units or 0
   add_to_total(log, units, reserved)
   -- If an id was given again, the key may have the same member already, from an entry that has
-  -- left. Then ZADD has replaced that entry, which need not be dropped any more.
-  if call('ZADD', log.key, score_of(time), member) == 0 then
-    add_to_total(log, -units, -reserved)
-    log.gone = log.gone - 1
-  end
+  -- left. Then ZADD has replaced that entry, and no later check takes its units from the total.
+  if call('ZADD', log.key, score_of(time), member) == 0 then add_to_total(log, -units, -reserved) end
 end
 
 -- The units of the sum of the recorded time that has this score, and the member of the sum, if
