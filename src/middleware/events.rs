@@ -118,7 +118,8 @@ impl Events {
 /// Reports, in the extensions of a response, that the store has not decided the request.
 /// [`mode`](Self::mode) tells what happened instead: the request was let through, got a 503, or was
 /// decided in this process. With stacked layers, the extensions have the report of the outermost
-/// layer, and [`inner`](Self::inner) has the report of the next layer further in.
+/// layer for which the store has not decided. [`inner`](Self::inner) has the report of the next
+/// such layer further in.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Degraded {

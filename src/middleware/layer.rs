@@ -1,4 +1,5 @@
-//! The layer, which is its own builder: its store, its limits, and its responder.
+//! The layer, which is its own builder. This file sets its store, its limits and its responder;
+//! `options.rs` sets everything else.
 
 use std::{fmt, sync::Arc};
 
@@ -81,11 +82,11 @@ impl<R> RateLimitLayer<R> {
     }
 
     /// Sets the [responder](super::RejectionResponse), which makes the responses to rejected
-    /// requests. A responder is a closure, one of this crate, or a type of your own. A closure gets
-    /// the [`Rejection`](super::Rejection), and a head with the status and the headers. Write the
-    /// types of the closure's arguments. A type of your own also gets the request: [a page for
-    /// browsers](crate::guide::recipes#a-page-for-browsers) is an example. Default:
-    /// [`JsonResponse`].
+    /// requests. A responder is a closure, a responder of this crate, or a type of your own. A
+    /// closure gets the [`Rejection`](super::Rejection), and a head with the status and the
+    /// headers. Write the types of the closure's arguments. A type of your own also gets the
+    /// request: [a page for browsers](crate::guide::recipes#a-page-for-browsers) is an example.
+    /// Default: [`JsonResponse`].
     ///
     /// ```
     /// use axum::body::Body;

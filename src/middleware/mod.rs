@@ -1,8 +1,8 @@
 //! The tower middleware: layer, service, and response future.
 //!
-//! 1. A request may be [denied](RateLimitLayer::deny), or let through
+//! 1. The layer first looks for requests that it [denies](RateLimitLayer::deny), or lets through
 //!    [uncounted](RateLimitLayer::skip).
-//! 2. Otherwise the layer computes the cost of the request, extracts its keys,
+//! 2. For any other request, the layer computes the cost, extracts the keys,
 //!    [chooses](KeyedLimit::chosen) the limits that depend on the request, and decides all limits
 //!    in one atomic step.
 //! 3. An admitted request goes to the inner service with the [`Decision`](crate::Decision) in its
@@ -11,23 +11,25 @@
 //!    [`rejection`].
 //! 5. If the store cannot decide within the [deadline](RateLimitLayer::deadline), the layer's
 //!    failure mode decides: [fail-open](RateLimitLayer::fail_open) lets the request through without
-//!    headers, [fail-closed](RateLimitLayer::fail_closed) responds with 503, and
+//!    rate-limit headers, [fail-closed](RateLimitLayer::fail_closed) responds with 503, and
 //!    [fail-local](RateLimitLayer::fail_local) decides in this process. In each of these modes, the
 //!    response has [`Degraded`] in its extensions.
-//! 6. A limit can [settle](KeyedLimit::settle) the cost of a request by the response, or [count the
-//!    cost afterwards](KeyedLimit::count_afterwards). A limit can be tried in the
-//!    [shadow](KeyedLimit::in_shadow), where the limit refuses nothing. A limit can be
+//! 6. After the response, a limit can [settle](KeyedLimit::settle) what the request has really
+//!    cost, or [count the cost only then](KeyedLimit::count_afterwards). A limit can be tried in
+//!    the [shadow](KeyedLimit::in_shadow), where the limit refuses nothing. A limit can be
 //!    [hidden](KeyedLimit::hidden) from clients.
 //! 7. If layers are stacked, each layer adds to the extensions that the layers further out have
 //!    left on a request, and overwrites nothing. The decision in the request's extensions has the
 //!    statuses of all layers, and [holds](crate::Decision::holds_place) the places that all layers
 //!    have taken. Each layer settles its own admission only. The response shows the visible limit
-//!    with the least left. The extensions of the response have the reports of all layers. A
-//!    rejection shows the limit that has refused.
-//! 8. The error type and the body type of the service stay the same. The body type is an
+//!    with the least left. The extensions of the response have the reports of all layers, such as
+//!    [`Degraded`]. A rejection shows only a limit that has refused.
+//! 8. The error type and the body type of the service stay the same. The body type has to implement
 //!    `http_body::Body`.
-//! 9. A store that [decides at once](crate::Store::decide_now) charges the request in
-//!    `Service::call`. Any other store charges the request when the response future is polled.
+//! 9. The store charges the request when the response future is polled. A store that [decides at
+//!    once](crate::Store::decide_now) charges the request in `Service::call` already, except if the
+//!    layer [waits](RateLimitLayer::wait_up_to) for capacity, or if one of its limits
+//!    [bans](KeyedLimit::ban) keys.
 //!
 //! Around a client, the layer can [wait](RateLimitLayer::wait_up_to) for capacity instead of
 //! refusing. A limit can [heed](KeyedLimit::heed_upstream) an upstream that asks the client to stay
@@ -38,11 +40,12 @@
 //! | other layer | outside of the limits | inside of the limits |
 //! |---|---|---|
 //! | `CorsLayer` | **Recommended.** `CorsLayer` answers preflights itself, and lets browsers read a 429. Expose [`exposed_headers`] | a browser cannot read a 429, since the 429 has no CORS headers. Preflights are counted, and need a key, unless you [`skip`](RateLimitLayer::skip) `OPTIONS` |
-//! | `TraceLayer` | reports rejections too | reports only requests that the limits let through. `TraceLayer` wraps the body, and the wrapped body has no `Default` |
+//! | `TraceLayer` | reports rejections too | reports only requests that the limits let through, and wraps the body: see below |
 //! | `TimeoutLayer` | its time includes the wait for the decision. A request that `TimeoutLayer` drops no longer waits in line | its time is the time of the service alone. A request that ends as a 408 or 504 is charged, and its response has figures |
-//! | `CompressionLayer` | compresses rejections too | compresses only responses of the service, and wraps the body |
+//! | `CompressionLayer` | compresses rejections too | compresses only responses of the service, and wraps the body: see below |
 //! | authentication | needed if the key of a limit is the user that the authentication finds | attempts to log in are charged |
-//! | `Buffer`, `ConcurrencyLimit` | a permit is held while the store decides | **Recommended** |
+//! | `ConcurrencyLimit` | a request holds its permit while the store decides and settles | **Recommended.** A request holds its permit while the store decides, but not while the store settles |
+//! | `Buffer` | one task calls the layer for all requests | **Recommended**, and needed for a service that is not `Clone`. A request holds its slot while the store decides |
 //!
 //! * In a `ServiceBuilder`, and in tonic's `Server::builder()`, the first layer is the outermost.
 //!   On an axum `Router`, the last layer is the outermost.
@@ -73,10 +76,12 @@
 //! # Ok(()) }
 //! ```
 //!
-//! * The limits cannot make a wrapped body for a rejection. `CorsLayer` and `TimeoutLayer` of
-//!   tower-http 0.7 make bodies, too, and need a body with a `Default`. So put `TraceLayer` outside
-//!   of `CorsLayer`, of `TimeoutLayer` and of the limits. If a layer that wraps the body has to be
-//!   inside of the limits, put the line `.map_response(..)` between the limits and that layer:
+//! * The limits make the body of a rejection themselves, and cannot make a body in the wrapper of
+//!   another layer. `CorsLayer` and `TimeoutLayer` of tower-http 0.7 make bodies, too, and need a
+//!   body type with a `Default`. The wrapper of `TraceLayer` has no `Default`, so put `TraceLayer`
+//!   outside of `CorsLayer`, of `TimeoutLayer` and of the limits. If a layer that wraps the body
+//!   has to be inside of the limits, put the line `.map_response(..)` between the limits and that
+//!   layer:
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -101,7 +106,7 @@
 //! ```
 //!
 //! * On the methods of a route, write two layers as one tuple, the outermost first. With two calls
-//!   of `layer`, the compiler cannot tell the error type between the two layers (E0283).
+//!   of `layer`, the compiler cannot infer the error type between the two layers (E0283).
 //!
 //! ```
 //! # use axum::{Router, routing::get};
@@ -112,7 +117,8 @@
 //! # let _: Router = Router::new().route("/", route);
 //! ```
 //!
-//! * Without axum, a closure makes the body of a rejection: see [`Rejection::problem`].
+//! * If the body of the service cannot be made of a `String`, a closure makes the body of a
+//!   rejection: see [`Rejection::problem`].
 //! * A layer that is added by `Router::layer` also charges requests that end as a 404 or a 405. A
 //!   layer that is added by `Router::route_layer`, or by `layer` on the methods of a route, also
 //!   charges requests that end as a 405, but none that end as a 404. A layer that is added by

@@ -1,4 +1,4 @@
-//! The options of a layer: all methods of its builder, except those for limits.
+//! The options of a layer: all methods of its builder, except those for limits and the responder.
 
 use std::{borrow::Cow, sync::Arc, time::Duration};
 
@@ -45,8 +45,9 @@ impl<R> RateLimitLayer<R> {
     /// Lets requests through uncounted, such as those of a health check. After several calls of
     /// `skip`, a request is skipped if any of the closures returns `true`.
     ///
-    /// CORS preflights count like all other requests, unless a `CorsLayer` outside of the limits
-    /// answers them, or `skip` names `OPTIONS`. Any client can send such requests.
+    /// CORS preflights count like all other requests, except if a `CorsLayer` outside of the limits
+    /// answers them. If `skip` returns `true` for `OPTIONS`, preflights do not count either, but
+    /// then any client can send `OPTIONS` requests uncounted.
     ///
     /// ```
     /// # use tower_sliding_window::{Limit, MemoryStore, PeerIp, RateLimitLayer};
@@ -99,7 +100,8 @@ impl<R> RateLimitLayer<R> {
 
     /// Responds with 403 to requests from these addresses, before anything else. The list may be
     /// replaced while the layer serves requests: [`AddressList`] has an example. A request whose
-    /// address cannot be read is rejected, as by [`deny`](Self::deny).
+    /// address cannot be read is rejected with the status of the
+    /// [`KeyError`](super::extract::KeyError): see [`deny`](Self::deny).
     pub fn deny_addresses(self, client_ip: ClientIp, addresses: &AddressList) -> Self {
         self.set(|policy| policy.denied.push(address_list(client_ip, addresses.clone())))
     }
@@ -129,8 +131,8 @@ impl<R> RateLimitLayer<R> {
     }
 
     /// Lets requests through while the store cannot decide, without rate-limit headers. Fail-open
-    /// is the default. For a mode by the request, such as fail-closed for expensive requests, give
-    /// their routes a layer of their own.
+    /// is the default. To have another mode for some requests, such as fail-closed for expensive
+    /// requests, give the routes of these requests a layer of their own.
     pub fn fail_open(self) -> Self {
         self.failure_mode(FailureMode::Open)
     }
@@ -146,7 +148,7 @@ impl<R> RateLimitLayer<R> {
         self.failure_mode(FailureMode::Local(share))
     }
 
-    /// Sets which sets of headers the layer sends. Default: `X-RateLimit-*`.
+    /// Chooses the sets of headers that the layer sends. Default: `X-RateLimit-*`.
     ///
     /// ```
     /// # use tower_sliding_window::{Everyone, HeaderSets, Limit, MemoryStore, RateLimitLayer};
@@ -175,8 +177,9 @@ impl<R> RateLimitLayer<R> {
     /// Lets a request wait for capacity for up to `max_wait`, instead of refusing the request at
     /// once. This option is for a layer around a client, whose calls may be late, but should not
     /// fail. Default: a request is refused at once. If the first request in line has to wait for
-    /// longer than `max_wait`, a new request is refused at once. Any other request waits, and is
-    /// refused if its turn does not come within `max_wait`.
+    /// longer than `max_wait`, a new request is refused at once. Without a line, the new request
+    /// itself is the first. Any other request waits in line, and is refused if its turn does not
+    /// come within `max_wait`.
     ///
     /// ```
     /// use std::time::Duration;
@@ -203,9 +206,9 @@ impl<R> RateLimitLayer<R> {
     /// * The layer does not bound the number of waiting requests. A `ConcurrencyLimit` outside of
     ///   the layer bounds this number.
     /// * The deadline bounds the time of each reply of the store, not the wait. While the store
-    ///   fails or does not answer in time, requests ask again every 100 ms. When `max_wait` is
-    ///   over, fail-open or fail-closed decides. Under fail-local, the share decides while the
-    ///   store cannot decide. So keep `max_wait` short on a server.
+    ///   fails or does not answer in time, the first request in line asks again every 100 ms.
+    ///   Fail-open or fail-closed decides only when `max_wait` is over. So keep `max_wait` short on
+    ///   a server. Under fail-local, the share decides while the store cannot decide.
     pub fn wait_up_to(self, max_wait: Duration) -> Self {
         self.set(|policy| policy.max_wait = Some(max_wait))
     }
@@ -214,10 +217,10 @@ impl<R> RateLimitLayer<R> {
     /// Default: the places are freed when the body of the response has ended, or is dropped because
     /// the client has left.
     ///
-    /// This option is needed if the layer cannot make the body of the service hold places: see
-    /// [bodies](crate::guide::at_most_n_at_once#bodies). Such a body, or a task, can hold the
-    /// places instead, if it keeps the [`Decision`](crate::Decision) from the extensions of the
-    /// request.
+    /// Use this option if the layer cannot make the body of the service hold places: see
+    /// [bodies](crate::guide::at_most_n_at_once#bodies). A body of your own, or a task, can still
+    /// hold the places: the body or the task keeps the [`Decision`](crate::Decision) from the
+    /// extensions of the request.
     pub fn free_with_head(self) -> Self {
         self.set(|policy| policy.frees_with_head = true)
     }

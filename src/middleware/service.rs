@@ -65,9 +65,9 @@ where
 }
 
 impl<I, R> RateLimit<I, R> {
-    /// Takes the service out for a request that has to wait, and leaves a clone. The request needs
-    /// the instance that was polled ready. The clone waits for the next `poll_ready`. See "Be
-    /// careful when cloning inner services" in the docs of `tower_service`.
+    /// Takes this service, for a request that has to wait, and leaves a clone in its place. The
+    /// request needs the instance that was polled ready. The clone waits for the next `poll_ready`.
+    /// See "Be careful when cloning inner services" in the docs of `tower_service`.
     fn take(&mut self) -> Self
     where
         I: Clone,
@@ -166,8 +166,8 @@ where
     }
 }
 
-/// Takes the value out of the option. Panics if the value is gone: the future was polled after it
-/// was ready. No request can cause this panic.
+/// Takes the value out of the option. Panics if the future is polled after it was ready, since the
+/// value is then gone. No request can cause this panic.
 fn take<T>(value: &mut Option<T>) -> T {
     value.take().unwrap_or_else(|| panic!("`ResponseFuture` polled after completion"))
 }
