@@ -18,9 +18,9 @@ impl KeyedLimit {
         self
     }
 
-    /// Computes the true cost of a request from its response, and counts that cost instead of the
-    /// charge. Until the response, the charge of the request is reserved. Default: a request costs
-    /// its charge.
+    /// Computes the true cost of a request from its response. The true cost then counts instead of
+    /// the charge: the units that the request took before. Until the response, these units are
+    /// reserved. Default: the response does not change the cost.
     ///
     /// ```
     /// use tower_sliding_window::{Limit, PeerIp};
@@ -35,17 +35,18 @@ impl KeyedLimit {
     /// |---|---|---|
     /// | before the response | the charge counts | nothing counts |
     /// | a request is refused if | its charge does not fit | nothing is left |
-    /// | the limit can be exceeded | by the cost of a request above its charge | by the cost of all requests in flight |
-    /// | concurrent requests that turn out to be free | some are refused, with a retry time of a second | none is refused |
+    /// | the limit can be exceeded | by the part of a cost that is above the charge | by the cost of all requests in flight |
+    /// | concurrent requests whose cost turns out to be 0 | some are refused, with a retry time of a second | none is refused |
     /// | the cost counts as of | the admission | the response |
     /// | without a response | the charge counts until its lease ends | nothing counts |
     /// | calls of the store | two | two, or one if the cost is 0 |
     /// | use for | limits that must hold: tokens, money, guesses of a password | requests that are mostly free, or whose cost is unknown before: bytes sent, failed logins of many users behind one address |
     ///
-    /// * All limits of a request are settled together, within the layer's deadline, before the
-    ///   response goes out. The response shows the units that are left after the settlements.
+    /// * The layer settles all limits of a request before the response goes out. Each call of the
+    ///   store takes at most the layer's deadline. The response shows the units that are left after
+    ///   the settlements.
     /// * A cost above the charge counts in full, even if it exceeds the limit. Then the next
-    ///   requests are refused.
+    ///   requests are refused until enough units have left the window.
     /// * A request without a response stays charged until its [`lease`](Self::lease) ends. A
     ///   request gets no response if its client has hung up, or if the service has failed or
     ///   panicked. A request whose settlement gets no reply may stay charged, too.
@@ -98,16 +99,16 @@ impl KeyedLimit {
         self
     }
 
-    /// Sets how long a charge stays reserved if it is not [settled](Self::settle). After the lease,
-    /// the units of the charge are given back. Default: a minute, or the window if the window is
+    /// Sets how long the units of a request stay reserved if they are not [settled](Self::settle).
+    /// After the lease, the units are given back. Default: a minute, or the window if the window is
     /// shorter.
     ///
     /// * If a client hangs up or a process is killed, the reserved units are missing for other
     ///   clients until the lease ends. If the lease is as long as the window, a dropped request
     ///   pays its charge in full, so a client gains nothing by hanging up.
     /// * A request whose response takes longer than the lease is still settled, as of its
-    ///   admission. Between the end of the lease and the settlement, other clients can spend its
-    ///   units. So make the lease longer than most responses take.
+    ///   admission. Between the end of the lease and the settlement, other clients can spend the
+    ///   units of this request. So make the lease longer than most responses take.
     ///
     /// No layer takes a limit that has a lease but does not settle: see
     /// [`RateLimitLayer::limits`](crate::RateLimitLayer::limits).

@@ -28,7 +28,8 @@ pub struct Exchange<'a> {
     pub request: &'a request::Parts,
     /// The service's response, without its body.
     pub response: &'a response::Parts,
-    /// The units that the limit has charged.
+    /// The units that the limit has charged. With
+    /// [`count_afterwards`](KeyedLimit::count_afterwards), always 1, although nothing was charged.
     pub cost: u64,
 }
 
@@ -38,8 +39,8 @@ pub(crate) struct Ban {
     pub(crate) time: Duration,
 }
 
-/// A limit and the extractor of its keys. Made by [`Limit::by`] or [`KeyedLimit::chosen`], and
-/// taken by [`RateLimitLayer::limit`](crate::RateLimitLayer::limit).
+/// A limit and the extractor of its keys. [`Limit::by`], [`Split::by`] and [`KeyedLimit::chosen`]
+/// make a `KeyedLimit`, and [`RateLimitLayer::limit`](crate::RateLimitLayer::limit) takes it.
 #[derive(Clone)]
 #[must_use]
 pub struct KeyedLimit {
@@ -67,8 +68,8 @@ impl Limit {
 }
 
 impl Split {
-    /// Makes a limit that charges each request to one part of the split limit: a part of the key
-    /// that `extractor` finds in the request. See [`split`](crate::split).
+    /// Makes a limit that charges each request to one part of the split limit, for the key that
+    /// `extractor` finds in the request. See [`split`](crate::split).
     ///
     /// ```
     /// use tower_sliding_window::{Everyone, Limit};
@@ -134,14 +135,16 @@ impl KeyedLimit {
     ///    the request. If no limit charges the request, the request goes through without a decision
     ///    and without figures. A request whose key is [banned](Self::ban) is still refused.
     /// 3. Limits of one name, window and [`Algorithm`](crate::Algorithm) share the units of a key.
-    ///    So a tenant that moves to another plan keeps its used units. If the limit of the other
-    ///    plan has another window or algorithm, the tenant starts with no used units.
+    ///    So if a tenant moves to another plan, the units that the tenant has used still count. If
+    ///    the limit of the other plan has another window or algorithm, the tenant starts with no
+    ///    used units.
     /// 4. If an option has [no effect](crate::RateLimitLayer::limits) on the chosen limit, the
     ///    request is rejected with a 500, and the log says what to change.
     /// 5. If two limits of a request have the same name, window, algorithm and key, the request is
     ///    rejected with a 500, and the log says what to change. For example,
     ///    [`PeerIp`](crate::PeerIp) and [`ClientIp`](crate::ClientIp) find the same key without a
-    ///    proxy. If one of the two is in the shadow, only this one is left out.
+    ///    proxy. If one or both of the two limits are in the shadow, the layer leaves a limit in
+    ///    the shadow out of the check instead.
     pub fn chosen<E, C, L>(extractor: E, choose: C) -> Self
     where
         E: KeyExtractor,
@@ -174,9 +177,9 @@ impl KeyedLimit {
     /// * A 429, a 503 with `Retry-After`, and a 403 with nothing remaining are refusals. A refusal
     ///   blocks the limit, however many units the limit has left. Any other response blocks the
     ///   limit only if the limit had units left, both at the admission and at the response.
-    /// * The response goes out once the limits are blocked, but at the latest after the deadline.
-    ///   The layer leaves the response unchanged, with the upstream's figures, and shows no figures
-    ///   of its own.
+    /// * The response goes out once the units are settled and the limits are blocked. Each of these
+    ///   steps takes at most the deadline. The layer leaves the response unchanged, with the
+    ///   upstream's figures, and shows no figures of its own.
     /// * A call counts as of its response, since the upstream may count the call that late. If the
     ///   response takes longer than a tenth of the window, the call counts as of a tenth of the
     ///   window after its admission. Until the response, the units of the call are reserved. The
@@ -187,16 +190,16 @@ impl KeyedLimit {
         self
     }
 
-    /// Puts the limit into the shadow: the limit counts requests, and reports those that it would
-    /// have refused, but refuses none. So a limit can be tried on real traffic. Default: the limit
-    /// refuses.
+    /// Puts the limit into the shadow: the limit counts requests, and reports the requests that it
+    /// would have refused, but refuses none. So a limit can be tried on real traffic. Default: the
+    /// limit refuses.
     ///
     /// * The refusals of a limit in the shadow are in the [`Decision`](crate::Decision) in the
     ///   request's extensions, in the [`ShadowRefusals`](crate::middleware::ShadowRefusals) in the
     ///   response's extensions, in a log line at most once a second, and in the
     ///   [metrics](mod@crate::metrics).
     /// * If a request has no key for the limit, or costs more units than the limit has, the limit
-    ///   is left out of the check. The layer reports a limit that is left out, too.
+    ///   is left out of the check. The layer reports the limit in that case, too.
     /// * Clients see the figures of the layer's other limits. If the layer has no other limits,
     ///   clients see the figures of the limit in the shadow. So put a limit in the shadow into the
     ///   same layer as the limits that refuse.
@@ -240,8 +243,9 @@ impl KeyedLimit {
     /// enough units have left the window.
     ///
     /// `ban` is a limit of one unit that counts the bans. No ban is longer than the window of
-    /// `ban`, so choose a window as long as the longest ban that you want. A ban [by
-    /// hand](crate::Limiter::block) that is longer than this window is shortened to the window.
+    /// `ban`, so choose a window as long as the longest ban that you want. You can also ban a key
+    /// by hand, by [`Limiter::block`](crate::Limiter::block). If that time is longer than the
+    /// window of `ban`, the ban ends after the window.
     ///
     /// ```
     /// use std::time::Duration;
@@ -278,11 +282,11 @@ impl KeyedLimit {
     /// * A ban lasts for exactly `time`: requests that the ban refuses do not prolong the ban.
     ///   Redis keeps the key of a ban for the window of the ban's limit, which is at most 365 days.
     /// * A request that a ban refuses gets [`Rejection::Banned`](crate::Rejection::Banned), and so
-    ///   does a request whose refusal begins a ban. Its status is 429, which a
-    ///   [responder](crate::RateLimitLayer::respond_with) can change. The figures of the rejection are those of the
-    ///   ban's limit, such as `login.ban`. If the limit itself refuses for longer than the ban, the
-    ///   figures are those of the limit itself. Before a ban begins, clients do not see the ban's
-    ///   limit.
+    ///   does a request whose refusal begins a ban. The status of this rejection is 429, which a
+    ///   [responder](crate::RateLimitLayer::respond_with) can change. The rejection shows the
+    ///   figures of the ban's limit, such as `login.ban`. If the limit that has begun the ban
+    ///   refuses for longer than the ban, the rejection shows the figures of that limit. Before a
+    ///   ban begins, clients do not see the ban's limit.
     /// * After a ban is lifted, a limit that is still used up begins another ban at the next
     ///   refusal. So reset the limit as well as the ban. If you change the window of the ban's
     ///   limit, all bans are lifted.
@@ -294,13 +298,13 @@ impl KeyedLimit {
     ///   ban that refuses requests.
     /// * The ban of a limit in the [shadow](Self::in_shadow) is in the shadow, and the ban of a
     ///   [hidden](Self::hidden) limit is hidden.
-    /// * Each check also asks the store whether the key is banned, so no
-    ///   [prefetch](crate::limit::prefetch) pays for the check. If the store does not take a ban, a
-    ///   log line says so, and the next refusal tries again to begin the ban. A
+    /// * Each check also asks the store whether the key is banned. So a
+    ///   [prefetch](crate::limit::prefetch) saves no call of the store. If the store cannot begin a
+    ///   ban, a log line says so, and the next refusal tries again to begin the ban. A
     ///   [full](crate::MemoryStore#when-it-is-full) `MemoryStore` takes no bans.
     /// * While Redis is gone, the processes that [know](crate::Limiter::refusal_cache) a ban
-    ///   enforce it until its end, in every failure mode. A process knows a ban if the process has
-    ///   begun the ban, or has refused a request by the ban. In all other processes the failure
+    ///   enforce the ban until its end, in every failure mode. A process knows a ban if the process
+    ///   has begun the ban, or has refused a request by the ban. In all other processes the failure
     ///   mode decides. A process that decides in the store's place begins bans of its own. A Redis
     ///   that restarts empty has forgotten the bans.
     ///

@@ -26,7 +26,8 @@ use crate::{
 #[derive(Clone)]
 pub(super) struct Policy {
     pub(super) limiter: Limiter,
-    /// The limits of the layer. Those that are not chosen for each request have different names.
+    /// The limits of the layer. All limits have different names, except the limits that are chosen
+    /// for each request.
     pub(super) limits: Vec<KeyedLimit>,
     /// Whether all limits are [plain](KeyedLimit::is_plain). Then a request needs no
     /// [`CheckDetails`](super::plan::CheckDetails), unless it may wait for capacity.
@@ -36,8 +37,8 @@ pub(super) struct Policy {
     pub(super) uncounted: Vec<(&'static str, Arc<KeyList>)>,
     pub(super) cost: Option<Arc<ByRequest<u64>>>,
     pub(super) headers: HeaderSets,
-    /// How long a request waits for capacity. With `None`, a request without capacity is refused at
-    /// once.
+    /// How long a request waits for capacity. With `None`, a request that finds no capacity is
+    /// refused at once.
     pub(super) max_wait: Option<Duration>,
     /// Whether the places of a request are freed when its response begins.
     pub(super) frees_with_head: bool,
