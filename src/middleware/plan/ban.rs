@@ -1,7 +1,8 @@
 //! Bans: a key that has used up a limit is refused for a time.
 //!
-//! 1. A ban takes the only unit of a limit that counts by the exact log. The unit has the ban's
-//!    time as its lease. The check of a request only asks whether the unit is taken.
+//! 1. A ban has a limit of its own, with a single unit, that counts by the exact log. The ban takes
+//!    this unit. The unit has the ban's time as its lease. The check of a request only asks whether
+//!    the unit is taken.
 //! 2. A refusal begins the ban, whether the store or this process has refused. If the limit settles
 //!    or counts afterwards, a response that leaves no units of the limit begins the ban, too.
 //! 3. All processes take the unit under the same id. So a ban begins once, however many requests
@@ -26,8 +27,8 @@ impl KeyedLimit {
     /// cost.
     fn bans(&self, status: &LimitStatus, cost: u64) -> bool {
         let settled = status.used.saturating_sub(status.reserved);
-        // A refusal only because of requests in line, or only because of reserved units, begins no
-        // ban: the request fits, or would fit if reserved units were given back.
+        // If only requests in line are in the way, the request fits. If only reserved units are in
+        // the way, the request would fit after they are given back. Neither refusal begins a ban.
         let has_refused = status.retry_after().is_some() && settled.saturating_add(cost) > status.limit.units();
         let begins = has_refused || self.cost_afterwards.is_some() && settled >= status.limit.units();
         begins && self.ban.as_ref().is_some_and(|ban| !ban.time.is_zero())

@@ -1,8 +1,9 @@
-//! The check that the limits of a layer make of a request.
+//! The check of a request: the charges of all limits of the layer.
 //!
 //! If limits are chosen for each request, two limits of a request may turn out to have the same
-//! identity and the same key. A check has only one charge of an identity and key. So this is a
-//! mistake in the set-up, as two limits of one name are where the layer is built.
+//! identity and the same key. A check has only one charge of an identity and key. So the layer
+//! rejects such a request, and the log shows the mistake in the set-up. For limits that are not
+//! chosen, building the layer already fails if two limits have the same name.
 
 use std::time::Duration;
 
@@ -31,7 +32,8 @@ type Draft = Result<(Option<Charge>, Option<Box<Charge>>), LeftOut>;
 type LeftOut = (Option<Limit>, Rejection);
 
 impl KeyedLimit {
-    /// The charge of a request of this cost.
+    /// The charges of a request. `cost` is the cost that the layer computes. A limit with a cost of
+    /// its own ignores `cost`.
     fn draft(&self, parts: &Parts, cost: u64) -> Draft {
         let cost = self.cost.as_ref().map_or(cost, |own| own(parts));
         let no_key = |error| (self.limit().cloned(), Rejection::NoKey(error));
@@ -109,7 +111,8 @@ pub(crate) struct ChargedLimit {
     pub(super) charge_index: usize,
     pub(super) limit_index: usize,
     pub(super) cost: u64,
-    /// The index of the limit's ban in the check, and the charge that begins the ban.
+    /// The index of the charge that asks whether the limit's ban has begun, and the charge that
+    /// begins the ban.
     pub(super) ban: Option<(usize, Box<Charge>)>,
 }
 
@@ -128,9 +131,10 @@ impl CheckDetails {
         Ok(details)
     }
 
-    /// Adds the charge of a limit, and the charge that asks for its ban. Returns an error if
-    /// another limit charges the same limit and key. But if only the other limit is in the shadow,
-    /// the other limit is left out.
+    /// Adds the charge of a limit, and the charge that asks whether the limit's ban has begun.
+    /// Returns an error if the check already has a charge of the same identity and key. But if only
+    /// the earlier charge is in the shadow, the new charge replaces the earlier charge, whose limit
+    /// is left out.
     fn add(&mut self, limit_index: usize, charge: Option<Charge>, ban: Option<Box<Charge>>) -> Result<(), LeftOut> {
         let Some(charge) = charge else {
             // Only a limit that charges the request begins the ban.
@@ -156,8 +160,8 @@ impl CheckDetails {
         Ok(())
     }
 
-    /// Adds a charge that asks for a ban, once for all limits that have this ban. Returns the index
-    /// of the charge.
+    /// Adds a charge that asks whether a ban has begun. All limits that have this ban share one
+    /// such charge. Returns the index of the charge.
     fn add_ban(&mut self, begins: &Charge) -> usize {
         let (ban_index, same) = self.place_of(begins);
         match (same, &mut self.check) {
@@ -167,8 +171,8 @@ impl CheckDetails {
         ban_index
     }
 
-    /// Finds the charge of the check that has the same limit and key as `charge`. Returns the index
-    /// of the charge that was found, and this charge itself. If none was found, returns the index
+    /// Finds in the check the charge of the same identity and key as `charge`. Returns the index of
+    /// the found charge, and the found charge itself. If there is no such charge, returns the index
     /// that a new charge gets.
     fn place_of(&self, charge: &Charge) -> (usize, Option<Charge>) {
         let is_same = |other: &Charge| other.limit().is_one_with(charge.limit()) && other.key() == charge.key();

@@ -6,13 +6,13 @@
 //!    counted.
 //! 2. A request without a key is on no list. A key that is present but cannot be read may be a
 //!    denied key, so a list of denied keys rejects the request with the status of the
-//!    [`KeyError`](super::extract::KeyError). A list of exempt keys never takes such a key for an
-//!    exempt key.
+//!    [`KeyError`](super::extract::KeyError). On a list of exempt keys, a key that cannot be read
+//!    never counts as exempt.
 //! 3. Each layer waits for at most its own deadline, less the time that the request has already
-//!    waited in layers further out. But each layer has at least 5 ms. Otherwise the store of an
-//!    outer layer, if it hangs, would use up all of the time, and the layers further in could not
-//!    ask their own stores. So a request waits for at most the longest deadline of its layers, plus
-//!    5 ms for each layer whose deadline was already used up.
+//!    waited in layers further out. But each layer has at least 5 ms. Without these 5 ms, an outer
+//!    layer whose store hangs would use up all of the time, and the layers further in could not ask
+//!    their own stores. So a request waits for at most the longest deadline of its layers, plus 5
+//!    ms for each layer whose deadline was already used up.
 
 mod ban;
 mod check;
@@ -109,8 +109,8 @@ impl Policy {
         })
     }
 
-    /// Decides a check, and begins bans. If the layer has a `max_wait`, the request waits in line
-    /// for capacity.
+    /// Makes the future that decides a check and begins bans. If the layer has a `max_wait`, the
+    /// request waits in line for capacity.
     fn wait(self: &Arc<Self>, check: Check, details: Box<CheckDetails>, request: &Parts) -> Pending {
         let policy = Arc::clone(self);
         let mut waited = time_waited(request);
