@@ -56,9 +56,9 @@ impl<B> Holding<B> {
     }
 }
 
-/// Removes the content from the response to a `HEAD` request. The headers are those of the response
-/// to a `GET`. Over HTTP/2, hyper would otherwise send the content. A body of an unknown type keeps
-/// its content.
+/// Removes the content from the response to a `HEAD` request. The headers stay those of the
+/// response to a `GET`. Without this function, hyper would send the content over HTTP/2. A body of
+/// an unknown type keeps its content.
 pub(super) fn without_content<B: Body + 'static>(mut response: Response<B>) -> Response<B> {
     let length = response.body().size_hint().exact().filter(|length| *length > 0);
     if let Some(length) = length.filter(|_| !response.headers().contains_key(CONTENT_LENGTH)) {
@@ -83,7 +83,7 @@ pub(super) fn is_known<B: Body + 'static>() -> bool {
     change::<B>(&mut None, None)
 }
 
-/// The rejection of a request whose places a body of this type cannot hold.
+/// The rejection of a request that has taken places, if a body of this type cannot hold the places.
 #[cold]
 pub(super) fn unknown<B>() -> Rejection {
     let problem = format!(

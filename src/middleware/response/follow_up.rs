@@ -29,8 +29,8 @@ use crate::{
 };
 
 /// The settlements and blocks that a response waits for, and the decision after them. The
-/// settlements and blocks go on if the client leaves. Otherwise a client could leave before the
-/// settlements, so that its units would not be counted.
+/// settlements and blocks go on if the client leaves. Otherwise a client could avoid the count of
+/// its units by leaving before the settlements.
 pub(crate) type Settling = Detachable<Option<Decision>>;
 
 /// A call to an upstream counts as of its response, since the upstream may count the call that
@@ -53,9 +53,8 @@ impl Policy {
         let check = details.check.as_ref()?;
         let heeds = self.limits.iter().any(|limit| limit.heeds_upstream);
         let block = heeds.then(|| block_request(response.status, &response.headers, SystemTime::now())).flatten();
-        // For each charge: the cost to settle, if there is one, and the delay, if a limit of the
-        // charge heeds the upstream. With a delay, the cost counts as of the admission plus the
-        // delay.
+        // For each charge: the cost to settle, if there is one, and the delay, if the charged limit
+        // heeds the upstream. With a delay, the cost counts as of the admission plus the delay.
         let mut costs = Vec::<(Option<u64>, Option<Duration>)>::new();
         let mut spent = Vec::new();
         let mut blocked = Vec::new();
@@ -69,14 +68,14 @@ impl Policy {
                 _ => charge.cost(),
             });
             if let Some(units @ 1..) = cost.filter(|_| charge.takes_nothing()) {
-                // The status has the limit that was charged: if this process has decided, that is
-                // the share of the limit.
+                // The status has the limit that was charged. If this process has decided, the
+                // charged limit is a share of the layer's limit.
                 spent.push((index, charge.as_spent(status.limit.clone(), units)));
             }
             let lease = charge.lease().filter(|_| has_counted);
             let settled = cost.filter(|_| lease.is_some());
-            // The delay is shorter than the lease, so that the store still sees whether the lease
-            // has ended.
+            // The delay shortens the lease in the settlement. At least a microsecond of the lease
+            // remains, so that the store still sees whether the lease has ended.
             let delay = lease.filter(|_| heeds_upstream);
             let delay =
                 delay.map(|lease| (charge.limit().window() / MAX_DELAY_DIVISOR).min(lease.saturating_sub(MICRO)));
@@ -91,8 +90,8 @@ impl Policy {
             }
             costs.push((settled, delay));
         }
-        // A charge is settled even if its cost does not change: until the settlement, other
-        // requests are told that the units of the charge may be given back.
+        // A charge is settled even if its cost does not change. Until the settlement, the units of
+        // the charge may be given back, so refusals of other requests have a short retry time.
         let settlement = |is_delayed: bool| {
             let mut costs = costs.iter();
             let cost = |_: &Charge| costs.next().filter(|(_, delay)| delay.is_some() == is_delayed)?.0;
@@ -121,8 +120,8 @@ impl Policy {
     }
 }
 
-/// Makes all settlements, and counts the units that are `spent`. A settlement that fails does not
-/// stop the others.
+/// Makes all settlements, and counts the `spent` units. If a settlement fails, the other
+/// settlements and the count still go on.
 async fn settle(
     limiter: &Limiter,
     admitted: Decision,
@@ -141,16 +140,16 @@ async fn settle(
     settled.map(|decision| decision.with_statuses_of(&counted, &indexes))
 }
 
-/// Blocks all limits at once, so that a limit that cannot be blocked does not use up the deadline
-/// of the others.
+/// Blocks all limits at the same time. If the limits were blocked one after the other, a limit that
+/// cannot be blocked would use up the deadline of the other limits.
 async fn block_all(limiter: &Limiter, events: &Events, blocked: Vec<(Limit, Key, BlockRequest)>) {
     if blocked.is_empty() {
         return;
     }
     let open = limiter.clone().with_failure_mode(FailureMode::Open);
     let block = async |(limit, key, request): (Limit, Key, BlockRequest)| {
-        // If the upstream only reports that nothing is left, and nothing is left of the limit
-        // either, the limit needs no block.
+        // If the upstream has not refused, but reports that nothing is left, the limit needs a
+        // block only if the limit has units left.
         if request.is_refusal || open.peek(&limit, key.clone()).await?.remaining() > 0 {
             events.upstream_blocks(request.time);
             limiter.block(&limit, key, request.time).await?;

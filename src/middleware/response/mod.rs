@@ -29,7 +29,8 @@ pub(super) struct Completion {
     /// `None` if the request was let through without a decision.
     decision: Option<Decision>,
     degraded: Option<Degraded>,
-    /// `None` if all limits of the layer are plain.
+    /// `None` if the request needs no details: it is uncounted, or all limits of the layer are
+    /// plain.
     details: Option<Box<CheckDetails>>,
 }
 
@@ -60,7 +61,8 @@ impl Policy {
             Ok(decision) => decision,
             Err(rejection) => return Err(self.reject(request, rejection, details, degraded, responder)),
         };
-        // Without details, all limits are plain, and plain limits have no places.
+        // Without details, the request is uncounted, or all limits are plain. In both cases the
+        // request takes no places.
         let holds_place = details.is_some() && decision.as_ref().is_some_and(Decision::holds_place);
         if holds_place && !self.frees_with_head && !body::is_known::<B>() {
             let problem = body::unknown::<B>();
@@ -115,7 +117,8 @@ impl Policy {
         if request.method == Method::HEAD { body::without_content(response) } else { response }
     }
 
-    /// Reports a request that the store has not decided. A cost above the limit is decided.
+    /// Reports a request that the store has not decided. A cost above the limit is not reported,
+    /// since the request is rejected without the store.
     #[inline]
     fn report_degraded(&self, outcome: &Result<Option<Decision>, Error>, mode: FailureMode) -> Option<Degraded> {
         let error = match outcome {
@@ -155,7 +158,7 @@ impl Completion {
     }
 
     /// Writes headers and extensions of the response, and lets its body hold the places of the
-    /// request. `settled` is the decision after the settlements.
+    /// request. `settled` is the decision after the settlements, if there were any.
     pub(super) fn write<B: Body + 'static>(self, settled: Option<&Decision>, mut response: Response<B>) -> Response<B> {
         let Self { policy, decision, degraded, details } = self;
         // If a limit heeds an upstream, the response keeps the figures of the upstream.

@@ -1,22 +1,22 @@
 //! Reads from the response of an upstream whether the upstream asks the client to stay away, and
 //! for how long.
 //!
-//! 1. `Retry-After` (RFC 9110, section 10.2.3) of a 429 or 503, in seconds or as a date, counts
-//!    before all other values. In other responses `Retry-After` has another meaning.
+//! 1. `Retry-After` (RFC 9110, section 10.2.3) of a 429 or 503, in seconds or as a date, takes
+//!    precedence over all other values. In other responses `Retry-After` has another meaning.
 //! 2. In any response, a limit of the upstream that has nothing left asks the client to stay away
-//!    until the reset of that limit. Such a limit is shown by a member of `RateLimit`
-//!    (draft-ietf-httpapi-ratelimit-headers, the list of -08 and later), or by
-//!    `X-RateLimit-Remaining` and `-Reset`, with or without the `X-`. If several limits have
-//!    nothing left, the longest time counts.
+//!    until the reset of that limit. The upstream shows such a limit by a member of `RateLimit` (a
+//!    list since draft-ietf-httpapi-ratelimit-headers-08), or by `X-RateLimit-Remaining` and
+//!    `-Reset`, with or without the `X-`. If several limits have nothing left, the longest time
+//!    counts.
 //! 3. A `-Reset` of at most a billion is a number of seconds, since no upstream asks to stay away
 //!    for thirty years. A `-Reset` above a billion is a Unix time in seconds, and one above a
 //!    trillion is a Unix time in milliseconds.
-//! 4. Values that are malformed, or already over, are ignored. A 429 without any value that counts
-//!    asks for one second.
+//! 4. Malformed values, and times in the past, are ignored. If no other value is left, a 429 asks
+//!    for one second.
 //! 5. No block is longer than a day.
-//! 6. A 429, a 503 with `Retry-After`, and a 403 with nothing left are refusals: the upstream has
-//!    counted more than the limit of the layer has. Any other response does not show this, since
-//!    the limit of the layer may have counted the same calls.
+//! 6. A 429, a 503 with `Retry-After`, and a 403 with nothing left are refusals. A refusal shows
+//!    that the upstream has counted more calls than the limit of the layer. Any other response with
+//!    nothing left does not show this: the limit of the layer may have counted the same calls.
 
 use std::time::{Duration, SystemTime};
 
@@ -25,7 +25,7 @@ use http::{HeaderMap, HeaderName, StatusCode, header::RETRY_AFTER};
 use super::super::headers::split;
 use crate::limit::text::whole_number;
 
-/// The time that a 429 without any valid time asks for.
+/// The time that a 429 asks for if it has no valid time.
 const DEFAULT: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_secs(24 * 60 * 60);
 /// The largest number that is a wait in seconds. A larger number is a Unix time, after September
