@@ -4,16 +4,16 @@
 //!    decision. If no limit is visible, these headers are not sent. No standard defines these
 //!    headers. `-Reset` is a number of seconds by default, as for Envoy and Kong, or a [Unix
 //!    time](HeaderSets::X_RATE_LIMIT_UNIX), as for GitHub.
-//! 2. `RateLimit-Policy` and `RateLimit`, on request, show every visible limit: see
-//!    [`HeaderSets::RATE_LIMIT`].
+//! 2. `RateLimit-Policy` and `RateLimit`, which a layer sends only if you choose them, show every
+//!    limit that is not hidden: see [`HeaderSets::RATE_LIMIT`].
 //! 3. Times are rounded up to whole seconds, and `Retry-After` (RFC 9110, section 10.2.3) is at
 //!    least 1, so that a client that obeys is never early. A refusal has `Retry-After` if waiting
 //!    helps, even if the layer sends no figures. A 503 by the failure mode has a `Retry-After`,
 //!    too. A 429 for a cost above the limit has no `Retry-After`.
 //! 4. If layers are stacked, `X-RateLimit-*` shows the visible limit with the least left, in the
-//!    format of that limit's layer. So give all layers one format of the reset. A log line warns of
-//!    two formats. `RateLimit` lists the limits of all layers that have decided, the outermost
-//!    first.
+//!    format of that limit's layer. So give all layers the same format of `-Reset`. If the layers
+//!    have both formats, a log line warns of this. `RateLimit` lists the limits of all layers that
+//!    have decided, the outermost first.
 //! 5. A rejection keeps the `X-RateLimit-*` of the layer that has made the rejection: layers
 //!    further out neither replace nor add such headers. A layer that sends no figures leaves the
 //!    figures of other layers as they are.
@@ -49,9 +49,9 @@ const LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
 const REMAINING: HeaderName = HeaderName::from_static("x-ratelimit-remaining");
 const RESET: HeaderName = HeaderName::from_static("x-ratelimit-reset");
 
-/// The least number that is taken for a Unix time. Every Unix time since September 2001 is at least
-/// this number. A number of seconds from now is always below this number, since no window is longer
-/// than a year.
+/// A `-Reset` of at least this number is taken for a Unix time. Every Unix time since September
+/// 2001 is at least this number. A number of seconds from now is always below this number, since no
+/// window is longer than a year.
 const UNIX_TIMES: u64 = 1_000_000_000;
 
 /// Returns all headers of a layer that a browser's script can read only if CORS exposes them.
@@ -95,12 +95,14 @@ impl HeaderSets {
     ///   [concurrent](crate::Limit::concurrent) limit. `qu` is `concurrent-requests` for a
     ///   concurrent limit. For any other limit, `qu` is left out. A missing `qu` means that the
     ///   units are requests.
-    /// * `r` is the units left, and `t` the seconds until more units are left, rounded up. `t` is
-    ///   left out while all units are left. For a limit that refuses, `t` is at most `Retry-After`.
-    /// * After a settlement above the limit, `t` is too early: it is the time until the oldest unit
-    ///   leaves the window. The next refusal has the right `t`.
-    /// * The layer leaves out a line of the service that is no list of RFC 8941, since clients
-    ///   would ignore the whole field because of that line.
+    /// * `r` is the number of units left. `t` is the seconds until more units are left, rounded up.
+    ///   `t` is left out while all units are left. For a limit that refuses, `t` is at most
+    ///   `Retry-After`.
+    /// * After a settlement above the limit, `t` is too short: `t` is the time until the oldest
+    ///   unit leaves the window, and even then no unit may be left. The next refusal has the right
+    ///   `t`.
+    /// * If the service has written a line of these headers that is no list of RFC 8941, the layer
+    ///   removes that line. With that line, clients would ignore the whole field.
     /// * A number above 999,999,999,999,999, the largest Integer of a Structured Field, is shown as
     ///   this Integer.
     pub const RATE_LIMIT: Self = Self { rate_limit: true, ..Self::NONE };
@@ -109,20 +111,21 @@ impl HeaderSets {
     pub const BOTH: Self = Self { x_rate_limit: true, ..Self::RATE_LIMIT };
 
     /// `X-RateLimit-*`, with a Unix time in seconds as `-Reset`, rounded up, by the store's clock.
-    /// In all other sets, `-Reset` is the seconds from now, which are right even for a client whose
-    /// clock is wrong.
+    /// In [`X_RATE_LIMIT`](Self::X_RATE_LIMIT) and [`BOTH`](Self::BOTH), `-Reset` is the seconds
+    /// from now, which are right even for a client whose clock is wrong.
     ///
     /// Send this set by all stacked layers or by none: the response shows the figures of one layer,
-    /// in the format of that layer. A client that takes seconds for a Unix time retries at once. A
-    /// log line warns of two formats in one response. With axum, a
+    /// in the format of that layer. A client that takes seconds for a Unix time retries at once. If
+    /// stacked layers have both formats, a log line warns of this. With axum, a
     /// [`Rejection`](crate::Rejection) that a handler returns always has seconds from now.
     pub const X_RATE_LIMIT_UNIX: Self = Self { reset_is_unix_time: true, ..Self::X_RATE_LIMIT };
 
     /// [`X_RATE_LIMIT_UNIX`](Self::X_RATE_LIMIT_UNIX) and [`RATE_LIMIT`](Self::RATE_LIMIT).
     pub const BOTH_UNIX: Self = Self { reset_is_unix_time: true, ..Self::BOTH };
 
-    /// Writes `X-RateLimit-*` of the visible limit. If the headers already show another limit, the
-    /// limit with the least left is shown. A concurrent limit never replaces another limit.
+    /// Writes `X-RateLimit-*` of the visible limit. If the headers already show the limit of
+    /// another layer, the limit with the least left is shown. A concurrent limit never replaces
+    /// another limit.
     #[inline]
     pub(super) fn write_x_rate_limit(self, decision: &Decision, headers: &mut HeaderMap) {
         if !self.x_rate_limit {
@@ -174,7 +177,8 @@ impl HeaderSets {
         }
     }
 
-    /// Writes the items of the visible limits in front of the items that the headers already have.
+    /// Writes the items of all limits that clients may see, in front of the items that the headers
+    /// already have.
     #[inline]
     pub(super) fn write_rate_limit(self, decision: &Decision, headers: &mut HeaderMap) {
         if self.rate_limit {
@@ -189,9 +193,10 @@ fn number(value: &HeaderValue) -> Option<u64> {
 
 /// The time until more units are left. After a settlement above the limit, or in a block, more
 /// units are used than the limit has. Then no unit is left even when the oldest unit has left the
-/// window. A refusal knows the later time, when units are left again. An admission shows the time
-/// until the oldest unit leaves. If only reserved units refuse, the time is at most the retry time,
-/// since reserved units may be given back before they leave the window.
+/// window. A refusal then shows its retry time, after which units are left again. An admission has
+/// no retry time, so it shows the time until the oldest unit leaves. If only reserved units refuse,
+/// the time is at most the retry time, since reserved units may be given back before they leave the
+/// window.
 fn more_after(status: &LimitStatus) -> Duration {
     match status.retry_after() {
         Some(retry) if status.used > status.limit.units() => retry,
@@ -201,14 +206,14 @@ fn more_after(status: &LimitStatus) -> Duration {
 }
 
 impl Decision {
-    /// Writes the sets of headers as a layer does: for a handler that calls a limiter itself. The
-    /// headers show the [visible](Self::visible) limits. If no limit is visible, nothing is
-    /// written.
+    /// Writes the sets of headers as a layer does. This method is for a handler that calls a
+    /// limiter itself. The headers show the limits that clients [may see](Self::visible). If
+    /// clients may see no limit, nothing is written.
     ///
-    /// Choose the same sets and the same format as in the layers around the handler. If `headers`
-    /// already have `X-RateLimit-*`, the limit with the least left is shown. The layers around the
-    /// handler do the same, so the client sees the limit with the least left of all. The layers add
-    /// their limits to `RateLimit`.
+    /// Choose the same sets and the same format of `-Reset` as in the layers around the handler. If
+    /// `headers` already have `X-RateLimit-*`, the limit with the least left is shown. The layers
+    /// around the handler choose in the same way, so the client sees the limit that has the least
+    /// left of all. The layers add their limits to `RateLimit`.
     ///
     /// ```
     /// use axum::extract::State;

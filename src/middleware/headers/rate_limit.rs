@@ -18,7 +18,8 @@ pub(super) const RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
 /// The largest Integer of a Structured Field (RFC 9651, section 3.3.1).
 const MAX_INTEGER: u64 = 999_999_999_999_999;
 
-/// Writes the items of the visible limits in front of the items that the headers already have.
+/// Writes the items of all limits that clients may see, in front of the items that the headers
+/// already have.
 pub(super) fn write(decision: &Decision, headers: &mut HeaderMap) {
     if decision.visible().is_none() {
         return;
@@ -66,7 +67,8 @@ fn write_name(text: &mut String, status: &LimitStatus) -> fmt::Result {
     write!(text, "{separator}\"{}\"", status.limit.name())
 }
 
-/// Makes one list of the items and of all lines of the field. A line that is no list is left out.
+/// Makes one list of the new items and of all lines that the field already has. A line that is no
+/// list is left out.
 fn prepend(headers: &mut HeaderMap, name: HeaderName, items: String) {
     let lines = headers.get_all(&name).iter().filter_map(|line| line.to_str().ok()).filter(|line| is_list(line));
     let list = lines.fold(items, |list, line| list + ", " + line);
