@@ -20,20 +20,20 @@ use super::{Rejection, response::RejectionResponse};
 /// | over a limit, cost above the limit | `RESOURCE_EXHAUSTED` (8) |
 /// | no decision, while failing closed | `UNAVAILABLE` (14) |
 /// | a key error with the HTTP status 401 | `UNAUTHENTICATED` (16) |
-/// | 403, or a [denied](crate::RateLimitLayer::deny) key | `PERMISSION_DENIED` (7) |
-/// | 429 | `RESOURCE_EXHAUSTED` (8) |
-/// | 503 | `UNAVAILABLE` (14) |
-/// | another 4xx | `INVALID_ARGUMENT` (3) |
-/// | any other status | `INTERNAL` (13) |
+/// | a key error with 403, or a [denied](crate::RateLimitLayer::deny) request | `PERMISSION_DENIED` (7) |
+/// | a key error with 429 | `RESOURCE_EXHAUSTED` (8) |
+/// | a key error with 503 | `UNAVAILABLE` (14) |
+/// | a key error with another 4xx | `INVALID_ARGUMENT` (3) |
+/// | a key error with any other status, or a mistake in the set-up | `INTERNAL` (13) |
 ///
 /// * The message is [`Rejection::detail`]: a sentence for clients.
 /// * `grpc-retry-pushback-ms` ([gRFC A6]) is the wait in milliseconds, rounded up. The value is -1
-///   if waiting does not help, or if the wait is longer than 24.8 days, the most that fits into the
-///   field. After a -1, clients with a retry policy do not retry.
-/// * `grpc-status-details-bin` has a `google.rpc.RetryInfo` with the same wait, and a
-///   `google.rpc.QuotaFailure` with one violation for each limit that has refused. The subject of a
-///   violation is the name of its limit. A [hidden](crate::KeyedLimit::hidden) limit has no
-///   violation.
+///   if waiting does not help. The value is also -1 if the wait is longer than 24.8 days, since the
+///   field is a 32-bit number. After a -1, clients with a retry policy do not retry.
+/// * `grpc-status-details-bin` has a `google.rpc.RetryInfo` with the same wait if waiting helps,
+///   and a `google.rpc.QuotaFailure` with one violation for each limit that has refused. The
+///   subject of a violation is the name of its limit. A [hidden](crate::KeyedLimit::hidden) limit
+///   has no violation.
 /// * The headers that other responders get, such as `retry-after` and the
 ///   [figures](crate::HeaderSets), are metadata of the gRPC status.
 /// * The response to a request of gRPC-Web has the same headers, with the content type of gRPC-Web.
@@ -115,8 +115,8 @@ impl<B: Default, R: RejectionResponse<B>> RejectionResponse<B> for GrpcOr<R> {
 
 const GRPC: &str = "application/grpc";
 
-/// The content types of requests in gRPC, without a suffix, each with the content type of the
-/// response.
+/// The content types of requests in gRPC, without a suffix. Each has beside it the content type of
+/// the response.
 const CONTENT_TYPES: [(&str, &str); 3] = [
     (GRPC, GRPC),
     ("application/grpc-web", "application/grpc-web+proto"),

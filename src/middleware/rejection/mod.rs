@@ -3,10 +3,10 @@
 //! | rejection | status | headers |
 //! |---|---|---|
 //! | over a limit | 429 | `Retry-After`, and the [sets](super::HeaderSets) that the layer sends |
-//! | cost above the limit, or a limit of 0 units | 429 | none of these, since waiting does not help |
-//! | no key | 400; 401 with `WWW-Authenticate` for API keys; 500 if the server does not know its peers | |
+//! | cost above the limit, or a limit of 0 units | 429 | neither `Retry-After` nor figures, since waiting does not help |
+//! | no key | 400; 401 with `WWW-Authenticate` for API keys; 500 if the server does not know the address of the peer | |
 //! | [banned](super::KeyedLimit::ban) | 429 | as over a limit |
-//! | a body that [cannot hold](crate::guide::at_most_n_at_once#bodies) the place of a concurrent limit | 500 | |
+//! | a mistake in the set-up that only a request shows, such as a body that [cannot hold](crate::guide::at_most_n_at_once#bodies) the place of a concurrent limit | 500 | |
 //! | [denied](super::RateLimitLayer::deny) by its key, by its address, or by a closure | 403 | |
 //! | no decision while failing closed, or a cost above the [share](crate::limiter::Share) while failing local | 503 | `Retry-After` of 1 to 5 s, at random so that clients do not all return at once |
 //!
@@ -51,11 +51,11 @@
 //! # In a handler
 //!
 //! With axum, a [`Rejection`] is a response. So a handler that calls a [`Limiter`](crate::Limiter)
-//! can return a [`Rejection`], and then responds as a layer that fails closed does. To go on
-//! without a decision, handle the error of the limiter instead of passing it on with `?`.
-//! [`write_headers`](crate::Decision::write_headers) writes the figures of an admission. A layer
-//! around the handler leaves the `X-RateLimit-*` of the handler's rejection as they are, with the
-//! reset in seconds from now. With tonic, a [`Rejection`] becomes a `Status`: see
+//! can return a [`Rejection`], and then responds as a layer that fails closed does. If the handler
+//! should go on without a decision, handle the error of the limiter instead of passing the error on
+//! with `?`. [`write_headers`](crate::Decision::write_headers) writes the figures of an admission.
+//! A layer around the handler leaves the `X-RateLimit-*` of the handler's rejection as they are,
+//! with the reset in seconds from now. With tonic, a [`Rejection`] becomes a `Status`: see
 //! [`guide::grpc`](crate::guide::grpc#in-a-method).
 //!
 //! ```
@@ -110,7 +110,7 @@ use crate::{
 pub enum Rejection {
     /// A limit refused the request. Some methods, such as
     /// [`Limiter::reserve`](crate::Limiter::reserve), return the refusing [`Decision`] as a value:
-    /// `.map_err(Rejection::Limited)?` makes an error of this value.
+    /// `.map_err(Rejection::Limited)?` makes a rejection of this value, and returns it as an error.
     Limited(Decision),
     /// A [ban](crate::KeyedLimit::ban) refused the request, or a limit refused the request and
     /// thereby began a ban.
@@ -125,11 +125,11 @@ pub enum Rejection {
     /// The store could not decide, and the layer fails closed. Or the layer fails local, and the
     /// request costs more than the [share](crate::limiter::Share).
     Unavailable(Error),
-    /// The server is set up wrongly, and only a request shows the mistake. An option has no effect
-    /// on the [chosen](crate::KeyedLimit::chosen) limit, or the body of the response cannot [hold
-    /// the place](crate::guide::at_most_n_at_once#bodies) of a [concurrent](Limit::concurrent)
-    /// limit, or a handler resets, reserves or blocks a concurrent limit. The log says what to
-    /// change.
+    /// The server is set up wrongly, and only a request shows the mistake. For example, an option
+    /// has no effect on the [chosen](crate::KeyedLimit::chosen) limit, two limits of the request
+    /// have the same identity and key, the body of the response cannot [hold the
+    /// place](crate::guide::at_most_n_at_once#bodies) of a [concurrent](Limit::concurrent) limit,
+    /// or a handler resets, reserves or blocks a concurrent limit. The log says what to change.
     NotSetUp(ConfigError),
 }
 
@@ -181,13 +181,14 @@ impl Rejection {
     }
 }
 
-/// The rejection of a request without a decision: a 429 for a cost that never fits, and otherwise
-/// a 503.
+/// The rejection of a request without a decision: a 429 for a cost that never fits, a 500 for a
+/// mistake in the set-up, and a 503 for any other error.
 impl From<Error> for Rejection {
     fn from(error: Error) -> Self {
         match error {
             Error::NeverFits(error) => Self::NeverFits(error),
-            // The reset of a concurrent limit is such a mistake. Waiting does not help.
+            // The handler has made a mistake, such as a reset of a concurrent limit. Waiting does
+            // not help, so the rejection is no 503.
             Error::Unavailable(error) if error.kind == StoreErrorKind::Config && error.is_of_one_check => {
                 Self::NotSetUp(ConfigError::new(Chain(&error).to_string()))
             }
@@ -242,8 +243,9 @@ impl error::Error for Rejection {
 pub struct ShadowRefusals {
     /// The decisions in which a limit would have refused: see [`Decision::shadow_refusals`].
     pub decisions: Vec<Decision>,
-    /// The limits that could not charge the request, and were left out of its check. Each limit, if
-    /// it is known, has the rejection that the request would have got.
+    /// The limits that could not charge the request, and were left out of its check. Each limit has
+    /// the rejection that the request would have got. The limit is `None` if no limit had been
+    /// [chosen](crate::KeyedLimit::chosen) yet.
     pub left_out: Vec<(Option<Limit>, Rejection)>,
 }
 
@@ -254,7 +256,8 @@ impl ShadowRefusals {
         refusals.chain(self.left_out.iter().filter_map(|(limit, _)| Some(limit.as_ref()?.name())))
     }
 
-    /// Adds this report to the report in the response's extensions.
+    /// Adds this report to the report that layers further in have left in the response's
+    /// extensions.
     pub(crate) fn add_to<B>(mut self, response: &mut Response<B>) {
         if let Some(inner) = response.extensions_mut().remove::<Self>() {
             self.decisions.extend(inner.decisions);

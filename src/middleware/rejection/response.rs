@@ -56,12 +56,12 @@ where
 /// }
 /// ```
 ///
-/// * The type of a 429 by a limit is `quota-exceeded`, and that of a 503 is
-///   `temporary-reduced-capacity`. Both types are those of the
-///   [draft](crate::HeaderSets::RATE_LIMIT) of the `RateLimit` fields, and are not registered
-///   before the draft is published. All other responses have no type, which means `about:blank`.
-/// * `violated-policies` are the names of the limits that have refused, without
-///   [hidden](crate::Charge::hidden) ones.
+/// * The type of a 429 by a limit is `quota-exceeded`, and the type of a 503 is
+///   `temporary-reduced-capacity`. The [draft](crate::HeaderSets::RATE_LIMIT) of the `RateLimit`
+///   fields defines both types. IANA registers them only when the draft is published as an RFC. All
+///   other responses have no type, which means `about:blank`.
+/// * `violated-policies` are the names of the limits that have refused, except
+///   [hidden](crate::Charge::hidden) limits.
 /// * This response works with every body that can be made of a `String`, such as axum's and
 ///   `http_body_util::Full<Bytes>`. For other bodies, use [`Rejection::problem`].
 #[derive(Clone, Copy, Debug, Default)]
@@ -74,7 +74,8 @@ impl<B: From<String>> RejectionResponse<B> for JsonResponse {
 }
 
 impl Rejection {
-    /// The head of the response: its status, and its headers with the figures in these sets.
+    /// The head of the response: its status and its headers, which show the figures in these sets
+    /// of headers.
     pub(crate) fn head(&self, sets: HeaderSets) -> Response<()> {
         let mut head = Response::new(());
         *head.status_mut() = self.status();
@@ -100,8 +101,8 @@ impl Rejection {
 
     /// A sentence for the client. The sentence names no hidden limits, no keys, and no details of
     /// the server. Escape the sentence in HTML, since it may repeat the
-    /// [`KeyError`](crate::extract::KeyError) of an extractor of your own. A response of plain
-    /// text:
+    /// [`KeyError`](crate::extract::KeyError) of an extractor of your own. The following responder
+    /// makes a response of plain text:
     ///
     /// ```
     /// use axum::body::Body;
@@ -121,8 +122,7 @@ impl Rejection {
         detail
     }
 
-    /// Writes the sentence for the client. The sentence needs no escapes in JSON, except that of a
-    /// key error.
+    /// Writes the sentence for the client. Only the sentence of a key error needs escapes in JSON.
     fn write_detail(&self, text: &mut String, retry_after: Option<&str>) {
         // Writing to a String cannot fail.
         match self {
@@ -164,8 +164,9 @@ impl Rejection {
         }
     }
 
-    /// The response of [`JsonResponse`] with a text as its body, for services whose body cannot be
-    /// made of a `String`. [`respond_with`](crate::RateLimitLayer::respond_with) has an example.
+    /// The response of [`JsonResponse`], but with a `String` as its body. This method is for
+    /// services whose own body type cannot be made of a `String`.
+    /// [`respond_with`](crate::RateLimitLayer::respond_with) has an example.
     #[must_use]
     pub fn problem(&self, mut head: Response<()>) -> Response<String> {
         head.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
@@ -173,8 +174,8 @@ impl Rejection {
         head.map(|()| text)
     }
 
-    /// The problem details (RFC 9457) as JSON. The JSON is written piece by piece, since formatting
-    /// would double the instructions of a refused request.
+    /// The problem details (RFC 9457) as JSON. The JSON is written piece by piece, since the
+    /// formatting macros would double the instructions of a refused request.
     fn problem_details(&self, head: &Response<()>) -> String {
         // A responder around `JsonResponse` may have removed `Retry-After`, or written a date into
         // it. A date would break the JSON.
