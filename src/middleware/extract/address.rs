@@ -10,14 +10,14 @@
 //!    | `::a.b.c.d`, but not `::` and `::1` | "compatible", long deprecated (RFC 4291) |
 //!    | `::ffff:0:a.b.c.d` | translated (RFC 2765) |
 //!    | `64:ff9b::a.b.c.d` | translated by NAT64 (RFC 6052) |
-//!    | `2002:aabb:ccdd::/48` | 6to4 (RFC 3056): a network behind that address |
-//!    | `2001::/32` | Teredo (RFC 4380): a host behind the address in the last 32 bits, which are inverted |
+//!    | `2002:aabb:ccdd::/48` | 6to4 (RFC 3056): a network behind the IPv4 address whose bytes are `aa`, `bb`, `cc` and `dd` |
+//!    | `2001::/32` | Teredo (RFC 4380): a host behind the IPv4 address in the last 32 bits, which are inverted |
 //!
 //!    If these addresses were grouped by /64, clients of different IPv4 addresses would share one
 //!    key, and a 6to4 network would have 65,536 keys.
 //! 2. In `64:ff9b:1::/48` (RFC 8215), only the operator of the network knows which bits are the
-//!    IPv4 address. So the whole IPv6 address is the key. A client still has one key only: a
-//!    translator makes one address of each IPv4 address, and no other network routes
+//!    IPv4 address. So the whole IPv6 address is the key. A client still has only one key: a
+//!    translator makes exactly one IPv6 address of each IPv4 address, and no other network routes
 //!    `64:ff9b:1::/48`.
 //! 3. Any other IPv6 address has the key of its prefix. The length of the prefix is part of the
 //!    key.
@@ -51,9 +51,9 @@ fn canonical(address: IpAddr) -> IpAddr {
     embedded(v6).map_or(address, IpAddr::V4)
 }
 
-/// The addresses of a range of IPv6 may have an IPv4 address embedded in them. If the prefix of the
-/// range ends within the embedded address, the range becomes the range of the embedded addresses.
-/// Any other range stays as it is, and so does a range of Teredo addresses. The range of all mapped
+/// Returns the range of IPv4 addresses that a range of IPv6 addresses stands for: `2002:a00::/24`
+/// becomes `10.0.0.0/8`. This needs a prefix that ends within the embedded IPv4 address. Any other
+/// range stays as it is. A range of Teredo addresses stays as it is, too. The range of all mapped
 /// addresses, `::ffff:0:0/96`, means all of IPv4. The range of all addresses of a translator, such
 /// as `2002::/16`, does not mean all of IPv4.
 fn canonical_range(range: IpNet) -> IpNet {
@@ -110,9 +110,8 @@ fn embedded(address: Ipv6Addr) -> Option<Ipv4Addr> {
 }
 
 /// A list of address ranges that a layer [exempts](crate::RateLimitLayer::exempt_addresses) or
-/// [denies](crate::RateLimitLayer::deny_addresses). All clones in this process share their ranges.
-/// So a task can read new ranges now and then, and replace the ranges of every layer through one
-/// clone.
+/// [denies](crate::RateLimitLayer::deny_addresses). All clones of a list share the ranges. So a
+/// task can read new ranges now and then, and replace the ranges of every layer through one clone.
 ///
 /// ```
 /// use tower_sliding_window::{ClientIp, Limit, MemoryStore, RateLimitLayer, extract::AddressList};

@@ -25,9 +25,9 @@ const MAX_HOPS: usize = 32;
 /// network uses its own prefix, count by [all bits](ClientIp::ipv6_prefix).
 ///
 /// With axum, serve the router with `into_make_service_with_connect_info::<SocketAddr>()`. tonic's
-/// server needs nothing but the feature `grpc`. With other servers, and where you accept TLS
-/// yourself, put the connection's [`SocketAddr`] into the request's extensions. A request without
-/// such an address gets a 500, and a log line says so. A request over a [Unix
+/// server needs nothing but the feature `grpc`. With any other server, and if you accept TLS
+/// connections yourself, put the connection's [`SocketAddr`] into the request's extensions. A
+/// request without a `SocketAddr` gets a 500, and a log line says so. A request over a [Unix
 /// socket](crate::guide::behind_a_proxy#a-unix-socket) gets a 500, too, until you say what the peer
 /// of the socket is.
 ///
@@ -48,9 +48,11 @@ pub type PeerIp = ClientIp;
 /// 2. Behind a trusted peer, exactly one header is read. Default: `X-Forwarded-For`. All other
 ///    headers are ignored, since a proxy passes on the headers that it does not overwrite.
 /// 3. `X-Forwarded-For` and `Forwarded` are read from right to left, from the last line to the
-///    first. A trusted hop vouches for the hop to its left. The first hop that is not trusted is
-///    the client. Reading ends at an element without a readable address, and after 32 hops. Then
-///    the last known hop is the client. A request whose trusted hops take more than 16 KiB gets a
+///    first. Each address in them is a hop. A trusted hop has written the address to its left
+///    itself, so that address can be believed. The first hop that is not trusted is the client.
+///    Reading also ends at the left end of the header, at an element without a readable address,
+///    and after 32 hops. Then the last known hop is the client. A request whose trusted hops take
+///    more than 16 KiB gets a
 ///    400. Empty elements are ignored.
 /// 4. A single-value header must be present exactly once, with an address in it. Otherwise the
 ///    request gets a 400.
@@ -76,7 +78,7 @@ pub struct ClientIp {
     trusted: Vec<IpNet>,
     header: HeaderName,
     style: Style,
-    /// The leading bits of an IPv6 address that make its key. Default: 64, since a subscriber has
+    /// How many leading bits of an IPv6 address make its key. Default: 64, since a subscriber has
     /// at least a /64 (RFC 6177).
     ipv6_bits: u8,
 }

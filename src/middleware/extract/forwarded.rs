@@ -2,8 +2,8 @@
 //!
 //! Every proxy appends an element at the right end. So only the right end of the header comes from
 //! a known proxy. Reading starts at the right end. The text to the left of an element does not
-//! change how the element is read. So a client cannot change how the element of the known proxy is
-//! read. Empty elements are ignored (RFC 9110, section 5.6.1).
+//! change how the element is read. So a client, whose text is on the left, cannot change how the
+//! element of the known proxy is read. Empty elements are ignored (RFC 9110, section 5.6.1).
 
 use std::{
     iter,
@@ -12,8 +12,8 @@ use std::{
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-/// The most bytes of a header that are read, from its right end: 32 hops of 512 bytes each. A host
-/// name has at most half of 512 bytes.
+/// The most bytes of a header that are read, from its right end: 32 hops of 512 bytes each. An
+/// element fits into 512 bytes, since even a host name has at most half as many.
 const MAX_BYTES: usize = 32 * 512;
 
 /// An element of the header.

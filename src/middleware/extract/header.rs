@@ -69,8 +69,8 @@ impl KeyExtractor for Header {
 /// kept, nor logged, nor sent to a store. A request whose token is absent, repeated, empty, not
 /// UTF-8 or longer than 4 KiB gets a 401.
 ///
-/// The token is not verified. A client that makes up tokens gets a new budget for each token, so
-/// put the layer behind your authentication, or add a limit by address.
+/// The token is not verified. A client that makes up tokens gets all units of the limit again for
+/// each token. So put the layer behind your authentication, or add a limit by address.
 ///
 /// ```no_run
 /// use http::Request;
@@ -201,8 +201,8 @@ fn bearer_token(credentials: &str) -> Result<&str, KeyError> {
     if !scheme.eq_ignore_ascii_case("bearer") {
         return invalid("not a bearer token");
     }
-    // With commas or quotes in tokens, one token could have two spellings: a proxy may join two
-    // lines with a comma, and an authentication may remove quotes.
+    // A token with commas or quotes could have two spellings: a proxy may join two lines with a
+    // comma, and an authentication may remove quotes.
     if token.is_empty() || !token.bytes().all(|byte| byte.is_ascii_graphic() && !b",\"".contains(&byte)) {
         return invalid("not one token");
     }

@@ -2,14 +2,15 @@
 //!
 //! 1. An extractor returns a key or a [`KeyError`], never "no limit". A request without a key is
 //!    rejected with the status of the error.
-//! 2. Do not make a value that clients can choose freely the only key of your limits, since each
-//!    new value has a new budget. Use a key that an earlier layer has verified, or add a limit by
-//!    address.
-//! 3. Any closure over [`Parts`] is an extractor, for example for host names, or for the extensions
-//!    of an authentication layer. Write the type of the closure's argument: `|parts: &Parts|`. Make
-//!    no key of a text that clients can spell in several ways, such as a path:
-//!    [`choosing_keys`](crate::guide::choosing_keys#by-a-value-in-the-path) shows how to use a value
-//!    in the path.
+//! 2. Do not use a value that clients can choose freely as the only key of your limits: with each
+//!    new value, a client gets all units of the limits again. Use a key that an earlier layer has
+//!    verified, or add a limit by address.
+//! 3. Any closure that takes `&Parts` and returns a `Result<Key, KeyError>` is an extractor. For
+//!    example, a closure can make keys of host names, or of the extensions that an authentication
+//!    layer has added. Write the type of the closure's argument: `|parts: &Parts|`. Make no key of
+//!    a text that clients can spell in several ways, such as a path:
+//!    [`choosing_keys`](crate::guide::choosing_keys#by-a-value-in-the-path) shows how to use a
+//!    value in the path.
 //! 4. [`and`](KeyExtractor::and) makes one key of two. [`or`](KeyExtractor::or) uses the second key
 //!    only if the first is absent. If the first key is malformed, the request is rejected. So a
 //!    client cannot skip the first extractor by sending garbage.
@@ -63,8 +64,8 @@ pub trait KeyExtractor: Send + Sync + 'static {
     /// [`KeyError`] if the request has no key. Then the request is rejected.
     fn extract(&self, parts: &Parts) -> Result<Key, KeyError>;
 
-    /// Makes one key of the keys of both extractors. Two combined keys are equal only if both their
-    /// parts are equal.
+    /// Makes one key of the keys of both extractors. Two combined keys are equal only if their
+    /// first keys are equal and their second keys are equal.
     fn and<E: KeyExtractor + Clone>(self, other: E) -> impl KeyExtractor + Clone
     where
         Self: Clone,
@@ -98,8 +99,8 @@ where
 
 /// One key for all requests, for a limit on the load of the whole service.
 ///
-/// A single client can use up such a limit for all others, so add a limit by client. If costs are
-/// to be [settled](crate::KeyedLimit::settle), settle them on the limit by client. Under
+/// A single client can use up such a limit for all others, so add a limit by client. If a limit has
+/// to [settle](crate::KeyedLimit::settle) costs, let the limit by client settle them. Under
 /// `Everyone`, a client that hangs up would keep its reserved units from all other clients.
 ///
 /// ```
@@ -154,7 +155,8 @@ impl KeyError {
         Self { problem: problem.into(), is_missing: false, ..Self::missing(what) }
     }
 
-    /// Sets the status. A 5xx means that the server is set up wrongly, and is logged.
+    /// Sets the status. A 5xx means that the server is set up wrongly. The layer logs such an
+    /// error.
     pub fn with_status(mut self, status: StatusCode) -> Self {
         self.status = status;
         self
