@@ -98,8 +98,8 @@ impl<R> RateLimitLayer<R> {
     ///     .respond_with(|_: &Rejection, head: Response<()>| head.map(|()| Body::from("Slow down, please.")));
     /// ```
     ///
-    /// For a service whose body cannot be made of a `String`, a closure makes the body from the
-    /// text:
+    /// If the body of the service cannot be made of a `String`, a closure makes the body from the
+    /// text of [`Rejection::problem`](super::Rejection::problem):
     ///
     /// ```
     /// use std::convert::Infallible;

@@ -1,7 +1,7 @@
 //! The tower middleware: layer, service, and response future.
 //!
-//! 1. The layer first looks for requests that it [denies](RateLimitLayer::deny), or lets through
-//!    [uncounted](RateLimitLayer::skip).
+//! 1. The layer first checks whether it [denies](RateLimitLayer::deny) the request, or lets the
+//!    request through [uncounted](RateLimitLayer::skip).
 //! 2. For any other request, the layer computes the cost, extracts the keys,
 //!    [chooses](KeyedLimit::chosen) the limits that depend on the request, and decides all limits
 //!    in one atomic step.

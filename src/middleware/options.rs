@@ -36,8 +36,10 @@ impl<R> RateLimitLayer<R> {
 
     /// Sets the cost of a request: the units that the request takes of each limit of the layer. A
     /// limit with a [cost](super::KeyedLimit::cost) of its own ignores the cost of the layer.
-    /// Default: 1. A request with a cost of 0 is free, and is admitted even if nothing is left.
-    /// Such a request still takes a place of a [concurrent](crate::Limit::concurrent) limit.
+    /// Default: 1. A request with a cost of 0 is free, and is admitted even if nothing is left. But
+    /// such a request still takes a place of a [concurrent](crate::Limit::concurrent) limit, and
+    /// still needs one unit of a limit that [settles](super::KeyedLimit::settle) or [counts
+    /// afterwards](super::KeyedLimit::count_afterwards).
     pub fn cost(self, cost: impl Fn(&Parts) -> u64 + Send + Sync + 'static) -> Self {
         self.set(|policy| policy.cost = Some(Arc::new(cost)))
     }
@@ -162,9 +164,9 @@ impl<R> RateLimitLayer<R> {
     /// * `X-RateLimit-Reset` can be a [Unix time](HeaderSets::X_RATE_LIMIT_UNIX), as GitHub sends
     ///   it.
     /// * `Retry-After` belongs to no set: the layer sends it whatever sets you choose. A refusal
-    ///   has a `Retry-After` if waiting helps, and so does a 503 by the failure mode. A 429 for a
-    ///   cost above the limit has no `Retry-After`. A [responder](Self::respond_with) can remove
-    ///   the header.
+    ///   has a `Retry-After` if waiting helps. A 503 because the store cannot decide has a
+    ///   `Retry-After`, too. A 429 for a cost above the limit has no `Retry-After`. A
+    ///   [responder](Self::respond_with) can remove the header.
     /// * The headers show only limits that are not [hidden](super::KeyedLimit::hidden). The default
     ///   body of a rejection names the limit that refuses, even if the layer sends no headers. The
     ///   default body never names a hidden limit.

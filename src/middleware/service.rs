@@ -105,8 +105,8 @@ pin_project! {
     /// If the future is dropped before the decision, the inner service is not called, but the check
     /// may have been counted. If the future is dropped before the response, the reserved units stay
     /// reserved until their [lease](super::KeyedLimit::lease) ends. If the future is dropped during
-    /// a settlement, a task of the current runtime completes the settlement, within the layer's
-    /// deadline.
+    /// a settlement, a task of the current runtime completes the settlement. Each call of the store
+    /// takes at most the layer's deadline.
     #[must_use = "futures do nothing unless polled"]
     pub struct ResponseFuture<I, R, ReqBody, ResBody>
     where

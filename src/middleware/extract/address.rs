@@ -45,7 +45,8 @@ pub(super) fn key(address: IpAddr, bits: u8) -> Key {
     }
 }
 
-/// The IPv4 address that `address` stands for. If it stands for none, `address` itself.
+/// The IPv4 address that `address` stands for. If `address` stands for no IPv4 address, the result
+/// is `address` itself.
 fn canonical(address: IpAddr) -> IpAddr {
     let IpAddr::V6(v6) = address else { return address };
     embedded(v6).map_or(address, IpAddr::V4)

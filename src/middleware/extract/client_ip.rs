@@ -28,8 +28,8 @@ const MAX_HOPS: usize = 32;
 /// server needs nothing but the feature `grpc`. With any other server, and if you accept TLS
 /// connections yourself, put the connection's [`SocketAddr`] into the request's extensions. A
 /// request without a `SocketAddr` gets a 500, and a log line says so. A request over a [Unix
-/// socket](crate::guide::behind_a_proxy#a-unix-socket) gets a 500, too, until you say what the peer
-/// of the socket is.
+/// socket](crate::guide::behind_a_proxy#a-unix-socket) gets a 500, too, until you put such an
+/// address there for the peer of the socket.
 ///
 /// ```
 /// use std::net::SocketAddr;
@@ -49,11 +49,10 @@ pub type PeerIp = ClientIp;
 ///    headers are ignored, since a proxy passes on the headers that it does not overwrite.
 /// 3. `X-Forwarded-For` and `Forwarded` are read from right to left, from the last line to the
 ///    first. Each address in them is a hop. A trusted hop has written the address to its left
-///    itself, so that address can be believed. The first hop that is not trusted is the client.
-///    Reading also ends at the left end of the header, at an element without a readable address,
-///    and after 32 hops. Then the last known hop is the client. A request whose trusted hops take
-///    more than 16 KiB gets a
-///    400. Empty elements are ignored.
+///    itself, so that address is reliable. The first hop that is not trusted is the client. Reading
+///    also ends at the left end of the header, at an element without a readable address, and after
+///    32 hops. Then the last known hop is the client. A request whose trusted hops take more than
+///    16 KiB is rejected with a 400. Empty elements are ignored.
 /// 4. A single-value header must be present exactly once, with an address in it. Otherwise the
 ///    request gets a 400.
 /// 5. Addresses have the keys of [`PeerIp`]: one key for each IPv4 address, however the address is
@@ -145,8 +144,8 @@ impl ClientIp {
         Ok(self)
     }
 
-    /// The key of an address, to deny, exempt or reset it. An IPv6 address has the key of its whole
-    /// prefix.
+    /// The key of an address, for `deny`, `exempt` and `reset`. An IPv6 address has the key of its
+    /// whole prefix.
     pub fn key(&self, address: IpAddr) -> Key {
         address::key(address, self.ipv6_bits)
     }

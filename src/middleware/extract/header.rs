@@ -50,7 +50,7 @@ impl Header {
         Self { name: header_name(name) }
     }
 
-    /// The key of a value, to deny, exempt or reset it. Spaces around the value are trimmed.
+    /// The key of a value, for `deny`, `exempt` and `reset`. Spaces around the value are trimmed.
     pub fn key(&self, value: &str) -> Key {
         // No header name has a colon, so different headers have different keys.
         Key::joined("header", &[self.name.as_str().as_bytes(), b":", value.trim().as_bytes()])
@@ -128,7 +128,7 @@ impl ApiKey {
         Self { header: None, secret: secret.clone() }
     }
 
-    /// The key of a token, to deny, exempt or reset it. Spaces around the token are trimmed.
+    /// The key of a token, for `deny`, `exempt` and `reset`. Spaces around the token are trimmed.
     pub fn key(&self, token: &str) -> Key {
         self.secret.key("api-key", token.trim())
     }
@@ -167,7 +167,7 @@ impl KeyExtractor for ApiKey {
 pub struct UpstreamHost;
 
 impl UpstreamHost {
-    /// The key of a URI's host, to deny, exempt or reset it.
+    /// The key of a URI's host, for `deny`, `exempt` and `reset`.
     ///
     /// # Errors
     ///

@@ -1,7 +1,7 @@
 //! Extractors. An extractor finds in a request the key that the request is charged to.
 //!
-//! 1. An extractor returns a key or a [`KeyError`], never "no limit". A request without a key is
-//!    rejected with the status of the error.
+//! 1. An extractor returns a key or a [`KeyError`], and cannot exempt a request from the limit. A
+//!    request without a key is rejected with the status of the error.
 //! 2. Do not use a value that clients can choose freely as the only key of your limits: with each
 //!    new value, a client gets all units of the limits again. Use a key that an earlier layer has
 //!    verified, or add a limit by address.
@@ -14,8 +14,8 @@
 //! 4. [`and`](KeyExtractor::and) makes one key of two. [`or`](KeyExtractor::or) uses the second key
 //!    only if the first is absent. If the first key is malformed, the request is rejected. So a
 //!    client cannot skip the first extractor by sending garbage.
-//! 5. The built-in extractors also make the key of a given value, for a reset or a list: see
-//!    [`ApiKey::key`].
+//! 5. The built-in extractors also make the key of a given value, for a reset, or for a list of
+//!    denied or exempt keys: see [`ApiKey::key`].
 //!
 //! ```
 //! use http::{Request, request::Parts};

@@ -8,8 +8,8 @@
 //!    limit that is not hidden: see [`HeaderSets::RATE_LIMIT`].
 //! 3. Times are rounded up to whole seconds, and `Retry-After` (RFC 9110, section 10.2.3) is at
 //!    least 1, so that a client that obeys is never early. A refusal has `Retry-After` if waiting
-//!    helps, even if the layer sends no figures. A 503 by the failure mode has a `Retry-After`,
-//!    too. A 429 for a cost above the limit has no `Retry-After`.
+//!    helps, even if the layer sends no figures. A 503 because the store cannot decide has a
+//!    `Retry-After`, too. A 429 for a cost above the limit has no `Retry-After`.
 //! 4. If layers are stacked, `X-RateLimit-*` shows the visible limit with the least left, in the
 //!    format of that limit's layer. So give all layers the same format of `-Reset`. If the layers
 //!    have both formats, a log line warns of this. `RateLimit` lists the limits of all layers that
@@ -54,8 +54,8 @@ const RESET: HeaderName = HeaderName::from_static("x-ratelimit-reset");
 /// window is longer than a year.
 const UNIX_TIMES: u64 = 1_000_000_000;
 
-/// Returns all headers of a layer that a browser's script can read only if CORS exposes them.
-/// `CorsLayer::expose_headers` takes this list.
+/// Returns the names of the rate-limit headers and `Retry-After`. A browser's script can read these
+/// headers only if CORS exposes them. `CorsLayer::expose_headers` takes this list.
 #[must_use]
 pub fn exposed_headers() -> Vec<HeaderName> {
     vec![RETRY_AFTER, LIMIT, REMAINING, RESET, POLICY, RATE_LIMIT]

@@ -19,8 +19,8 @@ impl KeyedLimit {
     }
 
     /// Computes the true cost of a request from its response. The true cost then counts instead of
-    /// the charge: the units that the request took before. Until the response, these units are
-    /// reserved. Default: the response does not change the cost.
+    /// the charge: the units that the request took at its admission. Until the response, these
+    /// units are reserved. Default: the response does not change the cost.
     ///
     /// ```
     /// use tower_sliding_window::{Limit, PeerIp};

@@ -244,8 +244,8 @@ impl KeyedLimit {
     ///
     /// `ban` is a limit of one unit that counts the bans. No ban is longer than the window of
     /// `ban`, so choose a window as long as the longest ban that you want. You can also ban a key
-    /// by hand, by [`Limiter::block`](crate::Limiter::block). If that time is longer than the
-    /// window of `ban`, the ban ends after the window.
+    /// by hand, by [`Limiter::block`](crate::Limiter::block). If the time of such a block is longer
+    /// than the window of `ban`, the ban ends after the window.
     ///
     /// ```
     /// use std::time::Duration;
@@ -293,9 +293,9 @@ impl KeyedLimit {
     /// * A ban of a key holds in all parts of a [split](Split::by) limit. A ban holds even for
     ///   requests for which no limit is [chosen](Self::chosen).
     /// * Limits of a layer may share one ban if their extractors find the same key. If several
-    ///   limits begin the ban at once, the longest time holds. The shared ban is hidden if any limit
-    ///   with this ban is hidden. If a limit in the shadow shares the ban, its refusals begin no
-    ///   ban that refuses requests.
+    ///   limits begin the ban at once, the longest time holds. The shared ban is hidden if any
+    ///   limit with this ban is hidden. If a limit in the shadow shares the ban, the refusals of
+    ///   that limit begin no ban that refuses requests.
     /// * The ban of a limit in the [shadow](Self::in_shadow) is in the shadow, and the ban of a
     ///   [hidden](Self::hidden) limit is hidden.
     /// * Each check also asks the store whether the key is banned. So a

@@ -1,5 +1,5 @@
-//! The policy of a layer: its limits, the lists of keys that it denies or lets through, and its
-//! settings. [`plan`](super::plan) applies the policy to each request.
+//! The policy of a layer: its limits, the lists of requests that the layer denies or lets through,
+//! and its settings. [`plan`](super::plan) applies the policy to each request.
 
 mod cost;
 mod keyed_limit;

@@ -115,8 +115,8 @@ impl<B: Default, R: RejectionResponse<B>> RejectionResponse<B> for GrpcOr<R> {
 
 const GRPC: &str = "application/grpc";
 
-/// The content types of requests in gRPC, without a suffix. Each has beside it the content type of
-/// the response.
+/// Pairs of content types: of a request in gRPC, without a suffix, and of the response to such a
+/// request.
 const CONTENT_TYPES: [(&str, &str); 3] = [
     (GRPC, GRPC),
     ("application/grpc-web", "application/grpc-web+proto"),

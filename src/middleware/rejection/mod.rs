@@ -45,18 +45,18 @@
 //!     });
 //! ```
 //!
-//! With axum, a closure can make a response of the head and of anything that is a response: `(head,
-//! Json(..)).into_response()`.
+//! With axum, a closure can make a response of the head and of any value that implements
+//! `IntoResponse`: `(head, Json(..)).into_response()`.
 //!
 //! # In a handler
 //!
-//! With axum, a [`Rejection`] is a response. So a handler that calls a [`Limiter`](crate::Limiter)
-//! can return a [`Rejection`], and then responds as a layer that fails closed does. If the handler
-//! should go on without a decision, handle the error of the limiter instead of passing the error on
-//! with `?`. [`write_headers`](crate::Decision::write_headers) writes the figures of an admission.
-//! A layer around the handler leaves the `X-RateLimit-*` of the handler's rejection as they are,
-//! with the reset in seconds from now. With tonic, a [`Rejection`] becomes a `Status`: see
-//! [`guide::grpc`](crate::guide::grpc#in-a-method).
+//! With axum, a [`Rejection`] implements `IntoResponse`. So a handler that calls a
+//! [`Limiter`](crate::Limiter) can return a [`Rejection`], and then responds as a layer that fails
+//! closed does. If the handler should go on without a decision, handle the error of the limiter
+//! instead of passing the error on with `?`. [`write_headers`](crate::Decision::write_headers)
+//! writes the figures of an admission. A layer around the handler leaves the `X-RateLimit-*` of the
+//! handler's rejection as they are, with the reset in seconds from now. With tonic, a [`Rejection`]
+//! becomes a `Status`: see [`guide::grpc`](crate::guide::grpc#in-a-method).
 //!
 //! ```
 //! use axum::extract::State;

@@ -1,5 +1,6 @@
 //! The end of a request, after its decision. A rejected request gets a response in the service's
-//! place. For any other request, the service's response is completed.
+//! place. For any other request, the layer adds its headers and extensions to the service's
+//! response.
 
 mod body;
 mod follow_up;

@@ -9,14 +9,15 @@
 //!    `-Reset`, with or without the `X-`. If several limits have nothing left, the longest time
 //!    counts.
 //! 3. A `-Reset` of at most a billion is a number of seconds, since no upstream asks to stay away
-//!    for thirty years. A `-Reset` above a billion is a Unix time in seconds, and one above a
-//!    trillion is a Unix time in milliseconds.
+//!    for thirty years. A `-Reset` above a billion is a Unix time in seconds, and a `-Reset` above
+//!    a trillion is a Unix time in milliseconds.
 //! 4. Malformed values, and times in the past, are ignored. If no other value is left, a 429 asks
 //!    for one second.
 //! 5. No block is longer than a day.
 //! 6. A 429, a 503 with `Retry-After`, and a 403 with nothing left are refusals. A refusal shows
-//!    that the upstream has counted more calls than the limit of the layer. Any other response with
-//!    nothing left does not show this: the limit of the layer may have counted the same calls.
+//!    that the upstream has counted more calls than the limit of the layer has counted. Any other
+//!    response with nothing left does not show this: the limit of the layer may have counted the
+//!    same calls.
 
 use std::time::{Duration, SystemTime};
 
@@ -31,7 +32,8 @@ const LONGEST: Duration = Duration::from_secs(24 * 60 * 60);
 /// The largest number that is a wait in seconds. A larger number is a Unix time, after September
 /// 2001.
 const LONGEST_WAIT: u64 = 1_000_000_000;
-/// The largest Unix time in seconds. A larger one is in milliseconds.
+/// The largest number that is a Unix time in seconds. A larger number is a Unix time in
+/// milliseconds.
 const LAST_IN_SECONDS: u64 = 1_000 * LONGEST_WAIT;
 
 const RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
