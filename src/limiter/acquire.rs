@@ -32,9 +32,10 @@ impl Limiter {
     ///    Checks at different costs wait in the same line. Clones with another
     ///    [`deadline`](Self::deadline) have lines of their own, since the store may answer only the
     ///    callers with the longer deadline. A caller that is refused, or arrives while others wait,
-    ///    joins the end of the line. Only the first in line asks. After an admission that leaves
-    ///    units, the next callers ask as well, as many as fit into these units together. No caller
-    ///    overtakes another. A caller that gives up or is dropped leaves the line.
+    ///    joins the line. Callers stand in the order of their arrival. Only the first in line asks.
+    ///    After an admission that leaves units, the next callers ask as well, as many as fit into
+    ///    these units together. No caller overtakes another. A caller that gives up or is dropped
+    ///    leaves the line.
     /// 3. A caller that cannot reach the front of the line in time is refused without spending. The
     ///    retry time of this refusal is a lower bound: the time that the first in line has to wait.
     /// 4. A future that is kept but not polled does not block the line. The next caller takes over
@@ -50,11 +51,13 @@ impl Limiter {
     ///    the number of units that are left is unknown, such as after a reset, one caller asks, and
     ///    the others ask after the reply to that caller. If a caller does not use the freed units,
     ///    the next caller asks. If the caller of the settlement leaves before the reply, or the
-    ///    call times out, the waiting callers ask after a further time as long as the deadline, at
-    ///    most a second. If only [reserved](crate::Charge::reserve) units refuse the first in line,
-    ///    that caller asks again after [`retry_reserved_after`](Self::retry_reserved_after), and
-    ///    for the last time at the end of `max_wait`. A caller that needs more units than are left
-    ///    asks when its retry time is over, even if enough units leave the window earlier.
+    ///    call times out, the waiting callers ask after a delay that is as long as the deadline,
+    ///    but at most a second. If the first in line is refused only because units are
+    ///    [reserved](crate::Charge::reserve), that caller asks again after
+    ///    [`retry_reserved_after`](Self::retry_reserved_after), and for the last time at the end of
+    ///    `max_wait`. A caller that does not fit into the units that are left asks only when its
+    ///    retry time is over, even if the freed units and the units that leave the window would be
+    ///    enough earlier.
     /// 7. A settlement or reset through another limiter wakes no caller of this limiter, even if
     ///    both limiters have the same store. The callers of this limiter then ask again when their
     ///    retry times are over. Only clones of one limiter wake each other's callers.
@@ -143,8 +146,8 @@ impl Limiter {
             }
             (is_in_line, limiter) = (true, self.clone());
             if outcome.is_ok_and(|decision| decision.is_refused_by_reservations()) {
-                // Other callers may give back units before the next check. So that check asks the
-                // store even if its refusal is remembered.
+                // Other callers may give back units before the next check. The next check therefore
+                // asks the store, even if the refusal cache remembers a refusal.
                 limiter = limiter.asking_each_time();
             }
         }

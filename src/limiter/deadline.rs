@@ -72,12 +72,12 @@ impl Timer {
 pin_project! {
     /// Gives up on a future that is not ready in time.
     ///
-    /// The timer starts when the future is pending for the first time: a store that answers at once
-    /// costs no timer and needs no runtime.
+    /// The timer starts when the future is pending for the first time. So a store that answers at
+    /// once costs no timer and needs no runtime.
     ///
     /// When the timer fires, the other tasks that can run are polled first, and then the future
-    /// once more. In a process that has not run for a while, one of these tasks reads a reply that
-    /// has come in time.
+    /// once more. If the process has not run for a while, a reply may have come in time without
+    /// being read. Then one of these tasks reads the reply.
     pub(crate) struct Deadline<F> {
         #[pin]
         future: F,

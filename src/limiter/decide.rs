@@ -1,5 +1,6 @@
-//! Decisions: by the prefetches of this process, the refusal cache, the breaker, the store, or this
-//! process in the store's place.
+//! Decides checks. Four things are asked in this order, and the first that can decide does so: the
+//! prefetches of this process, the refusal cache, an open breaker, the store. If the store fails,
+//! this process may decide in its place.
 
 use std::{
     future::{Future, pending},
@@ -85,10 +86,11 @@ impl Future for Asking {
 }
 
 impl Asking {
-    /// Starts a task that waits for the reply, now that no caller waits for it any more. There are
-    /// two conditions for the task. The check may have been sent. And the check takes places, or
-    /// the refusal cache refuses other checks until this check has its reply. After the reply, the
-    /// task frees the places at once, and remembers or forgets the refusal.
+    /// Starts a task that waits for the reply, now that no caller waits for it any more. After the
+    /// reply, the task frees the places at once, and the refusal cache remembers or forgets the
+    /// refusal. The task starts only if the check may have been sent, and only if the reply
+    /// matters: if the check takes places, or if the refusal cache refuses other checks until this
+    /// reply.
     fn let_go(&mut self) {
         let Some(kept) = self.kept.as_ref().filter(|_| self.reply.has_begun()) else { return };
         if kept.underway.is_none() && !self.lookup.as_ref().is_some_and(|lookup| lookup.has_turn) {
@@ -263,7 +265,7 @@ impl Core {
     }
 
     /// The error to return instead of asking the store, if the breaker is open. `probe` makes the
-    /// check that a probe of the breaker sends: one that costs nothing.
+    /// check at no cost that a probe of the breaker sends.
     pub(super) fn refuse(&self, probe: impl FnOnce() -> Check) -> Option<Error> {
         if !self.breaker.may_be_open() {
             return None;

@@ -30,10 +30,11 @@ pub enum FailureMode {
 ///
 /// 1. Of a limit of `n` units, each of `p` processes admits at most `n / p` in a window, rounded
 ///    down. So if there are no more than `p` processes, together they admit at most the limit.
-/// 2. Every check still asks the store first, so the store decides again as soon as it answers. The
-///    store and the processes count separately. So in a window in which the store fails or comes
-///    back, up to twice the limit may be admitted: once by the store, and once by all processes
-///    together.
+/// 2. Every check still goes to the store first, except while the
+///    [breaker](crate::limiter::Breaker) is open. So the store decides again as soon as it answers
+///    a check or a probe. The store and the processes count separately. So in a window in which the
+///    store fails or comes back, up to twice the limit may be admitted: once by the store, and once
+///    by all processes together.
 /// 3. A check with a cost above the share fails until the store is back. A limiter returns the
 ///    store's error, and a layer answers with a 503. If the share is less than one unit, any cost
 ///    is above the share. The error is not [`NeverFits`](crate::Error::NeverFits), since the cost

@@ -5,9 +5,9 @@
 //! 2. Of the callers that fit into the freed units, the first to arrive asks. Later callers ask as
 //!    well if they fit into the rest of these units.
 //! 3. A settlement or a reply tells how many units are left. By the time that a woken caller asks,
-//!    the number may have changed. So the reply to the last caller that has asked tells how many
-//!    units are left for other callers. If that reply does not come, the next caller asks. Until
-//!    its reply, a caller that asks again counts as admitted.
+//!    the number may have changed. So from then on, only the reply to the last caller that has
+//!    asked tells how many units are left for other callers. If that reply does not come, the next
+//!    caller asks. Until its reply, a caller that asks again counts as admitted.
 //! 4. Sometimes too many callers ask, and some of them are refused. It never happens that too few
 //!    callers ask. A reply tells of all units that were free when the store decided. If a
 //!    settlement frees units after that, the settlement tells of them. If units leave the window
@@ -25,14 +25,14 @@ pub(super) struct Pair {
     /// The callers that the limit and key refuses, by number. A caller that was woken stays here
     /// until it asks.
     refused: BTreeMap<u64, (Wanted, Arc<Caller>)>,
-    /// An upper bound of [`Wanted::room`], the used units up to which a caller fits, over the
-    /// refused callers that were not woken. While more units than this are used, no caller is
-    /// searched for, since none would fit.
+    /// The largest [`Wanted::room`] of the refused callers that were not woken, or a larger number.
+    /// `room` is the number of used units up to which a caller fits. While more units than
+    /// `most_room` are used, no caller would fit, so none is searched for.
     most_room: u64,
-    /// The units that an admission takes, for each caller that was refused and asks again, by
-    /// number, until its reply.
+    /// The callers that were refused and now ask again, until their replies: the number of each,
+    /// and the units that its admission takes.
     asking: BTreeMap<u64, u64>,
-    /// The last of these callers that has asked, until its reply.
+    /// The caller in `asking` that was the last to ask, until its reply.
     last_asked: Option<u64>,
     /// A lower bound of the used units. `None` if a reply will bring this figure, or if no units
     /// were freed.
@@ -93,15 +93,16 @@ impl Pair {
     pub(super) fn answer(&mut self, number: u64, wanted: &Wanted, status: &LimitStatus) {
         self.asking.remove(&number);
         if self.last_asked.take_if(|last| *last == number).is_some() {
-            // After a refusal, so many units count as used that the caller does not fit. The
-            // store's figures may contradict the refusal, and the caller would then ask again at
-            // once.
+            // If the store's figures contradict its refusal, the caller would seem to fit, and
+            // would ask again at once. So after a refusal, at least so many units count as used
+            // that the caller does not fit.
             let least = status.refuses().map_or(0, |_| wanted.room.saturating_add(1));
             self.free(status.used.max(least));
         }
     }
 
-    /// Takes note that the store has not decided, so that the caller has taken nothing there.
+    /// Takes note that the store has not decided. The caller then counts as one that has taken
+    /// nothing.
     pub(super) fn fail(&mut self, number: u64) {
         self.asking.remove(&number);
     }

@@ -13,9 +13,9 @@
 //! 5. After an admission that leaves units, the next callers ask as well, as many as fit into these
 //!    units together. Otherwise a line far away from its store would move by only one caller in
 //!    each round trip. The reply to the last caller that has asked says how many units are left,
-//!    since this reply counts the other callers. While the first waits for units, no other caller
-//!    asks. Otherwise a first caller that needs many units would wait for ever. After a refusal,
-//!    only the first asks, as before.
+//!    since this reply also counts the callers that asked earlier. While the first waits for units,
+//!    no other caller asks. Otherwise a first caller that needs many units would wait for ever.
+//!    After a refusal, again only the first asks.
 //! 6. If the runtime of the task is not driven, the task is late. Callers look for a late task from
 //!    time to time, and start another task on their own runtime. The more callers wait, the less
 //!    often each of them looks.

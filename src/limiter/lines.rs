@@ -68,7 +68,8 @@ impl Lines {
             table.pairs.entry(digest).or_default().callers += 1;
             let mut room = u64::MAX;
             if charge.can_refuse() {
-                // A sum, so that the order of the limits and keys makes no difference.
+                // The digests are added up, so that the order of the limits and keys makes no
+                // difference.
                 line = line.wrapping_add(digest);
                 room = charge.limit().units().saturating_sub(charge.cost());
             }
@@ -167,8 +168,8 @@ impl Table {
         caller.wanted.iter().for_each(|wanted| self.pass_on(wanted.digest, Duration::ZERO));
     }
 
-    /// Lets callers that fit into the units that are left of a limit and key ask after `delay`. A
-    /// caller that was woken to ask later than that asks earlier.
+    /// Lets callers ask after `delay` if they fit into the units that a limit and key has left. A
+    /// caller that was already woken to ask later now asks after `delay`, too.
     fn pass_on(&mut self, digest: u64, delay: Duration) {
         let Some(pair) = self.pairs.get_mut(&digest) else { return };
         pair.pass_on(|caller| {
@@ -189,7 +190,7 @@ impl Table {
     }
 
     /// Looks whether the first in a line is late, and takes a late caller out. Returns when the
-    /// watch looks again; `None` if the line has ended.
+    /// task that watches the line looks again; `None` if the line has ended.
     fn look(&mut self, id: u64) -> Option<Instant> {
         let late = self.lines.get_mut(&id)?.look(&mut self.woken);
         late.iter().for_each(|late| self.leave(late));

@@ -1,4 +1,5 @@
-//! The limiter: rate limiting without HTTP, for clients, jobs, and services of other kinds.
+//! The limiter: rate limiting without HTTP, for calls to an upstream, jobs, and services of other
+//! kinds.
 //!
 //! 1. [`check`](Limiter::check) spends units, [`acquire`](Limiter::acquire) waits for units and
 //!    spends them, [`peek`](Limiter::peek) shows how a limit stands, [`reserve`](Limiter::reserve)
@@ -7,12 +8,14 @@
 //! 2. Every call to the store ends within the [`deadline`](Limiter::deadline), which covers
 //!    queueing, connecting and the reply. By default, the deadline follows the round trip of the
 //!    store. The deadline starts with the first poll, and needs a timer only if the store makes the
-//!    caller wait. All methods but [`acquire`](Limiter::acquire) make one call.
-//! 3. A refusal is a [`Decision`](crate::Decision), everything else is a typed
-//!    [`Error`].
+//!    caller wait. A method makes at most one call. Only [`acquire`](Limiter::acquire) and
+//!    [`shutdown`](Limiter::shutdown) may make several.
+//! 3. An admission and a refusal are both a [`Decision`](crate::Decision). If a check cannot be
+//!    decided, the result is a typed [`Error`].
 //! 4. A check whose refusal is remembered is refused without asking the store: see the [refusal
 //!    cache](Limiter::refusal_cache).
-//! 5. A store that fails repeatedly is not asked, but probed: see [`Breaker`].
+//! 5. While a store fails repeatedly, checks get an error at once, and only probes go to the store:
+//!    see [`Breaker`].
 //! 6. While the store cannot decide, this process may decide under a share of each limit: see
 //!    [`Share`].
 //!
@@ -71,8 +74,8 @@ pub struct Limiter {
     pub(crate) failure_mode: FailureMode,
 }
 
-/// The part of a limiter that its clones share. A change of a setting copies this part if a clone
-/// shares it.
+/// The settings and the state that the clones of a limiter share. If a setting of one clone is
+/// changed, that clone gets a copy of its own.
 #[derive(Clone)]
 struct Core {
     store: Arc<dyn Store>,
@@ -95,7 +98,7 @@ struct Core {
     /// The places to free and the calls to complete before the process ends. If the store has a
     /// local state, all limiters on clones of the store share them.
     owed: Arc<Owed>,
-    /// The store that decides in this process, in the store's place.
+    /// Decides in this process while the store cannot: see [`Share`].
     local: MemoryStore,
 }
 
@@ -140,10 +143,11 @@ impl Limiter {
     ///   trip](crate::store::LocalState::answered_in), the default deadline is 50 ms.
     /// * A deadline that you set is kept, even if the store is too far away for it. Then every
     ///   check fails. The error and the log tell the deadline and the round trip at each failure.
-    ///   If the round trip is known when you set the deadline, the log tells both times then, too.
+    ///   If the round trip is already known to be longer than the deadline when you set the
+    ///   deadline, the log warns at once.
     ///
-    /// [`guide::redis_is_far_away`](crate::guide::redis_is_far_away) says what else a distance
-    /// changes.
+    /// [`guide::redis_is_far_away`](crate::guide::redis_is_far_away) says what else changes if the
+    /// store is far away.
     pub fn deadline(self, deadline: Duration) -> Self {
         if let Some(round_trip) = self.core.round_trip.known().filter(|round_trip| deadline < *round_trip) {
             warn!(
@@ -155,13 +159,14 @@ impl Limiter {
         self.set(|core| core.deadline = Some(deadline))
     }
 
-    /// Sets the retry time of a check that only [reserved](crate::Charge::reserve) units refuse.
-    /// Such units may be given back at any time. Default: one second. The retry time is shorter if
-    /// a lease ends earlier, and longer if other units refuse for longer: see the rules of a
-    /// [`decision`](crate::decision).
+    /// Sets the retry time of a check that is refused only because units are
+    /// [reserved](crate::Charge::reserve). Reserved units may be given back at any time, so nobody
+    /// knows when the check would pass. Default: one second. The retry time is shorter if a lease
+    /// ends earlier: see the rules of a [`decision`](crate::decision). If the check would not fit
+    /// even without the reserved units, its retry time may be longer.
     ///
-    /// [`acquire`](Self::acquire) asks again after this time, and the [refusal
-    /// cache](Self::refusal_cache) remembers such a refusal for no longer.
+    /// [`acquire`](Self::acquire) asks again after this time. The [refusal
+    /// cache](Self::refusal_cache) remembers such a refusal for at most this time.
     pub fn retry_reserved_after(self, wait: Duration) -> Self {
         self.set(|core| core.retry_reserved_after = wait)
     }
@@ -171,18 +176,20 @@ impl Limiter {
     /// still holds. With a `max_age` of zero, every check asks the store. Default: the refusal
     /// cache of the store, with a `max_age` of one second.
     ///
-    /// 1. When a check is refused, the cache remembers for each of its limits and keys how many
+    /// 1. When a check is refused, the cache remembers for each limit and key of the check how many
     ///    units are left, and until when no unit leaves the window. Until then, the cache refuses
-    ///    each cost above the units that are left: other callers can only spend in the meantime. So
-    ///    a client that varies its costs is refused as cheaply as a client that repeats one cost.
-    ///    After `max_age`, one check asks the store. The other checks are refused until the reply.
-    ///    If no reply comes within 100 ms, another check asks. If the store admits the check that
-    ///    asks, the refusal is forgotten. If the store fails in any way, the check that asks gets
-    ///    the remembered refusal, and the [failure mode](FailureMode) does not apply.
+    ///    each cost above the units that are left, since other callers can only spend in the
+    ///    meantime. So a client that varies its costs is refused as cheaply as a client that
+    ///    repeats one cost. After `max_age`, one check asks the store. The other checks are refused
+    ///    until the reply. If no reply comes within 100 ms, another check asks. If the store admits
+    ///    the check that asks, the refusal is forgotten. If the store fails in any way, the check
+    ///    that asks gets the remembered refusal, and the [failure mode](FailureMode) does not
+    ///    apply.
     /// 2. The cache refuses a check of several limits if it remembers that one of these limits
     ///    refuses. The remembered refusal may come from another check or another layer. The cache
-    ///    never admits. In its refusals, limits that the cache does not know have
-    ///    [statuses](crate::Decision::statuses) of zero, and are hidden from clients.
+    ///    never admits. If the cache refuses a check, and does not know the figures of one of its
+    ///    limits, the [status](crate::Decision::statuses) of this limit shows zeros, and the limit
+    ///    is hidden from clients.
     /// 3. The times of a remembered refusal count down. The retry time is exact if no units are
     ///    left, the cost is the refused cost, and no units are [counted
     ///    afterwards](crate::Charge::spent) in the meantime. Otherwise the retry time is a lower
@@ -272,26 +279,26 @@ impl Limiter {
         Deadline::new(future, self.core.deadline(), Duration::ZERO)
     }
 
-    /// Ends the limiters and layers on all clones of the store. Gives back the units and places
-    /// that this process holds, and completes the calls that are on their way.
+    /// Gives back the units and places that this process holds, and completes the calls that are on
+    /// their way. Does so for the limiters and layers on all clones of the store.
     ///
     /// Call `shutdown` last, when the process serves no more requests, and before the runtime ends.
     /// A process that ends without `shutdown` leaves behind all that it has taken. A place counts
-    /// until its [life](crate::Limit::freed_after) is over. A prefetched unit counts until a window
-    /// after the life of its [prefetch](crate::limit::prefetch). A settlement that was on its way
-    /// is lost.
+    /// until its [life](crate::Limit::freed_after) is over. A prefetched unit counts until one
+    /// window after the life of its [prefetch](crate::limit::prefetch) is over. A settlement that
+    /// was on its way is lost.
     ///
     /// 1. `shutdown` gives back all units that are held with prefetch.
     /// 2. It frees all places, also those of requests that have not ended, such as open streams,
     ///    and those of checks that are on their way.
     ///    [`has_lost_place`](crate::Decision::has_lost_place) is then true for the decisions that
     ///    held these places.
-    /// 3. It waits for releases of places, settlements, counts, bans and resets that have begun,
-    ///    also for those whose caller has left.
+    /// 3. It waits for calls to the store that free places, settle, count spent units, ban or
+    ///    reset, if these calls have begun. It also waits for such calls if their caller has left.
     ///
-    /// The call ends after `within` at the latest: choose less than the time after which your
-    /// platform kills the process. Calls to the store that are still on their way then go on as
-    /// long as the runtime does. Requests that come after `shutdown`, and callers that wait in
+    /// `shutdown` ends after `within` at the latest: choose less than the time after which your
+    /// platform kills the process. After `within`, the calls to the store that have not ended go on
+    /// as long as the runtime does. Requests that come after `shutdown`, and callers that wait in
     /// line, are decided as usual. Their places are left behind when the process ends. So stop
     /// accepting requests first. With streams, [call `shutdown`
     /// twice](crate::guide::at_most_n_at_once#restart-without-refusals). A request that is still in
@@ -299,13 +306,14 @@ impl Limiter {
     /// their lease ends.
     ///
     /// If a store of your own has no [local state](crate::Store::local_state), the limiters on it
-    /// know nothing of each other: call `shutdown` on each of them.
+    /// know nothing of each other. Then call `shutdown` on each of them.
     ///
     /// # Errors
     ///
     /// [`Error::TimedOut`] if a call was still on its way after `within`, such as while the store
-    /// does not answer. A check that takes places also counts as on its way if its future is kept
-    /// without being polled. [`Error::Unavailable`] without a tokio runtime.
+    /// does not answer. A check that takes places also counts as on its way if its future was
+    /// polled once, and is then kept without being polled. [`Error::Unavailable`] without a tokio
+    /// runtime.
     ///
     /// # Panics
     ///

@@ -5,19 +5,20 @@
 //!    dropped.
 //! 2. A store that several processes share forgets a place that is not renewed within the window of
 //!    its limit. So a task renews each place when half of the window has passed. Most requests end
-//!    earlier. Renewals and releases ignore the deadline and the breaker, since no caller waits for
-//!    them, and the requests that hold the places go on.
+//!    earlier, and their places are never renewed. Renewals and releases ignore the deadline and
+//!    the breaker, since no caller waits for them, and the requests that hold the places go on.
 //! 3. A place that the store no longer knows is lost: another request may have got it. The task
-//!    takes a lost place again, even if the limit is then exceeded. Otherwise the store would take
-//!    the place for free, and admit one more request.
+//!    takes a lost place again, even if the limit is then exceeded. Otherwise the store would count
+//!    the place as free, and admit one more request.
 //! 4. A place is freed on the runtime on which it was taken, if that runtime has threads of its
 //!    own. Otherwise that runtime may not be polled, so the place is freed on the runtime of the
 //!    caller that drops the decision. If there is no runtime, or if the runtime ends meanwhile, a
 //!    thread frees the place. [`shutdown`](super::Limiter::shutdown) frees all places.
-//! 5. Each runtime on which places are taken has a task of its own. Each task also renews the
-//!    overdue places of other runtimes, since such a runtime stands still or has ended.
+//! 5. Each runtime on which places are taken has a task of its own. If the places of a runtime are
+//!    overdue, that runtime stands still or has ended, so the tasks of the other runtimes renew its
+//!    places, too.
 //! 6. A store that decides [at once](crate::Store::decide_now), such as `MemoryStore`, forgets no
-//!    place.
+//!    place, so its places are not renewed.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -43,11 +44,11 @@ use crate::{
     store::{MOST_TIME, give_back},
 };
 
-/// Parts of the life of a place. A place is renewed after a half of its life. If the renewal fails,
-/// there is time for three more tries, an eighth of the life apart. A call that hangs is given up
-/// after a quarter of the life, at most after [`MOST_TIME`]. Then there is time for one more call.
-/// Each renewal begins a round trip earlier, and may take a round trip longer, so that it also
-/// reaches a store that is far away.
+/// The life of a place is divided by these numbers. A place is renewed after a half of its life. If
+/// the renewal fails, there is time for three more tries, an eighth of the life apart. A call that
+/// hangs is given up after a quarter of the life, at most after [`MOST_TIME`]. Then there is time
+/// for one more call. Each renewal begins a round trip earlier, and may take a round trip longer,
+/// so that it also reaches a store that is far away.
 const RENEWAL: u32 = 2;
 const NEXT_TRY: u32 = 8;
 const LONGEST_TRY: u32 = 4;
@@ -99,8 +100,8 @@ struct Held {
 struct Release {
     core: Arc<Core>,
     places: Settlement,
-    /// Whether the places have been freed, or were handed to the thread, which tries for the last
-    /// time.
+    /// Whether the places have been freed, or were handed to the thread of
+    /// [`Owed`](crate::local::Owed), which tries for the last time.
     is_done: bool,
     _underway: Underway,
 }

@@ -1,5 +1,5 @@
-//! Tasks that take prefetches of units from the store, and give back the rest: see
-//! [`limit::prefetch`](crate::limit::prefetch).
+//! Tasks that take prefetches of units from the store, and give back the units that stay unspent:
+//! see [`limit::prefetch`](crate::limit::prefetch).
 //!
 //! A task belongs to one limit and key. It begins when the key is asked for often. It ends when it
 //! holds nothing and the key is no longer asked for often. If the runtime of the task ends, the
@@ -39,8 +39,9 @@ impl Core {
         decision
     }
 
-    /// Starts the task that takes care of a holding. Without a runtime, no task starts, and callers
-    /// may still spend the units that the holding has.
+    /// Starts the task that takes and gives back the prefetches of one limit and key, a holding.
+    /// Without a runtime, no task starts, and callers may still spend the units that the holding
+    /// has.
     pub(super) fn hold(&self, kept: KeptHolding) {
         let Ok(runtime) = Handle::try_current() else { return };
         let core = self.clone();

@@ -15,7 +15,7 @@ use crate::{
 
 /// Units that are reserved until they are settled: made by [`Limiter::reserve`].
 ///
-/// A reservation can travel with whatever spends the units, such as the body of a streamed
+/// A reservation can be kept in the value that spends the units, such as the body of a streamed
 /// response: see the example `llm_tokens`. If the reservation is dropped without a settlement, the
 /// units count until the lease ends, and are then given back.
 #[derive(Debug)]
@@ -51,11 +51,10 @@ impl Reservation {
     /// all units back. A settlement after the lease still counts the used units, if the admission
     /// would still be in its window: see [`was_applied`](Settled::was_applied).
     ///
-    /// A settlement that is sent again usually counts once. There are two exceptions, so let a
-    /// single piece of code settle the reservation. After `settle(0)`, another settlement counts if
-    /// it comes after the lease. Under an algorithm other than the log, a settlement after the
-    /// lease counts in addition to any earlier settlement: see rule 5 of
-    /// [`settlement`](crate::settlement).
+    /// A settlement that is sent again usually counts once, with two exceptions. After `settle(0)`,
+    /// another settlement counts if it comes after the lease. Under an algorithm other than the
+    /// log, a settlement after the lease counts in addition to any earlier settlement: see rule 5
+    /// of [`settlement`](crate::settlement). So let a single piece of code settle the reservation.
     ///
     /// # Errors
     ///
@@ -98,8 +97,8 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// The same as [`check`](Self::check). For a [concurrent](Limit::concurrent) limit, the same as
-    /// [`block`](Self::block).
+    /// The same as [`check`](Self::check). For a [concurrent](Limit::concurrent) limit, the error
+    /// is the same as that of [`block`](Self::block).
     pub async fn reserve(
         &self,
         limit: &Limit,
@@ -179,9 +178,10 @@ impl Limiter {
     /// 2. Units that were spent before the block still count after it. A limit that is used up can
     ///    be blocked, too. Such a limit admits again when the block has ended and enough units have
     ///    left the window. Of several blocks, the one that ends last holds.
-    /// 3. A limit with a [fixed](crate::Algorithm::FIXED_WINDOW) window admits again when the
-    ///    clock's window ends. A limit with a [counter](crate::Algorithm::SLIDING_WINDOW_COUNTER)
-    ///    admits again little by little, as the counter's estimate of earlier units falls.
+    /// 3. Under a [fixed](crate::Algorithm::FIXED_WINDOW) window, a block ends at the latest when
+    ///    the current window of the clock ends. Under a
+    ///    [counter](crate::Algorithm::SLIDING_WINDOW_COUNTER), units that were spent before the
+    ///    block come back little by little, as the counter's estimate of these units falls.
     /// 4. A [reset](Self::reset) ends the block.
     /// 5. If the limit is [prefetched](crate::limit::prefetch), other processes refuse at the
     ///    latest when the life of their prefetches is over.
@@ -301,10 +301,10 @@ fn of_window(limit: &Limit, doing: &'static str) -> Result<(), StoreError> {
 }
 
 impl Returning<'_> {
-    /// Takes note of the outcome of the call, and of the units that are used now. The number of
-    /// used units is unknown after a reset and after a settlement under a share: then the outcome
-    /// has no decision. After a timeout, the units may still be given back, so callers ask after
-    /// the delay. After another failure, no caller asks.
+    /// Takes note of the outcome of the call, and of the units that are used now. After a reset and
+    /// after a settlement under a share, the outcome has no decision, so the number of used units
+    /// is unknown. After a timeout, the units may still be given back, so callers ask after the
+    /// delay. After another failure, no caller asks.
     fn end(mut self, outcome: Result<Option<&Decision>, &Error>) {
         match outcome {
             Ok(decision) => {
