@@ -8,7 +8,7 @@
 //!    `api=100/h` are two limits. For example, if a key has spent 14 units under `api=20/s`, then
 //!    `api=5/s` shows 14 used and 0 remaining.
 //! 3. A limit counts by an exact log, unless you choose another [algorithm](crate::algorithm).
-//! 4. Every check asks the store, unless the limit is [prefetched](prefetch).
+//! 4. Every admission is decided by the store, unless the limit is [prefetched](prefetch).
 //! 5. Units are 0 to [`Limit::MAX_UNITS`], windows 1 ms to 365 days, names 1 to 64 characters of
 //!    `A-Z a-z 0-9 _ . -`.
 //! 6. A limit of 0 units admits nothing, for example to keep out a tenant: each cost of 1 or more
@@ -112,7 +112,7 @@ impl Limit {
         Self { identity, units, prefetch_micros: None }
     }
 
-    /// A limit for any second.
+    /// A limit of `units` in any second.
     ///
     /// # Panics
     ///
@@ -122,7 +122,7 @@ impl Limit {
         Self::per(name, units, Duration::from_secs(1))
     }
 
-    /// A limit for any 60 seconds.
+    /// A limit of `units` in any 60 seconds.
     ///
     /// # Panics
     ///
@@ -132,7 +132,7 @@ impl Limit {
         Self::per(name, units, Duration::from_secs(60))
     }
 
-    /// A limit for any 60 minutes.
+    /// A limit of `units` in any 60 minutes.
     ///
     /// # Panics
     ///
@@ -142,7 +142,7 @@ impl Limit {
         Self::per(name, units, Duration::from_secs(60 * 60))
     }
 
-    /// A limit for any 24 hours.
+    /// A limit of `units` in any 24 hours.
     ///
     /// # Panics
     ///
@@ -155,12 +155,12 @@ impl Limit {
     /// A limit of how many admissions a key has at once, across all processes. An admission takes
     /// one place, whatever it costs. A check at a cost of 0 takes none.
     ///
-    /// Each admission takes a place, which is held until the last clone of its
-    /// [`Decision`](crate::Decision) is dropped. A layer holds the place until the body of the
-    /// response has ended: see [`Decision::holds_place`](crate::Decision::holds_place). A process
-    /// that ends frees its places by [`shutdown`](crate::Limiter::shutdown). The places of a
-    /// process that has died are free within 10 s. [`freed_after`](Self::freed_after) sets another
-    /// time than 10 s. The time is the [window](Self::window) of the limit.
+    /// A place is held until the last clone of the [`Decision`](crate::Decision) that has taken it
+    /// is dropped. A layer holds the place until the body of the response has ended: see
+    /// [`Decision::holds_place`](crate::Decision::holds_place). A process that ends frees its
+    /// places by [`shutdown`](crate::Limiter::shutdown). The places of a process that has died are
+    /// free within 10 s. [`freed_after`](Self::freed_after) sets another time than 10 s. This time
+    /// is also the [window](Self::window) of the limit.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), tower_sliding_window::Error> {
@@ -189,11 +189,10 @@ impl Limit {
     /// Sets how soon the places of a process that has died are free. The limit must be
     /// [concurrent](Self::concurrent). Default: 10 s.
     ///
-    /// A process renews a place when half of `time` has passed since the last renewal. The renewal
-    /// begins one round trip to the store earlier, so that the reply is there in time. A process
-    /// cannot renew its places if the process stands still, or Redis is gone, for longer than
-    /// `time`. Then others may get the places, and
-    /// [`Decision::has_lost_place`](crate::Decision::has_lost_place) tells.
+    /// A process renews a place when half of `time`, less one round trip to the store, has passed
+    /// since the last renewal. A process cannot renew its places if the process stands still, or
+    /// Redis is gone, for longer than `time`. Then other requests may get the places, and
+    /// [`Decision::has_lost_place`](crate::Decision::has_lost_place) returns `true`.
     ///
     /// # Panics
     ///
@@ -228,8 +227,9 @@ impl Limit {
     }
 
     /// The same limit with another number of units. Both limits share their units: see rule 2 of
-    /// the [module docs](self). So an admission can be settled after the limit has become smaller
-    /// than the cost: the charge gets the limit with more units, so that the charge fits.
+    /// the [module docs](self). This method helps to settle an admission whose limit was lowered
+    /// since then to fewer units than the cost: make the charge with enough units, so that the cost
+    /// fits.
     ///
     /// # Panics
     ///
@@ -264,8 +264,8 @@ impl Limit {
         self.units
     }
 
-    /// The length of the window, exact to the microsecond. For a limit by the calendar, the length
-    /// is one that no period exceeds.
+    /// The length of the window, exact to the microsecond. For a limit by the calendar, no period
+    /// is longer than this length.
     pub const fn window(&self) -> Duration {
         Duration::from_micros(self.identity.window_micros)
     }

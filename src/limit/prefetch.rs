@@ -1,19 +1,20 @@
 //! Prefetches: units that a process takes at once, and spends without asking the store.
 //!
 //! While a busy key is far from its limit, the process takes many units of the key in one call: a
-//! prefetch. The process decides by itself as long as the prefetched units last, and gives back the
-//! rest. [`guide::hot_keys`](crate::guide::hot_keys) says when prefetches pay off.
+//! prefetch. The process decides by itself as long as the prefetched units last, and gives back
+//! units that it does not spend. [`guide::hot_keys`](crate::guide::hot_keys) says when prefetches
+//! pay off.
 //!
 //! 1. **Never too much.** A prefetch counts in Redis from the moment it is taken until one window
-//!    after the end of its life. So no window ever holds more than the limit, by any number of
-//!    processes, even if a process is killed or a reply is lost.
+//!    after the end of its life. So no window ever admits more than the limit, whatever the number
+//!    of processes, even if a process is killed or a reply is lost.
 //! 2. **Units are missing for a short time only.** A unit that a process holds and does not spend
-//!    is missing to others for the life of the prefetch, and for the time of the call that gives it
-//!    back. The call that gives units back waits for prefetches of other keys, for at most a 64th
-//!    of the life and 4 ms. The life is 100 ms by default, and longer far away from the store (rule
-//!    10). A unit that is spent out of a prefetch counts for its window, and longer by at most the
-//!    life. If the process is killed, the units of its prefetch count for the life and then for a
-//!    window.
+//!    is missing to other processes for the life of the prefetch, and for the time of the call that
+//!    gives it back. To travel in one batch with the prefetches of other keys, this call waits for
+//!    at most a 64th of the life, and never longer than 4 ms. The life is 100 ms by default, and
+//!    longer far away from the store (rule 10). A unit that is spent out of a prefetch counts for
+//!    its window, and longer by at most the life. If the process is killed, the units of its
+//!    prefetch count for the life and then for a window.
 //! 3. **Exact near the limit.** A process takes the first prefetch of a key after sixteen requests
 //!    within a life, and further prefetches as long as there are eight requests within a life. Far
 //!    away from the store, fewer requests are enough (rule 10). A prefetch has as many units as the
@@ -26,7 +27,7 @@
 //!    [reserves](crate::Charge::reserve) units, asks whether [any unit is
 //!    left](crate::Charge::any_left), counts [spent](crate::Charge::spent) units, or costs nothing.
 //!    For a check of several charges, a process takes prefetches only if all the charges come
-//!    often. To the store, the units that the process holds are used. So the store may refuse a
+//!    often. For the store, units that the process holds count as used. So the store may refuse a
 //!    check that would fit if these units were given back. Then the process gives them back at
 //!    once, by one more call.
 //! 5. The figures of a decision in the process are the figures of the store when the prefetch was
@@ -38,10 +39,10 @@
 //! 6. An admission in the process has an id that the store does not know, so the admission cannot
 //!    be [settled](crate::settlement). A reservation can be settled, since a reservation always
 //!    asks the store.
-//! 7. A [reset](crate::Limiter::reset) or [block](crate::Limiter::block) through a limiter drops
-//!    the prefetches of its store at once. Other processes may go on spending the units that they
-//!    hold, until the life of their prefetches ends. After a reset, these units come in addition to
-//!    the limit.
+//! 7. A [reset](crate::Limiter::reset) or [block](crate::Limiter::block) through a limiter gives
+//!    back at once the prefetches that its process holds of this limit and key. Other processes may
+//!    go on spending the units that they hold, until the life of their prefetches ends. After a
+//!    reset, these units come in addition to the limit.
 //! 8. While the store fails, a process first spends the units that it holds, until the life of the
 //!    prefetch ends.
 //! 9. Prefetches work with an exact or a [compact](crate::Algorithm::compact_log) log on a
@@ -53,20 +54,20 @@
 //!     deviations, as the store [measures](crate::store::LocalState::answered_in) them. The life is
 //!     at most a second, and at most the window. The process asks for the next prefetch so early
 //!     that the next prefetch arrives before the present one ends or is spent. If a round trip
-//!     takes more than 4 ms, fewer requests within a life than sixteen are enough for a prefetch:
-//!     64 ms divided by the round trip, and at least two. If the window is shorter than two round
-//!     trips, a prefetch would be over on arrival, so the process takes none.
+//!     takes more than 4 ms, fewer than sixteen requests within a life are enough for the first
+//!     prefetch: 64 ms divided by the round trip, and at least two. If the window is shorter than
+//!     two round trips, a prefetch would be over on arrival, so the process takes none.
 //! 11. **A prefetch costs no more than it saves.** A process takes a prefetch by one call and gives
 //!     the rest back by another. Each of the two calls takes Redis about three times as long as a
-//!     plain check. The process earns both calls before it takes the prefetch. A check that the
-//!     process decides by itself earns a third of a call, and a check that asks the store earns a
-//!     24th of a call. Checks that come within one round trip and one millisecond would have
-//!     travelled in one batch, so together they earn as much as one check. So a process makes at
-//!     most a tenth more calls, and takes at most a fifth more of Redis's time, than it would
+//!     plain check. A process takes a prefetch only after checks have earned both calls. A check
+//!     that the process decides by itself earns a third of a call, and a check that asks the store
+//!     earns a 24th of a call. Checks that come within one round trip and one millisecond would
+//!     have travelled in one batch, so together they earn as much as one check. So a process makes
+//!     at most a tenth more calls, and takes at most a fifth more of Redis's time, than it would
 //!     without prefetch, in any traffic. From six checks in a life on, a key pays for its own
 //!     prefetches. A process begins with 64 free prefetches, and never saves up for more than this
 //!     number. If a process has not earned a prefetch, the checks of the key ask the store.
-//! 12. Instances may have different prefetches for one limit, or none. The parts of a
+//! 12. Processes may give one limit prefetches of different lives, or no prefetch. The parts of a
 //!     [split](crate::split) limit have prefetches of their own.
 //!
 //! ```

@@ -62,8 +62,8 @@ pub(crate) const fn is_fixed_alphabet(text: &str) -> bool {
     !bytes.is_empty() && bytes.len() <= 64
 }
 
-/// The units of a window: the microseconds of each unit, and the names of the unit. A window is
-/// written with the first name.
+/// The units of time in which a window is written: the microseconds of each unit, and its names.
+/// `to_string` writes the first name.
 const WINDOW_UNITS: [(u64, &[&str]); 6] = [
     (86_400_000_000, &["d", "day", "days"]),
     (3_600_000_000, &["h", "hour", "hours"]),
@@ -82,14 +82,14 @@ impl Limit {
     /// | `10/s`, `5000/h`, `1/d` | 10 in any second, 5,000 in any hour, 1 in any 24 hours |
     /// | `100/10s`, `3 / 500ms` | 100 in any 10 seconds, 3 in any half second |
     /// | `1000000/d compact(128)` | the same with an [algorithm](Self::with_algorithm): `log`, the default, `compact(n)`, `counter` or `fixed` |
-    /// | `4 concurrent`, `4/10s concurrent` | 4 [at once](Self::concurrent); those of a process that has died are free after 10 s |
+    /// | `4 concurrent`, `4/10s concurrent` | 4 [at once](Self::concurrent); the places of a process that has died are free after 10 s |
     /// | `10000/month Europe/Berlin`, `10000/month(15)`, `100/week UTC`, `50/d Asia/Tokyo`, `5/h UTC` | by the calendar, with the feature `calendar`: in this time zone, or in UTC; from the 15th |
     /// | `600000/min prefetch`, `600000/min log prefetch(50ms)` | the same with [prefetch](Self::prefetch), with the default life or one of 50 ms |
     ///
-    /// * The window is a whole number with a unit, or a unit alone, which means one: `us`
-    ///   (microseconds), `ms`, `s` `sec` `second` `seconds`, `m` `min` `minute` `minutes`, `h`
+    /// * The window is a whole number with a unit of time, or such a unit alone, which means one:
+    ///   `us` (microseconds), `ms`, `s` `sec` `second` `seconds`, `m` `min` `minute` `minutes`, `h`
     ///   `hour` `hours`, `d` `day` `days`. There are no fractions: write `1500ms`.
-    /// * Spaces may be around `/` and between words. Everything is in lower case.
+    /// * Spaces may be around `/` and between words. Everything but a time zone is in lower case.
     /// * [`str::parse`] reads this text with the name in front, as in `login=5/min`, and
     ///   `to_string` writes a limit in the same form. If you read the text that `to_string` has
     ///   written, you get an equal limit. With the feature `serde`,
@@ -155,8 +155,8 @@ impl Serialize for Limit {
 #[cfg(feature = "serde")]
 impl<'de> Deserialize<'de> for Limit {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        /// Parses the text within the deserializer, so that a format such as TOML tells the place
-        /// of the text that is wrong.
+        /// Parses the text within the deserializer, so that the error of a format such as TOML
+        /// tells in which line the wrong text is.
         struct LimitText;
 
         impl Visitor<'_> for LimitText {
@@ -302,7 +302,7 @@ fn algorithm_of(word: &str) -> Result<Algorithm, String> {
     }
 }
 
-/// The life of prefetches such as `prefetch` or `prefetch(50ms)`.
+/// Returns the life of prefetches that a word such as `prefetch` or `prefetch(50ms)` sets.
 fn prefetch_life(word: &str) -> Result<Duration, String> {
     if word == "prefetch" {
         return Ok(DEFAULT_LIFE);
