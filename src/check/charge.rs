@@ -124,9 +124,9 @@ impl Charge {
         Self { takes: Takes::Nothing, lease: 0, ..self.clone() }
     }
 
-    /// Merges two charges by which two limits ask for the same ban. The result is hidden if either
-    /// charge is hidden, and in the shadow only if both charges are in the shadow. A charge that
-    /// asks for no ban stays as it is.
+    /// If two limits have the same ban, each has a charge that asks for the ban. Merges the two
+    /// charges. The result is hidden if either charge is hidden, and in the shadow only if both
+    /// charges are in the shadow. A charge that asks for no ban stays as it is.
     pub(crate) fn asked_with(self, other: &Self) -> Self {
         let is_shadow = self.is_shadow && other.is_shadow;
         let is_hidden = self.is_hidden || other.is_hidden;
@@ -175,7 +175,7 @@ impl Charge {
         (life > 0).then(|| Duration::from_micros(life))
     }
 
-    /// Whether prefetches can pay for the charge.
+    /// Whether the charge may be spent out of prefetches.
     pub(crate) fn is_prefetched(&self) -> bool {
         let is_plain = self.cost > 0 && self.lease == 0 && self.takes == Takes::IfAdmitted;
         is_plain && self.limit.prefetch_life().is_some()
@@ -307,8 +307,8 @@ impl Charge {
     }
 
     /// Returns the time of the entry that records an admission of `now` under the admission's id. A
-    /// reservation counts only until its lease ends, so its entry has an earlier time: the entry
-    /// leaves the window when the lease ends.
+    /// reservation counts only until its lease ends. So its entry has an earlier time, with which
+    /// the entry leaves the window when the lease ends.
     pub(crate) fn named_at(&self, now: u64) -> u64 {
         let recorded = self.limit.recorded_at(now);
         match self.lease {

@@ -123,7 +123,7 @@ impl Check {
         *index.checked_sub(1).and_then(|index| self.rest.get_mut(index)).unwrap_or(&mut self.first) = charge;
     }
 
-    /// Whether prefetches can pay for all charges.
+    /// Whether all charges may be spent out of prefetches.
     pub(crate) fn is_prefetched(&self) -> bool {
         self.id.is_none() && self.charges().all(Charge::is_prefetched)
     }
@@ -178,8 +178,8 @@ impl Check {
     }
 
     /// Whether the store may give the admission of either check to the caller of the other. The two
-    /// checks then have equal charges and no id from a caller, and no charge needs to know whose
-    /// admission it is.
+    /// checks then have equal charges and no id from a caller, and all of their charges are
+    /// [interchangeable](Charge::is_interchangeable).
     #[cfg(feature = "redis")]
     pub(crate) fn is_interchangeable_with(&self, other: &Self) -> bool {
         self.id.or(other.id).is_none()

@@ -79,11 +79,11 @@ struct Fields {
     id: AdmissionId,
     first: LimitStatus,
     rest: Vec<LimitStatus>,
-    /// The part that only few decisions have; `None` for all others.
+    /// The fields that only few decisions need; `None` for all other decisions.
     origin: Option<Box<Origin>>,
 }
 
-/// The parts that few decisions have.
+/// The fields that only few decisions need.
 #[derive(Clone, Debug, Default)]
 struct Origin {
     /// The failure of the store, if this process has decided in the place of the store.
@@ -130,8 +130,9 @@ impl Decision {
         self
     }
 
-    /// Whether the store has decided. Otherwise the store has failed, and the figures are not the
-    /// store's.
+    /// Whether the decision is the store's, or the refusal cache has repeated a refusal of the
+    /// store without asking it. `false` if the store has failed to decide the check: then this
+    /// process has decided, or has repeated a remembered refusal.
     pub(crate) fn is_the_stores(&self) -> bool {
         self.fields.origin.as_ref().is_none_or(|origin| origin.instead_of.is_none() && !origin.is_repeated)
     }
@@ -254,9 +255,10 @@ impl Decision {
     /// The limit whose figures clients see. Among the limits that are not [hidden](Charge::hidden),
     /// this limit is the [`binding`](Self::binding) one.
     ///
-    /// `None` if all limits are hidden, or if only hidden limits have refused the check. If only
-    /// hidden limits have refused, any other limit would show that units are left. A limit in the
-    /// [shadow](Charge::in_shadow) is visible only if all limits of the check are in the shadow.
+    /// `None` if all limits are hidden, or if only hidden limits have refused the check. In the
+    /// second case, any limit that is not hidden would show that units are left, although the check
+    /// was refused. A limit in the [shadow](Charge::in_shadow) is visible only if all limits of the
+    /// check are in the shadow.
     #[inline]
     pub fn visible(&self) -> Option<&LimitStatus> {
         let visible = self.statuses().filter(|status| !status.is_hidden()).reduce(LimitStatus::binding)?;
@@ -298,9 +300,9 @@ impl Decision {
     /// 1. A layer drops its clone when the body of the response has ended or was dropped. With
     ///    [`free_with_head`](crate::RateLimitLayer::free_with_head), the layer drops its clone when
     ///    the response begins.
-    /// 2. The request has a clone in its extensions. A handler that goes on longer than its
-    ///    response, such as the task of a WebSocket, keeps that clone, so the place is held until
-    ///    the task ends. Behind several layers, this clone holds the places of all layers.
+    /// 2. The request has a clone in its extensions. If a handler goes on longer than its response,
+    ///    such as in the task of a WebSocket, let the task keep this clone. Then the place is held
+    ///    until the task ends. Behind several layers, this clone holds the places of all layers.
     /// 3. With `RedisStore`, a task on the runtime of the check renews the places. The places of a
     ///    process that has died are free at most [10 s](crate::Limit::freed_after) later. If the
     ///    reply to an admission was lost on the way from Redis, the place is freed once Redis

@@ -14,10 +14,11 @@
 //! 5. Settle each admission only once. A store forgets a settlement at a cost of 0. Under an
 //!    [algorithm](crate::algorithm) other than the log, a store forgets every settlement that came
 //!    before the end of the lease. If the store has forgotten a settlement, another settlement of
-//!    the same admission after the lease counts in addition. While the key has 10,000 entries with
-//!    ids, two settlements of one admission after the lease both count. If a reply was lost, the
-//!    store sends the settlement again within seconds. Such a settlement counts twice only if the
-//!    lease ends between the first sending and the second.
+//!    the same admission after the lease counts in addition. Under such an algorithm, while the key
+//!    has 10,000 entries with ids, the store does not remember settlements after the lease, so two
+//!    of them both count. If a reply was lost, the store sends the settlement again within seconds.
+//!    Such a settlement counts twice only if the lease ends between the first sending and the
+//!    second.
 //! 6. Reserve at least one unit: a charge of 0 units leaves no admission to settle.
 //! 7. A [full](crate::MemoryStore#when-it-is-full) `MemoryStore` may count units so that no
 //!    settlement finds these units. Such units count for the whole window. A settlement before the
@@ -90,17 +91,17 @@ pub struct Settled {
     /// * The cost is 0, and the units were given back already when the lease ended.
     /// * The check, the id or the time is not that of the admission: see [`Settlement::by_id`].
     ///
-    /// In the following cases, the store does not find an admission without a lease, nor an
-    /// admission whose lease has not ended. If the lease has ended, the settlement counts in
-    /// addition to the admission:
+    /// In the following cases, the store does not find the admission, either. If the admission had
+    /// a lease that has ended, a settlement at a cost above 0 counts all the same, in addition to
+    /// the admission, and the value is `true`:
     ///
     /// * A [full](crate::MemoryStore#when-it-is-full) `MemoryStore` has counted the admission in
     ///   shared counts. Units above the reserved ones are added all the same.
     /// * The limit has another [algorithm](crate::algorithm) than the log, and the admission has no
     ///   reservation and no id from its caller. Under such an algorithm, the same holds for an
     ///   admission that came while the key had 10,000 entries with ids.
-    /// * The limit was [reset](crate::Limiter::reset), or the store has lost the admission: Redis
-    ///   was restarted, has evicted the key, or has failed over.
+    /// * The limit was [reset](crate::Limiter::reset), or the store has lost the admission, since
+    ///   Redis was restarted, has evicted the key, or has failed over.
     pub was_applied: bool,
 }
 

@@ -119,7 +119,7 @@ impl LimitStatus {
         self.waits.is_some() && (self.reserved > 0 || self.limit.is_concurrent())
     }
 
-    /// Sets the retry time of a check that only reserved units refuse.
+    /// Sets the retry time that holds if only reserved units are in the way.
     pub(crate) fn set_retry_reserved_after(&mut self, wait: Duration) {
         self.reserved_after = self.limit.retry_reserved_after(wait);
     }

@@ -190,9 +190,10 @@ impl Limit {
     /// [concurrent](Self::concurrent). Default: 10 s.
     ///
     /// A process renews a place when half of `time`, less one round trip to the store, has passed
-    /// since the last renewal. A process cannot renew its places if the process stands still, or
-    /// Redis is gone, for longer than `time`. Then other requests may get the places, and
-    /// [`Decision::has_lost_place`](crate::Decision::has_lost_place) returns `true`.
+    /// since the last renewal. So the reply is there in time. A process cannot renew its places if
+    /// the process stands still, or Redis is gone, for longer than `time`. Then other requests may
+    /// get the places, and [`Decision::has_lost_place`](crate::Decision::has_lost_place) returns
+    /// `true`.
     ///
     /// # Panics
     ///
@@ -227,9 +228,9 @@ impl Limit {
     }
 
     /// The same limit with another number of units. Both limits share their units: see rule 2 of
-    /// the [module docs](self). This method helps to settle an admission whose limit was lowered
-    /// since then to fewer units than the cost: make the charge with enough units, so that the cost
-    /// fits.
+    /// the [module docs](self). If a limit was lowered to fewer units than an earlier admission has
+    /// cost, this method helps to settle the admission: make the charge under a limit with enough
+    /// units, so that the cost fits.
     ///
     /// # Panics
     ///
