@@ -34,7 +34,8 @@ pub(super) fn wait_for(log: &Log, most: u64, now: u64, window: u64, units_of: Un
     // Before the end of the first window, all units of the sums count.
     let mut units = units_of(log.sum()).saturating_sub(estimate(0));
     let mut from = now;
-    // Until an entry with an id leaves, only the estimate falls. Without one, it falls to 0.
+    // Until an entry with an id leaves, only the estimate falls. Without such an entry, the
+    // estimate falls to 0.
     let last = sums.last().map_or(now, |sum| sum.at.saturating_add(window));
     let named = log.iter().filter(|entry| entry.kind != Kind::Sum);
     let leaving = named.map(|entry| (entry.at.saturating_add(window), units_of(entry.sum())));
@@ -62,7 +63,8 @@ fn sums(log: &Log, window: u64) -> Vec<Entry> {
     sums
 }
 
-/// The first moment that fits, if all later ones do. `until` fits in any case.
+/// The first moment that fits, between `from` and `until`. All moments after it must fit, too.
+/// `until` fits in any case.
 fn first(mut from: u64, mut until: u64, fits: impl Fn(u64) -> bool) -> u64 {
     while from < until {
         let middle = from.midpoint(until);

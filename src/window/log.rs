@@ -1,9 +1,10 @@
 //! The log: admissions in the order of their times, even if the clock has stepped back.
 //!
-//! A unit of time `t` counts as long as `now − window < t`. Exactly at `t + window` it is gone.
-//! An exact log stores the time of the admission, a compact log the end of the admission's
-//! sub-window, and a fixed window the start of the window. A reservation is stored under the time
-//! one window before its lease ends, so that the reservation leaves when the lease ends.
+//! A unit that is recorded under the time `t` counts as long as `now − window < t`. Exactly at `t +
+//! window`, the unit is gone. An exact log stores the time of the admission, a compact log the end
+//! of the admission's sub-window, and a fixed window the start of the window. A reservation is
+//! stored under the time one window before its lease ends, so that the reservation leaves when the
+//! lease ends.
 //!
 //! Most entries are added at the back and dropped at the front. If an entry is added or removed in
 //! the middle, the entries between it and the nearer end are moved. A search for an id begins at
@@ -127,8 +128,8 @@ impl Log {
         self.of_id(id, at).any(|(_, entry)| entry.kind == Kind::Settled && entry.at == at)
     }
 
-    /// The sum of this time and its index, if the log has one. Units can be added to this sum
-    /// without a new entry.
+    /// The entry that is the sum of this time, with its index, if the log has one. Units can be
+    /// added to this sum without a new entry.
     pub(super) fn sum_at(&self, at: u64) -> Option<(usize, Entry)> {
         let until = (0..self.up_to(at)).rev().filter_map(|index| Some((index, self.get(index)?)));
         until.take_while(|(_, entry)| entry.at == at).find(|(_, entry)| entry.kind == Kind::Sum)

@@ -151,8 +151,8 @@ impl Log {
         let (id, at, limit) = (of.id, of.at_micros(), charge.limit());
         let time = if limit.is_counter() { at } else { limit.recorded_at(at) };
         let is_over = charge.lease_micros().is_some_and(|lease| at.saturating_add(lease) <= now);
-        // The units of a fixed window leave when that window ends, before a window after `at` has
-        // passed.
+        // The units of a fixed window leave when that window ends, which may be less than a whole
+        // window after `at`.
         let would_count = at.min(time).saturating_add(limit.window_micros()) > now;
         if cost == 0 || !is_over || !would_count || self.has_settled(id, time) {
             return false;
@@ -187,7 +187,8 @@ impl Log {
     }
 
     /// Adds units to the sum of the clock's current half window. So a log has at most three such
-    /// sums. The sums of a counter are those that it has anyway.
+    /// sums. Under a counter, adds the units to the sum of the clock's current window, which a
+    /// counter has anyway.
     fn merge(&mut self, now: u64, limit: &Limit, units: u64) {
         if limit.is_counter() {
             self.add_up(now, limit, units);
