@@ -105,7 +105,8 @@ impl Algorithm {
     /// `entries − 2`.
     ///
     /// Units that are admitted within one sub-window count as admitted at the end of the
-    /// sub-window. For a log of up to 128 entries, Redis uses its compact encoding.
+    /// sub-window. Redis stores a log of up to 128 entries in its small encoding, which takes less
+    /// memory.
     ///
     /// # Panics
     ///
@@ -140,8 +141,9 @@ impl Algorithm {
         matches!(self.0, Kind::Log | Kind::Compact { .. })
     }
 
-    /// The word of the algorithm in the text of a limit. Keys and scripts have it as well. But both
-    /// write a compact log in another way, and scripts get the periods of a calendar.
+    /// The word of the algorithm in the text of a limit. Keys in Redis and arguments of scripts
+    /// have the same word, with two exceptions: both write a compact log in another way, and
+    /// scripts get the ends of the periods of a calendar.
     pub(crate) fn word(self) -> Cow<'static, str> {
         match self.0 {
             Kind::Log => "log".into(),

@@ -9,16 +9,16 @@
 //!    to 28: `month(15)` begins on the 15th, such as the day on which a contract began.
 //! 2. All units come back at once when the period ends. So a client can spend the limit just before
 //!    the end and again just after it, as with a [fixed window](crate::Algorithm::FIXED_WINDOW).
-//! 3. The clock of the store decides: with Redis, the clock of the server. A process only tells the
-//!    store when the periods around the present period end. So if the clock of a process is wrong
-//!    by less than two periods, no period begins twice, and no period ends early. If the clock of a
-//!    process is ahead by more than two periods, or behind by more than three, the checks of the
-//!    process fail.
+//! 3. The clock of the store decides: with Redis, the clock of the server. A process only sends the
+//!    store the ends of the periods around the present period. So if the clock of a process is
+//!    wrong by less than two periods, no period begins twice, and no period ends early. If the
+//!    clock of a process is ahead by more than two periods, or behind by more than three, the
+//!    checks of the process fail.
 //! 4. `Retry-After`, the reset, `RateLimit` and the body of a refusal all tell the end of the
 //!    period.
-//! 5. Limits of another period, first day or time zone count apart. Time zones are told apart by
-//!    their names. So `Asia/Calcutta` and `Asia/Kolkata` are two time zones, although both have the
-//!    same rules.
+//! 5. Limits that differ in their period, first day or time zone count apart. Time zones are told
+//!    apart by their names. So `Asia/Calcutta` and `Asia/Kolkata` are two time zones, although both
+//!    have the same rules.
 //!
 //! ```
 //! use tower_sliding_window::Limit;
@@ -79,7 +79,8 @@ impl Calendar {
         }
     }
 
-    /// Returns a number that no other algorithm has, except the calendars of other periods.
+    /// Returns a number that no other algorithm has. Calendars of one time zone and first day share
+    /// a number, even if their periods differ, since their windows tell them apart.
     pub(crate) const fn number(self) -> u16 {
         let from_day = if let Period::Month(day) = self.period { day } else { 1 };
         1 << 15 | self.zone << 5 | from_day as u16

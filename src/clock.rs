@@ -12,8 +12,8 @@ use tokio::time::Instant;
 
 /// A clock that moves only when a test moves it.
 ///
-/// A test on a `MemoryStore` that [pauses tokio's time](crate::MemoryStore#in-tests) needs no such
-/// clock. This clock also works on several threads, and with a `RedisStore`.
+/// With a `MemoryStore`, a test can [pause tokio's time](crate::MemoryStore#in-tests) instead. A
+/// `ManualClock` also works on several threads, and with a `RedisStore`.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -43,8 +43,8 @@ impl ManualClock {
         self.set(|now| now.saturating_add(micros(by)));
     }
 
-    /// Moves the clock back by `by`, to 1970 at most. An operator may do the same with a server's
-    /// clock.
+    /// Moves the clock back by `by`, but not to a time before 1970. A test can thus show what
+    /// happens when an operator sets back the clock of a server.
     pub fn step_back(&self, by: Duration) {
         self.set(|now| now.saturating_sub(micros(by)));
     }
@@ -82,8 +82,8 @@ pub(crate) enum Clock {
     Manual(ManualClock),
 }
 
-/// One second. This clock is compared with the system clock at most once a second, and a difference
-/// of more than a second is a step.
+/// One second. [`Following`] compares itself with the system clock at most once a second, and a
+/// difference of more than a second is a step.
 const STEP: u64 = 1_000_000;
 
 /// The longest time between the readings of the two clocks. If more time passes, the thread has

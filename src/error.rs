@@ -6,8 +6,8 @@
 //!    the work goes on without a decision.
 //! 3. A [`StoreError`] has a [kind](StoreError::kind), and [`source`](std::error::Error::source)
 //!    returns its cause. Neither the error nor the cause contains a key or a password.
-//! 4. A [`ConfigError`] says which setting is wrong. Such an error comes while an application is
-//!    set up, and never later.
+//! 4. A [`ConfigError`] says which setting is wrong. Functions that make something, such as a
+//!    limit, a check or a store, return this error. Decisions do not.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() {

@@ -136,7 +136,8 @@
 //! [`RateLimitLayer::limit`], panic on a mistake when the layer is built. In a `const`, the mistake
 //! does not compile. For values from a configuration there are [`Limit::new`], [`Limit::parse`],
 //! [`RateLimitLayer::limits`] and `http::HeaderName`, which return errors. A layer without any
-//! limit panics when it is applied to a service. Nothing panics later.
+//! limit panics when it is applied to a service. Later, nothing panics in a tokio runtime with
+//! time.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

@@ -19,7 +19,7 @@
 //!    for metrics is compiled.
 //! 2. `layer` is the [name](crate::RateLimitLayer::named) of the layer. The label is empty for a
 //!    layer without a name, for a handler, and for a [`Limiter`](crate::Limiter) without a layer.
-//!    Prometheus takes an empty label for a missing label.
+//!    Prometheus treats an empty label like a missing label.
 //! 3. A check of several limits counts once for each limit. If the check is refused, only the
 //!    limits that refused it count. Decisions by the refusal cache, and under a
 //!    [share](crate::limiter::Share) of this process, count too.
@@ -27,12 +27,12 @@
 //!    does. A probe does not count.
 //! 5. A rejection counts once, for the layer that made it. A responder that calls `into_response`
 //!    of the rejection counts the rejection once more, under the empty layer. A request that is
-//!    charged and not rejected is in no counter of requests, but in the decisions of its limits. A
-//!    request whose [chosen](crate::KeyedLimit::chosen) limits are all `None`, or that costs
-//!    nothing, is in no counter at all.
+//!    charged and not rejected counts only in `rate_limit_decisions_total`, once for each of its
+//!    limits. A request whose [chosen](crate::KeyedLimit::chosen) limits are all `None`, or that
+//!    costs nothing, is in no counter at all.
 //! 6. No label contains a key or other text of a client. The number of series depends on the names
-//!    of layers and limits alone: there is one for each name of a limit in each layer, also for
-//!    [chosen](crate::KeyedLimit::chosen) limits.
+//!    of layers and limits alone. Each name of a limit has its own series in each layer, also the
+//!    names of [chosen](crate::KeyedLimit::chosen) limits.
 //! 7. Install the recorder before the first request. The gauge of open breakers is only raised and
 //!    lowered, so a recorder that is installed later misses the breakers that are already open. A
 //!    recorder gets the units and descriptions of all metrics just before the first value that it
@@ -44,7 +44,7 @@
 //! folder `examples/metrics` also has a dashboard for Grafana, `dashboard.json`, and rules for
 //! Prometheus, `alerts.yml`. The rules have alerts on Redis, and the following alerts:
 //!
-//! | alert on | since |
+//! | alert on | reason |
 //! |---|---|
 //! | `rate_limit_breakers_open` above 0 | a store has failed repeatedly and is not asked, so failure modes decide |
 //! | an increase of `rate_limit_degraded_total` | the store did not decide. By `mode`: limits were not enforced, requests got a 503, or a share decided |
@@ -60,18 +60,18 @@
 //!   or (rate_limit_degraded_total unless rate_limit_degraded_total offset 5m)
 //! ```
 //!
-//! To find the part of requests that a limit refuses, divide the `refused` decisions of the limit
-//! by all of its decisions. To see timeouts coming, compare `rate_limit_script_seconds` with the
-//! [deadline](crate::RateLimitLayer::deadline), which includes the wait in the queue. Clients can
-//! cause rejections with `kind="no_key"` as they like, so do not alert on this kind.
+//! To find the fraction of requests that a limit refuses, divide the `refused` decisions of the
+//! limit by all of its decisions. To see timeouts coming, compare `rate_limit_script_seconds` with
+//! the [deadline](crate::RateLimitLayer::deadline), which includes the wait in the queue. Clients
+//! can cause rejections with `kind="no_key"` as they like, so do not alert on this kind.
 //!
 //! # Buckets
 //!
 //! The buckets of a histogram have to fit its values. A batch has up to 64 checks, or 128 equal
 //! checks. Up to 65,536 checks may wait in the queue. A histogram of times needs a boundary at the
 //! deadline. The default deadline is 50 ms next to Redis. If Redis is farther away, the default
-//! deadline is a little more than five round trips, and at most 1 s. Then add boundaries at one,
-//! two, three and five round trips.
+//! deadline is a little more than five round trips, and at most 1 s. In this case, add boundaries
+//! at one, two, three and five round trips.
 //!
 //! ```
 //! # #[cfg(feature = "metrics")]

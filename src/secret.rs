@@ -16,8 +16,9 @@ use crate::{config_error::ConfigError, key::Key};
 
 const MIN_BYTES: usize = 16;
 
-/// Texts that are no secrets, since everybody can read them. Three texts are from examples. The
-/// other text is the command that makes a secret, for the case that no shell has run the command.
+/// Texts that are no secrets, since everybody can read them. The first text is from the command
+/// that makes a secret. If no shell has run this command, a configuration may contain the command
+/// instead of its output. The other three texts are from examples.
 const PUBLIC: [&str; 4] = [
     "openssl rand",
     "32 random bytes, the same on every instance",
@@ -50,8 +51,8 @@ impl Secret {
     /// one byte again and again.
     pub fn new(secret: impl AsRef<[u8]>) -> Result<Self, ConfigError> {
         let secret = secret.as_ref();
-        // HMAC takes a secret of any length, so `new_from_slice` cannot fail. Only the trait has an
-        // error.
+        // HMAC takes a secret of any length, so `new_from_slice` cannot fail. The function returns
+        // an error only because its trait demands one.
         let has = |text: &str| secret.windows(text.len()).any(|part| part == text.as_bytes());
         let fault = match Hmac::new_from_slice(secret) {
             Ok(_) if PUBLIC.into_iter().any(has) => "must not stand in an example".to_owned(),

@@ -105,8 +105,8 @@ fn part_of(number: u32, key: &Key) -> Key {
 }
 
 /// Returns the next part to charge. A counter goes around a circle in steps of the golden ratio,
-/// and each part is an arc of the circle. The arcs are also met evenly by only every second or
-/// every third step. So limits and keys that are charged in turn can share one counter.
+/// and each part is an arc of the circle. Every second or every third step alone also meets the
+/// arcs evenly. So limits and keys that are charged in turn can share one counter.
 fn next_part(parts: NonZeroU32) -> u32 {
     const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 

@@ -20,7 +20,8 @@
 //!    then moves the time to the next deadline while the test waits for a reply. Use a
 //!    `ManualClock` for such a store.
 //!
-//! [`guide::testing_your_limits`](crate::guide::testing_your_limits) has an example of each.
+//! [`guide::testing_your_limits`](crate::guide::testing_your_limits) has an example of a test with
+//! paused time, and of a test with a `ManualClock`.
 
 use std::{
     future::pending,
