@@ -48,7 +48,8 @@
 //! 9. Prefetches work with an exact or a [compact](crate::Algorithm::compact_log) log on a
 //!    `RedisStore`. Other algorithms have no prefetches. On a `MemoryStore`, prefetches have no
 //!    effect, since the store decides as quickly as a prefetch would. Prefetches work on a store of
-//!    your own if its [local state](crate::store::LocalState::with_prefetch) has them.
+//!    your own if its local state was made [with
+//!    prefetch](crate::store::LocalState::with_prefetch).
 //! 10. **The farther away the store is, the longer a prefetch lives.** The life is at least four
 //!     times the time within which most replies arrive. That time is the round trip plus four
 //!     deviations, as the store [measures](crate::store::LocalState::answered_in) them. The life is
@@ -57,16 +58,17 @@
 //!     takes more than 4 ms, fewer than sixteen requests within a life are enough for the first
 //!     prefetch: 64 ms divided by the round trip, and at least two. If the window is shorter than
 //!     two round trips, a prefetch would be over on arrival, so the process takes none.
-//! 11. **A prefetch costs no more than it saves.** A process takes a prefetch by one call and gives
-//!     the rest back by another. Each of the two calls takes Redis about three times as long as a
-//!     plain check. A process takes a prefetch only after checks have earned both calls. A check
-//!     that the process decides by itself earns a third of a call, and a check that asks the store
-//!     earns a 24th of a call. Checks that come within one round trip and one millisecond would
-//!     have travelled in one batch, so together they earn as much as one check. So a process makes
-//!     at most a tenth more calls, and takes at most a fifth more of Redis's time, than it would
-//!     without prefetch, in any traffic. From six checks in a life on, a key pays for its own
-//!     prefetches. A process begins with 64 free prefetches, and never saves up for more than this
-//!     number. If a process has not earned a prefetch, the checks of the key ask the store.
+//! 11. **A prefetch costs no more than it saves.** A process takes a prefetch by one call, and
+//!     gives the unspent units back by another. Each of the two calls takes Redis about three times
+//!     as long as a plain check. A process takes a prefetch only after checks have earned both
+//!     calls. A check that the process decides by itself earns a third of a call, and a check that
+//!     asks the store earns a 24th of a call. Checks that come within one round trip and one
+//!     millisecond would have travelled in one batch, so together they earn as much as one check.
+//!     So a process makes at most a tenth more calls, and takes at most a fifth more of Redis's
+//!     time, than it would without prefetch, in any traffic. From six checks in a life on, a key
+//!     pays for its own prefetches. A process begins with 64 free prefetches, and never saves up
+//!     for more than 64. If a process has not earned a prefetch, the checks of the key ask the
+//!     store.
 //! 12. Processes may give one limit prefetches of different lives, or no prefetch. The parts of a
 //!     [split](crate::split) limit have prefetches of their own.
 //!

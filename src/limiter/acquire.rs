@@ -14,8 +14,8 @@ use crate::{
     metrics,
 };
 
-/// The least time between two checks of one caller, so that a store whose retry times are zero is
-/// not asked all the time.
+/// A caller waits at least this long between two of its checks. Otherwise a store whose retry times
+/// are zero would be asked all the time.
 const LEAST_BLOCK: Duration = Duration::from_millis(1);
 
 /// The time after which a caller asks the store again when the store has failed.
@@ -38,10 +38,10 @@ impl Limiter {
     ///    leaves the line.
     /// 3. A caller that cannot reach the front of the line in time is refused without spending. The
     ///    retry time of this refusal is a lower bound: the time that the first in line has to wait.
-    /// 4. A future that is kept but not polled does not block the line. The next caller takes over
-    ///    100 ms after the first in line should have asked, or its call should have ended. If the
-    ///    next caller is not polled within a millisecond, any other caller that is polled takes
-    ///    over. A caller that is polled again gets its old position in the line back.
+    /// 4. A future that is kept but not polled delays the line only for a moment. The next caller
+    ///    takes over 100 ms after the first in line should have asked, or its call should have
+    ///    ended. If the next caller is not polled within a millisecond, any other caller that is
+    ///    polled takes over. A caller that is polled again gets its old position in the line back.
     /// 5. [`check`](Self::check), limiters of other processes, and checks of other sets of limits
     ///    or keys do not join the line. Units that are left go to the first check that asks,
     ///    whether it waits in the line or not.
@@ -72,7 +72,7 @@ impl Limiter {
     /// A check that can never be refused, such as a check at a cost of 0, never waits. Waiting
     /// needs a tokio runtime with time. While several callers wait in a line, a task on the runtime
     /// of one of them watches the line. If that runtime is not driven, the next caller takes over
-    /// about a second later, plus 20 ms for each caller in line.
+    /// only after another second or so, plus 20 ms for each caller in line.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), tower_sliding_window::Error> {
@@ -178,9 +178,9 @@ fn ask_again_at(end: Instant, outcome: &Result<Decision, Error>, distance: Durat
             let wait = decision.retry_after()?;
             let wait = if decision.is_refused_by_reservations() { wait.min(left) } else { wait };
             // The retry time counts from the store's decision. Since then the reply has travelled,
-            // and the next check will travel, together for a round trip. So a round trip is taken
-            // off. After a decision in the store's place, the caller asks after a `PAUSE`: the
-            // store may be back long before the retry time, with units left.
+            // and the next check will travel. Both together take a round trip, which is subtracted.
+            // After a decision in the store's place, the caller asks after a `PAUSE`: the store may
+            // be back long before the retry time, with units left.
             (wait, if decision.is_the_stores() { wait.saturating_sub(distance) } else { wait.min(PAUSE) })
         }
         Err(error) => error.may_pass().then_some((PAUSE, PAUSE))?,

@@ -18,12 +18,13 @@ use super::Core;
 use crate::error::{Error, StoreError, StoreErrorKind};
 
 /// The least time for a call to the store, even if the request has used up the deadline before the
-/// call. This time is enough for a store that answers.
+/// call. A store that is near and works answers within this time.
 const LEAST: Duration = Duration::from_millis(5);
 
 const WAITING: &str = "waiting in a tokio runtime";
 
-/// No deadline and no wait is longer than thirty years.
+/// A longer deadline or wait, of more than thirty years, counts as this time. Otherwise its end
+/// might be too late for an [`Instant`].
 const LONGEST: Duration = Duration::from_secs(30 * 365 * 24 * 60 * 60);
 
 impl Core {

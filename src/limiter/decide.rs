@@ -56,7 +56,8 @@ struct Kept {
     check: Check,
     /// The number of the last prefetch that was taken before the store was asked.
     asked_after: u64,
-    /// Set by the first poll if the check takes places. Then `shutdown` waits for this check.
+    /// Set by the first poll if the check takes places. As long as it is set, `shutdown` waits for
+    /// this check.
     underway: Option<Underway>,
 }
 
@@ -284,7 +285,7 @@ impl Core {
         self.breaker.refuse(part, deadline, longest, probes)
     }
 
-    /// Makes a decision of the store's reply. After a failure, decides in the store's place. The
+    /// Makes a decision of the store's reply. After a failure, may decide in the store's place. The
     /// decision holds the places that the check has taken. `took` is the time until the store's
     /// reply; `None` if the store decided at once.
     #[inline]

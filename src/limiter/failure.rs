@@ -7,18 +7,19 @@ use crate::{check::Check, decision::Decision, error::Error, metrics, store::Stor
 
 /// The response to a store that cannot decide in time.
 ///
-/// A failure mode changes neither a refusal nor the rejection of a request without a key. A refusal
-/// or a ban that the process [knows](crate::Limiter::refusal_cache) stands until its own time has
-/// passed, even if the store fails. So a client gains nothing by making its checks fail.
+/// Under every failure mode, a refusal stays a refusal, and a layer rejects a request without a
+/// key. A refusal or a ban that the process [knows](crate::Limiter::refusal_cache) stands until its
+/// own time has passed, even if the store fails. So a client gains nothing by making its checks
+/// fail.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FailureMode {
-    /// Let the request through, without rate-limit figures. If its refusal is known, the request
-    /// gets that refusal.
+    /// Let the request through, without rate-limit figures. But if the refusal cache knows a
+    /// refusal of the request, the request gets this refusal.
     #[default]
     Open,
-    /// Refuse the request until the store is back. If its refusal is known, the request gets that
-    /// refusal.
+    /// Reject the request, as long as the store cannot decide. But if the refusal cache knows a
+    /// refusal of the request, the request gets this refusal.
     Closed,
     /// Decide in this process, under a share of each limit. See [`Share`].
     Local(Share),
@@ -80,9 +81,10 @@ impl FailureMode {
 }
 
 impl Core {
-    /// Decides a check that the store has failed to decide: by its known refusal, or else under the
-    /// share of the mode. Returns the store's error if the mode has no share, or if the share can
-    /// never admit the check.
+    /// Decides a check that the store has failed to decide. If the refusal cache knows a refusal of
+    /// the check, returns this refusal. Otherwise decides under the share of the failure mode.
+    /// Returns the store's error if the mode has no share, or if the share can never admit the
+    /// check.
     pub(super) fn decide_instead(
         &self,
         check: Option<&Check>,

@@ -59,7 +59,7 @@ pub(super) struct Position {
 
 impl Lines {
     /// Lets a caller arrive. Returns the position of the caller, and whether other callers are in
-    /// its line. If no others are, the caller asks now.
+    /// its line. If there are none, the caller asks now.
     pub(super) fn arrive(self: &Arc<Self>, check: &Check, deadline: Option<Duration>) -> (Position, bool) {
         let mut table = lock(&self.table);
         let mut line = deadline.map_or(u64::MAX, micros);

@@ -12,8 +12,8 @@
 //!    [`shutdown`](Limiter::shutdown) may make several.
 //! 3. An admission and a refusal are both a [`Decision`](crate::Decision). If a check cannot be
 //!    decided, the result is a typed [`Error`].
-//! 4. A check whose refusal is remembered is refused without asking the store: see the [refusal
-//!    cache](Limiter::refusal_cache).
+//! 4. If the [refusal cache](Limiter::refusal_cache) remembers a refusal of a check, the check is
+//!    refused without asking the store.
 //! 5. While a store fails repeatedly, checks get an error at once, and only probes go to the store:
 //!    see [`Breaker`].
 //! 6. While the store cannot decide, this process may decide under a share of each limit: see
@@ -197,14 +197,14 @@ impl Limiter {
     ///    For a lower cost, this bound is the time until the oldest unit leaves. If some of the
     ///    used units are reserved, the refusal is remembered for at most
     ///    [`retry_reserved_after`](Self::retry_reserved_after).
-    /// 4. A check asks the store after a [reset](Self::reset), [block](Self::block) or
-    ///    [settlement](crate::settlement) of its limit and key through any clone of the store. If
-    ///    the store then fails, the cache still refuses the checks that it refused before, unless
-    ///    some of the used units were reserved. A check also asks the store if the units, window or
-    ///    algorithm of its limit have changed, or if the check has an id from its caller. The cache
-    ///    learns of a reset or settlement through another store or process after `max_age`, when
-    ///    the store answers a check. The same holds for a failover to a server that has lost
-    ///    entries.
+    /// 4. After a [reset](Self::reset), [block](Self::block) or [settlement](crate::settlement)
+    ///    through any clone of the store, checks of the same limit and key ask the store. If the
+    ///    store then fails, the cache still refuses the checks that it refused before, unless some
+    ///    of the used units were reserved. A check also asks the store if the units, window or
+    ///    algorithm of its limit have changed, or if the check has an id from its caller. If
+    ///    another process, or another store in this process, resets or settles, the cache finds out
+    ///    only after `max_age`, when the store answers a check. In the same way, the cache finds
+    ///    out about a failover to a server that has lost entries.
     /// 5. The cache remembers at most 10,000 limits and keys, by 64-bit digests under a secret of
     ///    the process. The cache never keeps the keys themselves. No client can make two digests
     ///    collide. By chance, two digests collide once in fifty years, with 10,000 of them
@@ -229,7 +229,8 @@ impl Limiter {
         self.set(|core| core.refusals = core.store.local_state().map(|state| state.own_refusals(max_age)))
     }
 
-    /// The same limiter, but it asks the store even about refusals that it remembers.
+    /// The same limiter, but each of its checks asks the store, even if the refusal cache remembers
+    /// a refusal.
     fn asking_each_time(self) -> Self {
         self.set(|core| core.refusals.iter_mut().for_each(|refusals| refusals.is_asking = true))
     }

@@ -1,10 +1,10 @@
 //! Tasks that take prefetches of units from the store, and give back the units that stay unspent:
 //! see [`limit::prefetch`](crate::limit::prefetch).
 //!
-//! A task belongs to one limit and key. It begins when the key is asked for often. It ends when it
-//! holds nothing and the key is no longer asked for often. If the runtime of the task ends, the
-//! process can still spend the units that the task has taken, until their life is over. A task on
-//! another runtime gives back the units that are left.
+//! A task belongs to one limit and key. The task begins when checks of the key are frequent. The
+//! task ends when it holds nothing and checks of the key are no longer frequent. If the runtime of
+//! the task ends, the process can still spend the units that the task has taken, until their life
+//! is over. A task on another runtime gives back the units that are left.
 
 use std::sync::Arc;
 
@@ -21,9 +21,9 @@ use crate::{
 };
 
 impl Core {
-    /// Takes note of a decision by the store. After an admission, begins to take prefetches if the
-    /// key is asked for often and there is a runtime. After a refusal, gives back the units that
-    /// this process holds, if the check would fit once they are given back.
+    /// Takes note of a decision by the store. After an admission, begins to take prefetches if
+    /// checks of the key are frequent and there is a runtime. After a refusal, gives back the units
+    /// that this process holds, if the check would fit once they are given back.
     pub(super) fn note(&self, check: &Check, decision: Decision, asked_after: u64) -> Decision {
         let Some(prefetches) = &self.prefetches else { return decision };
         if decision.is_allowed() {
