@@ -160,8 +160,8 @@ impl Algorithm {
         self.0
     }
 
-    /// Returns the time under which an admission of `now` is recorded. The admission counts until
-    /// one window after the recorded time.
+    /// Returns the time under which an admission at the time `now` is recorded. The admission
+    /// counts until one window after the recorded time.
     pub(crate) fn recorded_at(self, now: u64, window: u64) -> u64 {
         match self.0 {
             Kind::Log => now,

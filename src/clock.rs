@@ -75,9 +75,9 @@ pub(crate) enum Clock {
     /// The time since this moment by tokio's clock. A step of the system clock does not change this
     /// clock. Tests can pause tokio's clock. Tokio's clock needs no runtime.
     Monotonic(Instant),
-    /// The system's time at the start, plus the time since then by tokio's clock. This clock
-    /// follows a step of the system clock by more than a second. The system clock steps when a
-    /// machine goes on after it was suspended.
+    /// The system's time at the start, plus the time since then by tokio's clock. If the system
+    /// clock steps by more than a second, this clock follows. Such a step happens, for example,
+    /// when a machine goes on after it was suspended.
     Following(Arc<Following>),
     Manual(ManualClock),
 }

@@ -178,7 +178,7 @@ pub enum StoreErrorKind {
     Config,
     /// The server has refused the user, the password, or a command that this user may not run.
     Denied,
-    /// There is no connection to the server, or it broke.
+    /// There is no connection to the server, or the connection broke.
     Unreachable,
     /// The server did not answer in time. Or the check was not sent, since so many checks were
     /// waiting that its reply would have come too late.

@@ -26,10 +26,10 @@
 //! 4. Each check, settlement or reset that fails counts as one failure, whatever the failure mode
 //!    does. A probe does not count.
 //! 5. A rejection counts once, for the layer that made it. A responder that calls `into_response`
-//!    of the rejection counts the rejection once more, under the empty layer. A request that is
-//!    charged and not rejected counts only in `rate_limit_decisions_total`, once for each of its
-//!    limits. A request whose [chosen](crate::KeyedLimit::chosen) limits are all `None`, or that
-//!    costs nothing, is in no counter at all.
+//!    of the rejection counts the rejection once more, under the empty layer. No counter of
+//!    requests counts a request that is charged and not rejected. `rate_limit_decisions_total`
+//!    counts it, once for each of its limits. A request whose [chosen](crate::KeyedLimit::chosen)
+//!    limits are all `None`, or that costs nothing, is in no counter at all.
 //! 6. No label contains a key or other text of a client. The number of series depends on the names
 //!    of layers and limits alone. Each name of a limit has its own series in each layer, also the
 //!    names of [chosen](crate::KeyedLimit::chosen) limits.

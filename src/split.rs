@@ -65,8 +65,8 @@ pub struct Split {
 
 impl Limit {
     /// Splits the limit into equal parts: see [`split`](crate::split). Set the
-    /// [algorithm](Self::with_algorithm) and the [prefetch](Self::prefetch) before: they then hold
-    /// for each part. A split has no text, so call this method on a limit that was
+    /// [algorithm](Self::with_algorithm) and the [prefetch](Self::prefetch) before the split. Then
+    /// both hold for each part. A split has no text, so call this method on a limit that was
     /// [parsed](Self::parse).
     ///
     /// # Panics

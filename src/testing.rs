@@ -14,8 +14,8 @@
 //!    `tokio::time::advance`.
 //! 2. A [`ManualClock`](crate::store::ManualClock) moves the windows and the refusal cache of the
 //!    stores that have this clock, also on several threads and on Redis. A `ManualClock` does not
-//!    move deadlines, the breaker, `acquire`, or the delay of a [`FaultyStore`]. These parts follow
-//!    tokio's time, real or paused.
+//!    move deadlines, the breaker, `acquire`, or the delay of a [`FaultyStore`]. All of these
+//!    follow tokio's time, real or paused.
 //! 3. Do not pause the time around a store that does input and output, such as `RedisStore`: tokio
 //!    then moves the time to the next deadline while the test waits for a reply. Use a
 //!    `ManualClock` for such a store.

@@ -136,9 +136,10 @@ impl Charge {
     /// A charge of units that have been spent already. The charge counts in full, even above the
     /// limit, and never refuses. Later checks are refused until enough units have left the window.
     ///
-    /// The highest cost is 2^32 units, or all units of the limit if these are more. Any cost above
-    /// counts as the highest. Places of a [concurrent](Limit::concurrent) limit cannot be spent.
-    /// Under such a limit, the charge takes a place like any other charge, if a place is free.
+    /// The highest cost is 2^32 units, or all units of the limit if these are more. A higher cost
+    /// counts as this highest cost. Places of a [concurrent](Limit::concurrent) limit cannot be
+    /// spent. Under such a limit, the charge takes a place like any other charge, if a place is
+    /// free.
     pub fn spent(limit: Limit, key: impl Into<Key>, cost: u64) -> Self {
         let cost = cost.min(limit.most_spent());
         let takes = if limit.is_concurrent() { Takes::IfAdmitted } else { Takes::Always };
@@ -306,7 +307,7 @@ impl Charge {
         (self.lease > 0).then_some(self.lease)
     }
 
-    /// Returns the time of the entry that records an admission of `now` under the admission's id. A
+    /// Returns the time of the entry that records, under its id, an admission at the time `now`. A
     /// reservation counts only until its lease ends. So its entry has an earlier time, with which
     /// the entry leaves the window when the lease ends.
     pub(crate) fn named_at(&self, now: u64) -> u64 {

@@ -91,7 +91,7 @@ impl Check {
     }
 
     /// Adds a charge to the check. If there is no check yet, makes a check of the charge. The
-    /// caller knows that no other charge of the check has the same limit and key.
+    /// calling code makes sure that no other charge of the check has the same limit and key.
     #[inline]
     pub(crate) fn push(check: &mut Option<Self>, charge: Charge) {
         match check {
@@ -100,8 +100,8 @@ impl Check {
         }
     }
 
-    /// Makes a check of `charges`; `None` without charges. The caller knows that no two charges
-    /// have the same limit and key.
+    /// Makes a check of `charges`; `None` without charges. The calling code makes sure that no two
+    /// charges have the same limit and key.
     pub(crate) fn of_distinct(mut charges: impl Iterator<Item = Charge>) -> Option<Self> {
         Some(Self { first: charges.next()?, rest: charges.collect(), id: None })
     }

@@ -109,7 +109,7 @@ impl Settlement {
     /// Settles an admitted check. Give exactly the check that was admitted. `cost` returns the
     /// actual cost of each charge: 0 gives all units of the charge back, and `None` leaves the
     /// charge as it is. The highest cost is 2^32 units, or all units of the limit if these are
-    /// more. Any cost above counts as the highest.
+    /// more. A higher cost counts as this highest cost.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -144,8 +144,8 @@ impl Settlement {
     /// Settles a check that was admitted elsewhere, such as in another process. Give the same
     /// charges, and the [id](Decision::id) and the [time](Decision::at) of the decision.
     ///
-    /// If `at` is before the admission, nothing is settled, since the store takes the admission for
-    /// a later one under the same id. If `at` is after the admission, the store may not find the
+    /// If `at` is before the admission, nothing is settled, since the store regards the admission
+    /// as a later one under the same id. If `at` is after the admission, the store may not find the
     /// admission. A late `at` matters for reservations, and for checks that Redis has decided
     /// together with equal checks.
     pub fn by_id(check: Check, id: AdmissionId, at: SystemTime, mut cost: impl FnMut(&Charge) -> Option<u64>) -> Self {

@@ -302,8 +302,8 @@ impl Limit {
         matches!(self.identity.algorithm.kind(), Kind::Counter)
     }
 
-    /// Returns the time under which an admission of `now` is recorded. The admission counts until
-    /// one window after the recorded time.
+    /// Returns the time under which an admission at the time `now` is recorded. The admission
+    /// counts until one window after the recorded time.
     pub(crate) fn recorded_at(&self, now: u64) -> u64 {
         self.algorithm().recorded_at(now, self.window_micros())
     }

@@ -23,8 +23,8 @@ const LEAST: Duration = Duration::from_millis(5);
 
 const WAITING: &str = "waiting in a tokio runtime";
 
-/// A longer deadline or wait, of more than thirty years, counts as this time. Otherwise its end
-/// might be too late for an [`Instant`].
+/// A deadline or wait of more than thirty years counts as thirty years. Otherwise its end might be
+/// too late for an [`Instant`].
 const LONGEST: Duration = Duration::from_secs(30 * 365 * 24 * 60 * 60);
 
 impl Core {
