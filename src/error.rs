@@ -192,7 +192,7 @@ pub enum StoreErrorKind {
     OutOfMemory,
     /// The key has a value of another application.
     WrongType,
-    /// Another failure. The cause has its text.
+    /// Another failure. The text of the cause describes the failure.
     Other,
 }
 

@@ -71,8 +71,8 @@ impl fmt::Display for Chain<'_> {
     }
 }
 
-/// Stands for a log line without the feature `tracing`. The macro uses the fields, and writes
-/// nothing.
+/// Replaces the macros of log lines if the feature `tracing` is off. This macro uses the fields,
+/// and writes nothing.
 #[cfg(not(feature = "tracing"))]
 macro_rules! no_line {
     ($($(%)? $(?)? $field:ident,)* $message:literal) => {{

@@ -34,9 +34,9 @@
 //!    of layers and limits alone. Each name of a limit has its own series in each layer, also the
 //!    names of [chosen](crate::KeyedLimit::chosen) limits.
 //! 7. Install the recorder before the first request. The gauge of open breakers is only raised and
-//!    lowered, so a recorder that is installed later misses the breakers that are already open. A
-//!    recorder gets the units and descriptions of all metrics just before the first value that it
-//!    records.
+//!    lowered, and never set, so a recorder that is installed later misses the breakers that are
+//!    already open. A recorder gets the units and descriptions of all metrics just before the first
+//!    value that it records.
 //!
 //! # Dashboard and alerts
 //!
@@ -107,8 +107,7 @@ use ::metrics::{Recorder, Unit, counter, describe_counter, describe_gauge, descr
 
 use crate::decision::Decision;
 
-/// Runs the body of the call with the feature `metrics`. Without the feature, the body is not
-/// compiled.
+/// Runs the body if the feature `metrics` is on. Otherwise the body is not compiled.
 macro_rules! record {
     ($($body:tt)*) => {
         #[cfg(feature = "metrics")]

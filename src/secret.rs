@@ -34,8 +34,8 @@ const CREDENTIALS: &[u8] = b"tower-sliding-window api key v1\0";
 
 /// A secret for keyed hashes. Use the same secret on all instances that share a store.
 ///
-/// Memory keeps only a state that is derived from the secret, and `Debug` shows nothing of the
-/// state. With a new secret, all windows start empty, since every key has a new hash.
+/// A `Secret` contains only a state that is derived from the secret, and `Debug` shows nothing of
+/// the state. With a new secret, all windows start empty, since every key has a new hash.
 #[derive(Clone)]
 pub struct Secret {
     mac: Hmac<Sha256>,

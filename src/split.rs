@@ -8,8 +8,8 @@
 //!    name. Each check is charged to one part, so no window ever admits more than `n` units.
 //! 2. A window may admit fewer than `n` units. The remainder of `n / k` is never admitted. A check
 //!    is refused if its part is used up, even if other parts have units left. Requests go to the
-//!    parts in turn, and each thread starts at a random part. The parts fill evenly to within a few
-//!    units, so give each part hundreds of units.
+//!    parts in turn, and each thread starts at a random part. The numbers of used units in the
+//!    parts differ by a few units. So give each part hundreds of units.
 //! 3. The figures of a decision are those of the charged part. A client that is refused and tries
 //!    again at once may be admitted by another part.
 //! 4. A cost above the units of a part is [`NeverFits`](crate::error::NeverFits), even if it is

@@ -33,7 +33,7 @@ pub struct Charge {
 pub enum Takes {
     /// The charge takes its cost if all charges of the check fit.
     IfAdmitted,
-    /// The charge takes nothing. It only checks that [any units are left](Charge::any_left).
+    /// The charge takes nothing. It only checks whether [any units are left](Charge::any_left).
     Nothing,
     /// The charge always takes its cost, and never refuses. It counts units that have been
     /// [spent](Charge::spent).
@@ -287,8 +287,8 @@ impl Charge {
         self.is_shadow
     }
 
-    /// Whether equal charges of this kind are interchangeable: it makes no difference which of
-    /// their callers gets which admission.
+    /// Whether it makes no difference which caller gets which admission, if several callers have
+    /// charges that are equal to this charge.
     #[cfg(feature = "redis")]
     pub(crate) fn is_interchangeable(&self) -> bool {
         // With a counter, the decisions of two equal checks show different figures. With a

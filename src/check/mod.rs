@@ -3,15 +3,15 @@
 //! 1. A [`Charge`] has one limit, one key and one cost. A cost of 0 spends nothing.
 //! 2. A [`Check`] is a list of charges, which are admitted or refused together in one atomic step.
 //!    A refusal costs nothing.
-//! 3. A cost above the limit can never be admitted: [`Charge::new`] returns
+//! 3. A cost above the limit can never be admitted, so [`Charge::new`] returns
 //!    [`NeverFits`](crate::error::NeverFits).
 //! 4. A charge may [reserve](Charge::reserve) units until it is settled. A charge in the
 //!    [shadow](Charge::in_shadow) counts, but never refuses.
 //! 5. If the cost is known only afterwards, one charge can check whether [any units are
 //!    left](Charge::any_left), and another charge can count the [spent](Charge::spent) units later.
-//! 6. A check that is sent again with the same [id](Check::with_id) counts once. As long as any
-//!    limit of the check knows the id, the check is admitted, and no limit is charged again.
-//!    Without an id, every check is a new admission.
+//! 6. A check that is sent again with the same [id](Check::with_id) counts once. As long as the
+//!    first admission is in the window of any limit of the check, a repeated check is admitted, and
+//!    no limit is charged again. Without an id, every check is a new admission.
 //!
 //! # Ids
 //!
@@ -20,7 +20,8 @@
 //!    admission is in the window, a check with the same id is not counted again. After a
 //!    [settlement](crate::settlement) the id is free for a new admission. If you give the check no
 //!    id, its [decision](crate::Decision::id) has a fresh id. With this id you can settle the
-//!    admission. Do not repeat the check with this id: the repeated check may count a second time.
+//!    admission. Do not repeat the check with this id, since the repeated check may count a second
+//!    time.
 //! 3. Fresh ids are unique without coordination: each thread begins at a random number of 64 bits,
 //!    and counts up. If a thousand threads have a million live ids each, the probability that two
 //!    of these ids are equal is below 1e-5.
@@ -168,7 +169,8 @@ impl Check {
         self.rest.is_empty().then_some(&self.first)
     }
 
-    /// One value for each charge, in order. The return type guarantees at least one value.
+    /// Returns one value for each charge, in order. The value of the first charge is returned
+    /// apart, so there is always at least one value.
     #[inline]
     pub(crate) fn map_charges<'a, T>(&'a self, mut value: impl FnMut(&'a Charge) -> T) -> (T, Vec<T>) {
         let first = value(&self.first);

@@ -3,11 +3,11 @@
 //! 1. A decision has one [`LimitStatus`] for each charge, in the order of the charges.
 //! 2. [`retry_after`](Decision::retry_after), the retry time, is exact. If nothing else arrives,
 //!    the same check is admitted after the retry time, and refused a microsecond earlier. The retry
-//!    time is a lower bound in two cases. Either the process refuses without asking the store (see
-//!    [refusal cache](crate::Limiter::refusal_cache)), or more than 100 entries have to leave a log
-//!    in which some entries cost more than 1.
+//!    time is only a lower bound if the process refuses without asking the store (see [refusal
+//!    cache](crate::Limiter::refusal_cache)), or if more than 100 entries have to leave a log in
+//!    which some entries cost more than 1.
 //! 3. [Reserved](Charge::reserve) units may be given back at any time. So if only reserved units
-//!    are in the way, the retry time is short. It is
+//!    are in the way, the retry time is short: the time
 //!    [`retry_reserved_after`](crate::Limiter::retry_reserved_after), one second by default, or
 //!    less if a lease ends sooner. See
 //!    [`is_refused_by_reservations`](LimitStatus::is_refused_by_reservations).
@@ -167,9 +167,9 @@ impl Decision {
         self
     }
 
-    /// Takes units of this process out of the figures of the status with this index: `held` units,
-    /// which the process holds unspent, no longer count as used, and `reserved` units no longer
-    /// count as reserved.
+    /// Leaves out units of this process in the status with this index. `held` units, which the
+    /// process holds unspent, no longer count as used. `reserved` units no longer count as
+    /// reserved.
     pub(crate) fn without_held(mut self, index: usize, held: u64, reserved: u64) -> Self {
         if reserved > 0 {
             self.statuses_mut().nth(index).into_iter().for_each(|status| status.leave_out(held, reserved));
@@ -274,9 +274,9 @@ impl Decision {
         self.statuses().filter(|status| status.is_shadow && status.waits.is_some())
     }
 
-    /// The status of each limit, in the order of the charges. A refusal by the [refusal
-    /// cache](crate::Limiter::refusal_cache) may not know the figures of a limit. Unknown figures
-    /// are zero, and their limit is [hidden](LimitStatus::is_hidden).
+    /// The status of each limit, in the order of the charges. In a refusal by the [refusal
+    /// cache](crate::Limiter::refusal_cache), the figures of some limits may be unknown. Unknown
+    /// figures are zero, and their limit is [hidden](LimitStatus::is_hidden).
     pub fn statuses(&self) -> impl Iterator<Item = &LimitStatus> {
         iter::once(&self.fields.first).chain(&self.fields.rest)
     }
@@ -316,8 +316,8 @@ impl Decision {
     /// Whether the decision has lost a place: the place was free for a time, or may be free now, so
     /// that another request may have got the place. A place is lost if the process stands still, or
     /// does not reach Redis, for longer than the [life](crate::Limit::freed_after) of a place. A
-    /// place is also lost if Redis loses the entry of the place. Only after a loss may more places
-    /// be held than the limit has. The process takes a lost place again, even above the limit. No
+    /// place is also lost if Redis loses the entry of the place. More places than the limit has may
+    /// be held only after a loss. The process takes a lost place again, even above the limit. No
     /// other request gets a place until fewer places are held than the limit has.
     pub fn has_lost_place(&self) -> bool {
         self.places().any(|places| places.are_lost())

@@ -43,10 +43,10 @@ impl LimitStatus {
     /// `reserved` is how many of them are reserved. `reset_after` is the time until the oldest of
     /// these units leaves the window, and zero if there are no units.
     ///
-    /// `waits` has two retry times if this charge refused the check. The first time holds if all
+    /// `waits` has two retry times if this charge refused the check. The first time applies if all
     /// reserved units are given back now. If the check would then fit, the first time is zero. The
-    /// second time holds if no units are given back before their lease ends, and is an upper bound
-    /// for the first. Without reserved units, both times are the same.
+    /// second time applies if no units are given back before their lease ends. So the second time
+    /// is an upper bound for the first. Without reserved units, both times are the same.
     #[inline]
     pub fn new(
         charge: &Charge,
@@ -151,8 +151,8 @@ impl LimitStatus {
     /// refuse.
     pub fn retry_after(&self) -> Option<Duration> {
         // The result is `reserved_after`, or `least` if that is longer, since units that are not
-        // reserved refuse until then. The result is at most `most`: by then, enough units have left
-        // even if none is given back early.
+        // reserved refuse until then. The result is at most `most`, since by then, enough units
+        // have left even if none is given back early.
         self.waits.map(|(least, most)| self.reserved_after.max(least).min(most))
     }
 
@@ -163,8 +163,8 @@ impl LimitStatus {
     }
 
     /// Whether the limit is [hidden](Charge::hidden) from clients. A [ban](crate::KeyedLimit::ban)
-    /// is hidden until it begins. A limit is also hidden if a [refusal without the
-    /// store](crate::Limiter::refusal_cache) does not know the figures of the limit. Unknown
+    /// is hidden until it begins. A limit is also hidden if the check is refused [without the
+    /// store](crate::Limiter::refusal_cache), and the figures of the limit are not known. Unknown
     /// figures are zero.
     pub fn is_hidden(&self) -> bool {
         self.is_hidden || self.waits.is_none() && (self.is_estimate || self.is_ban && self.used == 0)

@@ -38,8 +38,8 @@ pub(crate) enum DecideNow {
 pub(crate) struct Asking {
     core: Arc<Core>,
     pub(crate) reply: Deadline<StoreFuture<Decision>>,
-    /// The note that the refusal cache made when it looked up the check. With this note, the cache
-    /// learns from the store's reply. `None` if the cache cannot remember a refusal of the check.
+    /// The result of the look-up of the check in the refusal cache. The cache needs this result to
+    /// learn from the store's reply. `None` if the cache cannot remember a refusal of the check.
     lookup: Option<Lookup>,
     /// The check, if it is needed after the reply. The check is needed if this process may decide
     /// in the store's place, if a limit has prefetch, if the check asks whether a known refusal

@@ -137,7 +137,7 @@ impl Line {
     }
 
     /// Takes note that a limit and key has units for the first from the time `from` on. Returns
-    /// whether the first asks at that time, since no other limit and key refuses this caller.
+    /// `true` if no other limit and key refuses the first, so that the first asks at that time.
     pub(super) fn has_units_of(&mut self, digest: u64, from: Instant) -> bool {
         let mut others = mem::take(&mut self.refused_by);
         others.retain(|(by, until)| *by != digest && *until > from);

@@ -1,9 +1,10 @@
-//! The estimate of a counter: a log with one sum for the admissions of each window of the clock.
+//! The estimate of a counter. A counter is a log that has one sum for the admissions of each window
+//! of the clock.
 //!
-//! The sum is recorded under the end of its window. Until then its units count in full. While the
-//! next window of the clock runs, they count in proportion to the overlap of their window with the
-//! sliding window, rounded up. The estimate is made in double precision, as in Lua, so that every
-//! store gets the same result.
+//! The sum is recorded under the end of its window. Until this end, the units of the sum count in
+//! full. While the next window of the clock runs, the units count in proportion to the overlap of
+//! their window with the sliding window, rounded up. The estimate is made in double precision, as
+//! in Lua, so that every store gets the same result.
 
 use super::{
     entry::{Entry, Kind, UnitsOf},
@@ -31,7 +32,8 @@ pub(super) fn wait_for(log: &Log, most: u64, now: u64, window: u64, units_of: Un
         let overlapping = sums.iter().map(|sum| overlapping(sum.units, sum.at, at, window));
         overlapping.fold(0, u64::saturating_add)
     };
-    // Before the end of the first window, all units of the sums count.
+    // At the time 0, the estimate counts all units of the sums. The difference is the units with an
+    // id.
     let mut units = units_of(log.sum()).saturating_sub(estimate(0));
     let mut from = now;
     // Until an entry with an id leaves, only the estimate falls. Without such an entry, the

@@ -19,7 +19,7 @@ pub(super) enum Kind {
     Named,
     /// One reserved admission, until it is settled.
     Reserved,
-    /// The units of one recorded time whose admissions have no entry of their own.
+    /// All units of one recorded time, of the admissions that have no entry of their own.
     Sum,
     /// The actual cost of a settled admission.
     Settled,

@@ -1,10 +1,10 @@
 //! The log: admissions in the order of their times, even if the clock has stepped back.
 //!
-//! A unit that is recorded under the time `t` counts as long as `now − window < t`. Exactly at `t +
-//! window`, the unit is gone. An exact log stores the time of the admission, a compact log the end
-//! of the admission's sub-window, and a fixed window the start of the window. A reservation is
-//! stored under the time one window before its lease ends, so that the reservation leaves when the
-//! lease ends.
+//! A unit with the recorded time `t` counts as long as `now − window < t`. Exactly at `t + window`,
+//! the unit is gone. An exact log stores the time of the admission, a compact log the end of the
+//! admission's sub-window, and a fixed window the start of the window. A reservation is stored
+//! under the time one window before its lease ends, so that the reservation leaves when the lease
+//! ends.
 //!
 //! Most entries are added at the back and dropped at the front. If an entry is added or removed in
 //! the middle, the entries between it and the nearer end are moved. A search for an id begins at
@@ -16,8 +16,9 @@ use std::collections::VecDeque;
 use super::entry::{Entry, Kind, Sum, UnitsOf};
 use crate::check::AdmissionId;
 
-/// The units that one limit remembers for one key: the entries in the window. Each entry takes 16
-/// bytes as long as all of them are single units, as in most logs. Otherwise each takes 24 bytes.
+/// The units that one limit remembers for one key: the entries in the window. In most logs, all
+/// entries are single units: named entries of one unit. Then each entry takes 16 bytes, and
+/// otherwise 24 bytes.
 #[derive(Default)]
 pub(crate) struct Log {
     entries: VecDeque<(u64, AdmissionId)>,

@@ -100,9 +100,9 @@ impl Log {
     /// longer than two windows.
     ///
     /// An entry with a time in the future was counted before the clock stepped back. This method
-    /// moves such an entry to the present, so that the key is right again after one window. In a
-    /// log [of sums](Self::of_sums), entries may be ahead of the clock although the clock has not
-    /// stepped back. There, the method moves no entry.
+    /// moves such an entry to the present, so that the key counts correctly again after one window.
+    /// In a log [of sums](Self::of_sums), entries may be ahead of the clock although the clock has
+    /// not stepped back. There, the method moves no entry.
     #[inline]
     pub(crate) fn refuse(&mut self, charge: &Charge, now: u64, is_of_sums: bool) -> Figures {
         let limit = charge.limit();
@@ -132,8 +132,8 @@ impl Log {
         let Some(recorded_at) = self.take(id, charge.cost(), kind_of(charge), charge.named_at(at)) else {
             return self.settle_late(now, of, charge, cost, has_room);
         };
-        // Units that had a lease count from their admission. But they never count from the future,
-        // even if the clock has stepped back since the admission.
+        // Units that had a lease count from their admission. But they never count from a time in
+        // the future, even if the clock has stepped back since the admission.
         let at = if charge.lease_micros().is_some() { at.min(now) } else { recorded_at };
         if cost == 0 {
         } else if charge.is_exact() {
