@@ -69,8 +69,8 @@ pub(crate) enum Kind {
     Calendar(Calendar),
 }
 
-/// The recorded time of a place in this process. A place is held until it is freed, so its entry
-/// never leaves the window by itself.
+/// The time under which a store in this process records a place. A place is held until it is freed,
+/// so its entry never leaves the window by itself.
 const UNTIL_FREED: u64 = 1 << 62;
 
 impl Algorithm {

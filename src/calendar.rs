@@ -5,8 +5,8 @@
 //!
 //! 1. A period begins at midnight of its time zone, or at the full hour. So a day on which daylight
 //!    saving begins or ends has 23 or 25 hours. An hour that the clock repeats is a period of two
-//!    hours. Weeks begin on Monday (ISO 8601). Months begin on the first day, or on another day from 1
-//!    to 28: `month(15)` begins on the 15th, such as the day on which a contract began.
+//!    hours. Weeks begin on Monday (ISO 8601). Months begin on the first day, or on another day
+//!    from 1 to 28: `month(15)` begins on the 15th, such as the day on which a contract began.
 //! 2. All units come back at once when the period ends. So a client can spend the limit just before
 //!    the end and again just after it, as with a [fixed window](crate::Algorithm::FIXED_WINDOW).
 //! 3. The clock of the store decides: with Redis, the clock of the server. A process only sends the
@@ -249,8 +249,8 @@ mod tests {
         assert_eq!(ends("month", date(2028, 2, 1).in_tz("Europe/Berlin").unwrap()), 29 * 24 * HOUR);
     }
 
-    /// Of the ends that a process tells, the script takes the first end after the time of the
-    /// server.
+    /// A process sends the ends of several periods. The script takes the first end after the time
+    /// of the server.
     #[cfg(feature = "redis")]
     #[test]
     fn a_process_tells_the_same_end_if_its_clock_is_wrong_by_two_periods() {

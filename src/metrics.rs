@@ -164,9 +164,9 @@ pub(crate) fn decided(decision: &Decision, layer: &Cow<'static, str>) {
                 Some(_) if status.is_shadow => "shadow_refused",
                 Some(_) => "refused",
                 None if is_allowed && status.has_asked => "allowed",
-                // This limit has no outcome in three cases. Another limit has refused the check. Or
-                // units are counted afterwards, and the admission has its outcome already. Or the
-                // caller has only looked at the limit.
+                // This limit has no outcome if another limit has refused the check, or if the
+                // caller has only looked at the limit. If the charge counts units afterwards, the
+                // outcome was counted before, with the admission.
                 None => continue,
             };
             let limit = status.limit.identity.name.clone();

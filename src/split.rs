@@ -6,10 +6,10 @@
 //!
 //! 1. A limit of `n` units in `k` parts is `k` limits of `n / k` units, rounded down, with the same
 //!    name. Each check is charged to one part, so no window ever admits more than `n` units.
-//! 2. A window may admit fewer than `n` units. The remainder of `n / k` is never admitted. A check
-//!    is refused if its part is used up, even if other parts have units left. Requests go to the
-//!    parts in turn, and each thread starts at a random part. The numbers of used units in the
-//!    parts differ by a few units. So give each part hundreds of units.
+//! 2. A window may admit fewer than `n` units. The units of the remainder of `n / k` are never
+//!    admitted. A check is refused if its part is used up, even if other parts have units left.
+//!    Requests go to the parts in turn, and each thread starts at a random part. The numbers of
+//!    used units in the parts differ by a few units. So give each part hundreds of units.
 //! 3. The figures of a decision are those of the charged part. A client that is refused and tries
 //!    again at once may be admitted by another part.
 //! 4. A cost above the units of a part is [`NeverFits`](crate::error::NeverFits), even if it is
@@ -46,7 +46,7 @@
 //! # Ok(()) }
 //! ```
 //!
-//! For HTTP there is [`Split::by`].
+//! For HTTP, use [`Split::by`].
 
 use std::{cell::Cell, num::NonZeroU32};
 

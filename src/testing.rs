@@ -17,8 +17,8 @@
 //!    move deadlines, the breaker, `acquire`, or the delay of a [`FaultyStore`]. All of these
 //!    follow tokio's time, real or paused.
 //! 3. Do not pause the time around a store that does input and output, such as `RedisStore`: tokio
-//!    then moves the time to the next deadline while the test waits for a reply. Use a
-//!    `ManualClock` for such a store.
+//!    then moves the time to the next timer while the test waits for a reply. Use a `ManualClock`
+//!    for such a store.
 //!
 //! [`guide::testing_your_limits`](crate::guide::testing_your_limits) has an example of a test with
 //! paused time, and of a test with a `ManualClock`.

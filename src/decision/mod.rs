@@ -4,8 +4,8 @@
 //! 2. [`retry_after`](Decision::retry_after), the retry time, is exact. If nothing else arrives,
 //!    the same check is admitted after the retry time, and refused a microsecond earlier. The retry
 //!    time is only a lower bound if the process refuses without asking the store (see [refusal
-//!    cache](crate::Limiter::refusal_cache)), or if more than 100 entries have to leave a log in
-//!    which some entries cost more than 1.
+//!    cache](crate::Limiter::refusal_cache)), or, on Redis, if more than 100 entries have to leave
+//!    a log in which some entries cost more than 1.
 //! 3. [Reserved](Charge::reserve) units may be given back at any time. So if only reserved units
 //!    are in the way, the retry time is short: the time
 //!    [`retry_reserved_after`](crate::Limiter::retry_reserved_after), one second by default, or

@@ -152,15 +152,15 @@ impl Limit {
         Self::per(name, units, Duration::from_secs(24 * 60 * 60))
     }
 
-    /// A limit of how many admissions a key has at once, across all processes. An admission takes
-    /// one place, whatever it costs. A check at a cost of 0 takes none.
+    /// A limit on the number of admissions that a key has at once, across all processes. An
+    /// admission takes one place, whatever it costs. A check at a cost of 0 takes none.
     ///
     /// A place is held until the last clone of the [`Decision`](crate::Decision) that has taken it
     /// is dropped. A layer holds the place until the body of the response has ended: see
     /// [`Decision::holds_place`](crate::Decision::holds_place). A process that ends frees its
     /// places by [`shutdown`](crate::Limiter::shutdown). The places of a process that has died are
-    /// free within 10 s. [`freed_after`](Self::freed_after) sets another time than 10 s. This time
-    /// is also the [window](Self::window) of the limit.
+    /// free within 10 s. [`freed_after`](Self::freed_after) sets another time than 10 s. The
+    /// [window](Self::window) of the limit is the time after which its places are free.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), tower_sliding_window::Error> {

@@ -28,7 +28,7 @@
 //!    left](crate::Charge::any_left), counts [spent](crate::Charge::spent) units, or costs nothing.
 //!    For a check of several charges, a process takes prefetches only if all the charges come
 //!    often. For the store, units that the process holds count as used. So the store may refuse a
-//!    check that would fit if these units were given back. Then the process gives them back at
+//!    check that would fit if these units were given back. Then the process gives its units back at
 //!    once, by one more call.
 //! 5. The figures of a decision in the process are the figures of the store when the prefetch was
 //!    taken, plus the units that this process has spent since. The figures are at most as old as

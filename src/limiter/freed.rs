@@ -1,4 +1,5 @@
-//! The callers that a limit and key refuses, and the choice of those that ask when units are freed.
+//! Keeps the callers that a limit and key refuses, and chooses which of them ask when units are
+//! freed.
 //!
 //! 1. The first caller in a line asks when all limits and keys that refuse it have units for it.
 //!    The caller is not woken earlier, since it would be refused again.

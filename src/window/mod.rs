@@ -102,7 +102,7 @@ impl Log {
     /// An entry with a time in the future was counted before the clock stepped back. This method
     /// moves such an entry to the present, so that the key counts correctly again after one window.
     /// In a log [of sums](Self::of_sums), entries may be ahead of the clock although the clock has
-    /// not stepped back. There, the method moves no entry.
+    /// not stepped back. In such a log, the method moves no entry.
     #[inline]
     pub(crate) fn refuse(&mut self, charge: &Charge, now: u64, is_of_sums: bool) -> Figures {
         let limit = charge.limit();
