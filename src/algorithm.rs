@@ -20,8 +20,8 @@
 //!
 //! A log has one entry for each admission, whatever its cost, so large costs need few entries.
 //! [`running_redis`](crate::guide::running_redis#memory) tells how many bytes a key takes in Redis,
-//! and [`MemoryStore::capacity`](crate::MemoryStore::capacity) how many an entry takes in the
-//! process.
+//! and [`MemoryStore::capacity`](crate::MemoryStore::capacity) tells how many bytes an entry takes
+//! in the process.
 //!
 //! Limits of different algorithms can be decided in one check. For all algorithms:
 //!

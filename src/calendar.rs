@@ -14,7 +14,7 @@
 //!    wrong by less than two periods, no period begins twice, and no period ends early. If the
 //!    clock of a process is ahead by more than two periods, or behind by more than three, the
 //!    checks of the process fail.
-//! 4. `Retry-After`, the reset, `RateLimit` and the body of a refusal all tell the end of the
+//! 4. `Retry-After`, the reset time, `RateLimit` and the body of a refusal all tell the end of the
 //!    period.
 //! 5. Limits that differ in their period, first day or time zone count apart. Time zones are told
 //!    apart by their names. So `Asia/Calcutta` and `Asia/Kolkata` are two time zones, although both

@@ -96,8 +96,8 @@ impl Split {
     }
 }
 
-/// Returns the key of a part. The number of the part and the length of the namespace have a fixed
-/// size, so no two parts of any keys give the same bytes.
+/// Returns the key of a part. The number of the part and the length of the namespace always take
+/// the same number of bytes, so no two parts of any keys give the same bytes.
 fn part_of(number: u32, key: &Key) -> Key {
     let namespace = key.namespace().as_bytes();
     let length = (namespace.len() as u64).to_le_bytes();

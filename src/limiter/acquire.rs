@@ -25,9 +25,9 @@ impl Limiter {
     /// Waits up to `max_wait` until `cost` units of `limit` are left for `key`, and spends them.
     ///
     /// 1. After a refusal, the caller waits for the retry time, and asks again. If the retry time
-    ///    is longer than the rest of `max_wait`, the refused [`Decision`] is returned at once. With
-    ///    a `max_wait` of zero, this method does the same as [`check`](Self::check), unless other
-    ///    callers wait.
+    ///    is longer than the rest of `max_wait`, this method returns the refusal, a [`Decision`],
+    ///    at once. With a `max_wait` of zero, this method does the same as [`check`](Self::check),
+    ///    unless other callers wait.
     /// 2. A limiter and its clones have one line for each set of limits and keys that can refuse.
     ///    Checks at different costs wait in the same line. Clones with another
     ///    [`deadline`](Self::deadline) have lines of their own, since the store may answer only the

@@ -3,8 +3,8 @@
 //!
 //! 1. The first caller in a line asks when all limits and keys that refuse it have units for it.
 //!    The caller is not woken earlier, since it would be refused again.
-//! 2. Of the callers that fit into the freed units, the first to arrive asks. Later callers ask as
-//!    well if they fit into the rest of these units.
+//! 2. Of the callers that fit into the freed units, the caller that arrived first asks. Later
+//!    callers ask as well if they fit into the rest of these units.
 //! 3. A settlement or a reply tells how many units are left. By the time that a woken caller asks,
 //!    the number may have changed. So from then on, only the reply to the last caller that has
 //!    asked tells how many units are left for other callers. If that reply does not come, the next

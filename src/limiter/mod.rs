@@ -63,8 +63,9 @@ use crate::{
     store::{MemoryStore, Store},
 };
 
-/// A store with a deadline, a refusal cache, a breaker, and a share for when the store fails. A
-/// limiter is cheap to clone, and its clones share all of these. See the [module docs](self).
+/// A store with a deadline, a refusal cache, a breaker, and a share for the time in which the store
+/// fails. A limiter is cheap to clone, and its clones share all of these. See the [module
+/// docs](self).
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct Limiter {
@@ -171,10 +172,10 @@ impl Limiter {
         self.set(|core| core.retry_reserved_after = wait)
     }
 
-    /// Gives this limiter and its clones a refusal cache of their own, which refuses checks without
-    /// asking the store. `max_age` is the time after which a check asks the store whether a refusal
-    /// still holds. With a `max_age` of zero, every check asks the store. Default: the refusal
-    /// cache of the store, with a `max_age` of one second.
+    /// Gives this limiter, and all clones that are made of it later, a refusal cache of their own,
+    /// which refuses checks without asking the store. `max_age` is the time after which a check
+    /// asks the store whether a refusal still holds. With a `max_age` of zero, every check asks the
+    /// store. Default: the refusal cache of the store, with a `max_age` of one second.
     ///
     /// 1. When a check is refused, the cache remembers for each limit and key of the check how many
     ///    units are left, and until when no unit leaves the window. Until then, the cache refuses
@@ -235,8 +236,8 @@ impl Limiter {
         self.set(|core| core.refusals.iter_mut().for_each(|refusals| refusals.is_asking = true))
     }
 
-    /// Gives this limiter and its clones a breaker of their own. Default: the breaker of the store,
-    /// with the settings of [`Breaker::default`].
+    /// Gives this limiter, and all clones that are made of it later, a breaker of their own.
+    /// Default: the breaker of the store, with the settings of [`Breaker::default`].
     pub fn breaker(self, breaker: Breaker) -> Self {
         self.set(|core| core.breaker = SharedBreaker::new(breaker))
     }

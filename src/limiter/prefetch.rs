@@ -39,9 +39,9 @@ impl Core {
         decision
     }
 
-    /// Starts the task that takes and gives back the prefetches of one limit and key, a holding.
-    /// Without a runtime, no task starts, and callers may still spend the units that the holding
-    /// has.
+    /// Starts the task of a holding. A holding has the prefetches of one limit and key, and its
+    /// task takes them and gives them back. Without a runtime, no task starts, and callers may
+    /// still spend the units that the holding has.
     pub(super) fn hold(&self, kept: KeptHolding) {
         let Ok(runtime) = Handle::try_current() else { return };
         let core = self.clone();
