@@ -160,7 +160,7 @@ impl Limit {
     /// [`Decision::holds_place`](crate::Decision::holds_place). A process that ends frees its
     /// places by [`shutdown`](crate::Limiter::shutdown). The places of a process that has died are
     /// free within 10 s. [`freed_after`](Self::freed_after) sets another time than 10 s. The
-    /// [window](Self::window) of the limit is the time after which its places are free.
+    /// [window](Self::window) of the limit is 10 s, or the time that `freed_after` has set.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), tower_sliding_window::Error> {
