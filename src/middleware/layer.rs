@@ -71,6 +71,7 @@ impl<R> RateLimitLayer<R> {
     ///   [`count_afterwards`](KeyedLimit::count_afterwards), [`lease`](KeyedLimit::lease),
     ///   [`ban`](KeyedLimit::ban), and a [`cost`](KeyedLimit::cost) of its own;
     /// * `lease` without `settle`;
+    /// * a `cost` of its own beside `count_afterwards`;
     /// * `heed_upstream` on a [split](crate::split::Split::by) limit.
     pub fn limits(mut self, limits: impl IntoIterator<Item = KeyedLimit>) -> Result<Self, ConfigError> {
         let policy = Arc::make_mut(&mut self.policy);

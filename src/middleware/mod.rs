@@ -12,8 +12,9 @@
 //! 5. If the store cannot decide within the [deadline](RateLimitLayer::deadline), the layer's
 //!    failure mode decides: [fail-open](RateLimitLayer::fail_open) lets the request through without
 //!    rate-limit headers, [fail-closed](RateLimitLayer::fail_closed) responds with 503, and
-//!    [fail-local](RateLimitLayer::fail_local) decides in this process. In each of these modes, the
-//!    response has [`Degraded`] in its extensions.
+//!    [fail-local](RateLimitLayer::fail_local) decides in this process. Then the response has
+//!    [`Degraded`] in its extensions. A refusal that this process
+//!    [remembers](crate::Limiter::refusal_cache) stands in each of these modes.
 //! 6. After the response, a limit can [settle](KeyedLimit::settle) what the request has really
 //!    cost, or [count the cost only then](KeyedLimit::count_afterwards). A limit can be tried in
 //!    the [shadow](KeyedLimit::in_shadow), where the limit refuses nothing. A limit can be

@@ -96,8 +96,8 @@ impl HeaderSets {
     ///   concurrent limit. For any other limit, `qu` is left out. A missing `qu` means that the
     ///   units are requests.
     /// * `r` is the number of units left. `t` is the seconds until more units are left, rounded up.
-    ///   `t` is left out while all units are left. For a limit that refuses, `t` is at most
-    ///   `Retry-After`.
+    ///   `t` is left out while all units are left, and for a concurrent limit that does not refuse.
+    ///   For a limit that refuses, `t` is at most `Retry-After`.
     /// * After a settlement above the limit, `t` is too short: `t` is the time until the oldest
     ///   unit leaves the window, and even then no unit may be left. The next refusal has the right
     ///   `t`.

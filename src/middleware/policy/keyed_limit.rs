@@ -352,6 +352,10 @@ impl KeyedLimit {
         let on_all = [
             (is_idle, "a `lease` is for units that are reserved: add `settle`, or leave it out"),
             (
+                self.cost.is_some() && settles && self.counts_afterwards,
+                "`count_afterwards` computes the cost from the response: leave `cost` out, or use `settle`",
+            ),
+            (
                 self.heeds_upstream && self.split.is_some(),
                 "an upstream would block one part alone: put `heed_upstream` on a limit that is not split, beside it",
             ),

@@ -58,7 +58,14 @@ fn a_layer_takes_no_option_without_effect() {
         let error = RateLimitLayer::new(MemoryStore::new()).limits([limit]).unwrap_err();
         assert!(error.to_string().contains("add `settle`"), "{error}");
     }
-    assert!(RateLimitLayer::new(MemoryStore::new()).limits([window().lease(TEST_TIMEOUT).settle(|_| 1)]).is_ok());
+    let counted = window().cost(|_| 2).count_afterwards(|_| 1);
+    let error = RateLimitLayer::new(MemoryStore::new()).limits([counted]).unwrap_err();
+    assert!(error.to_string().contains("leave `cost` out"), "{error}");
+    for limit in
+        [window().lease(TEST_TIMEOUT).settle(|_| 1), window().cost(|_| 2).count_afterwards(|_| 1).settle(|_| 1)]
+    {
+        assert!(RateLimitLayer::new(MemoryStore::new()).limits([limit]).is_ok());
+    }
 }
 
 /// Only the request shows the kind of the limit. Then the server has made a mistake, whatever the
