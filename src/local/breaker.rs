@@ -41,7 +41,8 @@ pub(crate) struct BreakerState {
     settings: Breaker,
     /// The parts with failures that no answer has contradicted yet.
     failing: Mutex<HashMap<Part, FailingPart>>,
-    /// The number of these parts. So a check finds out without a lock whether there are any.
+    /// The number of parts in `failing`. A check reads this number without a lock, to find out
+    /// whether any part fails.
     count: AtomicUsize,
     users: AtomicUsize,
     /// Bounds on the log lines of the breaker, so that a store with many parts does not flood the
@@ -53,7 +54,7 @@ pub(crate) struct BreakerState {
 struct FailingPart {
     /// The longest deadlines of checks that have failed in a row, the longest first. The list has
     /// room for the number of failures that open the breaker. When the list is full, the breaker
-    /// opens for the last deadline in the list.
+    /// opens for all checks whose deadline is at most the last deadline in the list.
     failures: Vec<Duration>,
     last: Arc<Error>,
     open: Option<Open>,
@@ -65,10 +66,11 @@ struct Open {
     deadline: Duration,
     /// The deadline of the next probe, or of the probe that is on its way.
     probe_takes: Duration,
-    /// The longest deadline that any of the refused callers may have later: a default deadline
-    /// grows with the round trip.
+    /// The longest deadline that any of the refused callers may have later, since a default
+    /// deadline grows with the round trip.
     longest: Duration,
-    /// When a probe last began or ended, or else when the breaker opened.
+    /// The time at which a probe last began or ended. Before the first probe, the time at which the
+    /// breaker opened.
     probed_at: Instant,
     /// The task that sends probes.
     probes: Option<AbortHandle>,
@@ -115,8 +117,8 @@ impl SharedBreaker {
     }
 
     /// The error to return instead of asking a part of the store, if the breaker is open for this
-    /// deadline. `probe` sends a probe with the deadline that is passed to it. This deadline may
-    /// become as long as `longest`.
+    /// deadline. `probe` sends a probe, and its argument is the deadline of the probe. This
+    /// deadline may become as long as `longest`.
     pub(crate) fn refuse<P, F>(&self, part: Part, deadline: Duration, longest: Duration, probe: P) -> Option<Error>
     where
         P: Fn(Duration) -> F + Send + 'static,
@@ -141,8 +143,9 @@ impl SharedBreaker {
             let probes = send_probes(Arc::downgrade(&self.0), part, every, probe);
             open.probes = Some(runtime.spawn(probes).abort_handle());
         }
-        // If a probe is overdue, the caller's check is the probe. The task that sends probes stands
-        // still or has ended. Or no caller has come for a long time, and the store may be back.
+        // If a probe is overdue, the caller's check is the probe. Either the task that sends probes
+        // stands still or has ended, or no caller has come for a long time, and the store may be
+        // back.
         (!is_overdue).then(|| Error::BreakerOpen(Arc::clone(&failing.last)))
     }
 }
@@ -223,8 +226,8 @@ impl FailingPart {
     }
 
     /// Counts a failure at this deadline. After `enough` failures, the breaker is open for checks
-    /// whose deadline is at most the shortest deadline of these failures. Returns whether the
-    /// breaker was closed before.
+    /// whose deadline is at most the shortest deadline of these failures. Returns whether this
+    /// failure has opened the breaker.
     fn learn_failure(&mut self, deadline: Duration, enough: usize) -> bool {
         if self.is_open_for(deadline) {
             return false;

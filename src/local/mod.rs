@@ -1,5 +1,6 @@
 //! What this process remembers of a store: the breaker, the refusal cache, the round trip, the
-//! prefetches of units that it holds, and the places and calls that it owes.
+//! prefetches of units that it holds, and the places that it has to free and the calls that it has
+//! to complete before it ends.
 //!
 //! This module lies between the plain values, such as limits and checks, and the stores. It uses
 //! values and the clock, and never a store. The trait [`Store`](crate::Store) hands out the
@@ -46,7 +47,8 @@ const DEFAULT_MAX_AGE: Duration = Duration::from_secs(1);
 /// remembers each of these failures.
 const MAX_FAILURES: u32 = 10_000;
 
-/// Once this many parts of a store have answered, the times of their answers are forgotten.
+/// The most parts of a store for which the time of the last answer is kept, so that the memory is
+/// bounded. When this number is reached, the next answer clears all of these times.
 #[cfg(feature = "redis")]
 const MOST_PARTS: usize = 1_024;
 
@@ -66,20 +68,22 @@ const MOST_PARTS: usize = 1_024;
 /// 4. An error counts for all checks. A timeout counts only for checks with the same deadline or a
 ///    shorter one. So a limiter with a short deadline never cuts off a limiter with a longer
 ///    deadline. An answer counts for all deadlines that are at least as long as the answer took. A
-///    timeout does not count if the request had spent more than half of the deadline before the
-///    call. A timeout also does not count if a `RedisStore` has meanwhile answered a call that was
-///    sent later. Then the check has only waited in the queue of this process.
+///    timeout does not count if the request had already used more than half of the deadline when
+///    the call to the store began. A timeout also does not count if a `RedisStore` has meanwhile
+///    answered a call that was sent later. Then the check has only waited in the queue of this
+///    process.
 /// 5. While the breaker is open, a probe goes to the store every 200 ms by default. A probe is a
-///    copy of a check that the breaker has kept from the store, but at no cost. No caller waits for
-///    a probe. A probe has the longest deadline of the refused callers. If one of these callers has
-///    the [default deadline](crate::Limiter::deadline) of a store that tells its round trip, such
-///    as `RedisStore`, each probe waits twice as long as the probe before, up to a second: the
-///    store may be farther away now. A task on a caller's runtime sends the probes. The task ends
-///    when the breaker closes, or when the last limiter is dropped. As soon as a probe is overdue,
-///    the check of a caller becomes the probe. A probe is overdue when no probe has begun or ended
-///    within twice the sum of the interval and the deadline of a probe: that runtime blocks or has
-///    ended, or there is none, or no caller has come since the breaker opened. If that runtime has
-///    ended, the runtime of this caller takes over.
+///    copy of a check that the open breaker has stopped, with a cost of 0. No caller waits for a
+///    probe. The deadline of a probe is the longest deadline of the callers whose checks were
+///    stopped. If one of these callers has the [default deadline](crate::Limiter::deadline) of a
+///    store that tells its round trip, such as `RedisStore`, the deadline doubles from probe to
+///    probe, up to a second, since the store may be farther away now. A task on a caller's runtime
+///    sends the probes. The task ends when the breaker closes, or when the last limiter is dropped.
+///    As soon as a probe is overdue, the check of a caller becomes the probe. A probe is overdue
+///    when no probe has begun or ended within twice the sum of the interval and the deadline of a
+///    probe. There are four possible reasons: the runtime of the task blocks, it has ended, no
+///    caller had a runtime, or no caller has come since the breaker opened. If the runtime of the
+///    task has ended, a task on the runtime of this caller takes over.
 /// 6. An answered probe closes the breaker. After that, a single failure opens it again. Once
 ///    another check is answered, the breaker again needs the full number of failures.
 /// 7. A cost above the limit, a limit that cannot be chosen, and an error
@@ -124,13 +128,13 @@ impl Default for Breaker {
 ///    [refusal cache](crate::Limiter::refusal_cache) knows what the store has refused, also while
 ///    the store does not answer. With [prefetch](crate::limit::prefetch), the local state also
 ///    holds units that limiters spend without asking the store.
-/// 2. All clones of a store return the same local state. A store that wraps another store returns
-///    the local state of the inner store, if limits and keys are passed on unchanged.
+/// 2. All clones of a store return the same local state. A store that wraps another store, and
+///    passes limits and keys on unchanged, returns the local state of the inner store.
 /// 3. A remembered refusal holds until units are given back. So the store [forgets the
 ///    refusals](Self::forget_refusals) of a limit and key whenever the store itself resets the key,
 ///    or settles an admission of the key.
-/// 4. A store that may be far away tells the time of each [answer](Self::answered_in). The default
-///    deadline and the prefetches follow these times.
+/// 4. A store that may be far away tells how long each [answer](Self::answered_in) took. The
+///    default deadline and the prefetches follow these times.
 #[derive(Clone)]
 pub struct LocalState {
     breaker: Arc<BreakerState>,
@@ -185,7 +189,7 @@ impl LocalState {
     /// the life of the prefetch. The units are reserved, and count until the lease ends, even if
     /// the clock has stepped back. The cost of the prefetch's settlement is the number of spent
     /// units. The spent units count until a window after the settlement, or until the lease ends if
-    /// that is earlier. The time of the settlement may be later than that of the admission.
+    /// that is earlier. The time in the settlement may be later than the time of the admission.
     #[must_use]
     pub fn with_prefetch(self) -> Self {
         let prefetches =
@@ -194,8 +198,8 @@ impl LocalState {
     }
 
     /// Forgets the refusals of a limit and key. A store calls this method twice: before it sends a
-    /// call that gives units back, and when that call is done. So no refusal that was learnt in
-    /// between is repeated.
+    /// call that gives units back, and when that call is done. So the cache repeats no refusal that
+    /// it has learnt between the two calls.
     pub fn forget_refusals(&self, limit: &Limit, key: &Key) {
         self.refusals.generations.advance(limit.digest(&self.refusals.generations.digester, key));
     }
@@ -203,7 +207,7 @@ impl LocalState {
     /// Forgets the refusals of these limits and keys. If the caller passes the prefetches of the
     /// store, also gives back the prefetches of these limits and keys. Both happen now, and again
     /// when the returned guard is dropped. The guard is dropped when the call to the store is over,
-    /// or when its caller stops waiting. So nothing that was learnt in between stays.
+    /// or when its caller stops waiting. So no refusal and no prefetch from the meantime stays.
     pub(crate) fn outdate<'a>(
         &self,
         keys: impl IntoIterator<Item = (&'a Limit, &'a Key)>,
@@ -260,8 +264,8 @@ impl LocalState {
     }
 }
 
-/// Locks a mutex, even if a thread has panicked under its lock. Either no code under the lock can
-/// panic, or the content of the mutex is whole at any moment.
+/// Locks a mutex, even if a thread has panicked under its lock. This is safe for each mutex of this
+/// crate: either no code under its lock can panic, or its content is whole at any moment.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -29,7 +29,8 @@ const THREAD: &str = "rate limits owed";
 /// The longest time until the thread looks for further calls.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// The places and calls that all limiters and layers on the clones of a store owe.
+/// The places that all limiters and layers on the clones of a store have to give back, and the
+/// calls that they have to complete.
 #[derive(Default)]
 pub(crate) struct Owed {
     /// Each call that is on its way has a receiver of this channel.

@@ -27,10 +27,11 @@ const RESET_SLACK: u64 = 1_000;
 const CAPACITY: usize = 10_000;
 
 /// The number of slots that all limits and keys share. A slot has the last generation in which
-/// units were given back. Each limit and key has two slots. Its refusals are outdated once both
-/// slots are newer than the refusal. A settlement renews the two slots of its limit and key, and
-/// hardly any other key has the same two. So a settlement outdates almost no refusals of other
-/// keys: 260 settlements in a second outdate one in a thousand of them.
+/// units were given back. Each limit and key has two slots. A refusal is outdated once both slots
+/// of its limit and key have a newer generation than the refusal. A settlement writes a new
+/// generation into the two slots of its limit and key, and hardly any other key has the same two
+/// slots. So a settlement outdates almost no refusals of other keys: 260 settlements in a second
+/// outdate one in a thousand of these refusals.
 const GENERATIONS: usize = 16_384;
 
 /// While a check asks the store whether a refusal still holds, other checks are refused. After this
@@ -54,7 +55,8 @@ type Table = Cache<u64, Arc<Refusal>, UnitWeighter, BuildHasherDefault<Prehashed
 #[derive(Clone)]
 pub(crate) struct Refusals {
     max_age: Duration,
-    /// Whether each check asks the store. A remembered refusal then holds only if the store fails.
+    /// Whether each check asks the store. If so, a remembered refusal is used only when the store
+    /// fails.
     pub(crate) is_asking: bool,
     pub(super) generations: Arc<Generations>,
     /// The first refusal makes the table.
@@ -164,8 +166,8 @@ impl Refusals {
             let refuses = charge.can_refuse() && charge.cost() > refusal.status.remaining();
             let is_sure = self.is_sure(digest, refusal.generation);
             let may_hold = is_sure || refuses && refusal.status.reserved == 0;
-            // A status that is not older may be shown in any refusal, even of a check that its
-            // limit would admit.
+            // A status that is younger than `max_age` may be shown in any refusal, even if its own
+            // limit would admit the check.
             let is_shown = refuses || now < refusal.asked_at.saturating_add(micros(self.max_age));
             let holds = may_hold && is_shown && refusal.holds_for(charge, now, reserved_for);
             holds.then_some(Known { refusal, refuses, is_sure })

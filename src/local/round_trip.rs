@@ -49,9 +49,9 @@ impl RoundTrip {
             return;
         }
         self.learnt_at.store(now, Ordering::Relaxed);
-        // A reply that took longer than the longest deadline counts as if it took that deadline.
-        // The longer time may only mean that the caller was not polled, and would be remembered for
-        // too long.
+        // A reply that took longer than the longest deadline counts as if it took that deadline. A
+        // longer time may only mean that the caller was not polled. Counted in full, that time
+        // would raise the round trip for too long.
         let sample = clock::micros(sample.min(LONGEST_DEADLINE)).max(1);
         let (smoothed, deviation) = match self.read() {
             (0, _) => (sample, sample / 2),

@@ -148,9 +148,9 @@ impl Holding {
         if spent > 0 {
             state.spending.count(spent);
         }
-        // A prefetch was taken after the store was asked. The status of the check may count this
-        // prefetch or not, and the status of the prefetch may count the spent units or not. So the
-        // figures of the check are not used.
+        // If a prefetch was taken after the store was asked, the figures of the check are not used.
+        // The status of the check may count this prefetch or not, and the status of the prefetch
+        // may count the spent units or not.
         if state.prefetches.iter().any(|prefetch| prefetch.number > asked_after) {
             state.used = state.used.saturating_add(spent);
             return (0, 0);

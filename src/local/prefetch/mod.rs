@@ -51,7 +51,7 @@ pub(crate) struct Prefetches {
     /// The clock, and the digester.
     generations: Arc<Generations>,
     round_trip: Arc<RoundTrip>,
-    /// Written while a task begins or ends.
+    /// Locked for writing only while a task begins or ends.
     holdings: RwLock<Holdings>,
     /// The first admission of a limit with prefetch makes the counts.
     demand: OnceLock<Demand>,
@@ -97,7 +97,8 @@ impl Prefetches {
     fn spend_all(&self, check: &Check) -> Option<Decision> {
         let find = |charge| Some((charge, self.find(charge)?));
         let found: Vec<(&Charge, Arc<Holding>)> = check.charges().map(find).collect::<Option<_>>()?;
-        // One check at a time, so that no two checks wait for each other.
+        // Only one check at a time locks several holdings, so that no two checks wait for each
+        // other.
         let _several = lock(&self.several);
         let mut locked: Vec<_> =
             found.iter().map(|(charge, holding)| (charge, holding, lock(&holding.state))).collect();
@@ -173,9 +174,9 @@ impl Prefetches {
         })
     }
 
-    /// Puts a holding into the table, unless the table is full, or has a holding of this digest
-    /// whose task runs. Returns the holding that is then in the table if it has no task. The caller
-    /// has to start one.
+    /// Puts a holding into the table, if the table has room. If the table already has a holding of
+    /// this digest that is not abandoned, that holding stays instead. If the holding that is then
+    /// in the table has no task, returns it, and the caller has to start a task for it.
     fn keep(self: &Arc<Self>, holding: &Arc<Holding>, now: u64) -> Option<KeptHolding> {
         let mut holdings = self.write();
         // The holding in the table may be of a limit with other settings. Then the task of that
@@ -200,16 +201,17 @@ impl Prefetches {
     }
 
     /// Gives back all prefetches at once, and returns when that is done. Calls `keep` for each
-    /// limit and key that needs a new task to give its prefetches back. Where no task can start,
-    /// their units count until their life is over.
+    /// limit and key that needs a new task to give its prefetches back. If no task can start for a
+    /// limit and key, the units count until the life of the prefetches is over.
     pub(crate) async fn give_back(self: &Arc<Self>, mut keep: impl FnMut(KeptHolding)) {
         loop {
             let now = self.now();
-            // The runtimes of some tasks may have ended.
+            // Holdings whose task has ended with its runtime need a new task.
             let without_task: Vec<_> =
                 self.write().values().filter_map(|holding| KeptHolding::begin(self, holding, now)).collect();
             without_task.into_iter().for_each(&mut keep);
-            // A task that cannot start tells that it has ended, before anything waits for that.
+            // A task that could not start has already told that it has ended. So only holdings that
+            // have a task are waited for below.
             let ended = self.ended.notified();
             let has_task = |holding: &&Arc<Holding>| holding.has_task();
             let holdings: Vec<_> = self.read(|holdings| holdings.values().filter(has_task).cloned().collect());
@@ -227,7 +229,8 @@ impl Prefetches {
 
     fn find(&self, charge: &Charge) -> Option<Arc<Holding>> {
         self.read(|holdings| {
-            // While all limits are used up, nothing is held. Then prefetches cost next to nothing.
+            // The table is empty while all limits are used up. Without the digest, prefetches then
+            // cost next to nothing.
             if holdings.is_empty() {
                 return None;
             }

@@ -154,8 +154,8 @@ impl Drop for KeptHolding {
         let mut holdings = self.prefetches.write();
         let mut state = lock(&self.holding.state);
         state.stepped_at = None;
-        // If anything is left, the runtime of the task has ended. Callers may spend the units that
-        // are held, until the life of these units is over.
+        // If the task has not given everything back, its runtime has ended. The holding then stays
+        // in the table, so that callers can spend its units until the life of these units is over.
         let is_over = state.prefetches.is_empty() && state.asked.is_none();
         let digest = self.holding.digest;
         if is_over && holdings.get(&digest).is_some_and(|held| Arc::ptr_eq(held, &self.holding)) {
