@@ -3,8 +3,8 @@
 //! 1. A store decides a [`Check`] in one atomic step: all of its charges or none.
 //! 2. A refusal adds nothing: it counts no units, and refusals alone keep no key alive. It may drop
 //!    entries that have left the window.
-//! 3. Nothing of a key is left once its last unit has left the window and a slack has passed. The
-//!    store states its slack.
+//! 3. A store keeps nothing of a key once the key's last unit has left the window and a short
+//!    further time, the slack, has passed. Each store states its slack.
 //! 4. A settlement is exact, counts once, and never gives back more than its admission has taken.
 //! 5. If any limit of a check still knows the check's id, the check has been admitted before. The
 //!    store admits it again without counting it, and the decision says when it was admitted.
@@ -38,10 +38,10 @@
 //!    [shadow](crate::Charge::in_shadow) do not count.
 //! 4. [`LimitStatus::new`](crate::decision::LimitStatus::new) gets the units used after the
 //!    decision, how many of them are reserved, and the time until the first of these units leave.
-//!    For a charge that does not fit, it also gets two retry times: the time until enough units
-//!    have left if all reserved units were given back now, and if none were. A charge in the shadow
-//!    that does not fit has retry times too. That charge is not counted, but the other charges of
-//!    its check are.
+//!    For a charge that does not fit, it also gets two retry times, each until enough units have
+//!    left: one as if all reserved units were given back now, and one as if none of them were. A
+//!    charge in the shadow that does not fit has retry times too. That charge is not counted, but
+//!    the other charges of its check are.
 //! 5. A check may have an [id](crate::Check::id) of the caller's. It has been admitted before if
 //!    the store has an unsettled admission with this id, under the limit and key of one of the
 //!    check's charges. The decision has the time and the id of that admission.
@@ -252,8 +252,8 @@ pub fn from_url(url: &str) -> Result<Arc<dyn Store>, ConfigError> {
     Err(ConfigError::new("URLs of Redis need this crate's feature `redis`"))
 }
 
-/// The store at `url`, chosen at run time by the rules of [`from_url`]. If it is a store on Redis,
-/// it has reached its server, and can write to the server.
+/// The store at `url`, chosen at run time by the rules of [`from_url`]. A store on Redis has then
+/// reached its server, and can write to the server.
 ///
 /// # Errors
 ///

@@ -119,7 +119,8 @@ impl Capacity {
         if before == admissions || usage.is_of_places() {
             return;
         }
-        // The sum of the counter and of a negative change wraps to the lower number.
+        // A negative change has wrapped. When it is added, the counter wraps too, and so becomes
+        // lower.
         let change = admissions.wrapping_sub(before);
         usage.admissions.0.fetch_add(change, Ordering::Relaxed);
         self.taken.0.fetch_add(change, Ordering::Relaxed);

@@ -2,9 +2,10 @@
 //!
 //! 1. The digest of a key chooses the key's [`CELLS_OF_KEY`] cells. Each of these cells counts at
 //!    least the units of the key. So the lowest of their counts is the most units that the key may
-//!    have. It may be too high, but never too low.
-//! 2. Of the time of a unit, cells only know in which half window of the clock it was. So a unit
-//!    counts for at least one window, and for less than one and a half.
+//!    have. This number may be too high, but never too low.
+//! 2. Cells do not know the time of a unit. They only know in which half window of the clock it
+//!    came: such a half window is called a part. So a unit counts for at least one window, and for
+//!    less than one and a half.
 //! 3. An admission raises only those of the key's cells that count less than the key may have after
 //!    the admission. It compares only the units of the newest part, because the units of older
 //!    parts leave earlier.

@@ -8,11 +8,11 @@
 //! 3. A limit takes more capacity only while it has less capacity than is still free. So one limit
 //!    stops at half of the capacity, and two limits that grow together stop at a third each. The
 //!    other limits find room and stay exact.
-//! 4. A limit without room still decides the checks of every key, and admits no key more than its
-//!    algorithm does. If a key has admissions already, its further admissions are added up by half
-//!    windows. So each further admission counts too long, by less than half a window. Keys without
-//!    admissions are counted together, in a fixed number of cells. Their counts may be too high,
-//!    but never too low.
+//! 4. A limit without room still decides the checks of every key, and admits no more units of a key
+//!    than the algorithm of the limit allows. If a key has admissions already, its further
+//!    admissions are added up by half windows. So each further admission counts too long, by less
+//!    than half a window. Keys without admissions are counted together, in a fixed number of cells.
+//!    Their counts may be too high, but never too low.
 //! 5. An honest new key of a limit without room may be refused too early, if other keys have raised
 //!    the counts of its cells. [`large_limits`](crate::guide::large_limits#a-full-memorystore) has
 //!    the figures, and the tests in `stores/full_memory.rs` measure them.
@@ -24,8 +24,8 @@
 //!    again under the same id may count again. A [reset](crate::Limiter::reset) leaves cells as
 //!    they are. The units of cells leave within one and a half windows.
 //! 8. While checks arrive, they sweep expired admissions in passing: one shard at a time, and all
-//!    shards within a second. The first check after a pause makes up for the sweeps, but never for
-//!    longer than about a millisecond.
+//!    shards within a second. The first check after a pause makes up for the sweeps that are due,
+//!    but takes no longer than about a millisecond for them.
 
 mod capacity;
 mod cells;
@@ -74,7 +74,7 @@ use crate::{
 /// more than a second, because the system clock was set or the machine was suspended, the store's
 /// clock follows. After a step back, no limit admits too much, and each key is right again after at
 /// most one window. After a step forward, windows end too early by the length of the step. A step
-/// of a Redis server's clock does the same.
+/// of a Redis server's clock has the same effects.
 ///
 /// # In tests
 ///
@@ -106,8 +106,8 @@ use crate::{
 pub struct MemoryStore(Arc<Table>);
 
 impl MemoryStore {
-    /// A store that remembers up to a million admissions, half of them under one limit: see
-    /// [`capacity`](Self::capacity).
+    /// A store that remembers up to a million admissions, and at most half of them under a single
+    /// limit: see [`capacity`](Self::capacity).
     pub fn new() -> Self {
         Self::with(Clock::following(), DEFAULT_CAPACITY)
     }

@@ -12,8 +12,8 @@ use crate::{
     window::{CheckContext, Figures, Log},
 };
 
-/// The records of the keys that have counted units. A record without units is removed before the
-/// lock of the shard is released.
+/// The records of the keys under which units are counted. A record without units is removed before
+/// the lock of the shard is released.
 #[derive(Default)]
 pub(super) struct Shard(HashTable<Record>);
 
@@ -86,7 +86,7 @@ impl Shard {
             capacity.change(usage, before, *entries);
             log.len() > 0
         });
-        // Gives back the memory of a crowd of keys.
+        // Gives memory back after most of the keys have left.
         if self.0.capacity() / 4 > self.0.len() {
             self.0.shrink_to_fit(|record| record.digest);
         }
@@ -134,8 +134,8 @@ impl OpenRecord<'_> {
         let has_room = self.has_room(usize::from(grows));
         let is_new = self.is_new();
         let log = &mut self.record.get_mut().log;
-        // A ban without room does not begin. It would be counted in cells, and all keys of these
-        // cells would be banned, for as long as the longest ban among them.
+        // A ban without room does not begin. Otherwise cells would count the ban, and all keys of
+        // these cells would be banned, for as long as the longest ban among them.
         let begins = has_room || !charge.is_ban;
         if begins {
             log.admit(charge, context, has_room || is_new);
@@ -209,9 +209,9 @@ impl OpenRecord<'_> {
 }
 
 impl Verdict {
-    /// The verdict on a check. The check is admitted if all of its charges fit that are not in the
-    /// shadow. If the record of one of its charges shows that the check was admitted before, the
-    /// check is not counted again.
+    /// The verdict on a check. The check is admitted if each charge that is not in the shadow fits.
+    /// If the record of one of its charges shows that the check was admitted before, the check is
+    /// not counted again.
     // Most checks have a single charge. For such a check, the inlined function needs few
     // instructions.
     #[inline(always)]

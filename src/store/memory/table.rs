@@ -155,8 +155,8 @@ impl Table {
         }
     }
 
-    /// Makes the sweeps that are due, until another thread makes them too. If the lock of a shard
-    /// is taken, the shard waits for the next cycle.
+    /// Makes the sweeps that are due. Stops when another thread begins to make them. If the lock of
+    /// a shard is taken, the shard waits for the next cycle.
     #[cold]
     fn sweep(&self, now: u64, mut due: u64) {
         let mut keys = 0;

@@ -111,9 +111,9 @@ impl RedisStoreBuilder {
 
     /// The most connections that each tokio runtime of the process opens. Default: 4. With several
     /// connections, Redis decides one batch while the process reads the reply to another.
-    /// [`connect`](Self::connect) opens all connections in its runtime. Without it, the store opens
-    /// connections when they are needed, so a process with little to do opens one or two. In a
-    /// cluster, each of these connections is a pair of connections to every node.
+    /// [`connect`](Self::connect) opens all connections in its runtime. Without this call, the
+    /// store opens connections when they are needed, so a process with little to do opens one or
+    /// two. In a cluster, each of these connections is a pair of connections to every node.
     ///
     /// Mostly each connection has at most one batch of checks in flight. If the server is far away,
     /// several batches share a connection. Then one batch for each millisecond of the round trip
@@ -124,9 +124,9 @@ impl RedisStoreBuilder {
     }
 
     /// The longest time for which a check waits for a connection before it fails. Opening a
-    /// connection and signing in may take as long. A limiter's deadline mostly ends the wait of a
-    /// check earlier. While a connection opens, checks use the connections that are open. A cluster
-    /// may take up to 5 s to open its connections to all nodes. Default: 1 s.
+    /// connection and signing in may together take as long, too. A limiter's deadline mostly ends
+    /// the wait of a check earlier. While a connection opens, checks use the connections that are
+    /// open. In a cluster, opening the connections to all nodes may take up to 5 s. Default: 1 s.
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.connection.connect_timeout = timeout;
         self

@@ -16,8 +16,8 @@
 //!    first try has run. Checks that the server could not recognize by their ids are not sent
 //!    twice.
 //! 6. Only digests of keys leave the process.
-//! 7. Only tasks have connections and other things for which callers wait. Each runtime has tasks
-//!    and connections of its own. So a future that nobody polls, or a runtime that nobody drives,
+//! 7. Only tasks hold what other callers wait for, such as connections. Each runtime has tasks and
+//!    connections of its own. So a future that nobody polls, or a runtime that nobody drives,
 //!    delays no other caller.
 
 mod builder;

@@ -2,18 +2,18 @@
 //!
 //! 1. The first client repeats no command, so a command that this client sends counts at most once.
 //! 2. The second client sends commands again. It follows slots that move, and waits a little for a
-//!    node that is replaced. Redis recognizes the commands of this client by their ids, or they
-//!    have certainly not run before. So they count once, too. There is one exception: a check on a
-//!    limit that is no exact log counts twice if its caller gave it no id, and if its slot moves
-//!    just when a connection breaks. No check counts too little.
+//!    node that is replaced. It only sends commands that Redis recognizes by their ids, and
+//!    commands that have certainly not run before. So these commands count once, too. There is one
+//!    exception: a check on a limit that is no exact log counts twice if its caller gave it no id,
+//!    and if its slot moves just when a connection breaks. No check counts too little.
 //! 3. Both clients know which node has which slot, and connect again to a node when the connection
 //!    to it is lost.
 //! 4. The connections of a client are replaced if several requests had no reply within the reply
-//!    timeout, and no node has replied to a later request. The reason is that the client of `redis` 1.8.1 can deadlock. If tokio's budget for a
-//!    task ends while a request locks the table of nodes, the request keeps the lock until it is
-//!    polled again. But the client does not poll the request while it looks up the slots, and the
-//!    look-up waits for the same lock. Some dozens of requests at the moment when slots move can
-//!    stop the client for ever.
+//!    timeout, and no node has replied to a later request. The reason is that the client of `redis`
+//!    1.8.1 can deadlock. If tokio's budget for a task ends while a request locks the table of
+//!    nodes, the request keeps the lock until it is polled again. But while the client looks up the
+//!    slots, it does not poll the request, and the look-up waits for the same lock. Some dozens of
+//!    requests at the moment when slots move can stop the client for ever.
 
 use std::time::Duration;
 
@@ -46,7 +46,7 @@ pub(super) fn client(
     let builder = ClusterClientBuilder::new(nodes.to_vec())
         .tcp_settings(tcp_settings())
         .response_timeout(settings.reply_timeout)
-        // The health of the connection has the timeout of all repetitions.
+        // The timeout for all repetitions together is in `Connection`, which learns from it.
         .overall_response_timeout(None)
         .min_retry_wait(RETRY_WAIT.0)
         .max_retry_wait(RETRY_WAIT.1)

@@ -20,11 +20,11 @@
 //! 6. A generation is also given up if one of its connections gave no reply to several requests in
 //!    a row, or to one request for a second. Such a connection may be half open, which no error
 //!    ever reports. Requests that were in flight together count as one. A request does not count if
-//!    a later request got a reply. In a cluster, each request counts that had no reply within the
-//!    reply timeout, and only the connections of its client are given up. A request that was sent
-//!    just as its connection ended may also get no error: tokio's channel keeps the message of this
-//!    request as long as the channel has a sender
-//!    ([issue 7714](https://github.com/tokio-rs/tokio/issues/7714)).
+//!    a later request got a reply. In a cluster, requests in flight together count one by one, but
+//!    only if they had no reply within the reply timeout. Then only the connections of the client
+//!    that sent them are given up. A request that was sent just as its connection ended may also
+//!    get no error: tokio's channel keeps the message of this request as long as the channel has a
+//!    sender ([issue 7714](https://github.com/tokio-rs/tokio/issues/7714)).
 //! 7. If a connection has had no reply for half a second, it is tested before a check that must not
 //!    run twice is sent over it: the server or a proxy may have closed the connection in that time.
 //!    In a cluster, a connection leads to several nodes. So the time of the last reply is kept for
@@ -93,7 +93,7 @@ pub(crate) struct Pool {
 /// A seat in the pool. A seat that is dropped goes back to the pool.
 type Seat = PooledConnection<'static, Seats>;
 
-/// A connection, with its seat if nobody else has the connection meanwhile.
+/// A connection, with its seat if no other batch uses the connection meanwhile.
 pub(crate) type Taken = (Arc<Connection>, Option<Seat>);
 
 impl Pool {
@@ -195,7 +195,8 @@ impl Pool {
                 shared.send_replace(Some(connection.clone()));
                 (connection, seat)
             }));
-            // The connections are handed out before, so a node that hangs delays nothing.
+            // The new connections were handed out before these two commands, so a node that hangs
+            // delays no caller.
             if server.is_cluster()
                 && let Some(new) = new
             {
@@ -233,8 +234,7 @@ impl ManageConnection for Seats {
     }
 }
 
-/// A connection to one server, or the connections to all nodes of a cluster. All that send over it
-/// share it.
+/// A connection to one server, or the connections to all nodes of a cluster. All senders share it.
 pub(crate) struct Connection {
     clones: ServerConnection,
     /// The connections of a cluster's second client, which sends commands again.
@@ -250,9 +250,9 @@ pub(crate) struct Connection {
     /// time does not count as unanswered. Either a later request got a reply, or another request
     /// that was in flight at the same time has already been counted.
     told_until: AtomicU64,
-    /// When the last requests with a reply were sent, for each of [`PARTS`] equal parts of the
-    /// slots, in microseconds since the connection was opened. The replies to batches without a
-    /// slot are noted in the first part.
+    /// For each of [`PARTS`] equal parts of the slots, the time at which the last request with a
+    /// reply was sent, in microseconds since the connection was opened. The replies to batches
+    /// without a slot are noted in the first part.
     last_replies: [AtomicU64; PARTS],
 }
 

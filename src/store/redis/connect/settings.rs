@@ -128,9 +128,9 @@ impl ConnectionSettings {
     /// Sets the user, the password, the database and the protocol.
     pub(super) fn sign_in(&self, node: ConnectionInfo) -> ConnectionInfo {
         let redis = self.redis.clone();
-        // Without a password, the Redis client does not tell the server its name, since that would
-        // hide why a server hangs up. With a password, the client tells it: the client takes any
-        // error that answers the password alone for a wrong password.
+        // With a password, the Redis client also tells the server its name. If the client sent the
+        // password alone, it would take any error of the server for a wrong password. Without a
+        // password, the client does not tell its name, since that would hide why a server hangs up.
         let tells_name = redis.password().is_some();
         node.set_redis_settings(if tells_name { redis } else { redis.set_skip_set_lib_name() })
     }

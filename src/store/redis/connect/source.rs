@@ -59,11 +59,12 @@ where
 /// A source of connections from a pool.
 ///
 /// A pool opens a connection in the runtime that asks for it, and the connection works only as long
-/// as that runtime is driven. So only one runtime asks the pool. It is the current runtime, or, if
-/// there is none, the first runtime that needs a connection. Other runtimes open connections that
-/// the pool does not count. The runtime that asks the pool also opens such a connection if the pool
-/// hands out no working connection in time. The pool fails to do so while the application is using
-/// all connections, or while Redis is away: then the pool waits ever longer between its tries.
+/// as that runtime is driven. So only one runtime asks the pool. It is the runtime in which this
+/// source is made. If the source is made outside of any runtime, it is the first runtime that needs
+/// a connection. Other runtimes open connections that the pool does not count. The runtime that
+/// asks the pool also opens such a connection if the pool hands out no working connection in time.
+/// The pool fails to do so while the application is using all connections, or while Redis is away:
+/// then the pool waits ever longer between its tries.
 pub(crate) fn of_pool<M>(pool: Pool<M>) -> Source
 where
     M: ManageConnection<Error = RedisError>,

@@ -14,8 +14,8 @@
 //!    units back, those units stay taken until they leave the window.
 //! 5. A task decides the check, so a caller that stops waiting leaves no check half taken. If the
 //!    caller leaves before the first slot was asked, no slot is asked. If the slots were asked
-//!    nevertheless, a crowd of callers that time out would keep the queue full of checks for which
-//!    nobody waits.
+//!    nevertheless, many callers that time out would keep the queue full of checks for which nobody
+//!    waits.
 
 use std::{
     collections::BTreeMap,
@@ -133,7 +133,8 @@ impl CrossSlot {
     /// Gives back the units that the slots before the refusal have counted. The units of a slot
     /// that does not reply are given back in the background.
     async fn give_back(&mut self, mut lost: Lost) {
-        // From the last slot on, so that the settlements before it keep their places in the list.
+        // The last slot comes first, so that a removal does not move the settlements that are still
+        // to be made.
         for slot in (0..lost.taken.len()).rev() {
             if let Ok((decision, _)) = self.settle_in_slot(lost.taken[slot].clone()).await {
                 self.set(slot, &decision);

@@ -35,7 +35,7 @@ use crate::{
 /// The number of pairs of queues for a cluster. Most clusters have fewer nodes.
 const CLUSTER_QUEUES: usize = 16;
 
-/// The parts of a store that the dispatchers of all its runtimes share.
+/// The state that all dispatchers of a store share. Each runtime has one dispatcher.
 pub(crate) struct Common {
     pub(crate) server: Arc<Server>,
     pub(crate) keys: Keys,
@@ -48,7 +48,7 @@ pub(crate) struct Common {
     /// meanwhile. The look-up would then drop that dispatcher, and the futures that wait for it,
     /// under the lock.
     pub(crate) dispatchers: Mutex<Vec<(Id, Weak<Dispatcher>)>>,
-    /// Ends with the last clone of the store.
+    /// Tells each dispatcher when the last clone of the store is dropped.
     pub(crate) store: watch::Receiver<()>,
     /// Whether each batch has keys of one slot only. This is so in a cluster, and after a server
     /// has refused keys of several slots.
@@ -56,9 +56,9 @@ pub(crate) struct Common {
 }
 
 impl Common {
-    /// The dispatcher of the current runtime. In a runtime that ends soon, the application's
-    /// connections must not be opened. So if the application opens the connections, such a runtime
-    /// gets the dispatcher of another runtime, if there is one.
+    /// The dispatcher of the current runtime. The thread that completes calls has a runtime that
+    /// ends soon, and the application must not open connections in it. So if the application opens
+    /// the connections, this runtime gets the dispatcher of another runtime, if there is one.
     pub(crate) fn dispatcher(self: &Arc<Self>) -> Result<Arc<Dispatcher>, StoreError> {
         let runtime = Handle::try_current().map_err(without_runtime)?;
         let mut all = lock(&self.dispatchers);

@@ -73,10 +73,10 @@ impl Job {
     }
 
     pub(crate) fn settle(settlement: Settlement, local_state: &LocalState) -> Box<Self> {
-        // A settlement mostly outdates the refusals of its limits and keys that this process
-        // remembers. The settlement of a prefetch does not: a refusal that counts the units of the
-        // prefetch as reserved is remembered for at most a life. The renewal of a place does not
-        // either.
+        // A settlement mostly outdates the refusals that this process remembers for the limits and
+        // keys of the settlement. There are two exceptions. The settlement of a prefetch outdates
+        // none, since a refusal that counts the units of the prefetch as reserved is remembered for
+        // at most a life. The renewal of a place outdates none, since it gives no units back.
         let keeps = |charge: &Charge, cost: Option<u64>| {
             charge.life().is_some() || cost.is_none_or(|cost| charge.takes_place() && cost > 0)
         };
@@ -158,7 +158,7 @@ impl Job {
         self.check().charges().any(|charge| charge.life().is_some())
     }
 
-    /// How long the job may wait for others to travel with. `None` if it leaves at once.
+    /// How long the job may wait for other prefetches to travel with. `None` if it leaves at once.
     pub(super) fn may_wait(&self) -> Option<Duration> {
         let life = self.check().charges().find_map(Charge::life)?;
         Some((life / PART_OF_LIFE).min(LONGEST_WAIT)).filter(|wait| *wait >= SHORTEST_WAIT)

@@ -1,5 +1,5 @@
-//! Places and units that may have been taken, although no reply says so. They are those of a batch
-//! whose connection broke or whose runtime ended, or of a check that only some slots have admitted.
+//! Places and units that may have been taken, although no reply says so. They belong to a batch
+//! whose connection broke or whose runtime ended, or to a check that only some slots have admitted.
 
 use std::{mem, sync::Arc, time::Duration};
 

@@ -12,12 +12,12 @@
 //! 5. A check that finds no batch and few other checks in flight skips the queue: its caller sends
 //!    it, without a task. If the callers of those few checks stop polling, other checks queue
 //!    instead. A settlement never skips the queue, since it must happen even if its caller leaves.
-//!    If several checks have lately come together, the first of them does not skip the queue
-//!    either. A task then sends one batch of all checks that have come by the time the task runs.
-//!    So Redis runs fewer scripts, and fewer replies wake this process, than if each of these
-//!    checks left alone. After a caller has left without its reply, checks queue as well. The
-//!    reason is that a task hears even a reply that comes too late for the caller, and learns the
-//!    round trip from it.
+//!    If several checks have lately left as one batch, the next check does not skip the queue
+//!    either, since more checks may come together with it. A task then sends one batch of all
+//!    checks that have come by the time the task runs. So Redis runs fewer scripts, and fewer
+//!    replies wake this process, than if each of these checks left alone. After a caller has left
+//!    without its reply, checks queue as well. The reason is that a task hears even a reply that
+//!    comes too late for the caller, and learns the round trip from it.
 //! 6. Nobody waits for a prefetch that is taken or given back. So prefetches wait for other
 //!    prefetches, for a small part of their life. They leave earlier if a batch of checks leaves.
 //! 7. Callers have only weak pointers to the queue. So the queue ends with its runtime, and all
@@ -25,9 +25,9 @@
 //! 8. While many checks wait, the keys take turns. So a key that floods the queue delays its own
 //!    checks, and no others. A check that is cancelled takes no turn.
 //! 9. While many checks wait, a check is refused at once if as many equal checks are ahead of it as
-//!    its limits can ever admit. Before it is the check's turn, the equal checks ahead have taken
-//!    all units, or have found them used up. So a client never fills the queue with checks that its
-//!    own limit refuses.
+//!    its limits can ever admit. When the check's turn comes, the equal checks ahead have taken all
+//!    units, or have found them used up. So a client never fills the queue with checks that its own
+//!    limit refuses.
 
 #[cfg(not(test))]
 use std::sync::{Mutex, MutexGuard};
@@ -240,8 +240,8 @@ impl State {
 
     /// The estimated time until a job of this turn has its answer, if the job comes now. All jobs
     /// in flight, and the jobs ahead of the new job, are decided before it. A third is added, for
-    /// batches that take longer than usual. Without it, more checks would be answered too late, and
-    /// such checks only delay others.
+    /// batches that take longer than usual. Without this addition, more checks would be answered
+    /// too late, and such checks only delay other checks.
     fn wait(&self, turn: Option<u64>) -> Duration {
         let of_its_own = turn.and_then(|digest| self.many.get(&digest)).map_or(0, VecDeque::len);
         let ahead = self.waiting.min(self.few.len() + self.turns.len() * (of_its_own + 1)) + self.in_flight * MAX_BATCH;

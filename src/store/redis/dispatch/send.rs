@@ -233,8 +233,9 @@ impl Dispatcher {
         }
         while let Some(run) = runs.join_next().await {
             match run.map_err(without_runtime)? {
-                // Redis knows this command since 7.0. A server that only has no memory left may
-                // have some later.
+                // Before 7.0, Redis does not know PEXPIRETIME, and the script does without it. An
+                // error for lack of memory is no failure either, since the server may have memory
+                // later.
                 (words, Err(error)) if error.kind == StoreErrorKind::Other && words.starts_with("PEXPIRETIME") => {}
                 (_, Err(error)) if error.kind != StoreErrorKind::OutOfMemory => return Err(error),
                 _ => {}

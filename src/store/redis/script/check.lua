@@ -98,8 +98,8 @@ local function write_status(record, r, log, retry, least)
 end
 
 -- Returns how many copies of the check an earlier try has counted in this log, and when. Returns
--- nothing if it has counted none. A charge that takes nothing has no entry: an entry under this id
--- is then of another admission.
+-- nothing if it has counted none. A charge that takes nothing has no entry, so an entry under this
+-- id belongs to another admission.
 local function copies_counted(log, id, copies)
   if log.takes == 0 then return end
   for counted = copies, 1, -1 do

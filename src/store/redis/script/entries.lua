@@ -69,9 +69,9 @@ local function begin_with(charge, id)
   return charge.part and string.char(NAMED) .. id or id
 end
 
--- The member of a named entry: the id, and behind it the units. If the entry has one unit, and it
--- is not reserved, its number is left out. Reserved units have a plus sign before them, and the
--- units of a prefetch have a plus sign and a zero.
+-- The member of a named entry: the id, and behind it the units. If the entry has only one unit,
+-- which is not reserved, the number of units is left out. Reserved units have a plus sign before
+-- them, and the units of a prefetch have a plus sign and a zero.
 local function named(charge, id, units, is_reserved)
   local member = begin_with(charge, id)
   if is_reserved then return member .. (charge.is_prefetch and '+0' or '+') .. text(units) end
@@ -110,9 +110,10 @@ local function find(log, member)
   return at and at + log.window > now and at
 end
 
--- Sets the expiry of a key as its entries need it. The oldest entry decides in an exact log whose
--- expiry can be read. The newest entry decides in any other log. If `stays`, a later expiry is left
--- as it is: it is from before a step back of the clock, or sums rely on it.
+-- Sets the expiry of a key as its entries need it. In an exact log whose expiry can be read, the
+-- expiry follows from the oldest entry. In any other log, it follows from the newest entry. If
+-- `stays`, a later expiry is left as it is: it is from before a step back of the clock, or sums
+-- rely on it.
 local function outlive(log, newest, stays)
   local time, life = newest, log.life
   if not log.part and is_expiry_telling and log.oldest then

@@ -1,7 +1,7 @@
 -- The fast way, and how copies of a check stand in an exact log. The fast way decides checks with
--- new ids on exact logs, if the logs have capacity for all copies and no reserved units. It decides
--- as check.lua does, which belongs to the general way (see head.lua), but the functions of the
--- general way need not be made. Like run.lua, the fast way reads the server's expiries.
+-- new ids on exact logs, if the logs have capacity for all copies and no reserved units. The fast
+-- way decides as the general way does in check.lua, but the functions of the general way need not
+-- be made. Like run.lua, the fast way reads the server's expiries.
 --
 -- Takes  nothing
 -- Gives  now, score_of, SLACK, is_server_time, is_expiry_telling, call, try, FEW, LOOKED_AT, shared,
@@ -13,7 +13,7 @@
 -- leads to the entry.
 
 -- mod.rs wraps this file in a function, other_ways. The function gets values of head.lua as
--- arguments: a Lua function that refers to locals of another function costs more to make.
+-- arguments, since a Lua function that refers to locals of another function costs more to make.
 local now, score, score_of, SLACK, is_server_time, is_expiry_telling = ...
 local call, try = redis.call, redis.pcall
 

@@ -12,8 +12,8 @@
 -- files say how entries look (entries.lua), what a key has (totals.lua, log.lua), and what is done
 -- with a key (check.lua, settle.lua). fast.lua says for both ways how copies stand in a log. In
 -- each call, Lua makes all functions of a script anew, with the variables that the functions share.
--- So the functions of a way are made only when they are needed. Each function gets the log or
--- charge that it reads and changes.
+-- So the functions of a way are made only when they are needed. Each function gets, as an argument,
+-- the log or charge that it reads and changes.
 --
 -- KEYS   one sorted set a charge
 -- ARGV   now        microseconds since the Unix epoch, or '' for the server's own clock
@@ -101,9 +101,9 @@ local call, try, ceil = redis.call, redis.pcall, math.ceil
 local short = #ARGV == 1 and ARGV[1]
 local now, score = not short and tonumber(ARGV[1]), nil  -- the time of all checks, and the same time as a score
 local is_server_time = not now
--- The milliseconds that a key outlives its last unit: a promoted replica's clock may be ahead. Only
--- tests have a clock of their own. It may stand still, while keys expire by the server's clock. So
--- the keys of a test live longer.
+-- For how many milliseconds a key outlives its last unit, since the clock of a promoted replica may
+-- be ahead. If the clock is not the server's, it is that of a test. The clock of a test may stand
+-- still, while keys expire by the server's clock. So the keys of a test live longer.
 local SLACK = is_server_time and 1000 or 60000
 
 -- The score of an entry of this time. For a time before 1970, the score is a bound beyond which

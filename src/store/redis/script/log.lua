@@ -32,8 +32,8 @@ local function faded(log)
   return log.previous - overlapping(log, log.previous, finish, now)
 end
 
--- The units of the present window and of the previous window that the estimate of a counter has. A
--- log that is no counter has no estimate.
+-- The units in the sums of the present window and of the previous window of a counter. Both are 0
+-- for a log that is no counter.
 local function counts_of(log)
   if not log.is_counter then return 0, 0 end
   log.current = log.current or sum_at(log, score_of(finish_of(log)))
@@ -119,8 +119,9 @@ local function count(log, id, copies, is_again)
   else
     units = countable(log, units)
     add_to_total(log, units)
-    -- The first unit of a sum has set an expiry that is late enough for all of its units. Where the
-    -- expiry cannot be read, another entry may have set a sooner one, so it is set again.
+    -- The first unit of a sum has set an expiry that is late enough for all of its units. If
+    -- expiries cannot be read, another entry may have set an earlier expiry, so the expiry is set
+    -- again.
     if add_to_sum(log, log.at, units) and is_expiry_telling then return end
   end
   log.oldest = math.min(log.oldest or time, time)

@@ -94,8 +94,8 @@ local function settle_charge(log, id, time, cost)
     call('UNLINK', log.key)
     return true
   end
-  -- The oldest entry of an exact log may be gone, so its expiry is set anew. The newest entry may
-  -- be as old as the admission.
+  -- The oldest entry of an exact log may have been removed, so the expiry is set anew. The newest
+  -- entry may be as old as the admission.
   local newest = time_in(call('ZRANGE', log.key, '0', '0', 'WITHSCORES')[2])
   outlive(log, math.min(newest, log.at), log.part)
   return true
