@@ -285,8 +285,8 @@ impl Refusal {
         (lookup.asked_at + 1..=now).contains(&self.replied_at)
     }
 
-    /// Whether this check is the one that asks the store now, for all others. If so, the others are
-    /// refused for at most [`LONGEST_ANSWER`].
+    /// Whether this check now asks the store, on behalf of all other checks. If so, the other
+    /// checks are refused for at most [`LONGEST_ANSWER`].
     fn is_asked_for(&self, now: u64, max_age: Duration) -> bool {
         let asks_at = self.asks_at.load(Ordering::Relaxed);
         let next = now.saturating_add(micros(LONGEST_ANSWER.min(max_age)));

@@ -58,7 +58,7 @@ pub(crate) struct Prefetches {
     budget: Budget,
     /// Locked while a check locks several holdings.
     several: Mutex<()>,
-    /// How many prefetches were taken: the number of the last one.
+    /// How many prefetches were taken. This is also the number of the last prefetch.
     taken: AtomicU64,
     /// Tells [`give_back`](Self::give_back) that a task has ended.
     ended: Notify,

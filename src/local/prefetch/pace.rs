@@ -36,7 +36,7 @@ pub(super) const LONGEST_BATCH: u64 = 1_000;
 #[derive(Clone, Copy)]
 pub(super) struct Pace {
     pub(super) life: u64,
-    /// The next prefetch is asked for this time before the present one ends.
+    /// The time from the call for the next prefetch to the end of the present one.
     pub(super) lead: u64,
     pub(super) fewest_requests: u64,
     /// Requests of a key within this time mostly travel in one batch.
@@ -63,7 +63,7 @@ impl Pace {
         self.life / MEASURED
     }
 
-    /// The next prefetch is asked for when this number of units of the present one is left.
+    /// The number of units of the present prefetch at which the next one is asked for.
     pub(super) fn low(self, units: u64) -> u64 {
         let during_lead = (u128::from(units) * u128::from(self.lead)).div_ceil(self.life.max(1).into()) as u64;
         // Three deviations are added, since requests come at random.
@@ -88,8 +88,8 @@ pub(super) struct Spending {
     before: (u64, u64),
 }
 
-/// The units of the first prefetch of a key: those of the requests that are expected in a life,
-/// each at this `cost`. `None` if a prefetch is not worth it.
+/// The units of the first prefetch of a key. They are for the `requests` that are expected in a
+/// life, each at this `cost`. `None` if a prefetch is not worth it.
 pub(super) fn first_units(requests: u64, cost: u64, (used, rest): (u64, u64), pace: Pace) -> Option<u64> {
     // The other requests may cost less than this one, and their costs are not known. So the
     // prefetch has at most as many units as the key has used in the window.
@@ -98,8 +98,8 @@ pub(super) fn first_units(requests: u64, cost: u64, (used, rest): (u64, u64), pa
 }
 
 impl Spending {
-    /// The spending of a key that is expected to spend `first_units` in a life, as if it had spent
-    /// them in the last one.
+    /// The spending of a key that is expected to spend `first_units` in a life, as if the key had
+    /// spent them in the life before.
     pub(super) fn new(first_units: u64, now: u64, pace: Pace) -> Self {
         Self { since: now, spent: 0, requests: 0, before: (pace.life, first_units) }
     }
@@ -121,8 +121,8 @@ impl Spending {
     /// The units of the next prefetch; `None` if a prefetch is not worth it.
     pub(super) fn next_units(&mut self, now: u64, pace: Pace, rest: u64) -> Option<u64> {
         if now < self.since {
-            // The clock has stepped back, so the time of the measurement is unknown, and a new one
-            // begins.
+            // The clock has stepped back, so the time of the measurement is unknown, and a new
+            // measurement begins.
             *self = Self::new(0, now, pace);
         }
         let elapsed = now.saturating_sub(self.since);

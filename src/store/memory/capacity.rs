@@ -92,7 +92,7 @@ impl Capacity {
         let mut limits = self.limits.write().unwrap_or_else(PoisonError::into_inner);
         limits.retain(|_, usage| {
             if let Some(over) = lock(&usage.cells).take_if(|cells| cells.are_over(now)) {
-                // Each limit has one cell on top, which was not taken from `self.cells`.
+                // Each limit has one extra cell, which was not taken from `self.cells`.
                 self.cells.fetch_add(over.len - 1, Ordering::Relaxed);
             }
             is_in_use(usage)

@@ -48,9 +48,9 @@ use crate::{
 /// Limits shared by every process that uses the same Redis. See the [crate docs](crate#stores).
 ///
 /// Clones share the connections. Each tokio runtime that uses the store has connections of its own,
-/// which close when the runtime ends. So no runtime delays another, even if it is not driven, such
-/// as a single-threaded runtime between two calls of `block_on`. A future of the store belongs to
-/// the runtime that polls it first. If that runtime ends, the future ends with an error.
+/// which close when the runtime ends. So a runtime that is not driven, such as a single-threaded
+/// runtime between two calls of `block_on`, delays no other runtime. A future of the store belongs
+/// to the runtime that polls it first. If that runtime ends, the future ends with an error.
 ///
 /// A check or a settlement is sent when its future is first polled. Dropping the future before the
 /// check has been sent cancels the check. A settlement is made even if its future is dropped,

@@ -72,8 +72,8 @@ pub(super) const CAPACITY: usize = 65_536;
 /// jobs may be cancelled. So one walk through the queue removes many jobs.
 const PART_OF_CANCELLED: usize = 32;
 
-/// The shortest time from one walk through the queue to another walk because of passed deadlines.
-/// Only the deadlines of checks that take places cause such a walk.
+/// The shortest time from one walk through the queue to the next walk that looks for passed
+/// deadlines. Only the deadlines of checks that take places cause such a walk.
 const BETWEEN_WALKS: Duration = Duration::from_millis(10);
 
 /// While at most this many jobs wait, they leave in the order of their arrival. So while few jobs

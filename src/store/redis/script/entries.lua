@@ -112,8 +112,8 @@ end
 
 -- Sets the expiry of a key as its entries need it. In an exact log whose expiry can be read, the
 -- expiry follows from the oldest entry. In any other log, it follows from the newest entry. If
--- `stays`, a later expiry is left as it is: it is from before a step back of the clock, or sums
--- rely on it.
+-- `stays`, a later expiry is left as it is, because it is from before a step back of the clock, or
+-- because sums rely on it.
 local function outlive(log, newest, stays)
   local time, life = newest, log.life
   if not log.part and is_expiry_telling and log.oldest then

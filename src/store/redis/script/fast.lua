@@ -65,7 +65,8 @@ local function look(charge, key, copies, expires, size)
     end
     -- The expiry tells the time of the oldest entry, but rounding may add less than a millisecond
     -- to this time. If one unit is used, the copies move the expiry. Then an expiry that puts the
-    -- oldest entry ahead of the clock is not trusted: it is from before a step back of the clock.
+    -- oldest entry ahead of the clock is not trusted, since it is from before a step back of the
+    -- clock.
     local is_one = used == 1 and not total
     oldest = (expires - (is_one and charge.life or charge.long_life)) * 1000
     if gone > 0 or oldest + window < now + 1000 or is_one and oldest > now + 1000 then

@@ -68,7 +68,7 @@
 --           total      the units of all entries of a key; it is the score of a head
 --           head       a member that is no entry: the total 'used', or the reserved units
 --           reserved   units that count until they are settled or their lease ends. Their head has the name 'held'. If a later
---                      version gave it another name, all windows would start anew
+--                      version gave this head another name, all windows would start anew
 --           settled    an entry that a settlement has left, or a charge's real cost
 --           gone       an entry that has left the window, and may still be in the key
 --           part       the part of a window whose admissions are recorded under one time
@@ -79,7 +79,7 @@
 -- Cost      O(log n) a charge, where n is the number of entries in its key. Each entry that is read
 --           or dropped adds O(1), and each that is moved O(log n). A charge reads at most 100
 --           entries for a retry time, moves at most 100 after a step back of the clock, and drops
---           at most 500: some 0.5 ms.
+--           at most 500. At most, this takes some 0.5 ms.
 --           * If more than 100 entries would have to leave, the retry time is the moment at which the last of the 100 that
 --             were read leaves. That is a lower bound.
 --           * If more entries have left than may be dropped, and at most 500 entries stay, the key is written anew with only
@@ -89,9 +89,10 @@
 --           * Under an algorithm other than the log, a key keeps at most 10,000 named entries. Further units have no id.
 -- Numbers   integers up to 2^53 in doubles. In texts they are written with %.0f, since `..` and tostring lose digits.
 --           Numbers that are read from a key are clamped to that range.
--- Writes    A server without memory refuses only the first write of a script, and only if this write adds something. So a check
---           begins with a ZADD, which such a server refuses, and a settlement with a ZREM, which it accepts. The refusal of a
---           check adds no entry. It moves the expiry of a key only if it has dropped or moved entries.
+-- Writes    A server without memory, which is one whose memory is used up, refuses only the first write of a script, and only if
+--           this write adds something. So a check begins with a ZADD, which such a server refuses, and a settlement begins
+--           with a ZREM, which it accepts. The refusal of a check adds no entry. It moves the expiry of a key only if it has
+--           dropped or moved entries.
 -- Errors    An error of one key, such as a wrong type, is the outcome of the check that met it. So is the error of a server
 --           without memory. An error of the server, such as READONLY, ends the script before anything is written.
 -- Server    Redis 6.2 or newer, or Valkey. Commands: TIME PEXPIRETIME ZCARD ZCOUNT ZRANGE ZREVRANGE ZRANGEBYSCORE ZSCORE

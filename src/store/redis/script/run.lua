@@ -15,8 +15,8 @@
 -- process removes the entry, without this script. An entry whose life is over may be renewed as
 -- long as it is still in the key. Even so, a key never has more entries than the limit has places:
 -- an admission does not count entries whose life is over, but if there are any, it drops at least
--- one of them. There is one exception: places that were lost and are taken again. Each write sets
--- the expiry of the key to two lives + SLACK from now.
+-- one of them. There is one exception: a process takes its lost places again, even if the limit has
+-- no place left. Each write sets the expiry of the key to two lives + SLACK from now.
 
 local reply, r, a, k = { now, nil, nil }, 1, 2, 0  -- has room for three, since a table that grows is slow
 local do_next, read_charges, charge_of
