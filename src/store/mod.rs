@@ -25,8 +25,8 @@
 //!
 //! A store of your own implements [`Store`]. The package `tower-sliding-window-conformance` tests
 //! your store, and names the rules that the store breaks: see
-//! [`guide::testing_your_limits`](crate::guide::testing_your_limits#a-store-of-your-own). These
-//! rules hold besides those above:
+//! [`guide::testing_your_limits`](crate::guide::testing_your_limits#a-store-of-your-own). Besides
+//! the rules above, a store keeps these rules:
 //!
 //! 1. A limit is known by its name, window and algorithm. Its number of units may change. The new
 //!    number then holds for the units that are stored already, too.

@@ -1,4 +1,4 @@
-//! The records under one lock.
+//! A shard, which has the records under one lock.
 
 use std::{mem, sync::Arc};
 

@@ -28,7 +28,7 @@ const SHARDS: usize = 64;
 /// The time within which all shards are swept, in microseconds, as long as checks arrive.
 const SWEEP_CYCLE: u64 = 1_000_000;
 
-/// The time between two sweeps, in microseconds. Each sweeps one shard.
+/// The time between two sweeps, in microseconds. Each sweep is of one shard.
 const SWEEP_INTERVAL: u64 = SWEEP_CYCLE / SHARDS as u64;
 
 /// After a time without checks, the next check makes up for the sweeps. It stops when it has swept

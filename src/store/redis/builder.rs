@@ -154,11 +154,11 @@ impl RedisStoreBuilder {
 
     /// Signs in with the users and passwords that this [`redis::StreamingCredentialsProvider`]
     /// gives, one after the other. The passwords may be tokens that a cloud gives out for some
-    /// minutes. Each connection has a stream of credentials. It signs in with the first credentials
-    /// that the stream yields, and again with all that follow. Behind sentinels, the credentials
-    /// are for the primary. Default: none. The provider replaces [`login`](Self::login).
-    /// The [guide](crate::guide::existing_connections#tokens-and-passwords-that-change) has an
-    /// example.
+    /// minutes. Each connection has a stream of credentials. The connection signs in with the first
+    /// credentials that the stream yields, and again whenever the stream yields others. Behind
+    /// sentinels, the credentials are for the primary. Default: none. The provider replaces
+    /// [`login`](Self::login). The
+    /// [guide](crate::guide::existing_connections#tokens-and-passwords-that-change) has an example.
     ///
     /// When a stream ends, its connection keeps the last credentials. A new connection fails if its
     /// stream yields nothing or an error.
@@ -208,7 +208,7 @@ impl RedisStoreBuilder {
         self
     }
 
-    /// The settings of how connections are opened, such as the login.
+    /// The settings for opening connections, such as the login.
     fn opening(&mut self) -> &mut ConnectionSettings {
         if matches!(self.topology, Topology::Given(_)) {
             let problem = "the application opens the connections: set their login, database and certificates there";

@@ -2,12 +2,12 @@
 //!
 //! 1. If a caller takes an empty seat, a task opens a connection for the seat. Meanwhile the caller
 //!    uses any connection that works. So callers wait only while no connection works. If the
-//!    opening fails as well, they get its error at once.
+//!    opening then fails, these callers get its error at once.
 //! 2. Taking a connection sends nothing: the replies that pass through a connection tell whether it
 //!    works.
-//! 3. Only tasks take a connection or wait for one. A future that nobody polls would keep a
-//!    connection, or a turn in the pool, from all other callers. A check that is sent without a
-//!    task shares a connection that a task has opened.
+//! 3. Only tasks take a connection or wait for one. Otherwise, a caller's future that nobody polls
+//!    could keep a connection, or a turn in the pool, from all other callers. A check that is sent
+//!    without a task shares a connection that a task has opened.
 //! 4. Each batch takes the connection that has been free for the longest time. So all connections
 //!    are used in turn. A connection that is never used could be half open, and only a burst of
 //!    checks would show it. In a cluster, a connection leads to all nodes, and batches share it.

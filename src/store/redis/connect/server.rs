@@ -188,7 +188,7 @@ impl Server {
                 Ok(Step::Connected(connection)) => return Ok(connection),
                 // Another sentinel has named this primary before.
                 Ok(Step::Named(_)) => {}
-                // The last error tells most: it is mostly that of a primary.
+                // The last error tells most, since it mostly comes from a primary.
                 Err(error) => failure = Some(error),
             }
         }

@@ -26,8 +26,8 @@ use super::settings::ConnectionSettings;
 /// A function that opens connections of the application, within the timeouts of the settings.
 pub(crate) type Source = Arc<dyn Fn(&ConnectionSettings) -> RedisFuture<'static, ServerConnection> + Send + Sync>;
 
-/// Gives clones of a connection to one server, which is of the store or of the application. All
-/// clones share the connection.
+/// Gives clones of one connection, which the store or the application has opened. All clones share
+/// the connection.
 pub(crate) type ServerConnection = Arc<dyn Fn() -> Box<dyn ConnectionLike + Send> + Send + Sync>;
 
 pub(super) fn shared(connection: impl ConnectionLike + Clone + Send + Sync + 'static) -> ServerConnection {
