@@ -1,6 +1,6 @@
-//! What this process remembers of a store: the breaker, the refusal cache, the round trip, the
-//! prefetches of units that it holds, and the places that it has to free and the calls that it has
-//! to complete before it ends.
+//! What this process remembers of a store: the breaker, the refusal cache, the round trip, and the
+//! prefetches of units that the process holds. The process also remembers which places it has to
+//! free, and which calls it has to complete, before it ends.
 //!
 //! This module lies between the plain values, such as limits and checks, and the stores. It uses
 //! values and the clock, and never a store. The trait [`Store`](crate::Store) hands out the

@@ -38,7 +38,8 @@ const GENERATIONS: usize = 16_384;
 /// time without a reply, another check asks.
 const LONGEST_ANSWER: Duration = Duration::from_millis(100);
 
-/// Tells which refusals are outdated: by time, or because units were given back.
+/// Tells which refusals are outdated because units were given back. Also has the clock by which
+/// refusals end.
 pub(super) struct Generations {
     pub(super) clock: Clock,
     pub(super) digester: Digester,
@@ -270,8 +271,8 @@ impl Refusal {
     /// Whether the refusal still holds at the time `now`. A time before `asked_at` means that the
     /// clock has stepped back. Then the refusal does not hold.
     fn holds_for(&self, charge: &Charge, now: u64, reserved_for: Duration) -> bool {
-        // A retry time is never too long, so a cost of at least the refused cost is refused until
-        // the retry time ends. A reset time may be too long by [`RESET_SLACK`].
+        // A retry time is never too long. So until it ends, each cost that is at least the refused
+        // cost is refused. A reset time may be too long by [`RESET_SLACK`].
         let slack = if self.has_refused(charge) { 0 } else { RESET_SLACK };
         let is_settled_by = || {
             let reserved_for = micros(charge.limit().retry_reserved_after(reserved_for));

@@ -84,8 +84,9 @@ impl RoundTrip {
     /// The deadline of limiters that have none of their own: see
     /// [`Limiter::deadline`](crate::Limiter::deadline).
     ///
-    /// The deadline leaves time for most replies, and for four further round trips. A check may
-    /// wait for its batch, or be sent again over a new connection after the old connection was cut.
+    /// The deadline leaves time for most replies, and for four further round trips, since a check
+    /// may wait for its batch, or be sent again over a new connection after the old connection was
+    /// cut.
     pub(crate) fn deadline(&self) -> Duration {
         match self.smoothed() {
             Duration::ZERO => self.first_deadline,

@@ -6,8 +6,9 @@
 //! 3. A store keeps nothing of a key once the key's last unit has left the window and a short
 //!    further time, the slack, has passed. Each store states its slack.
 //! 4. A settlement is exact, counts once, and never gives back more than its admission has taken.
-//! 5. If any limit of a check still knows the check's id, the check has been admitted before. The
-//!    store admits it again without counting it, and the decision says when it was admitted.
+//! 5. If any limit of a check still has an admission with the check's id, the check has been
+//!    admitted before. The store admits it again without counting it, and the decision says when
+//!    the check was admitted first.
 //! 6. A charge made by [`any_left`](crate::Charge::any_left) is not counted, and refuses if no unit
 //!    is left. A charge that is [spent](crate::check::Takes::Always) is counted and never refuses.
 //!    A charge at a cost of 0 never refuses, even while more than the limit is used.

@@ -6,9 +6,9 @@
 //! 2. Cells do not know the time of a unit. They only know in which half window of the clock it
 //!    came: such a half window is called a part. So a unit counts for at least one window, and for
 //!    less than one and a half.
-//! 3. An admission raises only those of the key's cells that count less than the key may have after
-//!    the admission. It compares only the units of the newest part, because the units of older
-//!    parts leave earlier.
+//! 3. An admission raises the counts of the key's cells to the number of units that the key may
+//!    then have. Cells that already count as many stay as they are. Only the units of the newest
+//!    part are compared, because the units of older parts leave earlier.
 //! 4. Each part has a list of its own, and the list is dropped when its units have left. So a check
 //!    takes no longer if a limit has more cells. There is one exception: the first check after the
 //!    clock has stepped back by more than two parts adds up the lists.

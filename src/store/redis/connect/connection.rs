@@ -25,10 +25,10 @@
 //!    that sent them are given up. A request that was sent just as its connection ended may also
 //!    get no error: tokio's channel keeps the message of this request as long as the channel has a
 //!    sender ([issue 7714](https://github.com/tokio-rs/tokio/issues/7714)).
-//! 7. If a connection has had no reply for half a second, it is tested before a check that must not
-//!    run twice is sent over it: the server or a proxy may have closed the connection in that time.
-//!    In a cluster, a connection leads to several nodes. So the time of the last reply is kept for
-//!    each of several parts of the slots, since a part is mostly on one node.
+//! 7. If a connection has had no reply for half a second, the server or a proxy may have closed it
+//!    in that time. So the connection is tested before the store sends a check over it that must
+//!    not run twice. In a cluster, a connection leads to several nodes. So the time of the last
+//!    reply is kept for each of several parts of the slots, since a part is mostly on one node.
 
 use std::{
     convert::Infallible,

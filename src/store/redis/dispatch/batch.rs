@@ -41,8 +41,8 @@ pub(super) struct Batch {
     pub(super) jobs: Vec<Box<Job>>,
     /// The slot of all keys of this batch. `None` if the dispatcher does not make batches by slot.
     pub(super) slot: Option<u16>,
-    /// Whether the script may have run although no reply says so: while the batch waits for its
-    /// reply, and after a reply was lost.
+    /// Whether the script may have run although no reply says so. This is the case while the batch
+    /// waits for its reply, and after a reply was lost.
     pub(super) is_in_doubt: bool,
 }
 

@@ -88,9 +88,9 @@ const MOST_ALONE: usize = if cfg!(test) { 1 } else { 4 };
 /// skip the queue.
 const ALONE: u8 = 8;
 
-/// A short time per check: few servers decide a check in less time. While the smoothed time per
-/// check is not known, or is shorter than this, a measured time is bounded as if this were the
-/// smoothed time.
+/// A measured time per check is bounded by a multiple of the smoothed time. If the smoothed time is
+/// not known, or is shorter than this time, the bound is a multiple of this time instead. Few
+/// servers decide a check in less time.
 const SHORT_TIME: Duration = Duration::from_micros(10);
 
 /// Prefetches are taken only while at most a 64th of the queue's capacity waits. That part is only

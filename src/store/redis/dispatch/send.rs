@@ -177,7 +177,7 @@ impl Dispatcher {
     }
 
     /// Sends a batch a second time if that may help, and returns the last reply. All jobs are sent
-    /// again if none of them has run: because a node of a cluster does not have the slot, or
+    /// again if none of them has run, either because a node of a cluster does not have the slot, or
     /// because the connection did not prove that it works. After a broken connection, a job is sent
     /// again only if it counts once even when it runs twice. A check whose callers have left is not
     /// sent again.

@@ -132,7 +132,8 @@ local function counted_before(logs, id, copies)
   return counted, at
 end
 
--- How many units a log may still admit. Its total has no room for more than doubles count exactly.
+-- How many units a log may still admit. The total of the log stays in the range in which doubles
+-- are exact.
 local function room_of(log)
   return math.min(log.units - log.used, LARGEST - 1 - log.total)
 end

@@ -19,11 +19,15 @@
 -- ARGV   now        microseconds since the Unix epoch, or '' for the server's own clock
 --        then runs of checks that differ only in their keys and ids
 --          kind     'single': one unit of one exact log, which counts or refuses, under ids that are new. Only units, window
---                     and the checks follow. 'place': a place, and one such unit or none. Units and window of the unit follow,
---                     both 0 if there is no unit, then units and life of the place, and which of the keys the place has.
---                     'renew': a place; only its life and the checks follow. 'plain': three figures a charge, of the same kind of
---                     log at any cost but 0, under ids that are new; 'any': six figures a charge; 'again': as 'any', and the ids
---                     may have been counted before; 'settle', or 'settle again' in a second try: an admission, six figures a charge
+--                     and the checks follow.
+--                   'place': a place, and one such unit or none. Units and window of the unit follow, both 0 if there is no
+--                     unit. Then follow units and life of the place, and which of the keys the place has.
+--                   'renew': a place. Only its life and the checks follow.
+--                   'plain': charges of exact logs that count or refuse, at any cost but 0, under ids that are new. Each
+--                     charge has three figures.
+--                   'any': any charges. Each charge has six figures.
+--                   'again': as 'any', and the ids may have been counted before.
+--                   'settle', or 'settle again' in a second try: an admission. Each charge has six figures.
 --          copies   of each check
 --          charges  of each check; then for each charge
 --            units  the limit
@@ -32,9 +36,9 @@
 --            and where there are six figures
 --            algorithm  'log', 'fixed', 'counter', 'concurrent', 'ends' and when the periods of a calendar end, or the number of
 --                       entries of a compact log
---            lease      microseconds for which the units are reserved; 0 if no unit is. At most the window, except for a
---                       prefetch. Its lease is a window and its life: a process spends the units during the life, and they
---                       count for a window after the life
+--            lease      microseconds for which the units are reserved; 0 if no unit is. A lease is at most the window, except
+--                       for a prefetch. The lease of a prefetch is its life and a window: a process spends the units during
+--                       the life, and they count for a window after the life
 --            mode       of a check: '' if the charge refuses and takes its units, 'shadow' if it never refuses, 'left' if
 --                       it takes nothing, 'left shadow' for both, 'spent' if it takes its units even beyond the limit; of
 --                       an admission: the real cost, with 'spent ' in front of it if its units were spent, or another word to
@@ -52,12 +56,12 @@
 --        of each place that is renewed, 1 if the place was held, or 0
 --        or a record of the general way, which is a list,
 --          admitted how many copies are admitted; of an admission that is settled, 1 if any limit knew the admission
---          at       when an earlier try has counted the check; -1 if none has
+--          at       the time at which an earlier try has counted the check; -1 if none has
 --          then for each charge
 --            used, reset  as above
 --            reserved     how many of the used units are reserved
 --            retry        microseconds until this charge no longer refuses one more copy, 0 if it refuses no copy
---            least        the same if all reserved units were given back now
+--            least        the retry time if all reserved units were given back now
 --        or, if a key failed, a text: the number of its charge, from 1, and the error
 --        The reply to the short form is a string of doubles, if each check has only figures
 --

@@ -13,10 +13,10 @@
 -- entry as long as the request runs. The life of a place is the window of the log: a place that is
 -- not renewed within its life is free, such as the places of a dead process. To free a place, its
 -- process removes the entry, without this script. An entry whose life is over may be renewed as
--- long as it is still in the key. Even so, a key never has more entries than the limit has places:
--- an admission does not count entries whose life is over, but if there are any, it drops at least
--- one of them. There is one exception: a process takes its lost places again, even if the limit has
--- no place left. Each write sets the expiry of the key to two lives + SLACK from now.
+-- long as it is still in the key. Even so, a key never has more entries than the limit has places.
+-- An admission does not count entries whose life is over, but it drops at least one of them if
+-- there are any. There is one exception: a process takes its lost places again, even if the limit
+-- has no place left. Each write sets the expiry of the key to two lives + SLACK from now.
 
 local reply, r, a, k = { now, nil, nil }, 1, 2, 0  -- has room for three, since a table that grows is slow
 local do_next, read_charges, charge_of
