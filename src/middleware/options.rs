@@ -35,10 +35,11 @@ impl<R> RateLimitLayer<R> {
     }
 
     /// Sets the cost of a request: the units that the request takes of each limit of the layer. A
-    /// limit with a [cost](super::KeyedLimit::cost) of its own ignores the cost of the layer, and so
-    /// does a limit that [counts afterwards](super::KeyedLimit::count_afterwards). Default: 1. A request with a cost of 0 is free, and is admitted even if nothing is left. But
-    /// such a request still takes a place of a [concurrent](crate::Limit::concurrent) limit, and
-    /// still needs one unit of a limit that [settles](super::KeyedLimit::settle) or [counts
+    /// limit with a [cost](super::KeyedLimit::cost) of its own ignores the cost of the layer, and
+    /// so does a limit that [counts afterwards](super::KeyedLimit::count_afterwards). Default: 1. A
+    /// request with a cost of 0 is free, and is admitted even if nothing is left. But such a
+    /// request still takes a place of a [concurrent](crate::Limit::concurrent) limit, and still
+    /// needs one unit of a limit that [settles](super::KeyedLimit::settle) or [counts
     /// afterwards](super::KeyedLimit::count_afterwards).
     pub fn cost(self, cost: impl Fn(&Parts) -> u64 + Send + Sync + 'static) -> Self {
         self.set(|policy| policy.cost = Some(Arc::new(cost)))

@@ -4,7 +4,8 @@
 //! 2. A refusal adds nothing: it counts no units, and refusals alone keep no key alive. It may drop
 //!    entries that have left the window.
 //! 3. A store keeps nothing of a key once the key's last unit has left the window and a short
-//!    further time, the slack, has passed. Each store states its slack.
+//!    further time has passed: a second on Redis, and after that up to one more window for an exact
+//!    log.
 //! 4. A settlement is exact, counts once, and never gives back more than its admission has taken.
 //! 5. If any limit of a check still has an admission with the check's id, the check has been
 //!    admitted before. The store admits it again without counting it, and the decision says when
@@ -47,11 +48,12 @@
 //!    the store has an unsettled admission with this id, under the limit and key of one of the
 //!    check's charges. The decision has the time and the id of that admission.
 //! 6. A settlement belongs to the admission with the same limit, key, id, cost, kind (reserved or
-//!    not) and time. If the admission reserved nothing, the settlement's time may also be later
-//!    than the admission's. Settled units are no longer reserved, and count until one window after
-//!    the admission. A settlement at a cost of 0 removes the units. A settlement at a cost of 1
-//!    renews a place of a [concurrent](crate::Limit::concurrent) limit: the place counts until one
-//!    window after the settlement, or until the place is removed.
+//!    not) and time. If the admission reserved nothing, or is a
+//!    [prefetch](LocalState::with_prefetch), the settlement's time may also be later than the
+//!    admission's. Settled units are no longer reserved, and count until one window after the
+//!    admission. A settlement at a cost of 0 removes the units. A settlement at a cost of 1 renews
+//!    a place of a [concurrent](crate::Limit::concurrent) limit: the place counts until one window
+//!    after the settlement, or until the place is removed.
 //! 7. A settlement that comes after the lease, but within one window of the admission, is counted
 //!    as if it were made at the admission. The store remembers such a settlement by id and time, so
 //!    that the same settlement changes nothing when it comes again.

@@ -1,6 +1,6 @@
 //! The log: admissions in the order of their times, even if the clock has stepped back.
 //!
-//! A unit with the recorded time `t` counts as long as `now − window < t`. Exactly at `t + window`,
+//! A unit with the recorded time `t` counts as long as `now < t + window`. Exactly at that time,
 //! the unit is gone. An exact log stores the time of the admission, a compact log the end of the
 //! admission's sub-window, and a fixed window the start of the window. A reservation is stored
 //! under the time one window before its lease ends, so that the reservation leaves when the lease

@@ -88,9 +88,10 @@ impl KeyedLimit {
     ///   instead, or bound `n` by another limit or a concurrency limit.
     /// * Units above the limit count, too: the next requests are refused until enough units have
     ///   left the window.
-    /// * The [cost of the layer](crate::RateLimitLayer::cost), which is computed before the response,
-    ///   has no effect on this limit. No layer takes a limit that also has a [`cost`](Self::cost) of
-    ///   its own: see [`RateLimitLayer::limits`](crate::RateLimitLayer::limits).
+    /// * The [cost of the layer](crate::RateLimitLayer::cost), which is computed before the
+    ///   response, has no effect on this limit. No layer takes a limit that also has a
+    ///   [`cost`](Self::cost) of its own: see
+    ///   [`RateLimitLayer::limits`](crate::RateLimitLayer::limits).
     /// * A request that is dropped before its response costs nothing. If the store cannot count the
     ///   cost of a request, a log line says so, and the cost may stay uncounted.
     /// * The cost is computed from the head of the response. A handler that knows the cost only at

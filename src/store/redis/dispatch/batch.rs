@@ -70,7 +70,8 @@ impl Batch {
     /// needed, since the EVAL has run the batch.
     ///
     /// If the batch has a check that must not run twice, and the connection was idle, the
-    /// connection first has to prove that it works. A second try needs no such proof.
+    /// connection first has to prove that it works. A second try needs no such proof: its checks
+    /// may run twice, or the server has just replied that they have not run.
     pub(super) async fn send(&mut self, connection: &Connection, again: bool) -> RedisResult<Value> {
         let slot = self.slot.unwrap_or_default();
         if !again && let Some(unrepeatable) = self.jobs.iter().find(|job| !job.is_repeatable()) {
