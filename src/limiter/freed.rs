@@ -102,13 +102,9 @@ impl Pair {
         }
     }
 
-    /// Takes note that the store has not decided. The caller then counts as one that has taken
-    /// nothing.
-    pub(super) fn fail(&mut self, number: u64) {
-        self.asking.remove(&number);
-    }
-
-    /// Takes note that the caller does not ask, or that its reply does not come.
+    /// Takes note that the caller does not ask, or that its reply does not come. If the caller was
+    /// the last to ask, its reply would have told how many units are left, so the next caller has
+    /// to find out.
     pub(super) fn leave(&mut self, number: u64) {
         self.refused.remove(&number);
         self.asking.remove(&number);

@@ -153,8 +153,11 @@ impl Table {
                 refused_by.push((wanted.digest, later(Instant::now(), wait)));
             }
         }
+        // If the store has not decided, other callers need not ask before this caller asks again.
+        let mut delay = Duration::ZERO;
         if told.is_none() {
-            self.pairs_of(caller, Pair::fail);
+            self.pairs_of(caller, Pair::leave);
+            delay = asks_at.map_or(delay, |at| at.saturating_duration_since(Instant::now()));
         }
         match asks_at {
             Some(asks_at) if is_first => self.line(caller).wait(refused_by, asks_at),
@@ -165,7 +168,7 @@ impl Table {
             let used = told.is_some_and(Decision::is_allowed).then_some(used);
             line.let_ask(caller.number, used, &mut self.woken);
         }
-        caller.wanted.iter().for_each(|wanted| self.pass_on(wanted.digest, Duration::ZERO));
+        caller.wanted.iter().for_each(|wanted| self.pass_on(wanted.digest, delay));
     }
 
     /// Lets callers ask after `delay` if they fit into the units that a limit and key has left. A

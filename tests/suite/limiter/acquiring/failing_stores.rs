@@ -8,7 +8,10 @@ use std::{
     time::Duration,
 };
 
-use tokio::time::{sleep, timeout};
+use tokio::{
+    task::JoinHandle,
+    time::{Instant, sleep, timeout},
+};
 use tower_sliding_window::{
     Charge, Check, Decision, Error, Key, Limit, Limiter, MemoryStore, RedisStore, Store,
     error::StoreErrorKind,
@@ -175,4 +178,63 @@ async fn a_caller_is_woken_although_the_calls_of_another_fail() {
     sleep(ms(10)).await;
     assert!(waiting.is_finished());
     assert!(waiting.await.unwrap().unwrap().is_allowed());
+}
+
+/// Waits until the second caller has its units, which are free already.
+async fn gets_its_units(waiting: &JoinHandle<Result<Decision, Error>>) {
+    let begun = Instant::now();
+    while !waiting.is_finished() {
+        assert!(begun.elapsed() < seconds(5), "five units are free, and the caller that fits waits");
+        sleep(ms(10)).await;
+    }
+}
+
+/// The first caller is woken for units that are freed. Then its call fails, and the units go to the
+/// second caller.
+#[tokio::test(start_paused = true)]
+async fn units_for_which_a_failing_caller_was_woken_go_to_the_next() {
+    let fails = Arc::new(AtomicBool::new(false));
+    let limiter = Limiter::new(OneNodeDown(MemoryStore::new(), Arc::clone(&fails))).breaker(Breaker::OFF);
+    let limit = Limit::per("calls", 10, seconds(1_000));
+    let five = Check::new(Charge::new(limit.clone(), "ada", 5).unwrap());
+    let admitted = limiter.check_all(five.clone()).await.unwrap();
+    assert!(limiter.check(&limit, "ada", 5).await.unwrap().is_allowed());
+    let other = Charge::new(Limit::per_hour("other", 10), "bad", 1).unwrap();
+    let both = check_of([Charge::new(limit.clone(), "ada", 1).unwrap(), other]);
+    let first = tokio::spawn({
+        let limiter = limiter.clone();
+        async move { limiter.acquire_all(both, seconds(2_000)).await }
+    });
+    let_tasks_run().await;
+    let waiting = tokio::spawn({
+        let (limiter, limit) = (limiter.clone(), limit.clone());
+        async move { limiter.acquire(&limit, "ada", 5, seconds(3_000)).await }
+    });
+    let_tasks_run().await;
+    assert!(!first.is_finished() && !waiting.is_finished());
+    fails.store(true, Ordering::SeqCst);
+    assert!(limiter.settle(Settlement::new(five, &admitted, |_| Some(0))).await.unwrap().was_applied);
+    gets_its_units(&waiting).await;
+}
+
+/// The store has become too slow for the first caller, whose clone has a short deadline. The second
+/// caller waits long enough.
+#[tokio::test(start_paused = true)]
+async fn units_for_which_a_hasty_caller_was_woken_go_to_a_patient_one() {
+    let store = FaultyStore::new(MemoryStore::new());
+    let patient = Limiter::new(store.clone()).breaker(Breaker::OFF).deadline(seconds(1));
+    let hasty = patient.clone().deadline(ms(10));
+    let limit = Limit::per("calls", 10, seconds(1_000));
+    let five = Check::new(Charge::new(limit.clone(), "ada", 5).unwrap());
+    let admitted = patient.check_all(five.clone()).await.unwrap();
+    assert!(patient.check(&limit, "ada", 5).await.unwrap().is_allowed());
+    let mut callers = Vec::new();
+    for limiter in [hasty, patient.clone()] {
+        let limit = limit.clone();
+        callers.push(tokio::spawn(async move { limiter.acquire(&limit, "ada", 5, seconds(2_000)).await }));
+        let_tasks_run().await;
+    }
+    store.set(Fault::Slow(ms(50)));
+    assert!(patient.settle(Settlement::new(five, &admitted, |_| Some(0))).await.unwrap().was_applied);
+    gets_its_units(&callers[1]).await;
 }
