@@ -79,11 +79,11 @@ const MOST_PARTS: usize = 1_024;
 ///    store that tells its round trip, such as `RedisStore`, the deadline doubles from probe to
 ///    probe, up to a second, since the store may be farther away now. A task on a caller's runtime
 ///    sends the probes. The task ends when the breaker closes, or when the last limiter is dropped.
-///    As soon as a probe is overdue, the check of a caller becomes the probe. A probe is overdue
-///    when no probe has begun or ended within twice the sum of the interval and the deadline of a
-///    probe. There are four possible reasons: the runtime of the task blocks, it has ended, no
-///    caller had a runtime, or no caller has come since the breaker opened. If the runtime of the
-///    task has ended, a task on the runtime of this caller takes over.
+///    If the runtime of the task has ended, a task on the runtime of the next caller takes over. As
+///    soon as a probe is overdue, the check of a caller becomes the probe. A probe is overdue when
+///    no probe has ended within twice the sum of the interval and the deadline of a probe. There
+///    are four possible reasons: the runtime of the task blocks, no limiter lives until its probe
+///    ends, no caller had a runtime, or no caller has come since the breaker opened.
 /// 6. An answered probe closes the breaker. After that, a single failure opens it again. Once
 ///    another check is answered, the breaker again needs the full number of failures.
 /// 7. A cost above the limit, a limit that cannot be chosen, and an error

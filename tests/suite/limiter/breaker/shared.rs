@@ -183,3 +183,49 @@ async fn limiters_that_live_for_one_check_do_not_keep_the_breaker_open() {
     }
     panic!("refused for a second although the store is back");
 }
+
+/// Each request has a limiter of its own, which lives longer than its check, but shorter than the
+/// reply to a probe takes.
+#[tokio::test(start_paused = true)]
+async fn limiters_that_live_shorter_than_a_probe_do_not_keep_the_breaker_open() {
+    let store = with_fault(Fault::Fails).with_local_state();
+    for _ in 0..6 {
+        Limiter::new(store.clone()).check(&CALLS, "ada", 1).await.unwrap_err();
+    }
+    store.set(Fault::Slow(ms(20)));
+    for _ in 0..200 {
+        let limiter = Limiter::new(store.clone());
+        if limiter.check(&CALLS, "ada", 1).await.is_ok() {
+            return;
+        }
+        sleep(ms(5)).await;
+        drop(limiter);
+        sleep(ms(5)).await;
+    }
+    panic!("refused for two seconds although the store is back");
+}
+
+/// If a runtime has ended, another runtime sends the next probe at once, even if a probe might take
+/// for ever.
+#[test]
+fn a_runtime_that_has_ended_delays_no_probe() {
+    let runtime = || runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    for deadline in [Duration::from_secs(60), Duration::MAX] {
+        let store = with_fault(Fault::Fails).with_local_state();
+        let limiter = Limiter::new(store.clone()).deadline(deadline);
+        runtime().block_on(async {
+            for _ in 0..6 {
+                limiter.check(&CALLS, "ada", 1).await.unwrap_err();
+            }
+            let_tasks_run().await;
+        });
+        store.set(Fault::None);
+        runtime().block_on(async {
+            let begun = Instant::now();
+            while limiter.check(&CALLS, "ada", 1).await.is_err() {
+                assert!(begun.elapsed() < SLACK, "{deadline:?}: asked {} times", store.calls());
+                sleep(ms(1)).await;
+            }
+        });
+    }
+}
