@@ -1,7 +1,9 @@
 //! A primary that sentinels name, and its failover.
 
 use std::{
+    net::TcpListener,
     process::{Child, Command, Stdio},
+    thread,
     time::{Duration, Instant},
 };
 
@@ -17,6 +19,7 @@ use super::errors::{also_listed, listed};
 use crate::support::{
     Lateness, TEST_TIMEOUT,
     load::Load,
+    ms,
     outage::{DEADLINE, millis, row},
     redis_server::{RedisServer, free_port, program, wait_until_up},
     until, with_causes,
@@ -238,4 +241,25 @@ async fn one_sentinel_that_knows_the_primary_is_enough() {
         assert!(error.contains("other") && error.contains(cause), "{error}");
     }
     assert!(RedisStore::sentinel([""; 0], "main").build().is_err());
+}
+
+/// A wrong password of the primary is named, although another sentinel hangs, or hangs up later.
+#[tokio::test]
+async fn a_wrong_password_is_named_beside_a_sentinel_that_hangs() {
+    let primary = RedisServer::start_with(&["--requirepass", "s3cret"]);
+    let knows = Sentinel::start(&primary);
+    until("the sentinel does not come up", || knows.ask(&["GET-MASTER-ADDR-BY-NAME", "main"]).is_ok()).await;
+    let (hangs, hangs_up) = (TcpListener::bind("127.0.0.1:0").unwrap(), TcpListener::bind("127.0.0.1:0").unwrap());
+    let others = [&hangs, &hangs_up].map(|other| format!("redis://{}/", other.local_addr().unwrap()));
+    thread::spawn(move || {
+        for client in hangs_up.incoming() {
+            thread::sleep(ms(300));
+            drop(client);
+        }
+    });
+    for other in others {
+        let store = RedisStore::sentinel([knows.url(), other], "main").login("", "wrong");
+        let error = store.connect().await.unwrap_err();
+        assert_eq!(error.kind, StoreErrorKind::Denied, "{}", with_causes(&error));
+    }
 }

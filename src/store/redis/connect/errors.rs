@@ -81,7 +81,7 @@ fn explained(error: RedisError) -> RedisError {
     RedisError::from((error.kind(), mistake, text))
 }
 
-fn kind(error: &RedisError) -> StoreErrorKind {
+pub(super) fn kind(error: &RedisError) -> StoreErrorKind {
     // For a cluster, the client has put the error of a node into the text of its own error.
     match (kind_of_reply(&error.to_string()), error.kind()) {
         (StoreErrorKind::Other, _) if error.is_timeout() => StoreErrorKind::TimedOut,

@@ -30,12 +30,13 @@ use tokio::task::JoinSet;
 #[cfg(feature = "cluster")]
 use super::cluster;
 use super::{
+    errors::kind,
     settings::{ConnectionSettings, without_timeouts},
     source::{ServerConnection, Source, shared},
 };
 use crate::{
     clock,
-    error::ConfigError,
+    error::{ConfigError, StoreErrorKind},
     local::lock,
     logging::{Throttle, warn},
 };
@@ -182,14 +183,18 @@ impl Server {
         while let Some(step) = steps.join_next().await {
             match step.unwrap_or_else(|error| Err(io::Error::other(error).into())) {
                 Ok(Step::Named(address)) if !tried.contains(&address) => {
-                    steps.spawn(connect_to(self.primary_at(address.clone()), self.settings.signing_in.clone()));
+                    let step = connect_to(self.primary_at(address.clone()), self.settings.signing_in.clone());
+                    steps.spawn(async { Ok(step.await.unwrap_or_else(Step::Failed)) });
                     tried.push(address);
                 }
                 Ok(Step::Connected(connection)) => return Ok(connection),
                 // Another sentinel has named this primary before.
                 Ok(Step::Named(_)) => {}
-                // The last error tells most, since it mostly comes from a primary.
-                Err(error) => failure = Some(error),
+                // The login is wrong. Without this return, a sentinel that hangs would hide that.
+                Ok(Step::Failed(error)) if kind(&error) == StoreErrorKind::Denied => return Err(error),
+                // The error of a primary tells more than the error of a sentinel.
+                Ok(Step::Failed(error)) => failure = Some(error),
+                Err(error) => failure = failure.or(Some(error)),
             }
         }
         Err(failure.unwrap_or_else(unknown))
@@ -214,6 +219,8 @@ enum Step {
     /// A sentinel has named the address of the primary.
     Named((String, u16)),
     Connected(MultiplexedConnection),
+    /// A server that a sentinel has named cannot be reached, refuses the login, or is a replica.
+    Failed(RedisError),
 }
 
 async fn open(node: ConnectionInfo, config: &AsyncConnectionConfig) -> RedisResult<MultiplexedConnection> {
