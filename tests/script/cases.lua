@@ -169,6 +169,11 @@ at(200 * MS)
 call('', run(any('any', 10, 5, 10 * S, 'log'), { 'a', id = id 'refused' }))
 call('', run(any('settle', 10, 8, 10 * S, 'log', 10500 * MS, '3'), { 'a', id = id 'fetched', at = 0 }))
 
+case 'a spent unit with a lease that ends before those of other units, and then a single unit'
+call('', run({ 'single', 9, 600 * S }, { 'a', id = id 'first' }, { 'a', id = id 'second' }))
+call('', run(any('any', 9, 1, 600 * S, 'log', 5 * S, 'spent'), { 'a', id = id 'leased' }))
+call('', run({ 'single', 9, 600 * S }, { 'a', id = id 'third' }))
+
 case 'reserved units of an exact log, down to one'
 call('', run(any('any', 10, 1, 10 * S, 'log', 3 * S), { 'a', id = id 'first' }))
 at(1 * S)

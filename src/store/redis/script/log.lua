@@ -125,5 +125,6 @@ local function count(log, id, copies, is_again)
     if add_to_sum(log, log.at, units) and is_expiry_telling then return end
   end
   log.oldest = math.min(log.oldest or time, time)
-  outlive(log, log.at, true)
+  -- With a lease, the entry may be older than the others.
+  outlive(log, log.at, log.part or not log.lease)
 end
