@@ -63,6 +63,13 @@ pub(crate) enum OnFailure {
     Local(NonZeroU32),
 }
 
+impl OnFailure {
+    /// How many processes share a limit while each decides by itself; 0 if they do not decide.
+    pub(crate) fn processes(self) -> u32 {
+        if let Self::Local(processes) = self { processes.get() } else { 0 }
+    }
+}
+
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct RuleText {

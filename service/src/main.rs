@@ -37,7 +37,7 @@ use tokio::{
     time::{interval, timeout},
 };
 use tower_http::timeout::TimeoutLayer;
-use tower_sliding_window::{Check, Decision, Error, Limiter, store};
+use tower_sliding_window::{Charge, Check, Decision, Error, Limit, Limiter, store};
 
 use crate::{
     file::{File, OnFailure},
@@ -77,21 +77,46 @@ impl Service {
 }
 
 /// Decides a check of charges of these rules. Without the store, it is an error if one of them is
-/// closed. Otherwise the smallest share decides, if one of them is local. Otherwise the request
-/// passes undecided, and the error tells why.
+/// closed. Otherwise the smallest share decides the charges of the rules that are local, if there
+/// are any. Otherwise the request passes undecided, and the error tells why.
 async fn decide(rules: &[&Rule], limiter: &Limiter, check: Check) -> Result<Result<Decision, Error>, Error> {
-    let share = |rule: &&&Rule| if let OnFailure::Local(processes) = rule.on_failure { Some(processes) } else { None };
-    let local = rules.iter().filter(|rule| share(rule).is_some()).max_by_key(share);
-    let is_closed = rules.iter().any(|rule| rule.on_failure == OnFailure::Closed);
-    let limiter = local.filter(|_| !is_closed).map_or(limiter, |rule| &rule.limiter);
-    match limiter.check_all(check).await {
-        Err(error) if is_closed || local.is_some() => Err(error),
-        Err(error) => {
+    let local =
+        rules.iter().filter(|rule| rule.on_failure.processes() > 0).max_by_key(|rule| rule.on_failure.processes());
+    let is = |mode| rules.iter().any(|rule| rule.on_failure == mode);
+    let (is_closed, is_open) = (is(OnFailure::Closed), is(OnFailure::Open));
+    let local = local.filter(|_| !is_closed);
+    let limiter = local.filter(|_| !is_open).map_or(limiter, |rule| &rule.limiter);
+    let error = match limiter.check_all(check.clone()).await {
+        Ok(decision) => return Ok(Ok(decision)),
+        Err(error) => error,
+    };
+    match local {
+        Some(rule) if is_open => {
+            let check = without_open(rules, &check, rule.on_failure.processes());
+            rule.limiter.check_all(check).await.map(Ok)
+        }
+        _ if is_closed || local.is_some() => Err(error),
+        _ => {
             counter!("rate_limit_service_undecided_total").increment(1);
             Ok(Err(error))
         }
-        Ok(decision) => Ok(Ok(decision)),
     }
+}
+
+/// The check for so many processes, with charges that cost nothing in the place of those whose rule
+/// is open. Their share is the whole limit, since a share of no units could not be decided.
+fn without_open(rules: &[&Rule], check: &Check, processes: u32) -> Check {
+    let is_open = |charge: &Charge| {
+        let mut open = rules.iter().filter(|rule| rule.on_failure == OnFailure::Open).flat_map(|rule| &rule.limits);
+        open.any(|keyed| keyed.limit.name() == charge.limit().name())
+    };
+    let mut charges = check.charges().map(|charge| {
+        let units = charge.limit().units().saturating_mul(processes.into()).min(Limit::MAX_UNITS);
+        let free = || Charge::new(charge.limit().clone().with_units(units), charge.key().clone(), 0).ok();
+        if is_open(charge) { free().unwrap_or_else(|| charge.clone()) } else { charge.clone() }
+    });
+    let first = charges.next().map(Check::new);
+    charges.fold(first, |check, charge| check?.and(charge).ok()).unwrap_or_else(|| check.clone())
 }
 
 #[tokio::main]

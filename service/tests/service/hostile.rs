@@ -417,3 +417,17 @@ async fn a_path_is_read_as_decoded_and_not_resolved() {
     }
     assert_eq!(statuses, [429, 429, 429]);
 }
+
+/// Without the store, a rule under `open` refuses nothing, as it does alone. The rule under `local`
+/// beside it still refuses.
+#[tokio::test]
+async fn a_rule_under_open_refuses_nothing_beside_one_under_local() {
+    let rules = "[[rule]]\nname = \"login\"\nlimits = [\"login=3/min\"]\nkey = [\"text\"]\non_failure = \"open\"\n\
+                 [[rule]]\nname = \"all\"\nlimits = [\"all=8/min\"]\nkey = [\"text\"]\non_failure = { local = 4 }\n";
+    let service = Service::start(&format!("store = \"redis://127.0.0.1:1\"\n{rules}"));
+    let both = json!([{ "limit": "login", "key": ["a"] }, { "limit": "all", "key": ["a"] }]);
+    for allowed in [true, true, false] {
+        let answer = service.post("/check", both.clone()).await;
+        assert!(answer.status == 200 && answer.text.contains(&format!("\"allowed\":{allowed}")), "{}", answer.text);
+    }
+}
