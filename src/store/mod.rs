@@ -16,7 +16,9 @@
 //! 7. A status says how many of the used units are
 //!    [reserved](crate::decision::LimitStatus::new).
 //! 8. The units of a check are counted when its future is first polled, not when the future is
-//!    made. A future that was polled and then dropped may have counted its check.
+//!    made. A future that was polled and then dropped may have counted its check. So do not put a
+//!    timeout around a store: a [`Limiter`](crate::Limiter) has a
+//!    [deadline](crate::Limiter::deadline), and gives places back.
 //!    [`decide_now`](Store::decide_now) may decide without a future, and then counts at once. So a
 //!    layer on a [`MemoryStore`] counts a request when its service is called.
 //!

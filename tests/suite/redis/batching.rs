@@ -12,7 +12,7 @@ use std::{
 
 use tokio::{
     runtime::Handle,
-    task::{JoinHandle, yield_now},
+    task::{JoinHandle, JoinSet, yield_now},
     time::{Instant, sleep},
 };
 use tower_sliding_window::{
@@ -254,6 +254,28 @@ async fn a_check_after_one_that_was_alone_is_sent_by_its_caller() {
     assert!(poll_fn(|cx| Poll::Ready(check.as_mut().poll(cx).is_pending())).await);
     assert_eq!(tasks(), before);
     assert_eq!(check.await.unwrap().binding().used, 4);
+}
+
+/// Over one connection, the checks of two callers that ask without a pause are two in a script, not
+/// one by one in turn.
+#[tokio::test]
+async fn two_callers_over_one_connection_share_scripts() {
+    let server = RedisServer::start();
+    let store = patient(&server.url()).connections(1).connect().await.unwrap();
+    let limiter = Limiter::new(store).deadline(TEST_TIMEOUT);
+    server.run::<()>("CONFIG RESETSTAT");
+    let mut callers = JoinSet::new();
+    for key in ["ada", "bob"] {
+        let limiter = limiter.clone();
+        callers.spawn(async move {
+            for _ in 0..500 {
+                assert!(limiter.check(&CALLS, key, 1).await.unwrap().is_allowed());
+            }
+        });
+    }
+    callers.join_all().await;
+    let calls = server.script_calls();
+    assert!(calls < 750, "{calls} scripts for 1,000 checks");
 }
 
 /// A check that is refused, and one of a larger limit on the same key.

@@ -161,6 +161,13 @@ fn a_runtime_that_ends_leaves_nothing_in_any_slot() {
     }
 }
 
+/// Whether a request is one script call on two keys that differ.
+fn is_of_two_keys(request: &str) -> bool {
+    let Some((_, arguments)) = request.split_once("\r\n$1\r\n2\r\n") else { return false };
+    let mut keys = arguments.split("\r\n").filter(|argument| argument.contains(":{"));
+    request.matches("EVAL").count() == 1 && keys.next() != keys.next()
+}
+
 /// Passes requests on. In the state 1, the reply to a script call on two keys is lost. From then
 /// on, in the state 2, script calls on two keys are refused, as by a node of a cluster.
 async fn lose_a_reply_then_refuse(listener: TcpListener, server: String, state: Arc<AtomicU8>) {
@@ -172,8 +179,7 @@ async fn lose_a_reply_then_refuse(listener: TcpListener, server: String, state: 
                 tokio::select! {
                     read = client.read(&mut request) => {
                         let Ok(length @ 1..) = read else { return };
-                        let text = String::from_utf8_lossy(&request[..length]);
-                        let is_of_two_keys = text.contains("\r\nEVAL") && text.contains("\r\n$1\r\n2\r\n");
+                        let is_of_two_keys = is_of_two_keys(&String::from_utf8_lossy(&request[..length]));
                         if is_of_two_keys && state.load(Ordering::SeqCst) == 2 {
                             client.write_all(b"-CROSSSLOT Keys in request don't hash to the same slot\r\n").await.unwrap();
                             continue;
@@ -226,4 +232,32 @@ async fn places_of_a_lost_try_are_freed_if_the_second_try_is_refused_for_its_slo
     assert_eq!(state.load(Ordering::SeqCst), 2);
     drop(decision);
     assert!(are_free().await, "{} places are held by nobody, for an hour", held());
+}
+
+/// The same with units, which count once.
+#[tokio::test]
+async fn units_of_a_lost_try_count_once_if_the_second_try_is_refused_for_its_slots() {
+    let server = RedisServer::start();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("redis://{}/", listener.local_addr().unwrap());
+    let state = Arc::new(AtomicU8::new(0));
+    tokio::spawn(lose_a_reply_then_refuse(listener, server.address(), Arc::clone(&state)));
+    let store = store_at(&url).connect_timeout(TEST_TIMEOUT).reply_timeout(TEST_TIMEOUT).build().unwrap();
+    let limiter = limiter(store).refusal_cache(Duration::ZERO);
+    let calls = Limit::per_hour("calls", 100);
+    let both = || Check::new(charge(&calls, "a")).and(charge(&calls, "b")).unwrap();
+    assert!(limiter.check_all(both()).await.unwrap().is_allowed());
+    state.store(1, Ordering::SeqCst);
+    assert!(limiter.check_all(both()).await.unwrap().is_allowed());
+    assert_eq!(state.load(Ordering::SeqCst), 2);
+    let begun = Instant::now();
+    loop {
+        let [a, b] = [limiter.peek(&calls, "a").await, limiter.peek(&calls, "b").await];
+        let used = [a, b].map(|peeked| peeked.unwrap().binding().used);
+        if used == [2, 2] {
+            break;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(5), "{used:?} are used by two checks");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
 }

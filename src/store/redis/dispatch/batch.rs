@@ -23,7 +23,7 @@ use super::{
     queue::MAX_BATCH,
 };
 use crate::{
-    check::{AdmissionId, Check},
+    check::{AdmissionId, Charge, Check},
     clock::{ManualClock, micros_since_epoch, system_time},
     decision::{Decision, LimitStatus},
     error::{StoreError, StoreErrorKind},
@@ -188,15 +188,16 @@ impl Batch {
     }
 
     fn fail(&self, jobs: Vec<Box<Job>>, error: &StoreError) {
-        self.give_back(&jobs);
+        self.give_back(&jobs, Charge::takes_place);
         let mut errors = iter::repeat_with(|| Err(error.clone()));
         jobs.into_iter().for_each(|job| job.finish(&mut errors));
     }
 
-    /// Gives back the places that these jobs may have taken although no reply says so.
-    pub(super) fn give_back(&self, jobs: &[Box<Job>]) {
+    /// Gives back what these jobs may have taken although no reply says so, of the charges that are
+    /// chosen.
+    pub(super) fn give_back(&self, jobs: &[Box<Job>], is_chosen: impl Fn(&Charge) -> bool) {
         if self.is_in_doubt {
-            drop(Lost::new(&self.common, jobs.iter().flat_map(|job| job.releases()).collect()));
+            drop(Lost::new(&self.common, jobs.iter().flat_map(|job| job.refunds(&is_chosen)).collect()));
         }
     }
 
@@ -213,7 +214,7 @@ impl Batch {
 /// If the runtime ends before the jobs have their answers, their places are given back.
 impl Drop for Batch {
     fn drop(&mut self) {
-        self.give_back(&self.jobs);
+        self.give_back(&self.jobs, Charge::takes_place);
     }
 }
 

@@ -121,14 +121,15 @@ impl Job {
         }
     }
 
-    /// The settlements that give back the places of a check and its copies. Empty if the check
-    /// takes no place, or if its caller gave the id: the caller may then try the check again.
-    pub(super) fn releases(&self) -> Vec<Settlement> {
-        let is_freed = self.is_check() && self.check().id().is_none();
-        let places = self.check().charges().filter(|charge| is_freed && charge.takes_place());
-        let Some(places) = Check::of_distinct(places.cloned()) else { return Vec::new() };
-        let release = |copy| Settlement::refund_by_id(places.clone(), AdmissionId(self.id.0.wrapping_add(copy)));
-        (0..self.count()).map(release).collect()
+    /// The settlements that give back what a check and its copies have taken, of the charges that
+    /// are chosen. Empty if the caller of the check gave the id: the caller may then try the check
+    /// again.
+    pub(super) fn refunds(&self, is_chosen: impl Fn(&Charge) -> bool) -> Vec<Settlement> {
+        let is_given_back = self.is_check() && self.check().id().is_none();
+        let chosen = self.check().charges().filter(|charge| is_given_back && is_chosen(charge));
+        let Some(chosen) = Check::of_distinct(chosen.cloned()) else { return Vec::new() };
+        let refund = |copy| Settlement::refund_by_id(chosen.clone(), AdmissionId(self.id.0.wrapping_add(copy)));
+        (0..self.count()).map(refund).collect()
     }
 
     /// The number of checks: the job and its copies.

@@ -336,6 +336,11 @@ impl Permit {
         }
     }
 
+    /// Whether any jobs wait in the queue.
+    pub(super) fn has_waiting(&self) -> bool {
+        self.queue.upgrade().is_some_and(|queue| queue.lock().waiting > 0)
+    }
+
     /// Takes the next batch out of the queue. If the queue is empty, returns `None` and ends the
     /// permit. The next job that comes then gets a permit of its own.
     pub(super) fn next_batch(&mut self) -> Option<Vec<Box<Job>>> {

@@ -112,8 +112,9 @@ impl Dispatcher {
         let mut was_alone = false;
         loop {
             // Tasks that are ready to run may add their checks to the batch. But after a check that
-            // was alone, the next check finds no batch in flight, so its caller sends it.
-            if !was_alone {
+            // was alone, if no other check waits, the next check finds no batch in flight, so its
+            // caller sends it.
+            if !was_alone || permit.has_waiting() {
                 yield_now().await;
             }
             let Some(jobs) = permit.next_batch() else { return };
@@ -168,8 +169,8 @@ impl Dispatcher {
         // The server refuses keys of several slots. From now on, each batch has keys of one slot
         // only.
         self.common.is_by_slot.store(true, Ordering::Relaxed);
-        // Each job gets a new id. An earlier try may have taken places under the old one.
-        batch.give_back(&batch.jobs);
+        // Each job gets a new id. An earlier try may have counted it under the old one.
+        batch.give_back(&batch.jobs, |_| true);
         for (job, caller) in mem::take(&mut batch.jobs).into_iter().flat_map(|job| job.apart()) {
             let answer = Arc::clone(self).ask_slots(job);
             self.runtime.spawn(async move { caller.send(answer.await) });
