@@ -18,10 +18,10 @@
 //! | [`SLIDING_WINDOW_COUNTER`](Algorithm::SLIDING_WINDOW_COUNTER) | less than `2 L` | by less than `W` | if an estimate is enough |
 //! | [`FIXED_WINDOW`](Algorithm::FIXED_WINDOW) | up to `2 L` | never within its window | if a contract defines the window, such as a day in UTC |
 //!
-//! A log has one entry for each admission, whatever its cost, so large costs need few entries.
-//! [`running_redis`](crate::guide::running_redis#memory) tells how many bytes a key takes in Redis,
-//! and [`MemoryStore::capacity`](crate::MemoryStore::capacity) tells how many bytes an entry takes
-//! in the process.
+//! An exact log has at most one entry for each admission, so a large cost takes no more memory than
+//! a cost of 1. [`running_redis`](crate::guide::running_redis#memory) tells how many bytes a key
+//! takes in Redis, and [`MemoryStore::capacity`](crate::MemoryStore::capacity) tells how many bytes
+//! an entry takes in the process.
 //!
 //! Limits of different algorithms can be decided in one check. For all algorithms:
 //!

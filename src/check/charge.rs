@@ -124,9 +124,9 @@ impl Charge {
         Self { takes: Takes::Nothing, lease: 0, ..self.clone() }
     }
 
-    /// If two limits have the same ban, each has a charge that asks for the ban. Merges the two
-    /// charges. The result is hidden if either charge is hidden, and in the shadow only if both
-    /// charges are in the shadow. A charge that asks for no ban stays as it is.
+    /// If two limits have the same ban, each has a charge that asks whether the ban has begun.
+    /// Merges the two charges. The result is hidden if either charge is hidden, and in the shadow
+    /// only if both charges are in the shadow. Any other charge stays as it is.
     pub(crate) fn asked_with(self, other: &Self) -> Self {
         let is_shadow = self.is_shadow && other.is_shadow;
         let is_hidden = self.is_hidden || other.is_hidden;

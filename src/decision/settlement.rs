@@ -160,9 +160,9 @@ impl Settlement {
         Self::by_id(check, id, system_time(1 << 52), |_| Some(0))
     }
 
-    /// Moves the time from which reserved units count to `delay` after the admission. The store
-    /// lets no unit count from a time in the future. The leases end at the same time as without the
-    /// delay.
+    /// Lets the reserved units count only from a time that is `delay` after the admission. The
+    /// store lets no unit count from a time in the future. The leases end at the same time as
+    /// without the delay.
     pub(crate) fn counting_later_by(self, delay: Duration) -> Self {
         // The delay is rounded as leases are, so that the leases end at the same microsecond.
         let delay = delay - Duration::from_nanos((delay.subsec_nanos() % 1_000).into());

@@ -276,7 +276,8 @@ impl Limit {
         self.identity.algorithm
     }
 
-    /// Whether the limit counts admissions that have not ended.
+    /// Whether the limit is [concurrent](Self::concurrent), and counts the admissions that have not
+    /// ended yet.
     #[inline]
     pub const fn is_concurrent(&self) -> bool {
         matches!(self.identity.algorithm.kind(), Kind::Concurrent)

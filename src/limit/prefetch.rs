@@ -123,7 +123,7 @@ impl Limit {
         }
     }
 
-    /// The life of the limit's prefetches. `None` if every check asks the store.
+    /// The life of the limit's prefetches. `None` if the limit has no prefetch.
     pub(crate) fn prefetch_life(&self) -> Option<Duration> {
         self.prefetch_micros.map(|micros| Duration::from_micros(micros.into()))
     }

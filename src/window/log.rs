@@ -159,7 +159,7 @@ impl Log {
     /// Adds units to the newest entry, if that entry is a sum of the same part of the clock's time,
     /// or if it has a later time. The newest entry then becomes a sum, and keeps the later of the
     /// two times. Otherwise the units get a new entry. So there is at most one new entry for each
-    /// part.
+    /// part, if no other entries come in between.
     pub(super) fn add_to_part(&mut self, mut at: u64, part: u64, mut units: u64) {
         let last = self.len().saturating_sub(1);
         let is_it = |newest: &Entry| newest.at > at || newest.kind == Kind::Sum && newest.at / part == at / part;

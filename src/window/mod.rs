@@ -132,8 +132,8 @@ impl Log {
         let Some(recorded_at) = self.take(id, charge.cost(), kind_of(charge), charge.named_at(at)) else {
             return self.settle_late(now, of, charge, cost, has_room);
         };
-        // Units that had a lease count from their admission. But they never count from a time in
-        // the future, even if the clock has stepped back since the admission.
+        // Once settled, units that were under a lease count from their admission. But no unit
+        // counts from a time in the future, even if the clock has stepped back since the admission.
         let at = if charge.lease_micros().is_some() { at.min(now) } else { recorded_at };
         if cost == 0 {
         } else if charge.is_exact() {
@@ -186,9 +186,9 @@ impl Log {
         self.add_to_sum(limit.recorded_at(at), units);
     }
 
-    /// Adds units to the sum of the clock's current half window. So a log has at most three such
-    /// sums. Under a counter, adds the units to the sum of the clock's current window, which a
-    /// counter has anyway.
+    /// Adds units to the sum of the clock's current half window. So a log that gets no other
+    /// entries in between has at most three such sums. Under a counter, adds the units to the sum
+    /// of the clock's current window, which a counter has anyway.
     fn merge(&mut self, now: u64, limit: &Limit, units: u64) {
         if limit.is_counter() {
             self.add_up(now, limit, units);

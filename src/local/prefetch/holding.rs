@@ -133,9 +133,10 @@ impl Holding {
         Some((state.status_of(charge, age), state.at + age))
     }
 
-    /// Takes note of a decision of the store on this limit and key. The store was asked after the
-    /// prefetch with the number `asked_after` was taken. Returns the units that this process holds
-    /// unspent, and all units that are reserved for this process.
+    /// Takes note of a decision of the store on this limit and key. `asked_after` is the number of
+    /// the last prefetch that was taken before the store was asked. Returns the units that this
+    /// process holds unspent, and all units that are reserved for this process. Returns zeros if a
+    /// prefetch was taken later, since the figures are then not used.
     pub(super) fn learn(
         &self,
         spent: u64,

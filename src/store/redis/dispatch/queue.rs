@@ -329,7 +329,7 @@ pub(super) struct Permit {
 }
 
 impl Permit {
-    /// Ends the permit of a lone check, which has its reply.
+    /// Ends the permit of a lone check that has its reply or an error.
     pub(super) fn end(mut self) {
         if let Some(queue) = mem::take(&mut self.queue).upgrade() {
             queue.lock().alone -= 1;

@@ -31,7 +31,7 @@ local function read_charges(place, count, is_plain)
       charge.ends = string.match(algorithm, '^ends (.+)')  -- when the periods of a calendar end
       -- Admissions of one part of the window are put together. An exact log has no parts.
       charge.part = algorithm ~= 'log' and not charge.is_place and (entries and math.ceil(window / (entries - 2)) or window)
-      -- How long after the start of its part of the window an admission is recorded.
+      -- An admission gets a time that is this much later than the start of its part of the window.
       charge.later = entries and charge.part - 1 or charge.is_counter and window or 0
       charge.lease, charge.is_reserving, charge.is_prefetch = lease > 0 and lease, lease > 0, lease > window
       if mode ~= '' then
