@@ -5,7 +5,7 @@
 //! | `rate_limit_decisions_total` | counter | decisions | `layer`; `limit`: the limit's name; `outcome`: `allowed`, `refused`, `shadow_refused` | how often a limit was part of an admission, refused, or would have refused in the [shadow](crate::KeyedLimit::in_shadow); units counted [afterwards](crate::KeyedLimit::count_afterwards), and charges at no cost, such as those of [`peek`](crate::Limiter::peek), are left out |
 //! | `rate_limit_rejections_total` | counter | requests | `layer`; `kind`: `limited`, `never_fits`, `no_key`, `not_set_up`, `denied`, `banned`, `unavailable` | how often a layer, or a handler by a [`Rejection`](crate::Rejection), responded in the service's place: with 429 over a limit, with 429 because the cost is above a limit, with a 4xx because of the key, with 500 because the server is not set up to find a key or to hold a place, with 403, by a [ban](crate::KeyedLimit::ban), with 503 |
 //! | `rate_limit_uncounted_total` | counter | requests | `layer`; `kind`: `skipped`, `exempt` | how often a layer let a request through without looking at its limits: [skipped](crate::RateLimitLayer::skip) requests, [exempt](crate::RateLimitLayer::exempt) keys |
-//! | `rate_limit_failures_total` | counter | failures | `layer`; `cause`: `timed_out`, `unavailable`, `breaker_open` | how often the store did not answer: see [`Error`](crate::Error) |
+//! | `rate_limit_failures_total` | counter | failures | `layer`; `cause`: `timed_out`, `unavailable`, `breaker_open` | how often a check, a settlement or a reset failed: see [`Error`](crate::Error) |
 //! | `rate_limit_degraded_total` | counter | requests | `layer`; `mode`: `open`, `closed`, `local` | how often a layer's [failure mode](crate::limiter::FailureMode) decided; how often a handler answered 503 by a [`Rejection`](crate::Rejection) |
 //! | `rate_limit_refusal_cache_hits_total` | counter | refusals | | refusals by the [refusal cache](crate::Limiter::refusal_cache), without asking the store |
 //! | `rate_limit_prefetch_hits_total` | counter | checks | | admissions out of [prefetch](crate::limit::prefetch), without asking the store |
@@ -139,7 +139,7 @@ fn describe() {
     count("rate_limit_decisions_total", "Decisions by limit and outcome");
     count("rate_limit_rejections_total", "Requests with a response in the service's place, by kind");
     count("rate_limit_uncounted_total", "Requests that a layer let through without looking at its limits");
-    count("rate_limit_failures_total", "Calls that the store did not answer, and limits not chosen, by cause");
+    count("rate_limit_failures_total", "Checks, settlements and resets that failed, by cause");
     count("rate_limit_degraded_total", "Requests decided by a failure mode, by mode");
     count("rate_limit_refusal_cache_hits_total", "Refusals without asking the store");
     count("rate_limit_prefetch_hits_total", "Admissions out of prefetches, without asking the store");
@@ -175,7 +175,8 @@ pub(crate) fn decided(decision: &Decision, layer: &Cow<'static, str>) {
     }
 }
 
-/// Counts a check, a settlement or a reset that the store has not answered. `cause` is the reason.
+/// Counts a check, a settlement or a reset that failed. `cause` is the reason; `None` counts
+/// nothing, since the caller has made a mistake.
 #[inline]
 pub(crate) fn failed(cause: Option<&'static str>, layer: &Cow<'static, str>) {
     record! {

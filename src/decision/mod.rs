@@ -18,9 +18,10 @@
 //!    a prefetch. If the server's clock has stepped back, the reset time may be too long by up to
 //!    the length of the step.
 //! 5. The figures of a decision are those of its [`binding`](Decision::binding) limit. For an
-//!    admission, the binding limit is the limit with the fewest units left. For a refusal, the
-//!    binding limit is the limit with the longest retry time. Limits in the
-//!    [shadow](Charge::in_shadow) are binding only if all limits of the check are in the shadow.
+//!    admission, the binding limit is the limit with the fewest units left. A concurrent limit is
+//!    binding in an admission only if there is no limit with a window. For a refusal, the binding
+//!    limit is the limit with the longest retry time. Limits in the [shadow](Charge::in_shadow) are
+//!    binding only if all limits of the check are in the shadow.
 //! 6. Clients see the figures of the [`visible`](Decision::visible) limit. Among the limits that
 //!    are not [hidden](Charge::hidden), the visible limit is the binding one. For a refusal, only
 //!    limits that refused can be visible. If all limits that refused are hidden, there is no

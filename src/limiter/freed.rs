@@ -35,8 +35,8 @@ pub(super) struct Pair {
     asking: BTreeMap<u64, u64>,
     /// The caller in `asking` that was the last to ask, until its reply.
     last_asked: Option<u64>,
-    /// A lower bound of the used units. `None` if a reply will bring this figure, or if no units
-    /// were freed.
+    /// At least this many units were used when a reply or a settlement last told. `None` before
+    /// that, and from the time that a refused caller asks again until its reply.
     used: Option<u64>,
 }
 

@@ -29,8 +29,8 @@ use super::deadline::later;
 /// How late the first in line may be.
 const GRACE: Duration = Duration::from_millis(100);
 
-/// The time in which only the next caller may take over. After this time, all others may do so,
-/// too.
+/// How long after the next caller all other callers are woken, too. The first of them that is
+/// polled takes over.
 const HEAD_START: Duration = Duration::from_millis(1);
 
 /// Each waiting caller looks from time to time whether the task is late: after one second, plus

@@ -5,8 +5,8 @@
 //! next prefetch, and how busy a key must be. Next to the store, all three are as the limit's
 //! settings say. A prefetch has as many units as the key spends in a life at its recent rate.
 
-/// A life is at least this many times as long as most replies take. So a process can spend a
-/// prefetch for longer than it has waited for the reply that brought it.
+/// A life is at least this many times the time in which most replies arrive, but at most the
+/// longest life. So a process mostly has longer to spend a prefetch than it has waited for it.
 const LEAST_TRIPS: u64 = 4;
 
 /// The next prefetch is asked for earlier than the time of a reply requires, by this part of a

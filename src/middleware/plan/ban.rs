@@ -1,4 +1,4 @@
-//! Bans: a key that has used up a limit is refused for a time.
+//! Bans: a key that a limit has refused is refused for a time.
 //!
 //! 1. A ban has a limit of its own, with a single unit, that counts by the exact log. The ban takes
 //!    this unit. The unit has the ban's time as its lease. The check of a request only asks whether

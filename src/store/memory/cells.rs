@@ -21,7 +21,7 @@ const CELLS_OF_KEY: usize = 3;
 pub(super) struct Cells {
     /// The number of cells. It is at least 1.
     pub(super) len: usize,
-    /// The length of a part, which is half of the window.
+    /// The microseconds of a part, which is half of the window, rounded up.
     part: u64,
     /// The units of each cell, by the number of their part since the Unix epoch. There are at most
     /// three parts.

@@ -36,7 +36,7 @@ pub(super) const HASH_SLOTS: u16 = 16_384;
 
 const BASE64URL: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
 
-/// The keys of one store.
+/// Makes the Redis keys of one store.
 pub(super) struct Keys {
     pub(super) prefix: String,
     domain: Option<Secret>,

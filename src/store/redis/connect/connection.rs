@@ -65,7 +65,9 @@ use crate::{
     store::redis::keys::HASH_SLOTS,
 };
 
-/// A connection that left this many requests in a row without a reply is given up.
+/// A connection is given up after this many requests in a row without a reply. If the connection
+/// leads to a single server, requests that wait together count once, and one request that has
+/// waited for [`LONGEST_DEADLINE`] is enough.
 const MAX_UNANSWERED: u32 = 3;
 
 /// If a caller stops waiting sooner than this, for example because its client hung up, the missing

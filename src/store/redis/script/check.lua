@@ -138,7 +138,8 @@ local function room_of(log)
   return math.min(log.units - log.used, LARGEST - 1 - log.total)
 end
 
--- How many copies of a check are admitted.
+-- Returns how many copies of a check are admitted, and marks the logs in the shadow that have no
+-- capacity for all copies.
 local function admissible(logs, copies)
   local admitted = copies
   for _, log in ipairs(logs) do

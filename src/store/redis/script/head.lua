@@ -92,7 +92,7 @@
 --           * If more entries are ahead of the clock than may be moved, each refusal moves the newest of them.
 --           * Under an algorithm other than the log, a key keeps at most 10,000 named entries. Further units have no id.
 -- Numbers   integers up to 2^53 in doubles. In texts they are written with %.0f, since `..` and tostring lose digits.
---           Numbers that are read from a key are clamped to that range.
+--           Times become scores by score_of. Numbers that are read from a key are clamped to that range.
 -- Writes    A server without memory, which is one whose memory is used up, refuses only the first write of a script, and only if
 --           this write adds something. So a check begins with a ZADD, which such a server refuses, and a settlement begins
 --           with a ZREM, which it accepts. The refusal of a check adds no entry. It moves the expiry of a key only if it has
