@@ -165,6 +165,17 @@ mod tests {
         assert_eq!(is_found, [true; SET - 1]);
     }
 
+    /// The counts of the set are taken, by keys of which none asks any more.
+    #[test]
+    fn a_key_that_becomes_busy_takes_the_count_of_another() {
+        let demand = Demand::default();
+        for key in 0..SET as u64 {
+            (0..8).for_each(|_| assert!(demand.count(neighbour(key), 0, pace(LIFE)).is_none()));
+        }
+        let mut rates = (0..30).map(|request| demand.count(neighbour(100), 1_000 * request, pace(LIFE)));
+        assert!(rates.any(|rate| rate.is_some()));
+    }
+
     /// A count ends after the life of its own key, whatever the lives of other keys are.
     #[test]
     fn a_busy_key_is_found_among_rare_ones_of_another_life() {
