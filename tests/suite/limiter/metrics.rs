@@ -265,12 +265,16 @@ async fn rejections_count_by_layer_and_kind() {
     }
     let no_peer = RateLimitLayer::new(MemoryStore::new()).named("admin").limit(CALLS.by(PeerIp::new()));
     assert_eq!(send(&no_peer, request()).await, 500);
+    // A limit of no units is used up, whatever a request costs.
+    let kept_out = Limit::per_minute("calls", 0).by(anyone);
+    let kept_out = RateLimitLayer::new(MemoryStore::new()).named("kept out").limit(kept_out);
+    assert_eq!(send(&kept_out, request()).await, 429);
     let all = recorded.all();
     let kinds = ["limited", "never_fits", "no_key", "not_set_up", "denied", "unavailable"];
     let rejections =
         |layer: &str| kinds.map(|kind| count(&all, &format!("rate_limit_rejections_total layer={layer} kind={kind}")));
-    let expected = [[1, 1, 1, 0, 1, 0], [0, 0, 0, 0, 0, 2], [0, 0, 0, 1, 0, 0], [0; 6]];
-    assert_eq!(["api", "login", "admin", ""].map(rejections), expected);
+    let expected = [[1, 1, 1, 0, 1, 0], [0, 0, 0, 0, 0, 2], [0, 0, 0, 1, 0, 0], [1, 0, 0, 0, 0, 0], [0; 6]];
+    assert_eq!(["api", "login", "admin", "kept out", ""].map(rejections), expected);
 }
 
 #[tokio::test(start_paused = true)]

@@ -21,11 +21,13 @@ use tower_sliding_window::{
     middleware::Degraded,
     settlement::{Settled, Settlement},
     store::{ManualClock, StoreFuture},
+    testing::{Fault, FaultyStore},
 };
 
 use crate::support::{
     TEST_TIMEOUT,
     log::Log,
+    ms,
     requests::{anyone, figures, hello, request, scripted_response},
     seconds,
     stores::{failing, silent},
@@ -379,4 +381,15 @@ async fn a_failed_block_leaves_the_response_unchanged() {
 
     let response = app.oneshot(request()).await.unwrap();
     assert!(response.status() == 200 && response.extensions().get::<Degraded>().is_some());
+}
+
+/// To find out whether anything is left, and then to block, takes longer than the deadline.
+#[tokio::test(start_paused = true)]
+async fn a_block_that_is_too_slow_is_logged() {
+    let log = Log::start();
+    let store = FaultyStore::new(MemoryStore::new());
+    store.set(Fault::Slow(ms(30)));
+    let layer = RateLimitLayer::new(store).limit(CALLS.by(anyone).heed_upstream()).deadline(ms(50));
+    assert_eq!(call(&layer, "/", &[USED_UP]).await.status(), 200);
+    assert!(log.text().contains("its limits stay open"), "{}", log.text());
 }
