@@ -70,8 +70,8 @@ use crate::{
 /// 1. Five failures in a row open the [breaker](crate::limiter::Breaker), as they do in production.
 ///    While the breaker is open, the store is not called, so [`calls`](Self::calls) no longer grows
 ///    with each request. After the fault has ended, callers reach the store again only after a
-///    probe, at most 200 ms later. A test of a single fault may prefer [no
-///    breaker](crate::limiter::Breaker::OFF).
+///    probe, at most 200 ms later. The first probe begins when a request meets the open breaker. A
+///    test of a single fault may prefer [no breaker](crate::limiter::Breaker::OFF).
 /// 2. A `FaultyStore` passes on the [local state](Store::local_state) of the store inside, so the
 ///    refusal cache and the breaker behave as on the store inside. In front of `RedisStore`, a
 ///    remembered refusal is repeated even while the store fails. In front of `MemoryStore`, which

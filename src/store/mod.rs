@@ -226,8 +226,10 @@ impl fmt::Debug for dyn Store {
 ///
 /// A URL of a cluster may have the user and password of all nodes, as in
 /// `redis+cluster://user:password@host:port`. A URL of sentinels may have the user and password of
-/// the primary. With `rediss`, the store reaches all servers by TLS. Schemes are compared without
-/// case (RFC 3986, section 3.1).
+/// the primary. If the sentinels themselves ask for a password, use `RedisStore::sentinel`, whose
+/// URLs have the login of each sentinel. A URL sets no prefix, secret or certificate: for these,
+/// use the builder in the table. With `rediss`, the store reaches all servers by TLS. Schemes are
+/// compared without case (RFC 3986, section 3.1).
 ///
 /// Call this function once, and give clones of the store to all routes. Two stores of `memory:`
 /// count apart, so a limit that two routes share would admit twice its units. Two stores on one

@@ -89,8 +89,8 @@ impl KeyedLimit {
     /// * Units above the limit count, too: the next requests are refused until enough units have
     ///   left the window.
     /// * The [cost of the layer](crate::RateLimitLayer::cost), which is computed before the
-    ///   response, has no effect on this limit. No layer takes a limit that also has a
-    ///   [`cost`](Self::cost) of its own: see
+    ///   response, has no effect on this limit. A layer returns an error for a limit that also has
+    ///   a [`cost`](Self::cost) of its own: see
     ///   [`RateLimitLayer::limits`](crate::RateLimitLayer::limits).
     /// * A request that is dropped before its response costs nothing. If the store cannot count the
     ///   cost of a request, a log line says so, and the cost may stay uncounted.
@@ -113,7 +113,7 @@ impl KeyedLimit {
     ///   admission. Between the end of the lease and the settlement, other clients can spend the
     ///   units of this request. So make the lease longer than most responses take.
     ///
-    /// No layer takes a limit that has a lease but does not settle: see
+    /// A layer returns an error for a limit that has a lease but does not settle: see
     /// [`RateLimitLayer::limits`](crate::RateLimitLayer::limits).
     pub fn lease(mut self, lease: Duration) -> Self {
         self.lease = Some(lease);
