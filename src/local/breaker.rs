@@ -130,14 +130,16 @@ impl SharedBreaker {
         open.probe_takes = open.probe_takes.max(deadline);
         open.longest = open.longest.max(longest);
         // A probe is overdue only after twice the sum of the interval and its deadline. After a
-        // shorter time, the runtime of the task may only be busy, and not blocked.
+        // shorter time, the runtime of the task may only be busy, and not blocked. If the runtime
+        // has ended, so has the task, and no probe is on its way.
         let every = self.0.settings.probe_every.max(Duration::from_millis(1));
-        let is_overdue = open.probed_at.elapsed() >= every.saturating_add(open.probe_takes).saturating_mul(2);
+        let has_ended = open.probes.as_ref().is_some_and(AbortHandle::is_finished);
+        let takes = if has_ended { Duration::ZERO } else { open.probe_takes };
+        let is_overdue = open.probed_at.elapsed() >= every.saturating_add(takes).saturating_mul(2);
         if is_overdue {
             open.probed_at = Instant::now();
+            open.probes.take_if(|task| task.is_finished());
         }
-        // If its runtime has ended, so has the task.
-        open.probes.take_if(|task| task.is_finished());
         if open.probes.is_none()
             && let Ok(runtime) = Handle::try_current()
         {
@@ -418,7 +420,7 @@ mod models {
                 assert!(!own.1, "the caller is the probe while the task lasts");
                 drop(ending);
                 let [own, other] = [own, other.join().unwrap()].map(|(is_refused, starts)| !is_refused || starts);
-                assert!(own || other, "one takes over");
+                assert_ne!(own, other, "one takes over");
                 wait(&breaker);
                 refuse(&breaker, Some(answer()));
                 lasting.block_on(yield_now());

@@ -1,6 +1,6 @@
-//! What this process remembers of a store: the breaker, the refusal cache, the round trip, and the
-//! prefetches of units that the process holds. The process also remembers which places it has to
-//! free, and which calls it has to complete, before it ends.
+//! The memory that this process has of a store: the breaker, the refusal cache, the round trip, and
+//! the prefetches of units that the process holds. The process also remembers which places it has
+//! to free, and which calls it has to complete, before it ends.
 //!
 //! This module lies between the plain values, such as limits and checks, and the stores. It uses
 //! values and the clock, and never a store. The trait [`Store`](crate::Store) hands out the
@@ -79,11 +79,12 @@ const MOST_PARTS: usize = 1_024;
 ///    store that tells its round trip, such as `RedisStore`, the deadline doubles from probe to
 ///    probe, up to a second, since the store may be farther away now. A task on a caller's runtime
 ///    sends the probes. The task ends when the breaker closes, or when the last limiter is dropped.
-///    If the runtime of the task has ended, a task on the runtime of the next caller takes over. As
-///    soon as a probe is overdue, the check of a caller becomes the probe. A probe is overdue when
-///    no probe has ended within twice the sum of the interval and the deadline of a probe. There
-///    are four possible reasons: the runtime of the task blocks, no limiter lives until its probe
-///    ends, no caller had a runtime, or no caller has come since the breaker opened.
+///    As soon as a probe is overdue, the check of a caller becomes the probe. A probe is overdue
+///    when no probe has ended within twice the sum of the interval and the deadline of a probe.
+///    There are three possible reasons: the runtime of the task blocks, no limiter lives until its
+///    probe ends, or no caller with a runtime has come since the breaker opened. If the runtime of
+///    the task has ended, a probe is overdue after twice the interval, and a task on the runtime of
+///    this caller takes over.
 /// 6. An answered probe closes the breaker. After that, a single failure opens it again. Once
 ///    another check is answered, the breaker again needs the full number of failures.
 /// 7. A cost above the limit, a limit that cannot be chosen, and an error

@@ -203,17 +203,22 @@ async fn lose_a_reply_then_refuse(listener: TcpListener, server: String, state: 
     }
 }
 
-/// The first try takes places, and its reply is lost. The second is refused because its keys are in
-/// two slots, and then each slot is asked under another id.
-#[tokio::test]
-async fn places_of_a_lost_try_are_freed_if_the_second_try_is_refused_for_its_slots() {
-    let server = RedisServer::start();
+/// A limiter behind such a proxy, and the state of the proxy.
+async fn behind_proxy(server: &RedisServer) -> (Limiter, Arc<AtomicU8>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("redis://{}/", listener.local_addr().unwrap());
     let state = Arc::new(AtomicU8::new(0));
     tokio::spawn(lose_a_reply_then_refuse(listener, server.address(), Arc::clone(&state)));
     let store = store_at(&url).connect_timeout(TEST_TIMEOUT).reply_timeout(TEST_TIMEOUT).build().unwrap();
-    let limiter = limiter(store);
+    (limiter(store), state)
+}
+
+/// The first try takes places, and its reply is lost. The second is refused because its keys are in
+/// two slots, and then each slot is asked under another id.
+#[tokio::test]
+async fn places_of_a_lost_try_are_freed_if_the_second_try_is_refused_for_its_slots() {
+    let server = RedisServer::start();
+    let (limiter, state) = behind_proxy(&server).await;
     let places = Limit::concurrent("places", 4).freed_after(Duration::from_secs(3_600));
     let both = || Check::new(charge(&places, "a")).and(charge(&places, "b")).unwrap();
     drop(limiter.check_all(both()).await.unwrap());
@@ -238,12 +243,8 @@ async fn places_of_a_lost_try_are_freed_if_the_second_try_is_refused_for_its_slo
 #[tokio::test]
 async fn units_of_a_lost_try_count_once_if_the_second_try_is_refused_for_its_slots() {
     let server = RedisServer::start();
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let url = format!("redis://{}/", listener.local_addr().unwrap());
-    let state = Arc::new(AtomicU8::new(0));
-    tokio::spawn(lose_a_reply_then_refuse(listener, server.address(), Arc::clone(&state)));
-    let store = store_at(&url).connect_timeout(TEST_TIMEOUT).reply_timeout(TEST_TIMEOUT).build().unwrap();
-    let limiter = limiter(store).refusal_cache(Duration::ZERO);
+    let (limiter, state) = behind_proxy(&server).await;
+    let limiter = limiter.refusal_cache(Duration::ZERO);
     let calls = Limit::per_hour("calls", 100);
     let both = || Check::new(charge(&calls, "a")).and(charge(&calls, "b")).unwrap();
     assert!(limiter.check_all(both()).await.unwrap().is_allowed());

@@ -205,7 +205,7 @@ async fn limiters_that_live_shorter_than_a_probe_do_not_keep_the_breaker_open() 
     panic!("refused for two seconds although the store is back");
 }
 
-/// If a runtime has ended, another runtime sends the next probe at once, even if a probe might take
+/// If a runtime has ended, another runtime soon sends the next probe, even if a probe might take
 /// for ever.
 #[test]
 fn a_runtime_that_has_ended_delays_no_probe() {
