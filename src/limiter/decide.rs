@@ -335,8 +335,7 @@ impl Core {
     ) -> Result<T, Error> {
         let outcome = outcome.and_then(|reply| Ok(reply?));
         let outcome = outcome.map_err(|error| error.at_distance(self.round_trip.known()));
-        let has_waited_for_others =
-            || self.store.local_state().is_some_and(|state| state.has_answered_within(part.as_deref(), call.took()));
+        let has_waited_for_others = || self.round_trip.has_answered_within(part.as_deref(), call.took());
         if !matches!(outcome, Err(Error::TimedOut { .. })) || call.blames_store() && !has_waited_for_others() {
             // The caller may have polled the reply late. So the call counts as no longer than its
             // deadline, even if more time has passed.

@@ -15,13 +15,9 @@ mod refusals;
 mod round_trip;
 
 use std::{
-    collections::HashMap,
     fmt,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::{Duration, Instant},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
 
 #[cfg(feature = "redis")]
@@ -35,7 +31,7 @@ pub(crate) use self::{
     round_trip::{RoundTrip, SHORTEST_DEADLINE},
 };
 use crate::{
-    clock::{Clock, ManualClock, micros},
+    clock::{Clock, ManualClock},
     key::Key,
     limit::Limit,
 };
@@ -46,11 +42,6 @@ const DEFAULT_MAX_AGE: Duration = Duration::from_secs(1);
 /// The most failures in a row that a breaker waits for. The number is bounded, since the breaker
 /// remembers each of these failures.
 const MAX_FAILURES: u32 = 10_000;
-
-/// The most parts of a store for which the time of the last answer is kept, so that the memory is
-/// bounded. When this number is reached, the next answer clears all of these times.
-#[cfg(feature = "redis")]
-const MOST_PARTS: usize = 1_024;
 
 /// Settings of a breaker, which stops asking a store that has failed repeatedly.
 ///
@@ -146,11 +137,6 @@ pub struct LocalState {
     /// The places to free and the calls to complete before the process ends, of all limiters on the
     /// store.
     pub(crate) owed: Arc<Owed>,
-    made: Instant,
-    /// The time at which the latest of all answered calls was sent, in microseconds since this
-    /// state was made. `last_answered_by` has the same for each part that has a name.
-    last_answered: Arc<AtomicU64>,
-    last_answered_by: Arc<Mutex<HashMap<Arc<str>, u64>>>,
     pub(crate) round_trip: Arc<RoundTrip>,
 }
 
@@ -176,9 +162,6 @@ impl LocalState {
             refusals: Refusals::new(DEFAULT_MAX_AGE, Arc::new(Generations::new(clock))),
             prefetches: None,
             owed: Arc::default(),
-            made: Instant::now(),
-            last_answered: Arc::default(),
-            last_answered_by: Arc::default(),
             round_trip: Arc::new(RoundTrip::new(first_deadline)),
         }
     }
@@ -225,33 +208,7 @@ impl LocalState {
     /// method for each answer, as `RedisStore` does. Then the [default
     /// deadline](crate::Limiter::deadline) and the prefetches suit the distance of the store.
     pub fn answered_in(&self, time: Duration) {
-        self.round_trip.learn(time, micros(self.made.elapsed()));
-    }
-
-    /// Takes note that a part of the store has answered a call. `sent` is when the call was sent,
-    /// and `took` how long the answer took.
-    #[cfg(feature = "redis")]
-    pub(crate) fn answered(&self, part: Option<Arc<str>>, sent: Instant, took: Duration) {
-        let sent = micros(sent.saturating_duration_since(self.made));
-        self.round_trip.learn(took, sent.saturating_add(micros(took)));
-        self.last_answered.fetch_max(sent, Ordering::Relaxed);
-        if let Some(part) = part {
-            let mut parts = lock(&self.last_answered_by);
-            if parts.len() >= MOST_PARTS {
-                parts.clear();
-            }
-            let last = parts.entry(part).or_default();
-            *last = sent.max(*last);
-        }
-    }
-
-    /// Whether this part of the store has answered a call that was sent within the last `time`. If
-    /// `part` is the name of several parts, each of them must have answered such a call.
-    pub(crate) fn has_answered_within(&self, part: Option<&str>, time: Duration) -> bool {
-        let is_within = |last: u64| last > 0 && self.made.elapsed().saturating_sub(Duration::from_micros(last)) < time;
-        let Some(part) = part else { return is_within(self.last_answered.load(Ordering::Relaxed)) };
-        let parts = lock(&self.last_answered_by);
-        part.split(' ').all(|part| parts.get(part).is_some_and(|last| is_within(*last)))
+        self.round_trip.answered_in(time);
     }
 
     /// The breaker of all limiters on the store.
@@ -288,7 +245,7 @@ impl Drop for Outdated {
 
 impl fmt::Debug for LocalState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LocalState").field("round_trip", &self.round_trip).finish_non_exhaustive()
+        f.debug_struct("LocalState").field("round_trip", &self.round_trip.smoothed()).finish_non_exhaustive()
     }
 }
 

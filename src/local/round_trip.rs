@@ -1,15 +1,18 @@
-//! The round trip of a store, and the deadline that suits it. Both are estimated as TCP does for
-//! its retransmission timer ([RFC 6298](https://www.rfc-editor.org/rfc/rfc6298#section-2)).
+//! What the replies of a store tell: its round trip, the deadline that suits it, and when its parts
+//! have last answered. Round trip and deadline are estimated as TCP does for its retransmission
+//! timer ([RFC 6298](https://www.rfc-editor.org/rfc/rfc6298#section-2)).
 
 use std::{
+    collections::HashMap,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicU64, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
-use crate::clock;
+use super::lock;
+use crate::clock::micros;
 
 /// The deadline of a store that is near, or whose round trip is not known.
 pub(crate) const SHORTEST_DEADLINE: Duration = Duration::from_millis(50);
@@ -18,23 +21,72 @@ pub(crate) const SHORTEST_DEADLINE: Duration = Duration::from_millis(50);
 /// reply, since the first call has to open a connection.
 pub(crate) const LONGEST_DEADLINE: Duration = Duration::from_secs(1);
 
-#[derive(Debug)]
+/// The most parts of a store for which the time of the last answer is kept, so that the memory is
+/// bounded. When this number is reached, the next answer clears all of these times.
+#[cfg(feature = "redis")]
+const MOST_PARTS: usize = 1_024;
+
 pub(crate) struct RoundTrip {
     /// The smoothed round trip, and its mean deviation: microseconds, in 32 bits each. Zero until
     /// the first reply.
     both: AtomicU64,
+    made: Instant,
+    /// The time at which `both` was last changed, in microseconds since this value was made.
     learnt_at: AtomicU64,
     /// The distance of the store: the least time that a reply can take, in microseconds. A new
     /// connection measures the distance, and a faster reply corrects it. Zero until a connection
     /// has measured the distance.
     pub(crate) distance: Arc<AtomicU64>,
     first_deadline: Duration,
+    /// The time at which the latest of all answered calls was sent, in microseconds since this
+    /// value was made. `last_answered_by` has the same for each part that has a name.
+    last_answered: AtomicU64,
+    last_answered_by: Mutex<HashMap<Arc<str>, u64>>,
 }
 
 impl RoundTrip {
     /// A round trip that is not known yet. Until the first reply, the deadline is `first_deadline`.
     pub(crate) fn new(first_deadline: Duration) -> Self {
-        Self { both: AtomicU64::new(0), learnt_at: AtomicU64::new(0), distance: Arc::default(), first_deadline }
+        Self {
+            both: AtomicU64::new(0),
+            made: Instant::now(),
+            learnt_at: AtomicU64::new(0),
+            distance: Arc::default(),
+            first_deadline,
+            last_answered: AtomicU64::new(0),
+            last_answered_by: Mutex::default(),
+        }
+    }
+
+    /// Takes note that a part of the store has answered a call. `sent` is when the call was sent,
+    /// and `took` how long the answer took.
+    #[cfg(feature = "redis")]
+    pub(crate) fn answered(&self, part: Option<Arc<str>>, sent: Instant, took: Duration) {
+        let sent = micros(sent.saturating_duration_since(self.made));
+        self.learn(took, sent.saturating_add(micros(took)));
+        self.last_answered.fetch_max(sent, Ordering::Relaxed);
+        if let Some(part) = part {
+            let mut parts = lock(&self.last_answered_by);
+            if parts.len() >= MOST_PARTS {
+                parts.clear();
+            }
+            let last = parts.entry(part).or_default();
+            *last = sent.max(*last);
+        }
+    }
+
+    /// Whether this part of the store has answered a call that was sent within the last `time`. If
+    /// `part` is the name of several parts, each of them must have answered such a call.
+    pub(crate) fn has_answered_within(&self, part: Option<&str>, time: Duration) -> bool {
+        let is_within = |last: u64| last > 0 && self.made.elapsed().saturating_sub(Duration::from_micros(last)) < time;
+        let Some(part) = part else { return is_within(self.last_answered.load(Ordering::Relaxed)) };
+        let parts = lock(&self.last_answered_by);
+        part.split(' ').all(|part| parts.get(part).is_some_and(|last| is_within(*last)))
+    }
+
+    /// Takes note of a reply that has taken the time `sample`, and arrives now.
+    pub(super) fn answered_in(&self, sample: Duration) {
+        self.learn(sample, micros(self.made.elapsed()));
     }
 
     /// Takes note of a reply that has taken the time `sample`, and arrives `now`, in microseconds.
@@ -42,8 +94,8 @@ impl RoundTrip {
     ///
     /// Of the replies that arrive as early as expected, only one in each round trip counts, as in
     /// TCP. Otherwise the many early replies of a few batches would outweigh a late reply.
-    pub(super) fn learn(&self, sample: Duration, now: u64) {
-        self.distance.fetch_min(clock::micros(sample), Ordering::Relaxed);
+    fn learn(&self, sample: Duration, now: u64) {
+        self.distance.fetch_min(micros(sample), Ordering::Relaxed);
         let is_new = now >= self.learnt_at.load(Ordering::Relaxed).saturating_add(self.read().0);
         if !is_new && sample <= self.mostly() {
             return;
@@ -52,7 +104,7 @@ impl RoundTrip {
         // A reply that took longer than the longest deadline counts as if it took that deadline. A
         // longer time may only mean that the caller was not polled. Counted in full, that time
         // would raise the round trip for too long.
-        let sample = clock::micros(sample.min(LONGEST_DEADLINE)).max(1);
+        let sample = micros(sample.min(LONGEST_DEADLINE)).max(1);
         let (smoothed, deviation) = match self.read() {
             (0, _) => (sample, sample / 2),
             (smoothed, deviation) => ((7 * smoothed + sample) / 8, (3 * deviation + smoothed.abs_diff(sample)) / 4),

@@ -120,7 +120,7 @@ impl Batch {
             let part = self.slot.and_then(|slot| self.common.server.node_of(slot));
             // By the clock of a test, a reply takes no time, whatever the machine does meanwhile.
             let took = if self.common.clock.is_some() { Duration::ZERO } else { sent.elapsed() };
-            self.common.local_state.answered(part, sent, took);
+            self.common.local_state.round_trip.answered(part, sent, took);
         }
         if !is_unknown(&reply) {
             metrics::script(sent);
