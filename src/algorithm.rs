@@ -50,7 +50,9 @@ pub(crate) const MOST_NAMED: usize = 10_000;
 /// How a limit counts. See the [module docs](self).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[must_use]
-pub struct Algorithm(pub(crate) Kind);
+pub struct Algorithm {
+    pub(crate) kind: Kind,
+}
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) enum Kind {
@@ -80,7 +82,7 @@ impl Algorithm {
     pub const MAX_ENTRIES: u16 = 1024;
 
     /// A log of every admission, exact to the microsecond. The default.
-    pub const SLIDING_LOG: Self = Self(Kind::Log);
+    pub const SLIDING_LOG: Self = Self { kind: Kind::Log };
 
     /// Two counters: one for the current window of the clock, and one for the previous window of
     /// the clock. The units of the previous window count in proportion to the overlap of the
@@ -91,14 +93,14 @@ impl Algorithm {
     /// up. If the units of the previous window came late, the estimate is too low, and up to
     /// `2 L − 1` units can be in a sliding window. If these units came early, the estimate is too
     /// high, and units count for up to a window longer than they should.
-    pub const SLIDING_WINDOW_COUNTER: Self = Self(Kind::Counter);
+    pub const SLIDING_WINDOW_COUNTER: Self = Self { kind: Kind::Counter };
 
     /// A fixed window of the clock. All units come back at once when the window ends. A window ends
     /// at a multiple of its length since the Unix epoch: for a window of a day, at midnight UTC.
     ///
     /// A client can spend the limit just before a window ends, and again just after. So twice the
     /// limit may be admitted within moments.
-    pub const FIXED_WINDOW: Self = Self(Kind::Fixed);
+    pub const FIXED_WINDOW: Self = Self { kind: Kind::Fixed };
 
     /// A log of at most `entries` entries, whatever the limit. Such a log never admits more than
     /// the limit, and refuses too early by less than a sub-window, which is the window divided by
@@ -118,34 +120,19 @@ impl Algorithm {
             entries >= Self::MIN_ENTRIES && entries <= Self::MAX_ENTRIES,
             "a compact log must have 3 to 1024 entries"
         );
-        Self(Kind::Compact { entries })
-    }
-
-    /// Returns a number that no other algorithm has for the same window.
-    pub(crate) const fn number(self) -> u16 {
-        match self.0 {
-            Kind::Log => 0,
-            Kind::Counter => 1,
-            Kind::Fixed => 2,
-            // A compact log has at least three entries, so its number differs from the numbers
-            // above.
-            Kind::Compact { entries } => entries,
-            Kind::Concurrent => u16::MAX,
-            #[cfg(feature = "calendar")]
-            Kind::Calendar(calendar) => calendar.number(),
-        }
+        Self { kind: Kind::Compact { entries } }
     }
 
     /// Whether the algorithm is a log, exact or compact.
     pub(crate) const fn is_log(self) -> bool {
-        matches!(self.0, Kind::Log | Kind::Compact { .. })
+        matches!(self.kind, Kind::Log | Kind::Compact { .. })
     }
 
     /// The word of the algorithm in the text of a limit. Keys in Redis and arguments of scripts
     /// have the same word, with two exceptions: both write a compact log in another way, and
     /// scripts get the ends of the periods of a calendar.
     pub(crate) fn word(self) -> Cow<'static, str> {
-        match self.0 {
+        match self.kind {
             Kind::Log => "log".into(),
             Kind::Compact { entries } => format!("compact({entries})").into(),
             Kind::Counter => "counter".into(),
@@ -156,14 +143,10 @@ impl Algorithm {
         }
     }
 
-    pub(crate) const fn kind(self) -> Kind {
-        self.0
-    }
-
     /// Returns the time under which an admission at the time `now` is recorded. The admission
     /// counts until one window after the recorded time.
     pub(crate) fn recorded_at(self, now: u64, window: u64) -> u64 {
-        match self.0 {
+        match self.kind {
             Kind::Log => now,
             Kind::Compact { entries } => {
                 let part = window.div_ceil(u64::from(entries) - 2);

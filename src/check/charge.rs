@@ -257,12 +257,12 @@ impl Charge {
 
     /// Whether every admission under the limit has an entry of its own.
     pub(crate) fn is_exact(&self) -> bool {
-        matches!(self.limit.algorithm().kind(), Kind::Log | Kind::Concurrent)
+        matches!(self.limit.algorithm().kind, Kind::Log | Kind::Concurrent)
     }
 
     /// Whether the entry of an admission shows the time of the admission to the microsecond.
     pub(crate) fn keeps_time(&self) -> bool {
-        self.limit.algorithm().kind() == Kind::Log
+        matches!(self.limit.algorithm().kind, Kind::Log)
     }
 
     /// Whether an admission takes a place of a concurrent limit.
@@ -294,7 +294,7 @@ impl Charge {
         // With a counter, the decisions of two equal checks show different figures. With a
         // concurrent limit, each caller has to free the very place that its own admission has
         // taken.
-        let is_told_apart = matches!(self.limit.algorithm().kind(), Kind::Counter | Kind::Concurrent);
+        let is_told_apart = matches!(self.limit.algorithm().kind, Kind::Counter | Kind::Concurrent);
         self.lease == 0 && self.takes == Takes::IfAdmitted && !self.is_shadow && !is_told_apart
     }
 

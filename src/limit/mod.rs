@@ -183,7 +183,7 @@ impl Limit {
     /// As [`Limit::per`].
     #[track_caller]
     pub const fn concurrent(name: &'static str, places: u64) -> Self {
-        Self::per(name, places, DEFAULT_LIFE).with_algorithm(Algorithm(Kind::Concurrent))
+        Self::per(name, places, DEFAULT_LIFE).with_algorithm(Algorithm { kind: Kind::Concurrent })
     }
 
     /// Sets how soon the places of a process that has died are free. The limit must be
@@ -215,7 +215,7 @@ impl Limit {
     pub const fn with_algorithm(mut self, algorithm: Algorithm) -> Self {
         self.identity.algorithm = algorithm;
         #[cfg(feature = "calendar")]
-        if let Kind::Calendar(calendar) = algorithm.kind() {
+        if let Kind::Calendar(calendar) = algorithm.kind {
             self.identity.window_micros = calendar.longest();
         }
         if self.is_concurrent() && !is_life(self.window()) {
@@ -280,13 +280,13 @@ impl Limit {
     /// ended yet.
     #[inline]
     pub const fn is_concurrent(&self) -> bool {
-        matches!(self.identity.algorithm.kind(), Kind::Concurrent)
+        matches!(self.identity.algorithm.kind, Kind::Concurrent)
     }
 
     /// Whether all windows of the limit are as long as [`window`](Self::window) says. Periods of
     /// the calendar differ, and a concurrent limit has no windows.
     pub(crate) const fn has_length(&self) -> bool {
-        matches!(self.identity.algorithm.kind(), Kind::Log | Kind::Compact { .. } | Kind::Counter | Kind::Fixed)
+        matches!(self.identity.algorithm.kind, Kind::Log | Kind::Compact { .. } | Kind::Counter | Kind::Fixed)
     }
 
     pub(crate) const fn window_micros(&self) -> u64 {
@@ -300,7 +300,7 @@ impl Limit {
     }
 
     pub(crate) fn is_counter(&self) -> bool {
-        matches!(self.identity.algorithm.kind(), Kind::Counter)
+        matches!(self.identity.algorithm.kind, Kind::Counter)
     }
 
     /// Returns the time under which an admission at the time `now` is recorded. The admission
@@ -320,9 +320,19 @@ impl Limit {
     /// Returns the digest of the limit's identity and a key.
     #[inline]
     pub(crate) fn digest(&self, digester: &Digester, key: &Key) -> u64 {
-        // A window has at most 45 bits, so the number of the algorithm fits into the bits above the
-        // window.
         let Identity { name, window_micros, algorithm } = &self.identity;
-        digester.of(name, *window_micros | u64::from(algorithm.number()) << 48, key)
+        // For one window, no two algorithms have the same number.
+        let number = match algorithm.kind {
+            Kind::Log => 0,
+            Kind::Counter => 1,
+            Kind::Fixed => 2,
+            // At least three.
+            Kind::Compact { entries } => entries,
+            Kind::Concurrent => u16::MAX,
+            #[cfg(feature = "calendar")]
+            Kind::Calendar(calendar) => calendar.number(),
+        };
+        // A window has at most 45 bits, so the number fits into the bits above the window.
+        digester.of(name, *window_micros | u64::from(number) << 48, key)
     }
 }

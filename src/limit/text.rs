@@ -180,7 +180,7 @@ impl fmt::Display for Limit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}={}", self.name(), self.units)?;
         #[cfg(feature = "calendar")]
-        if let Kind::Calendar(calendar) = self.algorithm().kind() {
+        if let Kind::Calendar(calendar) = self.algorithm().kind {
             return write!(f, "/{calendar}");
         }
         write!(f, "/{}", window_text(self.window_micros()))?;
@@ -246,7 +246,7 @@ fn read(name: Cow<'static, str>, text: &str) -> Result<Limit, String> {
     if let Some(rule) = broken_rule(&name, units, window) {
         return Err(rule.to_owned());
     }
-    if algorithm.kind() == Kind::Concurrent && !is_life(window) {
+    if algorithm.kind == Kind::Concurrent && !is_life(window) {
         return Err(LIFE_RULE.to_owned());
     }
     let limit = Limit::of_valid(name, units, window).with_algorithm(algorithm);
@@ -267,7 +267,7 @@ pub(crate) fn whole_number(text: &str) -> Option<u64> {
 /// calendar.
 fn calendar(window: &str, zone: Option<&str>) -> Result<Option<Algorithm>, String> {
     #[cfg(feature = "calendar")]
-    return Ok(Calendar::read(window, zone)?.map(|calendar| Algorithm(Kind::Calendar(calendar))));
+    return Ok(Calendar::read(window, zone)?.map(|calendar| Algorithm { kind: Kind::Calendar(calendar) }));
     #[cfg(not(feature = "calendar"))]
     match zone {
         None if !window.starts_with("month") && window != "week" => Ok(None),
@@ -293,7 +293,7 @@ fn algorithm_of(word: &str) -> Result<Algorithm, String> {
         ("log", _) => Ok(Algorithm::SLIDING_LOG),
         ("counter", _) => Ok(Algorithm::SLIDING_WINDOW_COUNTER),
         ("fixed", _) => Ok(Algorithm::FIXED_WINDOW),
-        ("concurrent", _) => Ok(Algorithm(Kind::Concurrent)),
+        ("concurrent", _) => Ok(Algorithm { kind: Kind::Concurrent }),
         (_, Some(entries @ 3..=1024)) => Ok(Algorithm::compact_log(entries as u16)),
         _ => Err(format!(
             "the algorithm must be log, compact(n) with 3 to 1024 entries, counter, fixed or concurrent, or prefetches \

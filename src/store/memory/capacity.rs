@@ -137,7 +137,7 @@ impl Capacity {
 
 impl LimitUsage {
     fn is_of_places(&self) -> bool {
-        self.identity.algorithm.kind() == Kind::Concurrent
+        self.identity.algorithm.kind == Kind::Concurrent
     }
 
     /// Whether keys of the limit were counted in cells lately.

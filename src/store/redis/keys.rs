@@ -60,7 +60,7 @@ impl Keys {
         text.push('/');
         write_window(&mut text, *window_micros);
         // Each algorithm has its own layout, so it needs a key of its own.
-        match algorithm.kind() {
+        match algorithm.kind {
             Kind::Log => {}
             // Writing to a String cannot fail.
             Kind::Compact { entries } => drop(write!(text, ":compact{entries}")),

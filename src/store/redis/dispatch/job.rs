@@ -253,7 +253,7 @@ pub(super) fn write_shape(job: &Job, command: &mut Cmd, again: bool, now: impl F
         if kind == "plain" {
             continue;
         }
-        match limit.algorithm().kind() {
+        match limit.algorithm().kind {
             #[cfg(feature = "calendar")]
             Kind::Calendar(calendar) => {
                 let ends: Vec<String> = calendar.ends(now()).map(|end| end.to_string()).collect();
