@@ -4,6 +4,7 @@
 
 use std::{
     future::{Future, pending},
+    ops::ControlFlow::{self, Break, Continue},
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
@@ -27,12 +28,6 @@ use crate::{
     store::{MOST_TIME, Store, StoreFuture},
 };
 
-/// The outcome of a check that was decided without waiting, or else the future that asks the store.
-pub(crate) enum DecideNow {
-    Decided(Result<Decision, Error>),
-    Ask(Asking),
-}
-
 /// Waits for the store's reply to a check within the deadline, and makes a decision of the reply.
 /// The check is boxed, so that this future stays small.
 pub(crate) struct Asking {
@@ -45,7 +40,7 @@ pub(crate) struct Asking {
     /// in the store's place, if a limit has prefetch, if the check asks whether a known refusal
     /// still holds, or if the check takes a place.
     kept: Option<Box<Kept>>,
-    pub(crate) mode: FailureMode,
+    mode: FailureMode,
     /// The part of the store that decides.
     part: Option<Arc<str>>,
 }
@@ -139,9 +134,9 @@ impl Limiter {
         async move {
             // This does the same as `decide`. The future of `decide` would copy the check once
             // more, which takes a tenth of the time of a remembered refusal.
-            match limiter.decide_now(Check::new(charge?), limiter.failure_mode, Duration::default) {
-                DecideNow::Decided(outcome) => outcome,
-                DecideNow::Ask(asking) => asking.await,
+            match limiter.decide_now(Check::new(charge?), Duration::default) {
+                Break(outcome) => outcome,
+                Continue(asking) => asking.await,
             }
         }
     }
@@ -179,9 +174,9 @@ impl Limiter {
     /// Decides for a request that has `waited` for other decisions, and adds the time of this
     /// decision to `waited`.
     pub(crate) async fn decide(&self, check: Check, waited: &mut Duration) -> Result<Decision, Error> {
-        match self.decide_now(check, self.failure_mode, || *waited) {
-            DecideNow::Decided(outcome) => outcome,
-            DecideNow::Ask(mut asking) => {
+        match self.decide_now(check, || *waited) {
+            Break(outcome) => outcome,
+            Continue(mut asking) => {
                 let outcome = (&mut asking).await;
                 *waited = asking.reply.waited();
                 outcome
@@ -190,34 +185,39 @@ impl Limiter {
     }
 
     /// Decides without waiting if prefetches, the refusal cache, an open breaker or the store can
-    /// do so. Otherwise returns a future that asks the store. The time that the request has
-    /// `waited` for other decisions shortens the deadline.
+    /// do so: the result then is a `Break`. Otherwise continues with a future that asks the store.
+    /// The time that the request has `waited` for other decisions shortens the deadline.
     #[inline]
-    pub(crate) fn decide_now(&self, check: Check, mode: FailureMode, waited: impl FnOnce() -> Duration) -> DecideNow {
-        let core = &self.core;
+    pub(crate) fn decide_now(
+        &self,
+        check: Check,
+        waited: impl FnOnce() -> Duration,
+    ) -> ControlFlow<Result<Decision, Error>, Asking> {
+        let Self { core, failure_mode: mode } = self;
         if let Some(decision) = core.spend(&check) {
-            return DecideNow::Decided(Ok(decision));
+            return Break(Ok(decision));
         }
         let mut lookup = core.refusals.as_ref().and_then(|refusals| refusals.look_up(&check));
         let known = core.recall(&check, lookup.as_mut(), true);
         if let Some(refusal) = known.filter(|_| lookup.as_ref().is_some_and(|lookup| !lookup.asks)) {
-            return DecideNow::Decided(Ok(core.repeat(refusal)));
+            return Break(Ok(core.repeat(refusal)));
         }
         if let Some(error) = core.refuse(|| check.without_costs()) {
-            return DecideNow::Decided(core.conclude(Err(error), None, Some(&check), mode, || None));
+            return Break(core.conclude(Err(error), None, Some(&check), *mode, || None));
         }
         let Some(outcome) = core.store.decide_now(&check) else {
-            return DecideNow::Ask(self.asking(check, lookup, mode, waited()));
+            return Continue(self.asking(check, lookup, waited()));
         };
         let outcome = outcome.map_err(Error::from);
         core.breaker.count(|| core.store.part_of(&check), &outcome, || Duration::ZERO);
-        DecideNow::Decided(core.conclude(outcome, lookup.as_ref(), Some(&check), mode, || None))
+        Break(core.conclude(outcome, lookup.as_ref(), Some(&check), *mode, || None))
     }
 
     /// Makes the future that asks the store. Not inlined, since a check that is decided at once
     /// does not need this function.
     #[inline(never)]
-    fn asking(&self, check: Check, lookup: Option<Lookup>, mode: FailureMode, waited: Duration) -> Asking {
+    fn asking(&self, check: Check, lookup: Option<Lookup>, waited: Duration) -> Asking {
+        let mode = self.failure_mode;
         let core = Arc::clone(&self.core);
         let is_kept = matches!(mode, FailureMode::Local(_))
             || core.prefetches.is_some() && check.charges().any(|charge| charge.limit().prefetch_life().is_some())

@@ -48,7 +48,7 @@ mod settle;
 
 use std::{borrow::Cow, fmt, future::Future, sync::Arc, time::Duration};
 
-pub(crate) use self::decide::{Asking, DecideNow};
+pub(crate) use self::decide::Asking;
 use self::{deadline::Deadline, lines::Lines, places::Renewals};
 pub use self::{
     failure::{FailureMode, Share},

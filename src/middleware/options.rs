@@ -229,6 +229,6 @@ impl<R> RateLimitLayer<R> {
     }
 
     fn failure_mode(self, mode: FailureMode) -> Self {
-        self.set(|policy| policy.limiter = policy.limiter.clone().with_failure_mode(mode))
+        self.set(|policy| policy.fail_in(mode))
     }
 }

@@ -5,6 +5,7 @@ use std::{
     fmt,
     future::Future,
     mem,
+    ops::ControlFlow::{Break, Continue},
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
@@ -16,7 +17,7 @@ use pin_project_lite::pin_project;
 use tower_service::Service;
 
 use super::{
-    plan::{Decided, Pending, Plan},
+    plan::{Decided, Pending},
     policy::Policy,
     rejection::{JsonResponse, RejectionResponse},
     response::{Completion, Settling},
@@ -49,8 +50,8 @@ where
     fn call(&mut self, request: Request<ReqBody>) -> Self::Future {
         let (parts, body) = request.into_parts();
         let state = match self.policy.plan(&parts) {
-            Ok(Plan::Decided(decided)) => self.forward(decided, parts, body),
-            Ok(Plan::Pending(pending)) => State::Deciding { pending, held: Some((self.take(), parts, body)) },
+            Ok(Break(decided)) => self.forward(decided, parts, body),
+            Ok(Continue(pending)) => State::Deciding { pending, held: Some((self.take(), parts, body)) },
             Err(rejection) => {
                 State::Rejected { response: Some(self.policy.reject(&parts, rejection, None, None, &*self.responder)) }
             }

@@ -18,6 +18,7 @@ mod ban;
 mod check;
 
 use std::{
+    ops::ControlFlow::{self, Break, Continue},
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
@@ -35,16 +36,9 @@ use crate::{
     check::{Charge, Check},
     decision::Decision,
     error::{Error, NeverFits},
-    limiter::{Asking, DecideNow},
+    limiter::Asking,
     metrics,
 };
-
-/// How a request is decided.
-pub(super) enum Plan {
-    /// The request was decided without waiting, or there is nothing to decide.
-    Decided(Decided),
-    Pending(Pending),
-}
 
 /// A decision that a request waits for.
 pub(super) enum Pending {
@@ -81,11 +75,12 @@ impl Future for Pending {
 }
 
 impl Policy {
-    /// Makes the plan of a request. Returns a rejection if the request is denied, has no key, or
-    /// costs too much, or if an option has no effect on a chosen limit.
+    /// Makes the plan of a request. The result is a `Break` if the request was decided without
+    /// waiting, or if there is nothing to decide. Returns a rejection if the request is denied, has
+    /// no key, or costs too much, or if an option has no effect on a chosen limit.
     #[inline]
-    pub(super) fn plan(self: &Arc<Self>, request: &Parts) -> Result<Plan, Rejection> {
-        let at_once = |outcome, details| Plan::Decided(Decided { outcome, details, waited: Duration::ZERO });
+    pub(super) fn plan(self: &Arc<Self>, request: &Parts) -> Result<ControlFlow<Decided, Pending>, Rejection> {
+        let at_once = |outcome, details| Break(Decided { outcome, details, waited: Duration::ZERO });
         if !self.counts(request)? {
             return Ok(at_once(Ok(None), None));
         }
@@ -98,14 +93,14 @@ impl Policy {
             let check = if keeps_check { details.check.clone() } else { details.check.take() };
             let may_wait = self.max_wait.is_some() || details.charged.iter().any(|charged| charged.ban.is_some());
             match check {
-                Some(check) if may_wait => return Ok(Plan::Pending(self.wait(check, details, request))),
+                Some(check) if may_wait => return Ok(Continue(self.wait(check, details, request))),
                 check => (check, Some(details)),
             }
         };
         let Some(check) = check else { return Ok(at_once(Ok(None), details)) };
-        Ok(match self.limiter.decide_now(check, self.failure_mode(), || time_waited(request)) {
-            DecideNow::Decided(outcome) => at_once(outcome.map(Some), details),
-            DecideNow::Ask(asking) => Plan::Pending(Pending::Ask { asking, details }),
+        Ok(match self.limiter.decide_now(check, || time_waited(request)) {
+            Break(outcome) => at_once(outcome.map(Some), details),
+            Continue(asking) => Continue(Pending::Ask { asking, details }),
         })
     }
 
@@ -115,14 +110,14 @@ impl Policy {
         let policy = Arc::clone(self);
         let mut waited = time_waited(request);
         Pending::Wait(Box::pin(async move {
-            let limiter = policy.limiter.clone().with_failure_mode(policy.failure_mode());
+            let limiter = &policy.limiter;
             let decide = async {
                 let decision = match policy.max_wait {
                     Some(max_wait) => limiter.acquire_after(check, max_wait, &mut waited).await?,
                     None => limiter.decide(check, &mut waited).await?,
                 };
                 let is_local = decision.local_cause().is_some();
-                Ok(Some(policy.ban(&limiter, decision, &details.charged, is_local).await))
+                Ok(Some(policy.ban(limiter, decision, &details.charged, is_local).await))
             };
             let outcome = decide.await;
             Decided { outcome, details: Some(details), waited }

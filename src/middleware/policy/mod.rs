@@ -25,7 +25,11 @@ use crate::{
 /// The settings of a layer, shared by all of its services.
 #[derive(Clone)]
 pub(super) struct Policy {
+    /// In the failure mode of the layer.
     pub(super) limiter: Limiter,
+    /// The failure mode that was chosen. If all limits are in the shadow, the layer fails open
+    /// instead: limits in the shadow refuse nothing, even without a decision.
+    chosen_mode: FailureMode,
     /// The limits of the layer. All limits have different names, except the limits that are chosen
     /// for each request.
     pub(super) limits: Vec<KeyedLimit>,
@@ -52,6 +56,7 @@ type KeyList = ByRequest<Result<bool, KeyError>>;
 impl Policy {
     pub(super) fn new(limiter: Limiter) -> Self {
         Self {
+            chosen_mode: limiter.failure_mode,
             limiter,
             limits: Vec::new(),
             is_plain: true,
@@ -80,14 +85,15 @@ impl Policy {
         limit.has_effect_on(limit.limit())?;
         self.is_plain &= limit.is_plain();
         self.limits.push(limit);
+        self.fail_in(self.chosen_mode);
         Ok(())
     }
 
-    /// The failure mode of the layer. If all limits are in the shadow, the layer fails open: limits
-    /// in the shadow refuse nothing, even without a decision.
-    #[inline]
-    pub(super) fn failure_mode(&self) -> FailureMode {
-        if self.limits.iter().all(|limit| limit.is_shadow) { FailureMode::Open } else { self.limiter.failure_mode }
+    /// Chooses the failure mode of the layer.
+    pub(super) fn fail_in(&mut self, mode: FailureMode) {
+        self.chosen_mode = mode;
+        let is_shadow = self.limits.iter().all(|limit| limit.is_shadow);
+        self.limiter.failure_mode = if is_shadow { FailureMode::Open } else { mode };
     }
 
     /// The names of all limits, for a log line.
@@ -123,7 +129,6 @@ impl fmt::Debug for Policy {
             .field("limits", &self.limits)
             .field("denied", &self.denied.len())
             .field("uncounted", &self.uncounted.len())
-            .field("failure_mode", &self.failure_mode())
             .field("headers", &self.headers)
             .finish_non_exhaustive()
     }

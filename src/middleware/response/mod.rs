@@ -47,7 +47,7 @@ impl Policy {
         responder: &impl RejectionResponse<B>,
     ) -> Result<Completion, Response<B>> {
         let Decided { outcome, details, waited } = decided;
-        let mode = self.failure_mode();
+        let mode = self.limiter.failure_mode;
         if !waited.is_zero() {
             request.extensions.insert(TimeWaited(waited));
         }
