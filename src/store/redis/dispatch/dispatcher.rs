@@ -1,15 +1,13 @@
-//! The queues and connections by which one runtime sends jobs, and the sending of single commands,
-//! such as the reset of a key.
+//! What the dispatchers of a store share, and the state of one dispatcher: its queues and
+//! connections. This file also sends single commands, such as the reset of a key, and tries a new
+//! store out. `send.rs` sends checks and settlements.
 
 use std::{
     error::Error,
     future::Future,
     iter,
-    sync::{
-        Arc, Mutex, Weak,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::Instant,
+    sync::{Arc, Mutex, Weak, atomic::AtomicBool},
+    time::{Duration, Instant},
 };
 
 use redis::{Cmd, RedisError, cmd};
@@ -19,16 +17,21 @@ use tokio::{
     task::JoinSet,
 };
 
-use super::queue::{CAPACITY, Queue};
+use super::{
+    job::Job,
+    queue::{CAPACITY, Queue},
+};
 use crate::{
+    check::{Charge, Check},
     clock::ManualClock,
     error::{StoreError, StoreErrorKind},
     key::Key,
     limit::Limit,
-    local::{LocalState, Owed, lock},
+    local::LocalState,
     store::redis::{
         connect::{ASKING, Pool, Server, failure, needs_new_connection, was_not_run},
-        keys::{HASH_SLOTS, Keys},
+        keys::Keys,
+        script::COMMANDS,
     },
 };
 
@@ -55,37 +58,6 @@ pub(crate) struct Common {
     pub(crate) is_by_slot: AtomicBool,
 }
 
-impl Common {
-    /// The dispatcher of the current runtime. The thread that completes calls has a runtime that
-    /// ends soon, and the application must not open connections in it. So if the application opens
-    /// the connections, this runtime gets the dispatcher of another runtime, if there is one.
-    pub(crate) fn dispatcher(self: &Arc<Self>) -> Result<Arc<Dispatcher>, StoreError> {
-        let runtime = Handle::try_current().map_err(without_runtime)?;
-        let mut all = lock(&self.dispatchers);
-        let mut own = all.iter().filter(|(id, _)| *id == runtime.id());
-        if let Some(known) = own.find_map(|(_, dispatcher)| dispatcher.upgrade()) {
-            return Ok(known);
-        }
-        if Owed::is_in_brief_runtime()
-            && self.server.is_given()
-            && let Some(other) = all.iter().find_map(|(_, dispatcher)| dispatcher.upgrade())
-        {
-            return Ok(other);
-        }
-        let dispatcher = Arc::new(Dispatcher::new(Arc::clone(self), runtime.clone()));
-        all.retain(|(_, dispatcher)| dispatcher.strong_count() > 0);
-        all.push((runtime.id(), Arc::downgrade(&dispatcher)));
-        drop(all);
-        let owned = Arc::clone(&dispatcher);
-        let mut store = self.store.clone();
-        runtime.spawn(async move {
-            while store.changed().await.is_ok() {}
-            drop(owned);
-        });
-        Ok(dispatcher)
-    }
-}
-
 /// Sends the jobs of one tokio runtime. Each runtime that uses the store has a dispatcher of its
 /// own.
 ///
@@ -102,26 +74,17 @@ pub(crate) struct Dispatcher {
     /// free places. The first queue is for checks and for all other settlements. For a single
     /// server there is one pair. For a cluster, the slots are divided into equal parts, and each
     /// part has a pair, so that a slow node delays only its own checks.
-    queues: Box<[[Arc<Queue>; 2]]>,
+    pub(super) queues: Box<[[Arc<Queue>; 2]]>,
 }
 
 impl Dispatcher {
-    fn new(common: Arc<Common>, runtime: Handle) -> Self {
+    pub(super) fn new(common: Arc<Common>, runtime: Handle) -> Self {
         let server = &common.server;
         let count = if server.is_cluster() { CLUSTER_QUEUES } else { 1 };
         let queue = || Queue::new(server.settings.connections as usize, CAPACITY / count);
         let queues = iter::repeat_with(|| [queue(), queue()]).take(count).collect();
         let pool = Pool::new(server, Arc::clone(&common.local_state.round_trip.distance));
         Self { common, runtime, pool, queues }
-    }
-
-    /// Whether each batch has keys of one slot only.
-    pub(crate) fn is_by_slot(&self) -> bool {
-        self.common.is_by_slot.load(Ordering::Relaxed)
-    }
-
-    pub(super) fn queue(&self, slot: u16, is_release: bool) -> &Arc<Queue> {
-        &self.queues[usize::from(slot) * self.queues.len() / usize::from(HASH_SLOTS)][usize::from(is_release)]
     }
 
     pub(super) fn is_worth_another_try(&self, error: &RedisError) -> bool {
@@ -166,6 +129,52 @@ impl Dispatcher {
             reply = send(true).await?;
         }
         reply.map(drop).map_err(failure)
+    }
+
+    /// Runs each command of the script. Then asks for a check that takes nothing, on two keys, or
+    /// on one key if the server is known to refuse keys of several slots. If this succeeds, the
+    /// server has been reached, knows the script, and lets this user run all commands that will be
+    /// needed, on the keys of the store. The store then also knows whether the server refuses keys
+    /// of several slots.
+    pub(crate) async fn try_out(self: Arc<Self>) -> Result<(), StoreError> {
+        self.in_task(|dispatcher| async move {
+            dispatcher.run_commands().await?;
+            let keys: &[&str] = if dispatcher.is_by_slot() { &["1"] } else { &["1", "2"] };
+            let charge = |key: &&str| Charge::fitting(Limit::per_second("connect", 1), (*key).into(), 0);
+            if let Some(check) = Check::of_distinct(keys.iter().map(charge)) {
+                let _ = Arc::clone(&dispatcher).ask(Job::decide(check, Duration::MAX)).await?;
+            }
+            dispatcher.pool.open_all().await;
+            Ok(())
+        })
+        .await
+    }
+
+    /// Runs each command of the script once, all at the same time, on a key that no limit has. If
+    /// the user may not run a command, the error names it. The error of the script would not.
+    async fn run_commands(self: &Arc<Self>) -> Result<(), StoreError> {
+        let key = format!("{}:", self.common.keys.prefix);
+        let mut runs = JoinSet::new();
+        // While a slot moves, the client sends ASKING to the slot's new node.
+        for words in COMMANDS.split(", ").chain(self.common.server.is_cluster().then_some("ASKING")) {
+            let mut command = Cmd::new();
+            for word in words.split(' ') {
+                command.arg(if word == "KEY" { &key } else { word });
+            }
+            let dispatcher = Arc::clone(self);
+            runs.spawn(async move { (words, dispatcher.send(&command).await) });
+        }
+        while let Some(run) = runs.join_next().await {
+            match run.map_err(without_runtime)? {
+                // Before 7.0, Redis does not know PEXPIRETIME, and the script does without it. An
+                // error for lack of memory is no failure either, since the server may have memory
+                // later.
+                (words, Err(error)) if error.kind == StoreErrorKind::Other && words.starts_with("PEXPIRETIME") => {}
+                (_, Err(error)) if error.kind != StoreErrorKind::OutOfMemory => return Err(error),
+                _ => {}
+            }
+        }
+        Ok(())
     }
 }
 

@@ -1,5 +1,5 @@
-//! Sends the checks and settlements of a [`Dispatcher`]. Callers or tasks send them, alone or in
-//! batches, and once more if a second try may help. This file also tries a new store out.
+//! Sends checks and settlements, by the [`Dispatcher`] of the caller's runtime. Callers or tasks
+//! send them, alone or in batches, and once more if a second try may help.
 
 use std::{
     collections::BTreeMap,
@@ -8,26 +8,26 @@ use std::{
     time::Duration,
 };
 
-use redis::{Cmd, ErrorKind, RedisError, RedisResult, ServerErrorKind::CrossSlot, Value};
+use redis::{ErrorKind, RedisError, RedisResult, ServerErrorKind::CrossSlot, Value};
 use tokio::{
+    runtime::Handle,
     task::{JoinSet, yield_now},
     time::sleep,
 };
 
 use super::{
     batch::Batch,
-    dispatcher::{Dispatcher, without_runtime},
+    dispatcher::{Common, Dispatcher, without_runtime},
     job::{Answer, Job, only_slot},
     queue::{Permit, Queue},
 };
 use crate::{
-    check::{Charge, Check},
-    error::{StoreError, StoreErrorKind},
-    limit::Limit,
+    error::StoreError,
+    local::{Owed, lock},
     metrics,
     store::redis::{
         connect::{Connection, Taken, failure},
-        script::COMMANDS,
+        keys::HASH_SLOTS,
     },
 };
 
@@ -40,7 +40,47 @@ const MOST_IN_FLIGHT: u128 = 64;
 /// the server.
 type Reply = Result<RedisResult<Value>, StoreError>;
 
+impl Common {
+    /// The dispatcher of the current runtime. The thread that completes calls has a runtime that
+    /// ends soon, and the application must not open connections in it. So if the application opens
+    /// the connections, this runtime gets the dispatcher of another runtime, if there is one.
+    pub(crate) fn dispatcher(self: &Arc<Self>) -> Result<Arc<Dispatcher>, StoreError> {
+        let runtime = Handle::try_current().map_err(without_runtime)?;
+        let mut all = lock(&self.dispatchers);
+        let mut own = all.iter().filter(|(id, _)| *id == runtime.id());
+        if let Some(known) = own.find_map(|(_, dispatcher)| dispatcher.upgrade()) {
+            return Ok(known);
+        }
+        if Owed::is_in_brief_runtime()
+            && self.server.is_given()
+            && let Some(other) = all.iter().find_map(|(_, dispatcher)| dispatcher.upgrade())
+        {
+            return Ok(other);
+        }
+        let dispatcher = Arc::new(Dispatcher::new(Arc::clone(self), runtime.clone()));
+        all.retain(|(_, dispatcher)| dispatcher.strong_count() > 0);
+        all.push((runtime.id(), Arc::downgrade(&dispatcher)));
+        drop(all);
+        let owned = Arc::clone(&dispatcher);
+        let mut store = self.store.clone();
+        runtime.spawn(async move {
+            while store.changed().await.is_ok() {}
+            drop(owned);
+        });
+        Ok(dispatcher)
+    }
+}
+
 impl Dispatcher {
+    /// Whether each batch has keys of one slot only.
+    pub(crate) fn is_by_slot(&self) -> bool {
+        self.common.is_by_slot.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn queue(&self, slot: u16, is_release: bool) -> &Arc<Queue> {
+        &self.queues[usize::from(slot) * self.queues.len() / usize::from(HASH_SLOTS)][usize::from(is_release)]
+    }
+
     /// Sends a job, or lets a task send it. While this future waits for the answer, it does not
     /// keep the dispatcher. So the dispatcher ends with its runtime, even if nobody polls the
     /// future.
@@ -197,52 +237,6 @@ impl Dispatcher {
             }
         }
         reply
-    }
-
-    /// Runs each command of the script. Then asks for a check that takes nothing, on two keys, or
-    /// on one key if the server is known to refuse keys of several slots. If this succeeds, the
-    /// server has been reached, knows the script, and lets this user run all commands that will be
-    /// needed, on the keys of the store. The store then also knows whether the server refuses keys
-    /// of several slots.
-    pub(crate) async fn try_out(self: Arc<Self>) -> Result<(), StoreError> {
-        self.in_task(|dispatcher| async move {
-            dispatcher.run_commands().await?;
-            let keys: &[&str] = if dispatcher.is_by_slot() { &["1"] } else { &["1", "2"] };
-            let charge = |key: &&str| Charge::fitting(Limit::per_second("connect", 1), (*key).into(), 0);
-            if let Some(check) = Check::of_distinct(keys.iter().map(charge)) {
-                let _ = Arc::clone(&dispatcher).ask(Job::decide(check, Duration::MAX)).await?;
-            }
-            dispatcher.pool.open_all().await;
-            Ok(())
-        })
-        .await
-    }
-
-    /// Runs each command of the script once, all at the same time, on a key that no limit has. If
-    /// the user may not run a command, the error names it. The error of the script would not.
-    async fn run_commands(self: &Arc<Self>) -> Result<(), StoreError> {
-        let key = format!("{}:", self.common.keys.prefix);
-        let mut runs = JoinSet::new();
-        // While a slot moves, the client sends ASKING to the slot's new node.
-        for words in COMMANDS.split(", ").chain(self.common.server.is_cluster().then_some("ASKING")) {
-            let mut command = Cmd::new();
-            for word in words.split(' ') {
-                command.arg(if word == "KEY" { &key } else { word });
-            }
-            let dispatcher = Arc::clone(self);
-            runs.spawn(async move { (words, dispatcher.send(&command).await) });
-        }
-        while let Some(run) = runs.join_next().await {
-            match run.map_err(without_runtime)? {
-                // Before 7.0, Redis does not know PEXPIRETIME, and the script does without it. An
-                // error for lack of memory is no failure either, since the server may have memory
-                // later.
-                (words, Err(error)) if error.kind == StoreErrorKind::Other && words.starts_with("PEXPIRETIME") => {}
-                (_, Err(error)) if error.kind != StoreErrorKind::OutOfMemory => return Err(error),
-                _ => {}
-            }
-        }
-        Ok(())
     }
 }
 
