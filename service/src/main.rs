@@ -2,6 +2,11 @@
 //!
 //! `sliding-window-service [FILE]` serves the rules of a TOML file, or those of an example.
 //! `sliding-window-service --check FILE` says what would run.
+//!
+//! `file.rs` has the fields of the rules. `rule.rs` and `key.rs` check them, `rules.rs` and
+//! `path.rs` find the rule of a request, and `reload.rs` replaces the rules of a process. `auth.rs`
+//! answers proxies (`question.rs` reads their questions), `check.rs` answers programs, and
+//! `envoy.rs` answers Envoy.
 
 mod auth;
 mod check;

@@ -1,10 +1,18 @@
 //! Counts the instructions of processes, by callgrind.
 
-use std::{collections::BTreeMap, env, ffi::OsStr, fs, path::Path as FilePath, process::Command};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    env,
+    ffi::OsStr,
+    fs,
+    path::Path as FilePath,
+    process::Command,
+};
 
 use crate::{
     paths::{Path, Redis},
     server::Server,
+    way,
 };
 
 /// Tells a process under valgrind how many requests to send on which path, and the URL of
@@ -28,6 +36,8 @@ pub(crate) struct Count {
     pub(crate) instructions: u64,
     /// Those of each function, without those of the functions that it calls.
     pub(crate) functions: BTreeMap<String, u64>,
+    /// The lines of the crate that have run: their files in `src`, and their numbers.
+    pub(crate) lines: BTreeSet<(String, usize)>,
 }
 
 /// The counts of a path by their names: of its client, and of redis-server if it is counted.
@@ -58,17 +68,32 @@ impl Count {
 
     /// Of a file of callgrind. A line that begins with `fn=` names a function, lines that begin
     /// with a position are its own instructions, and the line after `calls=` has those of the
-    /// function that it calls.
+    /// function that it calls. A position is the number of a line of the source, or its difference
+    /// from the position before. Its file is the last that `fl=`, `fi=` or `fe=` has named: code
+    /// that is inlined keeps its own file.
     fn read(file: &FilePath) -> Result<Self, String> {
         let text = fs::read_to_string(file).map_err(|error| format!("valgrind has not written its counts: {error}"))?;
         let (mut count, mut function, mut names) = (Self::default(), String::new(), Names::default());
+        let mut files = Names::default();
+        let sources = way::of_root("src/");
+        let mut file = "";
+        let mut position = 0;
         let mut lines = text.lines();
         while let Some(line) = lines.next() {
             match line.split_once('=') {
                 Some(("fn", name)) => function = readable(names.of(name)),
                 Some(("cfn", name)) => _ = names.of(name),
-                Some(("calls", _)) => _ = lines.next(),
+                Some(("fl" | "fi" | "fe", name)) => file = files.of(name),
+                Some(("cfi" | "cfl", name)) => _ = files.of(name),
+                Some(("calls", _)) => {
+                    let of_call = lines.next().unwrap_or_default();
+                    position = moved(position, of_call);
+                }
                 _ if line.starts_with(|first: char| first.is_ascii_digit() || "+-*".contains(first)) => {
+                    position = moved(position, line);
+                    if let Some(file) = FilePath::new(file).strip_prefix(&sources).ok().and_then(FilePath::to_str) {
+                        count.lines.insert((file.to_owned(), position));
+                    }
                     let own = line.split_once(' ').and_then(|(_, own)| own.parse().ok()).unwrap_or(0);
                     *count.functions.entry(function.clone()).or_default() += own;
                     count.instructions += own;
@@ -77,6 +102,18 @@ impl Count {
             }
         }
         Ok(count)
+    }
+}
+
+/// The position at the beginning of a line, after this `position`.
+fn moved(position: usize, line: &str) -> usize {
+    let text = line.split(' ').next().unwrap_or_default();
+    let number = |digits: &str| digits.parse::<usize>().unwrap_or_default();
+    match text.split_at(text.len().min(1)) {
+        ("*", _) => position,
+        ("+", by) => position + number(by),
+        ("-", by) => position.saturating_sub(number(by)),
+        _ => number(text),
     }
 }
 
