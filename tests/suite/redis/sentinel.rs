@@ -263,3 +263,29 @@ async fn a_wrong_password_is_named_beside_a_sentinel_that_hangs() {
         assert_eq!(error.kind, StoreErrorKind::Denied, "{}", with_causes(&error));
     }
 }
+
+/// Each sentinel and the primary have logins of their own.
+#[tokio::test]
+async fn an_error_tells_whether_a_sentinel_or_the_primary_refuses_the_login() {
+    let primary = RedisServer::start();
+    let sentinel = Sentinel::start(&primary);
+    until("the sentinel does not come up", || sentinel.ask(&["GET-MASTER-ADDR-BY-NAME", "main"]).is_ok()).await;
+    let refused = async |login: &str| {
+        let url = sentinel.url().replace("redis://", &format!("redis://{login}"));
+        let error = RedisStore::sentinel([url], "main").connect().await.unwrap_err();
+        assert_eq!(error.kind, StoreErrorKind::Denied, "{}", with_causes(&error));
+        with_causes(&error)
+    };
+    primary.run::<()>("CONFIG SET requirepass s3cret");
+    for login in ["", "default:any@"] {
+        let text = refused(login).await;
+        assert!(text.contains("the primary refuses") && !text.contains("a sentinel refuses"), "{text}");
+    }
+    let mut connection = redis::Client::open(sentinel.url()).unwrap().get_connection().unwrap();
+    redis::cmd("ACL").arg(&["SETUSER", "default", "resetpass", ">s3cret"]).exec(&mut connection).unwrap();
+    for login in ["", ":wrong@", "nobody:s3cret@"] {
+        let text = refused(login).await;
+        assert!(text.contains("a sentinel refuses") && !text.contains("the primary refuses"), "{text}");
+    }
+    assert!(refused(":s3cret@").await.contains("the primary refuses"));
+}

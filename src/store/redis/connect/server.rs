@@ -184,7 +184,9 @@ impl Server {
             match step.unwrap_or_else(|error| Err(io::Error::other(error).into())) {
                 Ok(Step::Named(address)) if !tried.contains(&address) => {
                     let step = connect_to(self.primary_at(address.clone()), self.settings.signing_in.clone());
-                    steps.spawn(async { Ok(step.await.unwrap_or_else(Step::Failed)) });
+                    steps.spawn(async {
+                        Ok(step.await.unwrap_or_else(|error| Step::Failed(refused("the primary refuses", error))))
+                    });
                     tried.push(address);
                 }
                 Ok(Step::Connected(connection)) => return Ok(connection),
@@ -194,7 +196,7 @@ impl Server {
                 Ok(Step::Failed(error)) if kind(&error) == StoreErrorKind::Denied => return Err(error),
                 // The error of a primary tells more than the error of a sentinel.
                 Ok(Step::Failed(error)) => failure = Some(error),
-                Err(error) => failure = failure.or(Some(error)),
+                Err(error) => failure = failure.or_else(|| Some(refused("a sentinel refuses", error))),
             }
         }
         Err(failure.unwrap_or_else(unknown))
@@ -246,11 +248,17 @@ async fn connect_to(primary: ConnectionInfo, config: AsyncConnectionConfig) -> R
     let mut connection = open(primary, &config).await?;
     // If the user may not run ROLE, the first write shows whether this is a replica.
     match connection.req_packed_command(&cmd("ROLE")).await? {
+        Value::ServerError(error) if error.code() == "NOAUTH" => Err(error.into()),
         Value::Array(role) if role.first() == Some(&Value::BulkString(b"slave".to_vec())) => {
             Err(RedisError::from((ErrorKind::MasterNameNotFoundBySentinel, "the sentinels name a replica")))
         }
         _ => Ok(Step::Connected(connection)),
     }
+}
+
+/// Adds who has refused the login or a command.
+fn refused(by: &'static str, error: RedisError) -> RedisError {
+    if kind(&error) == StoreErrorKind::Denied { (error.kind(), by, error.to_string()).into() } else { error }
 }
 
 fn unknown() -> RedisError {
