@@ -504,8 +504,11 @@ async fn mistakes_in_setting_a_cluster_up_are_named() {
         for protocol in ["", "?protocol=resp3"] {
             let (kind, text) = refused(with_login(login) + protocol).await;
             assert!(kind == StoreErrorKind::Denied && !text.contains("wrong@"), "{login:?}: {kind:?} {text}");
+            assert!(!text.contains("it hangs up"), "{text}");
         }
     }
+    let (kind, text) = refused(with_login("s3cret@")).await;
+    assert!(kind == StoreErrorKind::Denied && text.contains("has a user and no password"), "{kind:?} {text}");
     RedisStore::cluster([with_login(":s3cret@")]).connect_timeout(TEST_TIMEOUT).connect().await.unwrap();
 
     // Nothing listens there.

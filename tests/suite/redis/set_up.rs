@@ -118,6 +118,7 @@ async fn a_server_that_refuses_says_what_to_write() {
     server.run::<()>("REPLICAOF NO ONE");
     server.run::<()>("CONFIG SET requirepass s3cret");
     check_error("Redis needs a password", &error(&server.url()).await);
+    check_error("Redis needs a password", &error(&signed_in("s3cret")).await);
 }
 
 #[tokio::test]

@@ -39,10 +39,10 @@ pub(super) fn no_connection(server: &dyn fmt::Display, cause: &RedisError) -> St
         StoreErrorKind::Other | StoreErrorKind::TimedOut => StoreErrorKind::Unreachable,
         kind => kind,
     };
-    let is_silent =
-        cause.is_connection_dropped() || cause.is_timeout() || cause.to_string().contains("corrupt message");
+    let text = cause.to_string();
+    let is_silent = cause.is_connection_dropped() || cause.is_timeout() || text.contains("corrupt message");
     // The client's text of an error has `Server(` if the server has given a reason.
-    let is_clear = cause.is_connection_refusal() || cause.to_string().contains("Server(");
+    let is_clear = kind != StoreErrorKind::Unreachable || cause.is_connection_refusal() || text.contains("Server(");
     let cause = explained(cause.clone());
     let hint = if is_silent && !is_clear {
         ": it hangs up or is silent. Is only one side set to TLS, a proxy in between, or `maxclients` reached?"
@@ -55,16 +55,18 @@ pub(super) fn no_connection(server: &dyn fmt::Display, cause: &RedisError) -> St
 /// Adds to an error what to do about a mistake in the set-up, if the error's own text does not say
 /// it.
 fn explained(error: RedisError) -> RedisError {
-    const LOGIN: &str = "the password is missing or wrong, set it with `login`, `credentials` or in the URL (of a sentinel, in its URL)";
+    const LOGIN: &str = "the user or the password is wrong, set them with `login`, `credentials` or in the URL (of a sentinel, in its URL)";
+    const NO_PASSWORD: &str = "no password was sent, set it with `login`, `credentials` or in the URL (of a sentinel, in its URL): redis://word@host has a user and no password, a password alone is redis://:password@host";
     const LACKS_COMMANDS: &str = "the user needs the commands that `guide::running_redis` lists";
-    const MISTAKES: [(&str, &str); 12] = [
+    const MISTAKES: [(&str, &str); 13] = [
         ("UnknownIssuer", "no authority that is trusted has signed the server's certificate, set `root_certificate`"),
         ("Moved:", "the server is a node of a cluster, use `RedisStore::cluster`"),
         ("unknown command 'SENTINEL'", "the server is no sentinel, use `RedisStore::builder`"),
         ("unknown command", "the server lacks a command of the store: of sentinels, use `RedisStore::sentinel`"),
         ("read only replica", "the server is a replica, connect to its primary, or use `RedisStore::sentinel`"),
-        ("NOAUTH", LOGIN),
+        ("NOAUTH", NO_PASSWORD),
         ("AuthenticationFailed", LOGIN),
+        ("WRONGPASS", LOGIN),
         ("permissions to access", "the user needs the prefix of the store in its ACL, ~tsw1:* by default"),
         ("permissions to run", LACKS_COMMANDS),
         ("can't run this command", LACKS_COMMANDS),
