@@ -174,7 +174,9 @@ pub struct StoreError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum StoreErrorKind {
-    /// A setting is wrong: the cause is a [`ConfigError`].
+    /// A setting is wrong: the text of the cause names the setting. The cause is a [`ConfigError`],
+    /// except if only the server shows the mistake, such as a database that the server does not
+    /// have.
     Config,
     /// The server has refused the user, the password, or a command that this user may not run.
     Denied,

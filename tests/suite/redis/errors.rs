@@ -106,6 +106,17 @@ async fn a_user_without_a_password_is_named() {
     }
 }
 
+/// The server has fewer databases, so the URL is wrong.
+#[tokio::test]
+async fn a_database_out_of_range_is_a_mistake_in_the_configuration() {
+    let server = RedisServer::start();
+    for number in ["99", "-1"] {
+        let error = RedisStore::connect(&(server.url() + number)).await.unwrap_err();
+        assert!(with_causes(&error).contains("DB index"), "{}", with_causes(&error));
+        assert_eq!(error.kind, StoreErrorKind::Config, "{}", with_causes(&error));
+    }
+}
+
 /// The commands that the guide lists for this server.
 pub(super) fn listed(server: &RedisServer) -> Vec<&'static str> {
     let page = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/src/guide/running_redis.md"));

@@ -95,7 +95,7 @@ pub(super) fn kind(error: &RedisError) -> StoreErrorKind {
 /// The kind of an error that the server has sent. Redis 6.2 puts the word of the kind into the
 /// middle of the text.
 pub(crate) fn kind_of_reply(text: &str) -> StoreErrorKind {
-    const KINDS: [(&str, StoreErrorKind); 13] = [
+    const KINDS: [(&str, StoreErrorKind); 15] = [
         ("AuthenticationFailed", StoreErrorKind::Denied),
         ("NOAUTH", StoreErrorKind::Denied),
         ("WRONGPASS", StoreErrorKind::Denied),
@@ -109,6 +109,8 @@ pub(crate) fn kind_of_reply(text: &str) -> StoreErrorKind {
         ("BUSY", StoreErrorKind::Busy),
         ("when used memory >", StoreErrorKind::OutOfMemory),
         ("WRONGTYPE", StoreErrorKind::WrongType),
+        ("DB index", StoreErrorKind::Config),
+        ("not allowed in cluster mode", StoreErrorKind::Config),
     ];
     KINDS.into_iter().find(|(word, _)| text.contains(word)).map_or(StoreErrorKind::Other, |(_, kind)| kind)
 }
