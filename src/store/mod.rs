@@ -222,7 +222,7 @@ impl fmt::Debug for dyn Store {
 /// | `memory:`, `memory://`, `memory` | [`MemoryStore::new`] |
 /// | `redis://`, `rediss://` (TLS, with the feature `tls`), `redis+unix://`, `unix://`, and the same with `valkey` | `RedisStore::builder(url)` |
 /// | `redis+cluster://host:port,host:port`, with the feature `cluster` | `RedisStore::cluster` |
-/// | `redis+sentinel://host:port,host:port/primary` | `RedisStore::sentinel`, with the name of the primary |
+/// | `redis+sentinel://host:port,host:port/primary`, or the same with `/3` behind it for the database 3 | `RedisStore::sentinel`, with the name of the primary |
 ///
 /// A URL of a cluster may have the user and password of all nodes, as in
 /// `redis+cluster://user:password@host:port`. A URL of sentinels may have the user and password of

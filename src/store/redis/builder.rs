@@ -52,8 +52,9 @@ impl RedisStoreBuilder {
         let urls = |scheme, login, path| hosts.split(',').map(move |host| format!("{scheme}://{login}{host}/{path}"));
         match scheme.to_ascii_lowercase().split_once('+') {
             Some((scheme, "sentinel")) => {
-                let mut sentinels = Self::of_urls(Topology::Sentinels(path.to_owned()), urls(scheme, "", ""));
-                match node(&format!("{scheme}://{login}primary")) {
+                let (name, database) = path.split_once('/').unwrap_or((path, ""));
+                let mut sentinels = Self::of_urls(Topology::Sentinels(name.to_owned()), urls(scheme, "", ""));
+                match node(&format!("{scheme}://{login}primary/{database}")) {
                     Ok(primary) => sentinels.connection.redis = primary.redis_settings().clone(),
                     Err(error) => sentinels.nodes = Err(error),
                 }

@@ -86,14 +86,22 @@ async fn a_url_may_name_sentinels() {
     let primary = RedisServer::start();
     primary.run::<()>("ACL SETUSER shop on >s3:cr/t ~* +@all");
     let sentinel = Sentinel::start(&primary);
-    let connect = async |scheme: &str, login: &str| {
-        let url = format!("{scheme}://{login}127.0.0.1:1,127.0.0.1:{}/main", sentinel.port);
+    let connect = async |scheme: &str, login: &str, database: &str| {
+        let url = format!("{scheme}://{login}127.0.0.1:1,127.0.0.1:{}/main{database}", sentinel.port);
         store::connect(&url).await.map_err(|error| error.kind)
     };
     let used = async |store| Limiter::new(store).check(&SPENT, "ada", 1).await.unwrap().binding().used;
-    assert_eq!(used(connect("redis+sentinel", "").await.unwrap()).await, 1);
-    assert_eq!(used(connect("Redis+Sentinel", "shop:s3%3Acr%2Ft@").await.unwrap()).await, 2);
-    assert_eq!(connect("redis+sentinel", "shop:wrong@").await.unwrap_err(), StoreErrorKind::Denied);
+    assert_eq!(used(connect("redis+sentinel", "", "").await.unwrap()).await, 1);
+    assert_eq!(used(connect("Redis+Sentinel", "shop:s3%3Acr%2Ft@", "/0").await.unwrap()).await, 2);
+    assert_eq!(used(connect("redis+sentinel", "shop:s3%3Acr%2Ft@", "/3").await.unwrap()).await, 1);
+    assert!(primary.run::<String>("INFO keyspace").contains("db3:keys=1"), "the last number is the database");
+    for (login, database, kind) in [
+        ("shop:wrong@", "", StoreErrorKind::Denied),
+        ("", "/x", StoreErrorKind::Config),
+        ("", "/99", StoreErrorKind::Config),
+    ] {
+        assert_eq!(connect("redis+sentinel", login, database).await.unwrap_err(), kind, "{login} {database}");
+    }
 }
 
 #[tokio::test]
