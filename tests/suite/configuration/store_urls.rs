@@ -6,7 +6,9 @@ use std::sync::Arc;
 use axum::{Router, body::Body, routing::get};
 use http::Request;
 use tower::ServiceExt;
-use tower_sliding_window::{Charge, Check, KeyedLimit, Limit, Limiter, MemoryStore, RateLimitLayer, Store, store};
+use tower_sliding_window::{
+    Charge, Check, KeyedLimit, Limit, Limiter, MemoryStore, RateLimitLayer, RedisStore, Store, store,
+};
 
 use crate::support::{TEST_TIMEOUT, redis_server::RedisServer, requests::anyone, with_causes};
 
@@ -126,6 +128,20 @@ async fn an_error_says_what_is_wrong_with_a_url_and_shows_no_password() {
         let error = with_causes(&store::connect(url).await.unwrap_err());
         assert!(error.starts_with("setting up the store failed: ") && error.contains(problem), "{error}");
         assert!(!error.contains("s3cr3t"), "{error}");
+    }
+}
+
+#[test]
+fn a_url_of_several_servers_given_to_a_builder_names_the_way_out() {
+    let hosts = "shop:s3cr3t@10.0.0.1:26379,10.0.0.2:26379";
+    for scheme in ["redis+sentinel", "rediss+sentinel", "Redis+Cluster"] {
+        let url = format!("{scheme}://{hosts}/main");
+        for builder in [RedisStore::builder(&url), RedisStore::sentinel([&url], "main")] {
+            let error = builder.build().unwrap_err().to_string();
+            for words in ["`store::from_url`", "`RedisStore::sentinel`", "`RedisStore::cluster`"] {
+                assert!(error.contains(words) && !error.contains("s3cr3t"), "{error}");
+            }
+        }
     }
 }
 

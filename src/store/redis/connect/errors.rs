@@ -13,10 +13,14 @@ use crate::error::{ConfigError, StoreError, StoreErrorKind};
 
 /// The error of a URL that is not a Redis URL.
 pub(super) fn url(url: &str, cause: &RedisError) -> ConfigError {
+    const OF_SEVERAL: &str = "redis+sentinel:// and redis+cluster:// URLs are for `store::from_url` and `store::connect`: with settings of your own, use `RedisStore::sentinel` or `RedisStore::cluster` with redis:// URLs";
     if cause.to_string().contains("TLS, the feature is not enabled") {
         return ConfigError::new(
             "rediss:// URLs, for TLS, need this crate's feature `tls`, or `tokio-native-tls-comp` of the crate `redis`",
         );
+    }
+    if ["+sentinel:", "+cluster:"].iter().any(|scheme| url.to_ascii_lowercase().contains(scheme)) {
+        return ConfigError::new(OF_SEVERAL);
     }
     let problem = "a URL, not shown since it may hold a password, is not a Redis URL such as redis://127.0.0.1:6379/0";
     // The only parts of a URL that the client's error repeats are the values of parameters. So the
