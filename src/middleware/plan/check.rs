@@ -56,11 +56,10 @@ impl KeyedLimit {
             Some(split) => split.next_key(key),
             None => key,
         };
-        let settled_within =
-            (self.cost_afterwards.is_some() && !self.counts_afterwards).then(|| self.lease.unwrap_or(DEFAULT_LEASE));
+        let settled_within = self.settle.is_some().then(|| self.lease.unwrap_or(DEFAULT_LEASE));
         // A charge of 0 units would leave no entry to settle, and would take no place.
         let least = u64::from(settled_within.is_some() || limit.is_concurrent());
-        let charge = match self.counts_afterwards {
+        let charge = match self.count_afterwards.is_some() {
             true => Charge::any_left(limit, key),
             false => Charge::new(limit, key, cost.max(least)),
         };

@@ -89,7 +89,7 @@ impl Policy {
             (self.plain_check(request, cost)?, None)
         } else {
             let mut details = Box::new(CheckDetails::of(&self.limits, request, cost)?);
-            let keeps_check = self.limits.iter().any(|limit| limit.cost_afterwards.is_some() || limit.heeds_upstream);
+            let keeps_check = self.limits.iter().any(|limit| limit.cost_afterwards().is_some() || limit.heeds_upstream);
             let check = if keeps_check { details.check.clone() } else { details.check.take() };
             let may_wait = self.max_wait.is_some() || details.charged.iter().any(|charged| charged.ban.is_some());
             match check {

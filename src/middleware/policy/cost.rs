@@ -63,15 +63,14 @@ impl KeyedLimit {
     /// [`Everyone`](crate::Everyone), a single client that sends requests and hangs up, again and
     /// again, could exhaust the limit for everybody.
     pub fn settle(mut self, cost: impl Fn(&Exchange<'_>) -> u64 + Send + Sync + 'static) -> Self {
-        self.cost_afterwards = Some(Arc::new(cost));
-        self.counts_afterwards = false;
+        self.settle = Some(Arc::new(cost));
         self
     }
 
     /// Counts the cost of a request when its response is there, and reserves nothing before. A
-    /// request is admitted while any unit is left of the limit. If both `count_afterwards` and
-    /// [`settle`](Self::settle) are called, the last call holds. A table at `settle` compares the
-    /// two.
+    /// request is admitted while any unit is left of the limit. A table at [`settle`](Self::settle)
+    /// compares the two. A layer returns an error for a limit that has both: see
+    /// [`RateLimitLayer::limits`](crate::RateLimitLayer::limits).
     ///
     /// ```
     /// use tower_sliding_window::{Limit, PeerIp};
@@ -97,8 +96,7 @@ impl KeyedLimit {
     /// * The cost is computed from the head of the response. A handler that knows the cost only at
     ///   the end of the body counts the cost itself, by [`Charge::spent`](crate::Charge::spent).
     pub fn count_afterwards(mut self, cost: impl Fn(&Exchange<'_>) -> u64 + Send + Sync + 'static) -> Self {
-        self.cost_afterwards = Some(Arc::new(cost));
-        self.counts_afterwards = true;
+        self.count_afterwards = Some(Arc::new(cost));
         self
     }
 

@@ -48,9 +48,9 @@ pub struct KeyedLimit {
     pub(crate) limit: Result<Limit, ChooseLimit>,
     pub(crate) extractor: Arc<dyn KeyExtractor>,
     pub(crate) cost: Option<Arc<ByRequest<u64>>>,
-    pub(crate) cost_afterwards: Option<Arc<CostAfterwards>>,
-    /// Whether the limit counts the cost when the response is there, and reserves nothing before.
-    pub(crate) counts_afterwards: bool,
+    pub(crate) settle: Option<Arc<CostAfterwards>>,
+    /// The cost that counts when the response is there. Nothing is reserved before.
+    pub(crate) count_afterwards: Option<Arc<CostAfterwards>>,
     pub(crate) lease: Option<Duration>,
     pub(crate) heeds_upstream: bool,
     pub(crate) is_shadow: bool,
@@ -94,8 +94,8 @@ impl KeyedLimit {
             limit,
             extractor: Arc::new(extractor),
             cost: None,
-            cost_afterwards: None,
-            counts_afterwards: false,
+            settle: None,
+            count_afterwards: None,
             lease: None,
             heeds_upstream: false,
             is_shadow: false,
@@ -331,10 +331,15 @@ impl KeyedLimit {
         self.limit.as_ref().ok()
     }
 
+    /// The closure that computes the cost from the response.
+    pub(crate) fn cost_afterwards(&self) -> Option<&Arc<CostAfterwards>> {
+        self.settle.as_ref().or(self.count_afterwards.as_ref())
+    }
+
     /// Returns an error if an option of this `KeyedLimit` would have no effect on `limit`, which is
     /// fixed or was chosen for a request.
     pub(crate) fn has_effect_on(&self, limit: Option<&Limit>) -> Result<(), ConfigError> {
-        let settles = self.cost_afterwards.is_some();
+        let (settles, counts) = (self.cost_afterwards().is_some(), self.count_afterwards.is_some());
         let on_places = [
             (
                 self.heeds_upstream,
@@ -348,13 +353,12 @@ impl KeyedLimit {
             (self.ban.is_some(), "a refused place begins no `ban`: put `ban` on a limit of a window beside it"),
             (self.lease.is_some(), "places have no `lease`: use `Limit::freed_after`"),
         ];
-        let is_idle = self.lease.is_some() && (!settles || self.counts_afterwards);
+        let is_idle = self.lease.is_some() && self.settle.is_none();
+        let is_priced = self.cost.is_some() && counts;
         let on_all = [
+            (self.settle.is_some() && counts, "`settle` and `count_afterwards` exclude each other: leave one out"),
             (is_idle, "a `lease` is for units that are reserved: add `settle`, or leave it out"),
-            (
-                self.cost.is_some() && settles && self.counts_afterwards,
-                "`count_afterwards` computes the cost from the response: leave `cost` out, or use `settle`",
-            ),
+            (is_priced, "`count_afterwards` computes the cost from the response: leave `cost` out, or use `settle`"),
             (
                 self.heeds_upstream && self.split.is_some(),
                 "an upstream would block one part alone: put `heed_upstream` on a limit that is not split, beside it",
@@ -372,7 +376,7 @@ impl KeyedLimit {
     pub(super) fn is_plain(&self) -> bool {
         self.limit().is_some_and(|limit| !limit.is_concurrent())
             && self.cost.is_none()
-            && self.cost_afterwards.is_none()
+            && self.cost_afterwards().is_none()
             && !self.heeds_upstream
             && !self.is_shadow
             && !self.is_hidden
@@ -385,8 +389,8 @@ impl fmt::Debug for KeyedLimit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("KeyedLimit")
             .field("limit", &self.limit())
-            .field("settles", &self.cost_afterwards.is_some())
-            .field("counts_afterwards", &self.counts_afterwards)
+            .field("settles", &self.settle.is_some())
+            .field("counts_afterwards", &self.count_afterwards.is_some())
             .field("heeds_upstream", &self.heeds_upstream)
             .field("is_shadow", &self.is_shadow)
             .field("is_hidden", &self.is_hidden)

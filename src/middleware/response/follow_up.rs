@@ -63,7 +63,7 @@ impl Policy {
             let heeds_upstream = limit.is_some_and(|limit| limit.heeds_upstream);
             // A limit in the shadow that would have refused has counted nothing.
             let has_counted = status.retry_after().is_none() && charge.cost() > 0;
-            let cost = limit.filter(|_| has_counted).map(|limit| match (&limit.cost_afterwards, &details.request) {
+            let cost = limit.filter(|_| has_counted).map(|limit| match (limit.cost_afterwards(), &details.request) {
                 (Some(cost), Some(request)) => cost(&Exchange { request, response, cost: charge.cost() }),
                 _ => charge.cost(),
             });
