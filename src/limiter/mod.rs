@@ -142,6 +142,9 @@ impl Limiter {
     ///   ms and at most 1 s. Until the first reply, the default deadline is 1 s, so that the first
     ///   check has time to connect. On stores that do not tell their [round
     ///   trip](crate::store::LocalState::answered_in), the default deadline is 50 ms.
+    /// * A late reply, such as the first one after a hang, raises the default deadline at once. The
+    ///   prompt replies after it bring the default deadline down again within some seconds, or with
+    ///   some thirty replies if few come.
     /// * A deadline that you set is kept, even if the store is too far away for it. Then every
     ///   check fails. The error and the log tell the deadline and the round trip at each failure.
     ///   If the round trip is already known to be longer than the deadline when you set the

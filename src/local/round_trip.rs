@@ -224,6 +224,25 @@ mod tests {
         assert_eq!(trip.deadline(), LONGEST_DEADLINE);
     }
 
+    /// At most one prompt reply counts in each round trip, so many of them need time.
+    #[test]
+    fn a_deadline_that_late_replies_have_raised_falls_with_prompt_ones() {
+        // Late replies, milliseconds between prompt ones, and how many of these are needed.
+        for (late, apart, needed) in [(1, 1, 500..2_000), (1, 1_000, 20..35), (60, 1, 5_000..10_000)] {
+            let trip = RoundTrip::new(LONGEST_DEADLINE);
+            let mut now = 0;
+            let mut learn = |millis, apart: u64| {
+                now += 1_000 * apart;
+                trip.learn(Duration::from_millis(millis), now);
+                trip.deadline()
+            };
+            assert!((0..100).all(|_| learn(1, 1) == SHORTEST_DEADLINE));
+            assert!((0..late).all(|_| learn(1_000, 1_000) == LONGEST_DEADLINE));
+            let prompt = (1..).find(|_| learn(1, apart) == SHORTEST_DEADLINE).unwrap();
+            assert!(needed.contains(&prompt), "{prompt} after {late}, {apart} ms apart");
+        }
+    }
+
     /// The caller of the late reply was not polled for an hour.
     #[test]
     fn a_reply_that_is_read_much_later_is_soon_forgotten() {
