@@ -212,7 +212,24 @@ async fn bans_have_the_options_of_their_limits<S: Store>(fixture: Fixture<S>) {
     }
 }
 
+/// A check is decided all or nothing.
+async fn a_limit_beside_a_ban_counts_only_what_is_admitted<S: Store>(fixture: Fixture<S>) {
+    const ATTEMPTS: Limit = Limit::per_hour("attempts", 100);
+    let failures = login().count_afterwards(|exchange| u64::from(exchange.response.status == 401));
+    for (user, limit) in [("ada", login()), ("bob", failures)] {
+        let layer = RateLimitLayer::new(fixture.limiter.clone()).limit(limit).limit(ATTEMPTS.by(by_user()));
+        let mut admitted = 0;
+        for _ in 0..10 {
+            admitted += u64::from(send(&layer, user, 401).await.status() == 401);
+        }
+        assert!(admitted == 3 && banned_for(&layer, user).await.is_some());
+        let attempts = fixture.limiter.peek(&ATTEMPTS, key(user)).await.unwrap();
+        assert_eq!(attempts.binding().used, admitted, "{user}");
+    }
+}
+
 for_every_store! {
+    a_limit_beside_a_ban_counts_only_what_is_admitted
     a_refusal_bans_its_key_for_exactly_the_time
     a_limit_that_counts_afterwards_bans_when_nothing_is_left
     a_ban_by_hand_lasts_up_to_a_year_and_is_lifted
