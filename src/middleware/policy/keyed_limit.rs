@@ -339,28 +339,27 @@ impl KeyedLimit {
     /// Returns an error if an option of this `KeyedLimit` would have no effect on `limit`, which is
     /// fixed or was chosen for a request.
     pub(crate) fn has_effect_on(&self, limit: Option<&Limit>) -> Result<(), ConfigError> {
-        let (settles, counts) = (self.cost_afterwards().is_some(), self.count_afterwards.is_some());
+        let settles = self.cost_afterwards().is_some();
+        let counts = self.count_afterwards.is_some();
+        let heeds = self.heeds_upstream;
+        let costs = self.cost.is_some();
         let on_places = [
-            (
-                self.heeds_upstream,
-                "an upstream cannot block places: put `heed_upstream` on a limit of a window beside it",
-            ),
+            (heeds, "an upstream cannot block places: put `heed_upstream` on a limit of a window beside it"),
             (settles, "a place costs nothing: put `settle` or `count_afterwards` on a limit of a window beside it"),
-            (
-                self.cost.is_some(),
-                "each request takes one place: leave `cost` out, or choose no limit for the requests that take none",
-            ),
+            (costs, "each request takes one place: leave `cost` out, or choose no limit for requests that take none"),
             (self.ban.is_some(), "a refused place begins no `ban`: put `ban` on a limit of a window beside it"),
             (self.lease.is_some(), "places have no `lease`: use `Limit::freed_after`"),
         ];
         let is_idle = self.lease.is_some() && self.settle.is_none();
-        let is_priced = self.cost.is_some() && counts;
         let on_all = [
             (self.settle.is_some() && counts, "`settle` and `count_afterwards` exclude each other: leave one out"),
             (is_idle, "a `lease` is for units that are reserved: add `settle`, or leave it out"),
-            (is_priced, "`count_afterwards` computes the cost from the response: leave `cost` out, or use `settle`"),
             (
-                self.heeds_upstream && self.split.is_some(),
+                costs && counts,
+                "`count_afterwards` computes the cost from the response: leave `cost` out, or use `settle`",
+            ),
+            (
+                heeds && self.split.is_some(),
                 "an upstream would block one part alone: put `heed_upstream` on a limit that is not split, beside it",
             ),
         ];

@@ -24,8 +24,8 @@ use redis::{
 use tokio::{task::JoinSet, time::timeout};
 
 use super::{
+    connection::{ServerConnection, shared},
     settings::{ConnectionSettings, tcp_settings},
-    source::{ServerConnection, shared},
 };
 
 /// The longest time for connecting to all nodes and asking one of them for the slots. Each of these

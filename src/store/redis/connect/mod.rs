@@ -7,13 +7,15 @@
 mod cluster;
 mod connection;
 mod errors;
+mod pool;
 mod server;
 mod settings;
 pub(super) mod source;
 
 pub(super) use self::{
-    connection::{Connection, Pool, Taken},
+    connection::Connection,
     errors::{ASKING, failure, kind_of_reply, needs_new_connection, was_not_run},
+    pool::{Pool, Taken},
     server::{Server, Topology},
     settings::{ConnectionSettings, node},
 };

@@ -30,9 +30,10 @@ use tokio::task::JoinSet;
 #[cfg(feature = "cluster")]
 use super::cluster;
 use super::{
+    connection::{ServerConnection, shared},
     errors::kind,
     settings::{ConnectionSettings, without_timeouts},
-    source::{ServerConnection, Source, shared},
+    source::Source,
 };
 use crate::{
     clock,
@@ -184,16 +185,16 @@ impl Server {
             match step.unwrap_or_else(|error| Err(io::Error::other(error).into())) {
                 Ok(Step::Named(address)) if !tried.contains(&address) => {
                     let step = connect_to(self.primary_at(address.clone()), self.settings.signing_in.clone());
-                    steps.spawn(async {
-                        Ok(step.await.unwrap_or_else(|error| Step::Failed(refused("the primary refuses", error))))
-                    });
+                    steps.spawn(async { Ok(step.await.unwrap_or_else(Step::Failed)) });
                     tried.push(address);
                 }
                 Ok(Step::Connected(connection)) => return Ok(connection),
                 // Another sentinel has named this primary before.
                 Ok(Step::Named(_)) => {}
                 // The login is wrong. Without this return, a sentinel that hangs would hide that.
-                Ok(Step::Failed(error)) if kind(&error) == StoreErrorKind::Denied => return Err(error),
+                Ok(Step::Failed(error)) if kind(&error) == StoreErrorKind::Denied => {
+                    return Err(refused("the primary refuses", error));
+                }
                 // The error of a primary tells more than the error of a sentinel.
                 Ok(Step::Failed(error)) => failure = Some(error),
                 Err(error) => failure = failure.or_else(|| Some(refused("a sentinel refuses", error))),

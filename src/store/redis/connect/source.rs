@@ -21,18 +21,13 @@ use redis::{
 };
 use tokio::{runtime::Handle, time::timeout};
 
-use super::settings::ConnectionSettings;
+use super::{
+    connection::{ServerConnection, shared},
+    settings::ConnectionSettings,
+};
 
 /// A function that opens connections of the application, within the timeouts of the settings.
 pub(crate) type Source = Arc<dyn Fn(&ConnectionSettings) -> RedisFuture<'static, ServerConnection> + Send + Sync>;
-
-/// Gives clones of one connection, which the store or the application has opened. All clones share
-/// the connection.
-pub(crate) type ServerConnection = Arc<dyn Fn() -> Box<dyn ConnectionLike + Send> + Send + Sync>;
-
-pub(super) fn shared(connection: impl ConnectionLike + Clone + Send + Sync + 'static) -> ServerConnection {
-    Arc::new(move || Box::new(connection.clone()))
-}
 
 /// A source of the connections that a closure opens. The argument of the closure is the time after
 /// which the closure should try another way to get a connection.
