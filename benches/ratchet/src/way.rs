@@ -33,7 +33,7 @@ pub(crate) fn holds(lines: &BTreeSet<(String, usize)>) -> Result<bool, String> {
     let mut files = Vec::new();
     for (file, lines) in of_files {
         let text = read(&format!("src/{file}"))?;
-        // A derive writes code that nobody reads. The compiler's own code has the line of a comment.
+        // Nobody reads the code of a derive. The compiler's own code has the line of a comment.
         let is_code = |number: &usize| {
             let line = text.lines().nth(number.saturating_sub(1)).unwrap_or_default().trim_start();
             !line.is_empty() && !line.starts_with("#[") && !line.starts_with("//")
