@@ -149,8 +149,8 @@ impl Algorithm {
         match self.kind {
             Kind::Log => now,
             Kind::Compact { entries } => {
-                let part = window.div_ceil(u64::from(entries) - 2);
-                (now - now % part).saturating_add(part - 1)
+                let sub_window = window.div_ceil(u64::from(entries) - 2);
+                (now - now % sub_window).saturating_add(sub_window - 1)
             }
             Kind::Fixed => now - now % window,
             Kind::Counter => (now - now % window).saturating_add(window),

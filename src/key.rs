@@ -190,11 +190,11 @@ impl Digester {
         let mut joined = [0; Self::JOINED];
         let mut end = 0;
         for part in parts {
-            let Some(place) = joined.get_mut(end..end + part.len()) else {
+            let Some(target) = joined.get_mut(end..end + part.len()) else {
                 parts.into_iter().for_each(|part| hasher.write(part));
                 return hasher.finish();
             };
-            place.copy_from_slice(part);
+            target.copy_from_slice(part);
             end += part.len();
         }
         hasher.write(&joined[..end]);
@@ -279,9 +279,9 @@ mod tests {
         ];
         let digest = |(limit, key): &(Limit, Key)| limit.digest(&digester, key);
         assert_eq!(digest(&all[0]), Limit::per_second("a", 9).digest(&digester, &all[0].1));
-        for (place, one) in all.iter().enumerate() {
+        for (index, one) in all.iter().enumerate() {
             assert_eq!(digest(one), digest(one));
-            assert!(all[..place].iter().all(|other| digest(other) != digest(one)), "{one:?}");
+            assert!(all[..index].iter().all(|other| digest(other) != digest(one)), "{one:?}");
         }
     }
 

@@ -94,7 +94,7 @@ impl Secret {
         let mut mac = self.mac.clone();
         parts.iter().for_each(|part| mac.update(part));
         let full = mac.finalize().into_bytes();
-        array::from_fn(|place| full[place])
+        array::from_fn(|index| full[index])
     }
 }
 

@@ -240,7 +240,7 @@ fn read(name: Cow<'static, str>, text: &str) -> Result<Limit, String> {
     let algorithm = calendar.or(algorithm).unwrap_or_default();
     let life = words.next().map(prefetch_life).transpose()?;
     if let Some(word) = words.next() {
-        return Err(format!("prefetch is the last word, such as prefetch(50ms), so {word:?} has no place"));
+        return Err(format!("prefetch is the last word, such as prefetch(50ms), so {word:?} must not follow"));
     }
 
     if let Some(rule) = broken_rule(&name, units, window) {

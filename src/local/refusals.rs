@@ -34,8 +34,8 @@ const CAPACITY: usize = 10_000;
 /// outdate one in a thousand of these refusals.
 const GENERATIONS: usize = 16_384;
 
-/// While a check asks the store whether a refusal still holds, other checks are refused. After this
-/// time without a reply, another check asks.
+/// While a check asks the store whether a refusal still stands, other checks are refused. After
+/// this time without a reply, another check asks.
 const LONGEST_ANSWER: Duration = Duration::from_millis(100);
 
 /// Tells which refusals are outdated because units were given back. Also has the clock by which
@@ -74,7 +74,7 @@ struct Refusal {
     asked_at: u64,
     /// Until this time, the status refuses each check whose cost is above the units that are left.
     until: u64,
-    /// From this time on, the next check asks the store whether the refusal still holds.
+    /// From this time on, the next check asks the store whether the refusal still stands.
     asks_at: AtomicU64,
     /// When the reply arrived. The times of the status count down from then, so that no client is
     /// told to come back too early.
@@ -161,17 +161,17 @@ impl Refusals {
         let table = self.table.get()?;
         let now = lookup.asked_at;
         let find = |charge: &Charge, digest: u64| {
-            let refusal = table.get(&place(digest, charge.limit()))?;
+            let refusal = table.get(&table_key(digest, charge.limit()))?;
             // Since the refusal, callers can only have spent further units. So a cost above the
             // units that were left then does not fit now, either.
             let refuses = charge.can_refuse() && charge.cost() > refusal.status.remaining();
             let is_sure = self.is_sure(digest, refusal.generation);
-            let may_hold = is_sure || refuses && refusal.status.reserved == 0;
+            let may_stand = is_sure || refuses && refusal.status.reserved == 0;
             // A status that is younger than `max_age` may be shown in any refusal, even if its own
             // limit would admit the check.
             let is_shown = refuses || now < refusal.asked_at.saturating_add(micros(self.max_age));
-            let holds = may_hold && is_shown && refusal.holds_for(charge, now, reserved_for);
-            holds.then_some(Known { refusal, refuses, is_sure })
+            let stands = may_stand && is_shown && refusal.stands_for(charge, now, reserved_for);
+            stands.then_some(Known { refusal, refuses, is_sure })
         };
         let mut charges = check.charges();
         let first = find(charges.next()?, lookup.first.digest);
@@ -220,8 +220,8 @@ impl Refusals {
                     && (known.at, known.status.used) > (refusal.at(), status.used)
                     && self.is_sure(account.digest, known.generation)
             };
-            let place = place(account.digest, &status.limit);
-            if table.peek(&place).is_some_and(is_newer) {
+            let table_key = table_key(account.digest, &status.limit);
+            if table.peek(&table_key).is_some_and(is_newer) {
                 continue;
             }
             let remembered = Refusal {
@@ -235,7 +235,7 @@ impl Refusals {
                 at: refusal.at(),
                 id: refusal.id(),
             };
-            table.insert(place, Arc::new(remembered));
+            table.insert(table_key, Arc::new(remembered));
         }
     }
 
@@ -250,7 +250,7 @@ impl Refusals {
         let now = self.generations.clock.now();
         for (account, status) in lookup.accounts().zip(admission.statuses()) {
             let is_older = |known: &Arc<Refusal>| !known.overtakes(lookup, now) || known.at <= admission.at();
-            table.remove_if(&place(account.digest, &status.limit), is_older);
+            table.remove_if(&table_key(account.digest, &status.limit), is_older);
         }
     }
 }
@@ -261,16 +261,16 @@ impl Lookup {
     }
 }
 
-/// The position of a limit and key in the table. Limits that share units but differ in the number
-/// of units have different positions.
-fn place(digest: u64, limit: &Limit) -> u64 {
+/// The key of a limit and key in the table. Limits that share units but differ in the number of
+/// units have different keys there.
+fn table_key(digest: u64, limit: &Limit) -> u64 {
     digest.wrapping_add(limit.units().wrapping_mul(0x9e37_79b9_7f4a_7c15))
 }
 
 impl Refusal {
-    /// Whether the refusal still holds at the time `now`. A time before `asked_at` means that the
-    /// clock has stepped back. Then the refusal does not hold.
-    fn holds_for(&self, charge: &Charge, now: u64, reserved_for: Duration) -> bool {
+    /// Whether the refusal still stands for a charge at the time `now`. A time before `asked_at`
+    /// means that the clock has stepped back. Then the refusal does not stand.
+    fn stands_for(&self, charge: &Charge, now: u64, reserved_for: Duration) -> bool {
         // A retry time is never too long. So until it ends, each cost that is at least the refused
         // cost is refused. A reset time may be too long by [`RESET_SLACK`].
         let slack = if self.has_refused(charge) { 0 } else { RESET_SLACK };

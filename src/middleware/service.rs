@@ -51,7 +51,7 @@ where
         let (parts, body) = request.into_parts();
         let state = match self.policy.plan(&parts) {
             Ok(Break(decided)) => self.forward(decided, parts, body),
-            Ok(Continue(pending)) => State::Deciding { pending, held: Some((self.take(), parts, body)) },
+            Ok(Continue(pending)) => State::Deciding { pending, kept: Some((self.take(), parts, body)) },
             Err(rejection) => {
                 State::Rejected { response: Some(self.policy.reject(&parts, rejection, None, None, &*self.responder)) }
             }
@@ -121,7 +121,7 @@ pin_project! {
 pin_project! {
     #[project = StateProjection]
     enum State<I, R, ReqBody, F, ResBody> {
-        Deciding { #[pin] pending: Pending, held: Option<(RateLimit<I, R>, Parts, ReqBody)> },
+        Deciding { #[pin] pending: Pending, kept: Option<(RateLimit<I, R>, Parts, ReqBody)> },
         Forwarded { #[pin] response: F, completion: Option<Completion> },
         Settling { #[pin] settling: Settling, response: Option<(Response<ResBody>, Completion)> },
         Rejected { response: Option<Response<ResBody>> },
@@ -140,9 +140,9 @@ where
         let mut state = self.project().state;
         loop {
             let next = match state.as_mut().project() {
-                StateProjection::Deciding { pending, held } => {
+                StateProjection::Deciding { pending, kept } => {
                     let decided = ready!(pending.poll(cx));
-                    let (mut service, parts, body) = take(held);
+                    let (mut service, parts, body) = take(kept);
                     service.forward(decided, parts, body)
                 }
                 StateProjection::Forwarded { response, completion } => {

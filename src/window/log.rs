@@ -156,13 +156,13 @@ impl Log {
         }
     }
 
-    /// Adds units to the newest entry, if that entry is a sum of the same part of the clock's time,
+    /// Adds units to the newest entry, if that entry is a sum of the same sub-window of the clock,
     /// or if it has a later time. The newest entry then becomes a sum, and keeps the later of the
     /// two times. Otherwise the units get a new entry. So there is at most one new entry for each
-    /// part, if no other entries come in between.
-    pub(super) fn add_to_part(&mut self, mut at: u64, part: u64, mut units: u64) {
+    /// sub-window, if no other entries come in between.
+    pub(super) fn add_to_sub_window(&mut self, mut at: u64, length: u64, mut units: u64) {
         let last = self.len().saturating_sub(1);
-        let is_it = |newest: &Entry| newest.at > at || newest.kind == Kind::Sum && newest.at / part == at / part;
+        let is_it = |newest: &Entry| newest.at > at || newest.kind == Kind::Sum && newest.at / length == at / length;
         if let Some(newest) = self.get(last).filter(is_it) {
             at = at.max(newest.at);
             units = units.saturating_add(newest.units);

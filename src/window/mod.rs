@@ -193,7 +193,7 @@ impl Log {
         if limit.is_counter() {
             self.add_up(now, limit, units);
         } else {
-            self.add_to_part(limit.recorded_at(now), limit.window_micros().div_ceil(2), units);
+            self.add_to_sub_window(limit.recorded_at(now), limit.window_micros().div_ceil(2), units);
         }
     }
 

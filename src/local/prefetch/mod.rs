@@ -144,11 +144,11 @@ impl Prefetches {
         // If one charge has no holding, the check asks the store anyway, so the other charges would
         // take prefetches in vain.
         let is_worth_it = check.is_prefetched() && found.iter().all(Option::is_some);
-        for (place, (holding, charge)) in found.into_iter().zip(check.charges()).enumerate() {
-            let (Some(holding), Some(status)) = (holding, decision.statuses().nth(place)) else { continue };
+        for (index, (holding, charge)) in found.into_iter().zip(check.charges()).enumerate() {
+            let (Some(holding), Some(status)) = (holding, decision.statuses().nth(index)) else { continue };
             let spent = if is_worth_it { charge.cost() } else { 0 };
             let (held, reserved) = holding.learn(spent, status, at, asked_after, now);
-            decision = decision.without_held(place, held, reserved);
+            decision = decision.without_held(index, held, reserved);
             if is_worth_it && let Some(kept) = self.keep(&holding, now) {
                 keep(kept);
             }

@@ -238,7 +238,7 @@ mod tests {
 
     #[test]
     fn a_range_is_the_ipv4_range_that_it_spells_or_itself() {
-        let holds = |range: &str, address: &str| have(&parse_ranges([range]).unwrap(), address.parse().unwrap());
+        let has = |range: &str, address: &str| have(&parse_ranges([range]).unwrap(), address.parse().unwrap());
         for range in [
             "10.0.0.0/8",
             "::ffff:10.0.0.0/104",
@@ -248,16 +248,16 @@ mod tests {
             "2002:a00::/24",
         ] {
             for address in ["10.1.2.3", "::ffff:10.1.2.3", "64:ff9b::10.1.2.3", "2002:a01:203:4::5"] {
-                assert!(holds(range, address), "{range} {address}");
+                assert!(has(range, address), "{range} {address}");
             }
             for address in ["11.1.2.3", "::ffff:11.1.2.3", "2002:b01:203::", "2001:db8::a01:203"] {
-                assert!(!holds(range, address), "{range} {address}");
+                assert!(!has(range, address), "{range} {address}");
             }
         }
         // A prefix that ends after the embedded IPv4 address spells no IPv4 range.
-        assert!(holds("2002:a01:203:4::/64", "2002:a01:203:4::5"));
-        assert!(!holds("2002:a01:203:4::/64", "2002:a01:203:5::5") && !holds("2002:a01:203:4::/64", "10.1.2.3"));
-        assert!(holds("64:ff9b:1::/48", "64:ff9b:1::10.1.2.3") && !holds("64:ff9b:1::/48", "10.1.2.3"));
-        assert!(!holds("::1/128", "0.0.0.1") && holds("::1/128", "::1"));
+        assert!(has("2002:a01:203:4::/64", "2002:a01:203:4::5"));
+        assert!(!has("2002:a01:203:4::/64", "2002:a01:203:5::5") && !has("2002:a01:203:4::/64", "10.1.2.3"));
+        assert!(has("64:ff9b:1::/48", "64:ff9b:1::10.1.2.3") && !has("64:ff9b:1::/48", "10.1.2.3"));
+        assert!(!has("::1/128", "0.0.0.1") && has("::1/128", "::1"));
     }
 }

@@ -144,7 +144,7 @@ impl CheckDetails {
         };
         let cost = charge.cost();
         let twice = || (Some(charge.limit().clone()), Rejection::NotSetUp(charged_twice(charge.limit())));
-        let (charge_index, same) = self.place_of(&charge);
+        let (charge_index, same) = self.index_of(&charge);
         match (same, &mut self.check) {
             (Some(other), Some(check)) if other.is_shadow() && !charge.is_shadow() => {
                 self.left_out.push(twice());
@@ -162,7 +162,7 @@ impl CheckDetails {
     /// Adds a charge that asks whether a ban has begun. All limits that have this ban share one
     /// such charge. Returns the index of the charge.
     fn add_ban(&mut self, begins: &Charge) -> usize {
-        let (ban_index, same) = self.place_of(begins);
+        let (ban_index, same) = self.index_of(begins);
         match (same, &mut self.check) {
             (Some(other), Some(check)) => check.replace(ban_index, other.asked_with(begins)),
             (_, check) => Check::push(check, begins.asks()),
@@ -173,10 +173,10 @@ impl CheckDetails {
     /// Finds in the check the charge of the same identity and key as `charge`. Returns the index of
     /// the found charge, and the found charge itself. If there is no such charge, returns the index
     /// that a new charge gets.
-    fn place_of(&self, charge: &Charge) -> (usize, Option<Charge>) {
+    fn index_of(&self, charge: &Charge) -> (usize, Option<Charge>) {
         let is_same = |other: &Charge| other.limit().is_one_with(charge.limit()) && other.key() == charge.key();
         let charges = || self.check.iter().flat_map(Check::charges);
-        let place = charges().position(is_same).unwrap_or_else(|| charges().count());
-        (place, charges().nth(place).cloned())
+        let index = charges().position(is_same).unwrap_or_else(|| charges().count());
+        (index, charges().nth(index).cloned())
     }
 }

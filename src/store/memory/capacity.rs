@@ -105,8 +105,8 @@ impl Capacity {
     /// Whether a limit gets room for this number of further admissions.
     #[inline]
     pub(super) fn has_room(&self, usage: &LimitUsage, further: usize) -> bool {
-        let held = usage.admissions.0.load(Ordering::Relaxed);
-        usage.is_of_places() || held + further <= self.admissions.saturating_sub(self.taken() + further - 1)
+        let own = usage.admissions.0.load(Ordering::Relaxed);
+        usage.is_of_places() || own + further <= self.admissions.saturating_sub(self.taken() + further - 1)
     }
 
     /// Takes or gives back capacity of a limit, which had capacity for `before` admissions and now

@@ -147,7 +147,7 @@ fn an_error_says_which_part_is_wrong() {
         ("5/min compact(2)", "compact(n) with 3 to 1024 entries"),
         ("5/min compact(65539)", "or prefetches follow, not \"compact(65539)\""),
         ("5/min fixed counter", "the prefetch must be written prefetch or prefetch(50ms), not \"counter\""),
-        ("5/min prefetch fixed", "prefetch is the last word, such as prefetch(50ms), so \"fixed\" has no place"),
+        ("5/min prefetch fixed", "prefetch is the last word, such as prefetch(50ms), so \"fixed\" must not follow"),
         ("5/min prefetch()", "the prefetch must be written prefetch or prefetch(50ms)"),
         ("5/min prefetch(50)x", "not \"prefetch(50)x\""),
         ("5/min prefetch(8,7ms)", "not \"prefetch(8,7ms)\""),

@@ -234,20 +234,20 @@ fn join(jobs: Vec<Box<Job>>) -> Vec<Box<Job>> {
             prefetches.push(job);
             continue;
         }
-        let is_equal = |place: &usize| joined[*place].is_interchangeable_with(&job);
+        let is_equal = |index: &usize| joined[*index].is_interchangeable_with(&job);
         // Copies mostly come in a row. So if the last job has copies, the new job is compared with
         // it before the keys of the new job are hashed.
-        let has_copies = |place: &usize| joined[*place].count() > 1;
-        let mut place = joined.len().checked_sub(1).filter(has_copies).filter(is_equal);
-        if place.is_none() {
+        let has_copies = |index: &usize| joined[*index].count() > 1;
+        let mut index = joined.len().checked_sub(1).filter(has_copies).filter(is_equal);
+        if index.is_none() {
             touched.clear();
             touched.extend(job.check().charges().map(|charge| charge.digest(&digester)));
             let mut touches = touched.iter().map(|hash| last_touch.get(hash).copied());
-            place = touches.next().flatten().filter(|last| touches.all(|other| other == Some(*last)));
-            place = place.filter(is_equal);
+            index = touches.next().flatten().filter(|last| touches.all(|other| other == Some(*last)));
+            index = index.filter(is_equal);
         }
-        if let Some(place) = place {
-            joined[place].join(job);
+        if let Some(index) = index {
+            joined[index].join(job);
         } else {
             last_touch.extend(touched.iter().map(|hash| (*hash, joined.len())));
             joined.push(job);

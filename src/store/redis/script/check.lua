@@ -23,7 +23,7 @@ local function pull_back(log)
     local member, time = newest[i], time_in(newest[i + 1])
     local units, _, is_prefetch = weigh(log, member)
     local from = counted_from(log, time, is_prefetch)
-    local is_sum = log.part and string.byte(member) ~= NAMED
+    local is_sum = log.sub_window and string.byte(member) ~= NAMED
     local is_ahead = time > (is_sum and log.at or from)
     if is_ahead and is_sum then
       -- ZREM comes first, so that a server without memory accepts the ZADD.
@@ -36,7 +36,7 @@ local function pull_back(log)
   end
   if not is_any then return end
   log.oldest = time_of(log, 0)
-  outlive(log, log.at, log.part)
+  outlive(log, log.at, log.sub_window)
 end
 
 -- The first moment at which at most `most` units are used. `entries` has the entries that leave
@@ -77,7 +77,7 @@ local function wait(log, most)
   local total = log.total - current - previous
   -- Each entry of an exact log has at least one unit, so at most `log.total - most` entries have to
   -- leave.
-  local enough = not log.part and log.reserved == 0 and math.min(LOOKED_AT, log.total - most) or LOOKED_AT
+  local enough = not log.sub_window and log.reserved == 0 and math.min(LOOKED_AT, log.total - most) or LOOKED_AT
   local entries = call('ZREVRANGE', log.key, first, first + enough - 1, 'WITHSCORES')
   local retry = first_fit(log, most, total, entries, true) - now
   return retry, log.reserved > 0 and first_fit(log, most, total - log.reserved, entries, false) - now or retry
@@ -106,7 +106,7 @@ local function copies_counted(log, id, copies)
     local at = find(log, counted == 1 and named(log, id, log.cost) or shared(id, counted, log.cost))
     if counted == 1 then at = at or find(log, named(log, id, log.cost, true)) end
     if at then
-      while not log.part and log.cost == 1 and counted < copies and call('ZSCORE', log.key, following(id, counted)) do
+      while not log.sub_window and log.cost == 1 and counted < copies and call('ZSCORE', log.key, following(id, counted)) do
         counted = counted + 1
       end
       return counted, at
@@ -125,7 +125,7 @@ local function counted_before(logs, id, copies)
       counted = math.max(counted, before)
       if log.lease then time = time + log.window - log.lease end
       -- An exact log tells the time best. The time of a place is the time of its last renewal.
-      local tells = not log.part and not log.is_place
+      local tells = not log.sub_window and not log.is_place
       if tells and not is_exact or tells == is_exact and time > at then at, is_exact = time, tells end
     end
   end

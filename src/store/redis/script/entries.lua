@@ -41,7 +41,7 @@ end
 
 -- The time under which an admission is recorded.
 local function recorded_at(charge, time)
-  if not charge.part then return time end
+  if not charge.sub_window then return time end
   if charge.ends then
     -- The first end is compared with `now`, not with `time`: when an admission is settled, `time`
     -- is earlier.
@@ -51,7 +51,7 @@ local function recorded_at(charge, time)
     end
     error('the clocks of the server and of the process that asks differ by more than two periods', 0)
   end
-  return time - time % charge.part + charge.later
+  return time - time % charge.sub_window + charge.later
 end
 
 -- The time under which a named entry is recorded. After a step back of the clock, the entry may
@@ -66,7 +66,7 @@ end
 
 -- The text with which a named entry of this id begins.
 local function begin_with(charge, id)
-  return charge.part and string.char(NAMED) .. id or id
+  return charge.sub_window and string.char(NAMED) .. id or id
 end
 
 -- The member of a named entry: the id, and behind it the units. If the entry has only one unit,
@@ -81,9 +81,9 @@ end
 -- The units of an entry, whether they are reserved, and whether they are a prefetch. An entry
 -- without an id consists of two bytes of its time, and its units.
 local function weigh(charge, member)
-  local place = not charge.part and 9 or string.byte(member) == NAMED and 10 or 3
+  local start = not charge.sub_window and 9 or string.byte(member) == NAMED and 10 or 3
   -- The entry of a settlement has a point behind its units, and may have a time behind the point.
-  local sign, zero, number, times = string.match(member, '^(%+?)(0?)(%d*)%*?(%d*)%.?%d*$', place)
+  local sign, zero, number, times = string.match(member, '^(%+?)(0?)(%d*)%*?(%d*)%.?%d*$', start)
   local units = (tonumber(number) or zero == '0' and 0 or 1) * (tonumber(times) or 1)
   -- If the units are too many, another program has written them, and they count as one unit. With
   -- so many units, a counter would search for ever for the first moment that fits.
@@ -116,7 +116,7 @@ end
 -- because sums rely on it.
 local function outlive(log, newest, stays)
   local time, life = newest, log.life
-  if not log.part and is_expiry_telling and log.oldest then
+  if not log.sub_window and is_expiry_telling and log.oldest then
     time, life = log.oldest, (log.has_total or log.total > 1) and log.long_life or log.life
   end
   local expiry = math.ceil(time / 1000) + life

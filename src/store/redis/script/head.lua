@@ -75,7 +75,7 @@
 --                      version gave this head another name, all windows would start anew
 --           settled    an entry that a settlement has left, or a charge's real cost
 --           gone       an entry that has left the window, and may still be in the key
---           part       the part of a window whose admissions are recorded under one time
+--           sub_window the part of a window whose admissions are recorded under one time
 --           copies     equal checks that travel as one
 --           single     a check of one unit of one plain charge
 --           place      an entry of a concurrent limit: an exact log whose entries are renewed as long as they are held

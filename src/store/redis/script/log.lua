@@ -97,18 +97,18 @@ local function read(charge, key)
   log.used = log.total - faded(log)
   -- The expiry tells when the oldest entry leaves. Since the oldest entry was dropped, the expiry
   -- is set anew.
-  if gone > 0 and not log.part and is_expiry_telling and log.oldest then outlive(log, now) end
+  if gone > 0 and not log.sub_window and is_expiry_telling and log.oldest then outlive(log, now) end
   return log
 end
 
 -- Whether a key has as many named entries as it may have.
 local function is_full(log)
-  return log.part and call('ZCARD', log.key) >= MOST_NAMED
+  return log.sub_window and call('ZCARD', log.key) >= MOST_NAMED
 end
 
 -- Counts copies of a check that are admitted together.
 local function count(log, id, copies, is_again)
-  local units, time, is_exact = log.takes * copies, log.at, not log.part and not log.lease
+  local units, time, is_exact = log.takes * copies, log.at, not log.sub_window and not log.lease
   if is_exact and not log.has_total and log.cost == 1 and copies <= FEW then
     call('ZADD', log.key, entries_of(id, copies))
     log.total, log.used = log.total + units, log.used + units
@@ -126,5 +126,5 @@ local function count(log, id, copies, is_again)
   end
   log.oldest = math.min(log.oldest or time, time)
   -- With a lease, the entry may be older than the others.
-  outlive(log, log.at, log.part or not log.lease)
+  outlive(log, log.at, log.sub_window or not log.lease)
 end

@@ -59,7 +59,7 @@ end
 local function settle_named(log, id, time, cost)
   local member, copies = named(log, id, log.cost, log.is_reserving), 1
   local at = find(log, member)
-  if not at and not log.part and not log.lease and not log.is_place and log.cost > 0 then
+  if not at and not log.sub_window and not log.lease and not log.is_place and log.cost > 0 then
     member, at, copies = find_shared(log, id)
   end
   -- A place may have been renewed since its admission, so its time may be later.
@@ -80,7 +80,7 @@ local function settle_named(log, id, time, cost)
   for other = -place, copies - 1 - place do
     if other ~= 0 then call('ZADD', log.key, score_of(time), named(log, following(id, other), log.cost)) end
   end
-  if cost > 0 then add_settled(log, id, time, cost, log.part) end
+  if cost > 0 then add_settled(log, id, time, cost, log.sub_window) end
   return true
 end
 
@@ -97,7 +97,7 @@ local function settle_charge(log, id, time, cost)
   -- The oldest entry of an exact log may have been removed, so the expiry is set anew. The newest
   -- entry may be as old as the admission.
   local newest = time_in(call('ZRANGE', log.key, '0', '0', 'WITHSCORES')[2])
-  outlive(log, math.min(newest, log.at), log.part)
+  outlive(log, math.min(newest, log.at), log.sub_window)
   return true
 end
 

@@ -67,8 +67,8 @@ local function add_to_sum(log, time, units)
   local before, earlier = sum_at(log, score)
   units = units + before
   if time == log.at then log.current = units end
-  local part = math.floor(time / log.part)
-  local sum = string.char(part % NAMED, math.floor(part / NAMED) % 256) .. text(units)
+  local number = math.floor(time / log.sub_window)
+  local sum = string.char(number % NAMED, math.floor(number / NAMED) % 256) .. text(units)
   -- The earlier sum is removed before the new one is added. With both, a compact log could exceed
   -- 128 entries for a moment, and then Redis changes the encoding of the set for good.
   if earlier and earlier ~= sum then call('ZREM', log.key, earlier) end

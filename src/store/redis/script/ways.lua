@@ -17,32 +17,32 @@ local function charge_of(units, cost, window)
   }
 end
 
--- Reads `count` charges of a run, from argument number `place` on. A charge has three figures if
+-- Reads `count` charges of a run, from argument number `index` on. A charge has three figures if
 -- `is_plain`, and six if not. Returns the charges, and the number of the argument behind them.
-local function read_charges(place, count, is_plain)
+local function read_charges(index, count, is_plain)
   local charges = {}
   for i = 1, count do
-    local charge = charge_of(ARGV[place] + 0, ARGV[place + 1] + 0, ARGV[place + 2] + 0)
-    place, charges[i] = place + 3, charge
+    local charge = charge_of(ARGV[index] + 0, ARGV[index + 1] + 0, ARGV[index + 2] + 0)
+    index, charges[i] = index + 3, charge
     if not is_plain then
-      local window, algorithm, lease, mode = charge.window, ARGV[place], ARGV[place + 1] + 0, ARGV[place + 2]
+      local window, algorithm, lease, mode = charge.window, ARGV[index], ARGV[index + 1] + 0, ARGV[index + 2]
       local entries = tonumber(algorithm)
       charge.is_counter, charge.is_place = algorithm == 'counter', algorithm == 'concurrent'
       charge.ends = string.match(algorithm, '^ends (.+)')  -- when the periods of a calendar end
-      -- Admissions of one part of the window are put together. An exact log has no parts.
-      charge.part = algorithm ~= 'log' and not charge.is_place and (entries and math.ceil(window / (entries - 2)) or window)
-      -- An admission gets a time that is this much later than the start of its part of the window.
-      charge.later = entries and charge.part - 1 or charge.is_counter and window or 0
+      -- Admissions of one sub-window are put together. An exact log has no sub-windows.
+      charge.sub_window = algorithm ~= 'log' and not charge.is_place and (entries and math.ceil(window / (entries - 2)) or window)
+      -- An admission gets a time that is this much later than the start of its sub-window.
+      charge.later = entries and charge.sub_window - 1 or charge.is_counter and window or 0
       charge.lease, charge.is_reserving, charge.is_prefetch = lease > 0 and lease, lease > 0, lease > window
       if mode ~= '' then
         charge.is_shadow, charge.settled = string.find(mode, 'shadow$'), tonumber(string.match(mode, '%d+$'))
         if string.find(mode, '^spent') then charge.needs, charge.is_reserving = 0, false end
         if string.find(mode, '^left') then charge.takes = 0 end
       end
-      place = place + 3
+      index = index + 3
     end
   end
-  return charges, place
+  return charges, index
 end
 
 local decide, make_settle, settle
