@@ -66,8 +66,9 @@ impl Limiter {
     ///    the first in line asks again every 100 ms. A caller gets the error when less than 100 ms
     ///    of its `max_wait` are left. If waiting does not help, such as after a wrong password, the
     ///    caller gets the error at once. Under [`fail_local`](Self::fail_local), the share decides
-    ///    while the store cannot. The store may have counted the units of a call that it did not
-    ///    answer.
+    ///    while the store cannot. The store may have counted the units of each call that it did not
+    ///    answer. So one caller that waits while the store stands still may use several times its
+    ///    cost. These units leave with the window.
     ///
     /// A check that can never be refused, such as a check at a cost of 0, never waits. Waiting
     /// needs a tokio runtime with time. While several callers wait in a line, a task on the runtime

@@ -134,9 +134,11 @@ impl Limiter {
     }
 
     /// Counts units that an admission has spent. The units count in this process if this process
-    /// has decided, otherwise in the store.
+    /// has decided, otherwise in the store. If the store fails, the units do not count under a
+    /// share: a ban, and the figures that clients see, would take the share for the limit.
     pub(crate) async fn count(&self, spent: Check, is_local: bool) -> Result<Decision, Error> {
-        if is_local { Ok(self.core.local.decide(spent).await?) } else { self.check_all(spent).await }
+        let store = self.clone().with_failure_mode(FailureMode::Open);
+        if is_local { Ok(self.core.local.decide(spent).await?) } else { store.check_all(spent).await }
     }
 
     /// Forgets the units that `limit` counts for `key`, in the store and in this process, which may

@@ -79,11 +79,7 @@ impl Events {
     }
 
     pub(crate) fn not_settled(&self, error: &Error) {
-        self.warn(
-            5,
-            error,
-            "a request may not be settled: it stays charged until its lease ends, unless the store settles it late",
-        );
+        self.warn(5, error, "a request may not be settled or counted: reserved units stay until their lease ends");
     }
 
     pub(crate) fn upstream_blocks(&self, time: Duration) {

@@ -140,7 +140,9 @@ impl<R> RateLimitLayer<R> {
         self.failure_mode(FailureMode::Open)
     }
 
-    /// Responds with 503 while the store cannot decide.
+    /// Responds with 503 while the store cannot decide. A request that no limit can refuse is let
+    /// through: it has a cost of 0, or only limits in the [shadow](crate::KeyedLimit::in_shadow)
+    /// charge it.
     pub fn fail_closed(self) -> Self {
         self.failure_mode(FailureMode::Closed)
     }
@@ -229,6 +231,6 @@ impl<R> RateLimitLayer<R> {
     }
 
     fn failure_mode(self, mode: FailureMode) -> Self {
-        self.set(|policy| policy.fail_in(mode))
+        self.set(|policy| policy.limiter.failure_mode = mode)
     }
 }

@@ -265,7 +265,7 @@ pub fn from_url(url: &str) -> Result<Arc<dyn Store>, ConfigError> {
 /// # Errors
 ///
 /// [`StoreError`] if the URL is invalid (see [`from_url`]), if the server cannot be reached or is a
-/// replica, or if this user may not write keys. Print the error's
+/// replica that refuses writes, or if this user may not write keys. Print the error's
 /// [sources](std::error::Error::source) as well: they have the address and the cause.
 pub async fn connect(url: &str) -> Result<Arc<dyn Store>, StoreError> {
     #[cfg(feature = "redis")]

@@ -43,7 +43,7 @@ use crate::{
 /// A decision that a request waits for.
 pub(super) enum Pending {
     /// The store is asked about the check of the request.
-    Ask { asking: Asking, details: Option<Box<CheckDetails>> },
+    Ask { asking: Asking, details: Option<Box<CheckDetails>>, can_be_refused: bool },
     /// The request waits for capacity, or its decision may begin a ban. Few requests need this
     /// future, so the future is boxed.
     Wait(Pin<Box<dyn Future<Output = Decided> + Send>>),
@@ -54,6 +54,9 @@ pub(super) struct Decided {
     /// `None` if there was nothing to decide.
     pub(super) outcome: Result<Option<Decision>, Error>,
     pub(super) details: Option<Box<CheckDetails>>,
+    /// Whether a limit can refuse the request. If none can, because all of its limits are in the
+    /// shadow, or it costs nothing, the request fails open.
+    pub(super) can_be_refused: bool,
     /// How long the request has waited for decisions in all layers so far. Zero if this decision
     /// needed no wait.
     pub(super) waited: Duration,
@@ -64,10 +67,10 @@ impl Future for Pending {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Decided> {
         match &mut *self {
-            Self::Ask { asking, details } => {
+            Self::Ask { asking, details, can_be_refused } => {
                 let outcome = ready!(Pin::new(&mut *asking).poll(cx)).map(Some);
                 let waited = asking.reply.waited();
-                Poll::Ready(Decided { outcome, details: details.take(), waited })
+                Poll::Ready(Decided { outcome, details: details.take(), can_be_refused: *can_be_refused, waited })
             }
             Self::Wait(decided) => decided.as_mut().poll(cx),
         }
@@ -80,9 +83,10 @@ impl Policy {
     /// no key, or costs too much, or if an option has no effect on a chosen limit.
     #[inline]
     pub(super) fn plan(self: &Arc<Self>, request: &Parts) -> Result<ControlFlow<Decided, Pending>, Rejection> {
-        let at_once = |outcome, details| Break(Decided { outcome, details, waited: Duration::ZERO });
+        let waited = Duration::ZERO;
+        let at_once = |outcome, details, can_be_refused| Break(Decided { outcome, details, can_be_refused, waited });
         if !self.counts(request)? {
-            return Ok(at_once(Ok(None), None));
+            return Ok(at_once(Ok(None), None, false));
         }
         let cost = self.cost.as_ref().map_or(1, |cost| cost(request));
         let (check, details) = if self.is_plain && self.max_wait.is_none() {
@@ -97,10 +101,11 @@ impl Policy {
                 check => (check, Some(details)),
             }
         };
-        let Some(check) = check else { return Ok(at_once(Ok(None), details)) };
+        let Some(check) = check else { return Ok(at_once(Ok(None), details, false)) };
+        let can_be_refused = check.can_be_refused();
         Ok(match self.limiter.decide_now(check, || time_waited(request)) {
-            Break(outcome) => at_once(outcome.map(Some), details),
-            Continue(asking) => Continue(Pending::Ask { asking, details }),
+            Break(outcome) => at_once(outcome.map(Some), details, can_be_refused),
+            Continue(asking) => Continue(Pending::Ask { asking, details, can_be_refused }),
         })
     }
 
@@ -108,6 +113,7 @@ impl Policy {
     /// request waits in line for capacity.
     fn wait(self: &Arc<Self>, check: Check, details: Box<CheckDetails>, request: &Parts) -> Pending {
         let policy = Arc::clone(self);
+        let can_be_refused = check.can_be_refused();
         let mut waited = time_waited(request);
         Pending::Wait(Box::pin(async move {
             let limiter = &policy.limiter;
@@ -120,7 +126,7 @@ impl Policy {
                 Ok(Some(policy.ban(limiter, decision, &details.charged, is_local).await))
             };
             let outcome = decide.await;
-            Decided { outcome, details: Some(details), waited }
+            Decided { outcome, details: Some(details), can_be_refused, waited }
         }))
     }
 

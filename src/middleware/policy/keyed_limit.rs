@@ -203,8 +203,8 @@ impl KeyedLimit {
     /// * Clients see the figures of the layer's other limits. If the layer has no other limits,
     ///   clients see the figures of the limit in the shadow. So put a limit in the shadow into the
     ///   same layer as the limits that refuse.
-    /// * If all limits of a layer are in the shadow, the layer fails open, whatever its failure
-    ///   mode.
+    /// * If only limits in the shadow charge a request, it is let through while the store cannot
+    ///   decide, even under [`fail_closed`](crate::RateLimitLayer::fail_closed).
     pub fn in_shadow(mut self) -> Self {
         self.is_shadow = true;
         self

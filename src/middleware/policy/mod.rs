@@ -15,21 +15,12 @@ use super::{
     extract::{AddressList, ClientIp, KeyError, KeyExtractor},
     headers::HeaderSets,
 };
-use crate::{
-    error::ConfigError,
-    key::Key,
-    limit::Limit,
-    limiter::{FailureMode, Limiter},
-};
+use crate::{error::ConfigError, key::Key, limit::Limit, limiter::Limiter};
 
 /// The settings of a layer, shared by all of its services.
 #[derive(Clone)]
 pub(super) struct Policy {
-    /// In the failure mode of the layer.
     pub(super) limiter: Limiter,
-    /// The failure mode that was chosen. If all limits are in the shadow, the layer fails open
-    /// instead: limits in the shadow refuse nothing, even without a decision.
-    chosen_mode: FailureMode,
     /// The limits of the layer. All limits have different names, except the limits that are chosen
     /// for each request.
     pub(super) limits: Vec<KeyedLimit>,
@@ -56,7 +47,6 @@ type KeyList = ByRequest<Result<bool, KeyError>>;
 impl Policy {
     pub(super) fn new(limiter: Limiter) -> Self {
         Self {
-            chosen_mode: limiter.failure_mode,
             limiter,
             limits: Vec::new(),
             is_plain: true,
@@ -85,15 +75,7 @@ impl Policy {
         limit.has_effect_on(limit.limit())?;
         self.is_plain &= limit.is_plain();
         self.limits.push(limit);
-        self.fail_in(self.chosen_mode);
         Ok(())
-    }
-
-    /// Chooses the failure mode of the layer.
-    pub(super) fn fail_in(&mut self, mode: FailureMode) {
-        self.chosen_mode = mode;
-        let is_shadow = self.limits.iter().all(|limit| limit.is_shadow);
-        self.limiter.failure_mode = if is_shadow { FailureMode::Open } else { mode };
     }
 
     /// The names of all limits, for a log line.

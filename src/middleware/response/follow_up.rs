@@ -112,7 +112,8 @@ impl Policy {
         Some(self.limiter.detachable(async move {
             let Self { limiter, events, .. } = &*policy;
             let is_local = admitted.local_cause().is_some();
-            let settled = if settles { Some(settle(limiter, admitted, settlements, spent).await) } else { None };
+            let settled =
+                if settles { Some(settle(limiter, admitted, settlements, spent, is_local).await) } else { None };
             let settled = settled.and_then(|settled| settled.inspect_err(|error| events.not_settled(error)).ok());
             block_all(limiter, events, blocked).await;
             Some(policy.ban(limiter, settled?, &charged, is_local).await)
@@ -127,8 +128,8 @@ async fn settle(
     admitted: Decision,
     settlements: Vec<Settlement>,
     spent: Vec<(usize, Charge)>,
+    is_local: bool,
 ) -> Result<Decision, Error> {
-    let is_local = admitted.local_cause().is_some();
     let mut settled = Ok(admitted);
     for settlement in settlements {
         let outcome = limiter.settle(settlement).await.map(|settled| settled.decision);
@@ -151,7 +152,7 @@ async fn block_all(limiter: &Limiter, events: &Events, blocked: Vec<(Limit, Key,
         // If the upstream has not refused, but reports that nothing is left, the limit needs a
         // block only if the limit has units left.
         if request.is_refusal || open.peek(&limit, key.clone()).await?.remaining() > 0 {
-            events.upstream_blocks(request.time);
+            events.upstream_blocks(request.time.min(limit.window()));
             limiter.block(&limit, key, request.time).await?;
         }
         Ok(())

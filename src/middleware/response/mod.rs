@@ -46,8 +46,9 @@ impl Policy {
         request: &mut Parts,
         responder: &impl RejectionResponse<B>,
     ) -> Result<Completion, Response<B>> {
-        let Decided { outcome, details, waited } = decided;
-        let mode = self.limiter.failure_mode;
+        let Decided { outcome, details, can_be_refused, waited } = decided;
+        let fails_open = outcome.is_err() && !can_be_refused;
+        let mode = if fails_open { FailureMode::Open } else { self.limiter.failure_mode };
         if !waited.is_zero() {
             request.extensions.insert(TimeWaited(waited));
         }

@@ -263,8 +263,9 @@ impl RedisStoreBuilder {
     /// # Errors
     ///
     /// [`StoreError`] if a setting is wrong, as for [`build`](Self::build), if the server cannot be
-    /// reached, if it is a replica, or if this user may not write keys with the prefix or run a
-    /// command. The error names that command. Print the error's
+    /// reached, if it is a replica that refuses writes, or if this user may not write keys with the
+    /// prefix or run a command. The error names that command. In a cluster, the commands run on one
+    /// node: give the user the same rights on all nodes. Print the error's
     /// [sources](std::error::Error::source) as well: they have the address and the cause.
     pub async fn connect(self) -> Result<RedisStore, StoreError> {
         let store = self.build().map_err(invalid)?;

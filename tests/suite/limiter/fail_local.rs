@@ -155,7 +155,7 @@ async fn a_shadow_limit_keeps_its_units_and_refuses_nothing() {
 
     let only_shadow = RateLimitLayer::new(failing()).limit(CALLS.by(anyone).in_shadow()).fail_local(QUARTER);
     let response = only_shadow.layer(service_fn(hello)).oneshot(request()).await.unwrap();
-    assert_eq!((response.status(), degraded(&response).mode), (StatusCode::OK, FailureMode::Open));
+    assert_eq!((response.status(), degraded(&response).mode), (StatusCode::OK, FailureMode::Local(QUARTER)));
 }
 
 #[tokio::test]

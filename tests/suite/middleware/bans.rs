@@ -198,6 +198,8 @@ async fn bans_have_the_options_of_their_limits<S: Store>(fixture: Fixture<S>) {
     let response = send(&shadow, "cyd", 200).await;
     let refusals: &ShadowRefusals = response.extensions().get().unwrap();
     assert_eq!((response.status().as_u16(), refusals.names().collect::<Vec<_>>()), (200, vec!["login.ban"]));
+    // Once it is no longer in the shadow, the ban holds.
+    assert!(banned_for(&layer(login()), "cyd").await.is_some());
     // By the whole key, whatever part has refused.
     let split = layer(LOGIN.split(3).by(by_user()).ban(BAN, TIME));
     while send(&split, "dan", 200).await.status() == 200 {}

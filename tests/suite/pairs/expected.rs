@@ -105,12 +105,11 @@ impl App {
         if self.is_alone() {
             return if self.is("limiter", &["limiter's fail_local"]) { Lost::Local } else { Lost::Closed };
         }
-        // If all limits of a layer are in the shadow, it fails open.
-        if self.is_shadow() && self.is("beside", &["no other limit"]) {
-            return Lost::Open;
-        }
+        // A request that no limit can refuse is let through.
+        let is_free = self.is("charge", &["a cost of 0"]) && !self.is_concurrent() && !self.has_ban();
+        let can_be_refused = !self.is("beside", &["no other limit"]) || !self.is_shadow() && !is_free;
         match self.row.of("mode") {
-            "fail_closed" => Lost::Closed,
+            "fail_closed" if can_be_refused => Lost::Closed,
             "fail_local" => Lost::Local,
             "default mode" if self.is("limiter", &["limiter's fail_local"]) => Lost::Local,
             _ => Lost::Open,

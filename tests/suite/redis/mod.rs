@@ -9,6 +9,7 @@ mod distance;
 mod ended_runtimes;
 mod errors;
 mod fairness;
+mod false_sentinels;
 mod foreign_content;
 mod hashed_keys;
 #[cfg(feature = "cluster")]

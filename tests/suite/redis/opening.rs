@@ -11,6 +11,7 @@ use std::{
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt, copy_bidirectional},
     net::{TcpListener, TcpStream},
+    task::JoinSet,
     time::{sleep, timeout},
 };
 use tower_sliding_window::{Limiter, RedisStore, limiter::Breaker, store::RedisStoreBuilder};
@@ -205,4 +206,36 @@ async fn a_sentinel_that_is_behind_delays_nothing() {
     let urls = [sentinel(old, 0).await, sentinel(new, 20).await, sentinel(new, 20).await];
     let store = RedisStore::sentinel(urls, "main").connect_timeout(2 * TEST_TIMEOUT);
     assert!(limiter(store).check(&CALLS, "ada", 1).await.unwrap().is_allowed());
+}
+
+/// The server takes two connections of the store, and rejects all others.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_whose_connections_are_all_in_use_is_not_asked_for_more_with_each_batch() {
+    let server = RedisServer::start_with(&["--maxclients", "3"]);
+    let mut own = server.connect();
+    let limiter = Limiter::new(server.store().build().unwrap()).deadline(TEST_TIMEOUT).breaker(Breaker::OFF);
+    let checks = async |number: u64| {
+        let mut callers = JoinSet::new();
+        for key in 0..64_u64 {
+            let limiter = limiter.clone();
+            callers.spawn(async move {
+                for _ in 0..number {
+                    assert!(limiter.check(&CALLS, key, 1).await.unwrap().is_allowed());
+                }
+            });
+        }
+        callers.join_all().await;
+    };
+    let mut rejected = || {
+        let info: String = redis::cmd("INFO").arg("stats").query(&mut own).unwrap();
+        let number = info.lines().find_map(|line| line.strip_prefix("rejected_connections:")).unwrap();
+        number.parse::<u64>().unwrap()
+    };
+    // A connection works before the next ones are rejected.
+    assert!(limiter.check(&CALLS, "first", 1).await.unwrap().is_allowed());
+    checks(10).await;
+    let before = rejected();
+    checks(300).await;
+    let rejected = rejected() - before;
+    assert!(rejected < 100, "{rejected} rejected connections in 64 times 300 checks");
 }

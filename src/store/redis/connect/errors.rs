@@ -62,13 +62,16 @@ fn explained(error: RedisError) -> RedisError {
     const LOGIN: &str = "the user or the password is wrong, set them with `login`, `credentials` or in the URL (of a sentinel, in its URL)";
     const NO_PASSWORD: &str = "no password was sent, set it with `login`, `credentials` or in the URL (of a sentinel, in its URL): redis://word@host has a user and no password, a password alone is redis://:password@host";
     const LACKS_COMMANDS: &str = "the user needs the commands that `guide::running_redis` lists";
-    const MISTAKES: [(&str, &str); 13] = [
+    const MISTAKES: [(&str, &str); 16] = [
         ("UnknownIssuer", "no authority that is trusted has signed the server's certificate, set `root_certificate`"),
         ("Moved:", "the server is a node of a cluster, use `RedisStore::cluster`"),
         ("unknown command 'SENTINEL'", "the server is no sentinel, use `RedisStore::builder`"),
+        ("unknown command 'SELECT'", "a sentinel has no databases, set the number with `database`, not in its URL"),
         ("unknown command", "the server lacks a command of the store: of sentinels, use `RedisStore::sentinel`"),
         ("read only replica", "the server is a replica, connect to its primary, or use `RedisStore::sentinel`"),
         ("NOAUTH", NO_PASSWORD),
+        ("Authentication required", NO_PASSWORD),
+        ("DB index", "the server has no database of this number, see `databases` in its configuration"),
         ("AuthenticationFailed", LOGIN),
         ("WRONGPASS", LOGIN),
         ("permissions to access", "the user needs the prefix of the store in its ACL, ~tsw1:* by default"),
@@ -99,9 +102,10 @@ pub(super) fn kind(error: &RedisError) -> StoreErrorKind {
 /// The kind of an error that the server has sent. Redis 6.2 puts the word of the kind into the
 /// middle of the text.
 pub(crate) fn kind_of_reply(text: &str) -> StoreErrorKind {
-    const KINDS: [(&str, StoreErrorKind); 15] = [
+    const KINDS: [(&str, StoreErrorKind); 16] = [
         ("AuthenticationFailed", StoreErrorKind::Denied),
         ("NOAUTH", StoreErrorKind::Denied),
+        ("Authentication required", StoreErrorKind::Denied),
         ("WRONGPASS", StoreErrorKind::Denied),
         ("permission", StoreErrorKind::Denied),
         ("can't run", StoreErrorKind::Denied),

@@ -48,6 +48,10 @@ use super::{
 };
 use crate::{error::StoreError, local::lock};
 
+/// After a failed opening, no other connection is opened for this time, as long as one works. The
+/// connections of the server may all be in use. Otherwise each batch would ask it for another one.
+const PAUSE: Duration = Duration::from_millis(100);
+
 /// The connections of one runtime. Only that runtime may take them.
 pub(crate) struct Pool {
     seats: bb8::Pool<Seats>,
@@ -55,6 +59,8 @@ pub(crate) struct Pool {
     shared: watch::Sender<Option<Arc<Connection>>>,
     /// The tasks that open connections. They end with the pool.
     openings: Mutex<JoinSet<()>>,
+    /// The time of the last opening that has failed.
+    failed_at: Arc<Mutex<Option<Instant>>>,
     server: Arc<Server>,
     generation: Arc<AtomicU64>,
     distance: Arc<AtomicU64>,
@@ -79,7 +85,8 @@ impl Pool {
             .build_unchecked(Seats);
         let shared = watch::Sender::default();
         let openings = Mutex::default();
-        Self { seats, shared, openings, server: Arc::clone(server), generation: Arc::default(), distance }
+        let failed_at = Arc::default();
+        Self { seats, shared, openings, failed_at, server: Arc::clone(server), generation: Arc::default(), distance }
     }
 
     /// Returns the shared connection, if that connection works. Unlike
@@ -144,6 +151,10 @@ impl Pool {
             }
             return Ok((connection.clone(), seat));
         }
+        let is_paused = lock(&self.failed_at).is_some_and(|at| at.elapsed() < PAUSE);
+        if let Some(shared) = self.share().filter(|_| is_paused) {
+            return Ok((shared, seat));
+        }
         self.open(seat).await.map_err(|_| io::Error::other("opening it has panicked"))?
     }
 
@@ -153,12 +164,16 @@ impl Pool {
         let shared = self.shared.clone();
         let generation = Arc::clone(&self.generation);
         let distance = Arc::clone(&self.distance);
+        let failed_at = Arc::clone(&self.failed_at);
         let (opened, outcome) = oneshot::channel();
         let mut openings = lock(&self.openings);
         while openings.try_join_next().is_some() {}
         openings.spawn(async move {
             let outcome = open(&server, &generation, &distance).await.map(Arc::new);
             let new = outcome.as_ref().ok().cloned();
+            if new.is_none() {
+                *lock(&failed_at) = Some(Instant::now());
+            }
             // If the caller has stopped waiting, the connection is for later callers.
             let _ = opened.send(outcome.map(|connection| {
                 *seat = Some(connection.clone());

@@ -16,7 +16,7 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicU64, Ordering},
     },
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use redis::{
@@ -25,7 +25,7 @@ use redis::{
     aio::{ConnectionLike, MultiplexedConnection},
     cmd, from_redis_value,
 };
-use tokio::task::JoinSet;
+use tokio::{task::JoinSet, time::timeout};
 
 #[cfg(feature = "cluster")]
 use super::cluster;
@@ -80,8 +80,7 @@ impl Server {
         }
         // At a sentinel, the store signs in with the user and password of the sentinel's URL.
         let signed_in = |node| if is_sentinel { node } else { settings.sign_in(node) };
-        let nodes = nodes.into_iter().map(|node| settings.transport(node).map(signed_in));
-        let nodes = nodes.collect::<Result<_, _>>()?;
+        let nodes = nodes.into_iter().map(|node| settings.transport(node).map(signed_in)).collect::<Result<_, _>>()?;
         let server =
             Self { topology, nodes, settings, unsuitable_line: Throttle::default(), nodes_of_slots: Mutex::default() };
         #[cfg(feature = "cluster")]
@@ -116,7 +115,7 @@ impl Server {
         if error.kind() == ErrorKind::Server(ServerErrorKind::Moved) && known.as_deref() != Some(node) {
             let mut nodes = lock(&self.nodes_of_slots);
             if let Some(known) = known {
-                nodes.entry(slot + 1).or_insert(known);
+                nodes.entry(slot.saturating_add(1)).or_insert(known);
             }
             nodes.insert(slot, node.into());
         }
@@ -181,7 +180,10 @@ impl Server {
         let mut steps: JoinSet<_> = self.nodes.iter().map(ask).collect();
         let mut tried = Vec::new();
         let mut failure = None;
-        while let Some(step) = steps.join_next().await {
+        // Once there is a failure, a server that hangs must not hide it.
+        let patience =
+            |failure: &Option<_>| if failure.is_some() { self.settings.connect_timeout / 2 } else { Duration::MAX };
+        while let Ok(Some(step)) = timeout(patience(&failure), steps.join_next()).await {
             match step.unwrap_or_else(|error| Err(io::Error::other(error).into())) {
                 Ok(Step::Named(address)) if !tried.contains(&address) => {
                     let step = connect_to(self.primary_at(address.clone()), self.settings.signing_in.clone());
@@ -191,12 +193,8 @@ impl Server {
                 Ok(Step::Connected(connection)) => return Ok(connection),
                 // Another sentinel has named this primary before.
                 Ok(Step::Named(_)) => {}
-                // The login is wrong. Without this return, a sentinel that hangs would hide that.
-                Ok(Step::Failed(error)) if kind(&error) == StoreErrorKind::Denied => {
-                    return Err(refused("the primary refuses", error));
-                }
                 // The error of a primary tells more than the error of a sentinel.
-                Ok(Step::Failed(error)) => failure = Some(error),
+                Ok(Step::Failed(error)) => failure = Some(refused("the primary refuses", error)),
                 Err(error) => failure = failure.or_else(|| Some(refused("a sentinel refuses", error))),
             }
         }

@@ -2,6 +2,7 @@
 //! limits.
 
 mod clients;
+mod modes;
 mod refusals;
 
 use std::{
