@@ -193,9 +193,9 @@ impl<R> RateLimitLayer<R> {
     /// use tower::{ServiceBuilder, ServiceExt};
     /// use tower_sliding_window::{Everyone, Limit, MemoryStore, RateLimitLayer};
     ///
-    /// // The upstream allows 10 calls a second. A call may wait for five seconds.
+    /// // The upstream allows 600 calls a minute. A call may wait for five seconds.
     /// let limits = RateLimitLayer::new(MemoryStore::new())
-    ///     .limit(Limit::per_second("upstream", 10).by(Everyone).heed_upstream())
+    ///     .limit(Limit::per_minute("upstream", 600).by(Everyone).heed_upstream())
     ///     .wait_up_to(Duration::from_secs(5));
     ///
     /// let client = Client::builder(TokioExecutor::new()).build_http::<Body>();

@@ -165,12 +165,15 @@ impl KeyedLimit {
     ///
     /// // A crawler of many hosts. A host blocks only calls to itself.
     /// let limits = RateLimitLayer::new(MemoryStore::new())
-    ///     .limit(Limit::per_second("host", 2).by(UpstreamHost).heed_upstream())
+    ///     .limit(Limit::per_hour("host", 7_200).by(UpstreamHost).heed_upstream())
     ///     .limit(Limit::per_second("total", 100).by(Everyone));
     /// ```
     ///
     /// * An upstream blocks the limit for all calls of the key. So set this option only if all
     ///   calls of a key go to one upstream, as with [`UpstreamHost`](crate::extract::UpstreamHost).
+    /// * Nothing remains by `X-RateLimit-Remaining: 0` or `RateLimit-Remaining: 0` with a `-Reset`,
+    ///   and by a member of `RateLimit` such as `"hourly";r=0;t=97`. Other forms of `RateLimit` are
+    ///   not read. A 429 without a valid time asks for one second.
     /// * A limit of a short window is blocked only briefly. If the upstream may ask for a longer
     ///   time, add a limit of a longer window that heeds the upstream, too. A limit in the
     ///   [shadow](Self::in_shadow) is not blocked.
@@ -307,6 +310,7 @@ impl KeyedLimit {
     ///   has begun the ban, or has refused a request by the ban. In all other processes the failure
     ///   mode decides. A process that decides in the store's place begins bans of its own. A Redis
     ///   that restarts empty has forgotten the bans.
+    /// * If this method is called twice, the last ban holds.
     ///
     /// # Panics
     ///
