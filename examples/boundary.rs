@@ -16,7 +16,8 @@ use std::{
 };
 
 use tower_sliding_window::{
-    Algorithm, Error as LimiterError, Limit, Limiter, MemoryStore, RedisStore, Store, store::ManualClock,
+    Algorithm, Error as LimiterError, Limit, Limiter, MemoryStore, RedisStore, Store,
+    store::ManualClock,
 };
 
 const LIMIT: Limit = Limit::per_minute("boundary", 50);
@@ -44,8 +45,14 @@ async fn run() -> Result<(), Box<dyn Error>> {
 
 async fn compare(store: impl Store, clock: &ManualClock) -> Result<(), LimiterError> {
     let limiter = Limiter::new(store);
-    println!("{} calls a minute; 100 calls arrive 1 s before a minute ends, and 100 more 1 s after", LIMIT.units());
-    for (name, algorithm) in [("fixed window", Algorithm::FIXED_WINDOW), ("sliding log", Algorithm::SLIDING_LOG)] {
+    println!(
+        "{} calls a minute; 100 calls arrive 1 s before a minute ends, and 100 more 1 s after",
+        LIMIT.units()
+    );
+    for (name, algorithm) in [
+        ("fixed window", Algorithm::FIXED_WINDOW),
+        ("sliding log", Algorithm::SLIDING_LOG),
+    ] {
         let limit = LIMIT.with_algorithm(algorithm);
         // A key for each process, since several of these may run on one Redis.
         let key = format!("{name} {}", process::id());
@@ -53,7 +60,10 @@ async fn compare(store: impl Store, clock: &ManualClock) -> Result<(), LimiterEr
         let before = admitted(&limiter, &limit, &key).await?;
         clock.advance(2 * SECOND);
         let after = admitted(&limiter, &limit, &key).await?;
-        println!("{name:12}  {before} + {after:2} = {:3} within 2 s", before + after);
+        println!(
+            "{name:12}  {before} + {after:2} = {:3} within 2 s",
+            before + after
+        );
         limiter.reset(&limit, key).await?;
     }
     Ok(())
@@ -61,7 +71,12 @@ async fn compare(store: impl Store, clock: &ManualClock) -> Result<(), LimiterEr
 
 fn wait_for_the_last_second(clock: &ManualClock) {
     let window = LIMIT.window().as_micros();
-    let gone = clock.now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros() % window;
+    let gone = clock
+        .now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default()
+        .as_micros()
+        % window;
     let left = u64::try_from(window - gone).unwrap_or_default();
     clock.advance(Duration::from_micros(left) + LIMIT.window() - SECOND);
 }

@@ -29,7 +29,9 @@ use std::{
 };
 
 use tokio::{task::JoinSet, time::sleep};
-use tower_sliding_window::{Error as LimiterError, Key, Limit, Limiter, MemoryStore, RedisStore, Secret};
+use tower_sliding_window::{
+    Error as LimiterError, Key, Limit, Limiter, MemoryStore, RedisStore, Secret,
+};
 
 #[tokio::main]
 async fn main() -> ExitCode {
@@ -53,14 +55,22 @@ async fn run() -> Result<(), Box<dyn Error>> {
 
 async fn crawl(limiter: Limiter, limit: Limit) -> Result<(), Box<dyn Error>> {
     let (workers, pages) = (setting("WORKERS", 4)?, setting("PAGES", 20)?);
-    let own = || format!("{:?}", [1, 2].map(|number| RandomState::new().hash_one(number)));
+    let own = || {
+        format!(
+            "{:?}",
+            [1, 2].map(|number| RandomState::new().hash_one(number))
+        )
+    };
     let secret = Secret::new(env::var("RATE_LIMIT_SECRET").unwrap_or_else(|_| own()))?;
     let crawler = Arc::new(Crawler {
         // A crawler has more time than a web server.
         limiter: limiter.deadline(Duration::from_secs(1)),
         limit,
         // The limiter and Redis get a keyed hash. Only the API gets the token itself.
-        token: secret.key("token", &env::var("TOKEN").unwrap_or_else(|_| "example-token".to_owned())),
+        token: secret.key(
+            "token",
+            &env::var("TOKEN").unwrap_or_else(|_| "example-token".to_owned()),
+        ),
         max_wait: Duration::try_from_secs_f64(setting("MAX_WAIT", 60.0)?)?,
         api: Api::default(),
         next_page: AtomicU64::new(1),
@@ -73,16 +83,29 @@ async fn crawl(limiter: Limiter, limit: Limit) -> Result<(), Box<dyn Error>> {
     );
 
     let begun = Instant::now();
-    let mut working: JoinSet<Result<Tally, Unavailable>> =
-        (0..workers).map(|_| Arc::clone(&crawler).work(pages)).collect();
+    let mut working: JoinSet<Result<Tally, Unavailable>> = (0..workers)
+        .map(|_| Arc::clone(&crawler).work(pages))
+        .collect();
     let mut total = Tally::default();
     while let Some(tally) = working.join_next().await {
         // The first worker that has no limiter ends the program, and with it the others.
         let tally = tally??;
-        total = Tally { fetched: total.fetched + tally.fetched, refused: total.refused + tally.refused };
+        total = Tally {
+            fetched: total.fetched + tally.fetched,
+            refused: total.refused + tally.refused,
+        };
     }
-    println!("{} pages fetched and {} put off in {:.1?}", total.fetched, total.refused, begun.elapsed());
-    println!("the API was called {} times; {} left", crawler.api.calls(), crawler.remaining().await?);
+    println!(
+        "{} pages fetched and {} put off in {:.1?}",
+        total.fetched,
+        total.refused,
+        begun.elapsed()
+    );
+    println!(
+        "the API was called {} times; {} left",
+        crawler.api.calls(),
+        crawler.remaining().await?
+    );
     crawler.limiter.shutdown(Duration::from_secs(5)).await?;
     Ok(())
 }
@@ -107,7 +130,11 @@ struct Tally {
 impl Crawler {
     /// The calls that are left. Asking spends none.
     async fn remaining(&self) -> Result<u64, Unavailable> {
-        Ok(self.limiter.peek(&self.limit, self.token.clone()).await?.remaining())
+        Ok(self
+            .limiter
+            .peek(&self.limit, self.token.clone())
+            .await?
+            .remaining())
     }
 
     async fn work(self: Arc<Self>, pages: u64) -> Result<Tally, Unavailable> {
@@ -119,14 +146,21 @@ impl Crawler {
             }
             let asked = Instant::now();
             // Workers wait in line, first come first served. A refusal takes nothing.
-            let decision = self.limiter.acquire(&self.limit, self.token.clone(), 1, self.max_wait).await?;
+            let decision = self
+                .limiter
+                .acquire(&self.limit, self.token.clone(), 1, self.max_wait)
+                .await?;
             if let Some(wait) = decision.retry_after() {
                 println!("page {page}: put off, the next call is free in {wait:.1?}");
                 tally.refused += 1;
                 continue;
             }
             self.api.fetch(page).await;
-            println!("page {page}: fetched after {:.1?}, {} left", asked.elapsed(), decision.remaining());
+            println!(
+                "page {page}: fetched after {:.1?}, {} left",
+                asked.elapsed(),
+                decision.remaining()
+            );
             tally.fetched += 1;
         }
     }
@@ -175,6 +209,9 @@ impl Api {
 }
 
 fn setting<T: FromStr<Err: fmt::Display>>(name: &str, default: T) -> Result<T, String> {
-    let Ok(text) = env::var(name) else { return Ok(default) };
-    text.parse().map_err(|error| format!("{name}={text:?} is not a number: {error}"))
+    let Ok(text) = env::var(name) else {
+        return Ok(default);
+    };
+    text.parse()
+        .map_err(|error| format!("{name}={text:?} is not a number: {error}"))
 }

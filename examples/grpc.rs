@@ -23,7 +23,8 @@ use http::request::Parts;
 use tokio::{net::TcpListener, sync::Notify, time::sleep};
 use tonic::transport::{Server, server::TcpIncoming};
 use tower_sliding_window::{
-    Limit, Limiter, MemoryStore, PeerIp, RateLimitLayer, RedisStore, Store, middleware::GrpcResponse,
+    Limit, Limiter, MemoryStore, PeerIp, RateLimitLayer, RedisStore, Store,
+    middleware::GrpcResponse,
 };
 
 const CHECKS: Limit = Limit::per("checks", 5, Duration::from_secs(10));
@@ -64,9 +65,12 @@ async fn serve(store: impl Store, store_name: &str) -> Result<(), Box<dyn Error>
         .fail_open();
 
     let port = env::var("PORT").unwrap_or_else(|_| "50051".to_owned());
-    let port: u16 = port.parse().map_err(|error| format!("PORT={port:?} is not a port: {error}"))?;
+    let port: u16 = port
+        .parse()
+        .map_err(|error| format!("PORT={port:?} is not a port: {error}"))?;
     let listener = TcpListener::bind(("127.0.0.1", port)).await;
-    let listener = listener.map_err(|error| format!("cannot listen on port {port}; PORT sets another: {error}"))?;
+    let listener = listener
+        .map_err(|error| format!("cannot listen on port {port}; PORT sets another: {error}"))?;
     let address = listener.local_addr()?;
     // Before the text that says the server is up, so that no signal after it is missed.
     let shutdown = shutdown_signal()?;
@@ -109,7 +113,10 @@ try: grpc_health_probe -addr={address}"
 fn shutdown_signal() -> io::Result<impl Future<Output = ()>> {
     use tokio::signal::unix::{SignalKind, signal};
 
-    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    let (mut interrupt, mut terminate) = (
+        signal(SignalKind::interrupt())?,
+        signal(SignalKind::terminate())?,
+    );
     Ok(async move {
         tokio::select! {
             _ = interrupt.recv() => {}

@@ -20,7 +20,9 @@ use tower_sliding_window::{Limit, MemoryStore, PeerIp, RateLimitLayer};
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
     let limit = Limit::per_minute("requests", 5).by(PeerIp::new());
-    let guarded = ServiceBuilder::new().layer(RateLimitLayer::new(MemoryStore::new()).limit(limit)).service_fn(answer);
+    let guarded = ServiceBuilder::new()
+        .layer(RateLimitLayer::new(MemoryStore::new()).limit(limit))
+        .service_fn(answer);
 
     let listener = TcpListener::bind("127.0.0.1:3001").await?;
     println!("try: curl -i http://{}/", listener.local_addr()?);
@@ -33,8 +35,9 @@ async fn main() -> Result<(), Box<dyn Error>> {
             tower::ServiceExt::oneshot(guarded.clone(), request)
         });
         tokio::spawn(async move {
-            if let Err(error) =
-                http1::Builder::new().serve_connection(TokioIo::new(stream), TowerToHyperService::new(service)).await
+            if let Err(error) = http1::Builder::new()
+                .serve_connection(TokioIo::new(stream), TowerToHyperService::new(service))
+                .await
             {
                 eprintln!("{peer}: {error}");
             }

@@ -30,7 +30,8 @@ use tokio::{
     time::{sleep, timeout},
 };
 use tower_sliding_window::{
-    ApiKey, KeyExtractor, Limit, Limiter, RateLimitLayer, Rejection, Secret, Store, middleware::Exchange, store,
+    ApiKey, KeyExtractor, Limit, Limiter, RateLimitLayer, Rejection, Secret, Store,
+    middleware::Exchange, store,
 };
 
 const REQUESTS: Limit = Limit::per_minute("requests", 60);
@@ -63,21 +64,41 @@ struct Tokens {
 
 fn app(store: impl Store) -> Result<Router, Box<dyn Error>> {
     // Servers that share a Redis need the same secret. One of its own is enough for a server alone.
-    let own = || format!("{:?}", [1, 2].map(|number| RandomState::new().hash_one(number)));
+    let own = || {
+        format!(
+            "{:?}",
+            [1, 2].map(|number| RandomState::new().hash_one(number))
+        )
+    };
     let secret = Secret::new(env::var("RATE_LIMIT_SECRET").unwrap_or_else(|_| own()))?;
-    let (limiter, api_key) = (Limiter::new(store).deadline(DEADLINE), ApiKey::header("x-api-key", &secret));
+    let (limiter, api_key) = (
+        Limiter::new(store).deadline(DEADLINE),
+        ApiKey::header("x-api-key", &secret),
+    );
     let requests = || RateLimitLayer::new(limiter.clone()).limit(REQUESTS.by(api_key.clone()));
-    let requests_and_tokens = requests().limit(TOKENS.by(api_key.clone()).cost(estimate).settle(used).lease(LEASE));
+    let requests_and_tokens = requests().limit(
+        TOKENS
+            .by(api_key.clone())
+            .cost(estimate)
+            .settle(used)
+            .lease(LEASE),
+    );
     Ok(Router::new()
         .route("/complete", post(complete).layer(requests_and_tokens))
-        .route("/stream", post(stream).layer(requests().limit(STREAMS.by(api_key.clone()))))
+        .route(
+            "/stream",
+            post(stream).layer(requests().limit(STREAMS.by(api_key.clone()))),
+        )
         .with_state(Tokens { limiter, api_key }))
 }
 
 /// The most tokens that a request can use: its prompt, at about four bytes a token, and the longest
 /// response.
 fn estimate(request: &Parts) -> u64 {
-    number(&request.headers, CONTENT_LENGTH.as_str()).unwrap_or_default().div_ceil(4) + longest_answer(&request.headers)
+    number(&request.headers, CONTENT_LENGTH.as_str())
+        .unwrap_or_default()
+        .div_ceil(4)
+        + longest_answer(&request.headers)
 }
 
 /// The tokens that the response reports. An error reports none, and is free.
@@ -90,7 +111,11 @@ async fn complete(headers: HeaderMap, prompt: String) -> Response {
     let longest = usize::try_from(longest_answer(&headers)).unwrap_or(usize::MAX);
     let answer: Vec<&str> = prompt.split_whitespace().take(longest).collect();
     let used = prompt.split_whitespace().count() + answer.len();
-    ([("x-tokens-used", used.to_string())], answer.join(" ") + "\n").into_response()
+    (
+        [("x-tokens-used", used.to_string())],
+        answer.join(" ") + "\n",
+    )
+        .into_response()
 }
 
 /// The same, word by word. Response headers cannot report the cost of a streamed body. So the
@@ -102,7 +127,10 @@ async fn stream(
     prompt: String,
 ) -> Result<Response, Rejection> {
     let key = api_key.extract(&request)?;
-    let reservation = limiter.reserve(&TOKENS, key, estimate(&request), LEASE).await?.map_err(Rejection::Limited)?;
+    let reservation = limiter
+        .reserve(&TOKENS, key, estimate(&request), LEASE)
+        .await?
+        .map_err(Rejection::Limited)?;
     let longest = usize::try_from(longest_answer(&request.headers)).unwrap_or(usize::MAX);
     let (mut client, body) = Channel::<Bytes>::new(1);
     tokio::spawn(async move {
@@ -140,9 +168,15 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let listener = TcpListener::bind(("127.0.0.1", port)).await?;
     let url = format!("http://{}", listener.local_addr()?);
     println!("listening on {url}");
-    println!("try: curl -i -H 'x-api-key: ada' -H 'x-max-tokens: 50' -d 'tell me a story' {url}/complete");
-    println!("and word by word: curl -iN -H 'x-api-key: ada' -d 'tell me a long story' {url}/stream");
-    axum::serve(listener, app).with_graceful_shutdown(async { drop(ctrl_c().await) }).await?;
+    println!(
+        "try: curl -i -H 'x-api-key: ada' -H 'x-max-tokens: 50' -d 'tell me a story' {url}/complete"
+    );
+    println!(
+        "and word by word: curl -iN -H 'x-api-key: ada' -d 'tell me a long story' {url}/stream"
+    );
+    axum::serve(listener, app)
+        .with_graceful_shutdown(async { drop(ctrl_c().await) })
+        .await?;
     // Completes the settlements that are on their way. In a container, wait for SIGTERM as well, as
     // `server/serve.rs` does.
     Ok(Limiter::new(store).shutdown(Duration::from_secs(5)).await?)

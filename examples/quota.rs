@@ -28,7 +28,9 @@ use std::{
 };
 
 use tokio::{task::JoinSet, time::sleep};
-use tower_sliding_window::{Charge, Check, Error as LimiterError, Limit, Limiter, MemoryStore, RedisStore};
+use tower_sliding_window::{
+    Charge, Check, Error as LimiterError, Limit, Limiter, MemoryStore, RedisStore,
+};
 
 const QUOTA: Limit = Limit::per_day("quota", 9_500);
 const SEARCHES: Limit = Limit::per_day("searches", 60);
@@ -68,7 +70,12 @@ async fn share(limiter: Limiter) -> Result<(), Failure> {
     let is_stopped = Arc::new(AtomicBool::new(false));
     let mut regions = JoinSet::new();
     for name in REGIONS {
-        let region = Region { name, limiter: limiter.clone(), upstream, is_stopped: Arc::clone(&is_stopped) };
+        let region = Region {
+            name,
+            limiter: limiter.clone(),
+            upstream,
+            is_stopped: Arc::clone(&is_stopped),
+        };
         regions.spawn(region.work(lists, searches));
     }
     println!("{} regions share {} units", regions.len(), QUOTA.units());
@@ -119,7 +126,11 @@ impl Call {
     /// Takes the cost from the quota. A search also takes one of the day's searches.
     fn check(self) -> Result<Check, Failure> {
         let check = Check::new(Charge::new(QUOTA, ACCOUNT, self.cost())?);
-        Ok(if self == Self::Search { check.and(Charge::new(SEARCHES, ACCOUNT, 1)?)? } else { check })
+        Ok(if self == Self::Search {
+            check.and(Charge::new(SEARCHES, ACCOUNT, 1)?)?
+        } else {
+            check
+        })
     }
 }
 
@@ -211,15 +222,26 @@ impl Tally {
 
 impl fmt::Display for Tally {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} lists, {} searches, {} refused", self.lists, self.searches, self.refused)?;
+        write!(
+            f,
+            "{} lists, {} searches, {} refused",
+            self.lists, self.searches, self.refused
+        )?;
         if self.uncounted + self.not_dared > 0 {
-            write!(f, "; without a limiter {} lists made, {} searches not", self.uncounted, self.not_dared)?;
+            write!(
+                f,
+                "; without a limiter {} lists made, {} searches not",
+                self.uncounted, self.not_dared
+            )?;
         }
         Ok(())
     }
 }
 
 fn setting<T: FromStr<Err: fmt::Display>>(name: &str, default: T) -> Result<T, String> {
-    let Ok(text) = env::var(name) else { return Ok(default) };
-    text.parse().map_err(|error| format!("{name}={text:?} is not a number: {error}"))
+    let Ok(text) = env::var(name) else {
+        return Ok(default);
+    };
+    text.parse()
+        .map_err(|error| format!("{name}={text:?} is not a number: {error}"))
 }

@@ -19,7 +19,9 @@ use axum::{
 use futures_util::stream::{self, Stream};
 use http::request::Parts;
 use tokio::{net::TcpListener, time::sleep};
-use tower_sliding_window::{KeyExtractor, Limit, Limiter, MemoryStore, PeerIp, RateLimitLayer, Rejection};
+use tower_sliding_window::{
+    KeyExtractor, Limit, Limiter, MemoryStore, PeerIp, RateLimitLayer, Rejection,
+};
 
 const STREAMS: Limit = Limit::concurrent("streams", 2);
 
@@ -77,8 +79,15 @@ async fn main() -> io::Result<()> {
         .route("/places", get(places))
         .with_state(limiter);
 
-    let port = env::var("PORT").ok().and_then(|port| port.parse().ok()).unwrap_or(3000);
+    let port = env::var("PORT")
+        .ok()
+        .and_then(|port| port.parse().ok())
+        .unwrap_or(3000);
     let listener = TcpListener::bind(("127.0.0.1", port)).await?;
     println!("listening on http://{}", listener.local_addr()?);
-    axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>()).await
+    axum::serve(
+        listener,
+        app.into_make_service_with_connect_info::<SocketAddr>(),
+    )
+    .await
 }

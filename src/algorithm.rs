@@ -93,7 +93,9 @@ impl Algorithm {
     /// up. If the units of the previous window came late, the estimate is too low, and up to
     /// `2 L − 1` units can be in a sliding window. If these units came early, the estimate is too
     /// high, and units count for up to a window longer than they should.
-    pub const SLIDING_WINDOW_COUNTER: Self = Self { kind: Kind::Counter };
+    pub const SLIDING_WINDOW_COUNTER: Self = Self {
+        kind: Kind::Counter,
+    };
 
     /// A fixed window of the clock. All units come back at once when the window ends. A window ends
     /// at a multiple of its length since the Unix epoch: for a window of a day, at midnight UTC.
@@ -120,7 +122,9 @@ impl Algorithm {
             entries >= Self::MIN_ENTRIES && entries <= Self::MAX_ENTRIES,
             "a compact log must have 3 to 1024 entries"
         );
-        Self { kind: Kind::Compact { entries } }
+        Self {
+            kind: Kind::Compact { entries },
+        }
     }
 
     /// Whether the algorithm is a log, exact or compact.
@@ -170,7 +174,8 @@ mod tests {
         let compact = Algorithm::compact_log(12);
         let times = [6_000, 6_099, 6_100].map(|now| compact.recorded_at(now, 1_000));
         assert_eq!(times, [6_099, 6_099, 6_199]);
-        let fixed = [6_000, 6_999, 7_000].map(|now| Algorithm::FIXED_WINDOW.recorded_at(now, 1_000));
+        let fixed =
+            [6_000, 6_999, 7_000].map(|now| Algorithm::FIXED_WINDOW.recorded_at(now, 1_000));
         assert_eq!(fixed, [6_000, 6_000, 7_000]);
     }
 }

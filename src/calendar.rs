@@ -82,21 +82,29 @@ impl Calendar {
     /// Returns a number that no other algorithm has. Calendars of one time zone and first day share
     /// a number, even if their periods differ, since their windows tell them apart.
     pub(crate) const fn number(self) -> u16 {
-        let from_day = if let Period::Month(day) = self.period { day } else { 1 };
+        let from_day = if let Period::Month(day) = self.period {
+            day
+        } else {
+            1
+        };
         1 << 15 | self.zone << 5 | from_day as u16
     }
 
     /// Returns when the period that contains `time` ends. Times are microseconds since the Unix
     /// epoch.
     pub(crate) fn end_of(self, time: u64) -> u64 {
-        self.ends(time).find(|end| *end > time).unwrap_or_else(|| time.saturating_add(self.longest()))
+        self.ends(time)
+            .find(|end| *end > time)
+            .unwrap_or_else(|| time.saturating_add(self.longest()))
     }
 
     /// Returns when the seven periods around `time` end. Three of the periods have ended by `time`,
     /// and four end later.
     pub(crate) fn ends(self, time: u64) -> impl Iterator<Item = u64> {
         let zone = self.zone();
-        let time = i64::try_from(time).ok().and_then(|time| Timestamp::from_microsecond(time).ok());
+        let time = i64::try_from(time)
+            .ok()
+            .and_then(|time| Timestamp::from_microsecond(time).ok());
         let local = zone.to_datetime(time.unwrap_or(Timestamp::MAX));
         (-2..=4).filter_map(move |number| {
             let start = zone.to_timestamp(self.start(local, number)?).ok()?;
@@ -111,7 +119,14 @@ impl Calendar {
         let (present, distance) = match self.period {
             Period::Hour => (date.at(local.hour(), 0, 0, 0), number.hours()),
             Period::Day => (date.into(), number.days()),
-            Period::Week => (date.tomorrow().ok()?.nth_weekday(-1, Weekday::Monday).ok()?.into(), number.weeks()),
+            Period::Week => (
+                date.tomorrow()
+                    .ok()?
+                    .nth_weekday(-1, Weekday::Monday)
+                    .ok()?
+                    .into(),
+                number.weeks(),
+            ),
             Period::Month(day) => {
                 // A date before `day` is in the period that began in the month before.
                 let after_first = i64::from(day - 1).days();
@@ -124,16 +139,25 @@ impl Calendar {
 
     fn zone(self) -> TimeZone {
         let zones = ZONES.read().unwrap_or_else(PoisonError::into_inner);
-        zones.get(usize::from(self.zone)).cloned().unwrap_or(TimeZone::UTC)
+        zones
+            .get(usize::from(self.zone))
+            .cloned()
+            .unwrap_or(TimeZone::UTC)
     }
 
     /// Reads the calendar in the text of a limit: a period such as `month` or `month(15)`, and a
     /// time zone, which is UTC by default. `None` for a window that is not of the calendar.
     pub(crate) fn read(window: &str, zone: Option<&str>) -> Result<Option<Self>, String> {
-        let day = window.strip_prefix("month(").and_then(|rest| rest.strip_suffix(')'));
+        let day = window
+            .strip_prefix("month(")
+            .and_then(|rest| rest.strip_suffix(')'));
         let period = match (window, day.map(str::parse)) {
             (_, Some(Ok(day @ 1..=28))) => Period::Month(day),
-            (_, Some(_)) => return Err(format!("months can begin on the days 1 to 28, not {window:?}")),
+            (_, Some(_)) => {
+                return Err(format!(
+                    "months can begin on the days 1 to 28, not {window:?}"
+                ));
+            }
             ("month", _) => Period::Month(1),
             ("week", _) => Period::Week,
             _ if zone.is_none() => return Ok(None),
@@ -145,25 +169,35 @@ impl Calendar {
                 ));
             }
         };
-        Ok(Some(Self { period, zone: zone_number(zone.unwrap_or("UTC"))? }))
+        Ok(Some(Self {
+            period,
+            zone: zone_number(zone.unwrap_or("UTC"))?,
+        }))
     }
 }
 
 /// Returns the position of a time zone in [`ZONES`].
 fn zone_number(name: &str) -> Result<u16, String> {
-    let zone = TimeZone::get(name).map_err(|error| format!("there is no time zone {name:?}: {error}"))?;
+    let zone =
+        TimeZone::get(name).map_err(|error| format!("there is no time zone {name:?}: {error}"))?;
     // A name without a capital is a name of this system alone, such as "localtime".
-    if !zone.iana_name().is_some_and(|name| name.starts_with(|c: char| c.is_ascii_uppercase())) {
+    if !zone
+        .iana_name()
+        .is_some_and(|name| name.starts_with(|c: char| c.is_ascii_uppercase()))
+    {
         return Err(format!("there is no time zone {name:?}"));
     }
     let mut zones = ZONES.write().unwrap_or_else(PoisonError::into_inner);
     // Zones are compared by name, since keys in Redis contain the name. Two names with the same
     // rules are two zones. If such names were one zone, keys would contain the name that the
     // process has met first.
-    let number = zones.iter().position(|known| known.iana_name() == zone.iana_name()).unwrap_or_else(|| {
-        zones.push(zone);
-        zones.len() - 1
-    });
+    let number = zones
+        .iter()
+        .position(|known| known.iana_name() == zone.iana_name())
+        .unwrap_or_else(|| {
+            zones.push(zone);
+            zones.len() - 1
+        });
     Ok(number as u16)
 }
 
@@ -199,7 +233,14 @@ mod tests {
 
     /// The library's own starts of days, from 2020 to 2040.
     fn days(zone: &str) -> impl Iterator<Item = ZonedDateTime> {
-        let noon = |day: i64| date(2020, 1, 1).at(12, 0, 0, 0).checked_add(day.days()).unwrap().in_tz(zone).unwrap();
+        let noon = |day: i64| {
+            date(2020, 1, 1)
+                .at(12, 0, 0, 0)
+                .checked_add(day.days())
+                .unwrap()
+                .in_tz(zone)
+                .unwrap()
+        };
         (0..7_671).map(move |day| noon(day).start_of_day().unwrap())
     }
 
@@ -214,21 +255,35 @@ mod tests {
         let zones: BTreeSet<String> = names.filter(|name| zone_number(name).is_ok()).collect();
         assert!(zones.len() > 300);
         for zone in zones.iter().step_by(if is_all { 1 } else { 5 }) {
-            let [day, week, month, contract] = ["d", "week", "month", "month(15)"].map(|text| calendar(text, zone));
+            let [day, week, month, contract] =
+                ["d", "week", "month", "month(15)"].map(|text| calendar(text, zone));
             let mut before = days(zone).next().unwrap();
             let mut length = None;
             for start in days(zone).skip(1) {
                 let this_length = start.duration_since(&before);
-                let is_changed = length.replace(this_length).is_some_and(|length| length != this_length);
+                let is_changed = length
+                    .replace(this_length)
+                    .is_some_and(|length| length != this_length);
                 let is_of = [
                     (day, is_all || is_changed),
-                    (week, start.weekday() == jiff::civil::Weekday::Monday && (is_all || start.year() == 2026)),
+                    (
+                        week,
+                        start.weekday() == jiff::civil::Weekday::Monday
+                            && (is_all || start.year() == 2026),
+                    ),
                     (month, start.day() == 1),
                     (contract, start.day() == 15),
                 ];
                 for (calendar, _) in is_of.iter().filter(|(_, is_start)| *is_start) {
-                    assert_eq!(calendar.end_of(micros(&start) - 1), micros(&start), "{calendar} before {start}");
-                    assert!(calendar.end_of(micros(&start)) > micros(&start), "{calendar} at {start}");
+                    assert_eq!(
+                        calendar.end_of(micros(&start) - 1),
+                        micros(&start),
+                        "{calendar} before {start}"
+                    );
+                    assert!(
+                        calendar.end_of(micros(&start)) > micros(&start),
+                        "{calendar} at {start}"
+                    );
                     tested += 1;
                 }
                 before = start;
@@ -239,14 +294,24 @@ mod tests {
 
     #[test]
     fn a_day_of_daylight_saving_has_23_or_25_hours_and_a_repeated_hour_two() {
-        let ends = |text, time: ZonedDateTime| calendar(text, "Europe/Berlin").end_of(micros(&time)) - micros(&time);
-        let berlin = |month, day, hour| date(2026, month, day).at(hour, 0, 0, 0).in_tz("Europe/Berlin").unwrap();
+        let ends = |text, time: ZonedDateTime| {
+            calendar(text, "Europe/Berlin").end_of(micros(&time)) - micros(&time)
+        };
+        let berlin = |month, day, hour| {
+            date(2026, month, day)
+                .at(hour, 0, 0, 0)
+                .in_tz("Europe/Berlin")
+                .unwrap()
+        };
         assert_eq!(ends("d", berlin(3, 29, 0)), 23 * HOUR);
         assert_eq!(ends("d", berlin(10, 25, 0)), 25 * HOUR);
         assert_eq!(ends("h", berlin(10, 25, 2)), 2 * HOUR);
         assert_eq!(ends("h", berlin(3, 29, 1)), HOUR);
         assert_eq!(ends("month(15)", berlin(2, 15, 0)), 28 * 24 * HOUR);
-        assert_eq!(ends("month", date(2028, 2, 1).in_tz("Europe/Berlin").unwrap()), 29 * 24 * HOUR);
+        assert_eq!(
+            ends("month", date(2028, 2, 1).in_tz("Europe/Berlin").unwrap()),
+            29 * 24 * HOUR
+        );
     }
 
     /// A process sends the ends of several periods. The script takes the first end after the time
@@ -254,14 +319,23 @@ mod tests {
     #[cfg(feature = "redis")]
     #[test]
     fn a_process_tells_the_same_end_if_its_clock_is_wrong_by_two_periods() {
-        for (text, period) in [("h", HOUR), ("d", 24 * HOUR), ("week", 168 * HOUR), ("month", 28 * 24 * HOUR)] {
+        for (text, period) in [
+            ("h", HOUR),
+            ("d", 24 * HOUR),
+            ("week", 168 * HOUR),
+            ("month", 28 * 24 * HOUR),
+        ] {
             let calendar = calendar(text, "America/New_York");
             for step in 0..2_000 {
                 let now = micros(&date(2026, 1, 1).in_tz("UTC").unwrap()) + step * (5 * HOUR + 7);
                 for wrong in [0, period / 2, period, 2 * period] {
                     for told in [calendar.ends(now - wrong), calendar.ends(now + wrong)] {
                         let end = told.into_iter().find(|end| *end > now);
-                        assert_eq!(end, Some(calendar.end_of(now)), "{calendar} at {now}, wrong by {wrong}");
+                        assert_eq!(
+                            end,
+                            Some(calendar.end_of(now)),
+                            "{calendar} at {now}, wrong by {wrong}"
+                        );
                     }
                 }
             }

@@ -35,7 +35,9 @@ pub struct ManualClock(Arc<AtomicU64>);
 impl ManualClock {
     /// A clock that shows the present time.
     pub fn new() -> Self {
-        Self(Arc::new(AtomicU64::new(micros_since_epoch(SystemTime::now()))))
+        Self(Arc::new(AtomicU64::new(micros_since_epoch(
+            SystemTime::now(),
+        ))))
     }
 
     /// Moves the clock forward by `by`, which is rounded down to microseconds.
@@ -55,7 +57,9 @@ impl ManualClock {
     }
 
     fn set(&self, time: impl Fn(u64) -> u64) {
-        let _ = self.0.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |now| Some(time(now)));
+        let _ = self
+            .0
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |now| Some(time(now)));
     }
 
     pub(crate) fn micros(&self) -> u64 {
@@ -164,7 +168,10 @@ pub(crate) fn micros(duration: Duration) -> u64 {
 }
 
 pub(crate) fn micros_since_epoch(time: SystemTime) -> u64 {
-    micros(time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default())
+    micros(
+        time.duration_since(SystemTime::UNIX_EPOCH)
+            .unwrap_or_default(),
+    )
 }
 
 #[cfg(test)]
@@ -173,7 +180,9 @@ mod tests {
 
     #[test]
     fn a_clock_follows_steps_of_the_system_clock_and_nothing_less() {
-        let Clock::Following(clock) = Clock::following() else { panic!("another clock") };
+        let Clock::Following(clock) = Clock::following() else {
+            panic!("another clock")
+        };
         let start = 1_784_111_777_000_000;
         let hour = 3_600_000_000;
         clock.epoch.store(start, Ordering::Relaxed);
@@ -182,10 +191,22 @@ mod tests {
             clock.epoch.load(Ordering::Relaxed) + elapsed
         };
         assert_eq!(shown(5, start + 5), start + 5);
-        assert_eq!(shown(hour, start + hour + STEP), start + hour, "less than a step");
-        assert_eq!(shown(hour, start + 2 * hour), start + 2 * hour, "the machine was suspended for an hour");
+        assert_eq!(
+            shown(hour, start + hour + STEP),
+            start + hour,
+            "less than a step"
+        );
+        assert_eq!(
+            shown(hour, start + 2 * hour),
+            start + 2 * hour,
+            "the machine was suspended for an hour"
+        );
         assert_eq!(shown(2 * hour, start + 3 * hour + STEP), start + 3 * hour);
-        assert_eq!(shown(3 * hour, start - 24 * hour), start - 24 * hour, "it was a day ahead");
+        assert_eq!(
+            shown(3 * hour, start - 24 * hour),
+            start - 24 * hour,
+            "it was a day ahead"
+        );
         assert_eq!(shown(3 * hour, 0), 3 * hour, "before 1970");
     }
 

@@ -52,13 +52,24 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NeverFits(error) => error.fmt(f),
-            Self::TimedOut { deadline, round_trip } => {
+            Self::TimedOut {
+                deadline,
+                round_trip,
+            } => {
                 write!(f, "the rate-limit store did not answer within {deadline:?}")?;
-                let Some(trip) = round_trip.filter(|trip| *deadline < trip.saturating_mul(2)) else { return Ok(()) };
-                write!(f, ": it is {trip:?} away. Set a longer `deadline`, or none: then it follows the distance")
+                let Some(trip) = round_trip.filter(|trip| *deadline < trip.saturating_mul(2))
+                else {
+                    return Ok(());
+                };
+                write!(
+                    f,
+                    ": it is {trip:?} away. Set a longer `deadline`, or none: then it follows the distance"
+                )
             }
             Self::Unavailable(_) => f.write_str("the rate-limit store is unavailable"),
-            Self::BreakerOpen(_) => f.write_str("the rate-limit store is not asked, since it has failed repeatedly"),
+            Self::BreakerOpen(_) => {
+                f.write_str("the rate-limit store is not asked, since it has failed repeatedly")
+            }
         }
     }
 }
@@ -99,7 +110,9 @@ impl Error {
             Self::TimedOut { .. } => true,
             Self::Unavailable(error) => match error.kind {
                 StoreErrorKind::TimedOut => true,
-                StoreErrorKind::Config | StoreErrorKind::Denied | StoreErrorKind::WrongType => false,
+                StoreErrorKind::Config | StoreErrorKind::Denied | StoreErrorKind::WrongType => {
+                    false
+                }
                 _ => !error.is_of_one_check,
             },
             Self::BreakerOpen(error) => error.may_pass(),
@@ -131,7 +144,13 @@ pub struct NeverFits {
 
 impl fmt::Display for NeverFits {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "a cost of {} never fits into the limit {:?} of {}", self.cost, self.limit.name(), self.limit.units())
+        write!(
+            f,
+            "a cost of {} never fits into the limit {:?} of {}",
+            self.cost,
+            self.limit.name(),
+            self.limit.units()
+        )
     }
 }
 
@@ -205,7 +224,12 @@ impl StoreError {
         kind: StoreErrorKind,
         cause: impl Into<Box<dyn error::Error + Send + Sync>>,
     ) -> Self {
-        Self { doing, kind, is_of_one_check: false, cause: cause.into().into() }
+        Self {
+            doing,
+            kind,
+            is_of_one_check: false,
+            cause: cause.into().into(),
+        }
     }
 
     /// Marks the failure as one that does not affect other checks, such as a full queue. A

@@ -82,7 +82,10 @@ impl Key {
     pub(crate) fn joined(namespace: &'static str, parts: &[&[u8]]) -> Self {
         let length: usize = parts.iter().map(|part| part.len()).sum();
         if length > SHORT {
-            return Self { namespace, value: Value::Long(parts.concat().into()) };
+            return Self {
+                namespace,
+                value: Value::Long(parts.concat().into()),
+            };
         }
         let mut bytes = [0; SHORT];
         let mut end = 0;
@@ -90,7 +93,13 @@ impl Key {
             bytes[end..end + part.len()].copy_from_slice(part);
             end += part.len();
         }
-        Self { namespace, value: Value::Short { length: length as u8, bytes } }
+        Self {
+            namespace,
+            value: Value::Short {
+                length: length as u8,
+                bytes,
+            },
+        }
     }
 
     /// The namespace.
@@ -149,7 +158,12 @@ impl From<(&Self, &Self)> for Key {
     fn from((first, second): (&Self, &Self)) -> Self {
         // The length of each part comes before the part, so no two different pairs give the same
         // bytes.
-        let parts = [first.namespace.as_bytes(), first.value(), second.namespace.as_bytes(), second.value()];
+        let parts = [
+            first.namespace.as_bytes(),
+            first.value(),
+            second.namespace.as_bytes(),
+            second.value(),
+        ];
         let lengths = parts.map(|part| (part.len() as u64).to_le_bytes());
         let framed = [0, 1, 2, 3].map(|index| [&lengths[index][..], parts[index]]);
         Self::joined("pair", framed.as_flattened())
@@ -185,7 +199,14 @@ impl Digester {
         // No UTF-8 text contains 0xff, so 0xff ends the name and the namespace. The part after the
         // value has a fixed length. So two different keys or limits never give the same bytes.
         let rest = rest.to_le_bytes();
-        let parts = [name.as_bytes(), &[0xff], key.namespace().as_bytes(), &[0xff], key.value(), &rest];
+        let parts = [
+            name.as_bytes(),
+            &[0xff],
+            key.namespace().as_bytes(),
+            &[0xff],
+            key.value(),
+            &rest,
+        ];
         // One write of all parts takes half the time of a write for each part.
         let mut joined = [0; Self::JOINED];
         let mut end = 0;
@@ -215,7 +236,9 @@ impl Hasher for Prehashed {
     }
 
     fn write(&mut self, bytes: &[u8]) {
-        bytes.iter().for_each(|byte| self.0 = self.0.rotate_left(8) ^ u64::from(*byte));
+        bytes
+            .iter()
+            .for_each(|byte| self.0 = self.0.rotate_left(8) ^ u64::from(*byte));
     }
 
     fn finish(&self) -> u64 {
@@ -246,11 +269,16 @@ mod tests {
     #[test]
     fn numbers_and_addresses_are_the_keys_of_their_text() {
         let text = "ada".to_owned();
-        assert_eq!((Key::from(&text), Key::from(text)), ("ada".into(), "ada".into()));
+        assert_eq!(
+            (Key::from(&text), Key::from(text)),
+            ("ada".into(), "ada".into())
+        );
         assert_eq!(Key::from(u64::MAX), "18446744073709551615".into());
-        for (address, text) in
-            [("203.0.113.7", "203.0.113.7"), ("::ffff:203.0.113.7", "203.0.113.7"), ("2001:DB8::1", "2001:db8::1")]
-        {
+        for (address, text) in [
+            ("203.0.113.7", "203.0.113.7"),
+            ("::ffff:203.0.113.7", "203.0.113.7"),
+            ("2001:DB8::1", "2001:db8::1"),
+        ] {
             assert_eq!(Key::from(address.parse::<IpAddr>().unwrap()), text.into());
         }
     }
@@ -258,7 +286,8 @@ mod tests {
     #[test]
     fn two_pairs_are_equal_only_if_their_parts_are() {
         let key = |value: &str| Key::new("a", value);
-        let pairs = [("", "ab"), ("a", "b"), ("ab", ""), ("b", "a")].map(|(a, b)| Key::from((&key(a), &key(b))));
+        let pairs = [("", "ab"), ("a", "b"), ("ab", ""), ("b", "a")]
+            .map(|(a, b)| Key::from((&key(a), &key(b))));
         for (index, pair) in pairs.iter().enumerate() {
             assert!(pairs[..index].iter().all(|other| other != pair));
         }
@@ -278,10 +307,18 @@ mod tests {
             (Limit::per_hour("a", 1), Key::new("k", "1")),
         ];
         let digest = |(limit, key): &(Limit, Key)| limit.digest(&digester, key);
-        assert_eq!(digest(&all[0]), Limit::per_second("a", 9).digest(&digester, &all[0].1));
+        assert_eq!(
+            digest(&all[0]),
+            Limit::per_second("a", 9).digest(&digester, &all[0].1)
+        );
         for (index, one) in all.iter().enumerate() {
             assert_eq!(digest(one), digest(one));
-            assert!(all[..index].iter().all(|other| digest(other) != digest(one)), "{one:?}");
+            assert!(
+                all[..index]
+                    .iter()
+                    .all(|other| digest(other) != digest(one)),
+                "{one:?}"
+            );
         }
     }
 
@@ -290,9 +327,13 @@ mod tests {
         let digester = Digester::default();
         let limit = &Limit::per_second("a", 1);
         let bytes = [7; 400];
-        let digests = (0..bytes.len()).map(|length| limit.digest(&digester, &Key::new("k", &bytes[..length])));
+        let digests = (0..bytes.len())
+            .map(|length| limit.digest(&digester, &Key::new("k", &bytes[..length])));
         let mut digests: Vec<u64> = digests.collect();
-        assert_eq!(digests[300], limit.digest(&digester, &Key::new("k", &bytes[..300])));
+        assert_eq!(
+            digests[300],
+            limit.digest(&digester, &Key::new("k", &bytes[..300]))
+        );
         digests.sort_unstable();
         digests.dedup();
         assert_eq!(digests.len(), bytes.len());

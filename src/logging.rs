@@ -37,11 +37,18 @@ impl Throttle {
     /// Without the feature `tracing`, no line passes.
     #[inline]
     pub(crate) fn pass(&self) -> Option<u64> {
-        if cfg!(feature = "tracing") { self.pass_at(Instant::now()) } else { None }
+        if cfg!(feature = "tracing") {
+            self.pass_at(Instant::now())
+        } else {
+            None
+        }
     }
 
     fn pass_at(&self, now: Instant) -> Option<u64> {
-        let mut passed_at = self.passed_at.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut passed_at = self
+            .passed_at
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         if passed_at.is_some_and(|before| now < before + INTERVAL) {
             self.suppressed.fetch_add(1, Ordering::Relaxed);
             return None;
@@ -93,7 +100,10 @@ mod tests {
         let throttle = Throttle::default();
         let first = Instant::now();
         assert_eq!(throttle.pass_at(first), Some(0));
-        assert_eq!((throttle.pass_at(first), throttle.pass_at(first)), (None, None));
+        assert_eq!(
+            (throttle.pass_at(first), throttle.pass_at(first)),
+            (None, None)
+        );
         assert_eq!(throttle.pass_at(first + INTERVAL), Some(2));
     }
 }

@@ -97,13 +97,22 @@
 //! # Ok(()) }
 //! # #[cfg(not(feature = "metrics"))] fn main() {}
 //! ```
-#![allow(clippy::ptr_arg, reason = "a label is a clone of the name, which copies a literal for nothing")]
-#![cfg_attr(not(feature = "metrics"), allow(unused_variables, reason = "without the feature nothing is recorded"))]
+#![allow(
+    clippy::ptr_arg,
+    reason = "a label is a clone of the name, which copies a literal for nothing"
+)]
+#![cfg_attr(
+    not(feature = "metrics"),
+    allow(unused_variables, reason = "without the feature nothing is recorded")
+)]
 
 use std::borrow::Cow;
 
 #[cfg(feature = "metrics")]
-use ::metrics::{Recorder, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, with_recorder};
+use ::metrics::{
+    Recorder, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge,
+    with_recorder,
+};
 
 use crate::decision::Decision;
 
@@ -131,24 +140,65 @@ fn describe() {
     /// The address of the recorder that got the last descriptions.
     static DESCRIBED: AtomicUsize = AtomicUsize::new(0);
 
-    let address = with_recorder(|recorder: &dyn Recorder| ptr::from_ref(recorder).cast::<()>().addr());
+    let address =
+        with_recorder(|recorder: &dyn Recorder| ptr::from_ref(recorder).cast::<()>().addr());
     if DESCRIBED.load(Ordering::Relaxed) == address {
         return;
     }
     let count = |name, text| describe_counter!(name, Unit::Count, text);
-    count("rate_limit_decisions_total", "Decisions by limit and outcome");
-    count("rate_limit_rejections_total", "Requests with a response in the service's place, by kind");
-    count("rate_limit_uncounted_total", "Requests that a layer let through without looking at its limits");
-    count("rate_limit_failures_total", "Checks, settlements and resets that failed, by cause");
-    count("rate_limit_degraded_total", "Requests decided by a failure mode, by mode");
-    count("rate_limit_refusal_cache_hits_total", "Refusals without asking the store");
-    count("rate_limit_prefetch_hits_total", "Admissions out of prefetches, without asking the store");
-    count("rate_limit_queue_full_total", "Checks and settlements that failed at once because the queue was too long");
-    describe_gauge!("rate_limit_breakers_open", Unit::Count, "Open circuit breakers");
+    count(
+        "rate_limit_decisions_total",
+        "Decisions by limit and outcome",
+    );
+    count(
+        "rate_limit_rejections_total",
+        "Requests with a response in the service's place, by kind",
+    );
+    count(
+        "rate_limit_uncounted_total",
+        "Requests that a layer let through without looking at its limits",
+    );
+    count(
+        "rate_limit_failures_total",
+        "Checks, settlements and resets that failed, by cause",
+    );
+    count(
+        "rate_limit_degraded_total",
+        "Requests decided by a failure mode, by mode",
+    );
+    count(
+        "rate_limit_refusal_cache_hits_total",
+        "Refusals without asking the store",
+    );
+    count(
+        "rate_limit_prefetch_hits_total",
+        "Admissions out of prefetches, without asking the store",
+    );
+    count(
+        "rate_limit_queue_full_total",
+        "Checks and settlements that failed at once because the queue was too long",
+    );
+    describe_gauge!(
+        "rate_limit_breakers_open",
+        Unit::Count,
+        "Open circuit breakers"
+    );
     let measure = |name, unit, text| describe_histogram!(name, unit, text);
-    measure("rate_limit_batch_checks", Unit::Count, "Checks and settlements in a batch");
-    measure("rate_limit_queue_checks", Unit::Count, "Checks and settlements that still wait when a batch is sent");
-    measure("rate_limit_script_seconds", Unit::Seconds, "Time from sending a script to its reply");
+    measure(
+        "rate_limit_batch_checks",
+        Unit::Count,
+        "Checks and settlements in a batch",
+    );
+    measure(
+        "rate_limit_queue_checks",
+        Unit::Count,
+        "Checks and settlements that still wait when a batch is sent",
+    );
+    measure(
+        "rate_limit_script_seconds",
+        Unit::Seconds,
+        "Time from sending a script to its reply",
+    );
     // The address is stored after the descriptions, so that no other thread records a value before
     // them.
     DESCRIBED.store(address, Ordering::Relaxed);

@@ -53,10 +53,16 @@ impl Secret {
         let secret = secret.as_ref();
         // HMAC takes a secret of any length, so `new_from_slice` cannot fail. The function returns
         // an error only because its trait demands one.
-        let has = |text: &str| secret.windows(text.len()).any(|part| part == text.as_bytes());
+        let has = |text: &str| {
+            secret
+                .windows(text.len())
+                .any(|part| part == text.as_bytes())
+        };
         let fault = match Hmac::new_from_slice(secret) {
             Ok(_) if PUBLIC.into_iter().any(has) => "must not stand in an example".to_owned(),
-            Ok(mac) if secret.len() >= MIN_BYTES && secret.iter().any(|byte| *byte != secret[0]) => {
+            Ok(mac)
+                if secret.len() >= MIN_BYTES && secret.iter().any(|byte| *byte != secret[0]) =>
+            {
                 return Ok(Self { mac });
             }
             Ok(_) if secret.len() >= MIN_BYTES => "must not be one byte again and again".to_owned(),
@@ -77,7 +83,10 @@ impl Secret {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn key(&self, namespace: &'static str, value: &str) -> Key {
-        Key::new(namespace, self.domain(CREDENTIALS).hash(&[value.as_bytes()]))
+        Key::new(
+            namespace,
+            self.domain(CREDENTIALS).hash(&[value.as_bytes()]),
+        )
     }
 
     /// Derives the secret of a domain. A domain is a purpose of the hashes, and the hashes of one
@@ -113,7 +122,12 @@ mod tests {
     #[test]
     fn the_hash_stays_what_it_is() {
         let secret = Secret::new("a secret that only the tests know").unwrap();
-        let hex: String = secret.key("", "t0ken").value().iter().map(|byte| format!("{byte:02x}")).collect();
+        let hex: String = secret
+            .key("", "t0ken")
+            .value()
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect();
         assert_eq!(hex, "303a30854aea6c5ad970fb9266f3b07c");
     }
 }

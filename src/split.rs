@@ -76,8 +76,13 @@ impl Limit {
     #[track_caller]
     pub const fn split(self, parts: u32) -> Split {
         match NonZeroU32::new(parts) {
-            Some(parts) if parts.get() as u64 <= self.units() => Split { part: self.of_part(parts), parts },
-            _ => panic!("a limit is split into at least one part, and at most as many as it has units"),
+            Some(parts) if parts.get() as u64 <= self.units() => Split {
+                part: self.of_part(parts),
+                parts,
+            },
+            _ => panic!(
+                "a limit is split into at least one part, and at most as many as it has units"
+            ),
         }
     }
 }
@@ -101,7 +106,10 @@ impl Split {
 fn part_of(number: u32, key: &Key) -> Key {
     let namespace = key.namespace().as_bytes();
     let length = (namespace.len() as u64).to_le_bytes();
-    Key::joined(NAMESPACE, &[&number.to_le_bytes(), &length, namespace, key.value()])
+    Key::joined(
+        NAMESPACE,
+        &[&number.to_le_bytes(), &length, namespace, key.value()],
+    )
 }
 
 /// Returns the next part to charge. A counter goes around a circle in steps of the golden ratio,
@@ -126,8 +134,12 @@ mod tests {
 
     #[test]
     fn a_part_is_its_share_rounded_down() {
-        for (units, parts, expected) in [(10, 1, 10), (10, 3, 3), (10, 10, 1), (Limit::MAX_UNITS, u32::MAX, 1_048_576)]
-        {
+        for (units, parts, expected) in [
+            (10, 1, 10),
+            (10, 3, 3),
+            (10, 10, 1),
+            (Limit::MAX_UNITS, u32::MAX, 1_048_576),
+        ] {
             let split = Limit::per_hour("calls", units).split(parts);
             assert_eq!((split.part.units(), split.parts.get()), (expected, parts));
         }
@@ -136,10 +148,20 @@ mod tests {
     #[test]
     fn no_part_has_the_key_of_another_or_of_a_whole() {
         let split = Limit::per_hour("calls", 1_000).split(300);
-        let wholes = [Key::new("a", "bc"), Key::new("ab", "c"), Key::new("", "abc"), Key::new("abc", ""), "".into()];
+        let wholes = [
+            Key::new("a", "bc"),
+            Key::new("ab", "c"),
+            Key::new("", "abc"),
+            Key::new("abc", ""),
+            "".into(),
+        ];
         let parts_of = |key: &Key| split.keys(key.clone()).collect::<Vec<_>>();
         // The parts of a part have keys of their own, too.
-        let keys: Vec<_> = wholes.iter().chain(&parts_of(&wholes[0])[..2]).flat_map(parts_of).collect();
+        let keys: Vec<_> = wholes
+            .iter()
+            .chain(&parts_of(&wholes[0])[..2])
+            .flat_map(parts_of)
+            .collect();
         let distinct: HashSet<_> = keys.iter().chain(&wholes).collect();
         assert_eq!(distinct.len(), 7 * 300 + 5);
     }
@@ -155,7 +177,10 @@ mod tests {
                 }
                 times[next_part(NonZeroU32::new(parts).unwrap()) as usize] += 1;
             }
-            assert!(times.iter().all(|times| (56..=72).contains(times)), "{parts} parts of {limits} limits: {times:?}");
+            assert!(
+                times.iter().all(|times| (56..=72).contains(times)),
+                "{parts} parts of {limits} limits: {times:?}"
+            );
         }
     }
 }

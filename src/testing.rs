@@ -113,7 +113,13 @@ impl FaultyStore {
     /// A store that works until a test sets a fault.
     pub fn new(store: impl Store) -> Self {
         let (fault, calls, hanging) = Default::default();
-        Self { store: Arc::new(store), local_state: None, fault, calls, hanging }
+        Self {
+            store: Arc::new(store),
+            local_state: None,
+            fault,
+            calls,
+            hanging,
+        }
     }
 
     /// Gives the store a [local state](Store::local_state) of its own, as `RedisStore` has one. All
@@ -124,7 +130,10 @@ impl FaultyStore {
     /// [`ManualClock`](crate::store::ManualClock) may still be refused by the refusal cache for up
     /// to a second. A test that advances tokio's paused time moves the refusal cache, too.
     pub fn with_local_state(self) -> Self {
-        Self { local_state: Some(LocalState::default()), ..self }
+        Self {
+            local_state: Some(LocalState::default()),
+            ..self
+        }
     }
 
     /// Sets the fault of all calls that begin from now on.
@@ -166,10 +175,14 @@ impl FaultyStore {
                 Fault::Hangs => pending().await,
                 Fault::Slow(time) => sleep(time).await,
             }
-            let _outdated =
-                local_state.map(|state| state.outdate(outdated.iter().map(|(limit, key)| (limit, key)), None));
+            let _outdated = local_state
+                .map(|state| state.outdate(outdated.iter().map(|(limit, key)| (limit, key)), None));
             let reply = call(&*store).await?;
-            if fault == Fault::LosesReplies { failure("the reply was lost") } else { Ok(reply) }
+            if fault == Fault::LosesReplies {
+                failure("the reply was lost")
+            } else {
+                Ok(reply)
+            }
         })
     }
 }
@@ -180,12 +193,24 @@ impl Store for FaultyStore {
     }
 
     fn decide_within(&self, check: Check, deadline: Duration) -> StoreFuture<Decision> {
-        self.reply("deciding a check", move |store| store.decide_within(check, deadline), Vec::new())
+        self.reply(
+            "deciding a check",
+            move |store| store.decide_within(check, deadline),
+            Vec::new(),
+        )
     }
 
     fn settle(&self, settlement: Settlement) -> StoreFuture<Settled> {
-        let keys = settlement.check.charges().map(|charge| (charge.limit().clone(), charge.key().clone())).collect();
-        self.reply("settling an admission", |store| store.settle(settlement), keys)
+        let keys = settlement
+            .check
+            .charges()
+            .map(|charge| (charge.limit().clone(), charge.key().clone()))
+            .collect();
+        self.reply(
+            "settling an admission",
+            |store| store.settle(settlement),
+            keys,
+        )
     }
 
     fn reset(&self, limit: Limit, key: Key) -> StoreFuture<()> {
@@ -198,6 +223,8 @@ impl Store for FaultyStore {
     }
 
     fn local_state(&self) -> Option<&LocalState> {
-        self.local_state.as_ref().or_else(|| self.store.local_state())
+        self.local_state
+            .as_ref()
+            .or_else(|| self.store.local_state())
     }
 }

@@ -28,15 +28,27 @@ pub(crate) const HOUR: Duration = Duration::from_secs(3_600);
 
 /// The clients share the machine with the server, for all sides alike.
 pub(crate) fn two_threads() -> Runtime {
-    Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime")
+    Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .expect("a runtime")
 }
 
 /// Decisions per second of 256 tasks. Each asks again as soon as it has its answer, which is always
 /// the same.
-pub(crate) async fn closed_loop<C: Contender>(contender: &C, round: Duration, keys: usize, answer: bool) -> f64 {
+pub(crate) async fn closed_loop<C: Contender>(
+    contender: &C,
+    round: Duration,
+    keys: usize,
+    answer: bool,
+) -> f64 {
     let rates = ask_for(contender, round, TASKS, |task| in_turn(task, keys)).await;
     let expected = if answer { rates.decisions } else { 0.0 };
-    assert!(rates.admitted == expected, "a limit is never reached, or spent from the start");
+    assert!(
+        rates.admitted == expected,
+        "a limit is never reached, or spent from the start"
+    );
     rates.decisions
 }
 
@@ -67,7 +79,8 @@ pub(crate) async fn ask_for<C: Contender, K: FnMut() -> usize + Send + 'static>(
     let mut running = JoinSet::new();
     let started = Instant::now();
     for task in 0..tasks {
-        let (mut contender, mut next_key, ended) = (contender.clone(), keys(task), Arc::clone(&ended));
+        let (mut contender, mut next_key, ended) =
+            (contender.clone(), keys(task), Arc::clone(&ended));
         running.spawn(async move {
             let (mut decisions, mut admitted) = (0_u32, 0_u32);
             while !ended.load(Ordering::Relaxed) {
@@ -86,7 +99,10 @@ pub(crate) async fn ask_for<C: Contender, K: FnMut() -> usize + Send + 'static>(
     let counts = running.join_all().await;
     let lasted = started.elapsed().as_secs_f64();
     let rate = |count: u32| f64::from(count) / lasted;
-    Rates { decisions: rate(counts.iter().map(|of| of.0).sum()), admitted: rate(counts.iter().map(|of| of.1).sum()) }
+    Rates {
+        decisions: rate(counts.iter().map(|of| of.0).sum()),
+        admitted: rate(counts.iter().map(|of| of.1).sum()),
+    }
 }
 
 /// The rates of a load, and its work for Redis: processor time for a decision in microseconds, and
@@ -99,7 +115,12 @@ pub(crate) struct Work {
 }
 
 /// The work of a load that takes so long.
-pub(crate) fn work(runtime: &Runtime, server: &Server, round: Duration, load: impl Future<Output = Rates>) -> Work {
+pub(crate) fn work(
+    runtime: &Runtime,
+    server: &Server,
+    round: Duration,
+    load: impl Future<Output = Rates>,
+) -> Work {
     server.run::<()>("CONFIG RESETSTAT");
     let before = server.processor_micros();
     let rates = runtime.block_on(load);
@@ -126,7 +147,11 @@ pub(crate) async fn forgetting<T>(server: &Server, measured: impl Future<Output 
 }
 
 /// The median time of an admission without other requests, in microseconds.
-pub(crate) async fn median_micros<C: Contender>(contender: &C, round: Duration, keys: usize) -> f64 {
+pub(crate) async fn median_micros<C: Contender>(
+    contender: &C,
+    round: Duration,
+    keys: usize,
+) -> f64 {
     let mut contender = contender.clone();
     // In a task, as in a server: a thread that blocks on a runtime wakes more slowly than the
     // runtime's workers.
@@ -134,7 +159,10 @@ pub(crate) async fn median_micros<C: Contender>(contender: &C, round: Duration, 
         let (started, mut times) = (Instant::now(), Vec::new());
         while started.elapsed() < round {
             let asked = Instant::now();
-            assert!(contender.decide(times.len() % keys).await, "the limit is never reached");
+            assert!(
+                contender.decide(times.len() % keys).await,
+                "the limit is never reached"
+            );
             times.push(asked.elapsed());
         }
         median(times).as_secs_f64() * 1e6

@@ -10,7 +10,10 @@
 //! Without `--out`, a full run writes to `benches/results`, and any other run to
 //! `benches/results/partial`, so that a quick run does not replace the figures of a full one.
 
-#![allow(clippy::expect_used, reason = "a benchmark that cannot continue must stop")]
+#![allow(
+    clippy::expect_used,
+    reason = "a benchmark that cannot continue must stop"
+)]
 
 mod arguments;
 mod contenders;
@@ -32,7 +35,11 @@ use crate::{
 };
 
 fn main() -> ExitCode {
-    let client: Vec<String> = env::args().skip(1).skip_while(|argument| argument != CLIENT).skip(1).collect();
+    let client: Vec<String> = env::args()
+        .skip(1)
+        .skip_while(|argument| argument != CLIENT)
+        .skip(1)
+        .collect();
     if !client.is_empty() {
         run_client(&client);
         return ExitCode::SUCCESS;
@@ -51,7 +58,10 @@ fn main() -> ExitCode {
         match (scenario.run)(arguments.effort) {
             Ok(comparisons) => {
                 for comparison in comparisons {
-                    let finding = Finding { scenario: scenario.name, comparison };
+                    let finding = Finding {
+                        scenario: scenario.name,
+                        comparison,
+                    };
                     print!("{finding}");
                     report.findings.push(finding);
                 }
@@ -74,5 +84,9 @@ fn main() -> ExitCode {
             is_complete = false;
         }
     }
-    if is_complete { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    if is_complete {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
 }

@@ -62,7 +62,11 @@ impl<'a, F> Sides<'a, F> {
     }
 
     /// Adds a side, with the function that measures the figures of one round.
-    pub(crate) fn side(mut self, label: impl Into<String>, measure: impl FnMut() -> F + 'a) -> Self {
+    pub(crate) fn side(
+        mut self,
+        label: impl Into<String>,
+        measure: impl FnMut() -> F + 'a,
+    ) -> Self {
         self.0.push((label.into(), Box::new(measure)));
         self
     }
@@ -73,11 +77,19 @@ impl<'a, F> Sides<'a, F> {
         let mut figures: Vec<_> = self.0.iter().map(|_| Vec::with_capacity(rounds)).collect();
         for round in 0..rounds {
             for turn in 0..self.0.len() {
-                let side = if round % 2 == 0 { turn } else { self.0.len() - 1 - turn };
+                let side = if round % 2 == 0 {
+                    turn
+                } else {
+                    self.0.len() - 1 - turn
+                };
                 figures[side].push((self.0[side].1)());
             }
         }
-        self.0.into_iter().map(|(label, _)| label).zip(figures).collect()
+        self.0
+            .into_iter()
+            .map(|(label, _)| label)
+            .zip(figures)
+            .collect()
     }
 }
 
@@ -90,18 +102,31 @@ pub(crate) struct Contest<'a> {
 
 impl<'a> Contest<'a> {
     pub(crate) fn new(what: impl Into<String>, unit: Unit) -> Self {
-        Self { what: what.into(), unit, sides: Sides::new() }
+        Self {
+            what: what.into(),
+            unit,
+            sides: Sides::new(),
+        }
     }
 
     /// Adds a side, with the function that measures one figure of it. The first side is ours.
-    pub(crate) fn side(mut self, label: impl Into<String>, measure: impl FnMut() -> f64 + 'a) -> Self {
+    pub(crate) fn side(
+        mut self,
+        label: impl Into<String>,
+        measure: impl FnMut() -> f64 + 'a,
+    ) -> Self {
         self.sides = self.sides.side(label, measure);
         self
     }
 
     /// Measures every side in every round.
     pub(crate) fn measure(self, rounds: usize) -> Comparison {
-        Comparison::of(self.what, self.unit, &self.sides.measure(rounds), |figure| *figure)
+        Comparison::of(
+            self.what,
+            self.unit,
+            &self.sides.measure(rounds),
+            |figure| *figure,
+        )
     }
 }
 
@@ -136,16 +161,26 @@ impl Comparison {
         measured: &[(String, Vec<F>)],
         figure: impl Fn(&F) -> f64,
     ) -> Self {
-        let mut sides = measured
-            .iter()
-            .map(|(label, figures)| Series { label: label.clone(), figures: figures.iter().map(&figure).collect() });
+        let mut sides = measured.iter().map(|(label, figures)| Series {
+            label: label.clone(),
+            figures: figures.iter().map(&figure).collect(),
+        });
         let us = sides.next().expect("a comparison has a first side");
-        Self { what: what.into(), unit, us, others: sides.collect() }
+        Self {
+            what: what.into(),
+            unit,
+            us,
+            others: sides.collect(),
+        }
     }
 
     /// Our figure divided by theirs, round by round.
     pub(crate) fn ratios<'a>(&'a self, other: &'a Series) -> impl Iterator<Item = f64> + 'a {
-        self.us.figures.iter().zip(&other.figures).map(|(us, them)| us / them)
+        self.us
+            .figures
+            .iter()
+            .zip(&other.figures)
+            .map(|(us, them)| us / them)
     }
 }
 
@@ -162,6 +197,10 @@ impl Spread {
         let mut figures: Vec<f64> = figures.collect();
         figures.sort_by(f64::total_cmp);
         let last = figures.len() - 1;
-        Self { least: figures[0], median: figures[figures.len() / 2], most: figures[last] }
+        Self {
+            least: figures[0],
+            median: figures[figures.len() / 2],
+            most: figures[last],
+        }
     }
 }

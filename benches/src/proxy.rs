@@ -45,20 +45,39 @@ impl Proxy {
     /// Forwards to the server for as long as this process runs.
     pub(crate) fn start(server: &Server, distance: Distance) -> Self {
         let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a port");
-        let url = format!("redis://{}/", listener.local_addr().expect("a bound address"));
+        let url = format!(
+            "redis://{}/",
+            listener.local_addr().expect("a bound address")
+        );
         let (target, late) = (server.address(), Arc::default());
-        let proxy = Self { url, late: Arc::clone(&late) };
+        let proxy = Self {
+            url,
+            late: Arc::clone(&late),
+        };
         spawn(move || {
             for (number, client) in listener.incoming().flatten().enumerate() {
                 // Without a server, the client's connection is closed at once.
-                let Ok(server) = TcpStream::connect(&target) else { continue };
-                let clones = client.try_clone().and_then(|client| Ok((client, server.try_clone()?)));
+                let Ok(server) = TcpStream::connect(&target) else {
+                    continue;
+                };
+                let clones = client
+                    .try_clone()
+                    .and_then(|client| Ok((client, server.try_clone()?)));
                 let (to_client, to_server) = clones.expect("a file descriptor is free");
                 let [requests, replies] = [0, 1].map(|way| Dice::new(2 * number as u64 + way));
                 // The first data leaves when the handshake is over.
                 let opened = Instant::now() + distance.trip;
                 let (late, lates) = (Arc::clone(&late), Arc::clone(&late));
-                spawn(move || carry(client, to_server, distance, requests, opened + distance.trip / 2, late));
+                spawn(move || {
+                    carry(
+                        client,
+                        to_server,
+                        distance,
+                        requests,
+                        opened + distance.trip / 2,
+                        late,
+                    )
+                });
                 spawn(move || carry(server, to_client, distance, replies, opened, lates));
             }
         });
@@ -99,7 +118,8 @@ fn carry(
     });
     let mut data = vec![0; 64 * 1024];
     while let Ok(length @ 1..) = from.read(&mut data) {
-        let mut takes = (distance.trip - distance.jitter) / 2 + distance.jitter.mul_f64(dice.fraction());
+        let mut takes =
+            (distance.trip - distance.jitter) / 2 + distance.jitter.mul_f64(dice.fraction());
         if dice.fraction() < distance.loss {
             takes += RETRANSMISSION + distance.trip;
         }
@@ -111,7 +131,10 @@ fn carry(
 }
 
 fn wait_until(due: Instant) {
-    sleep(due.saturating_duration_since(Instant::now()).saturating_sub(LATE));
+    sleep(
+        due.saturating_duration_since(Instant::now())
+            .saturating_sub(LATE),
+    );
     while Instant::now() < due {
         yield_now();
     }

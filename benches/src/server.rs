@@ -21,17 +21,35 @@ struct Own(Child);
 impl Server {
     pub(crate) fn start() -> Self {
         let dir = tempfile::tempdir().expect("a temporary folder");
-        let port =
-            TcpListener::bind(("127.0.0.1", 0)).and_then(|listener| listener.local_addr()).expect("a port").port();
+        let port = TcpListener::bind(("127.0.0.1", 0))
+            .and_then(|listener| listener.local_addr())
+            .expect("a port")
+            .port();
         let process = Command::new("redis-server")
-            .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir"])
+            .args([
+                "--port",
+                &port.to_string(),
+                "--bind",
+                "127.0.0.1",
+                "--save",
+                "",
+                "--appendonly",
+                "no",
+                "--dir",
+            ])
             .arg(dir.path())
             .stdout(Stdio::null())
             .spawn()
             .expect("redis-server is not installed: run `bash tests/run.sh`, which installs it");
-        let server = Self { port, _own: Some((Own(process), dir)) };
+        let server = Self {
+            port,
+            _own: Some((Own(process), dir)),
+        };
         for _ in 0..500 {
-            if redis::Client::open(server.url()).and_then(|client| client.get_connection()).is_ok() {
+            if redis::Client::open(server.url())
+                .and_then(|client| client.get_connection())
+                .is_ok()
+            {
                 return server;
             }
             sleep(Duration::from_millis(10));
@@ -58,11 +76,16 @@ impl Server {
 
     pub(crate) async fn multiplexed(&self) -> redis::aio::MultiplexedConnection {
         let client = redis::Client::open(self.url()).expect("a URL");
-        client.get_multiplexed_async_connection().await.expect("the server is up")
+        client
+            .get_multiplexed_async_connection()
+            .await
+            .expect("the server is up")
     }
 
     pub(crate) fn connection(&self) -> redis::Connection {
-        redis::Client::open(self.url()).and_then(|client| client.get_connection()).expect("the server is up")
+        redis::Client::open(self.url())
+            .and_then(|client| client.get_connection())
+            .expect("the server is up")
     }
 
     /// Runs a command, written as in redis-cli.
@@ -78,15 +101,21 @@ impl Server {
     /// The bytes of all keys, including their names.
     pub(crate) fn memory(&self) -> f64 {
         let keys: Vec<String> = self.run("KEYS *");
-        keys.iter().map(|key| self.run::<f64>(&format!("MEMORY USAGE {key} SAMPLES 0"))).sum()
+        keys.iter()
+            .map(|key| self.run::<f64>(&format!("MEMORY USAGE {key} SAMPLES 0")))
+            .sum()
     }
 
     /// Processor time of the main thread since the server started, in microseconds.
     pub(crate) fn processor_micros(&self) -> f64 {
         let info: String = self.run("INFO cpu");
-        let seconds =
-            info.lines().filter(|line| line.contains("_main_thread:")).filter_map(|line| line.split(':').nth(1));
-        1e6 * seconds.map(|seconds| seconds.trim().parse::<f64>().expect("a number")).sum::<f64>()
+        let seconds = info
+            .lines()
+            .filter(|line| line.contains("_main_thread:"))
+            .filter_map(|line| line.split(':').nth(1));
+        1e6 * seconds
+            .map(|seconds| seconds.trim().parse::<f64>().expect("a number"))
+            .sum::<f64>()
     }
 
     /// Server time per script call since the last `CONFIG RESETSTAT`, in microseconds.
@@ -107,18 +136,26 @@ impl Server {
     /// A figure of `INFO everything`.
     pub(crate) fn stat(&self, name: &str) -> f64 {
         let stats: String = self.run("INFO everything");
-        let line = stats.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-        line.expect("a figure of Redis").trim().parse().expect("a number")
+        let line = stats
+            .lines()
+            .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        line.expect("a figure of Redis")
+            .trim()
+            .parse()
+            .expect("a number")
     }
 
     /// The sum of a figure over all script calls. A script that the server does not know yet is
     /// sent as EVAL.
     fn script_stat(&self, name: &str) -> f64 {
         let stats: String = self.run("INFO commandstats");
-        let lines = stats
-            .lines()
-            .filter_map(|line| line.strip_prefix("cmdstat_evalsha:").or_else(|| line.strip_prefix("cmdstat_eval:")));
-        let fields = lines.flat_map(|line| line.split(',')).filter_map(|field| field.split_once('='));
+        let lines = stats.lines().filter_map(|line| {
+            line.strip_prefix("cmdstat_evalsha:")
+                .or_else(|| line.strip_prefix("cmdstat_eval:"))
+        });
+        let fields = lines
+            .flat_map(|line| line.split(','))
+            .filter_map(|field| field.split_once('='));
         fields
             .filter(|(field, _)| *field == name)
             .map(|(_, figure)| figure.parse::<f64>().expect("a number"))

@@ -45,7 +45,11 @@
 //!     step 7: 1 times check 2 units of calls=5/10s for ada
 //! ```
 
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test says by a panic what it expects")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test says by a panic what it expects"
+)]
 
 mod history;
 mod oracle;

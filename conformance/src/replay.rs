@@ -32,10 +32,19 @@ pub(crate) async fn replay(trial: &Trial, history: &History) -> Result<(), (usiz
     trial.clock.step_back(Duration::MAX);
     trial.clock.advance(history.begins);
     let oracle = Oracle::new().reading_entries(ENTRIES_READ);
-    let mut replay = Replay { trial, oracle, number: 0, admitted: HashMap::new(), refused: None };
+    let mut replay = Replay {
+        trial,
+        oracle,
+        number: 0,
+        admitted: HashMap::new(),
+        refused: None,
+    };
     for (place, (number, step)) in history.steps.iter().enumerate() {
         replay.number = *number;
-        replay.take(step, &history.probes).await.map_err(|difference| (place, difference))?;
+        replay
+            .take(step, &history.probes)
+            .await
+            .map_err(|difference| (place, difference))?;
     }
     Ok(())
 }
@@ -50,9 +59,17 @@ impl Replay<'_> {
                 for probe in probes {
                     let limit = probe.limit();
                     let key = probe.key();
-                    match self.decide(&Check::new(probe.clone())).await?.binding().used {
+                    match self
+                        .decide(&Check::new(probe.clone()))
+                        .await?
+                        .binding()
+                        .used
+                    {
                         0 => self.reset(limit, key).await?,
-                        _ => drop(self.decide(&Check::new(Charge::spent(limit.clone(), key, 1))).await?),
+                        _ => drop(
+                            self.decide(&Check::new(Charge::spent(limit.clone(), key, 1)))
+                                .await?,
+                        ),
                     }
                 }
                 clock.step_back(*time);
@@ -78,16 +95,25 @@ impl Replay<'_> {
             }
             Step::Repeat { step, is_elsewhere } => {
                 let check = self.admitted.get(step).map(|(check, _)| check);
-                let check = if *is_elsewhere { check.and_then(for_the_other_key) } else { check.cloned() };
+                let check = if *is_elsewhere {
+                    check.and_then(for_the_other_key)
+                } else {
+                    check.cloned()
+                };
                 if let Some(check) = check {
                     let _ = self.decide(&check).await?;
                 }
             }
-            Step::Settle { step, is_of_first, cost } => {
+            Step::Settle {
+                step,
+                is_of_first,
+                cost,
+            } => {
                 if let Some((check, decision)) = self.admitted.get(step) {
                     let mut is_first = true;
                     let cost = |_: &_| (mem::take(&mut is_first) || !is_of_first).then_some(*cost);
-                    self.settle(Settlement::new(check.clone(), decision, cost)).await?;
+                    self.settle(Settlement::new(check.clone(), decision, cost))
+                        .await?;
                 }
             }
             Step::Reset(limit, key) => self.reset(limit, key).await?,
@@ -108,27 +134,42 @@ impl Replay<'_> {
 
     async fn decide(&mut self, check: &Check) -> Result<Decision, String> {
         let now = self.trial.clock.now();
-        let at_once = if self.number.is_multiple_of(3) { self.store().decide_now(check) } else { None };
+        let at_once = if self.number.is_multiple_of(3) {
+            self.store().decide_now(check)
+        } else {
+            None
+        };
         let decided = match at_once {
             Some(decided) => decided,
             None => self.store().decide(check.clone()).await,
         };
         let differs = |difference: String| format!("{}: {difference}", described(check));
-        let decision = decided.map_err(|error| differs(format!("expected a decision, got {error:?}")))?;
+        let decision =
+            decided.map_err(|error| differs(format!("expected a decision, got {error:?}")))?;
         self.oracle.decide(now, check, &decision).map_err(differs)?;
         match decision.retry_after() {
             Some(wait) => self.refused = Some((check.clone(), wait)),
-            None => drop(self.admitted.insert(self.number, (check.clone(), decision.clone()))),
+            None => drop(
+                self.admitted
+                    .insert(self.number, (check.clone(), decision.clone())),
+            ),
         }
         Ok(decision)
     }
 
     async fn settle(&mut self, settlement: Settlement) -> Result<(), String> {
-        let differs =
-            |difference: String| format!("a settlement of the {}: {difference}", described(&settlement.check));
+        let differs = |difference: String| {
+            format!(
+                "a settlement of the {}: {difference}",
+                described(&settlement.check)
+            )
+        };
         let settled = self.store().settle(settlement.clone()).await;
-        let settled = settled.map_err(|error| differs(format!("expected a reply, got {error:?}")))?;
-        self.oracle.settle(self.trial.clock.now(), &settlement, &settled).map_err(differs)
+        let settled =
+            settled.map_err(|error| differs(format!("expected a reply, got {error:?}")))?;
+        self.oracle
+            .settle(self.trial.clock.now(), &settlement, &settled)
+            .map_err(differs)
     }
 }
 
@@ -136,7 +177,10 @@ impl Replay<'_> {
 pub(crate) async fn shrink(make: &impl AsyncFn() -> Trial, history: History) -> Option<String> {
     let started = Instant::now();
     let failure_of = async |mut history: History| {
-        let replayed = timeout(SHRINKING, async { replay(&make().await, &history).await.err() }).await;
+        let replayed = timeout(SHRINKING, async {
+            replay(&make().await, &history).await.err()
+        })
+        .await;
         let (place, difference) = replayed.unwrap_or_default()?;
         history.steps.truncate(place + 1);
         Some((history, difference))
@@ -155,6 +199,12 @@ pub(crate) async fn shrink(make: &impl AsyncFn() -> Trial, history: History) -> 
         }
         dropped /= 2;
     }
-    let steps = history.steps.iter().map(|(number, step)| format!("\n    step {number}: {step}"));
-    Some(format!("{difference}. The steps that lead there:{}", steps.collect::<String>()))
+    let steps = history
+        .steps
+        .iter()
+        .map(|(number, step)| format!("\n    step {number}: {step}"));
+    Some(format!(
+        "{difference}. The steps that lead there:{}",
+        steps.collect::<String>()
+    ))
 }

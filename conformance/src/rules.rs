@@ -65,7 +65,10 @@ impl Trial {
     /// Decides all checks at once, on both handles, and returns the admissions.
     async fn admitted(&self, checks: impl Iterator<Item = Check>) -> Result<Vec<Decision>, String> {
         let decide = |(check, handle): (Check, &Arc<dyn Store>)| handle.decide(check);
-        let decided: JoinSet<_> = checks.zip(self.handles.iter().cycle()).map(decide).collect();
+        let decided: JoinSet<_> = checks
+            .zip(self.handles.iter().cycle())
+            .map(decide)
+            .collect();
         let decided: Result<Vec<Decision>, _> = decided.join_all().await.into_iter().collect();
         let decided = decided.map_err(|error| format!("expected a decision, got {error:?}"))?;
         Ok(decided.into_iter().filter(Decision::is_allowed).collect())
@@ -80,16 +83,35 @@ fn check_of(limit: &Limit, cost: u64) -> Check {
     Check::new(charge(limit, cost))
 }
 
-#[expect(clippy::needless_pass_by_value, reason = "callers pass what they have just computed")]
+#[expect(
+    clippy::needless_pass_by_value,
+    reason = "callers pass what they have just computed"
+)]
 fn expect<T: PartialEq + std::fmt::Debug>(what: &str, expected: T, got: T) -> Kept {
-    if expected == got { Ok(()) } else { Err(format!("{what}: expected {expected:?}, got {got:?}")) }
+    if expected == got {
+        Ok(())
+    } else {
+        Err(format!("{what}: expected {expected:?}, got {got:?}"))
+    }
 }
 
 async fn unpolled_futures(trial: Trial, _: Vec<Algorithm>) -> Kept {
     // Two of them are dropped at once.
     let [decision, ..] = [(); 3].map(|()| trial.store().decide(check_of(&WIDE, 1)));
-    expect("used units before a future is polled", 0, trial.used(&WIDE).await?)?;
-    expect("used units after one was polled", 1, decision.await.map_err(|error| format!("{error:?}"))?.binding().used)
+    expect(
+        "used units before a future is polled",
+        0,
+        trial.used(&WIDE).await?,
+    )?;
+    expect(
+        "used units after one was polled",
+        1,
+        decision
+            .await
+            .map_err(|error| format!("{error:?}"))?
+            .binding()
+            .used,
+    )
 }
 
 async fn dropped_futures(trial: Trial, _: Vec<Algorithm>) -> Kept {
@@ -100,17 +122,35 @@ async fn dropped_futures(trial: Trial, _: Vec<Algorithm>) -> Kept {
         let _ = task.await;
     }
     let used = trial.used(&WIDE).await?;
-    expect("whether five dropped futures have counted five units at most", true, used <= 5)?;
-    let admitted = trial.admitted((0..30).map(|_| check_of(&WIDE, 1))).await?.len() as u64;
-    expect("units that are admitted after dropped futures", true, (15..=20 - used).contains(&admitted))
+    expect(
+        "whether five dropped futures have counted five units at most",
+        true,
+        used <= 5,
+    )?;
+    let admitted = trial
+        .admitted((0..30).map(|_| check_of(&WIDE, 1)))
+        .await?
+        .len() as u64;
+    expect(
+        "units that are admitted after dropped futures",
+        true,
+        (15..=20 - used).contains(&admitted),
+    )
 }
 
 async fn races(trial: Trial, algorithms: Vec<Algorithm>) -> Kept {
     for algorithm in algorithms {
         let [narrow, wide] = [NARROW, WIDE].map(|limit| limit.with_algorithm(algorithm));
-        let admitted = trial.admitted((0..50).map(|_| check_of(&narrow, 1))).await?.len() as u64;
+        let admitted = trial
+            .admitted((0..50).map(|_| check_of(&narrow, 1)))
+            .await?
+            .len() as u64;
         let used = (admitted, trial.used(&narrow).await?);
-        expect("admissions and used units of 50 checks of a limit of 5", (5, 5), used)?;
+        expect(
+            "admissions and used units of 50 checks of a limit of 5",
+            (5, 5),
+            used,
+        )?;
         let _ = trial.store().reset(narrow.clone(), Key::from("ada")).await;
 
         // The wide limit alone, and together with the narrow one in either order.
@@ -122,8 +162,16 @@ async fn races(trial: Trial, algorithms: Vec<Algorithm>) -> Kept {
         };
         let admitted = trial.admitted((0..50).map(check)).await?.len() as u64;
         let used = (admitted, trial.used(&wide).await?);
-        expect("admissions and used units of 50 checks of limits of 5 and of 20", (20, 20), used)?;
-        expect("whether the limit of 5 holds", true, trial.used(&narrow).await? <= 5)?;
+        expect(
+            "admissions and used units of 50 checks of limits of 5 and of 20",
+            (20, 20),
+            used,
+        )?;
+        expect(
+            "whether the limit of 5 holds",
+            true,
+            trial.used(&narrow).await? <= 5,
+        )?;
         for limit in [narrow, wide] {
             let _ = trial.store().reset(limit, Key::from("ada")).await;
         }
@@ -133,27 +181,50 @@ async fn races(trial: Trial, algorithms: Vec<Algorithm>) -> Kept {
 
 async fn racing_ids(trial: Trial, _: Vec<Algorithm>) -> Kept {
     let checks = (0..30).map(|_| check_of(&WIDE, 2).with_id(AdmissionId(7)));
-    expect("admissions of one id", 30, trial.admitted(checks).await?.len())?;
+    expect(
+        "admissions of one id",
+        30,
+        trial.admitted(checks).await?.len(),
+    )?;
     expect("used units of one id", 2, trial.used(&WIDE).await?)
 }
 
 async fn racing_settlements(trial: Trial, _: Vec<Algorithm>) -> Kept {
     let check = Check::new(charge(&WIDE, 20).reserve(WIDE.window()));
     let admitted = trial.decide(check.clone()).await?;
-    let settle = |store: &Arc<dyn Store>| store.settle(Settlement::new(check.clone(), &admitted, |_| Some(3)));
+    let settle = |store: &Arc<dyn Store>| {
+        store.settle(Settlement::new(check.clone(), &admitted, |_| Some(3)))
+    };
     let settled: JoinSet<_> = trial.handles.iter().cycle().take(20).map(settle).collect();
     let settled: Result<Vec<Settled>, _> = settled.join_all().await.into_iter().collect();
-    let counted =
-        settled.map_err(|error| format!("{error:?}"))?.into_iter().filter(|settled| settled.was_applied).count();
-    expect("settlements that count, and used units", (1, 3), (counted, trial.used(&WIDE).await?))
+    let counted = settled
+        .map_err(|error| format!("{error:?}"))?
+        .into_iter()
+        .filter(|settled| settled.was_applied)
+        .count();
+    expect(
+        "settlements that count, and used units",
+        (1, 3),
+        (counted, trial.used(&WIDE).await?),
+    )
 }
 
 /// Long ones, those that are no text, and those that would be the same if they were joined.
 async fn keys(trial: Trial, _: Vec<Algorithm>) -> Kept {
-    let mut keys = vec![Key::new("user", "ada"), Key::new("user", "Ada"), Key::new("USER", "ada"), Key::from("ada")];
+    let mut keys = vec![
+        Key::new("user", "ada"),
+        Key::new("user", "Ada"),
+        Key::new("USER", "ada"),
+        Key::from("ada"),
+    ];
     keys.extend([Key::new("ip", "a"), Key::new("i", "pa")]);
-    keys.extend([("a", "bc"), ("ab", "c")].map(|(first, second)| Key::from((&first.into(), &second.into()))));
-    keys.extend([&[0xff_u8][..], &[0xfe], &[0], &[0, 0], &[]].map(|bytes| Key::new("bytes", bytes)));
+    keys.extend(
+        [("a", "bc"), ("ab", "c")]
+            .map(|(first, second)| Key::from((&first.into(), &second.into()))),
+    );
+    keys.extend(
+        [&[0xff_u8][..], &[0xfe], &[0], &[0, 0], &[]].map(|bytes| Key::new("bytes", bytes)),
+    );
     keys.extend([0, 70, 299, 300].map(|place| {
         let mut bytes = [b'a'; 301];
         bytes[place] = b'b';
@@ -162,8 +233,13 @@ async fn keys(trial: Trial, _: Vec<Algorithm>) -> Kept {
     keys.extend((0..100_u8).map(|number| Key::new("number", [number])));
     for is_first in [true, false] {
         for key in &keys {
-            let check = Check::new(Charge::new(Limit::per_hour("once", 1), key.clone(), 1).unwrap());
-            expect(&format!("a check for {key:?}"), is_first, trial.decide(check).await?.is_allowed())?;
+            let check =
+                Check::new(Charge::new(Limit::per_hour("once", 1), key.clone(), 1).unwrap());
+            expect(
+                &format!("a check for {key:?}"),
+                is_first,
+                trial.decide(check).await?.is_allowed(),
+            )?;
         }
     }
     Ok(())
@@ -171,48 +247,87 @@ async fn keys(trial: Trial, _: Vec<Algorithm>) -> Kept {
 
 async fn extreme_limits(trial: Trial, _: Vec<Algorithm>) -> Kept {
     let large = Limit::per("large", Limit::MAX_UNITS, Limit::MAX_WINDOW);
-    expect("remaining units", 1, trial.spend(&large, Limit::MAX_UNITS - 1).await?.remaining())?;
-    expect("the last unit", true, trial.spend(&large, 1).await?.is_allowed())?;
+    expect(
+        "remaining units",
+        1,
+        trial.spend(&large, Limit::MAX_UNITS - 1).await?.remaining(),
+    )?;
+    expect(
+        "the last unit",
+        true,
+        trial.spend(&large, 1).await?.is_allowed(),
+    )?;
     let refused = trial.spend(&large, Limit::MAX_UNITS).await?;
-    expect("the retry time of a full limit", Some(Limit::MAX_WINDOW), refused.retry_after())?;
+    expect(
+        "the retry time of a full limit",
+        Some(Limit::MAX_WINDOW),
+        refused.retry_after(),
+    )?;
 
     let short = Limit::per("short", 1, Limit::MIN_WINDOW);
-    expect("the first unit", true, trial.spend(&short, 1).await?.is_allowed())?;
+    expect(
+        "the first unit",
+        true,
+        trial.spend(&short, 1).await?.is_allowed(),
+    )?;
     trial.clock.advance(Limit::MIN_WINDOW - MICROSECOND);
-    expect("the retry time of a full limit", Some(MICROSECOND), trial.spend(&short, 1).await?.retry_after())
+    expect(
+        "the retry time of a full limit",
+        Some(MICROSECOND),
+        trial.spend(&short, 1).await?.retry_after(),
+    )
 }
 
 async fn huge_costs(trial: Trial, algorithms: Vec<Algorithm>) -> Kept {
     for algorithm in algorithms {
-        let limit = Limit::per("huge", Limit::MAX_UNITS, Duration::from_secs(86_400)).with_algorithm(algorithm);
+        let limit = Limit::per("huge", Limit::MAX_UNITS, Duration::from_secs(86_400))
+            .with_algorithm(algorithm);
         for _ in 0..4_100 {
             let spent = Check::new(Charge::spent(limit.clone(), "ada", u64::MAX));
             expect("spent units", true, trial.decide(spent).await?.is_allowed())?;
         }
-        expect("a check after endless spending", false, trial.spend(&limit, 1).await?.is_allowed())?;
+        expect(
+            "a check after endless spending",
+            false,
+            trial.spend(&limit, 1).await?.is_allowed(),
+        )?;
     }
     Ok(())
 }
 
 async fn pairs(trial: Trial, algorithms: Vec<Algorithm>) -> Kept {
-    replay(&trial, &History::of_pairs(&algorithms)).await.map_err(|(_, difference)| difference)
+    replay(&trial, &History::of_pairs(&algorithms))
+        .await
+        .map_err(|(_, difference)| difference)
 }
 
 async fn other_algorithms(trial: Trial, algorithms: Vec<Algorithm>) -> Kept {
     // A single failure of the store opens its breaker, and an error of one check does not.
     let breaker = Breaker::new(1, Duration::from_secs(3_600));
-    let limiter = Limiter::new(Arc::clone(trial.store())).breaker(breaker).deadline(Duration::MAX);
+    let limiter = Limiter::new(Arc::clone(trial.store()))
+        .breaker(breaker)
+        .deadline(Duration::MAX);
     for other in ALGORITHMS {
         let limit = NARROW.with_algorithm(other);
         if limiter.check(&limit, "ada", 1).await.is_err() {
-            expect(&format!("whether the store lacks {other:?}"), false, algorithms.contains(&other))?;
-            let next = limiter.check(&WIDE.with_algorithm(algorithms[0]), "bob", 1).await;
+            expect(
+                &format!("whether the store lacks {other:?}"),
+                false,
+                algorithms.contains(&other),
+            )?;
+            let next = limiter
+                .check(&WIDE.with_algorithm(algorithms[0]), "bob", 1)
+                .await;
             expect("whether it is an error of one check", true, next.is_ok())?;
         }
     }
     for algorithm in algorithms {
         let decision = trial.spend(&WIDE.with_algorithm(algorithm), 1).await?;
-        expect("a check after one that has failed", true, decision.is_allowed())?;
+        expect(
+            "a check after one that has failed",
+            true,
+            decision.is_allowed(),
+        )?;
     }
     Ok(())
 }
@@ -220,8 +335,14 @@ async fn other_algorithms(trial: Trial, algorithms: Vec<Algorithm>) -> Kept {
 /// It is the limiter that takes prefetches, and on few stores.
 async fn prefetches(trial: Trial, algorithms: Vec<Algorithm>) -> Kept {
     for algorithm in algorithms {
-        let limit = Limit::per_second("prefetch", 100).prefetch(DEFAULT_LIFE).with_algorithm(algorithm);
-        expect("used units of a limit with prefetch", 1, trial.spend(&limit, 1).await?.binding().used)?;
+        let limit = Limit::per_second("prefetch", 100)
+            .prefetch(DEFAULT_LIFE)
+            .with_algorithm(algorithm);
+        expect(
+            "used units of a limit with prefetch",
+            1,
+            trial.spend(&limit, 1).await?.binding().used,
+        )?;
         let _ = trial.store().reset(limit, Key::from("ada")).await;
     }
     Ok(())

@@ -47,7 +47,10 @@ impl Conformance {
     /// All algorithms, and 30 histories of new seeds.
     pub fn new() -> Self {
         let first = RandomState::new().hash_one(0);
-        Self { algorithms: ALGORITHMS.into(), seeds: (0..30).map(|number| first.wrapping_add(number)).collect() }
+        Self {
+            algorithms: ALGORITHMS.into(),
+            seeds: (0..30).map(|number| first.wrapping_add(number)).collect(),
+        }
     }
 
     /// The algorithms that the store counts by. Default: a log, a compact log of 16 entries, a
@@ -59,7 +62,10 @@ impl Conformance {
     /// If there is no algorithm.
     pub fn algorithms(self, algorithms: impl IntoIterator<Item = Algorithm>) -> Self {
         let algorithms: Vec<Algorithm> = algorithms.into_iter().collect();
-        assert!(!algorithms.is_empty(), "a store counts by one algorithm at least");
+        assert!(
+            !algorithms.is_empty(),
+            "a store counts by one algorithm at least"
+        );
         Self { algorithms, ..self }
     }
 
@@ -67,7 +73,10 @@ impl Conformance {
     /// failure has the seed of the history that has failed: `seeds([27])` runs the history 27
     /// alone. Default: 30 seeds, others each time.
     pub fn seeds(self, seeds: impl IntoIterator<Item = u64>) -> Self {
-        Self { seeds: seeds.into_iter().collect(), ..self }
+        Self {
+            seeds: seeds.into_iter().collect(),
+            ..self
+        }
     }
 
     /// Runs the suite, and stops at the first history that differs.
@@ -87,16 +96,24 @@ impl Conformance {
         let make = async || {
             let clock = ManualClock::new();
             let store = make(clock.clone()).await;
-            Trial { handles: [Arc::new(store.clone()), Arc::new(store)], clock }
+            Trial {
+                handles: [Arc::new(store.clone()), Arc::new(store)],
+                clock,
+            }
         };
         let mut broken = String::new();
         for (name, rule) in RULES {
-            let kept = within_time(async { rule(make().await, self.algorithms.clone()).await }).await;
+            let kept =
+                within_time(async { rule(make().await, self.algorithms.clone()).await }).await;
             broken.extend(kept.err().map(|failure| format!("\n- {name}: {failure}")));
         }
         for seed in self.seeds.iter().copied() {
             let history = History::random(seed, &self.algorithms);
-            let replayed = async { replay(&make().await, &history).await.map_err(|(_, difference)| difference) };
+            let replayed = async {
+                replay(&make().await, &history)
+                    .await
+                    .map_err(|(_, difference)| difference)
+            };
             if let Err(failure) = within_time(replayed).await {
                 let failure = shrink(&make, history).await.unwrap_or(failure);
                 broken += &format!("\n- a history of the seed {seed} differs: {failure}");
@@ -114,5 +131,7 @@ impl Default for Conformance {
 }
 
 async fn within_time(part: impl Future<Output = Result<(), String>>) -> Result<(), String> {
-    timeout(TIME_LIMIT, part).await.unwrap_or_else(|_| Err(format!("it took longer than {TIME_LIMIT:?}")))
+    timeout(TIME_LIMIT, part)
+        .await
+        .unwrap_or_else(|_| Err(format!("it took longer than {TIME_LIMIT:?}")))
 }

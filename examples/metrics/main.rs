@@ -55,7 +55,9 @@ const SEARCH: Limit = Limit::per("search", 50, Duration::from_secs(10));
 const STATUS: Limit = Limit::per_minute("status", 60_000).prefetch(Duration::from_secs(1));
 const MAILS: Limit = Limit::per_day("mails", 3);
 
-const SECONDS: [f64; 10] = [0.000_2, 0.000_5, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 1.0];
+const SECONDS: [f64; 10] = [
+    0.000_2, 0.000_5, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 1.0,
+];
 const BATCH: [f64; 8] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0];
 const QUEUE: [f64; 7] = [0.0, 16.0, 64.0, 256.0, 1_024.0, 8_192.0, 65_536.0];
 
@@ -63,7 +65,10 @@ const QUEUE: [f64; 7] = [0.0, 16.0, 64.0, 256.0, 1_024.0, 8_192.0, 65_536.0];
 /// cannot combine the quantiles of several servers.
 fn recorder() -> Result<PrometheusHandle, BuildError> {
     PrometheusBuilder::new()
-        .set_buckets_for_metric(Matcher::Full("rate_limit_script_seconds".to_owned()), &SECONDS)?
+        .set_buckets_for_metric(
+            Matcher::Full("rate_limit_script_seconds".to_owned()),
+            &SECONDS,
+        )?
         .set_buckets_for_metric(Matcher::Full("rate_limit_batch_checks".to_owned()), &BATCH)?
         .set_buckets_for_metric(Matcher::Full("rate_limit_queue_checks".to_owned()), &QUEUE)?
         .install_recorder()
@@ -80,14 +85,21 @@ fn app(store: RedisStore, prometheus: PrometheusHandle) -> Router {
         .skip(|request: &Parts| request.uri.path() == "/health")
         .deny(tenant.clone(), [tenant.key("eve")])
         .fail_open();
-    let login = RateLimitLayer::new(store.clone()).named("login").limit(LOGIN.by(PeerIp::new())).fail_closed();
+    let login = RateLimitLayer::new(store.clone())
+        .named("login")
+        .limit(LOGIN.by(PeerIp::new()))
+        .fail_closed();
     let search = RateLimitLayer::new(store.clone())
         .named("search")
         .limit(SEARCH.by(tenant).cost(pages))
         .fail_local(Share::one_of(2));
-    let status = RateLimitLayer::new(store.clone()).named("status").limit(STATUS.by(Everyone));
+    let status = RateLimitLayer::new(store.clone())
+        .named("status")
+        .limit(STATUS.by(Everyone));
     // Mails can wait, so Redis gets more time, and no breaker answers in its place.
-    let mails = Limiter::new(store).deadline(Duration::from_secs(10)).breaker(Breaker::OFF);
+    let mails = Limiter::new(store)
+        .deadline(Duration::from_secs(10))
+        .breaker(Breaker::OFF);
 
     let api = Router::new()
         .route("/items", get(|| async { "items\n" }))
@@ -96,7 +108,10 @@ fn app(store: RedisStore, prometheus: PrometheusHandle) -> Router {
     Router::new()
         .nest("/api", api)
         .route("/login", post(|| async { "welcome\n" }).layer(login))
-        .route("/search", get(|| async { "search results\n" }).layer(search))
+        .route(
+            "/search",
+            get(|| async { "search results\n" }).layer(search),
+        )
         .route("/status", get(|| async { "up\n" }).layer(status))
         .route("/newsletter", post(newsletter).with_state(mails))
         // Outside of all layers, so that Prometheus is never refused.
@@ -105,7 +120,10 @@ fn app(store: RedisStore, prometheus: PrometheusHandle) -> Router {
 
 /// The cost of a search: `/search?pages=3` costs 3.
 fn pages(request: &Parts) -> u64 {
-    let pages = request.uri.query().and_then(|query| query.strip_prefix("pages="));
+    let pages = request
+        .uri
+        .query()
+        .and_then(|query| query.strip_prefix("pages="));
     pages.and_then(|pages| pages.parse().ok()).unwrap_or(1)
 }
 
@@ -139,7 +157,10 @@ async fn main() -> Result<(), Box<dyn Error>> {
     println!("try: curl -i -H 'x-tenant: ada' {url}/api/items");
     println!("and: curl {url}/metrics");
 
-    let server = axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>());
+    let server = axum::serve(
+        listener,
+        app.into_make_service_with_connect_info::<SocketAddr>(),
+    );
     tokio::select! {
         served = server => Ok(served?),
         () = upkeep(prometheus) => Ok(()),

@@ -33,7 +33,8 @@ use axum::{
 };
 use http::request::Parts;
 use tower_sliding_window::{
-    ApiKey, ClientIp, Decision, HeaderSets, Limit, Limiter, RateLimitLayer, Secret, limiter::Share, store,
+    ApiKey, ClientIp, Decision, HeaderSets, Limit, Limiter, RateLimitLayer, Secret, limiter::Share,
+    store,
 };
 
 const LOGIN: Limit = Limit::per_minute("login", 3);
@@ -49,12 +50,17 @@ struct Settings {
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
-    tracing_subscriber::fmt().with_writer(std::io::stderr).init();
+    tracing_subscriber::fmt()
+        .with_writer(std::io::stderr)
+        .init();
     let store = store::from_url(&setting("REDIS_URL", "memory:"))?;
     let proxies = setting("TRUSTED_PROXIES", "");
     // A server of its own needs no other secret than two random numbers. Servers that share a Redis
     // need the same one.
-    let own = format!("{:?}", [1, 2].map(|number| RandomState::new().hash_one(number)));
+    let own = format!(
+        "{:?}",
+        [1, 2].map(|number| RandomState::new().hash_one(number))
+    );
     let secret = Secret::new(setting("RATE_LIMIT_SECRET", &own))?;
     let settings = Settings {
         hello: Limit::parse("hello", &setting("HELLO", "5/10s"))?,
@@ -75,24 +81,41 @@ fn setting(name: &str, default: &str) -> String {
 
 /// Without one, the deadline follows the round trip to Redis.
 fn deadline() -> Result<Option<Duration>, String> {
-    let Ok(text) = env::var("DEADLINE") else { return Ok(None) };
-    let millis = text.parse().map_err(|error| format!("DEADLINE={text:?} is no number of milliseconds: {error}"))?;
+    let Ok(text) = env::var("DEADLINE") else {
+        return Ok(None);
+    };
+    let millis = text
+        .parse()
+        .map_err(|error| format!("DEADLINE={text:?} is no number of milliseconds: {error}"))?;
     Ok(Some(Duration::from_millis(millis)))
 }
 
 /// Layers on one limiter share its breaker.
 fn app(limiter: &Limiter, settings: &Settings) -> Router {
-    let Settings { hello, client_ip, api_key, .. } = settings;
+    let Settings {
+        hello,
+        client_ip,
+        api_key,
+        ..
+    } = settings;
     let layer = || RateLimitLayer::new(limiter.clone());
 
-    let hello = layer().limit(hello.clone().by(client_ip.clone())).fail_open();
+    let hello = layer()
+        .limit(hello.clone().by(client_ip.clone()))
+        .fail_open();
     let login = layer().limit(LOGIN.by(client_ip.clone())).fail_closed();
     // Both limits are decided together, and both routes of the API spend from them. `RateLimit`
     // shows both to the client. Without the store, each of two servers admits half of them.
     let api = layer()
         .limit(API_BURST.by(api_key.clone()))
         .limit(API_STEADY.by(api_key.clone()))
-        .cost(|request: &Parts| if request.uri.path() == "/search" { 10 } else { 1 })
+        .cost(|request: &Parts| {
+            if request.uri.path() == "/search" {
+                10
+            } else {
+                1
+            }
+        })
         .headers(HeaderSets::BOTH)
         .fail_local(Share::one_of(2));
 
@@ -111,7 +134,11 @@ fn app(limiter: &Limiter, settings: &Settings) -> Router {
 async fn say_hello(decision: Option<Extension<Decision>>) -> String {
     match decision {
         Some(Extension(decision)) => {
-            format!("hello; {} more in {:?}\n", decision.remaining(), decision.binding().limit.window())
+            format!(
+                "hello; {} more in {:?}\n",
+                decision.remaining(),
+                decision.binding().limit.window()
+            )
         }
         None => "hello; not counted, since the store did not decide\n".to_owned(),
     }

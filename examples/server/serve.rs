@@ -20,9 +20,12 @@ const GRACE: Duration = Duration::from_secs(3);
 
 pub(crate) async fn serve(app: Router, hello: &Limit) -> Result<(), Box<dyn Error>> {
     let port = setting("PORT", "3000");
-    let port: u16 = port.parse().map_err(|error| format!("PORT={port:?} is not a port: {error}"))?;
+    let port: u16 = port
+        .parse()
+        .map_err(|error| format!("PORT={port:?} is not a port: {error}"))?;
     let listener = TcpListener::bind(("127.0.0.1", port)).await;
-    let listener = listener.map_err(|error| format!("cannot listen on port {port}; PORT sets another: {error}"))?;
+    let listener = listener
+        .map_err(|error| format!("cannot listen on port {port}; PORT sets another: {error}"))?;
     let address = listener.local_addr()?;
     // Before the text that says the server is up, so that no signal after it is missed.
     let shutdown = shutdown_signal()?;
@@ -52,7 +55,10 @@ try: curl -i http://{address}/hello",
         signalled.notify_one();
     };
     // `ClientIp` needs the address of each connection.
-    let served = axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>());
+    let served = axum::serve(
+        listener,
+        app.into_make_service_with_connect_info::<SocketAddr>(),
+    );
     tokio::select! {
         ended = served.with_graceful_shutdown(shutdown) => ended?,
         // A client that never ends its request, or reads no response, does not keep the server up.
@@ -72,7 +78,10 @@ pub(crate) fn place() -> &'static str {
 pub(crate) fn shutdown_signal() -> io::Result<impl Future<Output = ()> + Send> {
     use tokio::signal::unix::{SignalKind, signal};
 
-    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    let (mut interrupt, mut terminate) = (
+        signal(SignalKind::interrupt())?,
+        signal(SignalKind::terminate())?,
+    );
     Ok(async move {
         tokio::select! {
             _ = interrupt.recv() => {}

@@ -15,7 +15,9 @@ use envoy_types::pb::{
 use serde_json::{Value, json};
 use tokio::{net::TcpListener, task::JoinSet};
 use tonic::{Request, Response, Status};
-use tower_sliding_window::{Everyone, Limit, MemoryStore, RateLimitLayer, middleware::GrpcResponse};
+use tower_sliding_window::{
+    Everyone, Limit, MemoryStore, RateLimitLayer, middleware::GrpcResponse,
+};
 
 struct Bare;
 
@@ -27,13 +29,29 @@ impl RateLimitService for Bare {
     ) -> Result<Response<RateLimitResponse>, Status> {
         let status = DescriptorStatus {
             code: Code::Ok.into(),
-            current_limit: Some(RateLimit { name: "steady".to_owned(), requests_per_unit: 1_000_000, unit: 1 }),
+            current_limit: Some(RateLimit {
+                name: "steady".to_owned(),
+                requests_per_unit: 1_000_000,
+                unit: 1,
+            }),
             limit_remaining: 999_000,
-            duration_until_reset: Some(Duration { seconds: 0, nanos: 999_999_000 }),
+            duration_until_reset: Some(Duration {
+                seconds: 0,
+                nanos: 999_999_000,
+            }),
             ..DescriptorStatus::default()
         };
-        let statuses = request.into_inner().descriptors.iter().map(|_| status.clone()).collect();
-        Ok(Response::new(RateLimitResponse { overall_code: 1, statuses, ..RateLimitResponse::default() }))
+        let statuses = request
+            .into_inner()
+            .descriptors
+            .iter()
+            .map(|_| status.clone())
+            .collect();
+        Ok(Response::new(RateLimitResponse {
+            overall_code: 1,
+            statuses,
+            ..RateLimitResponse::default()
+        }))
     }
 }
 
@@ -48,12 +66,16 @@ async fn check(Json(question): Json<Value>) -> (StatusCode, Json<Value>) {
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let bare_checks = Router::new().route("/check", post(check));
-    let bare_grpc = tonic::service::Routes::new(RateLimitServiceServer::new(Bare)).into_axum_router();
-    let layer = RateLimitLayer::new(MemoryStore::new()).limit(Limit::per_second("steady", 1_000_000).by(Everyone));
+    let bare_grpc =
+        tonic::service::Routes::new(RateLimitServiceServer::new(Bare)).into_axum_router();
+    let layer = RateLimitLayer::new(MemoryStore::new())
+        .limit(Limit::per_second("steady", 1_000_000).by(Everyone));
     let guarded_checks = bare_checks.clone().layer(layer.clone());
     let guarded_grpc = bare_grpc.clone().layer(layer.respond_with(GrpcResponse));
     let mut servers = JoinSet::new();
-    for (port, app) in (env::var("PORT")?.parse()?..).zip([bare_checks, bare_grpc, guarded_checks, guarded_grpc]) {
+    for (port, app) in
+        (env::var("PORT")?.parse()?..).zip([bare_checks, bare_grpc, guarded_checks, guarded_grpc])
+    {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).await?;
         servers.spawn(async { axum::serve(listener, app).await });
     }

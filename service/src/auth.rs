@@ -20,7 +20,11 @@ use crate::{
 pub(crate) async fn ask(State(service): State<Arc<Service>>, request: Request) -> Response {
     let rules = service.rules();
     let Some(questions) = &rules.questions else {
-        return (StatusCode::NOT_FOUND, "the rules have no [proxy], so nobody may ask\n").into_response();
+        return (
+            StatusCode::NOT_FOUND,
+            "the rules have no [proxy], so nobody may ask\n",
+        )
+            .into_response();
     };
     let (mut parts, _) = request.into_parts();
     let answered = match questions.read(&mut parts) {
@@ -29,13 +33,17 @@ pub(crate) async fn ask(State(service): State<Arc<Service>>, request: Request) -
     };
     let mut response = answered.into_response();
     let status = response.status();
-    if status == StatusCode::BAD_REQUEST && !rules.has_told_of_questions.swap(true, Ordering::Relaxed) {
+    if status == StatusCode::BAD_REQUEST
+        && !rules.has_told_of_questions.swap(true, Ordering::Relaxed)
+    {
         warn!(
             "a question of a proxy got a 400, which its client sees as a refusal: does `ask` fit the proxy, and has each request the key of its rule?"
         );
     }
     if let Some(refused) = rules.refusal_status.filter(|_| !status.is_success()) {
-        response.headers_mut().insert("x-auth-status", HeaderValue::from(status.as_u16()));
+        response
+            .headers_mut()
+            .insert("x-auth-status", HeaderValue::from(status.as_u16()));
         *response.status_mut() = refused;
     }
     response
@@ -48,11 +56,17 @@ async fn answer(service: &Service, rules: &Rules, mut parts: Parts) -> Result<Re
     let mut charged = Vec::<&Rule>::new();
     for (rule, values) in rules.find(&parts.method, parts.uri.path()) {
         parts.extensions.insert(values);
-        let cost = rule.route.as_ref().map_or(Ok(1), |route: &Route| route.cost(&parts))?;
+        let cost = rule
+            .route
+            .as_ref()
+            .map_or(Ok(1), |route: &Route| route.cost(&parts))?;
         charged.push(rule);
         for keyed in &rule.limits {
             let charge = keyed.charge(keyed.key.of_request(&parts)?, cost)?;
-            match charges.iter_mut().find(|other| (other.limit(), other.key()) == (charge.limit(), charge.key())) {
+            match charges
+                .iter_mut()
+                .find(|other| (other.limit(), other.key()) == (charge.limit(), charge.key()))
+            {
                 Some(other) if other.cost() >= charge.cost() => {}
                 Some(other) => *other = charge,
                 None => charges.push(charge),
@@ -61,8 +75,12 @@ async fn answer(service: &Service, rules: &Rules, mut parts: Parts) -> Result<Re
     }
     let mut response = StatusCode::OK.into_response();
     let mut charges = charges.into_iter();
-    let Some(first) = charges.next() else { return Ok(response) };
-    let check = charges.try_fold(Check::new(first), Check::and).map_err(Rejection::NotSetUp)?;
+    let Some(first) = charges.next() else {
+        return Ok(response);
+    };
+    let check = charges
+        .try_fold(Check::new(first), Check::and)
+        .map_err(Rejection::NotSetUp)?;
     match decide(&charged, &service.limiter, check).await? {
         Ok(decision) if decision.is_allowed() => {
             decision.write_headers(HeaderSets::X_RATE_LIMIT, response.headers_mut());

@@ -14,8 +14,8 @@ use axum::{
 };
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use tower_sliding_window::{
-    Charge, Check, Decision, Error, HeaderSets, Key, Limit, Rejection, check::AdmissionId, decision::LimitStatus,
-    error::NeverFits, settlement::Settlement,
+    Charge, Check, Decision, Error, HeaderSets, Key, Limit, Rejection, check::AdmissionId,
+    decision::LimitStatus, error::NeverFits, settlement::Settlement,
 };
 
 use crate::{
@@ -62,7 +62,10 @@ struct Settling {
 }
 
 #[derive(Deserialize)]
-#[serde(untagged, expecting = "expected what it has cost: a number of at least 0, or a list of one for each charge")]
+#[serde(
+    untagged,
+    expecting = "expected what it has cost: a number of at least 0, or a list of one for each charge"
+)]
 enum Actual {
     One(u64),
     Each(Vec<u64>),
@@ -117,9 +120,13 @@ impl Default for Texts {
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
         let Self(status, detail) = self;
-        let body =
-            serde_json::json!({ "title": status.canonical_reason(), "status": status.as_u16(), "detail": detail });
-        (status, [(header::CONTENT_TYPE, "application/problem+json")], body.to_string()).into_response()
+        let body = serde_json::json!({ "title": status.canonical_reason(), "status": status.as_u16(), "detail": detail });
+        (
+            status,
+            [(header::CONTENT_TYPE, "application/problem+json")],
+            body.to_string(),
+        )
+            .into_response()
     }
 }
 
@@ -129,8 +136,17 @@ fn mistake(detail: impl Display) -> Response {
 
 /// JSON alone: a page in a browser cannot send it here without being asked first.
 fn read<T: DeserializeOwned>(headers: &HeaderMap, body: &[u8]) -> Result<T, Response> {
-    let kind = headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
-    if !kind.split(';').next().unwrap_or_default().trim().eq_ignore_ascii_case("application/json") {
+    let kind = headers
+        .get(header::CONTENT_TYPE)
+        .and_then(|kind| kind.to_str().ok())
+        .unwrap_or_default();
+    if !kind
+        .split(';')
+        .next()
+        .unwrap_or_default()
+        .trim()
+        .eq_ignore_ascii_case("application/json")
+    {
         let detail = "the content type must be application/json".to_owned();
         return Err(Problem(StatusCode::UNSUPPORTED_MEDIA_TYPE, detail).into_response());
     }
@@ -140,15 +156,24 @@ fn read<T: DeserializeOwned>(headers: &HeaderMap, body: &[u8]) -> Result<T, Resp
 /// One charge, or a list of them.
 fn read_charges(headers: &HeaderMap, body: &[u8]) -> Result<(Vec<Asked>, bool), Response> {
     let is_list = body.trim_ascii_start().starts_with(b"[");
-    let asked: Vec<Asked> = if is_list { read(headers, body)? } else { vec![read(headers, body)?] };
+    let asked: Vec<Asked> = if is_list {
+        read(headers, body)?
+    } else {
+        vec![read(headers, body)?]
+    };
     let is_few = (1..=MOST_CHARGES).contains(&asked.len());
-    if is_few { Ok((asked, is_list)) } else { Err(mistake(format!("a list has 1 to {MOST_CHARGES} charges"))) }
+    if is_few {
+        Ok((asked, is_list))
+    } else {
+        Err(mistake(format!("a list has 1 to {MOST_CHARGES} charges")))
+    }
 }
 
 impl Asked {
     fn charge<'a>(&self, rules: &'a Rules, make: Make) -> Result<(&'a Rule, Charge), Response> {
-        let (rule, keyed) =
-            rules.find_limit(&self.limit).ok_or_else(|| mistake(format!("there is no limit {:?}", self.limit)))?;
+        let (rule, keyed) = rules
+            .find_limit(&self.limit)
+            .ok_or_else(|| mistake(format!("there is no limit {:?}", self.limit)))?;
         let limit = &keyed.limit;
         let texts: Vec<&str> = match &self.key {
             Texts::One(text) => vec![text],
@@ -163,7 +188,9 @@ impl Asked {
             Some(lease) if !(0.001..=LONGEST_LEASE).contains(&lease) => {
                 Err(mistake("a lease must be 0.001 to 31536000 seconds"))
             }
-            Some(lease) if !limit.is_concurrent() => Ok((rule, charge.reserve(Duration::from_secs_f64(lease)))),
+            Some(lease) if !limit.is_concurrent() => {
+                Ok((rule, charge.reserve(Duration::from_secs_f64(lease))))
+            }
             None if limit.is_concurrent() && charge.cost() > 0 => Err(mistake(format!(
                 "the limit {:?} is of places: say for how many seconds at most, as lease",
                 self.limit
@@ -193,17 +220,32 @@ const TO_SETTLE: Make = |asked, keyed, key| {
 };
 
 /// The check, and the rules of its charges.
-fn check_of<'a>(rules: &'a Rules, asked: Vec<&Asked>, make: Make) -> Result<(Vec<&'a Rule>, Check), Response> {
-    let charges = asked.into_iter().map(|asked| asked.charge(rules, make)).collect::<Result<Vec<_>, _>>()?;
+fn check_of<'a>(
+    rules: &'a Rules,
+    asked: Vec<&Asked>,
+    make: Make,
+) -> Result<(Vec<&'a Rule>, Check), Response> {
+    let charges = asked
+        .into_iter()
+        .map(|asked| asked.charge(rules, make))
+        .collect::<Result<Vec<_>, _>>()?;
     let (rules, charges): (Vec<_>, Vec<_>) = charges.into_iter().unzip();
     let mut charges = charges.into_iter();
-    let first = charges.next().ok_or_else(|| mistake("there is no charge"))?;
-    Ok((rules, charges.try_fold(Check::new(first), Check::and).map_err(mistake)?))
+    let first = charges
+        .next()
+        .ok_or_else(|| mistake("there is no charge"))?;
+    Ok((
+        rules,
+        charges
+            .try_fold(Check::new(first), Check::and)
+            .map_err(mistake)?,
+    ))
 }
 
 /// Whole seconds that are long enough.
 pub(crate) fn seconds(wait: Duration) -> u64 {
-    wait.as_secs().saturating_add(u64::from(wait.subsec_nanos() > 0))
+    wait.as_secs()
+        .saturating_add(u64::from(wait.subsec_nanos() > 0))
 }
 
 fn figures(status: &LimitStatus) -> Figures {
@@ -217,7 +259,11 @@ fn figures(status: &LimitStatus) -> Figures {
     }
 }
 
-fn answer(decision: Result<&Decision, &Error>, is_list: bool, admission: Option<Admission>) -> Response {
+fn answer(
+    decision: Result<&Decision, &Error>,
+    is_list: bool,
+    admission: Option<Admission>,
+) -> Response {
     let mut headers = HeaderMap::new();
     let known = decision.ok();
     if let Some(decision) = known {
@@ -241,10 +287,16 @@ fn answer(decision: Result<&Decision, &Error>, is_list: bool, admission: Option<
     (headers, axum::Json(answer)).into_response()
 }
 
-pub(crate) async fn check(State(service): State<Arc<Service>>, headers: HeaderMap, body: Bytes) -> Outcome {
+pub(crate) async fn check(
+    State(service): State<Arc<Service>>,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Outcome {
     let (asked, is_list) = read_charges(&headers, &body)?;
     if asked.iter().any(|asked| asked.cost == 0) {
-        return Err(mistake("a cost must be at least 1: POST /peek shows a limit without spending"));
+        return Err(mistake(
+            "a cost must be at least 1: POST /peek shows a limit without spending",
+        ));
     }
     let all = service.rules();
     let (rules, check) = check_of(&all, asked.iter().collect(), TO_SPEND)?;
@@ -253,41 +305,77 @@ pub(crate) async fn check(State(service): State<Arc<Service>>, headers: HeaderMa
         let detail = "this process holds as many admissions with places as it may".to_owned();
         return Err(Problem(StatusCode::SERVICE_UNAVAILABLE, detail).into_response());
     }
-    let decision =
-        match decide(&rules, &service.limiter, check).await.map_err(|error| Rejection::from(error).into_response())? {
-            Ok(decision) => decision,
-            Err(error) => return Ok(answer(Err(&error), is_list, None)),
-        };
-    let leases = |is_wanted: &dyn Fn(&Asked) -> bool| {
-        asked.iter().filter(|asked| is_wanted(asked)).filter_map(|asked| asked.lease).reduce(f64::min)
+    let decision = match decide(&rules, &service.limiter, check)
+        .await
+        .map_err(|error| Rejection::from(error).into_response())?
+    {
+        Ok(decision) => decision,
+        Err(error) => return Ok(answer(Err(&error), is_list, None)),
     };
-    let of_a_place =
-        leases(&|asked| all.find_limit(&asked.limit).is_some_and(|(_, keyed)| keyed.limit.is_concurrent()));
+    let leases = |is_wanted: &dyn Fn(&Asked) -> bool| {
+        asked
+            .iter()
+            .filter(|asked| is_wanted(asked))
+            .filter_map(|asked| asked.lease)
+            .reduce(f64::min)
+    };
+    let of_a_place = leases(&|asked| {
+        all.find_limit(&asked.limit)
+            .is_some_and(|(_, keyed)| keyed.limit.is_concurrent())
+    });
     let is_open = leases(&|_| true).is_some() && decision.is_allowed();
     let id = decision.id().0;
     let charges = said(&asked);
     let ticket = service.held.ticket(id, &charges);
     if let Some(lease) = of_a_place.filter(|_| decision.holds_place()) {
         let until = Instant::now() + Duration::from_secs_f64(lease);
-        service.held.hold(ticket, decision.clone(), until, charges.len());
+        service
+            .held
+            .hold(ticket, decision.clone(), until, charges.len());
     }
-    let at = decision.at().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros() as u64;
-    let admission = is_open.then(|| Admission { id: format!("{id:016x}{ticket:016x}"), at, charges: asked });
+    let at = decision
+        .at()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default()
+        .as_micros() as u64;
+    let admission = is_open.then(|| Admission {
+        id: format!("{id:016x}{ticket:016x}"),
+        at,
+        charges: asked,
+    });
     Ok(answer(Ok(&decision), is_list, admission))
 }
 
-pub(crate) async fn peek(State(service): State<Arc<Service>>, headers: HeaderMap, body: Bytes) -> Outcome {
+pub(crate) async fn peek(
+    State(service): State<Arc<Service>>,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Outcome {
     let (asked, is_list) = read_charges(&headers, &body)?;
     let (_, check) = check_of(&service.rules(), asked.iter().collect(), TO_SEE)?;
-    let decision = service.limiter.check_all(check).await.map_err(|error| Rejection::from(error).into_response())?;
+    let decision = service
+        .limiter
+        .check_all(check)
+        .await
+        .map_err(|error| Rejection::from(error).into_response())?;
     Ok(answer(Ok(&decision), is_list, None))
 }
 
-pub(crate) async fn reset(State(service): State<Arc<Service>>, headers: HeaderMap, body: Bytes) -> Outcome {
+pub(crate) async fn reset(
+    State(service): State<Arc<Service>>,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Outcome {
     let (asked, _) = read_charges(&headers, &body)?;
     let (_, check) = check_of(&service.rules(), asked.iter().collect(), TO_SEE)?;
-    if let Some(charge) = check.charges().find(|charge| charge.limit().is_concurrent()) {
-        return Err(mistake(format!("the limit {:?} is of places, which are held", charge.limit().name())));
+    if let Some(charge) = check
+        .charges()
+        .find(|charge| charge.limit().is_concurrent())
+    {
+        return Err(mistake(format!(
+            "the limit {:?} is of places, which are held",
+            charge.limit().name()
+        )));
     }
     for charge in check.charges() {
         let done = service.limiter.reset(charge.limit(), charge.key()).await;
@@ -296,11 +384,19 @@ pub(crate) async fn reset(State(service): State<Arc<Service>>, headers: HeaderMa
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 
-pub(crate) async fn settle(State(service): State<Arc<Service>>, headers: HeaderMap, body: Bytes) -> Outcome {
+pub(crate) async fn settle(
+    State(service): State<Arc<Service>>,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Outcome {
     let Settling { admission, actual } = read(&headers, &body)?;
     let number = |hex| u64::from_str_radix(hex, 16).ok();
-    let told = admission.id.split_at_checked(16).and_then(|(id, ticket)| Some((number(id)?, number(ticket)?)));
-    let (id, ticket) = told.ok_or_else(|| mistake("the id of the admission is not as it was told"))?;
+    let told = admission
+        .id
+        .split_at_checked(16)
+        .and_then(|(id, ticket)| Some((number(id)?, number(ticket)?)));
+    let (id, ticket) =
+        told.ok_or_else(|| mistake("the id of the admission is not as it was told"))?;
     let costs = match actual {
         Actual::One(cost) => vec![cost; admission.charges.len()],
         Actual::Each(costs) if costs.len() == admission.charges.len() => costs,
@@ -309,10 +405,17 @@ pub(crate) async fn settle(State(service): State<Arc<Service>>, headers: HeaderM
     // A guessed id frees nothing. The place is free also if the limit has gone, or the store.
     let is_its_own = ticket == service.held.ticket(id, &said(&admission.charges));
     let frees = is_its_own && service.held.free(ticket);
-    let freed = || Ok(axum::Json(serde_json::json!({ "settled": true, "used": null })).into_response());
+    let freed =
+        || Ok(axum::Json(serde_json::json!({ "settled": true, "used": null })).into_response());
     let rules = service.rules();
     let is_known = |asked: &Asked| rules.find_limit(&asked.limit).is_some();
-    let known = || admission.charges.iter().zip(&costs).filter(|(asked, _)| !frees || is_known(asked));
+    let known = || {
+        admission
+            .charges
+            .iter()
+            .zip(&costs)
+            .filter(|(asked, _)| !frees || is_known(asked))
+    };
     if frees && known().next().is_none() {
         return freed();
     }
@@ -320,9 +423,13 @@ pub(crate) async fn settle(State(service): State<Arc<Service>>, headers: HeaderM
     let is_only_of_places = check.charges().all(|charge| charge.limit().is_concurrent());
     // Units without a lease are spent at once.
     let mut each = known().map(|(asked, cost)| asked.lease.map(|_| *cost));
-    let at = UNIX_EPOCH.checked_add(Duration::from_micros(admission.at)).unwrap_or(UNIX_EPOCH);
+    let at = UNIX_EPOCH
+        .checked_add(Duration::from_micros(admission.at))
+        .unwrap_or(UNIX_EPOCH);
     let settlement = Settlement::by_id(check, AdmissionId(id), at, |charge| {
-        each.next().flatten().filter(|_| !charge.limit().is_concurrent())
+        each.next()
+            .flatten()
+            .filter(|_| !charge.limit().is_concurrent())
     });
     let settled = match service.limiter.settle(settlement).await {
         Err(_) if frees && is_only_of_places => return freed(),

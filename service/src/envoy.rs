@@ -6,7 +6,9 @@ use axum::http::{HeaderMap, header};
 use envoy_types::pb::{
     envoy::{
         config::core::v3::HeaderValue,
-        extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor::RateLimitOverride},
+        extensions::common::ratelimit::v3::{
+            RateLimitDescriptor, rate_limit_descriptor::RateLimitOverride,
+        },
         service::ratelimit::v3::{
             RateLimitRequest, RateLimitResponse,
             rate_limit_response::{Code, DescriptorStatus, RateLimit, rate_limit::Unit},
@@ -44,12 +46,17 @@ impl RateLimitService for Envoy {
     ) -> Result<Response<RateLimitResponse>, Status> {
         let request = request.into_inner();
         if request.domain.is_empty() || request.descriptors.is_empty() {
-            return Err(Status::invalid_argument("a request needs a domain and descriptors"));
+            return Err(Status::invalid_argument(
+                "a request needs a domain and descriptors",
+            ));
         }
         if request.descriptors.len() > check::MOST_CHARGES {
             // As an error, Envoy would let it pass.
             let overall_code = Code::OverLimit.into();
-            return Ok(Response::new(RateLimitResponse { overall_code, ..RateLimitResponse::default() }));
+            return Ok(Response::new(RateLimitResponse {
+                overall_code,
+                ..RateLimitResponse::default()
+            }));
         }
         let all = self.0.rules();
         let mut rules = Vec::new();
@@ -60,21 +67,42 @@ impl RateLimitService for Envoy {
                 (Some(hits), _) => hits.value,
                 (None, _) => u64::from(request.hits_addend.max(1)),
             };
-            let Some((rule, key, limits)) = limits_of(&all, &request.domain, descriptor) else { continue };
+            let Some((rule, key, limits)) = limits_of(&all, &request.domain, descriptor) else {
+                continue;
+            };
             rules.push(rule);
             for limit in limits {
-                let new = Asked { limit, key: key.clone(), hits, places: vec![place] };
+                let new = Asked {
+                    limit,
+                    key: key.clone(),
+                    hits,
+                    places: vec![place],
+                };
                 match asked.iter_mut().find(|other| other.shares_units_with(&new)) {
                     Some(other) => other.add(new),
                     None => asked.push(new),
                 }
             }
         }
-        let mut response = RateLimitResponse { overall_code: Code::Ok.into(), ..RateLimitResponse::default() };
-        response.statuses =
-            vec![DescriptorStatus { code: Code::Ok.into(), ..DescriptorStatus::default() }; request.descriptors.len()];
+        let mut response = RateLimitResponse {
+            overall_code: Code::Ok.into(),
+            ..RateLimitResponse::default()
+        };
+        response.statuses = vec![
+            DescriptorStatus {
+                code: Code::Ok.into(),
+                ..DescriptorStatus::default()
+            };
+            request.descriptors.len()
+        ];
         let mut check: Option<Check> = None;
-        for Asked { limit, key, hits, places } in &asked {
+        for Asked {
+            limit,
+            key,
+            hits,
+            places,
+        } in &asked
+        {
             let Ok(charge) = limit.charge(key.clone(), *hits) else {
                 for place in places {
                     response.statuses[*place] = DescriptorStatus {
@@ -88,7 +116,9 @@ impl RateLimitService for Envoy {
             };
             check = Some(match check {
                 None => Check::new(charge),
-                Some(check) => check.and(charge).map_err(|error| Status::invalid_argument(error.to_string()))?,
+                Some(check) => check
+                    .and(charge)
+                    .map_err(|error| Status::invalid_argument(error.to_string()))?,
             });
         }
         let Some(check) = check.filter(|_| response.overall_code == i32::from(Code::Ok)) else {
@@ -107,9 +137,11 @@ impl RateLimitService for Envoy {
 impl Asked {
     /// The sizes of the limits may differ, since descriptors bring them along.
     fn shares_units_with(&self, other: &Self) -> bool {
-        let [(one, key), (other, other_key)] = [self, other].map(|asked| (&asked.limit.limit, &asked.key));
-        let has_same_identity =
-            one.name() == other.name() && one.window() == other.window() && one.algorithm() == other.algorithm();
+        let [(one, key), (other, other_key)] =
+            [self, other].map(|asked| (&asked.limit.limit, &asked.key));
+        let has_same_identity = one.name() == other.name()
+            && one.window() == other.window()
+            && one.algorithm() == other.algorithm();
         has_same_identity && key == other_key
     }
 
@@ -129,18 +161,36 @@ fn limits_of<'a>(
     domain: &str,
     descriptor: &RateLimitDescriptor,
 ) -> Option<(&'a Rule, Key, Vec<KeyedLimit>)> {
-    let entries: Vec<_> = descriptor.entries.iter().map(|entry| (&*entry.key, &*entry.value)).collect();
+    let entries: Vec<_> = descriptor
+        .entries
+        .iter()
+        .map(|entry| (&*entry.key, &*entry.value))
+        .collect();
     let Some((rule, values)) = rules.find_descriptor(domain, &entries) else {
         counter!("rate_limit_service_descriptors_without_rule_total").increment(1);
         return None;
     };
     let first = rule.limits.first()?;
     // As an error, Envoy would let it pass: a client that sends no address would have no limit.
-    let key = first.key.of_texts(&values).unwrap_or_else(|_| Key::new("unreadable", ""));
+    let key = first
+        .key
+        .of_texts(&values)
+        .unwrap_or_else(|_| Key::new("unreadable", ""));
     // Without a unit, or with an unknown one, the rule's own limits hold: an error would let all of
     // the request pass.
-    let instead = descriptor.limit.as_ref().and_then(|instead| chosen(first.limit.name(), instead));
-    let limits = instead.map_or_else(|| rule.limits.clone(), |limit| vec![KeyedLimit { limit, ..first.clone() }]);
+    let instead = descriptor
+        .limit
+        .as_ref()
+        .and_then(|instead| chosen(first.limit.name(), instead));
+    let limits = instead.map_or_else(
+        || rule.limits.clone(),
+        |limit| {
+            vec![KeyedLimit {
+                limit,
+                ..first.clone()
+            }]
+        },
+    );
     Some((rule, key, limits))
 }
 
@@ -155,7 +205,11 @@ fn chosen(name: &str, instead: &RateLimitOverride) -> Option<Limit> {
         RateLimitUnit::Year => "365d",
         RateLimitUnit::Unknown => return None,
     };
-    Limit::parse(name.to_owned(), &format!("{}/{window}", instead.requests_per_unit)).ok()
+    Limit::parse(
+        name.to_owned(),
+        &format!("{}/{window}", instead.requests_per_unit),
+    )
+    .ok()
 }
 
 fn told(limit: &Limit) -> RateLimit {
@@ -175,7 +229,11 @@ fn told(limit: &Limit) -> RateLimit {
             _ => Unit::Unknown,
         },
     };
-    RateLimit { name: limit.name().to_owned(), requests_per_unit: figure(limit.units()), unit: unit.into() }
+    RateLimit {
+        name: limit.name().to_owned(),
+        requests_per_unit: figure(limit.units()),
+        unit: unit.into(),
+    }
 }
 
 fn figure(units: u64) -> u32 {
@@ -186,10 +244,18 @@ fn figure(units: u64) -> u32 {
 fn tell(decision: &Decision, asked: &[Asked], response: &mut RateLimitResponse) {
     let order = |status: &LimitStatus| (status.retry_after().is_none(), status.remaining());
     for (place, told_status) in response.statuses.iter_mut().enumerate() {
-        let own =
-            decision.statuses().zip(asked).filter(|(status, asked)| asked.places.contains(&place) && !status.is_shadow);
-        let Some((status, _)) = own.min_by_key(|(status, _)| order(status)) else { continue };
-        let code = if status.retry_after().is_some() { Code::OverLimit } else { Code::Ok };
+        let own = decision
+            .statuses()
+            .zip(asked)
+            .filter(|(status, asked)| asked.places.contains(&place) && !status.is_shadow);
+        let Some((status, _)) = own.min_by_key(|(status, _)| order(status)) else {
+            continue;
+        };
+        let code = if status.retry_after().is_some() {
+            Code::OverLimit
+        } else {
+            Code::Ok
+        };
         let wait = status.retry_after().unwrap_or_else(|| status.reset_after());
         *told_status = DescriptorStatus {
             code: code.into(),

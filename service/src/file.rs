@@ -66,7 +66,11 @@ pub(crate) enum OnFailure {
 impl OnFailure {
     /// How many processes share a limit while each decides by itself; 0 if they do not decide.
     pub(crate) fn processes(self) -> u32 {
-        if let Self::Local(processes) = self { processes.get() } else { 0 }
+        if let Self::Local(processes) = self {
+            processes.get()
+        } else {
+            0
+        }
     }
 }
 
@@ -116,7 +120,12 @@ fn default_listen() -> String {
 
 impl Variable {
     pub(crate) fn secret(&self) -> Result<(Secret, String)> {
-        let said = || format!("the variable {}, such as of `openssl rand -hex 32`", self.env);
+        let said = || {
+            format!(
+                "the variable {}, such as of `openssl rand -hex 32`",
+                self.env
+            )
+        };
         let value = env::var(&self.env).with_context(said)?;
         Ok((Secret::new(&value).with_context(said)?, value))
     }
@@ -127,19 +136,32 @@ impl File {
     /// password.
     pub(crate) fn read(text: &str) -> Result<Self> {
         toml::from_str(text).map_err(|error: toml::de::Error| {
-            anyhow!("{}: {}", position(text, error.span().map_or(0, |span| span.start)), error.message())
+            anyhow!(
+                "{}: {}",
+                position(text, error.span().map_or(0, |span| span.start)),
+                error.message()
+            )
         })
     }
 
     /// Whether all is the same that is read only at the start.
     pub(crate) fn has_settings_of(&self, other: &Self) -> bool {
-        let settings =
-            |file: &Self| (file.listen.clone(), file.grpc_listen.clone(), file.store.clone(), file.token.clone());
+        let settings = |file: &Self| {
+            (
+                file.listen.clone(),
+                file.grpc_listen.clone(),
+                file.store.clone(),
+                file.token.clone(),
+            )
+        };
         settings(self) == settings(other)
     }
 
     pub(crate) fn store_url(&self) -> String {
-        self.store.clone().or_else(|| env::var("REDIS_URL").ok()).unwrap_or_else(|| "memory:".to_owned())
+        self.store
+            .clone()
+            .or_else(|| env::var("REDIS_URL").ok())
+            .unwrap_or_else(|| "memory:".to_owned())
     }
 
     pub(crate) fn listeners(&self) -> impl Iterator<Item = &String> {
@@ -150,7 +172,12 @@ impl File {
 /// The line and the column of a byte.
 pub(crate) fn position(text: &str, byte: usize) -> String {
     let before = text.get(..byte).unwrap_or_default();
-    let column = before.chars().rev().take_while(|symbol| *symbol != '\n').count() + 1;
+    let column = before
+        .chars()
+        .rev()
+        .take_while(|symbol| *symbol != '\n')
+        .count()
+        + 1;
     format!("line {}, column {column}", before.matches('\n').count() + 1)
 }
 
@@ -160,7 +187,10 @@ impl CostFrom {
     pub(crate) fn of(&self, request: &Parts) -> Result<u64, KeyError> {
         let plain = |text: &str| {
             let text = text.replace('+', " ");
-            percent_decode_str(&text).decode_utf8_lossy().trim().to_owned()
+            percent_decode_str(&text)
+                .decode_utf8_lossy()
+                .trim()
+                .to_owned()
         };
         let (Self::Header(name) | Self::Query(name)) = self;
         let said: Vec<String> = match self {
@@ -168,12 +198,24 @@ impl CostFrom {
                 let lines = request.headers.get_all(name).into_iter();
                 let lines = lines.map(|line| String::from_utf8_lossy(line.as_bytes()).into_owned());
                 lines
-                    .flat_map(|line| line.split(',').map(|number| number.trim().to_owned()).collect::<Vec<_>>())
+                    .flat_map(|line| {
+                        line.split(',')
+                            .map(|number| number.trim().to_owned())
+                            .collect::<Vec<_>>()
+                    })
                     .collect()
             }
             Self::Query(name) => {
-                let pairs = request.uri.query().unwrap_or_default().split('&').filter_map(|pair| pair.split_once('='));
-                pairs.filter(|(key, _)| plain(key) == *name).map(|(_, value)| plain(value)).collect()
+                let pairs = request
+                    .uri
+                    .query()
+                    .unwrap_or_default()
+                    .split('&')
+                    .filter_map(|pair| pair.split_once('='));
+                pairs
+                    .filter(|(key, _)| plain(key) == *name)
+                    .map(|(_, value)| plain(value))
+                    .collect()
             }
         };
         let mut most = 1.0;

@@ -49,7 +49,14 @@ impl HeldPlaces {
 
     pub(crate) fn hold(&self, ticket: u64, decision: Decision, until: Instant, bytes: usize) {
         let mut held = self.lock();
-        held.by_ticket.insert(ticket, Held { _decision: decision, until, bytes });
+        held.by_ticket.insert(
+            ticket,
+            Held {
+                _decision: decision,
+                until,
+                bytes,
+            },
+        );
         held.bytes += bytes;
     }
 
@@ -65,7 +72,10 @@ impl HeldPlaces {
     pub(crate) fn free_overdue(&self) {
         let now = Instant::now();
         let mut held = self.lock();
-        let overdue: Vec<_> = held.by_ticket.extract_if(|_, held| held.until <= now).collect();
+        let overdue: Vec<_> = held
+            .by_ticket
+            .extract_if(|_, held| held.until <= now)
+            .collect();
         held.bytes -= overdue.iter().map(|(_, held)| held.bytes).sum::<usize>();
         // Their places are not freed under the lock.
         drop(held);
@@ -83,19 +93,35 @@ mod tests {
     #[tokio::test]
     async fn a_full_process_holds_no_more_until_one_is_freed() {
         let limiter = Limiter::new(MemoryStore::new());
-        let decision = limiter.check(&Limit::concurrent("jobs", 1), &Key::from("ada"), 1).await.unwrap();
+        let decision = limiter
+            .check(&Limit::concurrent("jobs", 1), &Key::from("ada"), 1)
+            .await
+            .unwrap();
         let held = HeldPlaces::default();
-        let hold = |ticket, lease, bytes| held.hold(ticket, decision.clone(), Instant::now() + lease, bytes);
+        let hold = |ticket, lease, bytes| {
+            held.hold(ticket, decision.clone(), Instant::now() + lease, bytes)
+        };
         for ticket in 0..MOST_HELD as u64 {
             assert!(!held.is_full());
-            hold(ticket, if ticket < 3 { Duration::ZERO } else { Duration::from_secs(60) }, 9);
+            hold(
+                ticket,
+                if ticket < 3 {
+                    Duration::ZERO
+                } else {
+                    Duration::from_secs(60)
+                },
+                9,
+            );
         }
         assert!(held.is_full());
         assert!(held.free(7) && !held.free(7));
         assert!(!held.is_full());
         held.free_overdue();
         let left = held.lock().by_ticket.len();
-        assert_eq!((left, held.lock().bytes), (MOST_HELD - 4, 9 * (MOST_HELD - 4)));
+        assert_eq!(
+            (left, held.lock().bytes),
+            (MOST_HELD - 4, 9 * (MOST_HELD - 4))
+        );
         hold(1, Duration::ZERO, MOST_BYTES);
         assert!(held.is_full());
         held.free_overdue();

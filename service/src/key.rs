@@ -2,7 +2,9 @@
 
 use anyhow::{Context, Result, bail, ensure};
 use axum::http::{HeaderName, request::Parts};
-use tower_sliding_window::{ApiKey, ClientIp, Header, Key, KeyExtractor, Secret, extract::KeyError};
+use tower_sliding_window::{
+    ApiKey, ClientIp, Header, Key, KeyExtractor, Secret, extract::KeyError,
+};
 
 /// As of a header that is a key.
 pub(crate) const MOST_BYTES: usize = 4096;
@@ -36,7 +38,10 @@ pub(crate) struct Sources {
 
 impl LimitKey {
     pub(crate) fn read(texts: Vec<String>, sources: &Sources) -> Result<Self> {
-        let parts = texts.iter().map(|text| Part::read(text, sources)).collect::<Result<_>>()?;
+        let parts = texts
+            .iter()
+            .map(|text| Part::read(text, sources))
+            .collect::<Result<_>>()?;
         Ok(Self { parts, texts })
     }
 
@@ -52,28 +57,47 @@ impl LimitKey {
             self.parts.len(),
             self.texts.join(" and ")
         );
-        joined(self.parts.iter().zip(texts).map(|(part, text)| part.of_text(text)))
+        joined(
+            self.parts
+                .iter()
+                .zip(texts)
+                .map(|(part, text)| part.of_text(text)),
+        )
     }
 }
 
 impl Part {
     fn read(text: &str, sources: &Sources) -> Result<Self> {
         let (kind, name) = text.split_once(':').unwrap_or((text, ""));
-        let header =
-            || HeaderName::from_bytes(name.as_bytes()).with_context(|| format!("the key {text:?} names no header"));
+        let header = || {
+            HeaderName::from_bytes(name.as_bytes())
+                .with_context(|| format!("the key {text:?} names no header"))
+        };
         Ok(match kind {
             "client" if name.is_empty() => Self::Client(sources.client.clone()),
             "text" if name.is_empty() => Self::Text,
             "header" => Self::Header(Header::new(header()?)),
             "api-key" => {
-                let secret = sources.secret.as_ref().context("an API key needs secret = { env = \"..\" }")?;
+                let secret = sources
+                    .secret
+                    .as_ref()
+                    .context("an API key needs secret = { env = \"..\" }")?;
                 Self::ApiKey(ApiKey::header(header()?, secret))
             }
             "path" if !name.is_empty() => {
-                let name = if sources.ignore_case { name.to_lowercase() } else { name.to_owned() };
-                Self::Path { name, ignore_case: sources.ignore_case }
+                let name = if sources.ignore_case {
+                    name.to_lowercase()
+                } else {
+                    name.to_owned()
+                };
+                Self::Path {
+                    name,
+                    ignore_case: sources.ignore_case,
+                }
             }
-            _ => bail!("the key {text:?} is none of client, header:NAME, api-key:HEADER, path:NAME and text"),
+            _ => bail!(
+                "the key {text:?} is none of client, header:NAME, api-key:HEADER, path:NAME and text"
+            ),
         })
     }
 
@@ -83,7 +107,10 @@ impl Part {
             Self::Header(header) => header.extract(request),
             Self::ApiKey(header) => header.extract(request),
             Self::Path { name, .. } => {
-                let values = request.extensions.get::<PathValues>().map_or(&[][..], |values| &values.0);
+                let values = request
+                    .extensions
+                    .get::<PathValues>()
+                    .map_or(&[][..], |values| &values.0);
                 let value = values.iter().find(|(other, _)| other == name);
                 match value {
                     Some((_, value)) if value.len() <= MOST_BYTES => Ok(Key::new("path", value)),
@@ -97,12 +124,15 @@ impl Part {
 
     fn of_text(&self, text: &str) -> Result<Key> {
         Ok(match self {
-            Self::Client(client) => {
-                client.key(text.parse().with_context(|| format!("the key {text:?} is no address"))?)
-            }
+            Self::Client(client) => client.key(
+                text.parse()
+                    .with_context(|| format!("the key {text:?} is no address"))?,
+            ),
             Self::Header(header) => header.key(text),
             Self::ApiKey(header) => header.key(text),
-            Self::Path { ignore_case: true, .. } => Key::new("path", text.to_lowercase()),
+            Self::Path {
+                ignore_case: true, ..
+            } => Key::new("path", text.to_lowercase()),
             Self::Path { .. } => Key::new("path", text),
             Self::Text => Key::from(text),
         })

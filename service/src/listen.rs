@@ -44,7 +44,10 @@ pub(crate) struct Token {
 impl Token {
     /// The token of the file, which each address needs that other machines reach.
     pub(crate) fn read(file: &File) -> Result<Option<Self>> {
-        for listen in file.listeners().filter(|listen| !listen.starts_with("unix:")) {
+        for listen in file
+            .listeners()
+            .filter(|listen| !listen.starts_with("unix:"))
+        {
             let address: SocketAddr = listen.parse().with_context(|| {
                 format!("{listen:?} is neither an address with a port, such as 127.0.0.1:8090, nor unix:/path")
             })?;
@@ -55,17 +58,24 @@ impl Token {
                 );
             }
         }
-        let Some(variable) = &file.token else { return Ok(None) };
+        let Some(variable) = &file.token else {
+            return Ok(None);
+        };
         let (secret, token) = variable.secret()?;
         let digest = secret.key(TOKEN, &token);
         Ok(Some(Self { secret, digest }))
     }
 
     fn is_of(&self, request: &Request) -> bool {
-        let sent = request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
-        sent.and_then(|sent| sent.split_once(' ')).is_some_and(|(scheme, token)| {
-            scheme.eq_ignore_ascii_case("bearer") && self.secret.key(TOKEN, token) == self.digest
-        })
+        let sent = request
+            .headers()
+            .get(header::AUTHORIZATION)
+            .and_then(|value| value.to_str().ok());
+        sent.and_then(|sent| sent.split_once(' '))
+            .is_some_and(|(scheme, token)| {
+                scheme.eq_ignore_ascii_case("bearer")
+                    && self.secret.key(TOKEN, token) == self.digest
+            })
     }
 }
 
@@ -76,7 +86,10 @@ impl Listener {
         };
         // A process that was killed leaves its socket.
         if fs::symlink_metadata(path).is_ok_and(|known| known.file_type().is_socket()) {
-            ensure!(UnixStream::connect(path).is_err(), "another process listens there");
+            ensure!(
+                UnixStream::connect(path).is_err(),
+                "another process listens there"
+            );
             fs::remove_file(path)?;
         }
         let listener = UnixListener::bind(path)?;
@@ -100,23 +113,41 @@ impl Listener {
                 // Otherwise an answer may wait for the client's acknowledgement of the one before.
                 let listener = listener.tap_io(|stream| drop(stream.set_nodelay(true)));
                 let app = app.into_make_service_with_connect_info::<SocketAddr>();
-                axum::serve(listener, app).with_graceful_shutdown(ended).await
+                axum::serve(listener, app)
+                    .with_graceful_shutdown(ended)
+                    .await
             }
             Self::Unix(listener) => {
                 // The other end of a Unix socket is on this host.
-                let app = app.layer(Extension(ConnectInfo(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))));
-                axum::serve(listener, app).with_graceful_shutdown(ended).await
+                let app = app.layer(Extension(ConnectInfo(SocketAddr::from((
+                    Ipv4Addr::LOCALHOST,
+                    0,
+                )))));
+                axum::serve(listener, app)
+                    .with_graceful_shutdown(ended)
+                    .await
             }
         }
     }
 }
 
-pub(crate) async fn authorize(State(service): State<Arc<Service>>, request: Request, next: Next) -> Response {
-    if service.token.as_ref().is_none_or(|token| token.is_of(&request)) {
+pub(crate) async fn authorize(
+    State(service): State<Arc<Service>>,
+    request: Request,
+    next: Next,
+) -> Response {
+    if service
+        .token
+        .as_ref()
+        .is_none_or(|token| token.is_of(&request))
+    {
         return next.run(request).await;
     }
     let detail = "this needs the token of the service";
-    let kind = request.headers().get(header::CONTENT_TYPE).map_or(&[][..], HeaderValue::as_bytes);
+    let kind = request
+        .headers()
+        .get(header::CONTENT_TYPE)
+        .map_or(&[][..], HeaderValue::as_bytes);
     if kind.starts_with(b"application/grpc") {
         return Status::unauthenticated(detail).into_http();
     }

@@ -19,15 +19,28 @@ pub(crate) fn readings(path: &str) -> Vec<String> {
 /// A parser of URLs takes `\` for a slash when it resolves.
 fn readings_of_text(path: &str) -> [String; 4] {
     let split = || path.split('/').map(|segment| escaped(&decoded(segment)));
-    let split_at_both = path.split(['/', '\\']).map(|segment| escaped(&decoded(segment)));
+    let split_at_both = path
+        .split(['/', '\\'])
+        .map(|segment| escaped(&decoded(segment)));
     let decoded = decoded(path);
-    let parts = || decoded.split('/').map(|segment| segment.replace('%', "%25"));
-    [joined(split()), joined(parts()), resolved(split_at_both), resolved(parts().filter(|part| !part.is_empty()))]
+    let parts = || {
+        decoded
+            .split('/')
+            .map(|segment| segment.replace('%', "%25"))
+    };
+    [
+        joined(split()),
+        joined(parts()),
+        resolved(split_at_both),
+        resolved(parts().filter(|part| !part.is_empty())),
+    ]
 }
 
 /// The parameters of a segment (RFC 3986, section 3.3) begin at its first semicolon.
 fn without_parameters(path: &str) -> String {
-    let segments = path.split('/').map(|segment| segment.split(';').next().unwrap_or_default().to_owned());
+    let segments = path
+        .split('/')
+        .map(|segment| segment.split(';').next().unwrap_or_default().to_owned());
     joined(segments)
 }
 
@@ -50,7 +63,9 @@ fn resolved(segments: impl Iterator<Item = String>) -> String {
 }
 
 fn decoded(text: &str) -> String {
-    percent_encoding::percent_decode_str(text).decode_utf8_lossy().into_owned()
+    percent_encoding::percent_decode_str(text)
+        .decode_utf8_lossy()
+        .into_owned()
 }
 
 fn escaped(segment: &str) -> String {
@@ -65,10 +80,15 @@ pub(crate) fn text_of(segment: &str) -> String {
 /// A pattern of a rule, as the router takes it.
 pub(crate) fn pattern(text: &str) -> Result<String> {
     ensure!(text.starts_with('/'), "its path {text:?} must begin with /");
-    ensure!(!text.contains(['?', '#', '\\']), "its path {text:?} has a ?, # or \\, which no path has");
+    ensure!(
+        !text.contains(['?', '#', '\\']),
+        "its path {text:?} has a ?, # or \\, which no path has"
+    );
     let segments = text.split('/').skip(1);
     ensure!(
-        segments.clone().all(|segment| segment != "." && segment != ".."),
+        segments
+            .clone()
+            .all(|segment| segment != "." && segment != ".."),
         "its path {text:?} has a segment . or .., which no request has"
     );
     let outside = text.split('{').enumerate().map(|(at, part)| match at {
@@ -76,7 +96,9 @@ pub(crate) fn pattern(text: &str) -> Result<String> {
         _ => part.split_once('}').map_or("", |(_, outside)| outside),
     });
     ensure!(
-        !outside.into_iter().any(|part| part.contains([':', '*', '<', '}'])),
+        !outside
+            .into_iter()
+            .any(|part| part.contains([':', '*', '<', '}'])),
         "its path {text:?} has a :, * or < outside of braces: write /page/{{number}} or /files/{{*path}}"
     );
     let [.., resolved] = readings_of_text(text);
@@ -107,10 +129,22 @@ mod tests {
             assert_eq!(readings_of_text(path), expected, "{path}");
             assert_eq!(readings(path)[..4], expected, "{path}");
         }
-        for path in ["/login;x=1", "/login;", "/x;y/..;z/login", "/;a/login;x/", "/%6cogin;x=1;y=2"] {
-            assert!(readings(path).iter().any(|reading| reading == "/login"), "{path}");
+        for path in [
+            "/login;x=1",
+            "/login;",
+            "/x;y/..;z/login",
+            "/;a/login;x/",
+            "/%6cogin;x=1;y=2",
+        ] {
+            assert!(
+                readings(path).iter().any(|reading| reading == "/login"),
+                "{path}"
+            );
         }
         assert_eq!(readings("/a/b").len(), 4);
-        assert_eq!(["a%252Fb", "a%2fb", "a%25"].map(text_of), ["a%2Fb", "a/b", "a%"]);
+        assert_eq!(
+            ["a%252Fb", "a%2fb", "a%25"].map(text_of),
+            ["a%2Fb", "a/b", "a%"]
+        );
     }
 }

@@ -18,8 +18,14 @@ use crate::file::Ask;
 const PREFIX: &str = "/auth";
 
 /// The headers from which proxies and applications take a method or a path.
-const REMOVED: [&str; 6] =
-    ["x-forwarded-method", "x-forwarded-uri", "x-original-method", "x-original-uri", "x-original-url", "x-rewrite-url"];
+const REMOVED: [&str; 6] = [
+    "x-forwarded-method",
+    "x-forwarded-uri",
+    "x-original-method",
+    "x-original-uri",
+    "x-original-url",
+    "x-rewrite-url",
+];
 
 /// Who may ask, and where the answers read the method and the path.
 pub(crate) struct Questions {
@@ -29,19 +35,27 @@ pub(crate) struct Questions {
 
 impl Questions {
     pub(crate) fn from(proxies: &[String], ask: Ask) -> Result<Self, ConfigError> {
-        Ok(Self { proxies: AddressList::new(proxies)?, ask })
+        Ok(Self {
+            proxies: AddressList::new(proxies)?,
+            ask,
+        })
     }
 
     /// Turns a question into the request that the proxy asks about.
     pub(crate) fn read(&self, parts: &mut Parts) -> Result<(), KeyError> {
         if !self.proxies.contains(PeerIp::new().address(parts)?) {
-            return Err(KeyError::invalid("peer", "no proxy of this service").with_status(StatusCode::FORBIDDEN));
+            return Err(KeyError::invalid("peer", "no proxy of this service")
+                .with_status(StatusCode::FORBIDDEN));
         }
         match self.ask {
             Ask::Forwarded => read_pair(parts, "x-forwarded-method", "x-forwarded-uri")?,
             Ask::Original => read_pair(parts, "x-original-method", "x-original-uri")?,
             Ask::AsSent => {
-                let path = parts.uri.path_and_query().map_or("", PathAndQuery::as_str).strip_prefix(PREFIX);
+                let path = parts
+                    .uri
+                    .path_and_query()
+                    .map_or("", PathAndQuery::as_str)
+                    .strip_prefix(PREFIX);
                 parts.uri = path_of("path", path.unwrap_or_default().as_bytes())?;
             }
         }
@@ -73,8 +87,11 @@ fn single_line<'a>(headers: &'a HeaderMap, name: &'static str) -> Result<&'a [u8
 /// A path with its query, as a request to an application has it.
 fn path_of(name: &'static str, text: &[u8]) -> Result<Uri, KeyError> {
     // The parser of `http` accepts a path without a slash at its start, and drops a fragment.
-    let path = PathAndQuery::try_from(text).ok().filter(|_| text.starts_with(b"/") && !text.contains(&b'#'));
-    path.map(Uri::from).ok_or_else(|| KeyError::invalid(name, "no path"))
+    let path = PathAndQuery::try_from(text)
+        .ok()
+        .filter(|_| text.starts_with(b"/") && !text.contains(&b'#'));
+    path.map(Uri::from)
+        .ok_or_else(|| KeyError::invalid(name, "no path"))
 }
 
 #[cfg(test)]
@@ -90,10 +107,15 @@ mod tests {
     const ORIGINAL: [&str; 2] = ["x-original-method", "x-original-uri"];
 
     fn question(method: &str, uri: &str, peer: &str, lines: &[(&'static str, &str)]) -> Parts {
-        let request = Request::builder().method(method).uri(uri).extension(SocketAddr::new(peer.parse().unwrap(), 1));
+        let request = Request::builder()
+            .method(method)
+            .uri(uri)
+            .extension(SocketAddr::new(peer.parse().unwrap(), 1));
         let (mut parts, ()) = request.body(()).unwrap().into_parts();
         for (name, value) in lines {
-            parts.headers.append(*name, HeaderValue::from_bytes(value.as_bytes()).unwrap());
+            parts
+                .headers
+                .append(*name, HeaderValue::from_bytes(value.as_bytes()).unwrap());
         }
         parts
     }
@@ -102,12 +124,24 @@ mod tests {
     fn read(ask: Ask, mut parts: Parts) -> Result<String, (String, u16)> {
         let proxies = ["10.0.0.0/28", "2001:db8:ffff::/64"].map(str::to_owned);
         let questions = Questions::from(&proxies, ask).unwrap();
-        questions.read(&mut parts).map_err(|error| (error.to_string(), error.status().as_u16()))?;
-        Ok(format!("{} {} {:?}", parts.method, parts.uri, parts.headers.keys().collect::<Vec<_>>()))
+        questions
+            .read(&mut parts)
+            .map_err(|error| (error.to_string(), error.status().as_u16()))?;
+        Ok(format!(
+            "{} {} {:?}",
+            parts.method,
+            parts.uri,
+            parts.headers.keys().collect::<Vec<_>>()
+        ))
     }
 
     fn asked(method: &str, path: &str) -> Parts {
-        question("GET", "/auth", PROXY, &[(FORWARDED[0], method), (FORWARDED[1], path)])
+        question(
+            "GET",
+            "/auth",
+            PROXY,
+            &[(FORWARDED[0], method), (FORWARDED[1], path)],
+        )
     }
 
     fn refused(text: &str, status: u16) -> Result<String, (String, u16)> {
@@ -123,9 +157,18 @@ mod tests {
             ("PURGE", "/a/../b;c=d"),
             ("HEAD", "/%E4%BD%A0?%2F"),
         ] {
-            assert_eq!(read(Ask::Forwarded, asked(method, path)), Ok(format!("{method} {path} []")));
+            assert_eq!(
+                read(Ask::Forwarded, asked(method, path)),
+                Ok(format!("{method} {path} []"))
+            );
         }
-        assert!(read(Ask::Forwarded, asked("GET", &format!("/search?q={}", "a".repeat(20_000)))).is_ok());
+        assert!(
+            read(
+                Ask::Forwarded,
+                asked("GET", &format!("/search?q={}", "a".repeat(20_000)))
+            )
+            .is_ok()
+        );
     }
 
     /// As Envoy asks.
@@ -137,20 +180,41 @@ mod tests {
             ("/auth/auth/x", "/auth/x"),
             ("http://app/auth/login", "/login"),
         ] {
-            assert_eq!(read(Ask::AsSent, question("PATCH", uri, PROXY, &[])), Ok(format!("PATCH {path} []")), "{uri}");
+            assert_eq!(
+                read(Ask::AsSent, question("PATCH", uri, PROXY, &[])),
+                Ok(format!("PATCH {path} []")),
+                "{uri}"
+            );
         }
         for uri in ["/login", "/authentic", "/auth", "/auth?a", "*"] {
-            assert_eq!(read(Ask::AsSent, question("OPTIONS", uri, PROXY, &[])), refused("path: no path", 400), "{uri}");
+            assert_eq!(
+                read(Ask::AsSent, question("OPTIONS", uri, PROXY, &[])),
+                refused("path: no path", 400),
+                "{uri}"
+            );
         }
     }
 
     /// A proxy passes on each header that it does not write.
     #[test]
     fn no_other_header_chooses_the_route_or_becomes_a_key() {
-        let value = |name: &str| if name.ends_with("method") { "GET" } else { "/free" };
+        let value = |name: &str| {
+            if name.ends_with("method") {
+                "GET"
+            } else {
+                "/free"
+            }
+        };
         for forged in REMOVED {
-            for pair in [FORWARDED, ORIGINAL].into_iter().filter(|pair| !pair.contains(&forged)) {
-                let ask = if pair == FORWARDED { Ask::Forwarded } else { Ask::Original };
+            for pair in [FORWARDED, ORIGINAL]
+                .into_iter()
+                .filter(|pair| !pair.contains(&forged))
+            {
+                let ask = if pair == FORWARDED {
+                    Ask::Forwarded
+                } else {
+                    Ask::Original
+                };
                 let lines = [
                     (pair[0], "POST"),
                     (pair[1], "/login"),
@@ -162,7 +226,11 @@ mod tests {
                 assert_eq!(read.as_deref(), Ok(r#"POST /login ["x"]"#), "{forged}");
             }
             let sent = question("POST", "/auth/login", PROXY, &[(forged, value(forged))]);
-            assert_eq!(read(Ask::AsSent, sent).as_deref(), Ok("POST /login []"), "{forged}");
+            assert_eq!(
+                read(Ask::AsSent, sent).as_deref(),
+                Ok("POST /login []"),
+                "{forged}"
+            );
         }
     }
 
@@ -173,10 +241,22 @@ mod tests {
             (&[][..], "x-forwarded-method: missing"),
             (&[(method, "GET")], "x-forwarded-uri: missing"),
             (&[(path, "/")], "x-forwarded-method: missing"),
-            (&[(method, "GET"), (path, "/"), (path, "/")], "x-forwarded-uri: repeated"),
-            (&[(method, "GET"), (method, "GET"), (path, "/")], "x-forwarded-method: repeated"),
-            (&[(ORIGINAL[0], "GET"), (ORIGINAL[1], "/")], "x-forwarded-method: missing"),
-            (&[(method, "GET"), (ORIGINAL[1], "/")], "x-forwarded-uri: missing"),
+            (
+                &[(method, "GET"), (path, "/"), (path, "/")],
+                "x-forwarded-uri: repeated",
+            ),
+            (
+                &[(method, "GET"), (method, "GET"), (path, "/")],
+                "x-forwarded-method: repeated",
+            ),
+            (
+                &[(ORIGINAL[0], "GET"), (ORIGINAL[1], "/")],
+                "x-forwarded-method: missing",
+            ),
+            (
+                &[(method, "GET"), (ORIGINAL[1], "/")],
+                "x-forwarded-uri: missing",
+            ),
         ] {
             let read = read(Ask::Forwarded, question("GET", "/auth", PROXY, lines));
             assert_eq!(read, refused(problem, 400), "{lines:?}");
@@ -199,11 +279,21 @@ mod tests {
             "\\a",
         ];
         for path in no_paths {
-            assert_eq!(read(Ask::Forwarded, asked("GET", path)), refused("x-forwarded-uri: no path", 400), "{path:?}");
+            assert_eq!(
+                read(Ask::Forwarded, asked("GET", path)),
+                refused("x-forwarded-uri: no path", 400),
+                "{path:?}"
+            );
         }
-        for method in ["", "GET POST", "GET,POST", " GET", "GET ", "G\u{e9}T", "GET/"] {
+        for method in [
+            "", "GET POST", "GET,POST", " GET", "GET ", "G\u{e9}T", "GET/",
+        ] {
             let read = read(Ask::Forwarded, asked(method, "/"));
-            assert_eq!(read, refused("x-forwarded-method: no method", 400), "{method:?}");
+            assert_eq!(
+                read,
+                refused("x-forwarded-method: no method", 400),
+                "{method:?}"
+            );
         }
     }
 
@@ -212,7 +302,10 @@ mod tests {
     fn bytes_that_no_path_has_get_a_400() {
         for byte in (0x80..=0xff).chain([b'\t', b' ', b'"', b'<', b'>', b'^', b'`']) {
             let mut parts = asked("GET", "/");
-            parts.headers.insert(FORWARDED[1], HeaderValue::from_bytes(&[b'/', byte]).unwrap());
+            parts.headers.insert(
+                FORWARDED[1],
+                HeaderValue::from_bytes(&[b'/', byte]).unwrap(),
+            );
             // A path that hyper would take from a client: the text is the same.
             let is_path = Uri::try_from(&[b'/', byte][..]).is_ok();
             assert_eq!(read(Ask::Forwarded, parts).is_ok(), is_path, "{byte:#x}");
@@ -221,7 +314,11 @@ mod tests {
 
     #[test]
     fn a_peer_that_is_no_proxy_gets_a_403_whatever_it_sends() {
-        let lines = [(FORWARDED[0], "GET"), (FORWARDED[1], "/"), ("x-forwarded-for", PROXY)];
+        let lines = [
+            (FORWARDED[0], "GET"),
+            (FORWARDED[1], "/"),
+            ("x-forwarded-for", PROXY),
+        ];
         for (peer, is_proxy) in [
             ("10.0.0.1", true),
             ("::ffff:10.0.0.1", true),
@@ -234,11 +331,21 @@ mod tests {
             for ask in [Ask::Forwarded, Ask::AsSent] {
                 let read = read(ask, question("GET", "/auth/", peer, &lines));
                 let expected = refused("peer: no proxy of this service", 403);
-                assert!(if is_proxy { read.is_ok() } else { read == expected }, "{peer}: {read:?}");
+                assert!(
+                    if is_proxy {
+                        read.is_ok()
+                    } else {
+                        read == expected
+                    },
+                    "{peer}: {read:?}"
+                );
             }
         }
         let nobody = Questions::from(&[], Ask::Forwarded).unwrap();
-        assert_eq!(nobody.read(&mut asked("GET", "/")).unwrap_err().status(), 403);
+        assert_eq!(
+            nobody.read(&mut asked("GET", "/")).unwrap_err().status(),
+            403
+        );
     }
 
     /// As `PeerIp` does.

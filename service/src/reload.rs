@@ -42,7 +42,9 @@ pub(crate) async fn watch(
         }
         seen = now;
         let read = async {
-            let text = fs::read_to_string(&path).await.context("it cannot be read")?;
+            let text = fs::read_to_string(&path)
+                .await
+                .context("it cannot be read")?;
             let file = File::read(&text)?;
             anyhow::Ok((Rules::build(&text, &file, &limiter)?, file))
         };
@@ -56,7 +58,10 @@ pub(crate) async fn watch(
                 rules.send_replace(Arc::new(new));
             }
             Err(problem) => {
-                warn!("the rules stay as they are, since {} has a mistake: {problem:#}", path.display());
+                warn!(
+                    "the rules stay as they are, since {} has a mistake: {problem:#}",
+                    path.display()
+                );
                 counter!("rate_limit_service_reloads_total", "outcome" => "refused").increment(1);
             }
         }

@@ -75,9 +75,17 @@ impl Charge {
     ///
     /// [`NeverFits`] if the cost is above the limit.
     pub fn new(limit: Limit, key: impl Into<Key>, cost: u64) -> Result<Self, NeverFits> {
-        let needs = if limit.is_concurrent() { cost.min(1) } else { cost };
+        let needs = if limit.is_concurrent() {
+            cost.min(1)
+        } else {
+            cost
+        };
         if needs > limit.units() {
-            return Err(NeverFits { limit, cost, is_hidden: false });
+            return Err(NeverFits {
+                limit,
+                cost,
+                is_hidden: false,
+            });
         }
         Ok(Self::fitting(limit, key.into(), cost))
     }
@@ -110,18 +118,28 @@ impl Charge {
     ///
     /// [`NeverFits`] if the limit has no units at all.
     pub fn any_left(limit: Limit, key: impl Into<Key>) -> Result<Self, NeverFits> {
-        Ok(Self { takes: Takes::Nothing, ..Self::new(limit, key, 1)? })
+        Ok(Self {
+            takes: Takes::Nothing,
+            ..Self::new(limit, key, 1)?
+        })
     }
 
     /// Makes the charge that begins a ban for `time`. The limit of a ban is never divided into
     /// shares. Clients see this limit only after the ban has begun.
     pub(crate) fn ban(limit: Limit, key: Key, time: Duration) -> Self {
-        Self { is_ban: true, ..Self::spent(limit, key, 1).reserve(time) }
+        Self {
+            is_ban: true,
+            ..Self::spent(limit, key, 1).reserve(time)
+        }
     }
 
     /// Returns the charge that asks whether this ban has begun, and takes nothing.
     pub(crate) fn asks(&self) -> Self {
-        Self { takes: Takes::Nothing, lease: 0, ..self.clone() }
+        Self {
+            takes: Takes::Nothing,
+            lease: 0,
+            ..self.clone()
+        }
     }
 
     /// If two limits have the same ban, each has a charge that asks whether the ban has begun.
@@ -130,7 +148,15 @@ impl Charge {
     pub(crate) fn asked_with(self, other: &Self) -> Self {
         let is_shadow = self.is_shadow && other.is_shadow;
         let is_hidden = self.is_hidden || other.is_hidden;
-        if self.is_ban { Self { is_shadow, is_hidden, ..self } } else { self }
+        if self.is_ban {
+            Self {
+                is_shadow,
+                is_hidden,
+                ..self
+            }
+        } else {
+            self
+        }
     }
 
     /// A charge of units that have been spent already. The charge counts in full, even above the
@@ -142,23 +168,42 @@ impl Charge {
     /// free.
     pub fn spent(limit: Limit, key: impl Into<Key>, cost: u64) -> Self {
         let cost = cost.min(limit.most_spent());
-        let takes = if limit.is_concurrent() { Takes::IfAdmitted } else { Takes::Always };
-        Self { takes, ..Self::fitting(limit, key.into(), cost) }
+        let takes = if limit.is_concurrent() {
+            Takes::IfAdmitted
+        } else {
+            Takes::Always
+        };
+        Self {
+            takes,
+            ..Self::fitting(limit, key.into(), cost)
+        }
     }
 
     /// Returns the same charge under `limit`, for `cost` units that have been [spent](Self::spent).
     pub(crate) fn as_spent(&self, limit: Limit, cost: u64) -> Self {
-        Self { cost: cost.min(limit.most_spent()), takes: Takes::Always, ..self.on(limit) }
+        Self {
+            cost: cost.min(limit.most_spent()),
+            takes: Takes::Always,
+            ..self.on(limit)
+        }
     }
 
     /// The same charge under another limit.
     pub(crate) fn on(&self, limit: Limit) -> Self {
-        Self { limit, ..self.clone() }
+        Self {
+            limit,
+            ..self.clone()
+        }
     }
 
     /// Returns a charge of the same limit and key at no cost.
     pub(crate) fn without_cost(&self) -> Self {
-        Self { cost: 0, lease: 0, takes: Takes::IfAdmitted, ..self.clone() }
+        Self {
+            cost: 0,
+            lease: 0,
+            takes: Takes::IfAdmitted,
+            ..self.clone()
+        }
     }
 
     /// Makes the charge of a prefetch. The process may spend the last unit just before the life of
@@ -166,7 +211,10 @@ impl Charge {
     /// window after the end of the life.
     pub(crate) fn prefetch(limit: Limit, key: Key, units: u64, life: u64) -> Self {
         let lease = limit.window_micros().saturating_add(life);
-        Self { lease, ..Self::fitting(limit, key, units) }
+        Self {
+            lease,
+            ..Self::fitting(limit, key, units)
+        }
     }
 
     /// The life of a prefetch; `None` for other charges.
@@ -232,7 +280,10 @@ impl Charge {
         if self.is_shadow || self.is_ban {
             return Some(self.clone());
         }
-        let limit = self.limit.shared_by(processes).filter(|limit| self.is_spent() || self.cost <= limit.units())?;
+        let limit = self
+            .limit
+            .shared_by(processes)
+            .filter(|limit| self.is_spent() || self.cost <= limit.units())?;
         Some(self.on(limit))
     }
 
@@ -294,7 +345,10 @@ impl Charge {
         // With a counter, the decisions of two equal checks show different figures. With a
         // concurrent limit, each caller has to free the very place that its own admission has
         // taken.
-        let is_told_apart = matches!(self.limit.algorithm().kind, Kind::Counter | Kind::Concurrent);
+        let is_told_apart = matches!(
+            self.limit.algorithm().kind,
+            Kind::Counter | Kind::Concurrent
+        );
         self.lease == 0 && self.takes == Takes::IfAdmitted && !self.is_shadow && !is_told_apart
     }
 
@@ -315,7 +369,10 @@ impl Charge {
         match self.lease {
             0 if self.limit.is_counter() => now,
             0 => recorded,
-            lease => now.saturating_add(lease).saturating_sub(self.limit.window_micros()).min(recorded),
+            lease => now
+                .saturating_add(lease)
+                .saturating_sub(self.limit.window_micros())
+                .min(recorded),
         }
     }
 
@@ -324,7 +381,9 @@ impl Charge {
     pub(crate) fn admitted_at(&self, named_at: u64) -> u64 {
         match self.lease {
             0 => named_at,
-            lease => named_at.saturating_add(self.limit.window_micros()).saturating_sub(lease),
+            lease => named_at
+                .saturating_add(self.limit.window_micros())
+                .saturating_sub(lease),
         }
     }
 }

@@ -73,7 +73,11 @@ pub struct Check {
 impl Check {
     /// A check of one charge. [`and`](Self::and) adds others.
     pub fn new(charge: Charge) -> Self {
-        Self { first: charge, rest: Vec::new(), id: None }
+        Self {
+            first: charge,
+            rest: Vec::new(),
+            id: None,
+        }
     }
 
     /// Adds a charge.
@@ -84,7 +88,10 @@ impl Check {
     /// name, window and algorithm: add up the costs instead. If the keys, the windows or the
     /// algorithms differ, two charges may have limits of one name.
     pub fn and(mut self, charge: Charge) -> Result<Self, ConfigError> {
-        if self.charges().any(|other| other.limit().is_one_with(charge.limit()) && other.key() == charge.key()) {
+        if self
+            .charges()
+            .any(|other| other.limit().is_one_with(charge.limit()) && other.key() == charge.key())
+        {
             return Err(charged_twice(charge.limit()));
         }
         self.rest.push(charge);
@@ -104,7 +111,11 @@ impl Check {
     /// Makes a check of `charges`; `None` without charges. The calling code makes sure that no two
     /// charges have the same limit and key.
     pub(crate) fn of_distinct(mut charges: impl Iterator<Item = Charge>) -> Option<Self> {
-        Some(Self { first: charges.next()?, rest: charges.collect(), id: None })
+        Some(Self {
+            first: charges.next()?,
+            rest: charges.collect(),
+            id: None,
+        })
     }
 
     /// Gives the check an id that the caller has chosen. If the caller repeats the check with the
@@ -121,7 +132,10 @@ impl Check {
 
     /// Replaces the charge with this index.
     pub(crate) fn replace(&mut self, index: usize, charge: Charge) {
-        *index.checked_sub(1).and_then(|index| self.rest.get_mut(index)).unwrap_or(&mut self.first) = charge;
+        *index
+            .checked_sub(1)
+            .and_then(|index| self.rest.get_mut(index))
+            .unwrap_or(&mut self.first) = charge;
     }
 
     /// Whether all charges may be spent out of prefetches.
@@ -137,14 +151,19 @@ impl Check {
     #[inline]
     pub(crate) fn takes_place(&self) -> bool {
         // Most checks have one charge.
-        self.first.takes_place() || !self.rest.is_empty() && self.rest.iter().any(Charge::takes_place)
+        self.first.takes_place()
+            || !self.rest.is_empty() && self.rest.iter().any(Charge::takes_place)
     }
 
     /// Returns the same check under a share of each limit: one of `processes` equal shares. `None`
     /// if a charge does not fit into its share.
     pub(crate) fn shared_by(&self, processes: NonZeroU32) -> Option<Self> {
         let (first, rest) = self.map_charges(|charge| charge.shared_by(processes));
-        Some(Self { first: first?, rest: rest.into_iter().collect::<Option<_>>()?, id: self.id })
+        Some(Self {
+            first: first?,
+            rest: rest.into_iter().collect::<Option<_>>()?,
+            id: self.id,
+        })
     }
 
     /// Returns a check of the same limits and keys at no cost.
@@ -155,7 +174,11 @@ impl Check {
     /// Returns the same check with each charge replaced by the result of `change`.
     pub(crate) fn map(&self, change: impl FnMut(&Charge) -> Charge) -> Self {
         let (first, rest) = self.map_charges(change);
-        Self { first, rest, id: self.id }
+        Self {
+            first,
+            rest,
+            id: self.id,
+        }
     }
 
     /// The charge that was added first.
@@ -172,10 +195,17 @@ impl Check {
     /// Returns one value for each charge, in order. The value of the first charge is returned
     /// apart, so there is always at least one value.
     #[inline]
-    pub(crate) fn map_charges<'a, T>(&'a self, mut value: impl FnMut(&'a Charge) -> T) -> (T, Vec<T>) {
+    pub(crate) fn map_charges<'a, T>(
+        &'a self,
+        mut value: impl FnMut(&'a Charge) -> T,
+    ) -> (T, Vec<T>) {
         let first = value(&self.first);
         // Most checks have one charge.
-        let rest = if self.rest.is_empty() { Vec::new() } else { self.rest.iter().map(value).collect() };
+        let rest = if self.rest.is_empty() {
+            Vec::new()
+        } else {
+            self.rest.iter().map(value).collect()
+        };
         (first, rest)
     }
 
@@ -198,8 +228,13 @@ impl Check {
 
 /// The error of a check that charges a limit twice.
 pub(crate) fn charged_twice(limit: &Limit) -> ConfigError {
-    let mistake = format!("one check charges the limit {:?} twice for the same key", limit.name());
-    ConfigError::new(format!("{mistake}: add up the costs, or give one limit another name"))
+    let mistake = format!(
+        "one check charges the limit {:?} twice for the same key",
+        limit.name()
+    );
+    ConfigError::new(format!(
+        "{mistake}: add up the costs, or give one limit another name"
+    ))
 }
 
 /// The id of an admission: 64 bits, as a number that the caller can store. See the [module
@@ -224,7 +259,11 @@ impl AdmissionId {
             static NEXT: Cell<u64> = Cell::new(random());
         }
         let next = NEXT.get();
-        let first = if length > 1 { next.wrapping_add(255) & !255 } else { next };
+        let first = if length > 1 {
+            next.wrapping_add(255) & !255
+        } else {
+            next
+        };
         NEXT.set(first.wrapping_add(length));
         Self(first)
     }

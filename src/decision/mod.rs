@@ -110,13 +110,31 @@ impl Decision {
     /// A status with a retry time refuses the check, except if its charge is in the
     /// [shadow](Charge::in_shadow). If no status refuses the check, the check is
     /// [allowed](Self::is_allowed).
-    pub fn new(check: &Check, at: SystemTime, id: AdmissionId, status: impl FnMut(&Charge) -> LimitStatus) -> Self {
+    pub fn new(
+        check: &Check,
+        at: SystemTime,
+        id: AdmissionId,
+        status: impl FnMut(&Charge) -> LimitStatus,
+    ) -> Self {
         Self::of_statuses(at, id, check.map_charges(status))
     }
 
     #[inline]
-    pub(crate) fn of_statuses(at: SystemTime, id: AdmissionId, (first, rest): (LimitStatus, Vec<LimitStatus>)) -> Self {
-        Self { fields: Arc::new(Fields { at, id, first, rest, origin: None }), layer: 0 }
+    pub(crate) fn of_statuses(
+        at: SystemTime,
+        id: AdmissionId,
+        (first, rest): (LimitStatus, Vec<LimitStatus>),
+    ) -> Self {
+        Self {
+            fields: Arc::new(Fields {
+                at,
+                id,
+                first,
+                rest,
+                origin: None,
+            }),
+            layer: 0,
+        }
     }
 
     /// Marks the decision as one of this process, in the place of a store that has failed.
@@ -135,7 +153,10 @@ impl Decision {
     /// store without asking it. `false` if the store has failed to decide the check: then this
     /// process has decided, or has repeated a remembered refusal.
     pub(crate) fn is_the_stores(&self) -> bool {
-        self.fields.origin.as_ref().is_none_or(|origin| origin.instead_of.is_none() && !origin.is_repeated)
+        self.fields
+            .origin
+            .as_ref()
+            .is_none_or(|origin| origin.instead_of.is_none() && !origin.is_repeated)
     }
 
     /// Lets the decision hold places.
@@ -148,7 +169,12 @@ impl Decision {
     /// refuses. If all charges fit, each charge that can refuse does so, except bans.
     pub(crate) fn refused_for(mut self, check: &Check, wait: Duration) -> Self {
         let fits = |charge: &Charge, status: &LimitStatus| charge.cost() <= status.remaining();
-        let refusing = || check.charges().zip(self.statuses()).filter(|(charge, _)| charge.can_refuse());
+        let refusing = || {
+            check
+                .charges()
+                .zip(self.statuses())
+                .filter(|(charge, _)| charge.can_refuse())
+        };
         let all_fit = refusing().all(|(charge, status)| fits(charge, status));
         for (charge, status) in check.charges().zip(self.statuses_mut()) {
             if charge.can_refuse() && (all_fit && !charge.is_ban || !fits(charge, status)) {
@@ -163,7 +189,8 @@ impl Decision {
     pub(crate) fn with_retry_reserved_after(mut self, wait: Duration) -> Self {
         // Most decisions need no change.
         if self.statuses().any(LimitStatus::waits_for_reserved) {
-            self.statuses_mut().for_each(|status| status.set_retry_reserved_after(wait));
+            self.statuses_mut()
+                .for_each(|status| status.set_retry_reserved_after(wait));
         }
         self
     }
@@ -173,7 +200,10 @@ impl Decision {
     /// reserved.
     pub(crate) fn without_held(mut self, index: usize, held: u64, reserved: u64) -> Self {
         if reserved > 0 {
-            self.statuses_mut().nth(index).into_iter().for_each(|status| status.leave_out(held, reserved));
+            self.statuses_mut()
+                .nth(index)
+                .into_iter()
+                .for_each(|status| status.leave_out(held, reserved));
         }
         self
     }
@@ -192,7 +222,9 @@ impl Decision {
     }
 
     fn origin_mut(&mut self) -> &mut Origin {
-        Arc::make_mut(&mut self.fields).origin.get_or_insert_default()
+        Arc::make_mut(&mut self.fields)
+            .origin
+            .get_or_insert_default()
     }
 
     /// Marks the decision as one that a layer puts into the extensions of a request. `layer` is the
@@ -209,18 +241,23 @@ impl Decision {
 
     /// Adds the decision of the layers further out. See rule 7 of the [module docs](self).
     pub(crate) fn within(mut self, outer: Self) -> Self {
-        Arc::make_mut(&mut self.fields).rest.extend(outer.statuses().cloned());
+        Arc::make_mut(&mut self.fields)
+            .rest
+            .extend(outer.statuses().cloned());
         self.origin_mut().outer = Some(outer);
         self
     }
 
     /// This decision, and the decisions of the layers further out.
     fn layers(&self) -> impl Iterator<Item = &Self> {
-        iter::successors(Some(self), |decision| decision.fields.origin.as_ref()?.outer.as_ref())
+        iter::successors(Some(self), |decision| {
+            decision.fields.origin.as_ref()?.outer.as_ref()
+        })
     }
 
     fn places(&self) -> impl Iterator<Item = &Arc<dyn Places>> {
-        self.layers().filter_map(|decision| decision.fields.origin.as_ref()?.places.as_ref())
+        self.layers()
+            .filter_map(|decision| decision.fields.origin.as_ref()?.places.as_ref())
     }
 
     fn statuses_mut(&mut self) -> impl Iterator<Item = &mut LimitStatus> {
@@ -244,13 +281,19 @@ impl Decision {
     /// Whether the check was refused, and would have been admitted without the reserved units.
     pub(crate) fn is_refused_by_reservations(&self) -> bool {
         !self.is_allowed()
-            && self.statuses().filter(|status| status.refuses().is_some()).all(LimitStatus::is_refused_by_reservations)
+            && self
+                .statuses()
+                .filter(|status| status.refuses().is_some())
+                .all(LimitStatus::is_refused_by_reservations)
     }
 
     /// The limit whose figures count as those of the decision. See rule 5 of the [module
     /// docs](self).
     pub fn binding(&self) -> &LimitStatus {
-        self.fields.rest.iter().fold(&self.fields.first, LimitStatus::binding)
+        self.fields
+            .rest
+            .iter()
+            .fold(&self.fields.first, LimitStatus::binding)
     }
 
     /// The limit whose figures clients see. Among the limits that are not [hidden](Charge::hidden),
@@ -262,7 +305,10 @@ impl Decision {
     /// check are in the shadow.
     #[inline]
     pub fn visible(&self) -> Option<&LimitStatus> {
-        let visible = self.statuses().filter(|status| !status.is_hidden()).reduce(LimitStatus::binding)?;
+        let visible = self
+            .statuses()
+            .filter(|status| !status.is_hidden())
+            .reduce(LimitStatus::binding)?;
         // `visible` is in the shadow only if all limits that are not hidden are in the shadow.
         if visible.is_shadow && !self.statuses().all(|status| status.is_shadow) {
             return None;
@@ -272,7 +318,8 @@ impl Decision {
 
     /// The limits in the [shadow](Charge::in_shadow) that would have refused the check.
     pub fn shadow_refusals(&self) -> impl Iterator<Item = &LimitStatus> {
-        self.statuses().filter(|status| status.is_shadow && status.waits.is_some())
+        self.statuses()
+            .filter(|status| status.is_shadow && status.waits.is_some())
     }
 
     /// The status of each limit, in the order of the charges. In a refusal by the [refusal
@@ -292,7 +339,8 @@ impl Decision {
     /// decision of the store. Behind several layers, the failure is that of the innermost layer for
     /// which the store has failed.
     pub fn local_cause(&self) -> Option<&Error> {
-        self.layers().find_map(|decision| decision.fields.origin.as_ref()?.instead_of.as_deref())
+        self.layers()
+            .find_map(|decision| decision.fields.origin.as_ref()?.instead_of.as_deref())
     }
 
     /// Whether the decision holds places of [concurrent](crate::Limit::concurrent) limits. The

@@ -128,17 +128,31 @@ impl Settlement {
     ///
     /// Under another [algorithm](crate::algorithm) than the log, an admission can be settled only
     /// if it has a reservation, or an id from its caller.
-    pub fn new(check: Check, admitted: &Decision, cost: impl FnMut(&Charge) -> Option<u64>) -> Self {
+    pub fn new(
+        check: Check,
+        admitted: &Decision,
+        cost: impl FnMut(&Charge) -> Option<u64>,
+    ) -> Self {
         // Only the admission of this layer is settled. So it does not matter who decided for the
         // layers further out: the store, or this process in its place.
-        let is_local = admitted.fields.origin.as_ref().is_some_and(|origin| origin.instead_of.is_some());
+        let is_local = admitted
+            .fields
+            .origin
+            .as_ref()
+            .is_some_and(|origin| origin.instead_of.is_some());
         // If this process decided in the store's place, it counted under shares of the limits. So
         // the settlement is under the same shares.
         let mut statuses = admitted.statuses();
-        let share =
-            |charge: &Charge| statuses.next().map_or_else(|| charge.clone(), |status| charge.on(status.limit.clone()));
+        let share = |charge: &Charge| {
+            statuses
+                .next()
+                .map_or_else(|| charge.clone(), |status| charge.on(status.limit.clone()))
+        };
         let check = if is_local { check.map(share) } else { check };
-        Self { is_local, ..Self::by_id(check, admitted.id(), admitted.at(), cost) }
+        Self {
+            is_local,
+            ..Self::by_id(check, admitted.id(), admitted.at(), cost)
+        }
     }
 
     /// Settles a check that was admitted elsewhere, such as in another process. Give the same
@@ -148,10 +162,23 @@ impl Settlement {
     /// as a later one under the same id. If `at` is after the admission, the store may not find the
     /// admission. A late `at` matters for reservations, and for checks that Redis has decided
     /// together with equal checks.
-    pub fn by_id(check: Check, id: AdmissionId, at: SystemTime, mut cost: impl FnMut(&Charge) -> Option<u64>) -> Self {
-        let costs =
-            check.charges().map(|charge| cost(charge).map(|cost| cost.min(charge.limit().most_spent()))).collect();
-        Self { check, id, at, costs, is_local: false }
+    pub fn by_id(
+        check: Check,
+        id: AdmissionId,
+        at: SystemTime,
+        mut cost: impl FnMut(&Charge) -> Option<u64>,
+    ) -> Self {
+        let costs = check
+            .charges()
+            .map(|charge| cost(charge).map(|cost| cost.min(charge.limit().most_spent())))
+            .collect();
+        Self {
+            check,
+            id,
+            at,
+            costs,
+            is_local: false,
+        }
     }
 
     /// Gives back all units of an admission whose time is not known. No other admission has the id,
@@ -171,7 +198,11 @@ impl Settlement {
             None => charge.clone(),
         };
         match self.at.checked_add(delay) {
-            Some(at) => Self { at, check: self.check.map(shorter), ..self },
+            Some(at) => Self {
+                at,
+                check: self.check.map(shorter),
+                ..self
+            },
             None => self,
         }
     }

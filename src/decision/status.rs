@@ -28,7 +28,10 @@ pub struct LimitStatus {
     pub(super) is_hidden: bool,
     /// Whether the charge has asked for units. A charge of spent units and a charge at no cost ask
     /// for none.
-    #[cfg_attr(not(feature = "metrics"), expect(dead_code, reason = "only metrics ask"))]
+    #[cfg_attr(
+        not(feature = "metrics"),
+        expect(dead_code, reason = "only metrics ask")
+    )]
     pub(crate) has_asked: bool,
     is_ban: bool,
     /// Whether the figures are an estimate of this process, and not figures of the store.
@@ -80,21 +83,38 @@ impl LimitStatus {
     /// its limit as used up, since the checks that wait will use it up. For any other charge, the
     /// figures are not known.
     pub(crate) fn estimate(charge: &Charge, refuses: bool) -> Self {
-        let (units, time) =
-            if refuses { (charge.limit().units(), charge.limit().window()) } else { (0, Duration::ZERO) };
+        let (units, time) = if refuses {
+            (charge.limit().units(), charge.limit().window())
+        } else {
+            (0, Duration::ZERO)
+        };
         // The units count as reserved, since they may not be spent after all: some of the checks
         // that wait may be refused, or their callers may leave.
-        let status = Self::new(charge, units, units, time, refuses.then_some((Duration::ZERO, time)));
-        Self { is_estimate: true, ..status }
+        let status = Self::new(
+            charge,
+            units,
+            units,
+            time,
+            refuses.then_some((Duration::ZERO, time)),
+        );
+        Self {
+            is_estimate: true,
+            ..status
+        }
     }
 
     /// Returns the same figures. If the charge does not fit, the limit refuses until the reset
     /// time.
     pub(crate) fn refused_until_reset(mut self, charge: &Charge) -> Self {
         let settled = self.used.saturating_sub(self.reserved);
-        let would_fit = self.reserved > 0 && settled.saturating_add(charge.cost()) <= self.limit.units();
+        let would_fit =
+            self.reserved > 0 && settled.saturating_add(charge.cost()) <= self.limit.units();
         let refuses = !charge.is_spent() && charge.cost() > self.remaining();
-        let least = if would_fit { Duration::ZERO } else { self.leaves_after };
+        let least = if would_fit {
+            Duration::ZERO
+        } else {
+            self.leaves_after
+        };
         self.waits = refuses.then_some((least, self.leaves_after));
         self
     }
@@ -103,7 +123,11 @@ impl LimitStatus {
     /// reserved units, if that is longer than `wait`.
     pub(crate) fn refused_for(&mut self, wait: Duration) {
         // A place becomes free when another request ends, and `wait` cannot tell when that is.
-        let wait = if self.limit.is_concurrent() { wait.max(self.reserved_after) } else { wait };
+        let wait = if self.limit.is_concurrent() {
+            wait.max(self.reserved_after)
+        } else {
+            wait
+        };
         self.waits = Some((wait, wait));
     }
 
@@ -142,7 +166,11 @@ impl LimitStatus {
     /// the window. For a [concurrent](Limit::concurrent) limit the reset time is zero, since a
     /// place may be free at any time.
     pub fn reset_after(&self) -> Duration {
-        if self.limit.is_concurrent() { Duration::ZERO } else { self.leaves_after }
+        if self.limit.is_concurrent() {
+            Duration::ZERO
+        } else {
+            self.leaves_after
+        }
     }
 
     /// How long this limit alone refuses the check; `None` if this limit does not refuse.
@@ -153,7 +181,8 @@ impl LimitStatus {
         // The result is `reserved_after`, or `least` if that is longer, since units that are not
         // reserved refuse until then. The result is at most `most`, since by then, enough units
         // have left even if none is given back early.
-        self.waits.map(|(least, most)| self.reserved_after.max(least).min(most))
+        self.waits
+            .map(|(least, most)| self.reserved_after.max(least).min(most))
     }
 
     /// Whether the limit refused the check, and would not have refused it without the reserved
@@ -167,7 +196,8 @@ impl LimitStatus {
     /// store](crate::Limiter::refusal_cache), and the figures of the limit are not known. Unknown
     /// figures are zero.
     pub fn is_hidden(&self) -> bool {
-        self.is_hidden || self.waits.is_none() && (self.is_estimate || self.is_ban && self.used == 0)
+        self.is_hidden
+            || self.waits.is_none() && (self.is_estimate || self.is_ban && self.used == 0)
     }
 
     /// Returns the status whose limit is binding: this status or `other`.
@@ -178,9 +208,19 @@ impl LimitStatus {
         let rank = |status: &Self| {
             let longest_refusal = Reverse(status.retry_after());
             let latest_reset = Reverse(status.leaves_after);
-            (status.is_shadow, longest_refusal, status.limit.is_concurrent(), status.remaining(), latest_reset)
+            (
+                status.is_shadow,
+                longest_refusal,
+                status.limit.is_concurrent(),
+                status.remaining(),
+                latest_reset,
+            )
         };
-        if rank(other) < rank(self) { other } else { self }
+        if rank(other) < rank(self) {
+            other
+        } else {
+            self
+        }
     }
 
     /// The retry time, if the limit refuses the check.

@@ -83,10 +83,17 @@ impl Limit {
     ///
     /// [`ConfigError`], naming the values, if the name, the units or the window is outside the
     /// [rules](self).
-    pub fn new(name: impl Into<Cow<'static, str>>, units: u64, window: Duration) -> Result<Self, ConfigError> {
+    pub fn new(
+        name: impl Into<Cow<'static, str>>,
+        units: u64,
+        window: Duration,
+    ) -> Result<Self, ConfigError> {
         let name = name.into();
         match text::broken_rule(&name, units, window) {
-            Some(rule) => Err(ConfigError::of_limit(&format!("{name}={units}/{window:?}"), rule)),
+            Some(rule) => Err(ConfigError::of_limit(
+                &format!("{name}={units}/{window:?}"),
+                rule,
+            )),
             None => Ok(Self::of_valid(name, units, window)),
         }
     }
@@ -108,8 +115,16 @@ impl Limit {
     const fn of_valid(name: Cow<'static, str>, units: u64, window: Duration) -> Self {
         // The window is rounded up, so that no unit leaves before its whole window has passed.
         let window_micros = window.as_nanos().div_ceil(1_000) as u64;
-        let identity = Identity { name, window_micros, algorithm: Algorithm::SLIDING_LOG };
-        Self { identity, units, prefetch_micros: None }
+        let identity = Identity {
+            name,
+            window_micros,
+            algorithm: Algorithm::SLIDING_LOG,
+        };
+        Self {
+            identity,
+            units,
+            prefetch_micros: None,
+        }
     }
 
     /// A limit of `units` in any second.
@@ -183,7 +198,9 @@ impl Limit {
     /// As [`Limit::per`].
     #[track_caller]
     pub const fn concurrent(name: &'static str, places: u64) -> Self {
-        Self::per(name, places, DEFAULT_LIFE).with_algorithm(Algorithm { kind: Kind::Concurrent })
+        Self::per(name, places, DEFAULT_LIFE).with_algorithm(Algorithm {
+            kind: Kind::Concurrent,
+        })
     }
 
     /// Sets how soon the places of a process that has died are free. The limit must be
@@ -201,7 +218,10 @@ impl Limit {
     /// [window](Self::MAX_WINDOW) may be. In a `const`, such a mistake does not compile.
     #[track_caller]
     pub const fn freed_after(mut self, time: Duration) -> Self {
-        assert!(self.is_concurrent(), "only the places of a concurrent limit are freed after a time");
+        assert!(
+            self.is_concurrent(),
+            "only the places of a concurrent limit are freed after a time"
+        );
         assert!(is_life(time), "{}", LIFE_RULE);
         self.identity.window_micros = time.as_nanos().div_ceil(1_000) as u64;
         self
@@ -286,7 +306,10 @@ impl Limit {
     /// Whether all windows of the limit are as long as [`window`](Self::window) says. Periods of
     /// the calendar differ, and a concurrent limit has no windows.
     pub(crate) const fn has_length(&self) -> bool {
-        matches!(self.identity.algorithm.kind, Kind::Log | Kind::Compact { .. } | Kind::Counter | Kind::Fixed)
+        matches!(
+            self.identity.algorithm.kind,
+            Kind::Log | Kind::Compact { .. } | Kind::Counter | Kind::Fixed
+        )
     }
 
     pub(crate) const fn window_micros(&self) -> u64 {
@@ -320,7 +343,11 @@ impl Limit {
     /// Returns the digest of the limit's identity and a key.
     #[inline]
     pub(crate) fn digest(&self, digester: &Digester, key: &Key) -> u64 {
-        let Identity { name, window_micros, algorithm } = &self.identity;
+        let Identity {
+            name,
+            window_micros,
+            algorithm,
+        } = &self.identity;
         // For one window, no two algorithms have the same number.
         let number = match algorithm.kind {
             Kind::Log => 0,

@@ -125,7 +125,8 @@ impl Limit {
 
     /// The life of the limit's prefetches. `None` if the limit has no prefetch.
     pub(crate) fn prefetch_life(&self) -> Option<Duration> {
-        self.prefetch_micros.map(|micros| Duration::from_micros(micros.into()))
+        self.prefetch_micros
+            .map(|micros| Duration::from_micros(micros.into()))
     }
 
     /// Returns the retry time if only reserved units are in the way: at most the life, since
@@ -157,13 +158,31 @@ mod tests {
         let limit = Limit::per_second("api", 100);
         let millis = Duration::from_millis;
         for (limit, life, rule) in [
-            (limit.clone(), Duration::from_micros(999), "must be 1 ms to 1 s"),
+            (
+                limit.clone(),
+                Duration::from_micros(999),
+                "must be 1 ms to 1 s",
+            ),
             (limit.clone(), millis(1_001), "must be 1 ms to 1 s"),
             (limit.clone(), Duration::MAX, "must be 1 ms to 1 s"),
             (limit.clone(), Duration::ZERO, "must be 1 ms to 1 s"),
-            (Limit::per("api", 100, millis(50)), DEFAULT_LIFE, "100 ms by default, must be at most the window"),
-            (limit.clone().with_algorithm(Algorithm::FIXED_WINDOW), DEFAULT_LIFE, "an exact or a compact log"),
-            (limit.clone().with_algorithm(Algorithm::SLIDING_WINDOW_COUNTER), DEFAULT_LIFE, "an exact or a"),
+            (
+                Limit::per("api", 100, millis(50)),
+                DEFAULT_LIFE,
+                "100 ms by default, must be at most the window",
+            ),
+            (
+                limit.clone().with_algorithm(Algorithm::FIXED_WINDOW),
+                DEFAULT_LIFE,
+                "an exact or a compact log",
+            ),
+            (
+                limit
+                    .clone()
+                    .with_algorithm(Algorithm::SLIDING_WINDOW_COUNTER),
+                DEFAULT_LIFE,
+                "an exact or a",
+            ),
         ] {
             let error = limit.with_prefetch(life).unwrap_err();
             assert!(error.contains(rule), "{error}");

@@ -41,7 +41,9 @@ pub(super) const fn broken_rule(name: &str, units: u64, window: Duration) -> Opt
         Some(NAME_RULE)
     } else if units > Limit::MAX_UNITS {
         Some(UNITS_RULE)
-    } else if window.as_nanos() < Limit::MIN_WINDOW.as_nanos() || window.as_nanos() > Limit::MAX_WINDOW.as_nanos() {
+    } else if window.as_nanos() < Limit::MIN_WINDOW.as_nanos()
+        || window.as_nanos() > Limit::MAX_WINDOW.as_nanos()
+    {
         Some(WINDOW_RULE)
     } else {
         None
@@ -126,7 +128,9 @@ impl FromStr for Limit {
     fn from_str(text: &str) -> Result<Self, ConfigError> {
         let limit = match text.split_once('=') {
             Some((name, terms)) => read(name.trim().to_owned().into(), terms),
-            None => Err("there is no = between the name and the units, as in login=5/min".to_owned()),
+            None => {
+                Err("there is no = between the name and the units, as in login=5/min".to_owned())
+            }
         };
         limit.map_err(|problem| ConfigError::of_limit(text, problem))
     }
@@ -187,7 +191,8 @@ impl fmt::Display for Limit {
         if self.algorithm() != Algorithm::SLIDING_LOG {
             write!(f, " {}", self.algorithm().word())?;
         }
-        self.prefetch_life().map_or(Ok(()), |life| write!(f, " {}", prefetch_text(life)))
+        self.prefetch_life()
+            .map_or(Ok(()), |life| write!(f, " {}", prefetch_text(life)))
     }
 }
 
@@ -219,28 +224,44 @@ fn prefetch_text(life: Duration) -> String {
 
 /// Reads a limit. The error is the reason why the text is no limit.
 fn read(name: Cow<'static, str>, text: &str) -> Result<Limit, String> {
-    let default_life = text.strip_suffix(" concurrent").map(|units| (units, "10s concurrent"));
-    let (units, terms) =
-        text.split_once('/').or(default_life).ok_or("there is no / between the units and the window, as in 5/min")?;
+    let default_life = text
+        .strip_suffix(" concurrent")
+        .map(|units| (units, "10s concurrent"));
+    let (units, terms) = text
+        .split_once('/')
+        .or(default_life)
+        .ok_or("there is no / between the units and the window, as in 5/min")?;
     let units = units.trim();
-    let units =
-        whole_number(units).ok_or_else(|| format!("the number of units must be a whole number, not {units:?}"))?;
+    let units = whole_number(units)
+        .ok_or_else(|| format!("the number of units must be a whole number, not {units:?}"))?;
 
     let mut words = terms.split_whitespace().peekable();
-    let window_text = words.next().ok_or("there is no window after the /, as in 5/min")?;
+    let window_text = words
+        .next()
+        .ok_or("there is no window after the /, as in 5/min")?;
     // A time zone is a word such as `Europe/Berlin` or `Japan`. No other word has a slash, or
     // begins with a capital.
-    let zone = words.next_if(|word| word.contains('/') || word.starts_with(|c: char| c.is_ascii_uppercase()));
+    let zone = words
+        .next_if(|word| word.contains('/') || word.starts_with(|c: char| c.is_ascii_uppercase()));
     let calendar = calendar(window_text, zone)?;
-    let window = if calendar.is_some() { Limit::MAX_WINDOW } else { window(window_text)? };
-    let algorithm = words.next_if(|word| !word.starts_with("prefetch")).map(algorithm_of).transpose()?;
+    let window = if calendar.is_some() {
+        Limit::MAX_WINDOW
+    } else {
+        window(window_text)?
+    };
+    let algorithm = words
+        .next_if(|word| !word.starts_with("prefetch"))
+        .map(algorithm_of)
+        .transpose()?;
     if calendar.is_some() && algorithm.is_some() {
         return Err("a limit by the calendar has no other algorithm".to_owned());
     }
     let algorithm = calendar.or(algorithm).unwrap_or_default();
     let life = words.next().map(prefetch_life).transpose()?;
     if let Some(word) = words.next() {
-        return Err(format!("prefetch is the last word, such as prefetch(50ms), so {word:?} must not follow"));
+        return Err(format!(
+            "prefetch is the last word, such as prefetch(50ms), so {word:?} must not follow"
+        ));
     }
 
     if let Some(rule) = broken_rule(&name, units, window) {
@@ -267,7 +288,9 @@ pub(crate) fn whole_number(text: &str) -> Option<u64> {
 /// calendar.
 fn calendar(window: &str, zone: Option<&str>) -> Result<Option<Algorithm>, String> {
     #[cfg(feature = "calendar")]
-    return Ok(Calendar::read(window, zone)?.map(|calendar| Algorithm { kind: Kind::Calendar(calendar) }));
+    return Ok(Calendar::read(window, zone)?.map(|calendar| Algorithm {
+        kind: Kind::Calendar(calendar),
+    }));
     #[cfg(not(feature = "calendar"))]
     match zone {
         None if !window.starts_with("month") && window != "week" => Ok(None),
@@ -277,23 +300,33 @@ fn calendar(window: &str, zone: Option<&str>) -> Result<Option<Algorithm>, Strin
 
 /// A window such as `min` or `10s`.
 fn window(text: &str) -> Result<Duration, String> {
-    let (count, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()));
+    let (count, unit) = text.split_at(
+        text.find(|c: char| !c.is_ascii_digit())
+            .unwrap_or(text.len()),
+    );
     let of_this_name = |(_, names): &(u64, &[&str])| names.contains(&unit);
     let (micros, _) = WINDOW_UNITS.into_iter().find(of_this_name).ok_or_else(|| {
         format!("the window must be a whole number with a unit right behind it (us, ms, s, min, h or d), such as 10s, or of \
              the calendar, such as month or week, not {text:?}")
     })?;
-    Ok(Duration::from_micros(whole_number(count).unwrap_or(1).saturating_mul(micros)))
+    Ok(Duration::from_micros(
+        whole_number(count).unwrap_or(1).saturating_mul(micros),
+    ))
 }
 
 /// The algorithm that `word` names.
 fn algorithm_of(word: &str) -> Result<Algorithm, String> {
-    let entries = word.strip_prefix("compact(").and_then(|rest| rest.strip_suffix(')')).and_then(whole_number);
+    let entries = word
+        .strip_prefix("compact(")
+        .and_then(|rest| rest.strip_suffix(')'))
+        .and_then(whole_number);
     match (word, entries) {
         ("log", _) => Ok(Algorithm::SLIDING_LOG),
         ("counter", _) => Ok(Algorithm::SLIDING_WINDOW_COUNTER),
         ("fixed", _) => Ok(Algorithm::FIXED_WINDOW),
-        ("concurrent", _) => Ok(Algorithm { kind: Kind::Concurrent }),
+        ("concurrent", _) => Ok(Algorithm {
+            kind: Kind::Concurrent,
+        }),
         (_, Some(entries @ 3..=1024)) => Ok(Algorithm::compact_log(entries as u16)),
         _ => Err(format!(
             "the algorithm must be log, compact(n) with 3 to 1024 entries, counter, fixed or concurrent, or prefetches \
@@ -307,9 +340,13 @@ fn prefetch_life(word: &str) -> Result<Duration, String> {
     if word == "prefetch" {
         return Ok(DEFAULT_LIFE);
     }
-    let life = word.strip_prefix("prefetch(").and_then(|rest| rest.strip_suffix(')'));
+    let life = word
+        .strip_prefix("prefetch(")
+        .and_then(|rest| rest.strip_suffix(')'));
     match life.map(window) {
         Some(Ok(life)) => Ok(life),
-        _ => Err(format!("the prefetch must be written prefetch or prefetch(50ms), not {word:?}")),
+        _ => Err(format!(
+            "the prefetch must be written prefetch or prefetch(50ms), not {word:?}"
+        )),
     }
 }

@@ -111,7 +111,8 @@ impl Limiter {
     ///
     /// The same as [`check_all`](Self::check_all).
     pub async fn acquire_all(&self, check: Check, max_wait: Duration) -> Result<Decision, Error> {
-        self.acquire_after(check, max_wait, &mut Duration::default()).await
+        self.acquire_after(check, max_wait, &mut Duration::default())
+            .await
     }
 
     /// Does the same as [`acquire_all`](Self::acquire_all), for a request that has already `waited`
@@ -128,13 +129,21 @@ impl Limiter {
         }
         let end = later(Instant::now(), max_wait);
         let (position, mut is_in_line) = self.core.lines.arrive(&check, self.core.deadline);
-        if is_in_line && !is_within(end.saturating_duration_since(Instant::now()), position.first_waits()) {
+        if is_in_line
+            && !is_within(
+                end.saturating_duration_since(Instant::now()),
+                position.first_waits(),
+            )
+        {
             return self.refuse(&check, &position, waited).await;
         }
         let mut limiter = self.clone();
         loop {
             if is_in_line {
-                if !position.has_turn_before(end, || self.core.deadline()).await? {
+                if !position
+                    .has_turn_before(end, || self.core.deadline())
+                    .await?
+                {
                     return self.refuse(&check, &position, waited).await;
                 }
                 *waited = Duration::ZERO;
@@ -155,7 +164,12 @@ impl Limiter {
     }
 
     /// Refuses a caller that does not reach the front of the line in time.
-    async fn refuse(&self, check: &Check, position: &Position, waited: &mut Duration) -> Result<Decision, Error> {
+    async fn refuse(
+        &self,
+        check: &Check,
+        position: &Position,
+        waited: &mut Duration,
+    ) -> Result<Decision, Error> {
         let status = match self.decide(check.without_costs(), waited).await {
             Err(error) => return self.core.known(check).ok_or(error),
             Ok(status) => status,
@@ -171,18 +185,33 @@ impl Limiter {
 /// Returns when to ask again; `None` after an admission, after an error that will not pass, or if
 /// the retry time goes beyond `end`. If only reserved units refuse, the last check is at `end`,
 /// since these units may be given back at any time.
-fn ask_again_at(end: Instant, outcome: &Result<Decision, Error>, distance: Duration) -> Option<Instant> {
+fn ask_again_at(
+    end: Instant,
+    outcome: &Result<Decision, Error>,
+    distance: Duration,
+) -> Option<Instant> {
     let now = Instant::now();
     let left = end.saturating_duration_since(now);
     let (wait, asks_after) = match outcome {
         Ok(decision) => {
             let wait = decision.retry_after()?;
-            let wait = if decision.is_refused_by_reservations() { wait.min(left) } else { wait };
+            let wait = if decision.is_refused_by_reservations() {
+                wait.min(left)
+            } else {
+                wait
+            };
             // The retry time counts from the store's decision. Since then the reply has travelled,
             // and the next check will travel. Both together take a round trip, which is subtracted.
             // After a decision in the store's place, the caller asks after a `PAUSE`: the store may
             // be back long before the retry time, with units left.
-            (wait, if decision.is_the_stores() { wait.saturating_sub(distance) } else { wait.min(PAUSE) })
+            (
+                wait,
+                if decision.is_the_stores() {
+                    wait.saturating_sub(distance)
+                } else {
+                    wait.min(PAUSE)
+                },
+            )
         }
         Err(error) => error.may_pass().then_some((PAUSE, PAUSE))?,
     };

@@ -44,11 +44,18 @@ pub(super) struct Timer {
 
 impl Timer {
     /// Waits until the time `at`. Fails without a runtime, and in a runtime that has ended.
-    pub(super) fn poll_until(&mut self, at: Instant, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
+    pub(super) fn poll_until(
+        &mut self,
+        at: Instant,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<(), Error>> {
         let runtime = Handle::try_current()
             .map_err(|cause| StoreError::new(WAITING, StoreErrorKind::Other, cause).of_one_check())?
             .id();
-        let known = self.sleep.take().filter(|(of, sleep)| *of == runtime && sleep.deadline() == at);
+        let known = self
+            .sleep
+            .take()
+            .filter(|(of, sleep)| *of == runtime && sleep.deadline() == at);
         let (_, sleep) = self.sleep.insert(known.unwrap_or_else(|| {
             let mut sleep = Box::pin(sleep_until(at));
             // `reset` registers the timer. Otherwise the first poll would register the timer, and
@@ -60,8 +67,14 @@ impl Timer {
         if !sleep.is_elapsed() {
             return sleep.as_mut().poll(cx).map(Ok);
         }
-        let is_early = || StoreError::new(WAITING, StoreErrorKind::Other, "the runtime has ended").of_one_check();
-        Poll::Ready(if Instant::now() < at { Err(is_early().into()) } else { Ok(()) })
+        let is_early = || {
+            StoreError::new(WAITING, StoreErrorKind::Other, "the runtime has ended").of_one_check()
+        };
+        Poll::Ready(if Instant::now() < at {
+            Err(is_early().into())
+        } else {
+            Ok(())
+        })
     }
 
     /// The time that the timer waits for.
@@ -94,7 +107,13 @@ pin_project! {
 impl<F> Deadline<F> {
     #[inline]
     pub(super) fn new(future: F, deadline: Duration, waited: Duration) -> Self {
-        Self { future, deadline, waited, timer: Timer::default(), is_over: false }
+        Self {
+            future,
+            deadline,
+            waited,
+            timer: Timer::default(),
+            is_over: false,
+        }
     }
 
     /// Whether the future has been pending.
@@ -124,7 +143,10 @@ impl<F> Deadline<F> {
 
     /// How long the future has been pending.
     pub(super) fn took(&self) -> Duration {
-        let begun = self.timer.end().and_then(|end| end.checked_sub(time_left(self.deadline, self.waited)));
+        let begun = self
+            .timer
+            .end()
+            .and_then(|end| end.checked_sub(time_left(self.deadline, self.waited)));
         begun.map(|begun| begun.elapsed()).unwrap_or_default()
     }
 }
@@ -140,13 +162,19 @@ impl<F: Future> Future for Deadline<F> {
         }
         let deadline = *this.deadline;
         let waited = *this.waited;
-        let end = this.timer.end().unwrap_or_else(|| later(Instant::now(), time_left(deadline, waited)));
+        let end = this
+            .timer
+            .end()
+            .unwrap_or_else(|| later(Instant::now(), time_left(deadline, waited)));
         ready!(this.timer.poll_until(end, cx))?;
         if !mem::replace(this.is_over, true) {
             cx.waker().wake_by_ref();
             return Poll::Pending;
         }
-        Poll::Ready(Err(Error::TimedOut { deadline, round_trip: None }))
+        Poll::Ready(Err(Error::TimedOut {
+            deadline,
+            round_trip: None,
+        }))
     }
 }
 

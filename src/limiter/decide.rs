@@ -61,7 +61,11 @@ impl Future for Asking {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
-        if let Some(kept) = this.kept.as_mut().filter(|kept| kept.underway.is_none() && kept.check.takes_place()) {
+        if let Some(kept) = this
+            .kept
+            .as_mut()
+            .filter(|kept| kept.underway.is_none() && kept.check.takes_place())
+        {
             kept.underway = Some(this.core.owed.begin());
         }
         let outcome = ready!(Pin::new(&mut self.reply).poll(cx));
@@ -71,13 +75,24 @@ impl Future for Asking {
         let part = self.part.take();
         // The copy is taken out, so that dropping this future has nothing left to do.
         let kept = self.kept.take();
-        let Self { core, reply, lookup, mode, .. } = &*self;
+        let Self {
+            core,
+            reply,
+            lookup,
+            mode,
+            ..
+        } = &*self;
         let mut outcome = core.heard(reply, part, outcome);
-        if let Some(Kept { check, asked_after, .. }) = kept.as_deref() {
+        if let Some(Kept {
+            check, asked_after, ..
+        }) = kept.as_deref()
+        {
             outcome = outcome.map(|decision| core.note(check, decision, *asked_after));
         }
         let check = kept.as_ref().map(|kept| &kept.check);
-        Poll::Ready(core.conclude(outcome, lookup.as_ref(), check, *mode, || Some(reply.took())))
+        Poll::Ready(core.conclude(outcome, lookup.as_ref(), check, *mode, || {
+            Some(reply.took())
+        }))
     }
 }
 
@@ -88,19 +103,30 @@ impl Asking {
     /// matters: if the check takes places, or if the refusal cache refuses other checks until this
     /// reply.
     fn let_go(&mut self) {
-        let Some(kept) = self.kept.as_ref().filter(|_| self.reply.has_begun()) else { return };
+        let Some(kept) = self.kept.as_ref().filter(|_| self.reply.has_begun()) else {
+            return;
+        };
         if kept.underway.is_none() && !self.lookup.as_ref().is_some_and(|lookup| lookup.has_turn) {
             return;
         }
         let core = Arc::clone(&self.core);
         let kept = kept.clone();
         let lookup = self.lookup.take();
-        let reply = Deadline::new(self.reply.replace(Box::pin(pending())), MOST_TIME, Duration::ZERO);
+        let reply = Deadline::new(
+            self.reply.replace(Box::pin(pending())),
+            MOST_TIME,
+            Duration::ZERO,
+        );
         // A detachable future that is dropped goes on without a caller.
         drop(self.core.owed.detachable(async move {
             if let Ok(Ok(decision)) = reply.await {
                 core.learn(lookup.as_ref(), &decision);
-                drop(places::hold(&core, &kept.check, decision, Some(Duration::ZERO)));
+                drop(places::hold(
+                    &core,
+                    &kept.check,
+                    decision,
+                    Some(Duration::ZERO),
+                ));
             }
         }));
     }
@@ -147,7 +173,10 @@ impl Limiter {
     ///
     /// [`Error::TimedOut`] past the deadline, [`Error::Unavailable`] if the store fails,
     /// [`Error::BreakerOpen`] if it has failed repeatedly.
-    pub fn check_all(&self, check: Check) -> impl Future<Output = Result<Decision, Error>> + Send + 'static + use<> {
+    pub fn check_all(
+        &self,
+        check: Check,
+    ) -> impl Future<Output = Result<Decision, Error>> + Send + 'static + use<> {
         let limiter = self.clone();
         async move { limiter.decide(check, &mut Duration::default()).await }
     }
@@ -173,7 +202,11 @@ impl Limiter {
 
     /// Decides for a request that has `waited` for other decisions, and adds the time of this
     /// decision to `waited`.
-    pub(crate) async fn decide(&self, check: Check, waited: &mut Duration) -> Result<Decision, Error> {
+    pub(crate) async fn decide(
+        &self,
+        check: Check,
+        waited: &mut Duration,
+    ) -> Result<Decision, Error> {
         match self.decide_now(check, || *waited) {
             Break(outcome) => outcome,
             Continue(mut asking) => {
@@ -193,13 +226,20 @@ impl Limiter {
         check: Check,
         waited: impl FnOnce() -> Duration,
     ) -> ControlFlow<Result<Decision, Error>, Asking> {
-        let Self { core, failure_mode: mode } = self;
+        let Self {
+            core,
+            failure_mode: mode,
+        } = self;
         if let Some(decision) = core.spend(&check) {
             return Break(Ok(decision));
         }
-        let mut lookup = core.refusals.as_ref().and_then(|refusals| refusals.look_up(&check));
+        let mut lookup = core
+            .refusals
+            .as_ref()
+            .and_then(|refusals| refusals.look_up(&check));
         let known = core.recall(&check, lookup.as_mut(), true);
-        if let Some(refusal) = known.filter(|_| lookup.as_ref().is_some_and(|lookup| !lookup.asks)) {
+        if let Some(refusal) = known.filter(|_| lookup.as_ref().is_some_and(|lookup| !lookup.asks))
+        {
             return Break(Ok(core.repeat(refusal)));
         }
         if let Some(error) = core.refuse(|| check.without_costs()) {
@@ -209,7 +249,8 @@ impl Limiter {
             return Continue(self.asking(check, lookup, waited()));
         };
         let outcome = outcome.map_err(Error::from);
-        core.breaker.count(|| core.store.part_of(&check), &outcome, || Duration::ZERO);
+        core.breaker
+            .count(|| core.store.part_of(&check), &outcome, || Duration::ZERO);
         Break(core.conclude(outcome, lookup.as_ref(), Some(&check), *mode, || None))
     }
 
@@ -220,17 +261,34 @@ impl Limiter {
         let mode = self.failure_mode;
         let core = Arc::clone(&self.core);
         let is_kept = matches!(mode, FailureMode::Local(_))
-            || core.prefetches.is_some() && check.charges().any(|charge| charge.limit().prefetch_life().is_some())
+            || core.prefetches.is_some()
+                && check
+                    .charges()
+                    .any(|charge| charge.limit().prefetch_life().is_some())
             || check.takes_place()
             || lookup.as_ref().is_some_and(|lookup| lookup.asks);
         let kept = is_kept.then(|| {
-            let asked_after = core.prefetches.as_ref().map_or(0, |prefetches| prefetches.last_taken());
-            Box::new(Kept { check: check.clone(), asked_after, underway: None })
+            let asked_after = core
+                .prefetches
+                .as_ref()
+                .map_or(0, |prefetches| prefetches.last_taken());
+            Box::new(Kept {
+                check: check.clone(),
+                asked_after,
+                underway: None,
+            })
         });
         let deadline = core.deadline();
         let part = core.store.part_of(&check);
         let reply = core.store.decide_within(check, time_left(deadline, waited));
-        Asking { reply: Deadline::new(reply, deadline, waited), core, lookup, kept, mode, part }
+        Asking {
+            reply: Deadline::new(reply, deadline, waited),
+            core,
+            lookup,
+            kept,
+            mode,
+            part,
+        }
     }
 }
 
@@ -239,7 +297,11 @@ impl Core {
     /// so their checks cost no look-up.
     #[inline]
     fn spend(&self, check: &Check) -> Option<Decision> {
-        let decision = self.prefetches.as_ref().filter(|_| check.is_prefetched())?.spend(check)?;
+        let decision = self
+            .prefetches
+            .as_ref()
+            .filter(|_| check.is_prefetched())?
+            .spend(check)?;
         metrics::prefetch_hit();
         metrics::decided(&decision, &self.layer);
         Some(decision)
@@ -247,8 +309,15 @@ impl Core {
 
     /// The refusal of a check, if the refusal cache remembers one.
     #[inline]
-    fn recall(&self, check: &Check, lookup: Option<&mut Lookup>, may_ask: bool) -> Option<Decision> {
-        self.refusals.as_ref()?.recall(check, lookup?, self.retry_reserved_after, may_ask)
+    fn recall(
+        &self,
+        check: &Check,
+        lookup: Option<&mut Lookup>,
+        may_ask: bool,
+    ) -> Option<Decision> {
+        self.refusals
+            .as_ref()?
+            .recall(check, lookup?, self.retry_reserved_after, may_ask)
     }
 
     /// Returns a refusal that the refusal cache remembers, and counts it in the metrics.
@@ -279,9 +348,15 @@ impl Core {
         let probes = move |deadline| {
             let round_trip = Arc::clone(&round_trip);
             let reply = Deadline::new(store.decide(probe.clone()), deadline, Duration::ZERO);
-            async move { reply.await.map_err(|error| error.at_distance(round_trip.known())) }
+            async move {
+                reply
+                    .await
+                    .map_err(|error| error.at_distance(round_trip.known()))
+            }
         };
-        let longest = self.deadline.unwrap_or_else(|| self.round_trip.longest_deadline());
+        let longest = self
+            .deadline
+            .unwrap_or_else(|| self.round_trip.longest_deadline());
         self.breaker.refuse(part, deadline, longest, probes)
     }
 
@@ -317,7 +392,9 @@ impl Core {
     /// Takes note of the store's reply in the refusal cache.
     #[inline]
     pub(super) fn learn(&self, lookup: Option<&Lookup>, decision: &Decision) {
-        let (Some(refusals), Some(lookup)) = (&self.refusals, lookup) else { return };
+        let (Some(refusals), Some(lookup)) = (&self.refusals, lookup) else {
+            return;
+        };
         match decision.is_allowed() {
             false => refusals.learn(lookup, decision),
             true if lookup.asks => refusals.forget(lookup, decision),
@@ -335,11 +412,17 @@ impl Core {
     ) -> Result<T, Error> {
         let outcome = outcome.and_then(|reply| Ok(reply?));
         let outcome = outcome.map_err(|error| error.at_distance(self.round_trip.known()));
-        let has_waited_for_others = || self.round_trip.has_answered_within(part.as_deref(), call.took());
-        if !matches!(outcome, Err(Error::TimedOut { .. })) || call.blames_store() && !has_waited_for_others() {
+        let has_waited_for_others = || {
+            self.round_trip
+                .has_answered_within(part.as_deref(), call.took())
+        };
+        if !matches!(outcome, Err(Error::TimedOut { .. }))
+            || call.blames_store() && !has_waited_for_others()
+        {
             // The caller may have polled the reply late. So the call counts as no longer than its
             // deadline, even if more time has passed.
-            self.breaker.count(|| part, &outcome, || call.took().min(call.deadline));
+            self.breaker
+                .count(|| part, &outcome, || call.took().min(call.deadline));
         }
         outcome
     }

@@ -95,10 +95,16 @@ impl Core {
         if let Some(refusal) = check.and_then(|check| self.known(check)) {
             return Ok(refusal.repeated());
         }
-        let FailureMode::Local(share) = mode else { return Err(error) };
+        let FailureMode::Local(share) = mode else {
+            return Err(error);
+        };
         let decide = |check: &Check| self.local.decide_now(&check.shared_by(share.processes)?);
-        let Some(Ok(decision)) = check.and_then(decide) else { return Err(error) };
+        let Some(Ok(decision)) = check.and_then(decide) else {
+            return Err(error);
+        };
         metrics::decided(&decision, &self.layer);
-        Ok(decision.instead_of(error).with_retry_reserved_after(self.retry_reserved_after))
+        Ok(decision
+            .instead_of(error)
+            .with_retry_reserved_after(self.retry_reserved_after))
     }
 }

@@ -42,7 +42,8 @@ pub(super) struct Pair {
 
 impl Pair {
     pub(super) fn refuse(&mut self, caller: &Arc<Caller>, wanted: Wanted) {
-        self.refused.insert(caller.number, (wanted, Arc::clone(caller)));
+        self.refused
+            .insert(caller.number, (wanted, Arc::clone(caller)));
         self.most_room = self.most_room.max(wanted.room);
     }
 
@@ -56,7 +57,10 @@ impl Pair {
     /// `wake` wakes a caller, and returns whether no other limit and key refuses this caller.
     pub(super) fn pass_on(&mut self, mut wake: impl FnMut(&Arc<Caller>) -> bool) {
         let Some(used) = self.used else { return };
-        let mut all_used = self.asking.values().fold(used, |all, takes| all.saturating_add(*takes));
+        let mut all_used = self
+            .asking
+            .values()
+            .fold(used, |all, takes| all.saturating_add(*takes));
         let mut most_room = 0;
         let mut refused_by_others = Vec::new();
         for (number, (wanted, caller)) in &self.refused {
@@ -78,7 +82,9 @@ impl Pair {
             }
         }
         self.most_room = most_room;
-        refused_by_others.iter().for_each(|number| drop(self.refused.remove(number)));
+        refused_by_others
+            .iter()
+            .for_each(|number| drop(self.refused.remove(number)));
     }
 
     /// Takes note that the caller asks. If the caller was refused, its reply will bring a newer
@@ -97,7 +103,9 @@ impl Pair {
             // If the store's figures contradict its refusal, the caller would seem to fit, and
             // would ask again at once. So after a refusal, at least so many units count as used
             // that the caller does not fit.
-            let least = status.refuses().map_or(0, |_| wanted.room.saturating_add(1));
+            let least = status
+                .refuses()
+                .map_or(0, |_| wanted.room.saturating_add(1));
             self.free(status.used.max(least));
         }
     }

@@ -111,13 +111,18 @@ impl Line {
     /// Lets the first ask at `asks_at`. `refused_by` has the limits and keys that refuse the first
     /// before that time.
     pub(super) fn wait(&mut self, refused_by: Vec<(u64, Instant)>, asks_at: Instant) {
-        (self.refused_by, self.asks_at, self.due) = (refused_by, Some(asks_at), Some(later(asks_at, GRACE)));
+        (self.refused_by, self.asks_at, self.due) =
+            (refused_by, Some(asks_at), Some(later(asks_at, GRACE)));
     }
 
     /// If it is the caller's turn, takes note that the caller asks, and returns `None`. Otherwise
     /// returns whether the caller is the first, and when to look again. `takes` is how long the
     /// caller's call to the store may take.
-    pub(super) fn ask(&mut self, caller: &Arc<Caller>, takes: impl Fn() -> Duration) -> Option<(bool, Instant)> {
+    pub(super) fn ask(
+        &mut self,
+        caller: &Arc<Caller>,
+        takes: impl Fn() -> Duration,
+    ) -> Option<(bool, Instant)> {
         let now = Instant::now();
         if self.join(caller) {
             if let Some(asks_at) = self.asks_at.filter(|at| *at > now) {
@@ -127,7 +132,9 @@ impl Line {
             self.due = Some(later(now, takes().saturating_add(GRACE)));
         } else {
             if self.first.is_none() || caller.number > self.asks_up_to {
-                let others = u32::try_from(self.callers.len()).unwrap_or(u32::MAX).saturating_add(50);
+                let others = u32::try_from(self.callers.len())
+                    .unwrap_or(u32::MAX)
+                    .saturating_add(50);
                 return Some((false, later(now, LOOK_INTERVAL * others)));
             }
             self.callers.remove(&caller.number);
@@ -141,28 +148,45 @@ impl Line {
     pub(super) fn has_units_of(&mut self, digest: u64, from: Instant) -> bool {
         let mut others = mem::take(&mut self.refused_by);
         others.retain(|(by, until)| *by != digest && *until > from);
-        let asks_at = others.iter().fold(from, |latest, (_, until)| latest.max(*until));
+        let asks_at = others
+            .iter()
+            .fold(from, |latest, (_, until)| latest.max(*until));
         self.wait(others, self.asks_at.map_or(asks_at, |at| at.min(asks_at)));
         self.refused_by.is_empty()
     }
 
     /// After an admission, lets the next callers ask beside the first. `used` has the used units of
     /// each limit and key, including this admission; `None` after any other reply.
-    pub(super) fn let_ask(&mut self, answered: u64, used: Option<Vec<(u64, u64)>>, woken: &mut Vec<Arc<Caller>>) {
+    pub(super) fn let_ask(
+        &mut self,
+        answered: u64,
+        used: Option<Vec<(u64, u64)>>,
+        woken: &mut Vec<Arc<Caller>>,
+    ) {
         if used.is_some() && self.last_asked != answered {
             return;
         }
         let woken_up_to = mem::take(&mut self.asks_up_to);
-        let Some(mut used) = used.filter(|_| self.asks_at <= Some(Instant::now())) else { return };
+        let Some(mut used) = used.filter(|_| self.asks_at <= Some(Instant::now())) else {
+            return;
+        };
         let mut fits = |caller: &Caller| {
             caller.wanted.iter().all(|wanted| {
-                let Some((_, used)) = used.iter_mut().find(|(digest, _)| *digest == wanted.digest) else { return true };
+                let Some((_, used)) = used.iter_mut().find(|(digest, _)| *digest == wanted.digest)
+                else {
+                    return true;
+                };
                 let fits = wanted.room >= *used;
                 *used = used.saturating_add(wanted.takes);
                 fits
             })
         };
-        for next in self.callers.values().take(MOST_BESIDE).take_while(|next| fits(next)) {
+        for next in self
+            .callers
+            .values()
+            .take(MOST_BESIDE)
+            .take_while(|next| fits(next))
+        {
             self.asks_up_to = next.number;
             woken.extend((next.number > woken_up_to).then(|| Arc::clone(next)));
         }
@@ -182,7 +206,9 @@ impl Line {
     /// looks in time.
     pub(super) fn be_watched(&mut self, watch: impl Future<Output = ()> + Send + 'static) {
         let is_needed = self.callers.len() > 1 || self.refused_by.is_empty();
-        let is_late = self.looks_at.is_none_or(|at| later(at, GRACE) < Instant::now());
+        let is_late = self
+            .looks_at
+            .is_none_or(|at| later(at, GRACE) < Instant::now());
         if is_needed
             && (is_late || self.looks_at > self.due)
             && let Ok(runtime) = Handle::try_current()
@@ -199,7 +225,10 @@ impl Line {
         let mut late = None;
         if self.due <= Some(now) {
             self.wait(Vec::new(), now);
-            late = self.first.take().and_then(|first| self.callers.remove(&first));
+            late = self
+                .first
+                .take()
+                .and_then(|first| self.callers.remove(&first));
             self.sought_up_to = self.callers.last_key_value().map(|(last, _)| *last);
             if late.is_some() {
                 self.due = Some(later(now, HEAD_START));

@@ -60,7 +60,11 @@ pub(super) struct Position {
 impl Lines {
     /// Lets a caller arrive. Returns the position of the caller, and whether other callers are in
     /// its line. If there are none, the caller asks now.
-    pub(super) fn arrive(self: &Arc<Self>, check: &Check, deadline: Option<Duration>) -> (Position, bool) {
+    pub(super) fn arrive(
+        self: &Arc<Self>,
+        check: &Check,
+        deadline: Option<Duration>,
+    ) -> (Position, bool) {
         let mut table = lock(&self.table);
         let mut line = deadline.map_or(u64::MAX, micros);
         let wanted = check.charges().map(|charge| {
@@ -73,19 +77,38 @@ impl Lines {
                 line = line.wrapping_add(digest);
                 room = charge.limit().units().saturating_sub(charge.cost());
             }
-            Wanted { digest, room, takes: charge.units() }
+            Wanted {
+                digest,
+                room,
+                takes: charge.units(),
+            }
         });
         let wanted = wanted.collect();
         table.last_number += 1;
-        let caller = Caller { number: table.last_number, line, wanted, wakes: Notify::new() };
-        (Position { lines: Arc::clone(self), caller: Arc::new(caller) }, table.lines.contains_key(&line))
+        let caller = Caller {
+            number: table.last_number,
+            line,
+            wanted,
+            wakes: Notify::new(),
+        };
+        (
+            Position {
+                lines: Arc::clone(self),
+                caller: Arc::new(caller),
+            },
+            table.lines.contains_key(&line),
+        )
     }
 
     /// Takes note that units of a limit and key were freed, and lets callers ask after `delay`.
     /// `used` is the number of units that are used now; zero if the number is unknown.
     pub(super) fn free(self: &Arc<Self>, digest: u64, used: u64, delay: Duration) {
         self.change(None, |table| {
-            table.pairs.get_mut(&digest).into_iter().for_each(|pair| pair.free(used));
+            table
+                .pairs
+                .get_mut(&digest)
+                .into_iter()
+                .for_each(|pair| pair.free(used));
             table.pass_on(digest, delay);
         });
     }
@@ -97,7 +120,9 @@ impl Lines {
         let result = change(&mut table);
         let woken = mem::take(&mut table.woken);
         for id in woken.iter().map(|caller| caller.line).chain(line) {
-            let Some(line) = table.lines.get_mut(&id) else { continue };
+            let Some(line) = table.lines.get_mut(&id) else {
+                continue;
+            };
             if line.is_empty() {
                 table.lines.remove(&id);
             } else {
@@ -124,12 +149,19 @@ impl Table {
 
     fn pairs_of(&mut self, caller: &Caller, change: impl Fn(&mut Pair, u64)) {
         for wanted in &caller.wanted {
-            self.pairs.get_mut(&wanted.digest).into_iter().for_each(|pair| change(pair, caller.number));
+            self.pairs
+                .get_mut(&wanted.digest)
+                .into_iter()
+                .for_each(|pair| change(pair, caller.number));
         }
     }
 
     /// Does the same as [`Line::ask`]. If the caller asks, its limits and keys take note of that.
-    fn ask(&mut self, caller: &Arc<Caller>, takes: impl Fn() -> Duration) -> Option<(bool, Instant)> {
+    fn ask(
+        &mut self,
+        caller: &Arc<Caller>,
+        takes: impl Fn() -> Duration,
+    ) -> Option<(bool, Instant)> {
         let look_again = self.line(caller).ask(caller, takes);
         if look_again.is_none() {
             self.pairs_of(caller, Pair::ask);
@@ -139,13 +171,27 @@ impl Table {
 
     /// Takes note of the reply to a caller. The caller asks again at `asks_at`, or leaves the line
     /// if `asks_at` is `None`.
-    fn answer(&mut self, caller: &Arc<Caller>, outcome: &Result<Decision, Error>, asks_at: Option<Instant>) {
+    fn answer(
+        &mut self,
+        caller: &Arc<Caller>,
+        outcome: &Result<Decision, Error>,
+        asks_at: Option<Instant>,
+    ) {
         let is_first = asks_at.is_some() && self.line(caller).join(caller);
-        let told = outcome.as_ref().ok().filter(|decision| decision.is_the_stores());
+        let told = outcome
+            .as_ref()
+            .ok()
+            .filter(|decision| decision.is_the_stores());
         let mut used = Vec::new();
         let mut refused_by = Vec::new();
-        for (wanted, status) in caller.wanted.iter().zip(told.into_iter().flat_map(Decision::statuses)) {
-            let Some(pair) = self.pairs.get_mut(&wanted.digest) else { continue };
+        for (wanted, status) in caller
+            .wanted
+            .iter()
+            .zip(told.into_iter().flat_map(Decision::statuses))
+        {
+            let Some(pair) = self.pairs.get_mut(&wanted.digest) else {
+                continue;
+            };
             pair.answer(caller.number, wanted, status);
             used.push((wanted.digest, status.used));
             if let Some(wait) = status.refuses().filter(|_| is_first) {
@@ -168,13 +214,18 @@ impl Table {
             let used = told.is_some_and(Decision::is_allowed).then_some(used);
             line.let_ask(caller.number, used, &mut self.woken);
         }
-        caller.wanted.iter().for_each(|wanted| self.pass_on(wanted.digest, delay));
+        caller
+            .wanted
+            .iter()
+            .for_each(|wanted| self.pass_on(wanted.digest, delay));
     }
 
     /// Lets callers ask after `delay` if they fit into the units that a limit and key has left. A
     /// caller that was already woken to ask later now asks after `delay`, too.
     fn pass_on(&mut self, digest: u64, delay: Duration) {
-        let Some(pair) = self.pairs.get_mut(&digest) else { return };
+        let Some(pair) = self.pairs.get_mut(&digest) else {
+            return;
+        };
         pair.pass_on(|caller| {
             self.woken.push(Arc::clone(caller));
             let line = self.lines.get_mut(&caller.line);
@@ -189,7 +240,10 @@ impl Table {
             self.woken.extend(line.leave(caller.number));
         }
         self.pairs_of(caller, Pair::leave);
-        caller.wanted.iter().for_each(|wanted| self.pass_on(wanted.digest, Duration::ZERO));
+        caller
+            .wanted
+            .iter()
+            .for_each(|wanted| self.pass_on(wanted.digest, Duration::ZERO));
     }
 
     /// Looks whether the first in a line is late, and takes a late caller out. Returns when the
@@ -205,7 +259,11 @@ impl Position {
     /// Waits until it is the caller's turn to ask, and returns `true`. Returns `false` if `end`
     /// comes before the caller is the first in line. `takes` is how long the caller's call to the
     /// store may take.
-    pub(super) async fn has_turn_before(&self, end: Instant, takes: impl Fn() -> Duration) -> Result<bool, Error> {
+    pub(super) async fn has_turn_before(
+        &self,
+        end: Instant,
+        takes: impl Fn() -> Duration,
+    ) -> Result<bool, Error> {
         let mut timer = Timer::default();
         while let Some((is_first, at)) = self.change(|table| table.ask(&self.caller, &takes)) {
             if !is_first && end <= Instant::now() {
@@ -231,8 +289,13 @@ impl Position {
 
     /// The time until the first in line asks.
     pub(super) fn first_waits(&self) -> Duration {
-        let asks_at = lock(&self.lines.table).lines.get(&self.caller.line).and_then(|line| line.asks_at);
-        asks_at.map_or(Duration::ZERO, |at| at.saturating_duration_since(Instant::now()))
+        let asks_at = lock(&self.lines.table)
+            .lines
+            .get(&self.caller.line)
+            .and_then(|line| line.asks_at);
+        asks_at.map_or(Duration::ZERO, |at| {
+            at.saturating_duration_since(Instant::now())
+        })
     }
 
     fn change<T>(&self, change: impl FnOnce(&mut Table) -> T) -> T {
@@ -246,7 +309,11 @@ impl Drop for Position {
             table.leave(&self.caller);
             table.pairs_of(&self.caller, |pair, _| pair.callers -= 1);
             for Wanted { digest, room, .. } in &self.caller.wanted {
-                if table.pairs.get(digest).is_some_and(|pair| pair.callers == 0) {
+                if table
+                    .pairs
+                    .get(digest)
+                    .is_some_and(|pair| pair.callers == 0)
+                {
                     table.pairs.remove(digest);
                     // All callers of a line want the same limits and keys that can refuse. No
                     // caller wants this limit and key any more, so the line has ended.
@@ -262,6 +329,8 @@ impl Drop for Position {
 /// Shows how many lines there are.
 impl fmt::Debug for Lines {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Lines").field(&lock(&self.table).lines.len()).finish()
+        f.debug_tuple("Lines")
+            .field(&lock(&self.table).lines.len())
+            .finish()
     }
 }

@@ -58,7 +58,10 @@ pub use crate::local::Breaker;
 use crate::{
     decision::RETRY_RESERVED_AFTER,
     error::Error,
-    local::{Detachable, LocalState, Owed, Prefetches, Refusals, RoundTrip, SHORTEST_DEADLINE, SharedBreaker},
+    local::{
+        Detachable, LocalState, Owed, Prefetches, Refusals, RoundTrip, SHORTEST_DEADLINE,
+        SharedBreaker,
+    },
     logging::warn,
     store::{MemoryStore, Store},
 };
@@ -121,16 +124,24 @@ impl Limiter {
             retry_reserved_after: RETRY_RESERVED_AFTER,
             layer: Cow::Borrowed(""),
             refusals: local_state.map(|state| state.refusals.clone()),
-            breaker: local_state.map_or_else(|| SharedBreaker::new(Breaker::default()), LocalState::breaker),
+            breaker: local_state.map_or_else(
+                || SharedBreaker::new(Breaker::default()),
+                LocalState::breaker,
+            ),
             round_trip: round_trip.unwrap_or_else(|| Arc::new(RoundTrip::new(SHORTEST_DEADLINE))),
             prefetches: local_state.and_then(|state| state.prefetches.clone()),
             lines: Arc::default(),
             renewals: Arc::default(),
-            owed: local_state.map(|state| Arc::clone(&state.owed)).unwrap_or_default(),
+            owed: local_state
+                .map(|state| Arc::clone(&state.owed))
+                .unwrap_or_default(),
             local: MemoryStore::new(),
             store: Arc::new(store),
         };
-        Self { core: Arc::new(core), failure_mode: FailureMode::default() }
+        Self {
+            core: Arc::new(core),
+            failure_mode: FailureMode::default(),
+        }
     }
 
     /// Sets how long any call to the store may take. Default: the deadline follows the round trip
@@ -153,7 +164,12 @@ impl Limiter {
     /// [`guide::redis_is_far_away`](crate::guide::redis_is_far_away) says what else changes if the
     /// store is far away.
     pub fn deadline(self, deadline: Duration) -> Self {
-        if let Some(round_trip) = self.core.round_trip.known().filter(|round_trip| deadline < *round_trip) {
+        if let Some(round_trip) = self
+            .core
+            .round_trip
+            .known()
+            .filter(|round_trip| deadline < *round_trip)
+        {
             warn!(
                 ?deadline,
                 ?round_trip,
@@ -230,13 +246,22 @@ impl Limiter {
     /// # Ok(()) }
     /// ```
     pub fn refusal_cache(self, max_age: Duration) -> Self {
-        self.set(|core| core.refusals = core.store.local_state().map(|state| state.own_refusals(max_age)))
+        self.set(|core| {
+            core.refusals = core
+                .store
+                .local_state()
+                .map(|state| state.own_refusals(max_age))
+        })
     }
 
     /// The same limiter, but each of its checks asks the store, even if the refusal cache remembers
     /// a refusal.
     fn asking_each_time(self) -> Self {
-        self.set(|core| core.refusals.iter_mut().for_each(|refusals| refusals.is_asking = true))
+        self.set(|core| {
+            core.refusals
+                .iter_mut()
+                .for_each(|refusals| refusals.is_asking = true)
+        })
     }
 
     /// Gives this limiter, and all clones that are made of it later, a breaker of their own.
@@ -266,7 +291,10 @@ impl Limiter {
     }
 
     pub(crate) fn with_failure_mode(self, failure_mode: FailureMode) -> Self {
-        Self { failure_mode, ..self }
+        Self {
+            failure_mode,
+            ..self
+        }
     }
 
     /// Counts decisions and failures under the name of a layer.
@@ -350,7 +378,10 @@ impl Limiter {
         Deadline::new(end, within, Duration::ZERO).await
     }
 
-    pub(crate) fn detachable<T: Send>(&self, future: impl Future<Output = T> + Send + 'static) -> Detachable<T> {
+    pub(crate) fn detachable<T: Send>(
+        &self,
+        future: impl Future<Output = T> + Send + 'static,
+    ) -> Detachable<T> {
         self.core.owed.detachable(future)
     }
 }

@@ -123,15 +123,24 @@ struct Table {
 /// Lets a decision hold the places that its admission has taken. `took` is the time until the
 /// store's reply; `None` if the store decided at once.
 #[cold]
-pub(super) fn hold(core: &Arc<Core>, check: &Check, decision: Decision, took: Option<Duration>) -> Decision {
+pub(super) fn hold(
+    core: &Arc<Core>,
+    check: &Check,
+    decision: Decision,
+    took: Option<Duration>,
+) -> Decision {
     let taken = iter::zip(check.charges(), decision.statuses())
         .filter(|(charge, status)| charge.takes_place() && status.retry_after().is_none())
         .map(|(charge, status)| charge.on(status.limit.clone()));
-    let Some(check) = Check::of_distinct(taken).filter(|_| decision.is_allowed()) else { return decision };
+    let Some(check) = Check::of_distinct(taken).filter(|_| decision.is_allowed()) else {
+        return decision;
+    };
     let id = decision.id();
     let at = decision.at();
     let is_local = decision.local_cause().is_some();
-    let runtime = Handle::try_current().ok().filter(|_| !is_local && took.is_some());
+    let runtime = Handle::try_current()
+        .ok()
+        .filter(|_| !is_local && took.is_some());
     let place = |charge: &Charge, runtime| {
         let check = Check::new(charge.clone());
         let life = charge.limit().window();
@@ -140,7 +149,16 @@ pub(super) fn hold(core: &Arc<Core>, check: &Check, decision: Decision, took: Op
         let core = Arc::clone(core);
         let due = Mutex::new(now + core.renewed_after(life).saturating_sub(took));
         let kept_until = Mutex::new(Some(now + life.saturating_sub(took)));
-        Arc::new(Place { core, check, life, id, at, runtime, due, kept_until })
+        Arc::new(Place {
+            core,
+            check,
+            life,
+            id,
+            at,
+            runtime,
+            due,
+            kept_until,
+        })
     };
     let mut renewed = Vec::new();
     if let Some(runtime) = &runtime {
@@ -149,7 +167,12 @@ pub(super) fn hold(core: &Arc<Core>, check: &Check, decision: Decision, took: Op
     }
     let mut free = Settlement::by_id(check, id, at, |_| Some(0));
     free.is_local = is_local;
-    decision.holding(Arc::new(Held { core: Arc::clone(core), free: Some(free), renewed, runtime }))
+    decision.holding(Arc::new(Held {
+        core: Arc::clone(core),
+        free: Some(free),
+        renewed,
+        runtime,
+    }))
 }
 
 impl Place {
@@ -170,14 +193,18 @@ impl Place {
 impl Places for Held {
     fn are_lost(&self) -> bool {
         let now = Some(Instant::now());
-        self.renewed.iter().any(|place| *lock(&place.kept_until) < now)
+        self.renewed
+            .iter()
+            .any(|place| *lock(&place.kept_until) < now)
     }
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
         let are_given_back = self.core.renewals.remove(&self.renewed) < self.renewed.len();
-        let Some(free) = self.free.take().filter(|_| !are_given_back) else { return };
+        let Some(free) = self.free.take().filter(|_| !are_given_back) else {
+            return;
+        };
         if self.runtime.is_none() {
             // In a store in this process, a release ends with its first poll.
             let call = self.core.release(free.clone());
@@ -192,14 +219,21 @@ impl Drop for Held {
 
 impl Release {
     fn new(core: &Arc<Core>, places: Settlement) -> Self {
-        Self { core: Arc::clone(core), places, is_done: false, _underway: core.owed.begin() }
+        Self {
+            core: Arc::clone(core),
+            places,
+            is_done: false,
+            _underway: core.owed.begin(),
+        }
     }
 
     /// Begins to free the places, on their own runtime if that runtime has threads of its own.
     /// Otherwise that runtime may no longer be polled, so the runtime of the caller frees the
     /// places.
     fn begin(self, own: Option<&Handle>) {
-        let own = own.filter(|own| own.runtime_flavor() != RuntimeFlavor::CurrentThread).cloned();
+        let own = own
+            .filter(|own| own.runtime_flavor() != RuntimeFlavor::CurrentThread)
+            .cloned();
         if let Some(runtime) = own.or_else(|| Handle::try_current().ok()) {
             runtime.spawn(self.free());
         }
@@ -230,11 +264,17 @@ impl Drop for Release {
 impl Renewals {
     fn add(&self, places: &[Arc<Place>], core: &Arc<Core>, runtime: &Handle) {
         let mut table = lock(&self.0);
-        table.held.extend(places.iter().map(|place| (place.entry(), Arc::clone(place))));
+        table.held.extend(
+            places
+                .iter()
+                .map(|place| (place.entry(), Arc::clone(place))),
+        );
         table.tasks.retain(|_, task| !task.is_finished());
         let task = || {
             core.owed.register(&core.renewals);
-            runtime.spawn(renew(Arc::downgrade(&core.renewals), runtime.id())).abort_handle()
+            runtime
+                .spawn(renew(Arc::downgrade(&core.renewals), runtime.id()))
+                .abort_handle()
         };
         table.tasks.entry(runtime.id()).or_insert_with(task);
     }
@@ -242,7 +282,10 @@ impl Renewals {
     /// Removes places, and returns how many of them were held.
     fn remove(&self, places: &[Arc<Place>]) -> usize {
         let mut table = lock(&self.0);
-        places.iter().filter_map(|place| table.held.remove(&place.entry())).count()
+        places
+            .iter()
+            .filter_map(|place| table.held.remove(&place.entry()))
+            .count()
     }
 
     fn has(&self, place: &Arc<Place>) -> bool {
@@ -258,12 +301,21 @@ impl Renewals {
             table.tasks.remove(&runtime);
             return None;
         }
-        let is_own = |place: &Place| place.runtime == runtime || *lock(&place.due) + place.life / NEXT_TRY <= now;
-        let is_any_due = table.held.first_key_value().is_some_and(|((due, _), _)| *due <= now);
+        let is_own = |place: &Place| {
+            place.runtime == runtime || *lock(&place.due) + place.life / NEXT_TRY <= now
+        };
+        let is_any_due = table
+            .held
+            .first_key_value()
+            .is_some_and(|((due, _), _)| *due <= now);
         let until = if is_any_due { now + AHEAD } else { now };
-        let soon = table.held.range(..=(until, usize::MAX)).map(|(_, place)| Arc::clone(place));
+        let soon = table
+            .held
+            .range(..=(until, usize::MAX))
+            .map(|(_, place)| Arc::clone(place));
         let due: Vec<_> = soon.filter(|place| is_own(place)).collect();
-        due.iter().for_each(|place| table.delay(place, now + place.life / NEXT_TRY));
+        due.iter()
+            .for_each(|place| table.delay(place, now + place.life / NEXT_TRY));
         Some(due)
     }
 }
@@ -312,10 +364,16 @@ async fn renew(renewals: Weak<Renewals>, runtime: runtime::Id) {
         sleep(PAUSE).await;
         while calls.try_join_next().is_some() {}
         busy.retain(|_, call| !call.is_finished());
-        let Some(renewals) = renewals.upgrade() else { return };
-        let Some(mut due) = renewals.due(runtime) else { break };
+        let Some(renewals) = renewals.upgrade() else {
+            return;
+        };
+        let Some(mut due) = renewals.due(runtime) else {
+            break;
+        };
         due.retain(|place| !busy.contains_key(&place.address()));
-        let distance = due.first().map_or(Duration::ZERO, |place| place.core.round_trip.distance());
+        let distance = due
+            .first()
+            .map_or(Duration::ZERO, |place| place.core.round_trip.distance());
         let far = IN_FLIGHT_FAR.saturating_mul(distance.as_millis() as usize);
         let mut is_late = false;
         // The renewals of a chunk begin together, so that they share batches.
@@ -325,7 +383,8 @@ async fn renew(renewals: Weak<Renewals>, runtime: runtime::Id) {
                 let renewal = renew_one(Arc::clone(place));
                 busy.insert(place.address(), calls.spawn(renewal));
             }
-            let answered = async { while calls.len() > before && calls.join_next().await.is_some() {} };
+            let answered =
+                async { while calls.len() > before && calls.join_next().await.is_some() {} };
             is_late = is_late || timeout(PAUSE, answered).await.is_err();
         }
     }
@@ -343,11 +402,20 @@ async fn renew_one(place: Arc<Place>) {
     let _underway = core.owed.begin();
     let deadline = (place.life / LONGEST_TRY + core.round_trip.smoothed()).min(MOST_TIME);
     let try_again = || lock(&renewals.0).delay(&place, began + place.life / NEXT_TRY);
-    let Ok(settled) = core.upkeep(store.settle(place.settlement(1)), deadline).await else { return try_again() };
+    let Ok(settled) = core
+        .upkeep(store.settle(place.settlement(1)), deadline)
+        .await
+    else {
+        return try_again();
+    };
     if !settled.was_applied && renewals.has(&place) {
         *lock(&place.kept_until) = None;
-        let again = place.check.map(|charge| charge.as_spent(charge.limit().clone(), charge.cost()));
-        let taken = core.upkeep(store.decide(again.with_id(place.id)), deadline).await;
+        let again = place
+            .check
+            .map(|charge| charge.as_spent(charge.limit().clone(), charge.cost()));
+        let taken = core
+            .upkeep(store.decide(again.with_id(place.id)), deadline)
+            .await;
         if !renewals.has(&place) {
             // The place was freed meanwhile. The store may have taken it again, even if no reply
             // came. So the place is freed once more.
@@ -365,6 +433,8 @@ async fn renew_one(place: Arc<Place>) {
 
 impl fmt::Debug for Held {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Held").field(&self.free.as_ref().map(|free| &free.check)).finish()
+        f.debug_tuple("Held")
+            .field(&self.free.as_ref().map(|free| &free.check))
+            .finish()
     }
 }

@@ -25,11 +25,16 @@ impl Core {
     /// checks of the key are frequent and there is a runtime. After a refusal, gives back the units
     /// that this process holds, if the check would fit once they are given back.
     pub(super) fn note(&self, check: &Check, decision: Decision, asked_after: u64) -> Decision {
-        let Some(prefetches) = &self.prefetches else { return decision };
+        let Some(prefetches) = &self.prefetches else {
+            return decision;
+        };
         if decision.is_allowed() {
             return prefetches.note(check, decision, asked_after, |kept| self.hold(kept));
         }
-        let refused = check.charges().zip(decision.statuses()).filter(|(_, status)| status.refuses().is_some());
+        let refused = check
+            .charges()
+            .zip(decision.statuses())
+            .filter(|(_, status)| status.refuses().is_some());
         for (charge, status) in refused {
             let held = prefetches.held(charge);
             if held > 0 && status.remaining().saturating_add(held) >= charge.cost() {
@@ -43,7 +48,9 @@ impl Core {
     /// task takes them and gives them back. Without a runtime, no task starts, and callers may
     /// still spend the units that the holding has.
     pub(super) fn hold(&self, kept: KeptHolding) {
-        let Ok(runtime) = Handle::try_current() else { return };
+        let Ok(runtime) = Handle::try_current() else {
+            return;
+        };
         let core = self.clone();
         runtime.spawn(async move {
             // The calls run in tasks of their own. So a call without a reply does not keep this
@@ -54,10 +61,15 @@ impl Core {
                 while calls.try_join_next().is_some() {}
                 let part = || core.store.part_of(&kept.check());
                 match kept.next(core.breaker.is_open_for(part, core.deadline())) {
-                    Step::Ask { give_back: over, take } => {
+                    Step::Ask {
+                        give_back: over,
+                        take,
+                    } => {
                         if !over.is_empty() {
                             let store = Arc::clone(&core.store);
-                            calls.spawn(async move { give_back(over, |settlement| store.settle(settlement)).await });
+                            calls.spawn(async move {
+                                give_back(over, |settlement| store.settle(settlement)).await
+                            });
                         }
                         if let Some(check) = take {
                             // The call has no deadline, so that even a prefetch that comes too late
@@ -79,6 +91,8 @@ impl Core {
     /// Forgets the refusals of a limit and key, and gives back the prefetches of this limit and
     /// key. Does so now, and again when the returned guard is dropped, after the call to the store.
     pub(super) fn outdate(&self, limit: &Limit, key: &Key) -> Option<Outdated> {
-        self.store.local_state().map(|state| state.outdate([(limit, key)], state.prefetches.clone()))
+        self.store
+            .local_state()
+            .map(|state| state.outdate([(limit, key)], state.prefetches.clone()))
     }
 }

@@ -61,7 +61,11 @@ impl Reservation {
     /// [`Error::TimedOut`] past the deadline, [`Error::Unavailable`] if the store fails,
     /// [`Error::BreakerOpen`] if it has failed repeatedly. The call may be tried again.
     pub async fn settle(&self, cost: u64) -> Result<Settled, Error> {
-        self.limiter.settle(Settlement::new(self.check.clone(), &self.decision, |_| Some(cost))).await
+        self.limiter
+            .settle(Settlement::new(self.check.clone(), &self.decision, |_| {
+                Some(cost)
+            }))
+            .await
     }
 }
 
@@ -110,7 +114,15 @@ impl Limiter {
         let check = Check::new(Charge::new(limit.clone(), key, cost.max(1))?.reserve(lease));
         let decision = self.check_all(check.clone()).await?;
         let is_allowed = decision.is_allowed();
-        Ok(if is_allowed { Ok(Reservation { limiter: self.clone(), check, decision }) } else { Err(decision) })
+        Ok(if is_allowed {
+            Ok(Reservation {
+                limiter: self.clone(),
+                check,
+                decision,
+            })
+        } else {
+            Err(decision)
+        })
     }
 
     /// Sets the actual cost of an admitted check, or gives all its units back: see
@@ -124,12 +136,22 @@ impl Limiter {
         let returning = self.core.returning(&settlement.check);
         let is_local = settlement.is_local;
         let outcome = if is_local {
-            self.core.local.settle(settlement).await.map_err(Error::from)
+            self.core
+                .local
+                .settle(settlement)
+                .await
+                .map_err(Error::from)
         } else {
             let check = settlement.check.without_costs();
-            self.core.call_store(|store| store.settle(settlement), check).await
+            self.core
+                .call_store(|store| store.settle(settlement), check)
+                .await
         };
-        returning.end(outcome.as_ref().map(|settled| (!is_local).then_some(&settled.decision)));
+        returning.end(
+            outcome
+                .as_ref()
+                .map(|settled| (!is_local).then_some(&settled.decision)),
+        );
         outcome
     }
 
@@ -138,7 +160,11 @@ impl Limiter {
     /// share: a ban, and the figures that clients see, would take the share for the limit.
     pub(crate) async fn count(&self, spent: Check, is_local: bool) -> Result<Decision, Error> {
         let store = self.clone().with_failure_mode(FailureMode::Open);
-        if is_local { Ok(self.core.local.decide(spent).await?) } else { store.check_all(spent).await }
+        if is_local {
+            Ok(self.core.local.decide(spent).await?)
+        } else {
+            store.check_all(spent).await
+        }
     }
 
     /// Forgets the units that `limit` counts for `key`, in the store and in this process, which may
@@ -166,7 +192,10 @@ impl Limiter {
         let outdated = self.core.outdate(limit, &key);
         // This process may have counted in the store's place, so its own counts are reset, too.
         let _ = self.core.local.reset(limit.clone(), key.clone()).await;
-        let outcome = self.core.call_store(|store| store.reset(limit.clone(), key.clone()), check).await;
+        let outcome = self
+            .core
+            .call_store(|store| store.reset(limit.clone(), key.clone()), check)
+            .await;
         drop(outdated);
         returning.end(outcome.as_ref().map(|()| None));
         outcome
@@ -212,7 +241,12 @@ impl Limiter {
     /// [`Error::BreakerOpen`] if it has failed repeatedly. The call may be tried again. For a
     /// [concurrent](Limit::concurrent) limit, the error is always [`Error::Unavailable`], with
     /// [`StoreErrorKind::Config`], since such a limit has no window.
-    pub async fn block(&self, limit: &Limit, key: impl Into<Key>, time: Duration) -> Result<(), Error> {
+    pub async fn block(
+        &self,
+        limit: &Limit,
+        key: impl Into<Key>,
+        time: Duration,
+    ) -> Result<(), Error> {
         of_window(limit, "blocking a limit")?;
         if time.is_zero() {
             return Ok(());
@@ -225,7 +259,11 @@ impl Limiter {
         // This call has a failure mode without a share. With a share, this process would count the
         // units by itself while the store fails, and the limit would not be blocked for other
         // processes.
-        self.clone().with_failure_mode(FailureMode::Open).check_all(Check::new(all)).await.map(drop)
+        self.clone()
+            .with_failure_mode(FailureMode::Open)
+            .check_all(Check::new(all))
+            .await
+            .map(drop)
     }
 
     /// Begins a ban, unless the ban has already begun. Remembers and returns the refusal of the
@@ -237,9 +275,15 @@ impl Limiter {
         let lookup = refusals.and_then(|refusals| refusals.look_up(&asks));
         // All bans have the same id, so a ban that still holds does not begin again. When the ban
         // has ended, the id is free again.
-        let begun = self.count(Check::new(begins).with_id(AdmissionId(0)), is_local).await?;
+        let begun = self
+            .count(Check::new(begins).with_id(AdmissionId(0)), is_local)
+            .await?;
         if begun.binding().used == 0 {
-            let full = StoreError::new("beginning a ban", StoreErrorKind::OutOfMemory, "the store is full");
+            let full = StoreError::new(
+                "beginning a ban",
+                StoreErrorKind::OutOfMemory,
+                "the store is full",
+            );
             return Err(full.of_one_check().into());
         }
         // After a step back of the clock, the reset time is longer than the ban. So the time of the
@@ -258,13 +302,23 @@ impl Core {
         let is_local = places.is_local;
         let store: &dyn Store = if is_local { &self.local } else { &self.store };
         let outcome = self.upkeep(store.settle(places), MOST_TIME).await;
-        returning.end(outcome.as_ref().map(|settled| (!is_local).then_some(&settled.decision)));
+        returning.end(
+            outcome
+                .as_ref()
+                .map(|settled| (!is_local).then_some(&settled.decision)),
+        );
         outcome
     }
 
     /// Makes a call that no caller waits for, even while the breaker of the store is open.
-    pub(super) async fn upkeep<T>(&self, call: StoreFuture<T>, deadline: Duration) -> Result<T, Error> {
-        let outcome = Deadline::new(call, deadline, Duration::ZERO).await.and_then(|reply| Ok(reply?));
+    pub(super) async fn upkeep<T>(
+        &self,
+        call: StoreFuture<T>,
+        deadline: Duration,
+    ) -> Result<T, Error> {
+        let outcome = Deadline::new(call, deadline, Duration::ZERO)
+            .await
+            .and_then(|reply| Ok(reply?));
         outcome.inspect_err(|error| metrics::failed(error.label(), &self.layer))
     }
 
@@ -272,13 +326,24 @@ impl Core {
     /// units that are used afterwards is not known yet.
     fn returning(&self, check: &Check) -> Returning<'_> {
         let lines = &self.lines;
-        let freed = check.charges().map(|charge| (charge.digest(&lines.digester), 0)).collect();
-        Returning { lines, freed, delay: self.deadline().min(LONGEST_RETURN) }
+        let freed = check
+            .charges()
+            .map(|charge| (charge.digest(&lines.digester), 0))
+            .collect();
+        Returning {
+            lines,
+            freed,
+            delay: self.deadline().min(LONGEST_RETURN),
+        }
     }
 
     /// Makes a call to the store that is not a decision, unless the breaker is open. `probe` is a
     /// check at no cost, for a probe of the breaker.
-    async fn call_store<T>(&self, call: impl FnOnce(&dyn Store) -> StoreFuture<T>, probe: Check) -> Result<T, Error> {
+    async fn call_store<T>(
+        &self,
+        call: impl FnOnce(&dyn Store) -> StoreFuture<T>,
+        probe: Check,
+    ) -> Result<T, Error> {
         let part = self.store.part_of(&probe);
         let outcome = if let Some(error) = self.refuse(|| probe) {
             Err(error)
@@ -293,8 +358,7 @@ impl Core {
 
 /// Fails if the limit is concurrent.
 fn of_window(limit: &Limit, doing: &'static str) -> Result<(), StoreError> {
-    const PROBLEM: &str =
-        "places are held until their decisions are dropped: only a limit of a window is reserved, blocked or reset";
+    const PROBLEM: &str = "places are held until their decisions are dropped: only a limit of a window is reserved, blocked or reset";
     if !limit.is_concurrent() {
         return Ok(());
     }
@@ -313,7 +377,8 @@ impl Returning<'_> {
                 // The number of held places is left out, since each waiting caller learns this
                 // number when the caller asks.
                 let statuses = decision.into_iter().flat_map(Decision::statuses);
-                let counted = iter::zip(&mut self.freed, statuses).filter(|(_, status)| !status.limit.is_concurrent());
+                let counted = iter::zip(&mut self.freed, statuses)
+                    .filter(|(_, status)| !status.limit.is_concurrent());
                 counted.for_each(|((_, used), status)| *used = status.used);
                 self.delay = Duration::ZERO;
             }

@@ -95,7 +95,12 @@ impl SharedBreaker {
 
     /// Whether the breaker keeps checks of this part with this deadline from the store.
     pub(crate) fn is_open_for(&self, part: impl FnOnce() -> Part, deadline: Duration) -> bool {
-        self.may_be_open() && self.0.failing().get(&part()).is_some_and(|failing| failing.is_open_for(deadline))
+        self.may_be_open()
+            && self
+                .0
+                .failing()
+                .get(&part())
+                .is_some_and(|failing| failing.is_open_for(deadline))
     }
 
     /// Counts the outcome of a call to a part of the store. `took` is how long the call took.
@@ -109,9 +114,12 @@ impl SharedBreaker {
             Ok(_) if !self.may_be_open() => {}
             Ok(_) => {
                 let took = took();
-                self.0.count_answer(&part(), |failing| failing.learn_answer(took));
+                self.0
+                    .count_answer(&part(), |failing| failing.learn_answer(took));
             }
-            Err(error) if error.is_the_stores() && self.0.settings.failures > 0 => self.0.count_failure(&part(), error),
+            Err(error) if error.is_the_stores() && self.0.settings.failures > 0 => {
+                self.0.count_failure(&part(), error)
+            }
             Err(_) => {}
         }
     }
@@ -119,14 +127,23 @@ impl SharedBreaker {
     /// The error to return instead of asking a part of the store, if the breaker is open for this
     /// deadline. `probe` sends a probe, and its argument is the deadline of the probe. This
     /// deadline may become as long as `longest`.
-    pub(crate) fn refuse<P, F>(&self, part: Part, deadline: Duration, longest: Duration, probe: P) -> Option<Error>
+    pub(crate) fn refuse<P, F>(
+        &self,
+        part: Part,
+        deadline: Duration,
+        longest: Duration,
+        probe: P,
+    ) -> Option<Error>
     where
         P: Fn(Duration) -> F + Send + 'static,
         F: Future<Output = Result<Result<Decision, StoreError>, Error>> + Send + 'static,
     {
         let mut parts = self.0.failing();
         let failing = parts.get_mut(&part)?;
-        let open = failing.open.as_mut().filter(|open| deadline <= open.deadline)?;
+        let open = failing
+            .open
+            .as_mut()
+            .filter(|open| deadline <= open.deadline)?;
         open.probe_takes = open.probe_takes.max(deadline);
         open.longest = open.longest.max(longest);
         // A probe is overdue only after twice the sum of the interval and its deadline. After a
@@ -134,7 +151,11 @@ impl SharedBreaker {
         // has ended, so has the task, and no probe is on its way.
         let every = self.0.settings.probe_every.max(Duration::from_millis(1));
         let has_ended = open.probes.as_ref().is_some_and(AbortHandle::is_finished);
-        let takes = if has_ended { Duration::ZERO } else { open.probe_takes };
+        let takes = if has_ended {
+            Duration::ZERO
+        } else {
+            open.probe_takes
+        };
         let is_overdue = open.probed_at.elapsed() >= every.saturating_add(takes).saturating_mul(2);
         if is_overdue {
             open.probed_at = Instant::now();
@@ -155,7 +176,10 @@ impl SharedBreaker {
 
 impl BreakerState {
     pub(super) fn new(settings: Breaker) -> Self {
-        Self { settings, ..Self::default() }
+        Self {
+            settings,
+            ..Self::default()
+        }
     }
 
     /// The deadline of the next probe; `None` if the breaker is closed. A probe that begins need
@@ -169,19 +193,38 @@ impl BreakerState {
     fn end_probe(&self, part: &Part, outcome: Result<Decision, Error>) {
         match outcome {
             Err(error) if error.is_the_stores() => self.count_failure(part, &error),
-            _ => return self.count_answer(part, |failing| failing.learn_probe(self.settings.failures)),
+            _ => {
+                return self
+                    .count_answer(part, |failing| failing.learn_probe(self.settings.failures));
+            }
         }
-        if let Some(open) = self.failing().get_mut(part).and_then(|failing| failing.open.as_mut()) {
+        if let Some(open) = self
+            .failing()
+            .get_mut(part)
+            .and_then(|failing| failing.open.as_mut())
+        {
             open.probed_at = Instant::now();
-            open.probe_takes = open.probe_takes.saturating_mul(2).min(open.longest).max(open.probe_takes);
+            open.probe_takes = open
+                .probe_takes
+                .saturating_mul(2)
+                .min(open.longest)
+                .max(open.probe_takes);
         }
     }
 
     fn count_failure(&self, part: &Part, error: &Error) {
-        let deadline = if let Error::TimedOut { deadline, .. } = error { *deadline } else { Duration::MAX };
+        let deadline = if let Error::TimedOut { deadline, .. } = error {
+            *deadline
+        } else {
+            Duration::MAX
+        };
         let last = Arc::new(error.clone());
         let mut parts = self.failing();
-        let unknown = || FailingPart { failures: Vec::new(), last: Arc::clone(&last), open: None };
+        let unknown = || FailingPart {
+            failures: Vec::new(),
+            last: Arc::clone(&last),
+            open: None,
+        };
         let failing = parts.entry(part.clone()).or_insert_with(unknown);
         failing.last = last;
         let opens = failing.learn_failure(deadline, self.settings.failures as usize);
@@ -199,7 +242,9 @@ impl BreakerState {
     /// breaker if the answer closes it.
     fn count_answer(&self, part: &Part, learn: impl FnOnce(&mut FailingPart) -> Option<Open>) {
         let mut parts = self.failing();
-        let Some(failing) = parts.get_mut(part) else { return };
+        let Some(failing) = parts.get_mut(part) else {
+            return;
+        };
         let closed = learn(failing);
         if failing.failures.is_empty() && failing.open.is_none() {
             parts.remove(part);
@@ -211,7 +256,10 @@ impl BreakerState {
             && let Some(suppressed) = self.closed.pass()
         {
             let part = part.as_deref();
-            info!(part, suppressed, "the rate-limit store answers again: the breaker closes");
+            info!(
+                part,
+                suppressed, "the rate-limit store answers again: the breaker closes"
+            );
         }
     }
 
@@ -222,7 +270,9 @@ impl BreakerState {
 
 impl FailingPart {
     fn is_open_for(&self, deadline: Duration) -> bool {
-        self.open.as_ref().is_some_and(|open| deadline <= open.deadline)
+        self.open
+            .as_ref()
+            .is_some_and(|open| deadline <= open.deadline)
     }
 
     /// Counts a failure at this deadline. After `enough` failures, the breaker is open for checks
@@ -232,9 +282,14 @@ impl FailingPart {
         if self.is_open_for(deadline) {
             return false;
         }
-        self.failures.insert(self.failures.partition_point(|longer| *longer >= deadline), deadline);
+        self.failures.insert(
+            self.failures.partition_point(|longer| *longer >= deadline),
+            deadline,
+        );
         self.failures.truncate(enough);
-        let Some(&shortest) = self.failures.get(enough - 1) else { return false };
+        let Some(&shortest) = self.failures.get(enough - 1) else {
+            return false;
+        };
         let was_open = self.open.is_some();
         // While the breaker is open, the list has only deadlines of at least `Open::deadline`.
         self.open.get_or_insert_with(Open::new).deadline = shortest;
@@ -261,7 +316,13 @@ impl Open {
     fn new() -> Self {
         metrics::breakers_open(1.0);
         let [deadline, probe_takes, longest] = [Duration::ZERO; 3];
-        Self { deadline, probe_takes, longest, probed_at: Instant::now(), probes: None }
+        Self {
+            deadline,
+            probe_takes,
+            longest,
+            probed_at: Instant::now(),
+            probes: None,
+        }
     }
 }
 
@@ -276,14 +337,23 @@ impl Drop for Open {
 
 /// Sends probes until a probe is answered. The task does not keep a breaker alive after its
 /// limiters are dropped.
-async fn send_probes<F>(breaker: Weak<BreakerState>, part: Part, every: Duration, probe: impl Fn(Duration) -> F)
-where
+async fn send_probes<F>(
+    breaker: Weak<BreakerState>,
+    part: Part,
+    every: Duration,
+    probe: impl Fn(Duration) -> F,
+) where
     F: Future<Output = Result<Result<Decision, StoreError>, Error>>,
 {
-    while let Some(takes) = breaker.upgrade().and_then(|breaker| breaker.next_probe(&part)) {
+    while let Some(takes) = breaker
+        .upgrade()
+        .and_then(|breaker| breaker.next_probe(&part))
+    {
         let pause = sleep(every);
         let outcome = probe(takes).await.and_then(|answer| Ok(answer?));
-        let Some(breaker) = breaker.upgrade() else { return };
+        let Some(breaker) = breaker.upgrade() else {
+            return;
+        };
         breaker.end_probe(&part, outcome);
         drop(breaker);
         pause.await;
@@ -304,7 +374,9 @@ impl Drop for SharedBreaker {
         let mut parts = self.0.failing();
         // A new handle may have been made before the lock was taken.
         if self.0.users.load(Ordering::SeqCst) == 0 {
-            let probes = parts.values_mut().filter_map(|failing| failing.open.as_mut()?.probes.take());
+            let probes = parts
+                .values_mut()
+                .filter_map(|failing| failing.open.as_mut()?.probes.take());
             probes.for_each(|probes| probes.abort());
         }
     }
@@ -322,11 +394,17 @@ mod models {
     use crate::error::StoreErrorKind;
 
     const DEADLINE: Duration = Duration::from_secs(60);
-    const TIMED_OUT: Error = Error::TimedOut { deadline: DEADLINE, round_trip: None };
+    const TIMED_OUT: Error = Error::TimedOut {
+        deadline: DEADLINE,
+        round_trip: None,
+    };
 
     /// Runs a model on an idle runtime. At the end, checks that the count of failures and the gauge
     /// agree with whether the breaker is open.
-    fn in_each_order(preemptions: Option<usize>, run: impl Fn(&Runtime) -> SharedBreaker + Send + Sync + 'static) {
+    fn in_each_order(
+        preemptions: Option<usize>,
+        run: impl Fn(&Runtime) -> SharedBreaker + Send + Sync + 'static,
+    ) {
         let mut orders = model::Builder::new();
         orders.preemption_bound = preemptions;
         let check = move |assert_gauge: &dyn Fn(i8)| {
@@ -335,10 +413,16 @@ mod models {
             let breaker = run(&runtime);
             let (is_open, failures) = state(&breaker);
             assert_eq!(breaker.may_be_open(), is_open || failures > 0);
-            assert!(is_open || failures < breaker.0.settings.failures as usize, "enough to open it");
+            assert!(
+                is_open || failures < breaker.0.settings.failures as usize,
+                "enough to open it"
+            );
             assert_gauge(is_open.into());
             breaker.count(|| None, &Ok(()), || DEADLINE);
-            assert!(breaker.0.failing().is_empty() && !breaker.may_be_open(), "the store answers");
+            assert!(
+                breaker.0.failing().is_empty() && !breaker.may_be_open(),
+                "the store answers"
+            );
             assert_gauge(-i8::from(is_open));
             let probed = open_breaker(1);
             assert!(refuse(&probed, None).1);
@@ -353,10 +437,21 @@ mod models {
             let gauge = recorder.snapshotter();
             // A snapshot tells by how much the gauge has risen since the last snapshot.
             let assert_gauge = move |risen: i8| {
-                let values = gauge.snapshot().into_vec().into_iter().map(|(.., value)| value);
-                assert!(values.eq([metrics_util::debugging::DebugValue::Gauge(f64::from(risen).into())]), "{risen}");
+                let values = gauge
+                    .snapshot()
+                    .into_vec()
+                    .into_iter()
+                    .map(|(.., value)| value);
+                assert!(
+                    values.eq([metrics_util::debugging::DebugValue::Gauge(
+                        f64::from(risen).into()
+                    )]),
+                    "{risen}"
+                );
             };
-            ::metrics::with_local_recorder(&recorder, || orders.check(move || check(&assert_gauge)));
+            ::metrics::with_local_recorder(&recorder, || {
+                orders.check(move || check(&assert_gauge))
+            });
         }
     }
 
@@ -372,7 +467,9 @@ mod models {
 
     /// Whether the breaker is open, and the number of its failures.
     fn state(breaker: &SharedBreaker) -> (bool, usize) {
-        breaker.0.failing().get(&None).map_or((false, 0), |part| (part.open.is_some(), part.failures.len()))
+        breaker.0.failing().get(&None).map_or((false, 0), |part| {
+            (part.open.is_some(), part.failures.len())
+        })
     }
 
     fn task(breaker: &BreakerState) -> Option<AbortHandle> {
@@ -381,14 +478,25 @@ mod models {
 
     /// Time passes, so that a probe is overdue.
     fn wait(breaker: &SharedBreaker) {
-        if let Some(open) = breaker.0.failing().get_mut(&None).and_then(|part| part.open.as_mut()) {
+        if let Some(open) = breaker
+            .0
+            .failing()
+            .get_mut(&None)
+            .and_then(|part| part.open.as_mut())
+        {
             open.probed_at -= 10 * DEADLINE;
         }
     }
 
     /// An error of one check: the store has replied.
     fn answer() -> Error {
-        StoreError::new("deciding a check", StoreErrorKind::Other, "it has another kind").of_one_check().into()
+        StoreError::new(
+            "deciding a check",
+            StoreErrorKind::Other,
+            "it has another kind",
+        )
+        .of_one_check()
+        .into()
     }
 
     /// Returns whether the caller is refused, and whether the caller starts a task. The probes end
@@ -397,7 +505,13 @@ mod models {
         let before = task(&breaker.0).map(|task| task.id());
         let refused = breaker.refuse(None, DEADLINE, DEADLINE, move |_| {
             let outcome = outcome.clone();
-            async move { if let Some(error) = outcome { Err(error) } else { std::future::pending().await } }
+            async move {
+                if let Some(error) = outcome {
+                    Err(error)
+                } else {
+                    std::future::pending().await
+                }
+            }
         });
         let after = task(&breaker.0).map(|task| task.id());
         (refused.is_some(), after.is_some() && after != before)
@@ -411,7 +525,9 @@ mod models {
             in_each_order(None, move |lasting| {
                 let ending = runtime();
                 let breaker = open_breaker(1);
-                ending.block_on(async { assert_eq!(refuse(&breaker, outcome.clone()), (true, true)) });
+                ending.block_on(async {
+                    assert_eq!(refuse(&breaker, outcome.clone()), (true, true))
+                });
                 is_polled.then(|| ending.block_on(yield_now()));
                 wait(&breaker);
                 let other = breaker.clone();
@@ -419,7 +535,8 @@ mod models {
                 let own = refuse(&breaker, Some(answer()));
                 assert!(!own.1, "the caller is the probe while the task lasts");
                 drop(ending);
-                let [own, other] = [own, other.join().unwrap()].map(|(is_refused, starts)| !is_refused || starts);
+                let [own, other] =
+                    [own, other.join().unwrap()].map(|(is_refused, starts)| !is_refused || starts);
                 assert_ne!(own, other, "one takes over");
                 wait(&breaker);
                 refuse(&breaker, Some(answer()));
@@ -434,28 +551,49 @@ mod models {
     #[test]
     fn each_probe_waits_twice_as_long() {
         model(|| {
-            let runtime = Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+            let runtime = Builder::new_current_thread()
+                .enable_time()
+                .start_paused(true)
+                .build()
+                .unwrap();
             let breaker = open_breaker(1);
             let waits = Arc::new(std::sync::Mutex::new(Vec::new()));
             let probes = Arc::clone(&waits);
             runtime.block_on(async {
                 let probe = move |takes: Duration| {
-                    probes.lock().unwrap().push(takes / DEADLINE.as_secs() as u32);
+                    probes
+                        .lock()
+                        .unwrap()
+                        .push(takes / DEADLINE.as_secs() as u32);
                     ready(Err(TIMED_OUT))
                 };
-                assert!(breaker.refuse(None, DEADLINE, 10 * DEADLINE, probe).is_some());
+                assert!(
+                    breaker
+                        .refuse(None, DEADLINE, 10 * DEADLINE, probe)
+                        .is_some()
+                );
                 sleep(6 * DEADLINE - Duration::from_secs(1)).await;
             });
-            assert_eq!(*waits.lock().unwrap(), [1, 2, 4, 8, 10, 10].map(Duration::from_secs));
+            assert_eq!(
+                *waits.lock().unwrap(),
+                [1, 2, 4, 8, 10, 10].map(Duration::from_secs)
+            );
         });
     }
 
     /// A task ends, or goes on, while the store fails again.
     #[test]
     fn a_breaker_that_opens_again_is_probed() {
-        let long = Error::TimedOut { deadline: Duration::MAX, round_trip: None };
-        let cases =
-            [(1, answer(), TIMED_OUT), (2, answer(), TIMED_OUT), (2, answer(), long), (2, TIMED_OUT, TIMED_OUT)];
+        let long = Error::TimedOut {
+            deadline: Duration::MAX,
+            round_trip: None,
+        };
+        let cases = [
+            (1, answer(), TIMED_OUT),
+            (2, answer(), TIMED_OUT),
+            (2, answer(), long),
+            (2, TIMED_OUT, TIMED_OUT),
+        ];
         for (failures, outcome, failure) in cases {
             in_each_order(None, move |_| {
                 let breaker = open_breaker(failures);
@@ -466,9 +604,15 @@ mod models {
                 let ends = spawn(move || probed.end_probe(&None, Err(outcome)));
                 breaker.count::<()>(|| None, &Err(failure.clone()), || DEADLINE);
                 ends.join().unwrap();
-                assert!(!is_answered || task(&breaker.0).is_none(), "no caller starts the probes again");
+                assert!(
+                    !is_answered || task(&breaker.0).is_none(),
+                    "no caller starts the probes again"
+                );
                 let (is_open, counted) = state(&breaker);
-                assert!(is_open || counted == failures as usize - 1, "a failure after the probe is lost");
+                assert!(
+                    is_open || counted == failures as usize - 1,
+                    "a failure after the probe is lost"
+                );
                 breaker
             });
         }
@@ -477,8 +621,16 @@ mod models {
     /// The last limiter leaves, a probe begins and ends, and a new limiter is made.
     #[test]
     fn a_new_limiter_keeps_or_starts_the_probes() {
-        let long = Err(Error::TimedOut { deadline: Duration::MAX, round_trip: None });
-        let cases = [(2, Ok(()), TIMED_OUT), (2, Err(TIMED_OUT), answer()), (2, Ok(()), answer()), (1, long, answer())];
+        let long = Err(Error::TimedOut {
+            deadline: Duration::MAX,
+            round_trip: None,
+        });
+        let cases = [
+            (2, Ok(()), TIMED_OUT),
+            (2, Err(TIMED_OUT), answer()),
+            (2, Ok(()), answer()),
+            (1, long, answer()),
+        ];
         for (failures, counted, outcome) in cases {
             in_each_order(Some(2), move |lasting| {
                 let last = open_breaker(failures);
@@ -486,7 +638,12 @@ mod models {
                 let counted = counted.clone();
                 assert!(refuse(&last, None).1);
                 let [shared, probed] = [(); 2].map(|()| Arc::clone(&last.0));
-                let probe = spawn(move || (probed.next_probe(&None), probed.end_probe(&None, Err(outcome))));
+                let probe = spawn(move || {
+                    (
+                        probed.next_probe(&None),
+                        probed.end_probe(&None, Err(outcome)),
+                    )
+                });
                 let leaving = spawn(move || last.count(|| None, &counted, || DEADLINE));
                 let new = SharedBreaker::of(&shared);
                 refuse(&new, None);

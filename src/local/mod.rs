@@ -102,7 +102,14 @@ impl Breaker {
     /// the breaker may stay open for one interval after the store is back. With zero failures, the
     /// breaker never opens.
     pub const fn new(failures: u32, probe_every: Duration) -> Self {
-        Self { failures: if failures < MAX_FAILURES { failures } else { MAX_FAILURES }, probe_every }
+        Self {
+            failures: if failures < MAX_FAILURES {
+                failures
+            } else {
+                MAX_FAILURES
+            },
+            probe_every,
+        }
     }
 }
 
@@ -176,8 +183,10 @@ impl LocalState {
     /// that is earlier. The time in the settlement may be later than the time of the admission.
     #[must_use]
     pub fn with_prefetch(self) -> Self {
-        let prefetches =
-            Some(Arc::new(Prefetches::new(Arc::clone(&self.refusals.generations), Arc::clone(&self.round_trip))));
+        let prefetches = Some(Arc::new(Prefetches::new(
+            Arc::clone(&self.refusals.generations),
+            Arc::clone(&self.round_trip),
+        )));
         Self { prefetches, ..self }
     }
 
@@ -185,7 +194,9 @@ impl LocalState {
     /// call that gives units back, and when that call is done. So the cache repeats no refusal that
     /// it has learnt between the two calls.
     pub fn forget_refusals(&self, limit: &Limit, key: &Key) {
-        self.refusals.generations.advance(limit.digest(&self.refusals.generations.digester, key));
+        self.refusals
+            .generations
+            .advance(limit.digest(&self.refusals.generations.digester, key));
     }
 
     /// Forgets the refusals of these limits and keys. If the caller passes the prefetches of the
@@ -197,9 +208,15 @@ impl LocalState {
         keys: impl IntoIterator<Item = (&'a Limit, &'a Key)>,
         prefetches: Option<Arc<Prefetches>>,
     ) -> Outdated {
-        let digests =
-            keys.into_iter().map(|(limit, key)| limit.digest(&self.refusals.generations.digester, key)).collect();
-        let outdated = Outdated { generations: Arc::clone(&self.refusals.generations), digests, prefetches };
+        let digests = keys
+            .into_iter()
+            .map(|(limit, key)| limit.digest(&self.refusals.generations.digester, key))
+            .collect();
+        let outdated = Outdated {
+            generations: Arc::clone(&self.refusals.generations),
+            digests,
+            prefetches,
+        };
         outdated.forget();
         outdated
     }
@@ -232,7 +249,9 @@ impl Outdated {
     fn forget(&self) {
         for digest in &self.digests {
             self.generations.advance(*digest);
-            self.prefetches.iter().for_each(|prefetches| prefetches.drop_prefetches_of(*digest));
+            self.prefetches
+                .iter()
+                .for_each(|prefetches| prefetches.drop_prefetches_of(*digest));
         }
     }
 }
@@ -245,7 +264,9 @@ impl Drop for Outdated {
 
 impl fmt::Debug for LocalState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LocalState").field("round_trip", &self.round_trip.smoothed()).finish_non_exhaustive()
+        f.debug_struct("LocalState")
+            .field("round_trip", &self.round_trip.smoothed())
+            .finish_non_exhaustive()
     }
 }
 

@@ -71,7 +71,10 @@ impl Owed {
     /// Lets all holders give everything back, and returns whether there was anything to give back.
     pub(crate) fn give_back(&self) -> bool {
         let holders = lock(&self.holders).clone();
-        holders.iter().filter_map(Weak::upgrade).fold(false, |any, holder| any | holder.give_back())
+        holders
+            .iter()
+            .filter_map(Weak::upgrade)
+            .fold(false, |any, holder| any | holder.give_back())
     }
 
     /// Waits until no call is on its way.
@@ -81,11 +84,19 @@ impl Owed {
 
     /// Makes a future that goes on if it is dropped before its end. The future must not depend on
     /// timers of its runtime.
-    pub(crate) fn detachable<T>(self: &Arc<Self>, future: impl Future<Output = T> + Send + 'static) -> Detachable<T>
+    pub(crate) fn detachable<T>(
+        self: &Arc<Self>,
+        future: impl Future<Output = T> + Send + 'static,
+    ) -> Detachable<T>
     where
         T: Send,
     {
-        Detachable { owed: Arc::clone(self), underway: self.begin(), future: Some(Box::pin(future)), is_in_task: false }
+        Detachable {
+            owed: Arc::clone(self),
+            underway: self.begin(),
+            future: Some(Box::pin(future)),
+            is_in_task: false,
+        }
     }
 
     /// Completes a call on the thread. The call is dropped if no thread can be started.
@@ -101,7 +112,11 @@ impl Owed {
             Ok(runtime) => runtime.block_on(owed.complete_all()),
             Err(_) => owed.drop_calls(),
         };
-        if thread::Builder::new().name(THREAD.to_owned()).spawn(run).is_err() {
+        if thread::Builder::new()
+            .name(THREAD.to_owned())
+            .spawn(run)
+            .is_err()
+        {
             self.drop_calls();
         }
     }
@@ -154,7 +169,9 @@ impl<T: Send + 'static> Future for Detachable<T> {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
         // The future is put back only while pending, so that a future that panics is not polled
         // again.
-        let Some(mut future) = self.future.take() else { return Poll::Pending };
+        let Some(mut future) = self.future.take() else {
+            return Poll::Pending;
+        };
         let polled = future.as_mut().poll(cx);
         if polled.is_pending() {
             self.future = Some(future);
@@ -165,12 +182,19 @@ impl<T: Send + 'static> Future for Detachable<T> {
 
 impl<T: Send + 'static> Drop for Detachable<T> {
     fn drop(&mut self) {
-        let Some(future) = self.future.take() else { return };
+        let Some(future) = self.future.take() else {
+            return;
+        };
         let owed = Arc::clone(&self.owed);
         let underway = self.underway.clone();
         match Handle::try_current() {
             Ok(runtime) if !self.is_in_task => {
-                runtime.spawn(Self { owed, underway, future: Some(future), is_in_task: true });
+                runtime.spawn(Self {
+                    owed,
+                    underway,
+                    future: Some(future),
+                    is_in_task: true,
+                });
             }
             _ => owed.on_thread(async move {
                 drop(future.await);

@@ -114,24 +114,39 @@ struct Account {
 
 impl Generations {
     pub(super) fn new(clock: Clock) -> Self {
-        let of_keys = iter::repeat_with(AtomicU64::default).take(GENERATIONS).collect();
-        Self { clock, digester: Digester::default(), last: AtomicU64::new(0), of_keys }
+        let of_keys = iter::repeat_with(AtomicU64::default)
+            .take(GENERATIONS)
+            .collect();
+        Self {
+            clock,
+            digester: Digester::default(),
+            last: AtomicU64::new(0),
+            of_keys,
+        }
     }
 
     /// Outdates all refusals of a limit and key for which the store was asked before this call.
     pub(super) fn advance(&self, digest: u64) {
         let generation = self.last.fetch_add(1, Ordering::SeqCst) + 1;
-        self.of(digest).for_each(|last| _ = last.fetch_max(generation, Ordering::SeqCst));
+        self.of(digest)
+            .for_each(|last| _ = last.fetch_max(generation, Ordering::SeqCst));
     }
 
     fn of(&self, digest: u64) -> impl Iterator<Item = &AtomicU64> {
-        [digest, digest >> 32].into_iter().map(|part| &self.of_keys[part as usize % GENERATIONS])
+        [digest, digest >> 32]
+            .into_iter()
+            .map(|part| &self.of_keys[part as usize % GENERATIONS])
     }
 }
 
 impl Refusals {
     pub(super) fn new(max_age: Duration, generations: Arc<Generations>) -> Self {
-        Self { max_age, is_asking: max_age.is_zero(), generations, table: Arc::default() }
+        Self {
+            max_age,
+            is_asking: max_age.is_zero(),
+            generations,
+            table: Arc::default(),
+        }
     }
 
     /// The check as the cache looks it up; `None` if the cache cannot remember a refusal of the
@@ -141,11 +156,21 @@ impl Refusals {
             return None;
         }
         let digester = &self.generations.digester;
-        let account = |charge: &Charge| Account { digest: charge.digest(digester), cost: charge.cost() };
+        let account = |charge: &Charge| Account {
+            digest: charge.digest(digester),
+            cost: charge.cost(),
+        };
         let (first, others) = check.map_charges(account);
         let generation = self.generations.last.load(Ordering::SeqCst);
         let asked_at = self.generations.clock.now();
-        Some(Lookup { asked_at, generation, asks: false, has_turn: false, first, others: others.into() })
+        Some(Lookup {
+            asked_at,
+            generation,
+            asks: false,
+            has_turn: false,
+            first,
+            others: others.into(),
+        })
     }
 
     /// The refusal of a check, if the cache remembers that one of its limits refuses. Statuses with
@@ -171,19 +196,32 @@ impl Refusals {
             // limit would admit the check.
             let is_shown = refuses || now < refusal.asked_at.saturating_add(micros(self.max_age));
             let stands = may_stand && is_shown && refusal.stands_for(charge, now, reserved_for);
-            stands.then_some(Known { refusal, refuses, is_sure })
+            stands.then_some(Known {
+                refusal,
+                refuses,
+                is_sure,
+            })
         };
         let mut charges = check.charges();
         let first = find(charges.next()?, lookup.first.digest);
-        let others: Vec<_> =
-            charges.zip(&lookup.others).map(|(charge, account)| find(charge, account.digest)).collect();
+        let others: Vec<_> = charges
+            .zip(&lookup.others)
+            .map(|(charge, account)| find(charge, account.digest))
+            .collect();
         let known = || iter::once(&first).chain(&others).map(Option::as_ref);
 
         // If units may have been given back to all limits that refuse, each check asks the store.
         // If the store fails, the refusal stands.
-        let is_unsure = !known().flatten().any(|known| known.is_sure && known.refuses);
+        let is_unsure = !known()
+            .flatten()
+            .any(|known| known.is_sure && known.refuses);
         let counts = |known: &&Known| known.is_sure || is_unsure;
-        let refusing = || known().flatten().filter(counts).filter(|known| known.refuses);
+        let refusing = || {
+            known()
+                .flatten()
+                .filter(counts)
+                .filter(|known| known.refuses)
+        };
         let refused = &refusing().next()?.refusal;
         let is_due = |known: &Known| known.refusal.asks_at.load(Ordering::Relaxed) <= now;
         let is_asked_for = || !may_ask || refused.is_asked_for(now, self.max_age);
@@ -191,23 +229,40 @@ impl Refusals {
         lookup.has_turn = !asks_each_time && refusing().all(is_due) && is_asked_for();
         lookup.asks = asks_each_time || lookup.has_turn;
         let mut found = known();
-        Some(Decision::new(check, refused.at + refused.age(now), refused.id, |charge| {
-            let known = found.next().flatten().filter(counts);
-            let mut status =
-                known.map_or_else(|| LimitStatus::estimate(charge, false), |known| known.refusal.status(charge, now));
-            status.set_retry_reserved_after(reserved_for);
-            status
-        }))
+        Some(Decision::new(
+            check,
+            refused.at + refused.age(now),
+            refused.id,
+            |charge| {
+                let known = found.next().flatten().filter(counts);
+                let mut status = known.map_or_else(
+                    || LimitStatus::estimate(charge, false),
+                    |known| known.refusal.status(charge, now),
+                );
+                status.set_retry_reserved_after(reserved_for);
+                status
+            },
+        ))
     }
 
     /// Remembers the store's refusal of a check that was looked up before.
     pub(crate) fn learn(&self, lookup: &Lookup, refusal: &Decision) {
         let replied_at = self.generations.clock.now();
         let table = self.table.get_or_init(|| {
-            Cache::with(CAPACITY, CAPACITY as u64, UnitWeighter, Default::default(), Default::default())
+            Cache::with(
+                CAPACITY,
+                CAPACITY as u64,
+                UnitWeighter,
+                Default::default(),
+                Default::default(),
+            )
         });
         let asked_at = lookup.asked_at;
-        for (account, status) in lookup.accounts().zip(refusal.statuses()).filter(|(_, status)| !status.is_estimate) {
+        for (account, status) in lookup
+            .accounts()
+            .zip(refusal.statuses())
+            .filter(|(_, status)| !status.is_estimate)
+        {
             // Without used units there is no reset time.
             let reset = (status.used > 0).then_some(status.leaves_after);
             let retry = status.waits.map(|(_, most)| most);
@@ -241,15 +296,20 @@ impl Refusals {
 
     /// Whether it is sure that no units of a limit and key were given back since this generation.
     fn is_sure(&self, digest: u64, generation: u64) -> bool {
-        self.generations.of(digest).any(|last| last.load(Ordering::SeqCst) <= generation)
+        self.generations
+            .of(digest)
+            .any(|last| last.load(Ordering::SeqCst) <= generation)
     }
 
     /// Forgets the refusals that an admission by the store contradicts.
     pub(crate) fn forget(&self, lookup: &Lookup, admission: &Decision) {
-        let Some(table) = self.table.get() else { return };
+        let Some(table) = self.table.get() else {
+            return;
+        };
         let now = self.generations.clock.now();
         for (account, status) in lookup.accounts().zip(admission.statuses()) {
-            let is_older = |known: &Arc<Refusal>| !known.overtakes(lookup, now) || known.at <= admission.at();
+            let is_older =
+                |known: &Arc<Refusal>| !known.overtakes(lookup, now) || known.at <= admission.at();
             table.remove_if(&table_key(account.digest, &status.limit), is_older);
         }
     }
@@ -273,7 +333,11 @@ impl Refusal {
     fn stands_for(&self, charge: &Charge, now: u64, reserved_for: Duration) -> bool {
         // A retry time is never too long. So until it ends, each cost that is at least the refused
         // cost is refused. A reset time may be too long by [`RESET_SLACK`].
-        let slack = if self.has_refused(charge) { 0 } else { RESET_SLACK };
+        let slack = if self.has_refused(charge) {
+            0
+        } else {
+            RESET_SLACK
+        };
         let is_settled_by = || {
             let reserved_for = micros(charge.limit().retry_reserved_after(reserved_for));
             self.status.reserved > 0 && now >= self.asked_at.saturating_add(reserved_for)
@@ -291,7 +355,11 @@ impl Refusal {
     fn is_asked_for(&self, now: u64, max_age: Duration) -> bool {
         let asks_at = self.asks_at.load(Ordering::Relaxed);
         let next = now.saturating_add(micros(LONGEST_ANSWER.min(max_age)));
-        asks_at <= now && self.asks_at.compare_exchange(asks_at, next, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+        asks_at <= now
+            && self
+                .asks_at
+                .compare_exchange(asks_at, next, Ordering::Relaxed, Ordering::Relaxed)
+                .is_ok()
     }
 
     /// Whether the limit has refused this cost or a lower one.

@@ -78,10 +78,20 @@ impl RoundTrip {
     /// Whether this part of the store has answered a call that was sent within the last `time`. If
     /// `part` is the name of several parts, each of them must have answered such a call.
     pub(crate) fn has_answered_within(&self, part: Option<&str>, time: Duration) -> bool {
-        let is_within = |last: u64| last > 0 && self.made.elapsed().saturating_sub(Duration::from_micros(last)) < time;
-        let Some(part) = part else { return is_within(self.last_answered.load(Ordering::Relaxed)) };
+        let is_within = |last: u64| {
+            last > 0
+                && self
+                    .made
+                    .elapsed()
+                    .saturating_sub(Duration::from_micros(last))
+                    < time
+        };
+        let Some(part) = part else {
+            return is_within(self.last_answered.load(Ordering::Relaxed));
+        };
         let parts = lock(&self.last_answered_by);
-        part.split(' ').all(|part| parts.get(part).is_some_and(|last| is_within(*last)))
+        part.split(' ')
+            .all(|part| parts.get(part).is_some_and(|last| is_within(*last)))
     }
 
     /// Takes note of a reply that has taken the time `sample`, and arrives now.
@@ -96,7 +106,11 @@ impl RoundTrip {
     /// TCP. Otherwise the many early replies of a few batches would outweigh a late reply.
     fn learn(&self, sample: Duration, now: u64) {
         self.distance.fetch_min(micros(sample), Ordering::Relaxed);
-        let is_new = now >= self.learnt_at.load(Ordering::Relaxed).saturating_add(self.read().0);
+        let is_new = now
+            >= self
+                .learnt_at
+                .load(Ordering::Relaxed)
+                .saturating_add(self.read().0);
         if !is_new && sample <= self.mostly() {
             return;
         }
@@ -107,9 +121,13 @@ impl RoundTrip {
         let sample = micros(sample.min(LONGEST_DEADLINE)).max(1);
         let (smoothed, deviation) = match self.read() {
             (0, _) => (sample, sample / 2),
-            (smoothed, deviation) => ((7 * smoothed + sample) / 8, (3 * deviation + smoothed.abs_diff(sample)) / 4),
+            (smoothed, deviation) => (
+                (7 * smoothed + sample) / 8,
+                (3 * deviation + smoothed.abs_diff(sample)) / 4,
+            ),
         };
-        self.both.store(smoothed.max(1) << 32 | deviation, Ordering::Relaxed);
+        self.both
+            .store(smoothed.max(1) << 32 | deviation, Ordering::Relaxed);
     }
 
     /// The least time that a reply can take; zero if it was not measured.
@@ -148,7 +166,11 @@ impl RoundTrip {
 
     /// The longest value that [`deadline`](Self::deadline) may have later.
     pub(crate) fn longest_deadline(&self) -> Duration {
-        if self.smoothed().is_zero() { self.first_deadline } else { LONGEST_DEADLINE }
+        if self.smoothed().is_zero() {
+            self.first_deadline
+        } else {
+            LONGEST_DEADLINE
+        }
     }
 
     fn read(&self) -> (u64, u64) {
@@ -177,8 +199,16 @@ mod tests {
         let trip = RoundTrip::new(LONGEST_DEADLINE);
         assert_eq!(trip.deadline(), LONGEST_DEADLINE, "nothing is known yet");
         assert_eq!(deadlines(&trip, 3, 1), [50, 50, 50]);
-        assert_eq!(deadlines(&trip, 1, 80), [134], "a reply that is late by far moves it at once");
-        assert!(deadlines(&trip, 40, 80)[5..].iter().all(|deadline| (400..660).contains(deadline)));
+        assert_eq!(
+            deadlines(&trip, 1, 80),
+            [134],
+            "a reply that is late by far moves it at once"
+        );
+        assert!(
+            deadlines(&trip, 40, 80)[5..]
+                .iter()
+                .all(|deadline| (400..660).contains(deadline))
+        );
         assert_eq!(trip.smoothed().as_millis(), 79);
         assert_eq!(deadlines(&trip, 60, 1).last(), Some(&50));
         assert_eq!(deadlines(&trip, 60, 900).last(), Some(&1_000));
@@ -228,7 +258,11 @@ mod tests {
     #[test]
     fn a_deadline_that_late_replies_have_raised_falls_with_prompt_ones() {
         // Late replies, milliseconds between prompt ones, and how many of these are needed.
-        for (late, apart, needed) in [(1, 1, 500..2_000), (1, 1_000, 20..35), (60, 1, 5_000..10_000)] {
+        for (late, apart, needed) in [
+            (1, 1, 500..2_000),
+            (1, 1_000, 20..35),
+            (60, 1, 5_000..10_000),
+        ] {
             let trip = RoundTrip::new(LONGEST_DEADLINE);
             let mut now = 0;
             let mut learn = |millis, apart: u64| {
@@ -238,8 +272,13 @@ mod tests {
             };
             assert!((0..100).all(|_| learn(1, 1) == SHORTEST_DEADLINE));
             assert!((0..late).all(|_| learn(1_000, 1_000) == LONGEST_DEADLINE));
-            let prompt = (1..).find(|_| learn(1, apart) == SHORTEST_DEADLINE).unwrap();
-            assert!(needed.contains(&prompt), "{prompt} after {late}, {apart} ms apart");
+            let prompt = (1..)
+                .find(|_| learn(1, apart) == SHORTEST_DEADLINE)
+                .unwrap();
+            assert!(
+                needed.contains(&prompt),
+                "{prompt} after {late}, {apart} ms apart"
+            );
         }
     }
 

@@ -25,13 +25,23 @@ pub(crate) struct Events {
 impl Events {
     /// The reports of a layer of this name.
     pub(crate) fn of(layer: Cow<'static, str>) -> Self {
-        Self { layer, ..Self::default() }
+        Self {
+            layer,
+            ..Self::default()
+        }
     }
 
     /// Reports a request that the store has not decided, and the failure mode that decides instead.
-    pub(crate) fn undecided(&self, error: &Error, mode: FailureMode, limits: impl FnOnce() -> String) {
+    pub(crate) fn undecided(
+        &self,
+        error: &Error,
+        mode: FailureMode,
+        limits: impl FnOnce() -> String,
+    ) {
         metrics::degraded(mode.label(), &self.layer);
-        let Some((layer, suppressed)) = self.pass(0) else { return };
+        let Some((layer, suppressed)) = self.pass(0) else {
+            return;
+        };
         let error = Chain(error);
         let limits = limits();
         warn!(%error, limits, ?mode, layer, suppressed, "no rate-limit decision");
@@ -51,9 +61,11 @@ impl Events {
             Rejection::NeverFits(error) if error.limit.units() > 0 => {
                 return self.warn(3, error, "request can never be admitted");
             }
-            Rejection::NoKey(error) if error.status().is_server_error() => {
-                (2, error, "the server is not set up to find a rate-limit key")
-            }
+            Rejection::NoKey(error) if error.status().is_server_error() => (
+                2,
+                error,
+                "the server is not set up to find a rate-limit key",
+            ),
             Rejection::NotSetUp(error) => (1, error, "the server is not set up for its limits"),
             _ => return,
         };
@@ -64,31 +76,50 @@ impl Events {
 
     /// Warns that a request has come through this layer twice.
     pub(crate) fn counts_twice(&self, limits: impl FnOnce() -> String) {
-        let Some((layer, suppressed)) = self.pass(9) else { return };
+        let Some((layer, suppressed)) = self.pass(9) else {
+            return;
+        };
         let limits = limits();
         warn!(
             limits,
-            layer, suppressed, "a layer counts each request twice: remove it from the outer router or the inner one"
+            layer,
+            suppressed,
+            "a layer counts each request twice: remove it from the outer router or the inner one"
         );
     }
 
     pub(crate) fn shadow_refused(&self, limits: impl FnOnce() -> String) {
-        let Some((layer, suppressed)) = self.pass(4) else { return };
+        let Some((layer, suppressed)) = self.pass(4) else {
+            return;
+        };
         let limits = limits();
-        info!(limits, layer, suppressed, "limits in the shadow would have refused a request");
+        info!(
+            limits,
+            layer, suppressed, "limits in the shadow would have refused a request"
+        );
     }
 
     pub(crate) fn not_settled(&self, error: &Error) {
-        self.warn(5, error, "a request may not be settled or counted: reserved units stay until their lease ends");
+        self.warn(
+            5,
+            error,
+            "a request may not be settled or counted: reserved units stay until their lease ends",
+        );
     }
 
     pub(crate) fn upstream_blocks(&self, time: Duration) {
-        let Some((layer, suppressed)) = self.pass(6) else { return };
+        let Some((layer, suppressed)) = self.pass(6) else {
+            return;
+        };
         info!(?time, layer, suppressed, "an upstream says to stay away");
     }
 
     pub(crate) fn not_blocked(&self, error: &Error) {
-        self.warn(7, error, "an upstream says to stay away, but its limits stay open");
+        self.warn(
+            7,
+            error,
+            "an upstream says to stay away, but its limits stay open",
+        );
     }
 
     pub(crate) fn not_banned(&self, error: &Error) {
@@ -97,7 +128,9 @@ impl Events {
 
     /// Writes a log line of this kind, unless it is suppressed.
     fn warn(&self, kind: usize, error: &dyn error::Error, problem: &'static str) {
-        let Some((layer, suppressed)) = self.pass(kind) else { return };
+        let Some((layer, suppressed)) = self.pass(kind) else {
+            return;
+        };
         let error = Chain(error);
         warn!(%error, layer, suppressed, "{problem}");
     }

@@ -39,7 +39,10 @@ impl RateLimitLayer {
     /// the limiter [does](Limiter::fail_local). Otherwise the layer fails open. Settings of the
     /// layer do not change the limiter.
     pub fn new(limiter: impl Into<Limiter>) -> Self {
-        Self { policy: Arc::new(Policy::new(limiter.into())), responder: Arc::new(JsonResponse) }
+        Self {
+            policy: Arc::new(Policy::new(limiter.into())),
+            responder: Arc::new(JsonResponse),
+        }
     }
 }
 
@@ -74,9 +77,14 @@ impl<R> RateLimitLayer<R> {
     /// * `lease` without `settle`;
     /// * a `cost` of its own beside `count_afterwards`;
     /// * `heed_upstream` on a [split](crate::split::Split::by) limit.
-    pub fn limits(mut self, limits: impl IntoIterator<Item = KeyedLimit>) -> Result<Self, ConfigError> {
+    pub fn limits(
+        mut self,
+        limits: impl IntoIterator<Item = KeyedLimit>,
+    ) -> Result<Self, ConfigError> {
         let policy = Arc::make_mut(&mut self.policy);
-        limits.into_iter().try_for_each(|limit| policy.push(limit))?;
+        limits
+            .into_iter()
+            .try_for_each(|limit| policy.push(limit))?;
         if policy.limits.is_empty() {
             return Err(ConfigError::new(NO_LIMITS));
         }
@@ -117,7 +125,10 @@ impl<R> RateLimitLayer<R> {
     ///     });
     /// ```
     pub fn respond_with<T>(self, responder: T) -> RateLimitLayer<T> {
-        RateLimitLayer { policy: self.policy, responder: Arc::new(responder) }
+        RateLimitLayer {
+            policy: self.policy,
+            responder: Arc::new(responder),
+        }
     }
 
     pub(super) fn set(mut self, change: impl FnOnce(&mut Policy)) -> Self {
@@ -136,7 +147,11 @@ impl<I, R> Layer<I> for RateLimitLayer<R> {
     #[track_caller]
     fn layer(&self, inner: I) -> Self::Service {
         assert!(!self.policy.limits.is_empty(), "{NO_LIMITS}");
-        RateLimit { inner, policy: Arc::clone(&self.policy), responder: Arc::clone(&self.responder) }
+        RateLimit {
+            inner,
+            policy: Arc::clone(&self.policy),
+            responder: Arc::clone(&self.responder),
+        }
     }
 }
 
@@ -144,12 +159,17 @@ impl<I, R> Layer<I> for RateLimitLayer<R> {
 // responder is shared, and a closure is not `Debug`.
 impl<R> Clone for RateLimitLayer<R> {
     fn clone(&self) -> Self {
-        Self { policy: Arc::clone(&self.policy), responder: Arc::clone(&self.responder) }
+        Self {
+            policy: Arc::clone(&self.policy),
+            responder: Arc::clone(&self.responder),
+        }
     }
 }
 
 impl<R> fmt::Debug for RateLimitLayer<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RateLimitLayer").field("policy", &self.policy).finish()
+        f.debug_struct("RateLimitLayer")
+            .field("policy", &self.policy)
+            .finish()
     }
 }

@@ -59,7 +59,11 @@ impl<R> RateLimitLayer<R> {
     ///     .skip(|request| request.uri.path() == "/health");
     /// ```
     pub fn skip(self, skip: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
-        self.set(|policy| policy.uncounted.push(("skipped", Arc::new(move |parts| Ok(skip(parts))))))
+        self.set(|policy| {
+            policy
+                .uncounted
+                .push(("skipped", Arc::new(move |parts| Ok(skip(parts)))))
+        })
     }
 
     /// Lets requests with one of these keys through uncounted, such as those of a monitor or of
@@ -98,7 +102,11 @@ impl<R> RateLimitLayer<R> {
     /// layer serves requests: [`AddressList`] has an example. A request whose address cannot be
     /// read is not on the list.
     pub fn exempt_addresses(self, client_ip: ClientIp, addresses: &AddressList) -> Self {
-        self.set(|policy| policy.uncounted.push(("exempt", address_list(client_ip, addresses.clone()))))
+        self.set(|policy| {
+            policy
+                .uncounted
+                .push(("exempt", address_list(client_ip, addresses.clone())))
+        })
     }
 
     /// Responds with 403 to requests from these addresses, before anything else. The list may be
@@ -106,7 +114,11 @@ impl<R> RateLimitLayer<R> {
     /// address cannot be read is rejected with the status of the
     /// [`KeyError`](super::extract::KeyError): see [`deny`](Self::deny).
     pub fn deny_addresses(self, client_ip: ClientIp, addresses: &AddressList) -> Self {
-        self.set(|policy| policy.denied.push(address_list(client_ip, addresses.clone())))
+        self.set(|policy| {
+            policy
+                .denied
+                .push(address_list(client_ip, addresses.clone()))
+        })
     }
 
     /// Responds with 403 to requests for which the closure returns `true`, before anything else.

@@ -51,10 +51,16 @@ where
         let (parts, body) = request.into_parts();
         let state = match self.policy.plan(&parts) {
             Ok(Break(decided)) => self.forward(decided, parts, body),
-            Ok(Continue(pending)) => State::Deciding { pending, kept: Some((self.take(), parts, body)) },
-            Err(rejection) => {
-                State::Rejected { response: Some(self.policy.reject(&parts, rejection, None, None, &*self.responder)) }
-            }
+            Ok(Continue(pending)) => State::Deciding {
+                pending,
+                kept: Some((self.take(), parts, body)),
+            },
+            Err(rejection) => State::Rejected {
+                response: Some(
+                    self.policy
+                        .reject(&parts, rejection, None, None, &*self.responder),
+                ),
+            },
         };
         // A rejected request does not need the ready instance of the inner service. The instance
         // may hold a permit, so the instance is dropped.
@@ -93,9 +99,14 @@ impl<I, R> RateLimit<I, R> {
         match self.policy.conclude(decided, &mut parts, &*self.responder) {
             Ok(completion) => {
                 let response = self.inner.call(Request::from_parts(parts, body));
-                State::Forwarded { response, completion: Some(completion) }
+                State::Forwarded {
+                    response,
+                    completion: Some(completion),
+                }
             }
-            Err(response) => State::Rejected { response: Some(response) },
+            Err(response) => State::Rejected {
+                response: Some(response),
+            },
         }
     }
 }
@@ -145,14 +156,20 @@ where
                     let (mut service, parts, body) = take(kept);
                     service.forward(decided, parts, body)
                 }
-                StateProjection::Forwarded { response, completion } => {
+                StateProjection::Forwarded {
+                    response,
+                    completion,
+                } => {
                     let response = ready!(response.poll(cx))?;
                     let completion = take(completion);
                     match completion.settle(response) {
-                        (response, None) => return Poll::Ready(Ok(completion.write(None, response))),
-                        (response, Some(settling)) => {
-                            State::Settling { settling, response: Some((response, completion)) }
+                        (response, None) => {
+                            return Poll::Ready(Ok(completion.write(None, response)));
                         }
+                        (response, Some(settling)) => State::Settling {
+                            settling,
+                            response: Some((response, completion)),
+                        },
                     }
                 }
                 StateProjection::Settling { settling, response } => {
@@ -170,7 +187,9 @@ where
 /// Takes the value out of the option. Panics if the future is polled after it was ready, since the
 /// value is then gone. No request can cause this panic.
 fn take<T>(value: &mut Option<T>) -> T {
-    value.take().unwrap_or_else(|| panic!("`ResponseFuture` polled after completion"))
+    value
+        .take()
+        .unwrap_or_else(|| panic!("`ResponseFuture` polled after completion"))
 }
 
 impl<I, R, ReqBody, ResBody> fmt::Debug for ResponseFuture<I, R, ReqBody, ResBody>
@@ -191,12 +210,19 @@ impl<I: tonic::server::NamedService, R> tonic::server::NamedService for RateLimi
 // `Clone` is not derived, since a derive would require `R: Clone`. A responder is shared.
 impl<I: Clone, R> Clone for RateLimit<I, R> {
     fn clone(&self) -> Self {
-        Self { inner: self.inner.clone(), policy: Arc::clone(&self.policy), responder: Arc::clone(&self.responder) }
+        Self {
+            inner: self.inner.clone(),
+            policy: Arc::clone(&self.policy),
+            responder: Arc::clone(&self.responder),
+        }
     }
 }
 
 impl<I: fmt::Debug, R> fmt::Debug for RateLimit<I, R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RateLimit").field("inner", &self.inner).field("policy", &self.policy).finish()
+        f.debug_struct("RateLimit")
+            .field("inner", &self.inner)
+            .field("policy", &self.policy)
+            .finish()
     }
 }

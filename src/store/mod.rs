@@ -210,7 +210,9 @@ impl<S: Store + ?Sized> Store for Arc<S> {
 
 impl fmt::Debug for dyn Store {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Store").field("local_state", &self.local_state()).finish_non_exhaustive()
+        f.debug_struct("Store")
+            .field("local_state", &self.local_state())
+            .finish_non_exhaustive()
     }
 }
 
@@ -256,7 +258,9 @@ pub fn from_url(url: &str) -> Result<Arc<dyn Store>, ConfigError> {
     #[cfg(feature = "redis")]
     return Ok(Arc::new(RedisStoreBuilder::of_any_url(url).build()?));
     #[cfg(not(feature = "redis"))]
-    Err(ConfigError::new("URLs of Redis need this crate's feature `redis`"))
+    Err(ConfigError::new(
+        "URLs of Redis need this crate's feature `redis`",
+    ))
 }
 
 /// The store at `url`, chosen at run time by the rules of [`from_url`]. A store on Redis has then
@@ -270,14 +274,19 @@ pub fn from_url(url: &str) -> Result<Arc<dyn Store>, ConfigError> {
 pub async fn connect(url: &str) -> Result<Arc<dyn Store>, StoreError> {
     #[cfg(feature = "redis")]
     if !is_memory(url) {
-        return Ok(Arc::new(RedisStoreBuilder::of_any_url(url).connect().await?));
+        return Ok(Arc::new(
+            RedisStoreBuilder::of_any_url(url).connect().await?,
+        ));
     }
     from_url(url).map_err(invalid)
 }
 
 /// Whether the URL names the in-process store.
 fn is_memory(url: &str) -> bool {
-    matches!(&*url.trim().to_ascii_lowercase(), "memory:" | "memory://" | "memory")
+    matches!(
+        &*url.trim().to_ascii_lowercase(),
+        "memory:" | "memory://" | "memory"
+    )
 }
 
 /// The error of a store that cannot be set up with its settings.
@@ -296,8 +305,10 @@ const LONGEST_WAIT: Duration = Duration::from_secs(1);
 
 /// Makes the settlements one after the other, and repeats each settlement until it succeeds. Stops
 /// when [`MOST_TIME`] has passed since the start, even if settlements are left.
-pub(crate) async fn give_back<F, T, E>(settlements: Vec<Settlement>, settle: impl Fn(Settlement) -> F)
-where
+pub(crate) async fn give_back<F, T, E>(
+    settlements: Vec<Settlement>,
+    settle: impl Fn(Settlement) -> F,
+) where
     F: Future<Output = Result<T, E>>,
 {
     let give_back = async {
@@ -321,8 +332,14 @@ mod tests {
         for url in ["memory:", "memory://", "memory", "Memory:", " memory:\n"] {
             assert!(is_memory(url), "{url}");
         }
-        for url in ["", "memoryless", "memory://s3cr3t", "memory:?capacity=5", "redis://host", "unix:///run/redis.sock"]
-        {
+        for url in [
+            "",
+            "memoryless",
+            "memory://s3cr3t",
+            "memory:?capacity=5",
+            "redis://host",
+            "unix:///run/redis.sock",
+        ] {
             assert!(!is_memory(url), "{url}");
         }
     }
@@ -330,7 +347,12 @@ mod tests {
     #[cfg(not(feature = "redis"))]
     #[test]
     fn without_the_feature_a_redis_url_is_an_error_that_names_it() {
-        let error = from_url("redis://shop:s3cr3t@host").unwrap_err().to_string();
-        assert!(error.contains("`redis`") && !error.contains("s3cr3t"), "{error}");
+        let error = from_url("redis://shop:s3cr3t@host")
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("`redis`") && !error.contains("s3cr3t"),
+            "{error}"
+        );
     }
 }

@@ -29,7 +29,9 @@ fn overlapping(units: u64, end: u64, at: u64, window: u64) -> u64 {
 pub(super) fn wait_for(log: &Log, most: u64, now: u64, window: u64, units_of: UnitsOf) -> u64 {
     let sums = sums(log, window);
     let estimate = |at| {
-        let overlapping = sums.iter().map(|sum| overlapping(sum.units, sum.at, at, window));
+        let overlapping = sums
+            .iter()
+            .map(|sum| overlapping(sum.units, sum.at, at, window));
         overlapping.fold(0, u64::saturating_add)
     };
     // At the time 0, the estimate counts all units of the sums. The difference is the units with an
@@ -106,17 +108,31 @@ mod tests {
         let now = WINDOW + 45_000_000;
         assert_eq!(used(&counter(8, 3), now), 5);
         assert_eq!(used(&counter(4, 3), now), 4);
-        assert_eq!(used(&counter(5, 3), now), 5, "a part of a unit counts as one");
+        assert_eq!(
+            used(&counter(5, 3), now),
+            5,
+            "a part of a unit counts as one"
+        );
     }
 
     #[test]
     fn a_wait_ends_with_the_first_microsecond_that_fits() {
-        for (previous, current, most) in [(8, 3, 4), (8, 3, 3), (8, 3, 2), (8, 3, 0), (7, 0, 1), (0, 9, 5)] {
+        for (previous, current, most) in [
+            (8, 3, 4),
+            (8, 3, 3),
+            (8, 3, 2),
+            (8, 3, 0),
+            (7, 0, 1),
+            (0, 9, 5),
+        ] {
             let now = WINDOW + 7;
             let mut counter = counter(previous, current);
             let fits = now + wait_for(&counter, most, now, WINDOW, Sum::all);
             counter.trim(fits - 1, WINDOW);
-            assert!(used(&counter, fits - 1) > most, "{previous} {current} {most}");
+            assert!(
+                used(&counter, fits - 1) > most,
+                "{previous} {current} {most}"
+            );
             counter.trim(fits, WINDOW);
             assert!(used(&counter, fits) <= most);
         }

@@ -55,7 +55,12 @@ impl Entry {
 
     pub(super) fn unpacked(at: u64, id: AdmissionId, packed: u64) -> Self {
         let kind = KINDS[(packed >> Self::KIND) as usize];
-        Self { at, id, kind, units: packed & Self::MOST }
+        Self {
+            at,
+            id,
+            kind,
+            units: packed & Self::MOST,
+        }
     }
 
     /// The sum of packed units.
@@ -64,7 +69,14 @@ impl Entry {
     }
 
     pub(super) fn sum(self) -> Sum {
-        Sum { units: self.units, reserved: if self.kind == Kind::Reserved { self.units } else { 0 } }
+        Sum {
+            units: self.units,
+            reserved: if self.kind == Kind::Reserved {
+                self.units
+            } else {
+                0
+            },
+        }
     }
 }
 

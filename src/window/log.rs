@@ -46,7 +46,10 @@ impl Log {
     pub(super) fn sum(&self) -> Sum {
         match &self.units {
             Some(units) => units.sum,
-            None => Sum { units: self.len() as u64, reserved: 0 },
+            None => Sum {
+                units: self.len() as u64,
+                reserved: 0,
+            },
         }
     }
 
@@ -58,7 +61,9 @@ impl Log {
     /// Drops entries that have left the window.
     #[inline]
     pub(crate) fn trim(&mut self, now: u64, window: u64) {
-        let Some(gone) = now.checked_sub(window) else { return };
+        let Some(gone) = now.checked_sub(window) else {
+            return;
+        };
         if self.oldest_at.is_none_or(|oldest| oldest > gone) {
             return;
         }
@@ -68,7 +73,9 @@ impl Log {
         while self.entries.front().is_some_and(|(at, _)| *at <= gone) {
             self.entries.pop_front();
             if let Some(units) = &mut self.units {
-                units.sum.subtract(Entry::sum_of(units.packed.pop_front().unwrap_or_default()));
+                units
+                    .sum
+                    .subtract(Entry::sum_of(units.packed.pop_front().unwrap_or_default()));
             }
         }
         self.changed();
@@ -80,14 +87,17 @@ impl Log {
         self.trim(now, window);
         if self.entries.capacity() / 4 > self.len() {
             self.entries.shrink_to_fit();
-            self.units.iter_mut().for_each(|units| units.packed.shrink_to_fit());
+            self.units
+                .iter_mut()
+                .for_each(|units| units.packed.shrink_to_fit());
         }
     }
 
     /// The time until the oldest entry leaves the window; 0 if there is none.
     #[inline]
     pub(super) fn reset_after(&self, now: u64, window: u64) -> u64 {
-        self.oldest_at.map_or(0, |oldest| leaves_after(oldest, now, window))
+        self.oldest_at
+            .map_or(0, |oldest| leaves_after(oldest, now, window))
     }
 
     /// The time until at most `most` of the units that `units_of` chooses are left. The time is 0
@@ -113,27 +123,39 @@ impl Log {
     pub(super) fn pull_back(&mut self, present: u64) {
         let later = self.up_to(present);
         if later < self.len() {
-            self.entries.range_mut(later..).for_each(|(at, _)| *at = present);
+            self.entries
+                .range_mut(later..)
+                .for_each(|(at, _)| *at = present);
             self.changed();
         }
     }
 
     /// The time of this admission's entry, if the log has one.
     pub(crate) fn time_of(&self, id: AdmissionId, units: u64) -> Option<u64> {
-        let is_it = |entry: &Entry| entry.units == units && matches!(entry.kind, Kind::Named | Kind::Reserved);
-        self.of_id(id, u64::MAX).map(|(_, entry)| entry).find(is_it).map(|entry| entry.at)
+        let is_it = |entry: &Entry| {
+            entry.units == units && matches!(entry.kind, Kind::Named | Kind::Reserved)
+        };
+        self.of_id(id, u64::MAX)
+            .map(|(_, entry)| entry)
+            .find(is_it)
+            .map(|entry| entry.at)
     }
 
     /// Whether the log has a settlement of this id and time.
     pub(super) fn has_settled(&self, id: AdmissionId, at: u64) -> bool {
-        self.of_id(id, at).any(|(_, entry)| entry.kind == Kind::Settled && entry.at == at)
+        self.of_id(id, at)
+            .any(|(_, entry)| entry.kind == Kind::Settled && entry.at == at)
     }
 
     /// The entry that is the sum of this time, with its index, if the log has one. Units can be
     /// added to this sum without a new entry.
     pub(super) fn sum_at(&self, at: u64) -> Option<(usize, Entry)> {
-        let until = (0..self.up_to(at)).rev().filter_map(|index| Some((index, self.get(index)?)));
-        until.take_while(|(_, entry)| entry.at == at).find(|(_, entry)| entry.kind == Kind::Sum)
+        let until = (0..self.up_to(at))
+            .rev()
+            .filter_map(|index| Some((index, self.get(index)?)));
+        until
+            .take_while(|(_, entry)| entry.at == at)
+            .find(|(_, entry)| entry.kind == Kind::Sum)
     }
 
     /// Removes the sums after this time, and returns their units.
@@ -152,7 +174,12 @@ impl Log {
     pub(super) fn add_to_sum(&mut self, at: u64, units: u64) {
         match self.sum_at(at) {
             Some((index, _)) => self.add(index, units),
-            None => self.insert(Entry { at, id: AdmissionId(0), kind: Kind::Sum, units }),
+            None => self.insert(Entry {
+                at,
+                id: AdmissionId(0),
+                kind: Kind::Sum,
+                units,
+            }),
         }
     }
 
@@ -162,13 +189,20 @@ impl Log {
     /// sub-window, if no other entries come in between.
     pub(super) fn add_to_sub_window(&mut self, mut at: u64, length: u64, mut units: u64) {
         let last = self.len().saturating_sub(1);
-        let is_it = |newest: &Entry| newest.at > at || newest.kind == Kind::Sum && newest.at / length == at / length;
+        let is_it = |newest: &Entry| {
+            newest.at > at || newest.kind == Kind::Sum && newest.at / length == at / length
+        };
         if let Some(newest) = self.get(last).filter(is_it) {
             at = at.max(newest.at);
             units = units.saturating_add(newest.units);
             self.remove(last);
         }
-        self.insert(Entry { at, id: AdmissionId(0), kind: Kind::Sum, units });
+        self.insert(Entry {
+            at,
+            id: AdmissionId(0),
+            kind: Kind::Sum,
+            units,
+        });
     }
 
     /// Removes the entry of an admission, and returns the entry's time. If the clock has stepped
@@ -193,7 +227,10 @@ impl Log {
         } else {
             self.entries.insert(index, (entry.at, entry.id));
         }
-        self.oldest_at = Some(self.oldest_at.map_or(entry.at, |oldest| oldest.min(entry.at)));
+        self.oldest_at = Some(
+            self.oldest_at
+                .map_or(entry.at, |oldest| oldest.min(entry.at)),
+        );
     }
 
     #[cold]
@@ -205,8 +242,13 @@ impl Log {
 
     /// Adds units to an entry.
     fn add(&mut self, index: usize, units: u64) {
-        let Some(before) = self.get(index) else { return };
-        let after = Entry { units: before.units.saturating_add(units), ..before };
+        let Some(before) = self.get(index) else {
+            return;
+        };
+        let after = Entry {
+            units: before.units.saturating_add(units),
+            ..before
+        };
         let all = self.units();
         all.packed[index] = after.packed();
         all.sum.subtract(before.sum());
@@ -226,15 +268,24 @@ impl Log {
     #[inline]
     pub(super) fn get(&self, index: usize) -> Option<Entry> {
         let (at, id) = *self.entries.get(index)?;
-        let packed = self.units.as_ref().and_then(|units| units.packed.get(index));
-        Some(Entry::unpacked(at, id, packed.copied().unwrap_or(Entry::SINGLE)))
+        let packed = self
+            .units
+            .as_ref()
+            .and_then(|units| units.packed.get(index));
+        Some(Entry::unpacked(
+            at,
+            id,
+            packed.copied().unwrap_or(Entry::SINGLE),
+        ))
     }
 
     /// The entries with this id up to the time `at`, the newest first, with the index of each.
     /// Entries of earlier times are included, since a step back of the clock may have moved them.
     fn of_id(&self, id: AdmissionId, at: u64) -> impl Iterator<Item = (usize, Entry)> {
         let until = self.entries.range(..self.up_to(at)).enumerate().rev();
-        until.filter(move |(_, (_, other))| *other == id).filter_map(|(index, _)| Some((index, self.get(index)?)))
+        until
+            .filter(move |(_, (_, other))| *other == id)
+            .filter_map(|(index, _)| Some((index, self.get(index)?)))
     }
 
     /// The number of entries that are not later than this time.
@@ -249,8 +300,16 @@ impl Log {
     /// Returns the units of each entry. Makes the list first if all entries are single units.
     fn units(&mut self) -> &mut Units {
         let single = || VecDeque::from(vec![Entry::SINGLE; self.entries.len()]);
-        let sum = Sum { units: self.entries.len() as u64, reserved: 0 };
-        self.units.get_or_insert_with(|| Box::new(Units { packed: single(), sum }))
+        let sum = Sum {
+            units: self.entries.len() as u64,
+            reserved: 0,
+        };
+        self.units.get_or_insert_with(|| {
+            Box::new(Units {
+                packed: single(),
+                sum,
+            })
+        })
     }
 
     /// Updates the fields that depend on the entries, after entries have gone or moved.
@@ -280,7 +339,12 @@ mod tests {
     fn log(entries: &[(u64, u64)]) -> Log {
         let mut log = Log::default();
         for &(at, units) in entries {
-            log.insert(Entry { at, id: AdmissionId::fresh(), kind: Kind::Named, units });
+            log.insert(Entry {
+                at,
+                id: AdmissionId::fresh(),
+                kind: Kind::Named,
+                units,
+            });
         }
         log
     }
@@ -314,19 +378,51 @@ mod tests {
     #[test]
     fn reserved_units_count_for_the_longest_wait_only() {
         let mut log = log(&[(5_000, 1), (5_200, 2)]);
-        log.insert(Entry { at: 4_900, id: AdmissionId::fresh(), kind: Kind::Reserved, units: 3 });
+        log.insert(Entry {
+            at: 4_900,
+            id: AdmissionId::fresh(),
+            kind: Kind::Reserved,
+            units: 3,
+        });
         let wait_for = |most, units_of| log.time_until(most, 5_300, WINDOW, units_of);
-        let waits = [6, 5, 3, 2, 1, 0].map(|most| (wait_for(most, Sum::not_reserved), wait_for(most, Sum::all)));
-        assert_eq!(waits, [(0, 0), (0, 600), (0, 600), (700, 700), (900, 900), (900, 900)]);
+        let waits = [6, 5, 3, 2, 1, 0]
+            .map(|most| (wait_for(most, Sum::not_reserved), wait_for(most, Sum::all)));
+        assert_eq!(
+            waits,
+            [
+                (0, 0),
+                (0, 600),
+                (0, 600),
+                (700, 700),
+                (900, 900),
+                (900, 900)
+            ]
+        );
     }
 
     #[test]
     fn entries_from_the_future_count_as_now_once_they_refuse() {
         let mut log = log(&[(5_000, 1), (9_000, 1), (9_500, 1)]);
-        assert_eq!(log.reset_after(4_000, WINDOW), 2_000, "as long as nothing is refused, they leave when they say");
-        assert_eq!(wait_for(&mut log, 2, 5_500), 500, "the past entry is what is waited for");
-        assert_eq!(wait_for(&mut log, 1, 5_500), WINDOW, "the others count as now");
-        assert_eq!((log.len(), trimmed(&mut log, 6_500)), (3, (0, 0)), "one window later the key is right again");
+        assert_eq!(
+            log.reset_after(4_000, WINDOW),
+            2_000,
+            "as long as nothing is refused, they leave when they say"
+        );
+        assert_eq!(
+            wait_for(&mut log, 2, 5_500),
+            500,
+            "the past entry is what is waited for"
+        );
+        assert_eq!(
+            wait_for(&mut log, 1, 5_500),
+            WINDOW,
+            "the others count as now"
+        );
+        assert_eq!(
+            (log.len(), trimmed(&mut log, 6_500)),
+            (3, (0, 0)),
+            "one window later the key is right again"
+        );
     }
 
     #[test]
@@ -340,24 +436,65 @@ mod tests {
         let mut log = Log::default();
         let id = AdmissionId(0);
         log.add_to_sum(5_099, 2);
-        log.insert(Entry { at: 5_099, id, kind: Kind::Reserved, units: 3 });
+        log.insert(Entry {
+            at: 5_099,
+            id,
+            kind: Kind::Reserved,
+            units: 3,
+        });
         log.add_to_sum(5_099, 4);
-        assert_eq!((log.len(), log.sum(), log.time_of(id, 6)), (2, Sum { units: 9, reserved: 3 }, None));
+        assert_eq!(
+            (log.len(), log.sum(), log.time_of(id, 6)),
+            (
+                2,
+                Sum {
+                    units: 9,
+                    reserved: 3
+                },
+                None
+            )
+        );
         let mut take = |kind, at| log.take(id, 3, kind, at);
-        assert_eq!((take(Kind::Named, 5_099), take(Kind::Reserved, 5_098)), (None, None), "another kind, another time");
-        assert_eq!((take(Kind::Reserved, 5_099), take(Kind::Reserved, 5_099)), (Some(5_099), None));
+        assert_eq!(
+            (take(Kind::Named, 5_099), take(Kind::Reserved, 5_098)),
+            (None, None),
+            "another kind, another time"
+        );
+        assert_eq!(
+            (take(Kind::Reserved, 5_099), take(Kind::Reserved, 5_099)),
+            (Some(5_099), None)
+        );
         assert_eq!((log.len(), log.sum().units), (1, 6));
     }
 
     #[derive(Clone, Debug)]
     enum Step {
-        Insert { at: u64, units: u64, is_reserved: bool },
-        Settle { nth: usize },
-        Add { nth: usize, units: u64 },
-        Drop { until: u64 },
-        PullBack { at: u64 },
-        Find { nth: usize, later: u64 },
-        Departure { units: u64, is_reserved: bool },
+        Insert {
+            at: u64,
+            units: u64,
+            is_reserved: bool,
+        },
+        Settle {
+            nth: usize,
+        },
+        Add {
+            nth: usize,
+            units: u64,
+        },
+        Drop {
+            until: u64,
+        },
+        PullBack {
+            at: u64,
+        },
+        Find {
+            nth: usize,
+            later: u64,
+        },
+        Departure {
+            units: u64,
+            is_reserved: bool,
+        },
     }
 
     fn step() -> impl Strategy<Value = Step> {
@@ -374,7 +511,11 @@ mod tests {
     }
 
     fn single() -> impl Strategy<Value = Step> {
-        (0..3u64).prop_map(|at| Step::Insert { at, units: 1, is_reserved: false })
+        (0..3u64).prop_map(|at| Step::Insert {
+            at,
+            units: 1,
+            is_reserved: false,
+        })
     }
 
     fn drop_some() -> impl Strategy<Value = Step> {
@@ -387,7 +528,8 @@ mod tests {
 
     impl Plain {
         fn insert(&mut self, entry: Entry) {
-            self.0.insert(self.0.partition_point(|other| other.at <= entry.at), entry);
+            self.0
+                .insert(self.0.partition_point(|other| other.at <= entry.at), entry);
         }
     }
 
@@ -398,16 +540,32 @@ mod tests {
         let mut next_id = 0;
         for step in steps {
             match *step {
-                Step::Insert { at, units, is_reserved } => {
-                    let kind = if is_reserved { Kind::Reserved } else { Kind::Named };
-                    let entry = Entry { at: since + at, id: AdmissionId(next_id), kind, units };
+                Step::Insert {
+                    at,
+                    units,
+                    is_reserved,
+                } => {
+                    let kind = if is_reserved {
+                        Kind::Reserved
+                    } else {
+                        Kind::Named
+                    };
+                    let entry = Entry {
+                        at: since + at,
+                        id: AdmissionId(next_id),
+                        kind,
+                        units,
+                    };
                     next_id += 1;
                     log.insert(entry);
                     plain.insert(entry);
                 }
                 Step::Settle { nth } if !plain.0.is_empty() => {
                     let entry = plain.0.remove(nth % plain.0.len());
-                    assert_eq!(log.take(entry.id, entry.units, entry.kind, entry.at), Some(entry.at));
+                    assert_eq!(
+                        log.take(entry.id, entry.units, entry.kind, entry.at),
+                        Some(entry.at)
+                    );
                 }
                 Step::Add { nth, units } if !plain.0.is_empty() => {
                     let nth = nth % plain.0.len();
@@ -418,7 +576,9 @@ mod tests {
                 }
                 Step::Drop { until } => {
                     since += until;
-                    let left = plain.0.split_off(plain.0.partition_point(|entry| entry.at <= since));
+                    let left = plain
+                        .0
+                        .split_off(plain.0.partition_point(|entry| entry.at <= since));
                     let gone = mem::replace(&mut plain.0, left);
                     let before = (log.len(), log.sum());
                     log.trim(since + WINDOW, WINDOW);
@@ -435,13 +595,28 @@ mod tests {
                     let nth = nth % plain.0.len();
                     let entry = plain.0[nth];
                     let at = plain.0[nth].at + later;
-                    let find = |at| log.of_id(entry.id, at).map(|(_, entry)| entry).collect::<Vec<_>>();
+                    let find = |at| {
+                        log.of_id(entry.id, at)
+                            .map(|(_, entry)| entry)
+                            .collect::<Vec<_>>()
+                    };
                     assert_eq!(find(at), [entry]);
-                    assert!(entry.at == 0 || find(entry.at - 1).is_empty(), "what is later is not found");
+                    assert!(
+                        entry.at == 0 || find(entry.at - 1).is_empty(),
+                        "what is later is not found"
+                    );
                 }
                 Step::Departure { units, is_reserved } => {
-                    let units_of: UnitsOf = if is_reserved { Sum::all } else { Sum::not_reserved };
-                    let all = plain.0.iter().map(|entry| units_of(entry.sum())).sum::<u64>();
+                    let units_of: UnitsOf = if is_reserved {
+                        Sum::all
+                    } else {
+                        Sum::not_reserved
+                    };
+                    let all = plain
+                        .0
+                        .iter()
+                        .map(|entry| units_of(entry.sum()))
+                        .sum::<u64>();
                     // No more units can leave than the list has.
                     let mut left = units.min(all);
                     let departs = |entry: &&Entry| {

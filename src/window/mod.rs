@@ -59,13 +59,18 @@ impl Log {
     #[inline]
     pub(crate) fn fits(&self, charge: &Charge, now: u64) -> bool {
         let used = || self.used(charge.limit(), now);
-        charge.cost() == 0 || charge.is_spent() || used().saturating_add(charge.cost()) <= charge.limit().units()
+        charge.cost() == 0
+            || charge.is_spent()
+            || used().saturating_add(charge.cost()) <= charge.limit().units()
     }
 
     /// Whether [`admit`](Self::admit) would add an entry.
     #[inline]
     pub(crate) fn grows(&self, charge: &Charge, context: CheckContext) -> bool {
-        let has_sum = || self.sum_at(charge.limit().recorded_at(context.now)).is_some();
+        let has_sum = || {
+            self.sum_at(charge.limit().recorded_at(context.now))
+                .is_some()
+        };
         charge.units() > 0 && (self.is_named(charge, context) || !has_sum())
     }
 
@@ -78,7 +83,12 @@ impl Log {
         } else if !has_room {
             self.merge(now, charge.limit(), charge.units());
         } else if self.is_named(charge, context) {
-            self.insert(Entry { at: charge.named_at(now), id, kind: kind_of(charge), units: charge.units() });
+            self.insert(Entry {
+                at: charge.named_at(now),
+                id,
+                kind: kind_of(charge),
+                units: charge.units(),
+            });
         } else {
             self.add_up(now, charge.limit(), charge.units());
         }
@@ -93,7 +103,12 @@ impl Log {
             Some(most) if limit.is_counter() => self.wait_for(most, limit, now, Sum::all),
             _ => self.reset_after(now, limit.window_micros()),
         };
-        Figures { used, reserved: self.sum().reserved, reset_after, retry: None }
+        Figures {
+            used,
+            reserved: self.sum().reserved,
+            reset_after,
+            retry: None,
+        }
     }
 
     /// The state of the limit and key for a charge that does not fit. The retry time is never
@@ -115,29 +130,60 @@ impl Log {
         } else if !is_of_sums {
             self.pull_back(limit.recorded_at(now));
         }
-        let wait_for = |units_of| self.wait_for(limit.units().saturating_sub(charge.cost()), limit, now, units_of);
+        let wait_for = |units_of| {
+            self.wait_for(
+                limit.units().saturating_sub(charge.cost()),
+                limit,
+                now,
+                units_of,
+            )
+        };
         let most = wait_for(Sum::all);
-        let least = if self.sum().reserved > 0 { wait_for(Sum::not_reserved) } else { most };
-        Figures { retry: Some((least, most)), ..self.figures(charge, now) }
+        let least = if self.sum().reserved > 0 {
+            wait_for(Sum::not_reserved)
+        } else {
+            most
+        };
+        Figures {
+            retry: Some((least, most)),
+            ..self.figures(charge, now)
+        }
     }
 
     /// Sets the actual cost of one charge of an admission, and returns whether the admission was
     /// known. `has_room` says whether there is room for a new entry, which only a settlement after
     /// the lease may need.
-    pub(crate) fn settle(&mut self, now: u64, of: &Settlement, charge: &Charge, cost: u64, has_room: bool) -> bool {
+    pub(crate) fn settle(
+        &mut self,
+        now: u64,
+        of: &Settlement,
+        charge: &Charge,
+        cost: u64,
+        has_room: bool,
+    ) -> bool {
         let (id, at) = (of.id, of.at_micros());
         if cost > 0 && charge.takes_place() {
             return self.time_of(id, charge.cost()).is_some();
         }
-        let Some(recorded_at) = self.take(id, charge.cost(), kind_of(charge), charge.named_at(at)) else {
+        let Some(recorded_at) = self.take(id, charge.cost(), kind_of(charge), charge.named_at(at))
+        else {
             return self.settle_late(now, of, charge, cost, has_room);
         };
         // Once settled, units that were under a lease count from their admission. But no unit
         // counts from a time in the future, even if the clock has stepped back since the admission.
-        let at = if charge.lease_micros().is_some() { at.min(now) } else { recorded_at };
+        let at = if charge.lease_micros().is_some() {
+            at.min(now)
+        } else {
+            recorded_at
+        };
         if cost == 0 {
         } else if charge.is_exact() {
-            self.insert(Entry { at, id, kind: Kind::Settled, units: cost });
+            self.insert(Entry {
+                at,
+                id,
+                kind: Kind::Settled,
+                units: cost,
+            });
         } else {
             self.add_up(at, charge.limit(), cost);
         }
@@ -147,10 +193,23 @@ impl Log {
     /// Counts a settlement that comes after the lease, and returns whether it was counted. A
     /// settlement counts only once, and does not count if its units would have left the window by
     /// now.
-    fn settle_late(&mut self, now: u64, of: &Settlement, charge: &Charge, cost: u64, has_room: bool) -> bool {
+    fn settle_late(
+        &mut self,
+        now: u64,
+        of: &Settlement,
+        charge: &Charge,
+        cost: u64,
+        has_room: bool,
+    ) -> bool {
         let (id, at, limit) = (of.id, of.at_micros(), charge.limit());
-        let time = if limit.is_counter() { at } else { limit.recorded_at(at) };
-        let is_over = charge.lease_micros().is_some_and(|lease| at.saturating_add(lease) <= now);
+        let time = if limit.is_counter() {
+            at
+        } else {
+            limit.recorded_at(at)
+        };
+        let is_over = charge
+            .lease_micros()
+            .is_some_and(|lease| at.saturating_add(lease) <= now);
         // The units of a fixed window leave when that window ends, which may be less than a whole
         // window after `at`.
         let would_count = at.min(time).saturating_add(limit.window_micros()) > now;
@@ -160,7 +219,12 @@ impl Log {
         if !has_room {
             self.merge(now, limit, cost);
         } else if charge.is_exact() || self.len() < MOST_NAMED {
-            self.insert(Entry { at: time, id, kind: Kind::Settled, units: cost });
+            self.insert(Entry {
+                at: time,
+                id,
+                kind: Kind::Settled,
+                units: cost,
+            });
         } else {
             self.add_up(at, limit, cost);
         }
@@ -170,14 +234,22 @@ impl Log {
     /// The units in the window.
     #[inline]
     fn used(&self, limit: &Limit, now: u64) -> u64 {
-        let faded = if limit.is_counter() { counter::faded(self, now, limit.window_micros()) } else { 0 };
+        let faded = if limit.is_counter() {
+            counter::faded(self, now, limit.window_micros())
+        } else {
+            0
+        };
         self.sum().units.saturating_sub(faded)
     }
 
     /// The time until at most `most` units are in the window. Of the units with an id, only those
     /// count that `units_of` chooses.
     fn wait_for(&self, most: u64, limit: &Limit, now: u64, units_of: UnitsOf) -> u64 {
-        let wait_for = if limit.is_counter() { counter::wait_for } else { Self::time_until };
+        let wait_for = if limit.is_counter() {
+            counter::wait_for
+        } else {
+            Self::time_until
+        };
         wait_for(self, most, now, limit.window_micros(), units_of)
     }
 
@@ -193,7 +265,11 @@ impl Log {
         if limit.is_counter() {
             self.add_up(now, limit, units);
         } else {
-            self.add_to_sub_window(limit.recorded_at(now), limit.window_micros().div_ceil(2), units);
+            self.add_to_sub_window(
+                limit.recorded_at(now),
+                limit.window_micros().div_ceil(2),
+                units,
+            );
         }
     }
 
@@ -209,13 +285,25 @@ impl Figures {
     #[inline]
     pub(crate) fn status(self, charge: &Charge) -> LimitStatus {
         let micros = Duration::from_micros;
-        let retry = self.retry.map(|(least, most)| (micros(least), micros(most)));
-        LimitStatus::new(charge, self.used, self.reserved, micros(self.reset_after), retry)
+        let retry = self
+            .retry
+            .map(|(least, most)| (micros(least), micros(most)));
+        LimitStatus::new(
+            charge,
+            self.used,
+            self.reserved,
+            micros(self.reset_after),
+            retry,
+        )
     }
 }
 
 /// The kind of entry that an admission of the charge gets.
 fn kind_of(charge: &Charge) -> Kind {
     let is_reserved = charge.lease_micros().is_some() && !charge.is_spent();
-    if is_reserved || charge.takes_place() { Kind::Reserved } else { Kind::Named }
+    if is_reserved || charge.takes_place() {
+        Kind::Reserved
+    } else {
+        Kind::Named
+    }
 }

@@ -11,19 +11,29 @@ use std::{
 use crate::docs::paths;
 
 /// From the top. All other modules are values, on the lowest floor. `src/lib.rs` is above all.
-const FLOORS: [&[&str]; 4] = [&["middleware", "testing"], &["limiter"], &["store"], &["local"]];
+const FLOORS: [&[&str]; 4] = [
+    &["middleware", "testing"],
+    &["limiter"],
+    &["store"],
+    &["local"],
+];
 
 /// Its names, from the root of the crate on.
 type Module = Vec<String>;
 
 /// The number of the floors above.
 fn floor(module: &Module) -> usize {
-    FLOORS.iter().position(|floor| floor.contains(&&*module[0])).unwrap_or(FLOORS.len())
+    FLOORS
+        .iter()
+        .position(|floor| floor.contains(&&*module[0]))
+        .unwrap_or(FLOORS.len())
 }
 
 /// The code of a file without comments and inline tests.
 fn code(text: &str) -> String {
-    let mut lines = text.lines().map(|line| line.split("//").next().unwrap_or_default());
+    let mut lines = text
+        .lines()
+        .map(|line| line.split("//").next().unwrap_or_default());
     let mut code = String::new();
     while let Some(line) = lines.next() {
         code += line;
@@ -100,7 +110,11 @@ fn paths_of(code: &str) -> Vec<Vec<&str>> {
 
 /// The module that a path of another one leads to.
 fn module_at(path: &[&str], from: &Module, modules: &BTreeMap<Module, String>) -> Module {
-    let mut module = if path[0] == "crate" { Vec::new() } else { from.clone() };
+    let mut module = if path[0] == "crate" {
+        Vec::new()
+    } else {
+        from.clone()
+    };
     for name in path {
         match *name {
             "crate" | "self" => {}
@@ -119,7 +133,12 @@ fn reached(from: &Module, uses: &BTreeMap<Module, BTreeSet<Module>>) -> BTreeSet
     let mut reached = BTreeSet::new();
     let mut left = vec![from];
     while let Some(module) = left.pop() {
-        left.extend(uses.get(module).into_iter().flatten().filter(|used| reached.insert((*used).clone())));
+        left.extend(
+            uses.get(module)
+                .into_iter()
+                .flatten()
+                .filter(|used| reached.insert((*used).clone())),
+        );
     }
     reached
 }
@@ -130,9 +149,15 @@ fn modules_use_only_what_is_below_them() {
     let mut files = Vec::new();
     paths(&source, &mut files);
     let mut modules = BTreeMap::new();
-    for file in files.iter().filter(|file| file.extension().is_some_and(|kind| kind == "rs")) {
+    for file in files
+        .iter()
+        .filter(|file| file.extension().is_some_and(|kind| kind == "rs"))
+    {
         let path = file.strip_prefix(&source).unwrap().with_extension("");
-        let mut module: Module = path.iter().map(|name| name.to_str().unwrap().to_owned()).collect();
+        let mut module: Module = path
+            .iter()
+            .map(|name| name.to_str().unwrap().to_owned())
+            .collect();
         module.pop_if(|name| name == "mod");
         modules.insert(module, code(&fs::read_to_string(file).unwrap()));
     }
@@ -140,8 +165,13 @@ fn modules_use_only_what_is_below_them() {
     let mut uses: BTreeMap<Module, BTreeSet<Module>> = BTreeMap::new();
     let mut problems = BTreeSet::new();
     for (from, code) in &modules {
-        for to in paths_of(code).iter().map(|path| module_at(path, from, &modules)) {
-            let common = zip(from, &to).take_while(|(one, other)| one == other).count();
+        for to in paths_of(code)
+            .iter()
+            .map(|path| module_at(path, from, &modules))
+        {
+            let common = zip(from, &to)
+                .take_while(|(one, other)| one == other)
+                .count();
             // A module and those within it belong together.
             if common == from.len() || common == to.len() {
                 continue;
@@ -149,7 +179,9 @@ fn modules_use_only_what_is_below_them() {
             if floor(&to) < floor(from) {
                 problems.insert(format!("upward: {} uses {}", from.join("/"), to.join("/")));
             }
-            uses.entry(from[..=common].to_vec()).or_default().insert(to[..=common].to_vec());
+            uses.entry(from[..=common].to_vec())
+                .or_default()
+                .insert(to[..=common].to_vec());
         }
     }
     for module in uses.keys() {
@@ -162,5 +194,8 @@ fn modules_use_only_what_is_below_them() {
     }
     let arrows: usize = uses.values().map(BTreeSet::len).sum();
     let problems = Vec::from_iter(problems).join("\n");
-    assert!(modules.len() > 80 && arrows > 150 && problems.is_empty(), "{arrows} arrows\n{problems}");
+    assert!(
+        modules.len() > 80 && arrows > 150 && problems.is_empty(),
+        "{arrows} arrows\n{problems}"
+    );
 }

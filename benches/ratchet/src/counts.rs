@@ -55,17 +55,52 @@ pub(crate) fn hold() -> Result<bool, String> {
     let three = fleet(&server, 3)?;
     let one_thread = tasks(&server, 1)?;
     let two_threads = tasks(&server, 2)?;
-    let bound = |name, now, most, meaning| Bound { name, now, most, meaning };
+    let bound = |name, now, most, meaning| Bound {
+        name,
+        now,
+        most,
+        meaning,
+    };
     let again = "Redis is asked more than once";
     let apart = "checks that come at once travel apart, or more than once";
     let bounds = [
-        bound("scripts of a fleet, single checks", single.scripts, 1.05, again),
+        bound(
+            "scripts of a fleet, single checks",
+            single.scripts,
+            1.05,
+            again,
+        ),
         bound("reads of a fleet, single checks", single.reads, 1.1, again),
-        bound("writes of a fleet, single checks", single.writes, 1.1, again),
-        bound("scripts of a fleet, three checks at once", three.scripts, 0.5, apart),
-        bound("reads of a fleet, three checks at once", three.reads, 0.5, apart),
-        bound("writes of a fleet, three checks at once", three.writes, 0.5, apart),
-        bound("scripts of 256 tasks on one thread", one_thread.scripts, 0.05, "batches have fewer than 20 checks"),
+        bound(
+            "writes of a fleet, single checks",
+            single.writes,
+            1.1,
+            again,
+        ),
+        bound(
+            "scripts of a fleet, three checks at once",
+            three.scripts,
+            0.5,
+            apart,
+        ),
+        bound(
+            "reads of a fleet, three checks at once",
+            three.reads,
+            0.5,
+            apart,
+        ),
+        bound(
+            "writes of a fleet, three checks at once",
+            three.writes,
+            0.5,
+            apart,
+        ),
+        bound(
+            "scripts of 256 tasks on one thread",
+            one_thread.scripts,
+            0.05,
+            "batches have fewer than 20 checks",
+        ),
         bound(
             "scripts of 256 tasks on two threads, for one on one thread",
             two_threads.scripts / one_thread.scripts,
@@ -73,25 +108,46 @@ pub(crate) fn hold() -> Result<bool, String> {
             "a second thread makes batches smaller",
         ),
     ];
-    println!("{:>9} {:>9}  {:>8}  counts of a decision", "at most", "now", "");
-    for Bound { name, now, most, .. } in &bounds {
+    println!(
+        "{:>9} {:>9}  {:>8}  counts of a decision",
+        "at most", "now", ""
+    );
+    for Bound {
+        name, now, most, ..
+    } in &bounds
+    {
         println!("{most:>9.2} {now:>9.3}  {:>8}  {name}", "");
     }
     let above = bounds.iter().filter(|bound| bound.now > bound.most);
-    let failures = above.inspect(|Bound { name, now, most, meaning }| {
-        println!("\n{name}: {now:.3}, above {most}: {meaning}.");
-    });
+    let failures = above.inspect(
+        |Bound {
+             name,
+             now,
+             most,
+             meaning,
+         }| {
+            println!("\n{name}: {now:.3}, above {most}: {meaning}.");
+        },
+    );
     Ok(failures.count() == 0)
 }
 
 /// That of a fleet. Each process asks for so many decisions at once, and for the next when it has
 /// them all.
 fn fleet(server: &Server, at_once: usize) -> Result<Count, String> {
-    let processes: Vec<_> = iter::repeat_with(|| Process::start(server)).take(PROCESSES).collect();
+    let processes: Vec<_> = iter::repeat_with(|| Process::start(server))
+        .take(PROCESSES)
+        .collect();
     let before = Figures::of(server)?;
     thread::scope(|scope| {
         for (number, process) in processes.iter().enumerate() {
-            scope.spawn(move || process.ask(at_once, DECISIONS / PROCESSES / at_once, Dice::new(number as u64)));
+            scope.spawn(move || {
+                process.ask(
+                    at_once,
+                    DECISIONS / PROCESSES / at_once,
+                    Dice::new(number as u64),
+                )
+            });
         }
     });
     Ok(Figures::of(server)?.since(&before))
@@ -118,8 +174,13 @@ struct Process {
 impl Process {
     /// A burst is behind it.
     fn start(server: &Server) -> Self {
-        let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
-        let store = RedisStore::builder(&server.url()).connect_timeout(MAX_WAIT).reply_timeout(MAX_WAIT);
+        let runtime = Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .expect("a runtime");
+        let store = RedisStore::builder(&server.url())
+            .connect_timeout(MAX_WAIT)
+            .reply_timeout(MAX_WAIT);
         let limiter = limiter(runtime.block_on(store.connect()).expect("the server is up"));
         let process = Self { runtime, limiter };
         process.ask(BURST, 1, Dice::new(0));
@@ -147,7 +208,9 @@ impl Process {
         let mut all = JoinSet::new();
         for _ in 0..tasks {
             let limiter = self.limiter.clone();
-            let keys: Vec<_> = iter::repeat_with(|| dice.below(KEYS)).take(checks_of_each).collect();
+            let keys: Vec<_> = iter::repeat_with(|| dice.below(KEYS))
+                .take(checks_of_each)
+                .collect();
             let checks = async move {
                 for key in keys {
                     decide(limiter.clone(), key).await;
@@ -179,7 +242,9 @@ impl Figures {
         let info = server.info()?;
         let figure = |name| {
             let line = info.lines().find_map(|line| line.strip_prefix(name));
-            let number = line.and_then(|line| line.split(',').next()).and_then(|number| number.parse().ok());
+            let number = line
+                .and_then(|line| line.split(',').next())
+                .and_then(|number| number.parse().ok());
             number.ok_or_else(|| format!("redis-server does not tell {name:?}"))
         };
         Ok(Self {

@@ -41,9 +41,13 @@ impl Versions {
         ];
         let mut versions = BTreeMap::from([("processor".to_owned(), processor())]);
         // The loader of the C library, whose functions count as well. Not every system has it.
-        versions.insert("ldd".to_owned(), version("ldd").unwrap_or_else(|| "none".to_owned()));
+        versions.insert(
+            "ldd".to_owned(),
+            version("ldd").unwrap_or_else(|| "none".to_owned()),
+        );
         for (program, help) in programs {
-            let version = version(program).ok_or_else(|| format!("{program} is missing: {help}"))?;
+            let version =
+                version(program).ok_or_else(|| format!("{program} is missing: {help}"))?;
             versions.insert(program.to_owned(), version);
         }
         Ok(Self(versions))
@@ -57,7 +61,10 @@ impl Versions {
 
     /// How the version of this program differs.
     pub(crate) fn difference_of(&self, name: &str, other: &Self) -> Option<String> {
-        let (own, other) = (self.0.get(name)?, other.0.get(name).map_or("none", String::as_str));
+        let (own, other) = (
+            self.0.get(name)?,
+            other.0.get(name).map_or("none", String::as_str),
+        );
         (own != other).then(|| format!("{name} is {own} here, and {other} in {FILE}"))
     }
 }
@@ -67,7 +74,10 @@ fn version(program: &str) -> Option<String> {
     let output = Command::new(program).arg("--version").output().ok()?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let words = text.split(|between: char| !between.is_ascii_digit() && between != '.');
-    words.map(|word| word.trim_matches('.')).find(|word| !word.is_empty()).map(str::to_owned)
+    words
+        .map(|word| word.trim_matches('.'))
+        .find(|word| !word.is_empty())
+        .map(str::to_owned)
 }
 
 /// With the instructions that the C library chooses its functions by.
@@ -81,13 +91,21 @@ fn processor() -> String {
 
 impl Figures {
     pub(crate) fn count(&self, path: &str) -> Option<&Count> {
-        self.counts.iter().find(|(name, _)| name == path).map(|(_, count)| count)
+        self.counts
+            .iter()
+            .find(|(name, _)| name == path)
+            .map(|(_, count)| count)
     }
 
     pub(crate) fn read() -> Result<Self, String> {
-        let text = fs::read_to_string(FILE_HERE).map_err(|error| format!("cannot read {FILE}: {error}"))?;
+        let text = fs::read_to_string(FILE_HERE)
+            .map_err(|error| format!("cannot read {FILE}: {error}"))?;
         let (mut figures, mut section) = (Self::default(), "");
-        for line in text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#')) {
+        for line in text
+            .lines()
+            .map(str::trim)
+            .filter(|line| !line.is_empty() && !line.starts_with('#'))
+        {
             if let Some(name) = line.strip_prefix('[') {
                 section = name.trim_end_matches(']');
                 continue;
@@ -97,11 +115,18 @@ impl Figures {
             match (section, number) {
                 (VERSIONS, _) => drop(figures.versions.0.insert(first.to_owned(), name)),
                 (INSTRUCTIONS, Ok(instructions)) => {
-                    figures.counts.push((name, Count { instructions, ..Count::default() }));
+                    figures.counts.push((
+                        name,
+                        Count {
+                            instructions,
+                            ..Count::default()
+                        },
+                    ));
                 }
                 (path, Ok(instructions)) => {
                     let count = figures.counts.iter_mut().find(|(name, _)| name == path);
-                    let (_, count) = count.ok_or_else(|| format!("{FILE}: {path:?} has no figure"))?;
+                    let (_, count) =
+                        count.ok_or_else(|| format!("{FILE}: {path:?} has no figure"))?;
                     count.functions.insert(name, instructions);
                 }
                 _ => return Err(format!("{FILE}: {line:?} has no figure")),
@@ -111,7 +136,9 @@ impl Figures {
     }
 
     pub(crate) fn write(&self) -> Result<(), String> {
-        let mut text = format!("# Instructions of a request. `{RUN} -- --write` writes this file: see ../README.md.\n");
+        let mut text = format!(
+            "# Instructions of a request. `{RUN} -- --write` writes this file: see ../README.md.\n"
+        );
         text += &format!("\n[{VERSIONS}]\n");
         for (name, version) in &self.versions.0 {
             text += &format!("{name} {version}\n");
@@ -125,7 +152,11 @@ impl Figures {
         );
         for (path, count) in &self.counts {
             text += &format!("\n[{path}]\n");
-            let mut functions: Vec<_> = count.functions.iter().filter(|(_, own)| **own >= least(count)).collect();
+            let mut functions: Vec<_> = count
+                .functions
+                .iter()
+                .filter(|(_, own)| **own >= least(count))
+                .collect();
             functions.sort_by_key(|(name, own)| (Reverse(**own), *name));
             for (name, own) in functions {
                 text += &format!("{own:>8}  {name}\n");

@@ -12,7 +12,10 @@
 //!
 //! What instructions do not show has bounds, which hold on any machine: see `counts.rs`.
 
-#![allow(clippy::expect_used, reason = "a measurement that cannot continue must stop")]
+#![allow(
+    clippy::expect_used,
+    reason = "a measurement that cannot continue must stop"
+)]
 
 mod counts;
 // That of the benchmarks.
@@ -62,7 +65,9 @@ fn main() -> ExitCode {
     let result = match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         [] => counts::hold().and_then(|holds| Ok(compare()? && holds)),
         ["--write"] => write(),
-        _ => Err(format!("unknown arguments {arguments:?}: it takes none, or --write")),
+        _ => Err(format!(
+            "unknown arguments {arguments:?}: it takes none, or --write"
+        )),
     };
     match result {
         Ok(true) => ExitCode::SUCCESS,
@@ -86,7 +91,9 @@ fn send(asked: &str) {
 /// Whether no path needs more.
 fn compare() -> Result<bool, String> {
     let (here, accepted) = (Versions::here()?, Figures::read()?);
-    let hint = format!("To compare, count without your change first, by `{RUN} -- --write`, and then with it");
+    let hint = format!(
+        "To compare, count without your change first, by `{RUN} -- --write`, and then with it"
+    );
     if let Some(difference) = here.difference(&accepted.versions) {
         println!("ratchet: NOT compared, because {difference}. {hint}.");
         return Ok(true);
@@ -95,26 +102,47 @@ fn compare() -> Result<bool, String> {
     if let Some(difference) = &other_redis {
         println!("ratchet: Redis's own shares are NOT compared, because {difference}. {hint}.");
     }
-    let is_of_redis = |name| PATHS.iter().any(|path| matches!(path.redis, Redis::Counted(own) if own == name));
+    let is_of_redis = |name| {
+        PATHS
+            .iter()
+            .any(|path| matches!(path.redis, Redis::Counted(own) if own == name))
+    };
     let mut rows = Vec::new();
     for counts in count_all(|path| count_again_if_above(path, &accepted))? {
-        rows.extend(counts.into_iter().filter(|(name, _)| other_redis.is_none() || !is_of_redis(*name)));
+        rows.extend(
+            counts
+                .into_iter()
+                .filter(|(name, _)| other_redis.is_none() || !is_of_redis(*name)),
+        );
     }
-    println!("{:>9} {:>9}  {:>8}  instructions of a request", "accepted", "now", "");
+    println!(
+        "{:>9} {:>9}  {:>8}  instructions of a request",
+        "accepted", "now", ""
+    );
     let (mut more, mut less) = (Vec::new(), false);
     for (name, now) in &rows {
-        let before = accepted.count(name).ok_or_else(|| format!("{FILE} has no figure of {name:?}: {ACCEPT}"))?;
+        let before = accepted
+            .count(name)
+            .ok_or_else(|| format!("{FILE} has no figure of {name:?}: {ACCEPT}"))?;
         let percent = difference(before, now);
-        println!("{:>9} {:>9}  {percent:>+6.1} %  {name}", before.instructions, now.instructions);
+        println!(
+            "{:>9} {:>9}  {percent:>+6.1} %  {name}",
+            before.instructions, now.instructions
+        );
         less |= percent < -TOLERANCE;
         if percent > TOLERANCE {
             more.push((name, before, now));
         }
     }
-    let plain = rows.iter().find(|(name, _)| *name == way::PATH).ok_or("the plain request has no path")?;
+    let plain = rows
+        .iter()
+        .find(|(name, _)| *name == way::PATH)
+        .ok_or("the plain request has no path")?;
     let is_short = way::holds(&plain.1.lines)?;
     for (name, before, now) in &more {
-        println!("\n{name}: more than {TOLERANCE} % above its figure in {FILE}. These functions grew:");
+        println!(
+            "\n{name}: more than {TOLERANCE} % above its figure in {FILE}. These functions grew:"
+        );
         for (function, growth) in grown(before, now) {
             println!("{growth:>+9}  {function}");
         }
@@ -133,13 +161,22 @@ const ACCEPT: &str = "`cargo run --profile ratchet -p ratchet -- --write` accept
 /// changed.
 fn write() -> Result<bool, String> {
     let versions = Versions::here()?;
-    let before = Figures::read().ok().filter(|before| before.versions == versions).unwrap_or_default();
+    let before = Figures::read()
+        .ok()
+        .filter(|before| before.versions == versions)
+        .unwrap_or_default();
     let counts = count_all(count)?.into_iter().flatten();
     let counts = counts.map(|(name, now)| match before.count(name) {
-        Some(before) if difference(before, &now).abs() <= NOISE => (name.to_owned(), before.clone()),
+        Some(before) if difference(before, &now).abs() <= NOISE => {
+            (name.to_owned(), before.clone())
+        }
         _ => (name.to_owned(), now),
     });
-    Figures { versions, counts: counts.collect() }.write()?;
+    Figures {
+        versions,
+        counts: counts.collect(),
+    }
+    .write()?;
     println!("written: {FILE}");
     Ok(true)
 }
@@ -147,13 +184,18 @@ fn write() -> Result<bool, String> {
 type Counts = Vec<(&'static str, Count)>;
 
 /// Of all paths, some of them at once.
-fn count_all(count: impl Fn(&'static Path) -> Result<Counts, String> + Sync) -> Result<Vec<Counts>, String> {
+fn count_all(
+    count: impl Fn(&'static Path) -> Result<Counts, String> + Sync,
+) -> Result<Vec<Counts>, String> {
     let (next, counts) = (Mutex::new(PATHS.iter().enumerate()), Mutex::new(Vec::new()));
     let take = || next.lock().unwrap_or_else(PoisonError::into_inner).next();
     let work = || {
         while let Some((number, path)) = take() {
             let result = count(path);
-            counts.lock().unwrap_or_else(PoisonError::into_inner).push((number, result));
+            counts
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .push((number, result));
         }
     };
     thread::scope(|scope| (0..AT_ONCE).for_each(|_| drop(scope.spawn(work))));
@@ -164,8 +206,11 @@ fn count_all(count: impl Fn(&'static Path) -> Result<Counts, String> + Sync) -> 
 
 /// The least counts of a path that seems to need more.
 fn count_again_if_above(path: &'static Path, accepted: &Figures) -> Result<Counts, String> {
-    let is_above =
-        |(name, now): &(&str, Count)| accepted.count(name).is_some_and(|before| difference(before, now) > TOLERANCE);
+    let is_above = |(name, now): &(&str, Count)| {
+        accepted
+            .count(name)
+            .is_some_and(|before| difference(before, now) > TOLERANCE)
+    };
     let mut least = count(path)?;
     for _ in 1..TRIES {
         if !least.iter().any(is_above) {
@@ -188,8 +233,17 @@ fn difference(before: &Count, now: &Count) -> f64 {
 /// The functions that need more, with how much more. One that is not in the file may have been just
 /// too small for it.
 fn grown(before: &Count, now: &Count) -> Vec<(String, u64)> {
-    let of = |function: &str| before.functions.get(function).copied().unwrap_or(least(before));
-    let growth = now.functions.iter().map(|(function, own)| (function.clone(), own.saturating_sub(of(function))));
+    let of = |function: &str| {
+        before
+            .functions
+            .get(function)
+            .copied()
+            .unwrap_or(least(before))
+    };
+    let growth = now
+        .functions
+        .iter()
+        .map(|(function, own)| (function.clone(), own.saturating_sub(of(function))));
     let mut grown: Vec<_> = growth.filter(|(_, growth)| *growth > 0).collect();
     grown.sort_by_key(|(_, growth)| std::cmp::Reverse(*growth));
     grown.truncate(MOST_NAMED);

@@ -59,47 +59,98 @@ pub(crate) enum Redis {
 use Redis::{Absent, Counted, Present};
 
 pub(crate) const PATHS: &[Path] = &[
-    path("no layer", 10_240, Absent, |load| load.one_client(Inner, StatusCode::OK)),
+    path("no layer", 10_240, Absent, |load| {
+        load.one_client(Inner, StatusCode::OK)
+    }),
     path("skipped by the layer", 10_240, Absent, |load| {
-        load.one_client(layer(MemoryStore::new(), wide()).skip(|_| true).layer(Inner), StatusCode::OK);
+        load.one_client(
+            layer(MemoryStore::new(), wide())
+                .skip(|_| true)
+                .layer(Inner),
+            StatusCode::OK,
+        );
     }),
     path("in process, admitted", 10_240, Absent, |load| {
-        load.one_client(layer(MemoryStore::new(), wide()).layer(Inner), StatusCode::OK);
+        load.one_client(
+            layer(MemoryStore::new(), wide()).layer(Inner),
+            StatusCode::OK,
+        );
     }),
     path("in process, refused", 10_240, Absent, |load| {
-        load.one_client(layer(MemoryStore::new(), spent()).layer(Inner), StatusCode::TOO_MANY_REQUESTS);
+        load.one_client(
+            layer(MemoryStore::new(), spent()).layer(Inner),
+            StatusCode::TOO_MANY_REQUESTS,
+        );
     }),
-    path("in process, admitted, both header sets", 10_240, Absent, |load| {
-        load.one_client(layer(MemoryStore::new(), wide()).headers(HeaderSets::BOTH).layer(Inner), StatusCode::OK);
-    }),
+    path(
+        "in process, admitted, both header sets",
+        10_240,
+        Absent,
+        |load| {
+            load.one_client(
+                layer(MemoryStore::new(), wide())
+                    .headers(HeaderSets::BOTH)
+                    .layer(Inner),
+                StatusCode::OK,
+            );
+        },
+    ),
     path("a remembered refusal", 10_240, Present, |load| {
-        load.one_client(layer(load.store(), spent()).layer(Inner), StatusCode::TOO_MANY_REQUESTS);
+        load.one_client(
+            layer(load.store(), spent()).layer(Inner),
+            StatusCode::TOO_MANY_REQUESTS,
+        );
     }),
-    path("a remembered refusal, Limiter::check", 10_240, Present, |load| load.refused_checks(&limiter(load.store()))),
+    path(
+        "a remembered refusal, Limiter::check",
+        10_240,
+        Present,
+        |load| load.refused_checks(&limiter(load.store())),
+    ),
     // Within the life of the prefetch, even on a busy machine.
     path("a unit of a prefetch", 640, Present, |load| {
         let limit = wide().prefetch(MAX_LIFE);
         load.one_busy_client(&layer(load.store(), limit));
     }),
-    path("Redis, one client", 1_280, Counted("Redis's own share, one client"), |load| {
-        load.one_client(layer(load.store(), wide()).layer(Inner), StatusCode::OK);
-    }),
+    path(
+        "Redis, one client",
+        1_280,
+        Counted("Redis's own share, one client"),
+        |load| {
+            load.one_client(layer(load.store(), wide()).layer(Inner), StatusCode::OK);
+        },
+    ),
     path(
         "Redis, one client, a place as well",
         1_280,
         Counted("Redis's own share, one client, a place as well"),
         |load| {
             let places = Limit::concurrent("places", 1_000_000);
-            load.one_client(layer(load.store(), wide()).limit(places.by(PeerIp::new())).layer(Inner), StatusCode::OK);
+            load.one_client(
+                layer(load.store(), wide())
+                    .limit(places.by(PeerIp::new()))
+                    .layer(Inner),
+                StatusCode::OK,
+            );
         },
     ),
-    path("Redis, one client, a counter", 1_280, Counted("Redis's own share, one client, a counter"), |load| {
-        let limit = wide().with_algorithm(Algorithm::SLIDING_WINDOW_COUNTER);
-        load.one_client(layer(load.store(), limit).layer(Inner), StatusCode::OK);
-    }),
-    path("Redis, 3 clients with a key each", 1_281, Counted("Redis's own share, 3 clients with a key each"), |load| {
-        load.many_clients(&layer(load.store(), wide()).layer(Inner), 3, 3);
-    }),
+    path(
+        "Redis, one client, a counter",
+        1_280,
+        Counted("Redis's own share, one client, a counter"),
+        |load| {
+            let limit = wide().with_algorithm(Algorithm::SLIDING_WINDOW_COUNTER);
+            load.one_client(layer(load.store(), limit).layer(Inner), StatusCode::OK);
+        },
+    ),
+    path(
+        "Redis, 3 clients with a key each",
+        1_281,
+        Counted("Redis's own share, 3 clients with a key each"),
+        |load| {
+            load.many_clients(&layer(load.store(), wide()).layer(Inner), 3, 3);
+        },
+    ),
     // Then they travel as one batch.
     path(
         "Redis, 3 clients with a key each, after a burst",
@@ -116,16 +167,34 @@ pub(crate) const PATHS: &[Path] = &[
         2_560,
         Counted("Redis's own share, 256 clients with a key each"),
         |load| {
-            load.many_clients(&layer(load.store_in_order(), wide()).layer(Inner), CLIENTS, CLIENTS);
+            load.many_clients(
+                &layer(load.store_in_order(), wide()).layer(Inner),
+                CLIENTS,
+                CLIENTS,
+            );
         },
     ),
-    path("Redis, 256 clients with one key", 10_240, Counted("Redis's own share, 256 clients with one key"), |load| {
-        load.many_clients(&layer(load.store_in_order(), wide()).layer(Inner), CLIENTS, 1);
-    }),
+    path(
+        "Redis, 256 clients with one key",
+        10_240,
+        Counted("Redis's own share, 256 clients with one key"),
+        |load| {
+            load.many_clients(
+                &layer(load.store_in_order(), wide()).layer(Inner),
+                CLIENTS,
+                1,
+            );
+        },
+    ),
 ];
 
 const fn path(name: &'static str, requests: usize, redis: Redis, send: fn(&Load)) -> Path {
-    Path { name, requests, redis, send }
+    Path {
+        name,
+        requests,
+        redis,
+        send,
+    }
 }
 
 /// The requests of one process.
@@ -140,8 +209,16 @@ impl Load {
     /// Sends them all.
     pub(crate) fn send(path: &Path, requests: usize, redis: String) {
         // All tasks run before the next look at the sockets and timers.
-        let runtime = Builder::new_current_thread().enable_all().event_interval(u32::MAX).build().expect("a runtime");
-        (path.send)(&Self { runtime, requests, redis });
+        let runtime = Builder::new_current_thread()
+            .enable_all()
+            .event_interval(u32::MAX)
+            .build()
+            .expect("a runtime");
+        (path.send)(&Self {
+            runtime,
+            requests,
+            redis,
+        });
     }
 
     fn store(&self) -> RedisStore {
@@ -155,7 +232,9 @@ impl Load {
 
     fn connect(&self, store: RedisStoreBuilder) -> RedisStore {
         let store = store.connect_timeout(MAX_WAIT).reply_timeout(MAX_WAIT);
-        self.runtime.block_on(store.connect()).expect("the server is up")
+        self.runtime
+            .block_on(store.connect())
+            .expect("the server is up")
     }
 
     /// One request after the other, all with this response but the first.
@@ -201,7 +280,10 @@ impl Load {
         let mut requests = JoinSet::new();
         for client in 0..CLIENTS {
             let mut service = service.clone();
-            requests.spawn_on(async move { status(&mut service, client).await }, self.runtime.handle());
+            requests.spawn_on(
+                async move { status(&mut service, client).await },
+                self.runtime.handle(),
+            );
         }
         self.runtime.block_on(requests.join_all());
     }
@@ -248,7 +330,9 @@ pub(crate) fn limiter(store: impl Store) -> Limiter {
 }
 
 fn layer(store: impl Store, limit: Limit) -> RateLimitLayer {
-    RateLimitLayer::new(limiter(store)).limit(limit.by(PeerIp::new())).fail_closed()
+    RateLimitLayer::new(limiter(store))
+        .limit(limit.by(PeerIp::new()))
+        .fail_closed()
 }
 
 /// The service behind the layer.
@@ -275,7 +359,12 @@ impl<S: Service<Request<()>, Response = Response<String>, Error = Infallible>> G
 
 async fn status<S: Guarded>(service: &mut S, client: usize) -> StatusCode {
     let mut request = Request::new(());
-    request.extensions_mut().insert(ConnectInfo(SocketAddr::from(([10, 0, 0, client as u8], 443))));
+    request
+        .extensions_mut()
+        .insert(ConnectInfo(SocketAddr::from((
+            [10, 0, 0, client as u8],
+            443,
+        ))));
     let Ok(response) = service.call(request).await;
     response.status()
 }

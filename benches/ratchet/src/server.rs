@@ -20,10 +20,37 @@ pub(crate) struct Server {
 impl Server {
     pub(crate) fn start(mut command: Command, dir: &Path) -> Result<Self, String> {
         let failed = |error| format!("redis-server does not start: {error}");
-        let port = TcpListener::bind(("127.0.0.1", 0)).and_then(|free| free.local_addr()).map_err(failed)?.port();
-        command.args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]);
-        command.args(["--io-threads", "1", "--hz", "1", "--dynamic-hz", "no", "--activerehashing", "no", "--dir"]);
-        let process = command.arg(dir).stdout(Stdio::null()).stderr(Stdio::null()).spawn().map_err(failed)?;
+        let port = TcpListener::bind(("127.0.0.1", 0))
+            .and_then(|free| free.local_addr())
+            .map_err(failed)?
+            .port();
+        command.args([
+            "--port",
+            &port.to_string(),
+            "--bind",
+            "127.0.0.1",
+            "--save",
+            "",
+            "--appendonly",
+            "no",
+        ]);
+        command.args([
+            "--io-threads",
+            "1",
+            "--hz",
+            "1",
+            "--dynamic-hz",
+            "no",
+            "--activerehashing",
+            "no",
+            "--dir",
+        ]);
+        let process = command
+            .arg(dir)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .map_err(failed)?;
         let server = Self { process, port };
         let started = Instant::now();
         while server.say("PING", &mut [0; 7]).is_err() {
@@ -48,8 +75,12 @@ impl Server {
         let mut figures = String::new();
         let mut connection = TcpStream::connect(("127.0.0.1", self.port)).map_err(no_figures)?;
         // It ends the connection, and so the text.
-        connection.write_all(b"INFO everything\r\nQUIT\r\n").map_err(no_figures)?;
-        connection.read_to_string(&mut figures).map_err(no_figures)?;
+        connection
+            .write_all(b"INFO everything\r\nQUIT\r\n")
+            .map_err(no_figures)?;
+        connection
+            .read_to_string(&mut figures)
+            .map_err(no_figures)?;
         Ok(figures)
     }
 
@@ -62,8 +93,12 @@ impl Server {
 
     /// So that valgrind writes its counts.
     pub(crate) fn shut_down(&mut self) -> Result<(), String> {
-        let ended = self.say("SHUTDOWN NOSAVE", &mut []).and_then(|()| self.process.wait());
-        ended.map(drop).map_err(|error| format!("redis-server does not end: {error}"))
+        let ended = self
+            .say("SHUTDOWN NOSAVE", &mut [])
+            .and_then(|()| self.process.wait());
+        ended
+            .map(drop)
+            .map_err(|error| format!("redis-server does not end: {error}"))
     }
 }
 

@@ -47,14 +47,19 @@ pub(crate) struct Count {
 pub(crate) fn count(path: &Path) -> Result<Vec<(&'static str, Count)>, String> {
     let (once, twice) = (run(path, path.requests)?, run(path, 2 * path.requests)?);
     let requests = path.requests as u64;
-    Ok(once.into_iter().zip(twice).map(|((name, once), (_, twice))| (name, twice.less(&once).per(requests))).collect())
+    Ok(once
+        .into_iter()
+        .zip(twice)
+        .map(|((name, once), (_, twice))| (name, twice.less(&once).per(requests)))
+        .collect())
 }
 
 impl Count {
     fn less(mut self, other: &Self) -> Self {
         self.instructions = self.instructions.saturating_sub(other.instructions);
         for (function, instructions) in &mut self.functions {
-            *instructions = instructions.saturating_sub(other.functions.get(function).copied().unwrap_or(0));
+            *instructions =
+                instructions.saturating_sub(other.functions.get(function).copied().unwrap_or(0));
         }
         self
     }
@@ -72,8 +77,10 @@ impl Count {
     /// from the position before. Its file is the last that `fl=`, `fi=` or `fe=` has named: code
     /// that is inlined keeps its own file.
     fn read(file: &FilePath) -> Result<Self, String> {
-        let text = fs::read_to_string(file).map_err(|error| format!("valgrind has not written its counts: {error}"))?;
-        let (mut count, mut function, mut names) = (Self::default(), String::new(), Names::default());
+        let text = fs::read_to_string(file)
+            .map_err(|error| format!("valgrind has not written its counts: {error}"))?;
+        let (mut count, mut function, mut names) =
+            (Self::default(), String::new(), Names::default());
         let mut files = Names::default();
         let sources = way::of_root("src/");
         let mut file = "";
@@ -89,12 +96,21 @@ impl Count {
                     let of_call = lines.next().unwrap_or_default();
                     position = moved(position, of_call);
                 }
-                _ if line.starts_with(|first: char| first.is_ascii_digit() || "+-*".contains(first)) => {
+                _ if line
+                    .starts_with(|first: char| first.is_ascii_digit() || "+-*".contains(first)) =>
+                {
                     position = moved(position, line);
-                    if let Some(file) = FilePath::new(file).strip_prefix(&sources).ok().and_then(FilePath::to_str) {
+                    if let Some(file) = FilePath::new(file)
+                        .strip_prefix(&sources)
+                        .ok()
+                        .and_then(FilePath::to_str)
+                    {
                         count.lines.insert((file.to_owned(), position));
                     }
-                    let own = line.split_once(' ').and_then(|(_, own)| own.parse().ok()).unwrap_or(0);
+                    let own = line
+                        .split_once(' ')
+                        .and_then(|(_, own)| own.parse().ok())
+                        .unwrap_or(0);
                     *count.functions.entry(function.clone()).or_default() += own;
                     count.instructions += own;
                 }
@@ -139,7 +155,10 @@ fn readable(name: &str) -> String {
         return "functions without a name".to_owned();
     }
     let is_depth = |end: &str| end.bytes().all(|byte| byte.is_ascii_digit());
-    name.rsplit_once('\'').filter(|(_, end)| is_depth(end)).map_or(name, |(name, _)| name).to_owned()
+    name.rsplit_once('\'')
+        .filter(|(_, end)| is_depth(end))
+        .map_or(name, |(name, _)| name)
+        .to_owned()
 }
 
 /// The instructions of a process that sends so many requests, and of its redis-server.
@@ -149,7 +168,10 @@ fn run(path: &Path, requests: usize) -> Result<Vec<(&'static str, Count)>, Strin
     let mut server = match path.redis {
         Redis::Absent => None,
         Redis::Present => Some(Server::start(Command::new("redis-server"), dir.path())?),
-        Redis::Counted(_) => Some(Server::start(under_valgrind("redis-server", OF_REDIS, &of_server), dir.path())?),
+        Redis::Counted(_) => Some(Server::start(
+            under_valgrind("redis-server", OF_REDIS, &of_server),
+            dir.path(),
+        )?),
     };
     let this = dir.path().join("ratchet");
     env::current_exe()
@@ -161,11 +183,18 @@ fn run(path: &Path, requests: usize) -> Result<Vec<(&'static str, Count)>, Strin
     let fast_bins = if server.is_some() { "000" } else { "128" };
     let output = under_valgrind(this, OF_CLIENT, &of_client)
         .env("GLIBC_TUNABLES", format!("glibc.malloc.mxfast={fast_bins}"))
-        .env(ASKED, format!("{requests} redis://127.0.0.1:{port}/ {}", path.name))
+        .env(
+            ASKED,
+            format!("{requests} redis://127.0.0.1:{port}/ {}", path.name),
+        )
         .output()
         .map_err(|error| format!("valgrind does not start: {error}"))?;
     if !output.status.success() {
-        return Err(format!("{}: valgrind failed: {}", path.name, String::from_utf8_lossy(&output.stderr)));
+        return Err(format!(
+            "{}: valgrind failed: {}",
+            path.name,
+            String::from_utf8_lossy(&output.stderr)
+        ));
     }
     if let Some(server) = &mut server {
         server.shut_down()?;
@@ -175,7 +204,10 @@ fn run(path: &Path, requests: usize) -> Result<Vec<(&'static str, Count)>, Strin
         counts.push((name, Count::read(&of_server)?));
     }
     if counts.iter().any(|(_, count)| count.instructions == 0) {
-        return Err(format!("{}: a program has none of the functions {OF_CLIENT:?} or {OF_REDIS:?}", path.name));
+        return Err(format!(
+            "{}: a program has none of the functions {OF_CLIENT:?} or {OF_REDIS:?}",
+            path.name
+        ));
     }
     Ok(counts)
 }
@@ -187,8 +219,19 @@ fn under_valgrind(program: impl AsRef<OsStr>, toggles: &[&str], counts: &FilePat
     // The sizes of the environment and of the program's name decide how the stack is aligned, and
     // so what copying memory costs. A copy of this program has a name of one size.
     let path = env::var_os("PATH").unwrap_or_default();
-    command.env_clear().env("PADDING", "x".repeat(MAX_PATH.saturating_sub(path.len()))).env("PATH", path);
-    command.arg("--tool=callgrind").arg(format!("--callgrind-out-file={}", counts.display()));
-    command.args(toggles.iter().map(|function| format!("--toggle-collect={function}"))).arg(program);
+    command
+        .env_clear()
+        .env("PADDING", "x".repeat(MAX_PATH.saturating_sub(path.len())))
+        .env("PATH", path);
+    command
+        .arg("--tool=callgrind")
+        .arg(format!("--callgrind-out-file={}", counts.display()));
+    command
+        .args(
+            toggles
+                .iter()
+                .map(|function| format!("--toggle-collect={function}")),
+        )
+        .arg(program);
     command
 }

@@ -17,14 +17,22 @@ const MOST: usize = 28;
 
 /// A file of the repository.
 pub(crate) fn of_root(file: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap_or(Path::new("")).join(file)
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .ancestors()
+        .nth(2)
+        .unwrap_or(Path::new(""))
+        .join(file)
 }
 
 /// Whether the way has no more files, and CONTRIBUTING.md names all of them.
 pub(crate) fn holds(lines: &BTreeSet<(String, usize)>) -> Result<bool, String> {
-    let read = |file: &str| fs::read_to_string(of_root(file)).map_err(|error| format!("{file}: {error}"));
+    let read =
+        |file: &str| fs::read_to_string(of_root(file)).map_err(|error| format!("{file}: {error}"));
     let map = read("CONTRIBUTING.md")?;
-    let section = map.split("\n## ").find(|section| section.starts_with(SECTION)).unwrap_or_default();
+    let section = map
+        .split("\n## ")
+        .find(|section| section.starts_with(SECTION))
+        .unwrap_or_default();
     let named: Vec<&str> = section.split('`').skip(1).step_by(2).collect();
     let mut of_files = BTreeMap::<&str, BTreeSet<usize>>::new();
     for (file, line) in lines {
@@ -35,7 +43,11 @@ pub(crate) fn holds(lines: &BTreeSet<(String, usize)>) -> Result<bool, String> {
         let text = read(&format!("src/{file}"))?;
         // Nobody reads the code of a derive. The compiler's own code has the line of a comment.
         let is_code = |number: &usize| {
-            let line = text.lines().nth(number.saturating_sub(1)).unwrap_or_default().trim_start();
+            let line = text
+                .lines()
+                .nth(number.saturating_sub(1))
+                .unwrap_or_default()
+                .trim_start();
             !line.is_empty() && !line.starts_with("#[") && !line.starts_with("//")
         };
         if lines.iter().any(is_code) {
@@ -43,12 +55,24 @@ pub(crate) fn holds(lines: &BTreeSet<(String, usize)>) -> Result<bool, String> {
         }
     }
     if files.is_empty() {
-        return Err(format!("{PATH:?} runs no line of the crate: does it have debug information?"));
+        return Err(format!(
+            "{PATH:?} runs no line of the crate: does it have debug information?"
+        ));
     }
-    let unnamed: Vec<_> = files.iter().filter(|file| !named.iter().any(|name| is_at_end(file, name))).collect();
-    println!("{MOST:>9} {:>9}  {:>8}  files of a plain request", files.len(), "");
+    let unnamed: Vec<_> = files
+        .iter()
+        .filter(|file| !named.iter().any(|name| is_at_end(file, name)))
+        .collect();
+    println!(
+        "{MOST:>9} {:>9}  {:>8}  files of a plain request",
+        files.len(),
+        ""
+    );
     if files.len() > MOST {
-        println!("\nA plain request runs lines of more than {MOST} files: {}.", files.join(", "));
+        println!(
+            "\nA plain request runs lines of more than {MOST} files: {}.",
+            files.join(", ")
+        );
     }
     if !unnamed.is_empty() {
         println!("\n{SECTION:?} in CONTRIBUTING.md does not name {unnamed:?}.");
@@ -58,5 +82,6 @@ pub(crate) fn holds(lines: &BTreeSet<(String, usize)>) -> Result<bool, String> {
 
 /// Whether these are the last folders and the name of a file.
 fn is_at_end(file: &str, name: &str) -> bool {
-    file.strip_suffix(name).is_some_and(|before| before.is_empty() || before.ends_with('/'))
+    file.strip_suffix(name)
+        .is_some_and(|before| before.is_empty() || before.ends_with('/'))
 }

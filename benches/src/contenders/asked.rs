@@ -16,8 +16,13 @@ pub(crate) struct Asked {
 
 impl Asked {
     pub(crate) async fn new(server: &Server, limit: Limit) -> Self {
-        let store = RedisStore::connect(&server.url()).await.expect("the server is up");
-        Self { limiter: Limiter::new(store).deadline(Duration::from_secs(10)), limit }
+        let store = RedisStore::connect(&server.url())
+            .await
+            .expect("the server is up");
+        Self {
+            limiter: Limiter::new(store).deadline(Duration::from_secs(10)),
+            limit,
+        }
     }
 }
 

@@ -48,7 +48,12 @@ struct Shard(Mutex<HashMap<Key, Log>>);
 
 pub(crate) fn bare_log(quota: Quota) -> impl Contender {
     let shards = std::array::from_fn(|_| Shard::default());
-    Layered(BareLog(Arc::new(Shared { shards, hasher: RandomState::new(), began: Instant::now(), quota })))
+    Layered(BareLog(Arc::new(Shared {
+        shards,
+        hasher: RandomState::new(),
+        began: Instant::now(),
+        quota,
+    })))
 }
 
 impl Service<Request<()>> for BareLog {
@@ -61,26 +66,41 @@ impl Service<Request<()>> for BareLog {
     }
 
     fn call(&mut self, request: Request<()>) -> Self::Future {
-        let Shared { shards, hasher, began, quota } = &*self.0;
+        let Shared {
+            shards,
+            hasher,
+            began,
+            quota,
+        } = &*self.0;
         let value = request.headers()["x-key"].as_bytes();
         let mut key = Key::default();
         key[..value.len()].copy_from_slice(value);
         let hash = hasher.hash_one(key);
-        let (now, window) = (began.elapsed().as_micros() as u64, quota.window.as_micros() as u64);
+        let (now, window) = (
+            began.elapsed().as_micros() as u64,
+            quota.window.as_micros() as u64,
+        );
         let left = {
-            let mut logs = shards[(hash >> 32) as usize % SHARDS].0.lock().expect("no thread panics");
+            let mut logs = shards[(hash >> 32) as usize % SHARDS]
+                .0
+                .lock()
+                .expect("no thread panics");
             let log = logs.entry(key).or_default();
             while log.front().is_some_and(|(at, _)| at + window <= now) {
                 log.pop_front();
             }
-            let left = (quota.units as usize).checked_sub(log.len() + 1).expect("the limit is never reached");
+            let left = (quota.units as usize)
+                .checked_sub(log.len() + 1)
+                .expect("the limit is never reached");
             log.push_back((now, hash));
             left
         };
         let mut response = Inner.call(request).into_inner();
         if let Ok(response) = &mut response {
             response.headers_mut().insert(LIMIT, quota.units.into());
-            response.headers_mut().insert(REMAINING, HeaderValue::from(left));
+            response
+                .headers_mut()
+                .insert(REMAINING, HeaderValue::from(left));
         }
         std::future::ready(response)
     }

@@ -25,7 +25,12 @@ pub(crate) fn fill_log_by_time(server: &Server, admissions: u64) {
     );
     let mut connection = server.connection();
     for _ in 0..admissions {
-        let allowed: u64 = script.key(KEY).arg(admissions).arg(3_600_000).invoke(&mut connection).expect("an answer");
+        let allowed: u64 = script
+            .key(KEY)
+            .arg(admissions)
+            .arg(3_600_000)
+            .invoke(&mut connection)
+            .expect("an answer");
         assert_eq!(allowed, 1, "the limit is filled, not passed");
     }
     let entries: u64 = server.run(&format!("ZCARD {KEY}"));

@@ -34,13 +34,16 @@ pub(crate) use self::{
     naive::Naive,
     nothing::nothing,
     ours::{
-        OURS, OURS_WITH_LONG_PREFETCH, OURS_WITH_PREFETCH, long_prefetches, our_layer, our_layer_on, ours,
-        ours_in_process, ours_routed, ours_thrice, ours_with_prefetch, spent, wide, wide_in,
+        OURS, OURS_WITH_LONG_PREFETCH, OURS_WITH_PREFETCH, long_prefetches, our_layer,
+        our_layer_on, ours, ours_in_process, ours_routed, ours_thrice, ours_with_prefetch, spent,
+        wide, wide_in,
     },
-    tower_governor::{TOWER_GOVERNOR, tower_governor, tower_governor_routed, tower_governor_without_headers},
+    tower_governor::{
+        TOWER_GOVERNOR, tower_governor, tower_governor_routed, tower_governor_without_headers,
+    },
     tower_rate_limit_redis::{
-        TOWER_RATE_LIMIT_REDIS, tower_rate_limit_redis, tower_rate_limit_redis_layer, tower_rate_limit_redis_spent,
-        tower_rate_limit_redis_thrice,
+        TOWER_RATE_LIMIT_REDIS, tower_rate_limit_redis, tower_rate_limit_redis_layer,
+        tower_rate_limit_redis_spent, tower_rate_limit_redis_thrice,
     },
 };
 
@@ -85,7 +88,9 @@ impl Service<Request<()>> for Inner {
 /// A request of a key.
 fn request(key: usize) -> Request<()> {
     let mut request = Request::new(());
-    request.headers_mut().insert("x-key", HeaderValue::from(key));
+    request
+        .headers_mut()
+        .insert("x-key", HeaderValue::from(key));
     request
 }
 
@@ -100,7 +105,9 @@ where
 {
     async fn decide(&mut self, key: usize) -> bool {
         // A limiter that fails is fast, which must not count.
-        self.try_decide(key).await.unwrap_or_else(|status| panic!("a limiter failed with {status}"))
+        self.try_decide(key)
+            .await
+            .unwrap_or_else(|status| panic!("a limiter failed with {status}"))
     }
 
     async fn try_decide(&mut self, key: usize) -> Result<bool, StatusCode> {

@@ -21,7 +21,11 @@ impl Naive {
 
     pub(crate) async fn new(server: &Server, window: Duration) -> Self {
         let manager = RedisConnectionManager::new(server.url()).expect("a URL");
-        let pool = bb8::Pool::builder().max_size(16).build(manager).await.expect("the server is up");
+        let pool = bb8::Pool::builder()
+            .max_size(16)
+            .build(manager)
+            .await
+            .expect("the server is up");
         let script = Script::new(
             "local time = redis.call('TIME')
              local now = time[1] * 1000000 + time[2]
@@ -31,17 +35,26 @@ impl Naive {
              redis.call('PEXPIRE', KEYS[1], ARGV[2])
              return 1",
         );
-        Self { pool, script: Arc::new(script), window }
+        Self {
+            pool,
+            script: Arc::new(script),
+            window,
+        }
     }
 }
 
 impl Contender for Naive {
     async fn decide(&mut self, key: usize) -> bool {
-        let member = tower_sliding_window::check::AdmissionId::fresh().0.to_be_bytes();
+        let member = tower_sliding_window::check::AdmissionId::fresh()
+            .0
+            .to_be_bytes();
         let mut connection = self.pool.get().await.expect("a connection");
         let mut script = self.script.key(format!("naive:{key}"));
         script.arg(&member[..]).arg(self.window.as_millis() as u64);
-        let allowed: u64 = script.invoke_async(&mut *connection).await.expect("an answer");
+        let allowed: u64 = script
+            .invoke_async(&mut *connection)
+            .await
+            .expect("an answer");
         allowed == 1
     }
 }

@@ -41,7 +41,9 @@ pub(crate) fn spent() -> Limit {
 /// Fail-closed, with a deadline that a loaded machine does not reach, so that only decisions are
 /// counted.
 pub(crate) async fn our_layer(server: &Server, limit: Limit) -> RateLimitLayer {
-    let store = RedisStore::connect(&server.url()).await.expect("the server is up");
+    let store = RedisStore::connect(&server.url())
+        .await
+        .expect("the server is up");
     our_layer_on(Limiter::new(store), limit)
 }
 
@@ -67,7 +69,9 @@ pub(crate) fn long_prefetches() -> Duration {
 pub(crate) async fn ours_thrice(server: &Server) -> Layered<RateLimit<Inner>> {
     let limit = |name, window| Limit::per(name, 1_000_000_000, window).by(Header::new("x-key"));
     let layer = our_layer(server, wide()).await;
-    let layer = layer.limit(limit("second", Duration::from_secs(1))).limit(limit("minute", Duration::from_secs(60)));
+    let layer = layer
+        .limit(limit("second", Duration::from_secs(1)))
+        .limit(limit("minute", Duration::from_secs(60)));
     Layered(layer.layer(Inner))
 }
 
@@ -85,5 +89,7 @@ fn layer_in_process(quota: Quota, capacity: usize) -> RateLimitLayer {
     let key = |parts: &Parts| Ok::<_, KeyError>(Key::new("x", &parts.headers["x-key"]));
     let store = MemoryStore::new().capacity(capacity);
     let limit = Limit::per("wide", quota.units.into(), quota.window);
-    RateLimitLayer::new(store).limit(limit.by(key)).fail_closed()
+    RateLimitLayer::new(store)
+        .limit(limit.by(key))
+        .fail_closed()
 }

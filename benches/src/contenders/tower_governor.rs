@@ -2,7 +2,9 @@
 
 use http::Request;
 use tower::Layer;
-use tower_governor::{GovernorError, GovernorLayer, governor::GovernorConfigBuilder, key_extractor::KeyExtractor};
+use tower_governor::{
+    GovernorError, GovernorLayer, governor::GovernorConfigBuilder, key_extractor::KeyExtractor,
+};
 
 use super::{Contender, Inner, Layered, Quota, Routed};
 

@@ -26,22 +26,36 @@ pub(crate) async fn tower_rate_limit_redis(server: &Server) -> impl Contender {
 
 /// Three layers, one around the other: each request is decided three times in a row.
 pub(crate) async fn tower_rate_limit_redis_thrice(server: &Server) -> impl Contender {
-    let [first, second, third] =
-        [layer(server, LARGEST, "1").await, layer(server, LARGEST, "2").await, layer(server, LARGEST, "3").await];
+    let [first, second, third] = [
+        layer(server, LARGEST, "1").await,
+        layer(server, LARGEST, "2").await,
+        layer(server, LARGEST, "3").await,
+    ];
     Layered(first.layer(second.layer(third.layer(Inner))))
 }
 
 /// With a bucket of one, which is refilled after an hour.
 pub(crate) async fn tower_rate_limit_redis_spent(server: &Server) -> impl Contender {
-    Layered(layer(server, (1, Duration::from_secs(3600)), "").await.layer(Inner))
+    Layered(
+        layer(server, (1, Duration::from_secs(3600)), "")
+            .await
+            .layer(Inner),
+    )
 }
 
 /// The largest bucket, and the time in which one request is refilled.
 const LARGEST: (u16, Duration) = (u16::MAX, Duration::from_secs(1));
 
-async fn layer(server: &Server, (capacity, interval): (u16, Duration), prefix: &'static str) -> RateLimitLayer<XKey> {
+async fn layer(
+    server: &Server,
+    (capacity, interval): (u16, Duration),
+    prefix: &'static str,
+) -> RateLimitLayer<XKey> {
     let client = redis_0_32::Client::open(server.url()).expect("a URL");
-    let connection = client.get_multiplexed_async_connection().await.expect("the server is up");
+    let connection = client
+        .get_multiplexed_async_connection()
+        .await
+        .expect("the server is up");
     RateLimitLayer::builder()
         .conn(connection)
         .key_resolver(XKey(prefix))

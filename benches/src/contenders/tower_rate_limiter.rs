@@ -30,6 +30,9 @@ impl KeyExtractor for XKey {
     type Key = String;
 
     fn extract<T>(&self, request: &Request<T>) -> Result<String, RateLimitError> {
-        Ok(request.headers()["x-key"].to_str().expect("digits").to_owned())
+        Ok(request.headers()["x-key"]
+            .to_str()
+            .expect("digits")
+            .to_owned())
     }
 }

@@ -5,14 +5,19 @@ use crate::measure::Spread;
 
 /// One line per round and pair.
 pub(crate) fn rounds(findings: &[Finding], machine: &str) -> String {
-    let mut text = format!("{machine}scenario,what,unit,better,us,against,round,our figure,their figure,ratio\n");
+    let mut text = format!(
+        "{machine}scenario,what,unit,better,us,against,round,our figure,their figure,ratio\n"
+    );
     for (about, finding) in described(findings) {
         let comparison = &finding.comparison;
         for other in &comparison.others {
             for (round, ratio) in comparison.ratios(other).enumerate() {
                 let (us, them) = (comparison.us.figures[round], other.figures[round]);
                 let pair = format!("{},{}", quoted(&comparison.us.label), quoted(&other.label));
-                text += &format!("{about},{pair},{},{us:.3},{them:.3},{ratio:.4}\n", round + 1);
+                text += &format!(
+                    "{about},{pair},{},{us:.3},{them:.3},{ratio:.4}\n",
+                    round + 1
+                );
             }
         }
     }
@@ -41,8 +46,20 @@ pub(crate) fn summary(findings: &[Finding], machine: &str) -> String {
 fn described(findings: &[Finding]) -> impl Iterator<Item = (String, &Finding)> {
     findings.iter().map(|finding| {
         let (what, unit) = (&finding.comparison.what, finding.comparison.unit);
-        let better = if unit.more_is_better() { "more" } else { "less" };
-        (format!("{},{},{},{better}", finding.scenario, quoted(what), unit.name()), finding)
+        let better = if unit.more_is_better() {
+            "more"
+        } else {
+            "less"
+        };
+        (
+            format!(
+                "{},{},{},{better}",
+                finding.scenario,
+                quoted(what),
+                unit.name()
+            ),
+            finding,
+        )
     })
 }
 

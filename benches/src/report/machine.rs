@@ -4,7 +4,8 @@ use std::{fs, net::UdpSocket, process::Command, thread, time::Instant};
 
 /// Comment lines for the head of a file.
 pub(crate) fn describe() -> String {
-    let cores = thread::available_parallelism().map_or_else(|_| "unknown".to_owned(), |cores| cores.to_string());
+    let cores = thread::available_parallelism()
+        .map_or_else(|_| "unknown".to_owned(), |cores| cores.to_string());
     format!(
         "# processor: {}\n# cores: {cores}\n# a system call: {:.0} ns\n# a read of the clock: {:.0} ns\n# redis: {}\n# rustc: {}\n",
         processor().unwrap_or_else(unknown),
@@ -34,12 +35,19 @@ fn unknown() -> String {
 
 fn processor() -> Option<String> {
     let cpuinfo = fs::read_to_string("/proc/cpuinfo").ok()?;
-    let line = cpuinfo.lines().find(|line| line.starts_with("model name"))?;
+    let line = cpuinfo
+        .lines()
+        .find(|line| line.starts_with("model name"))?;
     Some(line.split_once(':')?.1.trim().to_owned())
 }
 
 /// The version that a program reports.
 fn version(program: &str) -> Option<String> {
     let output = Command::new(program).arg("--version").output().ok()?;
-    Some(String::from_utf8_lossy(&output.stdout).lines().next()?.to_owned())
+    Some(
+        String::from_utf8_lossy(&output.stdout)
+            .lines()
+            .next()?
+            .to_owned(),
+    )
 }

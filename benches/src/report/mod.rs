@@ -26,16 +26,19 @@ impl Report {
     pub(crate) fn write(&self, folder: &Path) -> io::Result<Vec<String>> {
         fs::create_dir_all(folder)?;
         let machine = machine::describe();
-        let (more, less): (Vec<_>, Vec<_>) =
-            self.findings.iter().partition(|finding| finding.comparison.unit.more_is_better());
+        let (more, less): (Vec<_>, Vec<_>) = self
+            .findings
+            .iter()
+            .partition(|finding| finding.comparison.unit.more_is_better());
         let mut files = vec![
             ("rounds.csv", figures::rounds(&self.findings, &machine)),
             ("summary.csv", figures::summary(&self.findings, &machine)),
         ];
         // On a scale, either more or less is better, so there is one plot for each.
-        for (name, title, findings) in
-            [("throughput.svg", "more is better", more), ("costs.svg", "less is better", less)]
-        {
+        for (name, title, findings) in [
+            ("throughput.svg", "more is better", more),
+            ("costs.svg", "less is better", less),
+        ] {
             if !findings.is_empty() {
                 files.push((name, plot::bars(title, &findings)));
             }

@@ -31,13 +31,19 @@ pub(crate) fn bars(direction: &str, findings: &[&Finding]) -> String {
     for finding in findings {
         let comparison = &finding.comparison;
         let title = format!("{}: {} ({direction})", finding.scenario, comparison.what);
-        drawing += &format!("<text class=\"title\" x=\"8\" y=\"{}\">{}</text>\n", y + 21.0, escaped(&title));
+        drawing += &format!(
+            "<text class=\"title\" x=\"8\" y=\"{}\">{}</text>\n",
+            y + 21.0,
+            escaped(&title)
+        );
         y += HEAD;
         let scale = LONGEST / longest(comparison);
         for (row, side) in sides(comparison).enumerate() {
             let class = if row == 0 { "us" } else { "them" };
-            drawing +=
-                &format!("<g class=\"{class}\" transform=\"translate(0 {y})\">{}</g>\n", bar(side, comparison, scale));
+            drawing += &format!(
+                "<g class=\"{class}\" transform=\"translate(0 {y})\">{}</g>\n",
+                bar(side, comparison, scale)
+            );
             y += ROW;
         }
         y += GAP;
@@ -50,7 +56,11 @@ pub(crate) fn bars(direction: &str, findings: &[&Finding]) -> String {
 
 /// One side: its label, its median as a bar and in figures, and its spread as a line on the bar.
 fn bar(side: &Series, comparison: &Comparison, scale: f64) -> String {
-    let Spread { least, median, most } = side.spread();
+    let Spread {
+        least,
+        median,
+        most,
+    } = side.spread();
     let (length, from, to) = (median * scale, LEFT + least * scale, LEFT + most * scale);
     let (middle, base) = (BAR / 2.0, BAR - 2.5);
     format!(
@@ -71,9 +81,13 @@ fn sides(comparison: &Comparison) -> impl Iterator<Item = &Series> {
 
 /// The largest figure of a group, which sets its scale.
 fn longest(comparison: &Comparison) -> f64 {
-    sides(comparison).map(|side| side.spread().most).fold(f64::MIN_POSITIVE, f64::max)
+    sides(comparison)
+        .map(|side| side.spread().most)
+        .fold(f64::MIN_POSITIVE, f64::max)
 }
 
 fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
+    text.replace('&', "&amp;")
+        .replace('<', "&lt;")
+        .replace('>', "&gt;")
 }

@@ -17,11 +17,29 @@ impl fmt::Display for Finding {
         let unit = comparison.unit;
         for other in &comparison.others {
             let (us, them) = (comparison.us.spread().median, other.spread().median);
-            let Spread { least, median, most } = Spread::of(comparison.ratios(other));
-            let better = if unit.more_is_better() { "more" } else { "less" };
-            write!(f, "{:<11} {:<36} {:>12}   ", self.scenario, comparison.what, unit.show(us))?;
+            let Spread {
+                least,
+                median,
+                most,
+            } = Spread::of(comparison.ratios(other));
+            let better = if unit.more_is_better() {
+                "more"
+            } else {
+                "less"
+            };
+            write!(
+                f,
+                "{:<11} {:<36} {:>12}   ",
+                self.scenario,
+                comparison.what,
+                unit.show(us)
+            )?;
             write!(f, "{:<36} {:>12}   ", other.label, unit.show(them))?;
-            writeln!(f, "{:<22} {better} is better", format!("{median:.2} ({least:.2} to {most:.2})"))?;
+            writeln!(
+                f,
+                "{:<22} {better} is better",
+                format!("{median:.2} ({least:.2} to {most:.2})")
+            )?;
         }
         Ok(())
     }

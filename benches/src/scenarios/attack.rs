@@ -36,12 +36,17 @@ type App = RateLimit<Inner>;
 
 pub(crate) fn run(effort: Effort) -> Outcome {
     let lasting = effort.round * 15;
-    println!("\n{ATTACKERS} attackers for {lasting:?}; times of an honest client that asks every 5 ms");
+    println!(
+        "\n{ATTACKERS} attackers for {lasting:?}; times of an honest client that asks every 5 ms"
+    );
     println!(
         "| attack | refused | asked of Redis | logins admitted | without a decision | p99 without | p99 with | ratio |"
     );
     println!("|---|---|---|---|---|---|---|---|");
-    for (name, window) in [("dear requests", Duration::from_secs(3_600)), ("moving window", Duration::from_secs(2))] {
+    for (name, window) in [
+        ("dear requests", Duration::from_secs(3_600)),
+        ("moving window", Duration::from_secs(2)),
+    ] {
         two_threads().block_on(attack(name, window, lasting));
     }
     Ok(Vec::new())
@@ -49,11 +54,19 @@ pub(crate) fn run(effort: Effort) -> Outcome {
 
 async fn attack(name: &str, window: Duration, lasting: Duration) {
     let server = Server::start();
-    let store = RedisStore::connect(&server.url()).await.expect("the server is up");
+    let store = RedisStore::connect(&server.url())
+        .await
+        .expect("the server is up");
     let app = |limit: Limit| {
-        RateLimitLayer::new(store.clone()).limit(limit.by(Header::new("x-key"))).cost(|request| {
-            request.headers.get("x-cost").and_then(|cost| cost.to_str().ok()?.parse().ok()).unwrap_or(1)
-        })
+        RateLimitLayer::new(store.clone())
+            .limit(limit.by(Header::new("x-key")))
+            .cost(|request| {
+                request
+                    .headers
+                    .get("x-cost")
+                    .and_then(|cost| cost.to_str().ok()?.parse().ok())
+                    .unwrap_or(1)
+            })
     };
     let undecided = Arc::new(AtomicU32::new(0));
     let attacked = app(Limit::per("units", 1_000_000, window)).layer(Inner);
@@ -61,11 +74,18 @@ async fn attack(name: &str, window: Duration, lasting: Duration) {
     let login = app(Limit::per_minute("login", 5)).layer(Inner);
 
     let quiet = p99(honest.clone(), lasting / 3, &undecided).await;
-    let (ended, refused) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU32::new(0)));
+    let (ended, refused) = (
+        Arc::new(AtomicBool::new(false)),
+        Arc::new(AtomicU32::new(0)),
+    );
     let mut attackers = JoinSet::new();
     for attacker in 0..ATTACKERS {
-        let (mut app, ended, refused, undecided) =
-            (attacked.clone(), Arc::clone(&ended), Arc::clone(&refused), Arc::clone(&undecided));
+        let (mut app, ended, refused, undecided) = (
+            attacked.clone(),
+            Arc::clone(&ended),
+            Arc::clone(&refused),
+            Arc::clone(&undecided),
+        );
         attackers.spawn(async move {
             for _ in 0..SMALL / ATTACKERS {
                 ask(&mut app, "mallory", 1 + attacker as u64 % 2, &undecided).await;
@@ -73,7 +93,11 @@ async fn attack(name: &str, window: Duration, lasting: Duration) {
             let (mut pause, mut cost) = (interval(PAUSE), 999_000 - attacker as u64);
             while !ended.load(Relaxed) {
                 pause.tick().await;
-                cost = if cost > 970_000 { cost - ATTACKERS as u64 } else { 999_000 };
+                cost = if cost > 970_000 {
+                    cost - ATTACKERS as u64
+                } else {
+                    999_000
+                };
                 // In the moving window the small requests continue, so that there are always some
                 // that leave.
                 if window < Duration::from_secs(60) {
@@ -116,7 +140,11 @@ async fn attack(name: &str, window: Duration, lasting: Duration) {
 
 /// The responses to an honest client.
 async fn p99(mut app: App, lasting: Duration, undecided: &AtomicU32) -> Duration {
-    let (mut times, mut pause, begun) = (Vec::new(), interval(Duration::from_millis(5)), Instant::now());
+    let (mut times, mut pause, begun) = (
+        Vec::new(),
+        interval(Duration::from_millis(5)),
+        Instant::now(),
+    );
     while begun.elapsed() < lasting {
         pause.tick().await;
         let asked = Instant::now();
@@ -129,8 +157,15 @@ async fn p99(mut app: App, lasting: Duration, undecided: &AtomicU32) -> Duration
 }
 
 async fn ask(app: &mut App, key: &str, cost: u64, undecided: &AtomicU32) -> Response<Body> {
-    let request = Request::get("/").header("x-key", key).header("x-cost", cost).body(()).expect("a request");
+    let request = Request::get("/")
+        .header("x-key", key)
+        .header("x-cost", cost)
+        .body(())
+        .expect("a request");
     let answer = app.call(request).await.expect("it never fails");
-    undecided.fetch_add(u32::from(answer.extensions().get::<Degraded>().is_some()), Relaxed);
+    undecided.fetch_add(
+        u32::from(answer.extensions().get::<Degraded>().is_some()),
+        Relaxed,
+    );
     answer
 }

@@ -12,8 +12,8 @@ use tokio::{runtime::Runtime, sync::Barrier, task::JoinSet};
 use super::Outcome;
 use crate::{
     contenders::{
-        Contender, OURS, OURS_WITH_PREFETCH, TOWER_RATE_LIMIT_REDIS, ours, ours_with_prefetch, tower_rate_limit_redis,
-        wide,
+        Contender, OURS, OURS_WITH_PREFETCH, TOWER_RATE_LIMIT_REDIS, ours, ours_with_prefetch,
+        tower_rate_limit_redis, wide,
     },
     load::two_threads,
     measure::{Comparison, Effort, Sides, Unit},
@@ -25,7 +25,10 @@ const TASKS: usize = 10_000;
 pub(crate) fn run(effort: Effort) -> Outcome {
     println!("\n| {TASKS} tasks at once | side | most responses without a decision |");
     println!("|---|---|---|");
-    Ok(vec![bursts(effort, 1, "one key"), bursts(effort, TASKS, "a key each")])
+    Ok(vec![
+        bursts(effort, 1, "one key"),
+        bursts(effort, TASKS, "a key each"),
+    ])
 }
 
 /// The measurement of a burst.
@@ -40,16 +43,22 @@ fn bursts(effort: Effort, keys: usize, name: &str) -> Comparison {
     let exact = runtime.block_on(ours(&server, wide()));
     let rival = runtime.block_on(tower_rate_limit_redis(&server));
     let bursts = Sides::new()
-        .side(OURS_WITH_PREFETCH, || burst(&runtime, &server, &prefetches, keys))
+        .side(OURS_WITH_PREFETCH, || {
+            burst(&runtime, &server, &prefetches, keys)
+        })
         .side(OURS, || burst(&runtime, &server, &exact, keys))
-        .side(TOWER_RATE_LIMIT_REDIS, || burst(&runtime, &server, &rival, keys))
+        .side(TOWER_RATE_LIMIT_REDIS, || {
+            burst(&runtime, &server, &rival, keys)
+        })
         .measure(effort.rounds * 5);
     for (label, bursts) in &bursts {
         let most = bursts.iter().map(|burst| burst.undecided).max();
         println!("| {name} | {label} | {} |", most.unwrap_or(0));
     }
     let what = format!("until all are decided, {name}");
-    Comparison::of(what, Unit::Micros, &bursts, |burst| burst.lasted.as_secs_f64() * 1e6)
+    Comparison::of(what, Unit::Micros, &bursts, |burst| {
+        burst.lasted.as_secs_f64() * 1e6
+    })
 }
 
 fn burst<C: Contender>(runtime: &Runtime, server: &Server, contender: &C, keys: usize) -> Burst {
@@ -70,9 +79,15 @@ fn burst<C: Contender>(runtime: &Runtime, server: &Server, contender: &C, keys: 
         let answers = tasks.join_all().await;
         let first = answers.iter().map(|of| of.0).min().expect("tasks");
         let last = answers.iter().map(|of| of.1).max().expect("tasks");
-        let undecided = answers.iter().filter(|of| of.2 == Err(StatusCode::SERVICE_UNAVAILABLE)).count();
+        let undecided = answers
+            .iter()
+            .filter(|of| of.2 == Err(StatusCode::SERVICE_UNAVAILABLE))
+            .count();
         let admitted = answers.iter().filter(|of| of.2 == Ok(true)).count();
         assert_eq!(admitted + undecided, TASKS, "the limit is never reached");
-        Burst { lasted: last - first, undecided }
+        Burst {
+            lasted: last - first,
+            undecided,
+        }
     })
 }

@@ -14,14 +14,18 @@ use crate::{
 
 pub(crate) fn run(effort: Effort) -> Outcome {
     let (runtime, server) = (two_threads(), Server::start());
-    let store = runtime.block_on(RedisStore::connect(&server.url())).expect("the server is up");
+    let store = runtime
+        .block_on(RedisStore::connect(&server.url()))
+        .expect("the server is up");
     let limiter = Limiter::new(store).deadline(Duration::from_secs(10));
     let decide = |cost: u64| {
         server.run::<()>("FLUSHALL");
         server.run::<()>("CONFIG RESETSTAT");
         runtime.block_on(async {
             for check in 0..5_000 {
-                let decision = limiter.check(&wide(), (check % 100).to_string(), cost).await;
+                let decision = limiter
+                    .check(&wide(), (check % 100).to_string(), cost)
+                    .await;
                 assert!(decision.is_ok_and(|decision| decision.is_allowed()));
             }
         });

@@ -15,7 +15,9 @@ use tokio::{
     task::JoinSet,
     time::{sleep, sleep_until},
 };
-use tower_sliding_window::{Decision, Error, Limit, Limiter, RedisStore, limit::prefetch::DEFAULT_LIFE};
+use tower_sliding_window::{
+    Decision, Error, Limit, Limiter, RedisStore, limit::prefetch::DEFAULT_LIFE,
+};
 
 use super::Outcome;
 use crate::{
@@ -48,9 +50,16 @@ pub(crate) fn run(effort: Effort) -> Outcome {
     for distance in [0.1, 1.0, 5.0, 20.0, 40.0, 80.0, 200.0].map(away) {
         comparisons.extend(measure(&server, distance, lasting)?);
     }
-    for distance in
-        [Distance { jitter: Duration::from_millis(10), ..away(20.0) }, Distance { loss: 0.005, ..away(40.0) }]
-    {
+    for distance in [
+        Distance {
+            jitter: Duration::from_millis(10),
+            ..away(20.0)
+        },
+        Distance {
+            loss: 0.005,
+            ..away(40.0)
+        },
+    ] {
         comparisons.extend(measure(&server, distance, lasting)?);
     }
     share(&server, WINDOW * (effort.rounds as u32 / 2 + 1))?;
@@ -58,7 +67,11 @@ pub(crate) fn run(effort: Effort) -> Outcome {
 }
 
 fn away(millis: f64) -> Distance {
-    Distance { trip: Duration::from_secs_f64(millis / 1e3), jitter: Duration::ZERO, loss: 0.0 }
+    Distance {
+        trip: Duration::from_secs_f64(millis / 1e3),
+        jitter: Duration::ZERO,
+        loss: 0.0,
+    }
 }
 
 struct Reply {
@@ -83,17 +96,37 @@ fn measure(server: &Server, distance: Distance, lasting: Duration) -> Outcome {
         let pings = pings(&proxy, lasting).await?;
         let limiter = limiter(&proxy).await?;
         let mut dice = Dice::new(30);
-        let ramp = arrivals(31, lasting, |at| (STEADY * at.div_duration_f64(lasting)).max(1.0));
+        let ramp = arrivals(31, lasting, |at| {
+            (STEADY * at.div_duration_f64(lasting)).max(1.0)
+        });
         let ramp = ask_at(&limiter, &wide(), &ramp, || dice.below(KEYS)).await;
-        let steady = ask_at(&limiter, &wide(), &arrivals(32, lasting, |_| STEADY), || dice.below(KEYS)).await;
+        let steady = ask_at(
+            &limiter,
+            &wide(),
+            &arrivals(32, lasting, |_| STEADY),
+            || dice.below(KEYS),
+        )
+        .await;
         let asking = limiter.clone();
         let alone = one_by_one(lasting, move |asked| ask(&asking, &wide(), KEYS, asked)).await;
         let prefetched = wide().prefetch(DEFAULT_LIFE);
-        let tenant = ask_at(&limiter, &prefetched, &arrivals(33, second + lasting, |_| TENANT), || KEYS + 1).await;
+        let tenant = ask_at(
+            &limiter,
+            &prefetched,
+            &arrivals(33, second + lasting, |_| TENANT),
+            || KEYS + 1,
+        )
+        .await;
         Ok::<_, String>((pings, ramp, steady, alone, tenant))
     })?;
-    let all: Vec<&Reply> = [&ramp, &steady, &alone, &tenant].into_iter().flatten().collect();
-    let errors: Vec<&Error> = all.iter().filter_map(|reply| reply.outcome.as_ref().err()).collect();
+    let all: Vec<&Reply> = [&ramp, &steady, &alone, &tenant]
+        .into_iter()
+        .flatten()
+        .collect();
+    let errors: Vec<&Error> = all
+        .iter()
+        .filter_map(|reply| reply.outcome.as_ref().err())
+        .collect();
     let begun = tenant.partition_point(|reply| reply.asked < second);
     let later = &tenant[begun..];
     let waiting = later.iter().filter(|reply| reply.waits).count() as f64 / later.len() as f64;
@@ -116,10 +149,19 @@ fn measure(server: &Server, distance: Distance, lasting: Duration) -> Outcome {
     let against_pings = |what: &str, times: &[Duration]| Comparison {
         what: format!("median time, {what}, {}", name(distance)),
         unit: Unit::Micros,
-        us: Series { label: OURS.to_owned(), figures: vec![part(times, 50).as_secs_f64() * 1e6] },
-        others: vec![Series { label: "PING".to_owned(), figures: vec![part(&pings, 50).as_secs_f64() * 1e6] }],
+        us: Series {
+            label: OURS.to_owned(),
+            figures: vec![part(times, 50).as_secs_f64() * 1e6],
+        },
+        others: vec![Series {
+            label: "PING".to_owned(),
+            figures: vec![part(&pings, 50).as_secs_f64() * 1e6],
+        }],
     };
-    Ok(vec![against_pings("alone", &alone), against_pings("busy", &steady)])
+    Ok(vec![
+        against_pings("alone", &alone),
+        against_pings("busy", &steady),
+    ])
 }
 
 /// Prints the row of a limit that two processes share, which ask for twice as much.
@@ -130,22 +172,36 @@ fn share(server: &Server, lasting: Duration) -> Result<(), String> {
     let [near, far] = two_threads().block_on(async {
         let limiters = [limiter(&proxies[0]).await?, limiter(&proxies[1]).await?];
         let [of_near, of_far] = [41, 43].map(|seed| arrivals(seed, lasting, |_| SHARE));
-        let (near, far) =
-            tokio::join!(ask_at(&limiters[0], &limit, &of_near, || 0), ask_at(&limiters[1], &limit, &of_far, || 0));
+        let (near, far) = tokio::join!(
+            ask_at(&limiters[0], &limit, &of_near, || 0),
+            ask_at(&limiters[1], &limit, &of_far, || 0)
+        );
         Ok::<_, String>([near, far])
     })?;
     let admitted = |replies: &[Reply]| {
         let is_admitted = |reply: &&Reply| reply.outcome.as_ref().is_ok_and(Decision::is_allowed);
-        replies.iter().filter(is_admitted).map(|reply| reply.at).collect::<Vec<_>>()
+        replies
+            .iter()
+            .filter(is_admitted)
+            .map(|reply| reply.at)
+            .collect::<Vec<_>>()
     };
     let admitted = [admitted(&near), admitted(&far)];
     let mut asked: Vec<Duration> = near.iter().chain(&far).map(|reply| reply.asked).collect();
-    let errors: Vec<&Error> = near.iter().chain(&far).filter_map(|reply| reply.outcome.as_ref().err()).collect();
+    let errors: Vec<&Error> = near
+        .iter()
+        .chain(&far)
+        .filter_map(|reply| reply.outcome.as_ref().err())
+        .collect();
     let total = admitted.iter().map(Vec::len).sum::<usize>();
     asked.sort_unstable();
     let exact = exact(&asked);
-    println!("\n{UNITS} units in {WINDOW:?} for two processes with prefetch, {SHARE} requests a second each");
-    println!("| most in a window | admitted | of an exact log | at 0.1 ms | at 80 ms | without a decision |");
+    println!(
+        "\n{UNITS} units in {WINDOW:?} for two processes with prefetch, {SHARE} requests a second each"
+    );
+    println!(
+        "| most in a window | admitted | of an exact log | at 0.1 ms | at 80 ms | without a decision |"
+    );
     println!("|---|---|---|---|---|---|");
     println!(
         "| {} | {total} of {} | {:.2} % | {} | {} | {} |",
@@ -162,13 +218,19 @@ fn share(server: &Server, lasting: Duration) -> Result<(), String> {
 
 /// With the default settings.
 async fn limiter(proxy: &Proxy) -> Result<Limiter, String> {
-    RedisStore::connect(proxy.url()).await.map(Limiter::new).map_err(|error| error.to_string())
+    RedisStore::connect(proxy.url())
+        .await
+        .map(Limiter::new)
+        .map_err(|error| error.to_string())
 }
 
 /// The times of PINGs over a bare connection, one by one.
 async fn pings(proxy: &Proxy, lasting: Duration) -> Result<Vec<Duration>, String> {
     let client = redis::Client::open(proxy.url()).expect("a URL");
-    let connection = client.get_multiplexed_async_connection().await.map_err(|error| error.to_string())?;
+    let connection = client
+        .get_multiplexed_async_connection()
+        .await
+        .map_err(|error| error.to_string())?;
     let ping = move |_| {
         let mut connection = connection.clone();
         async move {
@@ -182,7 +244,10 @@ async fn pings(proxy: &Proxy, lasting: Duration) -> Result<Vec<Duration>, String
 }
 
 /// One request after the other, with pauses, in a task as in a server.
-async fn one_by_one<T, F>(lasting: Duration, mut ask: impl FnMut(Duration) -> F + Send + 'static) -> Vec<T>
+async fn one_by_one<T, F>(
+    lasting: Duration,
+    mut ask: impl FnMut(Duration) -> F + Send + 'static,
+) -> Vec<T>
 where
     T: Send + 'static,
     F: Future<Output = T> + Send,
@@ -199,7 +264,12 @@ where
 }
 
 /// Asks at these times, whether or not there are replies.
-async fn ask_at(limiter: &Limiter, limit: &Limit, arrivals: &[Duration], mut key: impl FnMut() -> usize) -> Vec<Reply> {
+async fn ask_at(
+    limiter: &Limiter,
+    limit: &Limit,
+    arrivals: &[Duration],
+    mut key: impl FnMut() -> usize,
+) -> Vec<Reply> {
     let (started, mut requests) = (tokio::time::Instant::now(), JoinSet::new());
     for arrival in arrivals {
         sleep_until(started + *arrival).await;
@@ -224,8 +294,18 @@ fn ask(
             Poll::Pending => (check.await, true),
         };
         let took = started.elapsed();
-        let at = outcome.as_ref().ok().filter(|_| waits).map_or_else(SystemTime::now, Decision::at);
-        Reply { asked, took, waits, at, outcome }
+        let at = outcome
+            .as_ref()
+            .ok()
+            .filter(|_| waits)
+            .map_or_else(SystemTime::now, Decision::at);
+        Reply {
+            asked,
+            took,
+            waits,
+            at,
+            outcome,
+        }
     }
 }
 
@@ -246,7 +326,10 @@ fn arrivals(seed: u64, lasting: Duration, rate: impl Fn(Duration) -> f64) -> Vec
 fn exact(asked: &[Duration]) -> usize {
     let (mut log, mut admitted) = (VecDeque::new(), 0);
     for at in asked {
-        while log.front().is_some_and(|admitted| *at - *admitted >= WINDOW) {
+        while log
+            .front()
+            .is_some_and(|admitted| *at - *admitted >= WINDOW)
+        {
             log.pop_front();
         }
         if log.len() < UNITS {
@@ -261,7 +344,10 @@ fn most_in_a_window(mut admitted: Vec<SystemTime>) -> usize {
     admitted.sort_unstable();
     let (mut begin, mut most) = (0, 0);
     for (end, at) in admitted.iter().enumerate() {
-        while at.duration_since(admitted[begin]).is_ok_and(|age| age >= WINDOW) {
+        while at
+            .duration_since(admitted[begin])
+            .is_ok_and(|age| age >= WINDOW)
+        {
             begin += 1;
         }
         most = most.max(end + 1 - begin);
@@ -287,12 +373,22 @@ fn part(times: &[Duration], percent: usize) -> Duration {
 }
 
 fn show(times: &[Duration]) -> String {
-    [50, 99].map(|percent| format!("{:.3}", part(times, percent).as_secs_f64() * 1e3)).join(" / ")
+    [50, 99]
+        .map(|percent| format!("{:.3}", part(times, percent).as_secs_f64() * 1e3))
+        .join(" / ")
 }
 
 fn name(Distance { trip, jitter, loss }: Distance) -> String {
     let millis = |time: Duration| time.as_secs_f64() * 1e3;
-    let jitter = if jitter.is_zero() { String::new() } else { format!(" ± {}", millis(jitter)) };
-    let loss = if loss > 0.0 { format!(", {} % lost", loss * 100.0) } else { String::new() };
+    let jitter = if jitter.is_zero() {
+        String::new()
+    } else {
+        format!(" ± {}", millis(jitter))
+    };
+    let loss = if loss > 0.0 {
+        format!(", {} % lost", loss * 100.0)
+    } else {
+        String::new()
+    };
     format!("{}{jitter} ms{loss}", millis(trip))
 }

@@ -26,7 +26,9 @@ const SAMPLE: usize = 1_000;
 
 pub(crate) fn run(effort: Effort) -> Outcome {
     let (runtime, server) = (two_threads(), Server::start());
-    let store = runtime.block_on(RedisStore::connect(&server.url())).expect("the server is up");
+    let store = runtime
+        .block_on(RedisStore::connect(&server.url()))
+        .expect("the server is up");
     let limiter = Limiter::new(store).deadline(Duration::from_secs(10));
     let long = |_| "long".to_owned();
     runtime.block_on(fill(&limiter, effort.entries, long));
@@ -42,18 +44,27 @@ pub(crate) fn run(effort: Effort) -> Outcome {
             admissions(&server, &limiter, short).await
         })
     };
-    let (many, few) = (format!("{} entries", thousands(effort.entries)), format!("{FEW} entries"));
+    let (many, few) = (
+        format!("{} entries", thousands(effort.entries)),
+        format!("{FEW} entries"),
+    );
     let server_time = Contest::new(format!("Redis time, {many}"), Unit::Micros)
         .side(&many, || measure_long().script)
         .side(&few, || measure_short().script);
     let client_time = Contest::new(format!("median time, {many}"), Unit::Micros)
         .side(&many, || measure_long().client)
         .side(&few, || measure_short().client);
-    Ok([server_time, client_time].map(|contest| contest.measure(effort.rounds)).into())
+    Ok([server_time, client_time]
+        .map(|contest| contest.measure(effort.rounds))
+        .into())
 }
 
 /// So many admissions, each with its own id, so that those of one batch do not share an entry.
-async fn fill(limiter: &Limiter, admissions: usize, key: impl Fn(usize) -> String + Copy + Send + 'static) {
+async fn fill(
+    limiter: &Limiter,
+    admissions: usize,
+    key: impl Fn(usize) -> String + Copy + Send + 'static,
+) {
     let mut tasks = JoinSet::new();
     for task in 0..TASKS {
         let limiter = limiter.clone();
@@ -61,7 +72,13 @@ async fn fill(limiter: &Limiter, admissions: usize, key: impl Fn(usize) -> Strin
             for number in (task..admissions).step_by(TASKS) {
                 let charge = Charge::new(wide(), key(number), 1).expect("a cost below the limit");
                 let check = Check::new(charge).with_id(AdmissionId(number as u64));
-                assert!(limiter.check_all(check).await.expect("an answer").is_allowed());
+                assert!(
+                    limiter
+                        .check_all(check)
+                        .await
+                        .expect("an answer")
+                        .is_allowed()
+                );
             }
         });
     }
@@ -85,7 +102,10 @@ async fn admissions(server: &Server, limiter: &Limiter, key: impl Fn(usize) -> S
         times.push(asked.elapsed());
         assert!(decision.expect("an answer").is_allowed());
     }
-    Times { script: server.script_micros(), client: median(times).as_secs_f64() * 1e6 }
+    Times {
+        script: server.script_micros(),
+        client: median(times).as_secs_f64() * 1e6,
+    }
 }
 
 /// A number in a readable form.

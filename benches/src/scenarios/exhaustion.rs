@@ -5,7 +5,9 @@
 use std::time::Duration;
 
 use tower::Layer;
-use tower_sliding_window::{Limit, Limiter, RedisStore, limit::prefetch::DEFAULT_LIFE, middleware::RateLimit};
+use tower_sliding_window::{
+    Limit, Limiter, RedisStore, limit::prefetch::DEFAULT_LIFE, middleware::RateLimit,
+};
 
 use super::Outcome;
 use crate::{
@@ -23,27 +25,49 @@ const WINDOW: Duration = Duration::from_millis(500);
 pub(crate) fn run(effort: Effort) -> Outcome {
     let mut comparisons = Vec::new();
     for (keys, units) in [(1, 500), (1_000, 5)] {
-        for (cache, settings) in [("", Duration::ZERO), (", refusal cache", Duration::from_secs(1))] {
+        for (cache, settings) in [
+            ("", Duration::ZERO),
+            (", refusal cache", Duration::from_secs(1)),
+        ] {
             let load = format!("{keys} x {}/s{cache}", units * 2);
             let works = measure(effort, keys, Limit::per("near", units, WINDOW), settings);
             comparisons.extend([
-                Comparison::of(format!("decisions a second, {load}"), Unit::PerSecond, &works, |work| {
-                    work.rates.decisions
-                }),
-                Comparison::of(format!("admitted a second, {load}"), Unit::PerSecond, &works, |work| {
-                    work.rates.admitted
-                }),
-                Comparison::of(format!("scripts per 1000, {load}"), Unit::Scripts, &works, |work| work.scripts),
+                Comparison::of(
+                    format!("decisions a second, {load}"),
+                    Unit::PerSecond,
+                    &works,
+                    |work| work.rates.decisions,
+                ),
+                Comparison::of(
+                    format!("admitted a second, {load}"),
+                    Unit::PerSecond,
+                    &works,
+                    |work| work.rates.admitted,
+                ),
+                Comparison::of(
+                    format!("scripts per 1000, {load}"),
+                    Unit::Scripts,
+                    &works,
+                    |work| work.scripts,
+                ),
             ]);
         }
     }
     Ok(comparisons)
 }
 
-fn measure(effort: Effort, keys: usize, limit: Limit, refusal_cache: Duration) -> Vec<(String, Vec<Work>)> {
+fn measure(
+    effort: Effort,
+    keys: usize,
+    limit: Limit,
+    refusal_cache: Duration,
+) -> Vec<(String, Vec<Work>)> {
     let (runtime, server) = (two_threads(), Server::start());
     let contender = |limit| runtime.block_on(near(&server, limit, refusal_cache));
-    let (prefetches, exact) = (contender(limit.clone().prefetch(DEFAULT_LIFE)), contender(limit));
+    let (prefetches, exact) = (
+        contender(limit.clone().prefetch(DEFAULT_LIFE)),
+        contender(limit),
+    );
     let round = WINDOW.max(effort.round / 2);
     let measure = |contender: &Layered<RateLimit<Inner>>| {
         server.run::<()>("FLUSHALL");
@@ -59,7 +83,9 @@ fn measure(effort: Effort, keys: usize, limit: Limit, refusal_cache: Duration) -
 }
 
 async fn near(server: &Server, limit: Limit, refusal_cache: Duration) -> Layered<RateLimit<Inner>> {
-    let store = RedisStore::connect(&server.url()).await.expect("the server is up");
+    let store = RedisStore::connect(&server.url())
+        .await
+        .expect("the server is up");
     let layer = our_layer_on(Limiter::new(store).refusal_cache(refusal_cache), limit);
     Layered(layer.layer(Inner))
 }

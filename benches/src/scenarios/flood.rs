@@ -7,16 +7,24 @@ use tokio::runtime::{Builder, Runtime};
 
 use super::Outcome;
 use crate::{
-    contenders::{Asked, Contender, OURS, TOWER_RATE_LIMIT_REDIS, ours, spent, tower_rate_limit_redis_spent},
+    contenders::{
+        Asked, Contender, OURS, TOWER_RATE_LIMIT_REDIS, ours, spent, tower_rate_limit_redis_spent,
+    },
     load::{TASKS, closed_loop},
     measure::{Contest, Effort, Unit},
     server::Server,
 };
 
 pub(crate) fn run(effort: Effort) -> Outcome {
-    let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let runtime = Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .expect("a runtime");
     let server = Server::start();
-    let (asked, service) = (runtime.block_on(Asked::new(&server, spent())), runtime.block_on(ours(&server, spent())));
+    let (asked, service) = (
+        runtime.block_on(Asked::new(&server, spent())),
+        runtime.block_on(ours(&server, spent())),
+    );
     let rival = runtime.block_on(tower_rate_limit_redis_spent(&server));
     // Spends the whole limit. Our keys differ from the others', because a header's value has its
     // own namespace.
@@ -24,21 +32,37 @@ pub(crate) fn run(effort: Effort) -> Outcome {
     runtime.block_on(service.clone().decide(0));
     runtime.block_on(rival.clone().decide(0));
 
-    let (alone, many) =
-        (format!("{TOWER_RATE_LIMIT_REDIS}, one task"), format!("{TOWER_RATE_LIMIT_REDIS}, {TASKS} tasks"));
+    let (alone, many) = (
+        format!("{TOWER_RATE_LIMIT_REDIS}, one task"),
+        format!("{TOWER_RATE_LIMIT_REDIS}, {TASKS} tasks"),
+    );
     let round = effort.round;
     let limiter = Contest::new("refusals a second, Limiter", Unit::PerSecond)
-        .side(format!("{OURS}, one task"), || runtime.block_on(one_task(&asked, round)))
+        .side(format!("{OURS}, one task"), || {
+            runtime.block_on(one_task(&asked, round))
+        })
         .side(&alone, || runtime.block_on(one_task(&rival, round)))
-        .side(&many, || runtime.block_on(closed_loop(&rival, round, 1, false)));
+        .side(&many, || {
+            runtime.block_on(closed_loop(&rival, round, 1, false))
+        });
     let layer = Contest::new("refusals a second, service", Unit::PerSecond)
-        .side(format!("{OURS}, one task"), || runtime.block_on(one_task(&service, round)))
+        .side(format!("{OURS}, one task"), || {
+            runtime.block_on(one_task(&service, round))
+        })
         .side(&alone, || runtime.block_on(one_task(&rival, round)))
-        .side(&many, || runtime.block_on(closed_loop(&rival, round, 1, false)));
+        .side(&many, || {
+            runtime.block_on(closed_loop(&rival, round, 1, false))
+        });
     let scripts = Contest::new("scripts per 1000 refusals", Unit::Scripts)
-        .side(OURS, || scripts_per_thousand(&runtime, &server, &service, round))
-        .side(TOWER_RATE_LIMIT_REDIS, || scripts_per_thousand(&runtime, &server, &rival, round));
-    Ok([limiter, layer, scripts].map(|contest| contest.measure(effort.rounds)).into())
+        .side(OURS, || {
+            scripts_per_thousand(&runtime, &server, &service, round)
+        })
+        .side(TOWER_RATE_LIMIT_REDIS, || {
+            scripts_per_thousand(&runtime, &server, &rival, round)
+        });
+    Ok([limiter, layer, scripts]
+        .map(|contest| contest.measure(effort.rounds))
+        .into())
 }
 
 /// Refusals per second of a task that asks again as soon as it is refused.
@@ -57,7 +81,12 @@ async fn one_task<C: Contender>(contender: &C, round: Duration) -> f64 {
 }
 
 /// The scripts that Redis runs for the refusals of a round.
-fn scripts_per_thousand<C: Contender>(runtime: &Runtime, server: &Server, contender: &C, round: Duration) -> f64 {
+fn scripts_per_thousand<C: Contender>(
+    runtime: &Runtime,
+    server: &Server,
+    contender: &C,
+    round: Duration,
+) -> f64 {
     server.run::<()>("CONFIG RESETSTAT");
     let refusals = runtime.block_on(one_task(contender, round)) * round.as_secs_f64();
     server.script_calls() * 1e3 / refusals

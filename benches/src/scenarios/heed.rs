@@ -41,7 +41,10 @@ pub(crate) fn run_long(_: Effort) -> Outcome {
 fn heed(calls: usize) -> Outcome {
     let refused = RefCell::new(Vec::new());
     let measure = |label: &'static str, limit, heeds| {
-        let Calls { per_second, refusals } = two_threads().block_on(call(calls, limit, heeds));
+        let Calls {
+            per_second,
+            refusals,
+        } = two_threads().block_on(call(calls, limit, heeds));
         refused.borrow_mut().push((label, refusals));
         per_second
     };
@@ -66,34 +69,61 @@ struct Calls {
 
 async fn call(calls: usize, limit: Limit, heeds: bool) -> Calls {
     let url = serve().await;
-    let limit = if heeds { limit.by(Everyone).heed_upstream() } else { limit.by(Everyone) };
-    let limits = RateLimitLayer::new(MemoryStore::new()).limit(limit).wait_up_to(PATIENCE);
+    let limit = if heeds {
+        limit.by(Everyone).heed_upstream()
+    } else {
+        limit.by(Everyone)
+    };
+    let limits = RateLimitLayer::new(MemoryStore::new())
+        .limit(limit)
+        .wait_up_to(PATIENCE);
     let client = Client::builder(TokioExecutor::new()).build_http::<Body>();
     let client = client.map_response(|response| response.map(Body::new));
     let client = ServiceBuilder::new().layer(limits).service(client);
 
-    let (begun, refused, started) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)), Instant::now());
+    let (begun, refused, started) = (
+        Arc::new(AtomicUsize::new(0)),
+        Arc::new(AtomicUsize::new(0)),
+        Instant::now(),
+    );
     let mut callers = JoinSet::new();
     for _ in 0..CALLERS {
-        let (client, url, begun, refused) = (client.clone(), url.clone(), Arc::clone(&begun), Arc::clone(&refused));
+        let (client, url, begun, refused) = (
+            client.clone(),
+            url.clone(),
+            Arc::clone(&begun),
+            Arc::clone(&refused),
+        );
         callers.spawn(async move {
             while begun.fetch_add(1, Relaxed) < calls {
                 let request = Request::get(&url).body(Body::empty()).expect("a request");
-                let response = client.clone().oneshot(request).await.expect("the upstream is up");
-                assert!(response.extensions().get::<Rejection>().is_none(), "there is time enough");
+                let response = client
+                    .clone()
+                    .oneshot(request)
+                    .await
+                    .expect("the upstream is up");
+                assert!(
+                    response.extensions().get::<Rejection>().is_none(),
+                    "there is time enough"
+                );
                 match response.status() {
                     StatusCode::OK => {}
                     StatusCode::TOO_MANY_REQUESTS => _ = refused.fetch_add(1, Relaxed),
                     status => panic!("the upstream has answered {status}"),
                 }
                 // A connection is free again once the body is read.
-                let _ = axum::body::to_bytes(response.into_body(), 1_000).await.expect("a body");
+                let _ = axum::body::to_bytes(response.into_body(), 1_000)
+                    .await
+                    .expect("a body");
             }
         });
     }
     callers.join_all().await;
     let refusals = refused.load(Relaxed);
-    Calls { per_second: (calls - refusals) as f64 / started.elapsed().as_secs_f64(), refusals }
+    Calls {
+        per_second: (calls - refusals) as f64 / started.elapsed().as_secs_f64(),
+        refusals,
+    }
 }
 
 /// An upstream that reports the status of its limit.

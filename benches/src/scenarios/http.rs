@@ -15,8 +15,8 @@ use tower_sliding_window::limit::prefetch::{DEFAULT_LIFE, MAX_LIFE};
 use super::Outcome;
 use crate::{
     contenders::{
-        OURS, OURS_WITH_LONG_PREFETCH, OURS_WITH_PREFETCH, TOWER_RATE_LIMIT_REDIS, long_prefetches, our_layer,
-        tower_rate_limit_redis_layer, wide,
+        OURS, OURS_WITH_LONG_PREFETCH, OURS_WITH_PREFETCH, TOWER_RATE_LIMIT_REDIS, long_prefetches,
+        our_layer, tower_rate_limit_redis_layer, wide,
     },
     load::{KEYS, two_threads},
     measure::{Contest, Effort, Unit},
@@ -27,8 +27,11 @@ const BARE: &str = "the route without a limiter";
 
 /// All that a limiter adds for the client.
 const HEADERS: &str = "the route with three fixed headers";
-const FIXED: [(&str, &str); 3] =
-    [("x-ratelimit-limit", "1000000000"), ("x-ratelimit-remaining", "999999999"), ("x-ratelimit-reset", "3600")];
+const FIXED: [(&str, &str); 3] = [
+    ("x-ratelimit-limit", "1000000000"),
+    ("x-ratelimit-remaining", "999999999"),
+    ("x-ratelimit-reset", "3600"),
+];
 
 /// Requests of all keys, one after the other, made in advance.
 const REQUESTS: &str = "\
@@ -46,7 +49,13 @@ end
 ";
 
 pub(crate) fn run(effort: Effort) -> Outcome {
-    if Command::new("wrk").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_err() {
+    if Command::new("wrk")
+        .arg("--version")
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .is_err()
+    {
         return Err("wrk is not installed: `apt-get install wrk` or `brew install wrk`, then run this again".into());
     }
     let (runtime, server) = (two_threads(), Server::start());
@@ -65,18 +74,24 @@ pub(crate) fn run(effort: Effort) -> Outcome {
         .side(TOWER_RATE_LIMIT_REDIS, || measure(&many, "rival"))
         .side(BARE, || measure(&many, "bare"));
     let prefetch = Contest::new("the same, a thousand keys", Unit::PerSecond)
-        .side(OURS_WITH_LONG_PREFETCH, || measure(&thousand, "long-prefetch"))
+        .side(OURS_WITH_LONG_PREFETCH, || {
+            measure(&thousand, "long-prefetch")
+        })
         .side(OURS_WITH_PREFETCH, || measure(&thousand, "prefetch"))
         .side(OURS, || measure(&thousand, "ours"))
         .side(HEADERS, || measure(&thousand, "headers"))
         .side(BARE, || measure(&thousand, "bare"));
-    Ok([contest, prefetch].map(|contest| contest.measure(effort.rounds)).into())
+    Ok([contest, prefetch]
+        .map(|contest| contest.measure(effort.rounds))
+        .into())
 }
 
 /// The script of wrk for so many keys.
 fn script(keys: usize) -> NamedTempFile {
     let mut script = NamedTempFile::new().expect("a temporary file");
-    script.write_all(REQUESTS.replace("KEYS", &keys.to_string()).as_bytes()).expect("room for it");
+    script
+        .write_all(REQUESTS.replace("KEYS", &keys.to_string()).as_bytes())
+        .expect("room for it");
     script
 }
 
@@ -85,9 +100,18 @@ async fn serve(runtime: &Runtime, server: &Server) -> String {
     let hello = || get(|| async { "hello" });
     let app = Router::new()
         .route("/ours", hello().layer(our_layer(server, wide()).await))
-        .route("/prefetch", hello().layer(our_layer(server, wide().prefetch(DEFAULT_LIFE)).await))
-        .route("/long-prefetch", hello().layer(our_layer(server, wide().prefetch(long_prefetches())).await))
-        .route("/rival", hello().layer(tower_rate_limit_redis_layer(server).await))
+        .route(
+            "/prefetch",
+            hello().layer(our_layer(server, wide().prefetch(DEFAULT_LIFE)).await),
+        )
+        .route(
+            "/long-prefetch",
+            hello().layer(our_layer(server, wide().prefetch(long_prefetches())).await),
+        )
+        .route(
+            "/rival",
+            hello().layer(tower_rate_limit_redis_layer(server).await),
+        )
         .route("/headers", hello().layer(map_response(with_headers)))
         .route("/bare", hello());
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
@@ -98,7 +122,9 @@ async fn serve(runtime: &Runtime, server: &Server) -> String {
 
 async fn with_headers(mut response: Response) -> Response {
     for (name, value) in FIXED {
-        response.headers_mut().insert(name, HeaderValue::from_static(value));
+        response
+            .headers_mut()
+            .insert(name, HeaderValue::from_static(value));
     }
     response
 }
@@ -113,8 +139,16 @@ fn requests_per_second(url: &str, script: &NamedTempFile, round: Duration) -> f6
         .expect("wrk runs");
     let report = String::from_utf8_lossy(&output.stdout);
     // Fast responses that do not come from the guarded route must not count.
-    let is_clean = output.status.success() && !report.contains("Non-2xx") && !report.contains("Socket errors");
-    assert!(is_clean, "not all requests were answered well:\n{report}{}", String::from_utf8_lossy(&output.stderr));
-    let figure = report.lines().find_map(|line| line.strip_prefix("Requests/sec:")).expect("a figure");
+    let is_clean =
+        output.status.success() && !report.contains("Non-2xx") && !report.contains("Socket errors");
+    assert!(
+        is_clean,
+        "not all requests were answered well:\n{report}{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let figure = report
+        .lines()
+        .find_map(|line| line.strip_prefix("Requests/sec:"))
+        .expect("a figure");
     figure.trim().parse().expect("a number")
 }

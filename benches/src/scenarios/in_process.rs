@@ -23,39 +23,62 @@ use tokio::runtime::Builder;
 use super::Outcome;
 use crate::{
     contenders::{
-        BARE_LOG, Contender, Inner, Layered, OURS, Quota, Routed, TOWER_GOVERNOR, bare_log, ours_in_process,
-        ours_routed, tower_governor, tower_governor_routed, tower_governor_without_headers,
+        BARE_LOG, Contender, Inner, Layered, OURS, Quota, Routed, TOWER_GOVERNOR, bare_log,
+        ours_in_process, ours_routed, tower_governor, tower_governor_routed,
+        tower_governor_without_headers,
     },
     load::KEYS,
     measure::{Comparison, Contest, Effort, Unit},
 };
 
-const SHORT: Quota = Quota { units: 100, window: Duration::from_secs(60) };
-const LONG: Quota = Quota { units: 1_000_000, window: Duration::from_secs(1) };
+const SHORT: Quota = Quota {
+    units: 100,
+    window: Duration::from_secs(60),
+};
+const LONG: Quota = Quota {
+    units: 1_000_000,
+    window: Duration::from_secs(1),
+};
 
 const THREADS: usize = 2;
 
 pub(crate) fn run(effort: Effort) -> Outcome {
-    Ok(vec![short_log(effort), routed(effort), bare(effort), long_log(effort)])
+    Ok(vec![
+        short_log(effort),
+        routed(effort),
+        bare(effort),
+        long_log(effort),
+    ])
 }
 
 fn short_log(effort: Effort) -> Comparison {
     let units = SHORT.units as usize;
     // Twice the admissions, since one limit gets half of a store.
-    Contest::new("decisions a second, without Redis: a short log", Unit::PerSecond)
-        .side(OURS, || all_units(&ours_in_process(SHORT, 2 * units * KEYS), units))
-        .side(TOWER_GOVERNOR, || all_units(&tower_governor(SHORT), units))
-        .side(without_headers(), || all_units(&tower_governor_without_headers(SHORT), units))
-        .side(NO_LIMITER, || all_units(&Layered(Inner), units))
-        .measure(effort.rounds)
+    Contest::new(
+        "decisions a second, without Redis: a short log",
+        Unit::PerSecond,
+    )
+    .side(OURS, || {
+        all_units(&ours_in_process(SHORT, 2 * units * KEYS), units)
+    })
+    .side(TOWER_GOVERNOR, || all_units(&tower_governor(SHORT), units))
+    .side(without_headers(), || {
+        all_units(&tower_governor_without_headers(SHORT), units)
+    })
+    .side(NO_LIMITER, || all_units(&Layered(Inner), units))
+    .measure(effort.rounds)
 }
 
 /// As people use it.
 fn routed(effort: Effort) -> Comparison {
     let units = SHORT.units as usize;
     Contest::new("the same, in front of a route of axum", Unit::PerSecond)
-        .side(OURS, || all_units(&ours_routed(SHORT, 2 * units * KEYS), units))
-        .side(TOWER_GOVERNOR, || all_units(&tower_governor_routed(SHORT), units))
+        .side(OURS, || {
+            all_units(&ours_routed(SHORT, 2 * units * KEYS), units)
+        })
+        .side(TOWER_GOVERNOR, || {
+            all_units(&tower_governor_routed(SHORT), units)
+        })
         .side(NO_LIMITER, || all_units(&Routed::new(), units))
         .measure(effort.rounds)
 }
@@ -69,14 +92,21 @@ fn bare(effort: Effort) -> Comparison {
 }
 
 fn long_log(effort: Effort) -> Comparison {
-    let (us, rival, short, bare) =
-        (ours_in_process(LONG, 50_000_000), tower_governor(LONG), tower_governor_without_headers(LONG), Layered(Inner));
-    Contest::new("decisions a second, without Redis: a long log", Unit::PerSecond)
-        .side(OURS, || for_a_round(&us, effort.round))
-        .side(TOWER_GOVERNOR, || for_a_round(&rival, effort.round))
-        .side(without_headers(), || for_a_round(&short, effort.round))
-        .side(NO_LIMITER, || for_a_round(&bare, effort.round))
-        .measure(effort.rounds)
+    let (us, rival, short, bare) = (
+        ours_in_process(LONG, 50_000_000),
+        tower_governor(LONG),
+        tower_governor_without_headers(LONG),
+        Layered(Inner),
+    );
+    Contest::new(
+        "decisions a second, without Redis: a long log",
+        Unit::PerSecond,
+    )
+    .side(OURS, || for_a_round(&us, effort.round))
+    .side(TOWER_GOVERNOR, || for_a_round(&rival, effort.round))
+    .side(without_headers(), || for_a_round(&short, effort.round))
+    .side(NO_LIMITER, || for_a_round(&bare, effort.round))
+    .measure(effort.rounds)
 }
 
 const NO_LIMITER: &str = "the service without a limiter";
@@ -115,7 +145,11 @@ fn for_a_round<C: Contender + Sync>(contender: &C, round: Duration) -> f64 {
 
 /// Lets each thread ask until `goes_on` says no, and returns how long that takes. A thread has one
 /// task: a task never waits here, so two on one thread would not take turns.
-fn on_threads<C, N>(contender: &C, counts: &mut [N; THREADS], goes_on: impl Fn(&mut N) -> bool + Sync) -> Duration
+fn on_threads<C, N>(
+    contender: &C,
+    counts: &mut [N; THREADS],
+    goes_on: impl Fn(&mut N) -> bool + Sync,
+) -> Duration
 where
     C: Contender + Sync,
     N: Send,
@@ -126,14 +160,21 @@ where
         for (thread, count) in counts.iter_mut().enumerate() {
             let (barrier, contender) = (&barrier, contender.clone());
             threads.push(scope.spawn(move || {
-                let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
+                let runtime = Builder::new_current_thread()
+                    .enable_all()
+                    .build()
+                    .expect("a runtime");
                 barrier.wait();
-                runtime.block_on(one_task(contender, thread * KEYS / THREADS, || goes_on(count)));
+                runtime.block_on(one_task(contender, thread * KEYS / THREADS, || {
+                    goes_on(count)
+                }));
             }));
         }
         barrier.wait();
         let started = Instant::now();
-        threads.into_iter().for_each(|thread| thread.join().expect("the thread ends"));
+        threads
+            .into_iter()
+            .for_each(|thread| thread.join().expect("the thread ends"));
         started.elapsed()
     })
 }

@@ -16,12 +16,16 @@ use crate::{
 
 pub(crate) fn run(effort: Effort) -> Outcome {
     let (runtime, server) = (two_threads(), Server::start());
-    Ok([100, 1_000].map(|units| admissions(&runtime, &server, units, effort)).into())
+    Ok([100, 1_000]
+        .map(|units| admissions(&runtime, &server, units, effort))
+        .into())
 }
 
 fn admissions(runtime: &Runtime, server: &Server, units: u64, effort: Effort) -> Comparison {
     let limit = Limit::per_hour("requests", units);
-    let store = runtime.block_on(RedisStore::connect(&server.url())).expect("the server is up");
+    let store = runtime
+        .block_on(RedisStore::connect(&server.url()))
+        .expect("the server is up");
     let limiter = Limiter::new(store).deadline(Duration::from_secs(10));
     let ours = async || {
         for _ in 0..units {
@@ -29,7 +33,11 @@ fn admissions(runtime: &Runtime, server: &Server, units: u64, effort: Effort) ->
             assert!(decision.expect("an answer").is_allowed());
         }
         let decision = limiter.peek(&limit, "user:1234").await;
-        assert_eq!(decision.expect("an answer").remaining(), 0, "the limit is used up");
+        assert_eq!(
+            decision.expect("an answer").remaining(),
+            0,
+            "the limit is used up"
+        );
     };
     Contest::new(format!("bytes an admission, limit of {units}"), Unit::Bytes)
         .side(OURS, || {

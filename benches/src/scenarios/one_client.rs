@@ -5,8 +5,8 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use tokio::task::JoinSet;
 use tower_sliding_window::{
-    Algorithm, Charge, Check, Decision, Limit, Limiter, RedisStore, check::AdmissionId, settlement::Settlement,
-    store::ManualClock,
+    Algorithm, Charge, Check, Decision, Limit, Limiter, RedisStore, check::AdmissionId,
+    settlement::Settlement, store::ManualClock,
 };
 
 use super::Outcome;
@@ -30,12 +30,36 @@ enum Filled {
 const KEYS: [(&str, Algorithm, Filled); 8] = [
     ("log, cost 1", Algorithm::SLIDING_LOG, Filled::Admissions(1)),
     ("log, cost 2", Algorithm::SLIDING_LOG, Filled::Admissions(2)),
-    ("log, reservations", Algorithm::SLIDING_LOG, Filled::Reservations),
-    ("compact(128), cost 2", Algorithm::compact_log(128), Filled::Admissions(2)),
-    ("compact(128), reservations", Algorithm::compact_log(128), Filled::Reservations),
-    ("counter, reservations", Algorithm::SLIDING_WINDOW_COUNTER, Filled::Reservations),
-    ("fixed, cost 2", Algorithm::FIXED_WINDOW, Filled::Admissions(2)),
-    ("fixed, reservations", Algorithm::FIXED_WINDOW, Filled::Reservations),
+    (
+        "log, reservations",
+        Algorithm::SLIDING_LOG,
+        Filled::Reservations,
+    ),
+    (
+        "compact(128), cost 2",
+        Algorithm::compact_log(128),
+        Filled::Admissions(2),
+    ),
+    (
+        "compact(128), reservations",
+        Algorithm::compact_log(128),
+        Filled::Reservations,
+    ),
+    (
+        "counter, reservations",
+        Algorithm::SLIDING_WINDOW_COUNTER,
+        Filled::Reservations,
+    ),
+    (
+        "fixed, cost 2",
+        Algorithm::FIXED_WINDOW,
+        Filled::Admissions(2),
+    ),
+    (
+        "fixed, reservations",
+        Algorithm::FIXED_WINDOW,
+        Filled::Reservations,
+    ),
 ];
 
 pub(crate) fn run(effort: Effort) -> Outcome {
@@ -48,8 +72,10 @@ pub(crate) fn run(effort: Effort) -> Outcome {
     for (name, algorithm, filled) in KEYS {
         for entries in [10, effort.entries / 100, effort.entries] {
             let row = runtime.block_on(row(algorithm, filled, entries));
-            let cells: Vec<String> =
-                row.iter().map(|micros| micros.map_or("–".to_owned(), |us| format!("{us:.0}"))).collect();
+            let cells: Vec<String> = row
+                .iter()
+                .map(|micros| micros.map_or("–".to_owned(), |us| format!("{us:.0}")))
+                .collect();
             println!("| {name} | {entries} | {} |", cells.join(" | "));
         }
     }
@@ -58,24 +84,48 @@ pub(crate) fn run(effort: Effort) -> Outcome {
 
 async fn row(algorithm: Algorithm, filled: Filled, entries: usize) -> [Option<f64>; 6] {
     let (server, clock) = (Server::start(), ManualClock::new());
-    let store = RedisStore::builder(&server.url()).clock(&clock).build().expect("valid settings");
-    let limiter = Limiter::new(store).deadline(Duration::from_secs(60)).refusal_cache(Duration::ZERO);
+    let store = RedisStore::builder(&server.url())
+        .clock(&clock)
+        .build()
+        .expect("valid settings");
+    let limiter = Limiter::new(store)
+        .deadline(Duration::from_secs(60))
+        .refusal_cache(Duration::ZERO);
     // To the start of a fixed window, so that none ends while the key is filled.
-    let since = clock.now().duration_since(UNIX_EPOCH).expect("a time after 1970");
+    let since = clock
+        .now()
+        .duration_since(UNIX_EPOCH)
+        .expect("a time after 1970");
     clock.advance(HOUR - Duration::from_secs(since.as_secs() % HOUR.as_secs()));
-    let limit = |units| Limit::new("calls", units, HOUR).expect("a valid limit").with_algorithm(algorithm);
+    let limit = |units| {
+        Limit::new("calls", units, HOUR)
+            .expect("a valid limit")
+            .with_algorithm(algorithm)
+    };
     let wide = limit(Limit::MAX_UNITS);
-    let check =
-        |limit: &Limit, cost| Check::new(Charge::new(limit.clone(), "key", cost).expect("a cost below the limit"));
+    let check = |limit: &Limit, cost| {
+        Check::new(Charge::new(limit.clone(), "key", cost).expect("a cost below the limit"))
+    };
     let ask = async |check: Check| limiter.check_all(check).await.expect("an answer");
     let mut admitted: Vec<(Check, Decision)> = Vec::new();
-    let reserve = || Check::new(Charge::new(wide.clone(), "key", 1).expect("a cost of 1").reserve(HOUR));
+    let reserve = || {
+        Check::new(
+            Charge::new(wide.clone(), "key", 1)
+                .expect("a cost of 1")
+                .reserve(HOUR),
+        )
+    };
     for _ in 0..SAMPLE {
         let check = reserve();
         admitted.push((check.clone(), ask(check).await));
     }
     fill(&limiter, &wide, &clock, filled, entries).await;
-    let used = limiter.peek(&wide, "key").await.expect("an answer").binding().used;
+    let used = limiter
+        .peek(&wide, "key")
+        .await
+        .expect("an answer")
+        .binding()
+        .used;
     let full = limit(used);
     server.run::<()>("CONFIG RESETSTAT");
     let mut row = [None; 6];
@@ -94,7 +144,13 @@ async fn row(algorithm: Algorithm, filled: Filled, entries: usize) -> [Option<f6
     row[2] = measured(&server);
     for (check, decision) in &admitted {
         let settlement = Settlement::new(check.clone(), decision, |_| Some(3));
-        assert!(limiter.settle(settlement).await.expect("an answer").was_applied);
+        assert!(
+            limiter
+                .settle(settlement)
+                .await
+                .expect("an answer")
+                .was_applied
+        );
     }
     row[3] = measured(&server);
     for _ in 0..SAMPLE {
@@ -118,7 +174,13 @@ async fn row(algorithm: Algorithm, filled: Filled, entries: usize) -> [Option<f6
 
 /// Spread over 2,000 seconds. Each has its own id, so that those of one batch do not share an
 /// entry.
-async fn fill(limiter: &Limiter, limit: &Limit, clock: &ManualClock, filled: Filled, entries: usize) {
+async fn fill(
+    limiter: &Limiter,
+    limit: &Limit,
+    clock: &ManualClock,
+    filled: Filled,
+    entries: usize,
+) {
     const STEPS: usize = 100;
     for step in 0..STEPS {
         let numbers = entries * step / STEPS..entries * (step + 1) / STEPS;
@@ -127,14 +189,29 @@ async fn fill(limiter: &Limiter, limit: &Limit, clock: &ManualClock, filled: Fil
             let (limiter, limit, numbers) = (limiter.clone(), limit.clone(), numbers.clone());
             tasks.spawn(async move {
                 for number in numbers.skip(task).step_by(TASKS) {
-                    let cost = if let Filled::Admissions(cost) = filled { cost } else { 1 };
-                    let charge = Charge::new(limit.clone(), "key", cost).expect("a cost below the limit");
+                    let cost = if let Filled::Admissions(cost) = filled {
+                        cost
+                    } else {
+                        1
+                    };
+                    let charge =
+                        Charge::new(limit.clone(), "key", cost).expect("a cost below the limit");
                     let check = match filled {
-                        Filled::Admissions(_) if limit.algorithm() != Algorithm::SLIDING_LOG => Check::new(charge),
-                        Filled::Admissions(_) => Check::new(charge).with_id(AdmissionId(number as u64)),
+                        Filled::Admissions(_) if limit.algorithm() != Algorithm::SLIDING_LOG => {
+                            Check::new(charge)
+                        }
+                        Filled::Admissions(_) => {
+                            Check::new(charge).with_id(AdmissionId(number as u64))
+                        }
                         Filled::Reservations => Check::new(charge.reserve(HOUR)),
                     };
-                    assert!(limiter.check_all(check).await.expect("an answer").is_allowed());
+                    assert!(
+                        limiter
+                            .check_all(check)
+                            .await
+                            .expect("an answer")
+                            .is_allowed()
+                    );
                 }
             });
         }

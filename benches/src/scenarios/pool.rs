@@ -18,9 +18,15 @@ pub(crate) fn run(effort: Effort) -> Outcome {
     let pooled = |tests_connections: bool| {
         runtime.block_on(async {
             let manager = RedisConnectionManager::new(server.url()).expect("a URL");
-            let pool = Pool::builder().max_size(4).min_idle(4).test_on_check_out(tests_connections);
+            let pool = Pool::builder()
+                .max_size(4)
+                .min_idle(4)
+                .test_on_check_out(tests_connections);
             let pool = pool.build(manager).await.expect("the server is up");
-            let store = RedisStore::from_pool(pool).connect().await.expect("the server is up");
+            let store = RedisStore::from_pool(pool)
+                .connect()
+                .await
+                .expect("the server is up");
             Layered(our_layer_on(Limiter::new(store), wide()).layer(Inner))
         })
     };

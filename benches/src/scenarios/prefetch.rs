@@ -6,8 +6,8 @@ use super::Outcome;
 use crate::contenders::{TOWER_RATE_LIMITER, tower_rate_limiter};
 use crate::{
     contenders::{
-        Contender, Floor, OURS, OURS_WITH_PREFETCH, TOWER_RATE_LIMIT_REDIS, ours, ours_with_prefetch,
-        tower_rate_limit_redis, wide,
+        Contender, Floor, OURS, OURS_WITH_PREFETCH, TOWER_RATE_LIMIT_REDIS, ours,
+        ours_with_prefetch, tower_rate_limit_redis, wide,
     },
     load::{Rates, TASKS, ask_for, forgetting, in_turn, median_micros, two_threads, work},
     measure::{Comparison, Contest, Effort, Sides, Unit},
@@ -34,7 +34,12 @@ pub(crate) fn run(effort: Effort) -> Outcome {
         })
         .side(TOWER_RATE_LIMIT_REDIS, || {
             fresh();
-            work(&runtime, &server, round, forgetting(&server, of_one_key(&rival, effort)))
+            work(
+                &runtime,
+                &server,
+                round,
+                forgetting(&server, of_one_key(&rival, effort)),
+            )
         });
     #[cfg(tower_rate_limiter)]
     let other_rival = runtime.block_on(tower_rate_limiter(&server));
@@ -54,17 +59,37 @@ pub(crate) fn run(effort: Effort) -> Outcome {
             fresh();
             runtime.block_on(median_micros(&exact, round, 1))
         })
-        .side(Floor::LABEL, || runtime.block_on(median_micros(&floor, round, 1)));
+        .side(Floor::LABEL, || {
+            runtime.block_on(median_micros(&floor, round, 1))
+        });
     Ok(vec![
-        Comparison::of("decisions a second, one key", Unit::PerSecond, &works, |work| work.rates.decisions),
-        Comparison::of("Redis commands per 1000 decisions", Unit::Commands, &works, |work| work.commands),
-        Comparison::of("script calls per 1000 decisions", Unit::Scripts, &works, |work| work.scripts),
+        Comparison::of(
+            "decisions a second, one key",
+            Unit::PerSecond,
+            &works,
+            |work| work.rates.decisions,
+        ),
+        Comparison::of(
+            "Redis commands per 1000 decisions",
+            Unit::Commands,
+            &works,
+            |work| work.commands,
+        ),
+        Comparison::of(
+            "script calls per 1000 decisions",
+            Unit::Scripts,
+            &works,
+            |work| work.scripts,
+        ),
         alone.measure(effort.rounds),
     ])
 }
 
 async fn of_one_key<C: Contender>(contender: &C, effort: Effort) -> Rates {
     let rates = ask_for(contender, effort.round, TASKS, |task| in_turn(task, 1)).await;
-    assert!(rates.admitted == rates.decisions, "the limit is never reached");
+    assert!(
+        rates.admitted == rates.decisions,
+        "the limit is never reached"
+    );
     rates
 }

@@ -7,7 +7,9 @@ use tokio::runtime::Runtime;
 
 use super::Outcome;
 use crate::{
-    contenders::{Contender, Floor, OURS, TOWER_RATE_LIMIT_REDIS, ours, tower_rate_limit_redis, wide},
+    contenders::{
+        Contender, Floor, OURS, TOWER_RATE_LIMIT_REDIS, ours, tower_rate_limit_redis, wide,
+    },
     load::{KEYS, closed_loop, two_threads},
     measure::{Contest, Effort, Unit},
     server::Server,
@@ -18,8 +20,14 @@ use crate::{
 const CALLS: [(&str, &str); 4] = [
     ("batches of nothing", ""),
     ("batches of ZADD", "call('ZADD', key, score, id)"),
-    ("batches of ZCARD, ZADD", "call('ZCARD', key) call('ZADD', key, score, id)"),
-    ("batches of three calls", "call('PEXPIRETIME', key) call('ZCARD', key) call('ZADD', key, score, id)"),
+    (
+        "batches of ZCARD, ZADD",
+        "call('ZCARD', key) call('ZADD', key, score, id)",
+    ),
+    (
+        "batches of three calls",
+        "call('PEXPIRETIME', key) call('ZCARD', key) call('ZADD', key, score, id)",
+    ),
 ];
 
 /// The checks of a batch: as many as 256 tasks fill.
@@ -35,15 +43,24 @@ pub(crate) fn run(effort: Effort) -> Outcome {
     let floor = runtime.block_on(Floor::new(&server));
     let mut contest = Contest::new("Redis time, 10,000 keys", Unit::Micros)
         .side(OURS, || of_contender(&runtime, &server, effort, &us))
-        .side(TOWER_RATE_LIMIT_REDIS, || of_contender(&runtime, &server, effort, &rival))
-        .side(Floor::LABEL, || of_contender(&runtime, &server, effort, &floor));
+        .side(TOWER_RATE_LIMIT_REDIS, || {
+            of_contender(&runtime, &server, effort, &rival)
+        })
+        .side(Floor::LABEL, || {
+            of_contender(&runtime, &server, effort, &floor)
+        });
     for (label, calls) in CALLS {
         contest = contest.side(label, || of_calls(&server, calls));
     }
     Ok(vec![contest.measure(effort.rounds)])
 }
 
-fn of_contender(runtime: &Runtime, server: &Server, effort: Effort, contender: &impl Contender) -> f64 {
+fn of_contender(
+    runtime: &Runtime,
+    server: &Server,
+    effort: Effort,
+    contender: &impl Contender,
+) -> f64 {
     server.run::<()>("FLUSHALL");
     let before = server.processor_micros();
     let rate = runtime.block_on(closed_loop(contender, effort.round, KEYS, true));
@@ -68,7 +85,9 @@ fn of_calls(server: &Server, calls: &str) -> f64 {
         // Not in the order of memory or of the last round, because real clients do not ask in such
         // an order either.
         let stride = 7_919 + 130 * entry;
-        let keys: Vec<String> = (0..KEYS).map(|turn| format!("tsw1:{{{:022}}}:wide/h", turn * stride % KEYS)).collect();
+        let keys: Vec<String> = (0..KEYS)
+            .map(|turn| format!("tsw1:{{{:022}}}:wide/h", turn * stride % KEYS))
+            .collect();
         for batch in keys.chunks_exact(BATCH) {
             let mut invocation = script.prepare_invoke();
             for key in batch {

@@ -6,7 +6,9 @@ use super::Outcome;
 #[cfg(tower_rate_limiter)]
 use crate::contenders::{TOWER_RATE_LIMITER, tower_rate_limiter};
 use crate::{
-    contenders::{Floor, Naive, OURS, TOWER_RATE_LIMIT_REDIS, ours, tower_rate_limit_redis, wide_in},
+    contenders::{
+        Floor, Naive, OURS, TOWER_RATE_LIMIT_REDIS, ours, tower_rate_limit_redis, wide_in,
+    },
     load::{HOUR, KEYS, closed_loop, forgetting, two_threads},
     measure::{Contest, Effort, Unit},
     server::Server,
@@ -18,7 +20,12 @@ pub(crate) fn many_keys(effort: Effort) -> Outcome {
 
 /// With a window of a second, each decision finds expired entries.
 pub(crate) fn steady(effort: Effort) -> Outcome {
-    throughput(effort, KEYS, Duration::from_secs(1), "decisions a second, steady logs")
+    throughput(
+        effort,
+        KEYS,
+        Duration::from_secs(1),
+        "decisions a second, steady logs",
+    )
 }
 
 pub(crate) fn hot_key(effort: Effort) -> Outcome {
@@ -41,7 +48,13 @@ fn throughput(effort: Effort, keys: usize, window: Duration, what: &str) -> Outc
         .side(TOWER_RATE_LIMIT_REDIS, || {
             fresh();
             let measured = closed_loop(&rival, effort.round, keys, true);
-            runtime.block_on(async { if keys == 1 { forgetting(&server, measured).await } else { measured.await } })
+            runtime.block_on(async {
+                if keys == 1 {
+                    forgetting(&server, measured).await
+                } else {
+                    measured.await
+                }
+            })
         });
     #[cfg(tower_rate_limiter)]
     let other_rival = runtime.block_on(tower_rate_limiter(&server));

@@ -12,8 +12,8 @@ use super::Outcome;
 use crate::contenders::{TOWER_RATE_LIMITER, tower_rate_limiter};
 use crate::{
     contenders::{
-        Contender, OURS, OURS_WITH_LONG_PREFETCH, OURS_WITH_PREFETCH, TOWER_RATE_LIMIT_REDIS, long_prefetches, ours,
-        ours_with_prefetch, tower_rate_limit_redis,
+        Contender, OURS, OURS_WITH_LONG_PREFETCH, OURS_WITH_PREFETCH, TOWER_RATE_LIMIT_REDIS,
+        long_prefetches, ours, ours_with_prefetch, tower_rate_limit_redis,
     },
     dice::Dice,
     load::{Rates, TASKS, Work, ask_for, two_threads, work},
@@ -35,19 +35,39 @@ pub(crate) fn run(effort: Effort) -> Outcome {
     let rival = runtime.block_on(tower_rate_limit_redis(&server));
     let keys = draw();
     let sides = Sides::new()
-        .side(OURS_WITH_LONG_PREFETCH, || measure(&runtime, &server, &long_prefetches, effort, &keys))
-        .side(OURS_WITH_PREFETCH, || measure(&runtime, &server, &prefetches, effort, &keys))
+        .side(OURS_WITH_LONG_PREFETCH, || {
+            measure(&runtime, &server, &long_prefetches, effort, &keys)
+        })
+        .side(OURS_WITH_PREFETCH, || {
+            measure(&runtime, &server, &prefetches, effort, &keys)
+        })
         .side(OURS, || measure(&runtime, &server, &exact, effort, &keys))
-        .side(TOWER_RATE_LIMIT_REDIS, || measure(&runtime, &server, &rival, effort, &keys));
+        .side(TOWER_RATE_LIMIT_REDIS, || {
+            measure(&runtime, &server, &rival, effort, &keys)
+        });
     #[cfg(tower_rate_limiter)]
     let other_rival = runtime.block_on(tower_rate_limiter(&server));
     #[cfg(tower_rate_limiter)]
-    let sides = sides.side(TOWER_RATE_LIMITER, || measure(&runtime, &server, &other_rival, effort, &keys));
+    let sides = sides.side(TOWER_RATE_LIMITER, || {
+        measure(&runtime, &server, &other_rival, effort, &keys)
+    });
     let works = sides.measure(effort.rounds);
     Ok(vec![
-        Comparison::of("decisions a second, by Zipf's law", Unit::PerSecond, &works, |work| work.rates.decisions),
-        Comparison::of("Redis time, by Zipf's law", Unit::Micros, &works, |work| work.micros),
-        Comparison::of("Redis commands per 1000 decisions", Unit::Commands, &works, |work| work.commands),
+        Comparison::of(
+            "decisions a second, by Zipf's law",
+            Unit::PerSecond,
+            &works,
+            |work| work.rates.decisions,
+        ),
+        Comparison::of("Redis time, by Zipf's law", Unit::Micros, &works, |work| {
+            work.micros
+        }),
+        Comparison::of(
+            "Redis commands per 1000 decisions",
+            Unit::Commands,
+            &works,
+            |work| work.commands,
+        ),
     ])
 }
 
@@ -61,9 +81,17 @@ fn measure<C: Contender>(
     server.run::<()>("FLUSHALL");
     // A process knows which keys are busy after the longest life of a prefetch. The other sides get
     // as long to warm up.
-    let warm_up = Effort { round: 2 * MAX_LIFE, ..effort };
+    let warm_up = Effort {
+        round: 2 * MAX_LIFE,
+        ..effort
+    };
     runtime.block_on(admissions(contender, warm_up, keys));
-    work(runtime, server, effort.round, admissions(contender, effort, keys))
+    work(
+        runtime,
+        server,
+        effort.round,
+        admissions(contender, effort, keys),
+    )
 }
 
 async fn admissions<C: Contender>(contender: &C, effort: Effort, keys: &Arc<[usize]>) -> Rates {
@@ -75,7 +103,10 @@ async fn admissions<C: Contender>(contender: &C, effort: Effort, keys: &Arc<[usi
         }
     };
     let rates = ask_for(contender, effort.round, TASKS, next_key).await;
-    assert!(rates.admitted == rates.decisions, "the limit is never reached");
+    assert!(
+        rates.admitted == rates.decisions,
+        "the limit is never reached"
+    );
     rates
 }
 

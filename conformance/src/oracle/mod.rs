@@ -62,7 +62,12 @@ struct Identity {
 impl Identity {
     fn of(limit: &Limit, key: &Key) -> Self {
         let name = limit.name().to_owned();
-        Self { name, window: limit.window(), algorithm: limit.algorithm(), key: key.clone() }
+        Self {
+            name,
+            window: limit.window(),
+            algorithm: limit.algorithm(),
+            key: key.clone(),
+        }
     }
 }
 
@@ -70,7 +75,12 @@ impl Oracle {
     /// An oracle to which nothing was admitted yet. All figures have to be exact.
     #[must_use]
     pub fn new() -> Self {
-        Self { counted: HashMap::new(), entries_read: usize::MAX, reset_late_by: Duration::ZERO, expected: None }
+        Self {
+            counted: HashMap::new(),
+            entries_read: usize::MAX,
+            reset_late_by: Duration::ZERO,
+            expected: None,
+        }
     }
 
     /// For a store that reads so many entries of a key at most, such as the 100 of `RedisStore`: if
@@ -78,14 +88,20 @@ impl Oracle {
     /// every retry time is exact.
     #[must_use]
     pub fn reading_entries(self, most: usize) -> Self {
-        Self { entries_read: most, ..self }
+        Self {
+            entries_read: most,
+            ..self
+        }
     }
 
     /// For a store whose reset times may be late by less than this, such as the millisecond of
     /// `RedisStore` by the server's clock. Default: every reset time is exact.
     #[must_use]
     pub fn reset_late_by(self, less_than: Duration) -> Self {
-        Self { reset_late_by: less_than, ..self }
+        Self {
+            reset_late_by: less_than,
+            ..self
+        }
     }
 
     /// Decides a check as the rules say, `now` by the store's clock.
@@ -104,12 +120,17 @@ impl Oracle {
         let takes_units = |charge: &Charge| charge.cost() > 0 && charge.takes() != Takes::Nothing;
         let is_own = |charge: &&Charge| check.id().is_some() && takes_units(charge);
         let admission = |charge| self.of(charge, now).admission(id);
-        let admitted: Vec<Admitted> = check.charges().filter(is_own).filter_map(admission).collect();
+        let admitted: Vec<Admitted> = check
+            .charges()
+            .filter(is_own)
+            .filter_map(admission)
+            .collect();
         let is_new = admitted.is_empty();
         let refusal = |charge| self.of(charge, now).refusal().filter(|_| is_new);
         let refusals: Vec<Option<Refusal>> = check.charges().map(refusal).collect();
         let charged = || iter::zip(check.charges(), &refusals);
-        let is_admitted = charged().all(|(charge, refusal)| refusal.is_none() || charge.is_shadow());
+        let is_admitted =
+            charged().all(|(charge, refusal)| refusal.is_none() || charge.is_shadow());
         for (charge, refusal) in charged() {
             if refusal.is_some() {
                 // A clock that has stepped back refuses for no longer than a window from the first
@@ -121,7 +142,11 @@ impl Oracle {
         }
         // Limits may know admissions of different times by the id of a check.
         let is_known = admitted.iter().any(|admitted| admitted.is_at(got.at()));
-        let at = if is_known { got.at() } else { admitted.first().map_or(now, |admitted| admitted.at) };
+        let at = if is_known {
+            got.at()
+        } else {
+            admitted.first().map_or(now, |admitted| admitted.at)
+        };
         let mut given = iter::zip(refusals, got.statuses());
         let expected = Decision::new(check, at, id, |charge| {
             let (refusal, got) = given.next().unwrap();
@@ -139,7 +164,12 @@ impl Oracle {
     /// # Panics
     ///
     /// As [`decide`](Self::decide).
-    pub fn settle(&mut self, now: SystemTime, settlement: &Settlement, got: &Settled) -> Result<(), String> {
+    pub fn settle(
+        &mut self,
+        now: SystemTime,
+        settlement: &Settlement,
+        got: &Settled,
+    ) -> Result<(), String> {
         every_charge_has_a_status(&settlement.check, &got.decision)?;
         let mut was_applied = false;
         for (charge, cost) in settlement.accounts() {
@@ -147,7 +177,11 @@ impl Oracle {
         }
         if got.was_applied != was_applied {
             let counted = |is_counted| if is_counted { "counted" } else { "not counted" };
-            return Err(format!("expected it to be {}, got {}", counted(was_applied), counted(got.was_applied)));
+            return Err(format!(
+                "expected it to be {}, got {}",
+                counted(was_applied),
+                counted(got.was_applied)
+            ));
         }
         let mut statuses = got.decision.statuses();
         let status = |charge: &Charge| self.status(charge, now, None, statuses.next().unwrap());
@@ -169,27 +203,51 @@ impl Oracle {
 
     fn of<'a>(&'a mut self, charge: &'a Charge, now: SystemTime) -> Tally<'a> {
         let identity = Identity::of(charge.limit(), charge.key());
-        let counted = self.counted.entry(identity).or_insert_with(|| Counted::by(charge.limit().algorithm()));
+        let counted = self
+            .counted
+            .entry(identity)
+            .or_insert_with(|| Counted::by(charge.limit().algorithm()));
         Tally::new(counted, charge, micros(now))
     }
 
     /// The status of a charge, with the times that the store has found where others may be right,
     /// too.
-    fn status(&mut self, charge: &Charge, now: SystemTime, refusal: Option<Refusal>, got: &LimitStatus) -> LimitStatus {
+    fn status(
+        &mut self,
+        charge: &Charge,
+        now: SystemTime,
+        refusal: Option<Refusal>,
+        got: &LimitStatus,
+    ) -> LimitStatus {
         let entries_read = self.entries_read;
         let reset_late_by = self.reset_late_by;
         let tally = self.of(charge, now);
         let reset = tally.reset_after();
-        let is_late = got.reset_after().checked_sub(reset).is_some_and(|late| late < reset_late_by);
+        let is_late = got
+            .reset_after()
+            .checked_sub(reset)
+            .is_some_and(|late| late < reset_late_by);
         let retry = refusal.map(|refusal| {
             let exact = refusal.retry_after();
             let earliest = refusal.before(tally.leaving_of(entries_read)).retry_after();
-            got.retry_after().filter(|retry| (earliest..=exact).contains(retry)).unwrap_or(exact)
+            got.retry_after()
+                .filter(|retry| (earliest..=exact).contains(retry))
+                .unwrap_or(exact)
         });
         let is_by_reservations = refusal.is_some_and(Refusal::is_by_reservations);
-        let least = if is_by_reservations { Duration::ZERO } else { Duration::MAX };
+        let least = if is_by_reservations {
+            Duration::ZERO
+        } else {
+            Duration::MAX
+        };
         let reset = if is_late { got.reset_after() } else { reset };
-        LimitStatus::new(charge, tally.used(), tally.reserved(), reset, retry.map(|retry| (least, retry)))
+        LimitStatus::new(
+            charge,
+            tally.used(),
+            tally.reserved(),
+            reset,
+            retry.map(|retry| (least, retry)),
+        )
     }
 
     fn compare(&mut self, expected: Decision, got: &Decision) -> Result<(), String> {
@@ -198,18 +256,31 @@ impl Oracle {
             return Err(format!("got the id {:?}", got.id()));
         }
         if got.is_allowed() != expected.is_allowed() {
-            let verdict = |decision: &Decision| if decision.is_allowed() { "an admission" } else { "a refusal" };
+            let verdict = |decision: &Decision| {
+                if decision.is_allowed() {
+                    "an admission"
+                } else {
+                    "a refusal"
+                }
+            };
             let used = got.binding().used;
             let limit = got.binding().limit.name();
             let expected = verdict(expected);
             let got = verdict(got);
-            return Err(format!("expected {expected}, got {got} with {used} used units of {limit:?}"));
+            return Err(format!(
+                "expected {expected}, got {got} with {used} used units of {limit:?}"
+            ));
         }
         let at = |decision: &Decision| micros(decision.at());
         if at(got) != at(expected) {
-            return Err(format!("expected a decision of the time {}, got one of {}", at(expected), at(got)));
+            return Err(format!(
+                "expected a decision of the time {}, got one of {}",
+                at(expected),
+                at(got)
+            ));
         }
-        iter::zip(expected.statuses(), got.statuses()).try_for_each(|(expected, got)| compare(expected, got))
+        iter::zip(expected.statuses(), got.statuses())
+            .try_for_each(|(expected, got)| compare(expected, got))
     }
 }
 
@@ -222,26 +293,48 @@ impl Default for Oracle {
 fn every_charge_has_a_status(check: &Check, got: &Decision) -> Result<(), String> {
     let charges = check.charges().count();
     let statuses = got.statuses().count();
-    if charges == statuses { Ok(()) } else { Err(format!("expected {charges} statuses, got {statuses}")) }
+    if charges == statuses {
+        Ok(())
+    } else {
+        Err(format!("expected {charges} statuses, got {statuses}"))
+    }
 }
 
 /// An error says which figure of a status differs.
 fn compare(expected: &LimitStatus, got: &LimitStatus) -> Result<(), String> {
     let name = expected.limit.name();
     if got.limit.name() != name {
-        return Err(format!("expected the status of {name:?}, got that of {:?}", got.limit.name()));
+        return Err(format!(
+            "expected the status of {name:?}, got that of {:?}",
+            got.limit.name()
+        ));
     }
     type Figure = fn(&LimitStatus) -> u64;
     let figures: [(&str, Figure); 6] = [
         ("used units", |status| status.used),
         ("reserved units", |status| status.reserved),
-        ("retry times", |status| status.retry_after().iter().count() as u64),
-        ("microseconds until the retry time", |status| status.retry_after().map_or(0, micros_of)),
-        ("refusals by reserved units alone", |status| status.is_refused_by_reservations().into()),
-        ("microseconds until the reset time", |status| micros_of(status.reset_after())),
+        ("retry times", |status| {
+            status.retry_after().iter().count() as u64
+        }),
+        ("microseconds until the retry time", |status| {
+            status.retry_after().map_or(0, micros_of)
+        }),
+        ("refusals by reserved units alone", |status| {
+            status.is_refused_by_reservations().into()
+        }),
+        ("microseconds until the reset time", |status| {
+            micros_of(status.reset_after())
+        }),
     ];
-    match figures.into_iter().find(|(_, figure)| figure(expected) != figure(got)) {
-        Some((what, figure)) => Err(format!("expected {} {what} of {name:?}, got {}", figure(expected), figure(got))),
+    match figures
+        .into_iter()
+        .find(|(_, figure)| figure(expected) != figure(got))
+    {
+        Some((what, figure)) => Err(format!(
+            "expected {} {what} of {name:?}, got {}",
+            figure(expected),
+            figure(got)
+        )),
         None => Ok(()),
     }
 }

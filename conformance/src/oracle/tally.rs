@@ -81,12 +81,18 @@ impl Refusal {
     }
 
     pub(super) fn retry_after(self) -> Duration {
-        RETRY_RESERVED_AFTER.max(Duration::from_micros(self.least)).min(Duration::from_micros(self.most))
+        RETRY_RESERVED_AFTER
+            .max(Duration::from_micros(self.least))
+            .min(Duration::from_micros(self.most))
     }
 
     /// The same, by entries that leave until then.
     pub(super) fn before(self, time: u64) -> Self {
-        Self { least: self.least.min(time), most: self.most.min(time), ..self }
+        Self {
+            least: self.least.min(time),
+            most: self.most.min(time),
+            ..self
+        }
     }
 }
 
@@ -99,15 +105,22 @@ impl Counts {
 
 impl Counted {
     pub(super) fn by(algorithm: Algorithm) -> Self {
-        let entries_of =
-            || (Algorithm::MIN_ENTRIES..=Algorithm::MAX_ENTRIES).find(|n| algorithm == Algorithm::compact_log(*n));
+        let entries_of = || {
+            (Algorithm::MIN_ENTRIES..=Algorithm::MAX_ENTRIES)
+                .find(|n| algorithm == Algorithm::compact_log(*n))
+        };
         let counts = match algorithm {
             log if log == Algorithm::SLIDING_LOG => Counts::Log,
             counter if counter == Algorithm::SLIDING_WINDOW_COUNTER => Counts::Counter,
             fixed if fixed == Algorithm::FIXED_WINDOW => Counts::Fixed,
-            _ => Counts::Parts(u64::from(entries_of().expect("a limit by an algorithm of windows")) - 2),
+            _ => Counts::Parts(
+                u64::from(entries_of().expect("a limit by an algorithm of windows")) - 2,
+            ),
         };
-        Self { counts, entries: Vec::new() }
+        Self {
+            counts,
+            entries: Vec::new(),
+        }
     }
 }
 
@@ -130,7 +143,13 @@ impl<'a> Tally<'a> {
             false => entry.at + window,
         };
         entries.retain(|entry| counts_until(entry) > now);
-        Self { counts: *counts, entries, charge, now, window }
+        Self {
+            counts: *counts,
+            entries,
+            charge,
+            now,
+            window,
+        }
     }
 
     /// The time of an entry for an admission of `at`: the end of its sub-window, or the start of
@@ -149,7 +168,9 @@ impl<'a> Tally<'a> {
     /// The same for the charge. With a lease it is recorded a window before the lease ends, so that
     /// it leaves then.
     fn charged_at(&self, at: u64) -> u64 {
-        let leased = self.lease().map_or(u64::MAX, |lease| (at + lease).saturating_sub(self.window));
+        let leased = self
+            .lease()
+            .map_or(u64::MAX, |lease| (at + lease).saturating_sub(self.window));
         leased.min(self.recorded(at))
     }
 
@@ -197,13 +218,22 @@ impl<'a> Tally<'a> {
         if used_at(self.now) <= most {
             return 0;
         }
-        let last = self.entries.iter().map(|entry| entry.at).max().unwrap_or_default();
+        let last = self
+            .entries
+            .iter()
+            .map(|entry| entry.at)
+            .max()
+            .unwrap_or_default();
         let mut too_short = 0;
         let mut enough = 3 * self.window + last.saturating_sub(self.now);
         while enough - too_short > 1 {
             let middle = too_short.midpoint(enough);
             let is_enough = used_at(self.now + middle) <= most;
-            *(if is_enough { &mut enough } else { &mut too_short }) = middle;
+            *(if is_enough {
+                &mut enough
+            } else {
+                &mut too_short
+            }) = middle;
         }
         enough
     }
@@ -215,17 +245,30 @@ impl<'a> Tally<'a> {
         if cost == 0 || self.charge.takes() == Takes::Always || self.used() <= most {
             return None;
         }
-        let wait = |counts: fn(Kind) -> bool| self.until(most, |at| self.used_at(at, self.now, counts));
+        let wait =
+            |counts: fn(Kind) -> bool| self.until(most, |at| self.used_at(at, self.now, counts));
         let least = wait(|kind| !is_reserved(kind));
-        Some(Refusal { least, most: wait(|_| true), has_reserved: self.reserved() > 0 })
+        Some(Refusal {
+            least,
+            most: wait(|_| true),
+            has_reserved: self.reserved() > 0,
+        })
     }
 
     /// When the last of so many entries leaves.
     pub(super) fn leaving_of(&self, most_entries: usize) -> u64 {
-        let entries = self.entries.iter().filter(|entry| !self.counts.estimates(entry.kind));
-        let mut leaves: Vec<u64> = entries.map(|entry| entry.at + self.window - self.now).collect();
+        let entries = self
+            .entries
+            .iter()
+            .filter(|entry| !self.counts.estimates(entry.kind));
+        let mut leaves: Vec<u64> = entries
+            .map(|entry| entry.at + self.window - self.now)
+            .collect();
         leaves.sort_unstable();
-        leaves.get(most_entries.saturating_sub(1)).copied().unwrap_or(u64::MAX)
+        leaves
+            .get(most_entries.saturating_sub(1))
+            .copied()
+            .unwrap_or(u64::MAX)
     }
 
     pub(super) fn reset_after(&self) -> Duration {
@@ -248,11 +291,21 @@ impl<'a> Tally<'a> {
             true => Kind::Named(id),
             false => Kind::Sum,
         };
-        self.write(self.charged_at(self.now), self.charge.cost(), kind, self.now);
+        self.write(
+            self.charged_at(self.now),
+            self.charge.cost(),
+            kind,
+            self.now,
+        );
     }
 
     fn write(&mut self, at: u64, units: u64, kind: Kind, admitted: u64) {
-        self.entries.push(Entry { at, units, kind, admitted });
+        self.entries.push(Entry {
+            at,
+            units,
+            kind,
+            admitted,
+        });
     }
 
     /// After a step back of the clock, no entry counts for longer than a window from now.
@@ -266,12 +319,18 @@ impl<'a> Tally<'a> {
     /// This very admission, if it is known and not settled.
     pub(super) fn admission(&self, id: AdmissionId) -> Option<Admitted> {
         let is_it = |entry: &&Entry| {
-            [Kind::Named(id), Kind::Reserved(id)].contains(&entry.kind) && entry.units == self.charge.cost()
+            [Kind::Named(id), Kind::Reserved(id)].contains(&entry.kind)
+                && entry.units == self.charge.cost()
         };
         let entry = self.entries.iter().find(is_it)?;
-        let at = self.lease().map_or(entry.at, |lease| (entry.at + self.window).saturating_sub(lease));
+        let at = self.lease().map_or(entry.at, |lease| {
+            (entry.at + self.window).saturating_sub(lease)
+        });
         let is_exact = self.counts == Counts::Log && at == entry.admitted;
-        Some(Admitted { at: time(entry.admitted), is_exact })
+        Some(Admitted {
+            at: time(entry.admitted),
+            is_exact,
+        })
     }
 
     /// Sets the cost of an admission, and returns whether it was known.
@@ -279,14 +338,26 @@ impl<'a> Tally<'a> {
         let id = settlement.id;
         let at = micros(settlement.at);
         let latest = self.charged_at(at);
-        let kind = if self.reserves() { Kind::Reserved(id) } else { Kind::Named(id) };
+        let kind = if self.reserves() {
+            Kind::Reserved(id)
+        } else {
+            Kind::Named(id)
+        };
         // After the clock has stepped back it may have an earlier time. A later one is another
         // admission of this id.
-        let is_it = |entry: &Entry| entry.kind == kind && entry.units == self.charge.cost() && entry.at <= latest;
-        let Some(place) = self.entries.iter().position(is_it) else { return self.settle_late(id, at, cost) };
+        let is_it = |entry: &Entry| {
+            entry.kind == kind && entry.units == self.charge.cost() && entry.at <= latest
+        };
+        let Some(place) = self.entries.iter().position(is_it) else {
+            return self.settle_late(id, at, cost);
+        };
         let entry = self.entries.remove(place);
         // Units with a lease count from their admission on.
-        let at = if self.charge.lease().is_some() { at.min(self.now) } else { entry.at };
+        let at = if self.charge.lease().is_some() {
+            at.min(self.now)
+        } else {
+            entry.at
+        };
         match self.counts {
             _ if cost == 0 => {}
             Counts::Log => self.write(at, cost, Kind::Settled(id), entry.admitted),
@@ -299,11 +370,19 @@ impl<'a> Tally<'a> {
     /// would still count.
     fn settle_late(&mut self, id: AdmissionId, at: u64, cost: u64) -> bool {
         let time = self.recorded(at);
-        let is_settled = self.entries.iter().any(|entry| entry.kind == Kind::Settled(id) && entry.at == time);
+        let is_settled = self
+            .entries
+            .iter()
+            .any(|entry| entry.kind == Kind::Settled(id) && entry.at == time);
         let is_late = self.lease().is_some_and(|lease| at + lease <= self.now);
         let counts = cost > 0 && is_late && !is_settled && self.now < at.min(time) + self.window;
         if counts {
-            self.entries.push(Entry { at: time, units: cost, kind: Kind::Settled(id), admitted: at });
+            self.entries.push(Entry {
+                at: time,
+                units: cost,
+                kind: Kind::Settled(id),
+                admitted: at,
+            });
         }
         counts
     }

@@ -7,7 +7,9 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use tower_sliding_window::{Algorithm, ApiKey, Check, Decision, Key, Limit, PeerIp, decision::LimitStatus};
+use tower_sliding_window::{
+    Algorithm, ApiKey, Check, Decision, Key, Limit, PeerIp, decision::LimitStatus,
+};
 
 /// The clients of the page: 127.0.0.1 to 127.0.0.9, with the API keys `client-1` to `client-9`.
 pub(super) const CLIENTS: u8 = 9;
@@ -34,7 +36,8 @@ pub(super) struct Lane {
 
 impl Lane {
     pub(super) fn is_spent_by(&self, path: &str) -> bool {
-        self.path.is_some_and(|own| path == own || own.ends_with('/') && path.starts_with(own))
+        self.path
+            .is_some_and(|own| path == own || own.ends_with('/') && path.starts_with(own))
     }
 }
 
@@ -105,7 +108,11 @@ impl History {
             clients.insert(PeerIp::new().key(address(client)), client);
             clients.insert(api_key.key(&format!("client-{client}")), client);
         }
-        Self(Arc::new(Shared { lanes, clients, dots: Mutex::default() }))
+        Self(Arc::new(Shared {
+            lanes,
+            clients,
+            dots: Mutex::default(),
+        }))
     }
 
     pub(super) fn lanes(&self) -> &[Lane] {
@@ -117,7 +124,8 @@ impl History {
     }
 
     pub(super) fn is_of_requests(&self, limit: &Limit) -> bool {
-        self.lane_of(limit).is_some_and(|lane| self.0.lanes[lane].path.is_some())
+        self.lane_of(limit)
+            .is_some_and(|lane| self.0.lanes[lane].path.is_some())
     }
 
     pub(super) fn deciding(&self, check: &Check) -> Deciding {
@@ -133,24 +141,51 @@ impl History {
         let at = micros(decision.at());
         let mut dots = self.dots();
         dots.clock_offset = at.cast_signed() - micros(SystemTime::now()).cast_signed();
-        for charge in check.charges().filter(|charge| charge.cost() > 0 && decision.is_allowed()) {
-            if let (Some(lane), Some(client)) = (self.lane_of(charge.limit()), self.client(charge.key())) {
-                dots.add(Dot { number: 0, client, lane, at, units: charge.cost(), kind: Kind::Admitted });
+        for charge in check
+            .charges()
+            .filter(|charge| charge.cost() > 0 && decision.is_allowed())
+        {
+            if let (Some(lane), Some(client)) =
+                (self.lane_of(charge.limit()), self.client(charge.key()))
+            {
+                dots.add(Dot {
+                    number: 0,
+                    client,
+                    lane,
+                    at,
+                    units: charge.cost(),
+                    kind: Kind::Admitted,
+                });
             }
         }
     }
 
     /// Adds a mark to the lanes of the limits that have refused.
     pub(super) fn refused(&self, client: u8, decision: &Decision) {
-        let refused = decision.statuses().filter(|status| status.retry_after().is_some());
-        self.mark(client, refused.filter_map(|status| self.lane_of(&status.limit)), Kind::Refused);
+        let refused = decision
+            .statuses()
+            .filter(|status| status.retry_after().is_some());
+        self.mark(
+            client,
+            refused.filter_map(|status| self.lane_of(&status.limit)),
+            Kind::Refused,
+        );
     }
 
     /// Adds a mark to these lanes, now.
     pub(super) fn mark(&self, client: u8, lanes: impl Iterator<Item = usize>, kind: Kind) {
         let mut dots = self.dots();
         let at = dots.now();
-        lanes.for_each(|lane| dots.mark(Dot { number: 0, client, lane, at, units: 1, kind }));
+        lanes.for_each(|lane| {
+            dots.mark(Dot {
+                number: 0,
+                client,
+                lane,
+                at,
+                units: 1,
+                kind,
+            })
+        });
     }
 
     /// The number of checks so far, if none is being decided.
@@ -175,15 +210,32 @@ impl History {
 
     /// The time of the store, the epoch, the last number, and the dots after number `after`. All
     /// dots if the epoch is another one.
-    pub(super) fn since(&self, client: u8, after: Option<(u64, u64)>) -> (u64, (u64, u64), Vec<Dot>) {
+    pub(super) fn since(
+        &self,
+        client: u8,
+        after: Option<(u64, u64)>,
+    ) -> (u64, (u64, u64), Vec<Dot>) {
         let dots = self.dots();
-        let after = after.filter(|(epoch, _)| *epoch == dots.epoch).map_or(0, |(_, number)| number);
-        let new = dots.dots.iter().chain(&dots.marks).filter(|dot| dot.number > after && dot.client == client);
-        (dots.now(), (dots.epoch, dots.last_number), new.copied().collect())
+        let after = after
+            .filter(|(epoch, _)| *epoch == dots.epoch)
+            .map_or(0, |(_, number)| number);
+        let new = dots
+            .dots
+            .iter()
+            .chain(&dots.marks)
+            .filter(|dot| dot.number > after && dot.client == client);
+        (
+            dots.now(),
+            (dots.epoch, dots.last_number),
+            new.copied().collect(),
+        )
     }
 
     fn lane_of(&self, limit: &Limit) -> Option<usize> {
-        self.0.lanes.iter().position(|lane| lane.limit.name() == limit.name())
+        self.0
+            .lanes
+            .iter()
+            .position(|lane| lane.limit.name() == limit.name())
     }
 
     fn dots(&self) -> MutexGuard<'_, Dots> {
@@ -198,14 +250,19 @@ impl Dots {
 
     fn add(&mut self, dot: Dot) {
         self.last_number += 1;
-        self.dots.push_back(Dot { number: self.last_number, ..dot });
+        self.dots.push_back(Dot {
+            number: self.last_number,
+            ..dot
+        });
         if self.dots.len() > MOST_DOTS {
             self.dots.pop_front();
         }
     }
 
     fn mark(&mut self, mark: Dot) {
-        let same = |other: &&mut Dot| (other.lane, other.client) == (mark.lane, mark.client) && other.kind == mark.kind;
+        let same = |other: &&mut Dot| {
+            (other.lane, other.client) == (mark.lane, mark.client) && other.kind == mark.kind
+        };
         if matches!(mark.kind, Kind::Refused | Kind::Unavailable)
             && let Some(last) = self.marks.iter_mut().rev().take(16).find(same)
             && mark.at.abs_diff(last.at) < MARK_MICROS
@@ -213,7 +270,10 @@ impl Dots {
             return;
         }
         self.last_number += 1;
-        self.marks.push_back(Dot { number: self.last_number, ..mark });
+        self.marks.push_back(Dot {
+            number: self.last_number,
+            ..mark
+        });
         if self.marks.len() > MOST_DOTS {
             self.marks.pop_front();
         }
@@ -234,12 +294,27 @@ impl Dots {
             return;
         }
         let counts = |dot: &Dot| (dot.client, dot.lane) == (client, lane) && dot.at >= begins;
-        let shown: u64 = self.dots.iter().filter(|dot| counts(dot)).map(|dot| dot.units).sum();
+        let shown: u64 = self
+            .dots
+            .iter()
+            .filter(|dot| counts(dot))
+            .map(|dot| dot.units)
+            .sum();
         for _ in shown..status.used {
-            self.add(Dot { number: 0, client, lane, at, units: 1, kind: Kind::Elsewhere });
+            self.add(Dot {
+                number: 0,
+                client,
+                lane,
+                at,
+                units: 1,
+                kind: Kind::Elsewhere,
+            });
         }
         for _ in status.used..shown {
-            let elsewhere = self.dots.iter().position(|dot| counts(dot) && dot.kind == Kind::Elsewhere);
+            let elsewhere = self
+                .dots
+                .iter()
+                .position(|dot| counts(dot) && dot.kind == Kind::Elsewhere);
             if let Some(place) = elsewhere.or_else(|| self.dots.iter().position(counts)) {
                 self.dots.remove(place);
                 self.epoch += 1;
@@ -247,7 +322,11 @@ impl Dots {
         }
         // The reset time shows exactly when the oldest dot was admitted.
         let is_log = status.limit.algorithm() == Algorithm::SLIDING_LOG;
-        let oldest = self.dots.iter_mut().filter(|dot| counts(dot)).min_by_key(|dot| dot.at);
+        let oldest = self
+            .dots
+            .iter_mut()
+            .filter(|dot| counts(dot))
+            .min_by_key(|dot| dot.at);
         if let Some(oldest) = oldest.filter(|dot| is_log && dot.kind == Kind::Elsewhere) {
             let admitted = (at + micros_of(status.reset_after())).saturating_sub(window);
             // Redis reports the reset time a millisecond late at most.
@@ -261,7 +340,9 @@ impl Dots {
     fn forget(&mut self, lanes: &[Lane]) {
         let now = self.now();
         let is_recent = |dot: &Dot| {
-            let window = lanes.get(dot.lane).map_or(0, |lane| micros_of(lane.limit.window()));
+            let window = lanes
+                .get(dot.lane)
+                .map_or(0, |lane| micros_of(lane.limit.window()));
             dot.at + window + EXTRA_MICROS > now
         };
         self.dots.retain(is_recent);

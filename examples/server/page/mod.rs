@@ -58,8 +58,8 @@ use tokio::{
 };
 use tower::ServiceExt;
 use tower_sliding_window::{
-    Algorithm, ApiKey, Charge, Check, ClientIp, ConfigError, Decision, Error, Key, KeyExtractor, Limit, Limiter,
-    PeerIp, Rejection, Store,
+    Algorithm, ApiKey, Charge, Check, ClientIp, ConfigError, Decision, Error, Key, KeyExtractor,
+    Limit, Limiter, PeerIp, Rejection, Store,
     decision::LimitStatus,
     error::{StoreError, StoreErrorKind},
     limiter::FailureMode,
@@ -87,7 +87,12 @@ pub(crate) fn beside(
     settings: &Settings,
     app: fn(&Limiter, &Settings) -> Router,
 ) -> Result<Router, ConfigError> {
-    let Settings { hello, client_ip, api_key, deadline } = settings;
+    let Settings {
+        hello,
+        client_ip,
+        api_key,
+        deadline,
+    } = settings;
     let switch = Switch::new(store, History::new(limits(hello)?, api_key));
     let mut limiter = Limiter::new(switch.clone());
     if let Some(deadline) = deadline {
@@ -95,12 +100,23 @@ pub(crate) fn beside(
     }
     let app = app(&limiter, settings);
     let (client_ip, api_key) = (client_ip.clone(), api_key.clone());
-    let page = Page(Arc::new(Shared { limiter, switch, client_ip, api_key, requests: AtomicU64::new(0) }));
+    let page = Page(Arc::new(Shared {
+        limiter,
+        switch,
+        client_ip,
+        api_key,
+        requests: AtomicU64::new(0),
+    }));
 
     let app = app.layer(from_fn_with_state(page.clone(), watch));
-    let text = |kind: &'static str, text: &'static str| get(move || async move { ([(CONTENT_TYPE, kind)], text) });
+    let text = |kind: &'static str, text: &'static str| {
+        get(move || async move { ([(CONTENT_TYPE, kind)], text) })
+    };
     let routes = Router::new()
-        .route("/", text("text/html; charset=utf-8", include_str!("page.html")))
+        .route(
+            "/",
+            text("text/html; charset=utf-8", include_str!("page.html")),
+        )
         .route("/page.css", text("text/css", include_str!("page.css")))
         .route("/page.js", text("text/javascript", include_str!("page.js")))
         .route("/events", get(events))
@@ -115,9 +131,17 @@ pub(crate) fn beside(
 /// The limits on the page. Two more are shown beside the one of `/hello`, and count the same
 /// requests.
 fn limits(hello: &Limit) -> Result<Vec<Lane>, ConfigError> {
-    let lane = |limit, path, by_api_key| Lane { limit, path, by_api_key };
+    let lane = |limit, path, by_api_key| Lane {
+        limit,
+        path,
+        by_api_key,
+    };
     let beside = |name, algorithm| {
-        Ok(lane(Limit::new(name, hello.units(), hello.window())?.with_algorithm(algorithm), None, false))
+        Ok(lane(
+            Limit::new(name, hello.units(), hello.window())?.with_algorithm(algorithm),
+            None,
+            false,
+        ))
     };
     Ok(vec![
         lane(hello.clone(), Some("/hello"), false),
@@ -150,11 +174,19 @@ impl Page {
         let quiet = self.0.switch.history.quiet();
         let (by_address, by_api_key) = self.keys(client);
         let mut charges = self.lanes().iter().filter_map(|lane| {
-            let key = if lane.by_api_key { &by_api_key } else { &by_address };
+            let key = if lane.by_api_key {
+                &by_api_key
+            } else {
+                &by_address
+            };
             Charge::new(lane.limit.clone(), key.clone(), 0).ok()
         });
-        let Some(first) = charges.next() else { return Err(no_lanes()) };
-        let check = charges.fold(Check::new(first), |check, charge| check.clone().and(charge).unwrap_or(check));
+        let Some(first) = charges.next() else {
+            return Err(no_lanes());
+        };
+        let check = charges.fold(Check::new(first), |check, charge| {
+            check.clone().and(charge).unwrap_or(check)
+        });
         let figures = match self.0.limiter.check_all(check.clone()).await {
             // A single late reply is no outage.
             Err(Error::TimedOut { .. }) => self.0.limiter.check_all(check).await?,
@@ -165,7 +197,10 @@ impl Page {
     }
 
     fn keys(&self, client: u8) -> (Key, Key) {
-        (PeerIp::new().key(address(client)), self.0.api_key.key(&format!("client-{client}")))
+        (
+            PeerIp::new().key(address(client)),
+            self.0.api_key.key(&format!("client-{client}")),
+        )
     }
 }
 
@@ -177,27 +212,50 @@ fn no_lanes() -> Error {
 /// beside which others are shown spend from those, too.
 async fn watch(State(page): State<Page>, request: Request, next: Next) -> Response {
     let path = request.uri().path().to_owned();
-    let Some(lane) = page.lanes().iter().find(|lane| lane.is_spent_by(&path)) else { return next.run(request).await };
+    let Some(lane) = page.lanes().iter().find(|lane| lane.is_spent_by(&path)) else {
+        return next.run(request).await;
+    };
     page.0.requests.fetch_add(1, Relaxed);
 
     let (parts, body) = request.into_parts();
-    let extractor: &dyn KeyExtractor = if lane.by_api_key { &page.0.api_key } else { &page.0.client_ip };
+    let extractor: &dyn KeyExtractor = if lane.by_api_key {
+        &page.0.api_key
+    } else {
+        &page.0.client_ip
+    };
     let key = extractor.extract(&parts).ok();
-    let client = key.as_ref().and_then(|key| page.0.switch.history.client(key));
-    let beside = page
-        .lanes()
-        .iter()
-        .filter(|other| other.path.is_none() && other.limit.name().starts_with(&format!("{}-", lane.limit.name())));
-    let spent_beside = beside.filter_map(|other| Some(page.0.limiter.check(&other.limit, key.clone()?, 1)));
-    let (response, spent_beside) = join!(next.run(Request::from_parts(parts, body)), join_all(spent_beside));
+    let client = key
+        .as_ref()
+        .and_then(|key| page.0.switch.history.client(key));
+    let beside = page.lanes().iter().filter(|other| {
+        other.path.is_none()
+            && other
+                .limit
+                .name()
+                .starts_with(&format!("{}-", lane.limit.name()))
+    });
+    let spent_beside =
+        beside.filter_map(|other| Some(page.0.limiter.check(&other.limit, key.clone()?, 1)));
+    let (response, spent_beside) = join!(
+        next.run(Request::from_parts(parts, body)),
+        join_all(spent_beside)
+    );
 
-    let Some(client) = client else { return response };
+    let Some(client) = client else {
+        return response;
+    };
     let history = &page.0.switch.history;
     for decision in spent_beside.into_iter().flatten() {
         history.refused(client, &decision);
     }
-    let lanes = (0..).zip(page.lanes()).filter(|(_, lane)| lane.is_spent_by(&path)).map(|(number, _)| number);
-    let mode = response.extensions().get().map(|degraded: &Degraded| degraded.mode);
+    let lanes = (0..)
+        .zip(page.lanes())
+        .filter(|(_, lane)| lane.is_spent_by(&path))
+        .map(|(number, _)| number);
+    let mode = response
+        .extensions()
+        .get()
+        .map(|degraded: &Degraded| degraded.mode);
     match (response.extensions().get(), mode) {
         (Some(Rejection::Limited(decision)), _) => history.refused(client, decision),
         (Some(Rejection::Unavailable(_)), _) => history.mark(client, lanes, Kind::Unavailable),
@@ -212,13 +270,21 @@ async fn watch(State(page): State<Page>, request: Request, next: Next) -> Respon
 /// another web site cannot set the header.
 async fn only_for_this_page(request: Request, next: Next) -> Response {
     let headers = request.headers();
-    let host = headers.get(HOST).and_then(|host| Authority::try_from(host.as_bytes()).ok());
-    let is_local = host.is_some_and(|host| ["127.0.0.1", "localhost", "[::1]"].contains(&host.host()));
-    let is_safe = request.method() == Method::GET || headers.get("x-page").is_some_and(|value| value == "1");
+    let host = headers
+        .get(HOST)
+        .and_then(|host| Authority::try_from(host.as_bytes()).ok());
+    let is_local =
+        host.is_some_and(|host| ["127.0.0.1", "localhost", "[::1]"].contains(&host.host()));
+    let is_safe =
+        request.method() == Method::GET || headers.get("x-page").is_some_and(|value| value == "1");
     if is_local && is_safe {
         return next.run(request).await;
     }
-    (StatusCode::FORBIDDEN, "only for the page at 127.0.0.1 or localhost, with the header x-page: 1\n").into_response()
+    (
+        StatusCode::FORBIDDEN,
+        "only for the page at 127.0.0.1 or localhost, with the header x-page: 1\n",
+    )
+        .into_response()
 }
 
 #[derive(Deserialize)]
@@ -262,7 +328,14 @@ impl View {
                 Err(_) => pending().await,
             }
         };
-        Self { page, client, ticks, ticks_until_figures: 0, shown: None, shutdown: Box::pin(shutdown) }
+        Self {
+            page,
+            client,
+            ticks,
+            ticks_until_figures: 0,
+            shown: None,
+            shutdown: Box::pin(shutdown),
+        }
     }
 
     fn into_stream(self) -> impl Stream<Item = Result<Event, Infallible>> {
@@ -320,7 +393,11 @@ fn dot(dot: &Dot) -> Value {
 fn lanes(figures: &Result<Decision, Error>) -> Value {
     figures.as_ref().map_or(Value::Null, |figures| {
         let lane = |status: &LimitStatus| {
-            json!([status.used, status.remaining(), status.reset_after().as_secs_f64() * 1_000.0])
+            json!([
+                status.used,
+                status.remaining(),
+                status.reset_after().as_secs_f64() * 1_000.0
+            ])
         };
         figures.statuses().map(lane).collect()
     })
@@ -359,24 +436,43 @@ struct Requests {
 
 /// Answers with the number of responses of each status. Requests that passed without the store
 /// count as `uncounted` or `local`.
-async fn send(State((page, app)): State<(Page, Router)>, Query(requests): Query<Requests>) -> Response {
-    let Requests { client, path, count } = requests;
+async fn send(
+    State((page, app)): State<(Page, Router)>,
+    Query(requests): Query<Requests>,
+) -> Response {
+    let Requests {
+        client,
+        path,
+        count,
+    } = requests;
     let is_limited = page.lanes().iter().any(|lane| lane.is_spent_by(&path));
     if !is_limited || !(1..=CLIENTS).contains(&client) || !(1..=MOST_AT_ONCE).contains(&count) {
         return StatusCode::BAD_REQUEST.into_response();
     }
     let request = || {
         Request::builder()
-            .method(if path == "/login" { Method::POST } else { Method::GET })
+            .method(if path == "/login" {
+                Method::POST
+            } else {
+                Method::GET
+            })
             .uri(&path)
-            .header(HeaderName::from_static("x-api-key"), format!("client-{client}"))
+            .header(
+                HeaderName::from_static("x-api-key"),
+                format!("client-{client}"),
+            )
             .extension(ConnectInfo(SocketAddr::from((address(client), 0))))
             .body(Body::empty())
     };
     let mut statuses = json!({});
-    for response in join_all((0..count).filter_map(|_| Some(app.clone().oneshot(request().ok()?)))).await {
+    for response in
+        join_all((0..count).filter_map(|_| Some(app.clone().oneshot(request().ok()?)))).await
+    {
         let Ok(response) = response;
-        let mode = response.extensions().get().map(|degraded: &Degraded| degraded.mode);
+        let mode = response
+            .extensions()
+            .get()
+            .map(|degraded: &Degraded| degraded.mode);
         let status = response.status();
         let status = match (status, mode) {
             (StatusCode::OK, Some(FailureMode::Local(_))) => "local",
@@ -394,7 +490,10 @@ struct StopStore {
     stopped: bool,
 }
 
-async fn stop_store(State((page, _)): State<(Page, Router)>, Query(stop): Query<StopStore>) -> StatusCode {
+async fn stop_store(
+    State((page, _)): State<(Page, Router)>,
+    Query(stop): Query<StopStore>,
+) -> StatusCode {
     page.0.switch.stop(stop.stopped);
     StatusCode::NO_CONTENT
 }

@@ -36,7 +36,11 @@ struct State {
 
 impl Switch {
     pub(super) fn new(store: Arc<dyn Store>, history: History) -> Self {
-        Self { store, history, state: Arc::default() }
+        Self {
+            store,
+            history,
+            state: Arc::default(),
+        }
     }
 
     pub(super) fn stop(&self, is_stopped: bool) {
@@ -50,14 +54,24 @@ impl Switch {
     /// The calls for requests, and their mean time.
     pub(super) fn cost(&self) -> (u64, Duration) {
         let calls = self.state.calls.load(Relaxed);
-        (calls, Duration::from_micros(self.state.micros.load(Relaxed) / calls.max(1)))
+        (
+            calls,
+            Duration::from_micros(self.state.micros.load(Relaxed) / calls.max(1)),
+        )
     }
 
     /// Fails as a Redis does whose process has ended.
     fn passes<T>(&self, store: impl FnOnce(&dyn Store) -> T) -> Result<T, StoreError> {
         if self.is_stopped() {
-            let refused = io::Error::new(ErrorKind::ConnectionRefused, "the page has stopped the store");
-            return Err(StoreError::new("connecting", StoreErrorKind::Other, refused));
+            let refused = io::Error::new(
+                ErrorKind::ConnectionRefused,
+                "the page has stopped the store",
+            );
+            return Err(StoreError::new(
+                "connecting",
+                StoreErrorKind::Other,
+                refused,
+            ));
         }
         Ok(store(&*self.store))
     }
@@ -65,7 +79,9 @@ impl Switch {
     /// The page's own checks cost no units, and are not counted. Neither are those for its fixed
     /// window and its counter.
     fn counts(&self, check: &Check) -> bool {
-        check.charges().all(|charge| charge.cost() > 0 && self.history.is_of_requests(charge.limit()))
+        check
+            .charges()
+            .all(|charge| charge.cost() > 0 && self.history.is_of_requests(charge.limit()))
     }
 
     fn decided(&self, check: &Check, begun: Instant, outcome: &Result<Decision, StoreError>) {

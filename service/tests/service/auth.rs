@@ -48,30 +48,70 @@ async fn a_question_is_decided_as_the_request_that_it_is_about() {
         let ada = [("x-forwarded-for", "203.0.113.7")];
         let first = service.ask("POST", "/login?from=home", &ada).await;
         assert_eq!(
-            (first.status, first.header("x-ratelimit-limit"), first.header("x-ratelimit-remaining")),
+            (
+                first.status,
+                first.header("x-ratelimit-limit"),
+                first.header("x-ratelimit-remaining")
+            ),
             (200, "2", "1")
         );
         assert_eq!(service.ask("POST", "/login", &ada).await.status, 200);
         let refused = service.ask("POST", "/login", &ada).await;
-        assert_eq!((refused.status, refused.header("x-ratelimit-remaining")), (429, "0"));
-        assert!(!refused.header("retry-after").is_empty() && refused.json()["violated-policies"] == json!(["login"]));
+        assert_eq!(
+            (refused.status, refused.header("x-ratelimit-remaining")),
+            (429, "0")
+        );
+        assert!(
+            !refused.header("retry-after").is_empty()
+                && refused.json()["violated-policies"] == json!(["login"])
+        );
         // The rest of a path may be empty.
-        for (path, status) in
-            [("/files", 200), ("/files/", 200), ("/files/a", 429), ("/files/a/b", 429), ("/file", 200)]
-        {
-            assert_eq!(service.ask("GET", path, &ada).await.status, status, "{path}");
+        for (path, status) in [
+            ("/files", 200),
+            ("/files/", 200),
+            ("/files/a", 429),
+            ("/files/a/b", 429),
+            ("/file", 200),
+        ] {
+            assert_eq!(
+                service.ask("GET", path, &ada).await.status,
+                status,
+                "{path}"
+            );
         }
-        for (path, status) in [("/tenants/acme", 200), ("/tenants/acme/x", 429), ("/tenants/other", 200)] {
-            assert_eq!(service.ask("GET", path, &[("x-user", "ada")]).await.status, status, "{path}");
+        for (path, status) in [
+            ("/tenants/acme", 200),
+            ("/tenants/acme/x", 429),
+            ("/tenants/other", 200),
+        ] {
+            assert_eq!(
+                service.ask("GET", path, &[("x-user", "ada")]).await.status,
+                status,
+                "{path}"
+            );
         }
         // Other methods, other paths and other clients.
-        for (method, uri, client) in
-            [("GET", "/login", "203.0.113.7"), ("POST", "/", "203.0.113.7"), ("POST", "/login", "203.0.113.8")]
-        {
-            assert_eq!(service.ask(method, uri, &[("x-forwarded-for", client)]).await.status, 200, "{method} {uri}");
+        for (method, uri, client) in [
+            ("GET", "/login", "203.0.113.7"),
+            ("POST", "/", "203.0.113.7"),
+            ("POST", "/login", "203.0.113.8"),
+        ] {
+            assert_eq!(
+                service
+                    .ask(method, uri, &[("x-forwarded-for", client)])
+                    .await
+                    .status,
+                200,
+                "{method} {uri}"
+            );
         }
         // A program asks for the same units.
-        assert!(!service.post("/check", json!({ "limit": "login", "key": "203.0.113.7" })).await.is_allowed());
+        assert!(
+            !service
+                .post("/check", json!({ "limit": "login", "key": "203.0.113.7" }))
+                .await
+                .is_allowed()
+        );
     }
 }
 
@@ -104,13 +144,30 @@ async fn no_spelling_and_no_header_of_a_client_chooses_another_route() {
     for uri in ["login", "http://host/login", "*", "/login#top", ""] {
         assert_eq!(service.ask("POST", uri, &[]).await.status, 400, "{uri}");
     }
-    let twice = service.ask("POST", "/login", &[("x-forwarded-uri", "/")]).await;
+    let twice = service
+        .ask("POST", "/login", &[("x-forwarded-uri", "/")])
+        .await;
     assert_eq!(twice.status, 400);
     let sensitive = service.ask("POST", "/LOGIN", &[]).await;
-    assert_eq!((sensitive.status, sensitive.header("x-ratelimit-limit")), (200, ""));
+    assert_eq!(
+        (sensitive.status, sensitive.header("x-ratelimit-limit")),
+        (200, "")
+    );
     let service = Service::start(&RULES.replace("[proxy]", "[proxy]\nignore_case = true"));
-    assert_eq!(service.ask("POST", "/LOGIN", &[]).await.header("x-ratelimit-remaining"), "1");
-    assert_eq!(service.ask("GET", "/caf%C3%A9", &[]).await.header("x-ratelimit-remaining"), "0");
+    assert_eq!(
+        service
+            .ask("POST", "/LOGIN", &[])
+            .await
+            .header("x-ratelimit-remaining"),
+        "1"
+    );
+    assert_eq!(
+        service
+            .ask("GET", "/caf%C3%A9", &[])
+            .await
+            .header("x-ratelimit-remaining"),
+        "0"
+    );
 }
 
 /// Applications split a path before they decode it, or after. Each reading is counted.
@@ -147,32 +204,73 @@ async fn no_spelling_of_a_path_value_is_free_or_hides_the_key() {
         cost_from = { query = "pages" }
     "#;
     let service = Service::start(rules);
-    let ask = async |method: &str, path: &str, user: &str| service.ask(method, path, &[("x-user", user)]).await.status;
+    let ask = async |method: &str, path: &str, user: &str| {
+        service.ask(method, path, &[("x-user", user)]).await.status
+    };
     for path in ["/items/1", "/items/a%2Fb", "/items/%2E"] {
         assert_eq!(ask("GET", path, "a").await, 200, "{path}");
     }
-    for path in ["/items/1", "/items/..", "/items/a%2fb", "/items/..%2fx", "/items/%252e"] {
+    for path in [
+        "/items/1",
+        "/items/..",
+        "/items/a%2fb",
+        "/items/..%2fx",
+        "/items/%252e",
+    ] {
         assert_eq!(ask("GET", path, "a").await, 429, "{path}");
     }
     assert_eq!(ask("HEAD", "/items/1", "a").await, 429, "HEAD is GET");
-    assert_eq!([ask("HEAD", "/probe", "a").await, ask("HEAD", "/probe", "a").await], [200, 429]);
+    assert_eq!(
+        [
+            ask("HEAD", "/probe", "a").await,
+            ask("HEAD", "/probe", "a").await
+        ],
+        [200, 429]
+    );
     for path in ["/files/a", "/files//", "/files/%2F"] {
         assert_eq!(ask("GET", path, "a").await, 200, "{path}");
     }
     for path in ["/files/.", "/files/..%2fx", "/files/%2e", "/files"] {
         assert_eq!(ask("GET", path, "a").await, 429, "{path}");
     }
-    assert_eq!([ask("GET", "/tenants/acme/x", "a").await, ask("GET", "/tenants/acme/x", "a").await], [200, 429]);
+    assert_eq!(
+        [
+            ask("GET", "/tenants/acme/x", "a").await,
+            ask("GET", "/tenants/acme/x", "a").await
+        ],
+        [200, 429]
+    );
     assert_eq!(ask("GET", "/tenants/%61cme/x", "a").await, 429);
-    assert_eq!(ask("GET", "/tenants/%2561cme/x", "a").await, 200, "another tenant");
-    for (user, query) in ["p%61ges=60", "pages=%36%30", "pages=1&pages=60", "pages=%2060", "pages=59.5", "pages=6e1"]
-        .into_iter()
-        .enumerate()
+    assert_eq!(
+        ask("GET", "/tenants/%2561cme/x", "a").await,
+        200,
+        "another tenant"
+    );
+    for (user, query) in [
+        "p%61ges=60",
+        "pages=%36%30",
+        "pages=1&pages=60",
+        "pages=%2060",
+        "pages=59.5",
+        "pages=6e1",
+    ]
+    .into_iter()
+    .enumerate()
     {
         let (user, path) = (user.to_string(), format!("/costs?{query}"));
-        assert_eq!([ask("GET", &path, &user).await, ask("GET", &path, &user).await], [200, 429], "{query}");
+        assert_eq!(
+            [
+                ask("GET", &path, &user).await,
+                ask("GET", &path, &user).await
+            ],
+            [200, 429],
+            "{query}"
+        );
     }
-    assert_eq!(ask("GET", "/costs?pages=18446744073709551616", "b").await, 429);
+    assert_eq!(
+        ask("GET", "/costs?pages=18446744073709551616", "b").await,
+        429
+    );
 }
 
 #[tokio::test]
@@ -187,27 +285,63 @@ async fn only_a_proxy_may_ask() {
 async fn keys_costs_and_shadows_are_those_of_the_rule() {
     let service = Service::start(RULES);
     let pages = async |query| {
-        service.ask("GET", &format!("/search{query}"), &[]).await.header("x-ratelimit-remaining").to_owned()
+        service
+            .ask("GET", &format!("/search{query}"), &[])
+            .await
+            .header("x-ratelimit-remaining")
+            .to_owned()
     };
     assert_eq!(pages("?pages=3").await, "7");
     for odd in ["?pages=0", "?pages=-5", "?pages=many", "?page=2", ""] {
         pages(odd).await;
     }
     assert_eq!(pages("?a=b&pages=1").await, "1");
-    assert_eq!(service.ask("GET", "/search?pages=11", &[]).await.status, 429);
+    assert_eq!(
+        service.ask("GET", "/search?pages=11", &[]).await.status,
+        429
+    );
 
     let tenant = async |uri: &str, user| service.ask("GET", uri, &[("x-user", user)]).await.status;
     assert_eq!(tenant("/tenants/acme/items", "ada").await, 200);
     assert_eq!(tenant("/tenants/%61cme/other", "ada").await, 429);
     assert_eq!(tenant("/tenants/acme/items", "bob").await, 200);
     assert_eq!(tenant("/tenants/small/items", "ada").await, 200);
-    assert_eq!(service.ask("GET", "/tenants/acme/items", &[]).await.status, 400);
-    assert!(!service.post("/check", json!({ "limit": "tenants", "key": ["acme", "ada"] })).await.is_allowed());
+    assert_eq!(
+        service.ask("GET", "/tenants/acme/items", &[]).await.status,
+        400
+    );
+    assert!(
+        !service
+            .post(
+                "/check",
+                json!({ "limit": "tenants", "key": ["acme", "ada"] })
+            )
+            .await
+            .is_allowed()
+    );
 
     assert_eq!(service.ask("GET", "/keys", &[]).await.status, 401);
-    assert_eq!(service.ask("GET", "/keys", &[("x-api-key", "k1")]).await.status, 200);
-    assert_eq!(service.ask("HEAD", "/keys", &[("x-api-key", "k1")]).await.status, 429);
-    assert_eq!(service.ask("GET", "/keys", &[("x-api-key", "k2")]).await.status, 200);
+    assert_eq!(
+        service
+            .ask("GET", "/keys", &[("x-api-key", "k1")])
+            .await
+            .status,
+        200
+    );
+    assert_eq!(
+        service
+            .ask("HEAD", "/keys", &[("x-api-key", "k1")])
+            .await
+            .status,
+        429
+    );
+    assert_eq!(
+        service
+            .ask("GET", "/keys", &[("x-api-key", "k2")])
+            .await
+            .status,
+        200
+    );
 }
 
 /// Limits by several keys are one decision, all or nothing.
@@ -241,27 +375,55 @@ async fn one_path_has_limits_by_several_keys() {
         }
         assert_eq!(ask("203.0.113.8", "k2").await, 200);
         let used = async |limit, key| {
-            service.post("/peek", json!({ "limit": limit, "key": key })).await.json()["used"].clone()
+            service
+                .post("/peek", json!({ "limit": limit, "key": key }))
+                .await
+                .json()["used"]
+                .clone()
         };
         assert_eq!([used("key", "k1").await, used("key", "k2").await], [3, 2]);
-        assert_eq!([used("address", "203.0.113.7").await, used("tenant", "acme").await], [4, 5]);
-        assert_eq!(service.ask("GET", "/api/acme", &[("x-forwarded-for", "203.0.113.9")]).await.status, 401);
+        assert_eq!(
+            [
+                used("address", "203.0.113.7").await,
+                used("tenant", "acme").await
+            ],
+            [4, 5]
+        );
+        assert_eq!(
+            service
+                .ask("GET", "/api/acme", &[("x-forwarded-for", "203.0.113.9")])
+                .await
+                .status,
+            401
+        );
     }
 }
 
 #[tokio::test]
 async fn nginx_gets_a_status_that_it_passes_on() {
-    let rules = RULES.replace("[proxy]", "[proxy]\nask = \"original\"\nrefusal_status = 403");
+    let rules = RULES.replace(
+        "[proxy]",
+        "[proxy]\nask = \"original\"\nrefusal_status = 403",
+    );
     let service = Service::start(&rules);
     let ask = async |uri| {
-        let request =
-            service.request(Method::GET, "/auth").header("x-original-method", "POST").header("x-forwarded-uri", "/");
+        let request = service
+            .request(Method::GET, "/auth")
+            .header("x-original-method", "POST")
+            .header("x-forwarded-uri", "/");
         service.send(request.header("x-original-uri", uri)).await
     };
-    assert_eq!([ask("/login").await.status, ask("/login").await.status], [200, 200]);
+    assert_eq!(
+        [ask("/login").await.status, ask("/login").await.status],
+        [200, 200]
+    );
     let refused = ask("/login").await;
     assert_eq!(
-        (refused.status, refused.header("x-auth-status"), refused.header("x-ratelimit-limit")),
+        (
+            refused.status,
+            refused.header("x-auth-status"),
+            refused.header("x-ratelimit-limit")
+        ),
         (403, "429", "2")
     );
     assert!(!refused.header("retry-after").is_empty());
@@ -271,9 +433,26 @@ async fn nginx_gets_a_status_that_it_passes_on() {
 #[tokio::test]
 async fn envoy_sends_the_request_behind_a_prefix() {
     let service = Service::start(&RULES.replace("[proxy]", "[proxy]\nask = \"as-sent\""));
-    let ask = async |path: &str| service.send(service.request(Method::POST, path).header("x-forwarded-uri", "/")).await;
-    assert_eq!(ask("/auth/login").await.header("x-ratelimit-remaining"), "1");
-    assert_eq!(ask("/auth//login").await.header("x-ratelimit-remaining"), "0");
+    let ask = async |path: &str| {
+        service
+            .send(
+                service
+                    .request(Method::POST, path)
+                    .header("x-forwarded-uri", "/"),
+            )
+            .await
+    };
+    assert_eq!(
+        ask("/auth/login").await.header("x-ratelimit-remaining"),
+        "1"
+    );
+    assert_eq!(
+        ask("/auth//login").await.header("x-ratelimit-remaining"),
+        "0"
+    );
     assert_eq!(ask("/auth/login?x").await.status, 429);
-    assert_eq!([ask("/auth/").await.status, ask("/auth/check").await.status], [200, 200]);
+    assert_eq!(
+        [ask("/auth/").await.status, ask("/auth/check").await.status],
+        [200, 200]
+    );
 }

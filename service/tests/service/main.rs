@@ -1,6 +1,9 @@
 //! The real binary over sockets: on the in-process store, and on a real redis-server.
 
-#![allow(clippy::unwrap_used, reason = "tests say what they expect by panicking")]
+#![allow(
+    clippy::unwrap_used,
+    reason = "tests say what they expect by panicking"
+)]
 
 mod auth;
 mod check;

@@ -22,29 +22,52 @@ use crate::{
     support::{PATIENCE, Redis, Service, command, free_port},
 };
 
-const RULES: &str =
-    "[[rule]]\nname = \"a\"\nlimits = [\"a=5/min\"]\n[[rule]]\nname = \"jobs\"\nlimits = [\"jobs=1/1h concurrent\"]\n";
+const RULES: &str = "[[rule]]\nname = \"a\"\nlimits = [\"a=5/min\"]\n[[rule]]\nname = \"jobs\"\nlimits = [\"jobs=1/1h concurrent\"]\n";
 
 #[tokio::test]
 async fn a_token_is_needed_for_decisions_and_for_nothing_else() {
     let listen = "listen = \"0.0.0.0:0\"\ngrpc_listen = \"0.0.0.0:0\"";
-    let service = Service::listening(listen, &format!("token = {{ env = \"SERVICE_TOKEN\" }}\n{RULES}"));
+    let service = Service::listening(
+        listen,
+        &format!("token = {{ env = \"SERVICE_TOKEN\" }}\n{RULES}"),
+    );
     for path in ["/check", "/peek", "/reset", "/settle"] {
-        let answer = service.post(path, json!({ "limit": "a", "key": "ada" })).await;
-        assert_eq!((answer.status, answer.header("www-authenticate")), (401, "Bearer"), "{path}");
+        let answer = service
+            .post(path, json!({ "limit": "a", "key": "ada" }))
+            .await;
+        assert_eq!(
+            (answer.status, answer.header("www-authenticate")),
+            (401, "Bearer"),
+            "{path}"
+        );
     }
-    for (token, status) in [("t0ken-0f-the-tests-7a3", 200), ("t0ken-0f-the-tests-7a4", 401), ("", 401)] {
-        let request = service.request(Method::POST, "/check").header("content-type", "application/json");
-        let request =
-            request.header("authorization", format!("Bearer {token}")).body(r#"{"limit": "a", "key": "ada"}"#);
+    for (token, status) in [
+        ("t0ken-0f-the-tests-7a3", 200),
+        ("t0ken-0f-the-tests-7a4", 401),
+        ("", 401),
+    ] {
+        let request = service
+            .request(Method::POST, "/check")
+            .header("content-type", "application/json");
+        let request = request
+            .header("authorization", format!("Bearer {token}"))
+            .body(r#"{"limit": "a", "key": "ada"}"#);
         assert_eq!(service.send(request).await.status, status);
     }
-    let refused = ask(&connect(&service).await, &[descriptor(&[("a", "b")])], 1).await.unwrap_err();
+    let refused = ask(&connect(&service).await, &[descriptor(&[("a", "b")])], 1)
+        .await
+        .unwrap_err();
     assert_eq!(refused.code(), tonic::Code::Unauthenticated);
     for path in ["/health", "/metrics", "/openapi.yaml"] {
         assert_eq!(service.get(path).await.status, 200);
     }
-    assert!(service.get("/openapi.yaml").await.text.starts_with("openapi: 3"));
+    assert!(
+        service
+            .get("/openapi.yaml")
+            .await
+            .text
+            .starts_with("openapi: 3")
+    );
 }
 
 #[test]
@@ -65,10 +88,14 @@ fn a_unix_socket_is_served_and_taken_over() {
         };
         let body = r#"{"limit": "a", "key": "ada"}"#;
         let head = "host: a\r\nconnection: close\r\ncontent-type: application/json";
-        let reply = send(format!("POST /check HTTP/1.1\r\n{head}\r\ncontent-length: {}\r\n\r\n{body}", body.len()));
+        let reply = send(format!(
+            "POST /check HTTP/1.1\r\n{head}\r\ncontent-length: {}\r\n\r\n{body}",
+            body.len()
+        ));
         assert!(reply.contains(r#""allowed":true"#), "{reply}");
-        let reply =
-            send(format!("GET /auth HTTP/1.1\r\n{head}\r\nx-forwarded-method: GET\r\nx-forwarded-uri: /\r\n\r\n"));
+        let reply = send(format!(
+            "GET /auth HTTP/1.1\r\n{head}\r\nx-forwarded-method: GET\r\nx-forwarded-uri: /\r\n\r\n"
+        ));
         assert!(reply.starts_with("HTTP/1.1 200"), "{reply}");
     }
     // A second process does not take the socket of a living one.
@@ -78,7 +105,10 @@ fn a_unix_socket_is_served_and_taken_over() {
     std::fs::write(&second, format!("{settings}\n{rules}")).unwrap();
     let refused = command().arg(&second).output().unwrap();
     let told = String::from_utf8(refused.stderr).unwrap();
-    assert!(!refused.status.success() && told.contains("another process listens there"), "{told}");
+    assert!(
+        !refused.status.success() && told.contains("another process listens there"),
+        "{told}"
+    );
     UnixStream::connect(&path).unwrap();
     drop(living);
 
@@ -112,15 +142,39 @@ async fn the_end_is_in_order_and_gives_places_back() {
 #[tokio::test]
 async fn redis_may_speak_tls() {
     let dir = tempfile::tempdir().unwrap();
-    let [key, certificate] = ["key.pem", "certificate.pem"].map(|name| dir.path().join(name).display().to_string());
+    let [key, certificate] =
+        ["key.pem", "certificate.pem"].map(|name| dir.path().join(name).display().to_string());
     let made = Command::new("openssl")
-        .args(["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=redis"])
-        .args(["-addext", "subjectAltName=IP:127.0.0.1", "-addext", "basicConstraints=critical,CA:FALSE"])
+        .args([
+            "req",
+            "-x509",
+            "-newkey",
+            "rsa:2048",
+            "-nodes",
+            "-days",
+            "1",
+            "-subj",
+            "/CN=redis",
+        ])
+        .args([
+            "-addext",
+            "subjectAltName=IP:127.0.0.1",
+            "-addext",
+            "basicConstraints=critical,CA:FALSE",
+        ])
         .args(["-keyout", &key, "-out", &certificate])
         .output();
     assert!(made.unwrap().status.success());
     let port = free_port();
-    let tls = ["--tls-cert-file", &certificate, "--tls-key-file", &key, "--tls-auth-clients", "no", "--tls-port"];
+    let tls = [
+        "--tls-cert-file",
+        &certificate,
+        "--tls-key-file",
+        &key,
+        "--tls-auth-clients",
+        "no",
+        "--tls-port",
+    ];
     let _redis = Redis::start_with(&[&tls[..], &[&port.to_string()]].concat());
     let rules = format!("store = \"rediss://127.0.0.1:{port}\"\n{RULES}");
     for is_decided in [true, false] {
@@ -131,7 +185,10 @@ async fn redis_may_speak_tls() {
         let service = Service::run(command, "listen = \"127.0.0.1:0\"", &rules);
         let begun = Instant::now();
         loop {
-            let answer = service.post("/check", json!({ "limit": "a", "key": "ada" })).await.json();
+            let answer = service
+                .post("/check", json!({ "limit": "a", "key": "ada" }))
+                .await
+                .json();
             if answer["undecided"].is_null() == is_decided {
                 break;
             }
@@ -160,18 +217,32 @@ fn a_request_that_does_not_arrive_ends() {
 fn without_a_file_an_example_runs_and_says_what_to_try() {
     let begun = Instant::now();
     loop {
-        let mut process = command().stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        let said: Vec<_> =
-            BufReader::new(process.stdout.take().unwrap()).lines().map_while(Result::ok).take(7).collect();
+        let mut process = command()
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let said: Vec<_> = BufReader::new(process.stdout.take().unwrap())
+            .lines()
+            .map_while(Result::ok)
+            .take(7)
+            .collect();
         let _ = process.kill();
         let output = process.wait_with_output().unwrap();
         if said.len() == 7 {
             assert_eq!(said[0], "listening on 127.0.0.1:8090");
-            assert!(said[3].contains("curl") && said[3].contains("http://127.0.0.1:8090/check"), "{said:?}");
+            assert!(
+                said[3].contains("curl") && said[3].contains("http://127.0.0.1:8090/check"),
+                "{said:?}"
+            );
             return;
         }
         // Another program may have its port.
-        assert!(begun.elapsed() < PATIENCE, "{}", String::from_utf8_lossy(&output.stderr));
+        assert!(
+            begun.elapsed() < PATIENCE,
+            "{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
         std::thread::sleep(Duration::from_millis(100));
     }
 }
@@ -190,7 +261,9 @@ async fn two_services_and_an_app_with_the_layer_share_a_limit_exactly() {
     let limiter = Limiter::new(RedisStore::connect(&redis.url).await.unwrap()).deadline(PATIENCE);
     let limits = Limit::per_hour("a", 100).by(ClientIp::behind(["127.0.0.1"]).unwrap());
     let app = RateLimitLayer::new(limiter).fail_closed().limit(limits);
-    let app = app.layer(service_fn(async |_: Request<()>| Ok::<_, Infallible>(Response::new(String::new()))));
+    let app = app.layer(service_fn(async |_: Request<()>| {
+        Ok::<_, Infallible>(Response::new(String::new()))
+    }));
     let mut tasks = JoinSet::new();
     for task in 0..20 {
         let (services, app) = (Arc::clone(&services), app.clone());
@@ -199,14 +272,32 @@ async fn two_services_and_an_app_with_the_layer_share_a_limit_exactly() {
             for turn in 0..24 {
                 let status = match (task + turn) % 3 {
                     0 => {
-                        let answer = services[0].post("/check", json!({ "limit": "a", "key": CLIENT })).await;
-                        if answer.status == 200 && !answer.is_allowed() { 429 } else { answer.status }
+                        let answer = services[0]
+                            .post("/check", json!({ "limit": "a", "key": CLIENT }))
+                            .await;
+                        if answer.status == 200 && !answer.is_allowed() {
+                            429
+                        } else {
+                            answer.status
+                        }
                     }
-                    1 => services[1].ask("GET", "/a", &[("x-forwarded-for", CLIENT)]).await.status,
+                    1 => {
+                        services[1]
+                            .ask("GET", "/a", &[("x-forwarded-for", CLIENT)])
+                            .await
+                            .status
+                    }
                     _ => {
                         let proxy = SocketAddr::from(([127, 0, 0, 1], 50_000));
-                        let request = Request::get("/a").header("x-forwarded-for", CLIENT).extension(proxy);
-                        app.clone().oneshot(request.body(()).unwrap()).await.unwrap().status().as_u16()
+                        let request = Request::get("/a")
+                            .header("x-forwarded-for", CLIENT)
+                            .extension(proxy);
+                        app.clone()
+                            .oneshot(request.body(()).unwrap())
+                            .await
+                            .unwrap()
+                            .status()
+                            .as_u16()
                     }
                 };
                 assert!([200, 429].contains(&status), "{status}");

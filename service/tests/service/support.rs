@@ -48,13 +48,17 @@ impl Answer {
     }
 
     pub(crate) fn header(&self, name: &str) -> &str {
-        self.headers.get(name).map_or("", |value| value.to_str().unwrap())
+        self.headers
+            .get(name)
+            .map_or("", |value| value.to_str().unwrap())
     }
 }
 
 pub(crate) fn command() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_sliding-window-service"));
-    command.env_remove("REDIS_URL").env("RATE_LIMIT_SECRET", "a1b2c3d4e5f60718293a4b5c");
+    command
+        .env_remove("REDIS_URL")
+        .env("RATE_LIMIT_SECRET", "a1b2c3d4e5f60718293a4b5c");
     command.env("SERVICE_TOKEN", "t0ken-0f-the-tests-7a3");
     command
 }
@@ -70,7 +74,10 @@ pub(crate) fn checked(rules: &str) -> Output {
 impl Service {
     /// On free ports, with these rules behind the settings.
     pub(crate) fn start(rules: &str) -> Self {
-        Self::listening("listen = \"127.0.0.1:0\"\ngrpc_listen = \"127.0.0.1:0\"", rules)
+        Self::listening(
+            "listen = \"127.0.0.1:0\"\ngrpc_listen = \"127.0.0.1:0\"",
+            rules,
+        )
     }
 
     pub(crate) fn listening(listen: &str, rules: &str) -> Self {
@@ -82,15 +89,33 @@ impl Service {
         let path = dir.path().join("rules.toml");
         fs::write(&path, format!("{listen}\n{rules}")).unwrap();
         let log = File::create(dir.path().join("log")).unwrap();
-        let mut process = command.arg(&path).stdout(Stdio::piped()).stderr(log).spawn().unwrap();
+        let mut process = command
+            .arg(&path)
+            .stdout(Stdio::piped())
+            .stderr(log)
+            .spawn()
+            .unwrap();
         let mut lines = BufReader::new(process.stdout.take().unwrap()).lines();
         let mut addresses = (0..listen.lines().count()).map(|_| {
-            let line =
-                lines.next().unwrap_or_else(|| panic!("{}", fs::read_to_string(dir.path().join("log")).unwrap()));
-            line.unwrap().strip_prefix("listening on ").unwrap().replace("0.0.0.0", "127.0.0.1")
+            let line = lines.next().unwrap_or_else(|| {
+                panic!("{}", fs::read_to_string(dir.path().join("log")).unwrap())
+            });
+            line.unwrap()
+                .strip_prefix("listening on ")
+                .unwrap()
+                .replace("0.0.0.0", "127.0.0.1")
         });
-        let (http, grpc) = (addresses.next().unwrap(), addresses.next().unwrap_or_default());
-        Self { process, http: format!("http://{http}"), grpc: format!("http://{grpc}"), client: Client::new(), dir }
+        let (http, grpc) = (
+            addresses.next().unwrap(),
+            addresses.next().unwrap_or_default(),
+        );
+        Self {
+            process,
+            http: format!("http://{http}"),
+            grpc: format!("http://{grpc}"),
+            client: Client::new(),
+            dir,
+        }
     }
 
     pub(crate) fn path(&self) -> PathBuf {
@@ -106,7 +131,8 @@ impl Service {
         let text = format!("listen = \"127.0.0.1:0\"\ngrpc_listen = \"127.0.0.1:0\"\n{rules}");
         let mut next = File::create(self.dir.path().join("next")).unwrap();
         next.write_all(text.as_bytes()).unwrap();
-        next.set_modified(modified.unwrap_or_else(SystemTime::now)).unwrap();
+        next.set_modified(modified.unwrap_or_else(SystemTime::now))
+            .unwrap();
         fs::rename(self.dir.path().join("next"), self.path()).unwrap();
     }
 
@@ -139,7 +165,11 @@ impl Service {
     pub(crate) async fn send(&self, request: RequestBuilder) -> Answer {
         let response = request.send().await.unwrap();
         let (status, headers) = (response.status().as_u16(), response.headers().clone());
-        Answer { status, headers, text: response.text().await.unwrap() }
+        Answer {
+            status,
+            headers,
+            text: response.text().await.unwrap(),
+        }
     }
 
     pub(crate) async fn get(&self, path: &str) -> Answer {
@@ -147,14 +177,18 @@ impl Service {
     }
 
     pub(crate) async fn post(&self, path: &str, body: impl ToString) -> Answer {
-        let request = self.request(Method::POST, path).header("content-type", "application/json");
+        let request = self
+            .request(Method::POST, path)
+            .header("content-type", "application/json");
         self.send(request.body(body.to_string())).await
     }
 
     /// A question of Caddy or Traefik.
     pub(crate) async fn ask(&self, method: &str, uri: &str, headers: &[(&str, &str)]) -> Answer {
         let mut request = self.request(Method::GET, "/auth");
-        request = request.header("x-forwarded-method", method).header("x-forwarded-uri", uri);
+        request = request
+            .header("x-forwarded-method", method)
+            .header("x-forwarded-uri", uri);
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
@@ -179,14 +213,33 @@ impl Redis {
         for _ in 0..10 {
             let port = free_port();
             let dir = tempfile::tempdir().unwrap();
-            let program = std::env::var("REDIS_SERVER").unwrap_or_else(|_| "redis-server".to_owned());
+            let program =
+                std::env::var("REDIS_SERVER").unwrap_or_else(|_| "redis-server".to_owned());
             let mut command = Command::new(program);
-            command.args(["--port", &port.to_string(), "--save", "", "--bind", "127.0.0.1", "--dir"]).arg(dir.path());
-            let mut process = command.args(arguments).stdout(Stdio::null()).spawn().unwrap();
+            command
+                .args([
+                    "--port",
+                    &port.to_string(),
+                    "--save",
+                    "",
+                    "--bind",
+                    "127.0.0.1",
+                    "--dir",
+                ])
+                .arg(dir.path());
+            let mut process = command
+                .args(arguments)
+                .stdout(Stdio::null())
+                .spawn()
+                .unwrap();
             let begun = Instant::now();
             while begun.elapsed() < PATIENCE && process.try_wait().unwrap().is_none() {
                 if is_up(port) {
-                    return Self { process, url: format!("redis://127.0.0.1:{port}"), _dir: dir };
+                    return Self {
+                        process,
+                        url: format!("redis://127.0.0.1:{port}"),
+                        _dir: dir,
+                    };
                 }
                 sleep(Duration::from_millis(10));
             }
@@ -210,22 +263,36 @@ impl Drop for Redis {
 }
 
 pub(crate) fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+    TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .port()
 }
 
 fn is_up(port: u16) -> bool {
-    let Ok(mut stream) = TcpStream::connect(("127.0.0.1", port)) else { return false };
+    let Ok(mut stream) = TcpStream::connect(("127.0.0.1", port)) else {
+        return false;
+    };
     let mut reply = [0; 5];
-    stream.write_all(b"PING\r\n").is_ok() && stream.read_exact(&mut reply).is_ok() && reply == *b"+PONG"
+    stream.write_all(b"PING\r\n").is_ok()
+        && stream.read_exact(&mut reply).is_ok()
+        && reply == *b"+PONG"
 }
 
 fn signal_to(process: &Child, signal: &str) {
-    let sent = Command::new("kill").args([&format!("-{signal}"), &process.id().to_string()]).status().unwrap();
+    let sent = Command::new("kill")
+        .args([&format!("-{signal}"), &process.id().to_string()])
+        .status()
+        .unwrap();
     assert!(sent.success());
 }
 
 /// Both stores: the URL, and the server that must live as long.
 pub(crate) fn stores() -> [(String, Option<Redis>); 2] {
     let redis = Redis::start();
-    [("memory:".to_owned(), None), (redis.url.clone(), Some(redis))]
+    [
+        ("memory:".to_owned(), None),
+        (redis.url.clone(), Some(redis)),
+    ]
 }

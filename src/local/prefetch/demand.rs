@@ -43,15 +43,24 @@ impl Demand {
         // A time before the count began means that the clock has stepped back.
         let is_alive = |count: &Count| (count.began..count.ends).contains(&now);
         let requests = |count: &Count| if is_alive(count) { count.requests } else { 0 };
-        if let Some(own) = set.iter_mut().find(|count| count.digest == digest && requests(count) > 0) {
+        if let Some(own) = set
+            .iter_mut()
+            .find(|count| count.digest == digest && requests(count) > 0)
+        {
             own.requests += 1;
-            return (own.requests >= pace.fewest_requests).then(|| rate(own.requests, now - own.began, pace.life));
+            return (own.requests >= pace.fewest_requests)
+                .then(|| rate(own.requests, now - own.began, pace.life));
         }
         let smallest = set.iter_mut().min_by_key(|count| requests(count))?;
         if requests(smallest) > 0 {
             smallest.requests -= 1;
         } else {
-            *smallest = Count { digest, began: now, ends: now.saturating_add(pace.life), requests: 1 };
+            *smallest = Count {
+                digest,
+                began: now,
+                ends: now.saturating_add(pace.life),
+                requests: 1,
+            };
         }
         None
     }
@@ -108,7 +117,9 @@ impl Budget {
     }
 
     pub(super) fn earn(&self, earned: u64) {
-        let _ = self.owed.fetch_update(Relaxed, Relaxed, |owed| Some(owed.saturating_sub(earned)));
+        let _ = self
+            .owed
+            .fetch_update(Relaxed, Relaxed, |owed| Some(owed.saturating_sub(earned)));
     }
 }
 
@@ -120,16 +131,28 @@ mod tests {
 
     /// The pace next to the store.
     fn pace(life: u64) -> Pace {
-        Pace { life, lead: 0, fewest_requests: 16, batch: 0 }
+        Pace {
+            life,
+            lead: 0,
+            fewest_requests: 16,
+            batch: 0,
+        }
     }
 
     #[test]
     fn a_rate_is_that_of_at_least_sixteen_requests_within_a_life() {
         let demand = Demand::default();
         let count = |after: u64| demand.count(7, 1_000_000 + after, pace(LIFE));
-        assert_eq!((0..15).map(|request| count(request * 2_000)).max(), Some(None));
+        assert_eq!(
+            (0..15).map(|request| count(request * 2_000)).max(),
+            Some(None)
+        );
         assert_eq!((count(40_000), count(80_000)), (Some(40), Some(21)));
-        assert_eq!(demand.count(8, 1_080_000, pace(LIFE)), None, "another key has its own count");
+        assert_eq!(
+            demand.count(8, 1_080_000, pace(LIFE)),
+            None,
+            "another key has its own count"
+        );
         assert_eq!(count(100_000), None, "a life later, counting begins anew");
     }
 
@@ -159,7 +182,9 @@ mod tests {
         for request in 0..100 {
             let _ = demand.count(neighbour(100 + request), 300 * request, pace(LIFE));
             for (key, is_found) in is_found.iter_mut().enumerate() {
-                *is_found |= demand.count(neighbour(key as u64), 300 * request + 100, pace(LIFE)).is_some();
+                *is_found |= demand
+                    .count(neighbour(key as u64), 300 * request + 100, pace(LIFE))
+                    .is_some();
             }
         }
         assert_eq!(is_found, [true; SET - 1]);
@@ -172,7 +197,8 @@ mod tests {
         for key in 0..SET as u64 {
             (0..8).for_each(|_| assert!(demand.count(neighbour(key), 0, pace(LIFE)).is_none()));
         }
-        let mut rates = (0..30).map(|request| demand.count(neighbour(100), 1_000 * request, pace(LIFE)));
+        let mut rates =
+            (0..30).map(|request| demand.count(neighbour(100), 1_000 * request, pace(LIFE)));
         assert!(rates.any(|rate| rate.is_some()));
     }
 
@@ -186,7 +212,11 @@ mod tests {
                 let now = 1_000_000 + 2_000 * request;
                 is_found |= demand.count(neighbour(1), now, pace(LIFE)).is_some();
                 for rare in 0..4 * u64::from(request % 8 == 7) {
-                    let _ = demand.count(neighbour(100 + request + rare), now + 1_500, pace(life_of_rare));
+                    let _ = demand.count(
+                        neighbour(100 + request + rare),
+                        now + 1_500,
+                        pace(life_of_rare),
+                    );
                 }
             }
             assert!(is_found, "among keys with a life of {life_of_rare}");

@@ -105,7 +105,13 @@ impl Holding {
             asks_from: 0,
             ends: false,
         };
-        Self { digest, limit, key, state: Mutex::new(state), changed: Notify::new() }
+        Self {
+            digest,
+            limit,
+            key,
+            state: Mutex::new(state),
+            changed: Notify::new(),
+        }
     }
 
     /// Whether the holding is for exactly the limit and key of the charge.
@@ -114,11 +120,20 @@ impl Holding {
     }
 
     /// Spends units, if enough are held.
-    pub(super) fn spend(&self, state: &mut State, charge: &Charge, now: u64) -> Option<(LimitStatus, SystemTime)> {
+    pub(super) fn spend(
+        &self,
+        state: &mut State,
+        charge: &Charge,
+        now: u64,
+    ) -> Option<(LimitStatus, SystemTime)> {
         let (before, low) = (state.left(now), state.low(now));
         let left = before.checked_sub(charge.cost())?;
         let mut cost = charge.cost();
-        for prefetch in state.prefetches.iter_mut().filter(|prefetch| prefetch.is_alive(now)) {
+        for prefetch in state
+            .prefetches
+            .iter_mut()
+            .filter(|prefetch| prefetch.is_alive(now))
+        {
             let part = cost.min(prefetch.left);
             prefetch.left -= part;
             cost -= part;
@@ -152,7 +167,11 @@ impl Holding {
         // If a prefetch was taken after the store was asked, the figures of the check are not used.
         // The status of the check may count this prefetch or not, and the status of the prefetch
         // may count the spent units or not.
-        if state.prefetches.iter().any(|prefetch| prefetch.number > asked_after) {
+        if state
+            .prefetches
+            .iter()
+            .any(|prefetch| prefetch.number > asked_after)
+        {
             state.used = state.used.saturating_add(spent);
             return (0, 0);
         }
@@ -170,7 +189,9 @@ impl Holding {
     pub(super) fn is_abandoned(&self, now: u64) -> bool {
         let state = lock(&self.state);
         let longest = state.pace.life.saturating_mul(MOST_LIVES);
-        state.stepped_at.is_some_and(|stepped_at| now.saturating_sub(stepped_at) >= longest)
+        state
+            .stepped_at
+            .is_some_and(|stepped_at| now.saturating_sub(stepped_at) >= longest)
     }
 
     /// Ends all prefetches at once, including the one that is asked for, so that the task gives
@@ -178,8 +199,13 @@ impl Holding {
     pub(super) fn drop_prefetches(&self) {
         let mut state = lock(&self.state);
         state.ends = true;
-        let State { prefetches, asked, .. } = &mut *state;
-        prefetches.iter_mut().chain(asked).for_each(|prefetch| prefetch.until = 0);
+        let State {
+            prefetches, asked, ..
+        } = &mut *state;
+        prefetches
+            .iter_mut()
+            .chain(asked)
+            .for_each(|prefetch| prefetch.until = 0);
         drop(state);
         self.changed.notify_one();
     }
@@ -187,7 +213,8 @@ impl Holding {
     /// The units of the next prefetch; `None` if it is too early for a prefetch, or if a prefetch
     /// is not worth it.
     pub(super) fn wanted(&self, state: &mut State, now: u64) -> Option<u64> {
-        let is_due = state.left(now) <= state.low(now) || state.renewal().is_some_and(|renewal| renewal <= now);
+        let is_due = state.left(now) <= state.low(now)
+            || state.renewal().is_some_and(|renewal| renewal <= now);
         let rest = self.limit.units().saturating_sub(state.used);
         let units = state.spending.next_units(now, state.pace, rest);
         units.filter(|_| is_due && state.asked.is_none() && !state.ends && now >= state.asks_from)
@@ -196,7 +223,11 @@ impl Holding {
 
 impl State {
     pub(super) fn left(&self, now: u64) -> u64 {
-        self.prefetches.iter().filter(|prefetch| prefetch.is_alive(now)).map(|prefetch| prefetch.left).sum()
+        self.prefetches
+            .iter()
+            .filter(|prefetch| prefetch.is_alive(now))
+            .map(|prefetch| prefetch.left)
+            .sum()
     }
 
     /// All units of the prefetches, spent or not.
@@ -213,16 +244,22 @@ impl State {
 
     /// When this number of units is left, it is time for the next prefetch.
     fn low(&self, now: u64) -> u64 {
-        self.prefetches.last().filter(|newest| newest.is_alive(now)).map_or(0, |newest| newest.low)
+        self.prefetches
+            .last()
+            .filter(|newest| newest.is_alive(now))
+            .map_or(0, |newest| newest.low)
     }
 
     /// The latest time to ask for the next prefetch, so that it arrives before the newest one ends.
     pub(super) fn renewal(&self) -> Option<u64> {
-        self.prefetches.last().map(|newest| newest.until.saturating_sub(self.pace.lead))
+        self.prefetches
+            .last()
+            .map(|newest| newest.until.saturating_sub(self.pace.lead))
     }
 
     pub(super) fn learn(&mut self, status: &LimitStatus, at: SystemTime, asked_at: u64) {
-        (self.status, self.used, self.at, self.asked_at) = (status.clone(), status.used, at, asked_at);
+        (self.status, self.used, self.at, self.asked_at) =
+            (status.clone(), status.used, at, asked_at);
         self.status.leave_out(0, self.units());
     }
 
@@ -233,7 +270,10 @@ impl State {
         let mut status = self.status.for_charge(charge);
         status.used = self.used.saturating_sub(left);
         // Some units are used, so there is a reset time.
-        status.leaves_after = status.leaves_after.saturating_sub(age).max(Duration::from_micros(1));
+        status.leaves_after = status
+            .leaves_after
+            .saturating_sub(age)
+            .max(Duration::from_micros(1));
         status
     }
 
@@ -241,10 +281,16 @@ impl State {
     /// them back.
     pub(super) fn settle_all(&mut self, now: u64) -> Vec<Settlement> {
         let is_over = |prefetch: &PrefetchedUnits| prefetch.left == 0 || !prefetch.is_alive(now);
-        let (over, kept): (Vec<_>, Vec<_>) = mem::take(&mut self.prefetches).into_iter().partition(is_over);
+        let (over, kept): (Vec<_>, Vec<_>) = mem::take(&mut self.prefetches)
+            .into_iter()
+            .partition(is_over);
         self.prefetches = kept;
-        self.used = self.used.saturating_sub(over.iter().map(|prefetch| prefetch.left).sum());
-        over.into_iter().filter_map(PrefetchedUnits::settlement).collect()
+        self.used = self
+            .used
+            .saturating_sub(over.iter().map(|prefetch| prefetch.left).sum());
+        over.into_iter()
+            .filter_map(PrefetchedUnits::settlement)
+            .collect()
     }
 }
 
@@ -256,7 +302,13 @@ impl PrefetchedUnits {
     }
 
     fn settlement(self) -> Option<Settlement> {
-        let Self { check, admitted, units, left, .. } = self;
+        let Self {
+            check,
+            admitted,
+            units,
+            left,
+            ..
+        } = self;
         match admitted {
             Some(decision) => Some(Settlement::new(check, &decision, |_| Some(units - left))),
             None => check.id().map(|id| Settlement::refund_by_id(check, id)),

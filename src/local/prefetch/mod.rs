@@ -82,42 +82,61 @@ impl Prefetches {
     /// charges.
     #[inline]
     pub(crate) fn spend(&self, check: &Check) -> Option<Decision> {
-        let Some(charge) = check.only_charge() else { return self.spend_all(check) };
+        let Some(charge) = check.only_charge() else {
+            return self.spend_all(check);
+        };
         let holding = self.find(charge)?;
         let now = self.now();
         let mut state = lock(&holding.state);
         let (status, at) = holding.spend(&mut state, charge, now)?;
         state.count_saved(now);
         drop(state);
-        Some(Decision::of_statuses(at, AdmissionId::fresh(), (status, Vec::new())))
+        Some(Decision::of_statuses(
+            at,
+            AdmissionId::fresh(),
+            (status, Vec::new()),
+        ))
     }
 
     /// Admits a check of several charges, if this process holds enough units for each of them. All
     /// charges are looked at under the locks of their holdings before any unit is spent.
     fn spend_all(&self, check: &Check) -> Option<Decision> {
         let find = |charge| Some((charge, self.find(charge)?));
-        let found: Vec<(&Charge, Arc<Holding>)> = check.charges().map(find).collect::<Option<_>>()?;
+        let found: Vec<(&Charge, Arc<Holding>)> =
+            check.charges().map(find).collect::<Option<_>>()?;
         // Only one check at a time locks several holdings, so that no two checks wait for each
         // other.
         let _several = lock(&self.several);
-        let mut locked: Vec<_> =
-            found.iter().map(|(charge, holding)| (charge, holding, lock(&holding.state))).collect();
+        let mut locked: Vec<_> = found
+            .iter()
+            .map(|(charge, holding)| (charge, holding, lock(&holding.state)))
+            .collect();
         let now = self.now();
-        if !locked.iter().all(|(charge, _, state)| state.left(now) >= charge.cost()) {
+        if !locked
+            .iter()
+            .all(|(charge, _, state)| state.left(now) >= charge.cost())
+        {
             return None;
         }
-        let spent = locked.iter_mut().map(|(charge, holding, state)| holding.spend(state, charge, now));
+        let spent = locked
+            .iter_mut()
+            .map(|(charge, holding, state)| holding.spend(state, charge, now));
         let spent: Vec<(LimitStatus, SystemTime)> = spent.collect::<Option<_>>()?;
         // The check counts once, whatever its number of charges.
         locked.first_mut()?.2.count_saved(now);
         let at = spent.iter().map(|(_, at)| *at).max()?;
         let mut statuses = spent.into_iter().map(|(status, _)| status);
-        Some(Decision::of_statuses(at, AdmissionId::fresh(), (statuses.next()?, statuses.collect())))
+        Some(Decision::of_statuses(
+            at,
+            AdmissionId::fresh(),
+            (statuses.next()?, statuses.collect()),
+        ))
     }
 
     /// The unspent units that this process holds of a limit and key.
     pub(crate) fn held(&self, charge: &Charge) -> u64 {
-        self.find(charge).map_or(0, |holding| lock(&holding.state).left(self.now()))
+        self.find(charge)
+            .map_or(0, |holding| lock(&holding.state).left(self.now()))
     }
 
     /// The number of the last prefetch that was taken. A check that asks the store from now on is
@@ -138,14 +157,18 @@ impl Prefetches {
     ) -> Decision {
         let now = self.now();
         let at = decision.at();
-        self.budget.count_asked(now, micros(self.round_trip.smoothed()));
+        self.budget
+            .count_asked(now, micros(self.round_trip.smoothed()));
         let find = |(charge, status)| self.find_or_make(charge, status, at, now);
-        let found: Vec<Option<Arc<Holding>>> = check.charges().zip(decision.statuses()).map(find).collect();
+        let found: Vec<Option<Arc<Holding>>> =
+            check.charges().zip(decision.statuses()).map(find).collect();
         // If one charge has no holding, the check asks the store anyway, so the other charges would
         // take prefetches in vain.
         let is_worth_it = check.is_prefetched() && found.iter().all(Option::is_some);
         for (index, (holding, charge)) in found.into_iter().zip(check.charges()).enumerate() {
-            let (Some(holding), Some(status)) = (holding, decision.statuses().nth(index)) else { continue };
+            let (Some(holding), Some(status)) = (holding, decision.statuses().nth(index)) else {
+                continue;
+            };
             let spent = if is_worth_it { charge.cost() } else { 0 };
             let (held, reserved) = holding.learn(spent, status, at, asked_after, now);
             decision = decision.without_held(index, held, reserved);
@@ -158,20 +181,38 @@ impl Prefetches {
 
     /// Finds the holding of a charge. If there is none, counts the request, and makes a holding if
     /// the key is asked for often. A new holding is not in the table yet.
-    fn find_or_make(&self, charge: &Charge, status: &LimitStatus, at: SystemTime, now: u64) -> Option<Arc<Holding>> {
+    fn find_or_make(
+        &self,
+        charge: &Charge,
+        status: &LimitStatus,
+        at: SystemTime,
+        now: u64,
+    ) -> Option<Arc<Holding>> {
         charge.limit().prefetch_life()?;
-        self.find(charge).filter(|holding| !holding.is_abandoned(now)).or_else(|| {
-            if !charge.is_prefetched() {
-                return None;
-            }
-            let digest = charge.digest(&self.generations.digester);
-            let pace = self.pace(charge.limit());
-            let requests = self.demand.get_or_init(Demand::default).count(digest, now, pace)?;
-            let requests = Some(requests).filter(|_| self.budget.has_room())?;
-            let figures = (status.used, status.remaining());
-            let first_units = pace::first_units(requests, charge.cost(), figures, pace)?;
-            Some(Arc::new(Holding::new(charge, digest, first_units, (status, at), now, pace)))
-        })
+        self.find(charge)
+            .filter(|holding| !holding.is_abandoned(now))
+            .or_else(|| {
+                if !charge.is_prefetched() {
+                    return None;
+                }
+                let digest = charge.digest(&self.generations.digester);
+                let pace = self.pace(charge.limit());
+                let requests = self
+                    .demand
+                    .get_or_init(Demand::default)
+                    .count(digest, now, pace)?;
+                let requests = Some(requests).filter(|_| self.budget.has_room())?;
+                let figures = (status.used, status.remaining());
+                let first_units = pace::first_units(requests, charge.cost(), figures, pace)?;
+                Some(Arc::new(Holding::new(
+                    charge,
+                    digest,
+                    first_units,
+                    (status, at),
+                    now,
+                    pace,
+                )))
+            })
     }
 
     /// Puts a holding into the table, if the table has room. If the table already has a holding of
@@ -181,7 +222,10 @@ impl Prefetches {
         let mut holdings = self.write();
         // The holding in the table may be of a limit with other settings. Then the task of that
         // holding gives back the units that are left, and ends.
-        if let Some(held) = holdings.get(&holding.digest).filter(|held| !held.is_abandoned(now)) {
+        if let Some(held) = holdings
+            .get(&holding.digest)
+            .filter(|held| !held.is_abandoned(now))
+        {
             return KeptHolding::begin(self, held, now);
         }
         if holdings.len() >= CAPACITY {
@@ -207,18 +251,24 @@ impl Prefetches {
         loop {
             let now = self.now();
             // Holdings whose task has ended with its runtime need a new task.
-            let without_task: Vec<_> =
-                self.write().values().filter_map(|holding| KeptHolding::begin(self, holding, now)).collect();
+            let without_task: Vec<_> = self
+                .write()
+                .values()
+                .filter_map(|holding| KeptHolding::begin(self, holding, now))
+                .collect();
             without_task.into_iter().for_each(&mut keep);
             // A task that could not start has already told that it has ended. So only holdings that
             // have a task are waited for below.
             let ended = self.ended.notified();
             let has_task = |holding: &&Arc<Holding>| holding.has_task();
-            let holdings: Vec<_> = self.read(|holdings| holdings.values().filter(has_task).cloned().collect());
+            let holdings: Vec<_> =
+                self.read(|holdings| holdings.values().filter(has_task).cloned().collect());
             if holdings.is_empty() {
                 return;
             }
-            holdings.iter().for_each(|holding| holding.drop_prefetches());
+            holdings
+                .iter()
+                .for_each(|holding| holding.drop_prefetches());
             ended.await;
         }
     }
@@ -235,7 +285,10 @@ impl Prefetches {
                 return None;
             }
             let digest = charge.digest(&self.generations.digester);
-            holdings.get(&digest).filter(|holding| holding.is_of(charge)).cloned()
+            holdings
+                .get(&digest)
+                .filter(|holding| holding.is_of(charge))
+                .cloned()
         })
     }
 
@@ -244,13 +297,19 @@ impl Prefetches {
     }
 
     fn write(&self) -> RwLockWriteGuard<'_, Holdings> {
-        self.holdings.write().unwrap_or_else(PoisonError::into_inner)
+        self.holdings
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     fn pace(&self, limit: &Limit) -> Pace {
         let set = limit.prefetch_life().map_or(0, micros);
-        let [longest, trip, mostly] =
-            [MAX_LIFE.min(limit.window()), self.round_trip.smoothed(), self.round_trip.mostly()].map(micros);
+        let [longest, trip, mostly] = [
+            MAX_LIFE.min(limit.window()),
+            self.round_trip.smoothed(),
+            self.round_trip.mostly(),
+        ]
+        .map(micros);
         Pace::new(set, longest, trip, mostly)
     }
 }

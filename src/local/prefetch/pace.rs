@@ -53,9 +53,17 @@ impl Pace {
         // The life may be shorter than two round trips, since the window is short. Then a prefetch
         // would be over when it arrives.
         let is_worth_it = life >= 2 * trip;
-        let fewest_requests =
-            if is_worth_it { (SAVED / trip.max(1)).clamp(LEAST_REQUESTS, MOST_REQUESTS) } else { u64::MAX };
-        Self { life, lead, fewest_requests, batch: trip.min(LONGEST_BATCH) }
+        let fewest_requests = if is_worth_it {
+            (SAVED / trip.max(1)).clamp(LEAST_REQUESTS, MOST_REQUESTS)
+        } else {
+            u64::MAX
+        };
+        Self {
+            life,
+            lead,
+            fewest_requests,
+            batch: trip.min(LONGEST_BATCH),
+        }
     }
 
     /// The least time for which the spending of a key is measured.
@@ -65,7 +73,8 @@ impl Pace {
 
     /// The number of units of the present prefetch at which the next one is asked for.
     pub(super) fn low(self, units: u64) -> u64 {
-        let during_lead = (u128::from(units) * u128::from(self.lead)).div_ceil(self.life.max(1).into()) as u64;
+        let during_lead =
+            (u128::from(units) * u128::from(self.lead)).div_ceil(self.life.max(1).into()) as u64;
         // Three deviations are added, since requests come at random.
         (units / LOW).max(during_lead + 3 * during_lead.isqrt() + 1)
     }
@@ -90,10 +99,18 @@ pub(super) struct Spending {
 
 /// The units of the first prefetch of a key. They are for the `requests` that are expected in a
 /// life, each at this `cost`. `None` if a prefetch is not worth it.
-pub(super) fn first_units(requests: u64, cost: u64, (used, rest): (u64, u64), pace: Pace) -> Option<u64> {
+pub(super) fn first_units(
+    requests: u64,
+    cost: u64,
+    (used, rest): (u64, u64),
+    pace: Pace,
+) -> Option<u64> {
     // The other requests may cost less than this one, and their costs are not known. So the
     // prefetch has at most as many units as the key has used in the window.
-    let units = requests.saturating_mul(cost).min(used).min(rest / PART_OF_THE_REST);
+    let units = requests
+        .saturating_mul(cost)
+        .min(used)
+        .min(rest / PART_OF_THE_REST);
     (units >= cost.saturating_mul(pace.fewest_requests)).then_some(units)
 }
 
@@ -101,7 +118,12 @@ impl Spending {
     /// The spending of a key that is expected to spend `first_units` in a life, as if the key had
     /// spent them in the life before.
     pub(super) fn new(first_units: u64, now: u64, pace: Pace) -> Self {
-        Self { since: now, spent: 0, requests: 0, before: (pace.life, first_units) }
+        Self {
+            since: now,
+            spent: 0,
+            requests: 0,
+            before: (pace.life, first_units),
+        }
     }
 
     pub(super) fn count(&mut self, cost: u64) {
@@ -130,9 +152,17 @@ impl Spending {
         // The lasting rate includes the measurement before the present one. Requests come at
         // random, so a short pause does not mean a lower demand.
         let (elapsed_before, before) = self.before;
-        let lasting = rate(before.saturating_add(self.spent), elapsed_before.saturating_add(elapsed), pace.life);
+        let lasting = rate(
+            before.saturating_add(self.spent),
+            elapsed_before.saturating_add(elapsed),
+            pace.life,
+        );
         let units = present.max(lasting).min(rest / PART_OF_THE_REST);
-        let cost = if self.requests > 0 { self.spent.div_ceil(self.requests) } else { 1 };
+        let cost = if self.requests > 0 {
+            self.spent.div_ceil(self.requests)
+        } else {
+            1
+        };
         // Half as many requests are needed as for the first prefetch. Requests come at random, so
         // with the same number, a busy key would lose its prefetches from time to time.
         let fewest = cost.saturating_mul(pace.fewest_requests / 2);
@@ -167,8 +197,16 @@ mod tests {
             (300, 1_000, 2),
         ] {
             let pace = Pace::new(100_000, 1_000_000, trip * 1_000, trip * 1_000);
-            assert_eq!((pace.life, pace.fewest_requests), (life * 1_000, fewest), "{trip} ms");
+            assert_eq!(
+                (pace.life, pace.fewest_requests),
+                (life * 1_000, fewest),
+                "{trip} ms"
+            );
         }
-        assert_eq!(Pace::new(500_000, 1_000_000, 80_000, 80_000).life, 500_000, "a longer life that is set");
+        assert_eq!(
+            Pace::new(500_000, 1_000_000, 80_000, 80_000).life,
+            500_000,
+            "a longer life that is set"
+        );
     }
 }

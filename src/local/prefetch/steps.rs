@@ -41,7 +41,11 @@ pub(crate) enum Step {
 impl KeptHolding {
     /// Returns the holding if no task takes care of it, and `None` otherwise. The caller has locked
     /// the table, and has to start a task for the returned holding.
-    pub(super) fn begin(prefetches: &Arc<Prefetches>, holding: &Arc<Holding>, now: u64) -> Option<Self> {
+    pub(super) fn begin(
+        prefetches: &Arc<Prefetches>,
+        holding: &Arc<Holding>,
+        now: u64,
+    ) -> Option<Self> {
         let mut state = lock(&holding.state);
         if state.stepped_at.is_some() {
             return None;
@@ -51,12 +55,19 @@ impl KeptHolding {
         // this prefetch back.
         let asked = state.asked.take();
         state.prefetches.extend(asked);
-        Some(Self { prefetches: Arc::clone(prefetches), holding: Arc::clone(holding) })
+        Some(Self {
+            prefetches: Arc::clone(prefetches),
+            holding: Arc::clone(holding),
+        })
     }
 
     /// A check of the holding's limit and key that costs nothing.
     pub(crate) fn check(&self) -> Check {
-        Check::new(Charge::fitting(self.holding.limit.clone(), self.holding.key.clone(), 0))
+        Check::new(Charge::fitting(
+            self.holding.limit.clone(),
+            self.holding.key.clone(),
+            0,
+        ))
     }
 
     /// Chooses the next action. The task takes no prefetch while the breaker is open.
@@ -71,9 +82,18 @@ impl KeptHolding {
             // may have been longer when `asks_from` was set.
             state.asks_from = 0;
         }
-        self.prefetches.budget.earn(SAVED.saturating_mul(mem::take(&mut state.saved.0)));
-        let wanted = holding.wanted(&mut state, now).filter(|_| !is_open && self.prefetches.budget.pay());
-        if wanted.is_none() && state.prefetches.iter().all(|prefetch| prefetch.is_alive(now)) {
+        self.prefetches
+            .budget
+            .earn(SAVED.saturating_mul(mem::take(&mut state.saved.0)));
+        let wanted = holding
+            .wanted(&mut state, now)
+            .filter(|_| !is_open && self.prefetches.budget.pay());
+        if wanted.is_none()
+            && state
+                .prefetches
+                .iter()
+                .all(|prefetch| prefetch.is_alive(now))
+        {
             // Without a prefetch, the task waits: for the reply if it has asked for a prefetch,
             // otherwise until it may ask again. After this wait, the task ends if the key is not
             // asked for often.
@@ -82,11 +102,22 @@ impl KeptHolding {
                 None if state.ends => now,
                 None => state.asks_from,
             };
-            let renewal = state.renewal().filter(|renewal| *renewal > now && state.asked.is_none());
-            let until =
-                state.prefetches.iter().map(|prefetch| prefetch.until).chain(renewal).min().unwrap_or(otherwise);
+            let renewal = state
+                .renewal()
+                .filter(|renewal| *renewal > now && state.asked.is_none());
+            let until = state
+                .prefetches
+                .iter()
+                .map(|prefetch| prefetch.until)
+                .chain(renewal)
+                .min()
+                .unwrap_or(otherwise);
             let wait = until.saturating_sub(now);
-            return if wait == 0 { Step::End } else { Step::Wait(Duration::from_micros(wait)) };
+            return if wait == 0 {
+                Step::End
+            } else {
+                Step::Wait(Duration::from_micros(wait))
+            };
         }
         // The settlements and the new prefetch begin together, so that they travel in one script. A
         // prefetch that is used up is settled, too. Otherwise its units would stay reserved, and
@@ -117,7 +148,9 @@ impl KeptHolding {
         let number = prefetches.taken.fetch_add(1, Ordering::SeqCst) + 1;
         let now = prefetches.now();
         let mut state = lock(&self.holding.state);
-        let Some(mut asked) = state.asked.take() else { return };
+        let Some(mut asked) = state.asked.take() else {
+            return;
+        };
         let pace = state.pace;
         let asked_at = asked.asked_at;
         // After a refusal or a failure, the task waits and asks again, since the key is asked for
@@ -126,7 +159,8 @@ impl KeptHolding {
             Ok(decision) => {
                 if decision.is_allowed() {
                     let units = asked.check.charges().map(Charge::cost).sum();
-                    (asked.number, asked.units, asked.left, asked.low) = (number, units, units, pace.low(units));
+                    (asked.number, asked.units, asked.left, asked.low) =
+                        (number, units, units, pace.low(units));
                     asked.admitted = Some(decision.clone());
                     state.spending.measure_anew(now, pace);
                     state.prefetches.push(asked);
@@ -158,7 +192,11 @@ impl Drop for KeptHolding {
         // in the table, so that callers can spend its units until the life of these units is over.
         let is_over = state.prefetches.is_empty() && state.asked.is_none();
         let digest = self.holding.digest;
-        if is_over && holdings.get(&digest).is_some_and(|held| Arc::ptr_eq(held, &self.holding)) {
+        if is_over
+            && holdings
+                .get(&digest)
+                .is_some_and(|held| Arc::ptr_eq(held, &self.holding))
+        {
             holdings.remove(&digest);
         }
         drop((state, holdings));

@@ -48,7 +48,9 @@ pub(super) fn key(address: IpAddr, bits: u8) -> Key {
 /// The IPv4 address that `address` stands for. If `address` stands for no IPv4 address, the result
 /// is `address` itself.
 fn canonical(address: IpAddr) -> IpAddr {
-    let IpAddr::V6(v6) = address else { return address };
+    let IpAddr::V6(v6) = address else {
+        return address;
+    };
     embedded(v6).map_or(address, IpAddr::V4)
 }
 
@@ -65,24 +67,43 @@ fn canonical_range(range: IpNet) -> IpNet {
         [0, 0, 0, 0, 0, 0xffff, ..] => (96, 0),
         _ => (96, 1),
     };
-    let bits = v6.prefix_len().checked_sub(before).filter(|bits| *bits >= least);
+    let bits = v6
+        .prefix_len()
+        .checked_sub(before)
+        .filter(|bits| *bits >= least);
     let spelled = bits.and_then(|bits| Ipv4Net::new(embedded(v6.network())?, bits).ok());
     spelled.map_or(range, IpNet::V4)
 }
 
 /// Parses texts of ranges and addresses, and returns the ranges merged and in order.
-pub(super) fn parse_ranges<R: AsRef<str>>(texts: impl IntoIterator<Item = R>) -> Result<Vec<IpNet>, ConfigError> {
-    let ranges = texts.into_iter().map(|text| parse_range(text.as_ref())).collect::<Result<_, _>>()?;
+pub(super) fn parse_ranges<R: AsRef<str>>(
+    texts: impl IntoIterator<Item = R>,
+) -> Result<Vec<IpNet>, ConfigError> {
+    let ranges = texts
+        .into_iter()
+        .map(|text| parse_range(text.as_ref()))
+        .collect::<Result<_, _>>()?;
     Ok(IpNet::aggregate(&ranges))
 }
 
 fn parse_range(text: &str) -> Result<IpNet, ConfigError> {
     let text = text.trim();
     // `IpNet` alone would accept an address such as `010.0.0.0`, whose first number may be octal.
-    let address = text.split('/').next().and_then(|address| address.parse::<IpAddr>().ok());
-    let range = address.and_then(|address| if text.contains('/') { text.parse().ok() } else { Some(address.into()) });
+    let address = text
+        .split('/')
+        .next()
+        .and_then(|address| address.parse::<IpAddr>().ok());
+    let range = address.and_then(|address| {
+        if text.contains('/') {
+            text.parse().ok()
+        } else {
+            Some(address.into())
+        }
+    });
     range.map(canonical_range).ok_or_else(|| {
-        ConfigError::new(format!("{text:?} is not an address range such as 10.1.2.0/28 or 2001:db8::/32"))
+        ConfigError::new(format!(
+            "{text:?} is not an address range such as 10.1.2.0/28 or 2001:db8::/32"
+        ))
     })
 }
 
@@ -90,7 +111,8 @@ fn parse_range(text: &str) -> Result<IpNet, ConfigError> {
 /// also has the IPv6 addresses that stand for these IPv4 addresses.
 pub(super) fn have(ranges: &[IpNet], address: IpAddr) -> bool {
     let has = |address: IpAddr| {
-        let (begun, _) = ranges.split_at(ranges.partition_point(|range| range.network() <= address));
+        let (begun, _) =
+            ranges.split_at(ranges.partition_point(|range| range.network() <= address));
         begun.last().is_some_and(|range| range.contains(&address))
     };
     has(canonical(address)) || has(address)
@@ -153,7 +175,10 @@ impl AddressList {
     /// # Errors
     ///
     /// As for [`new`](Self::new). After an error, the list is as it was.
-    pub fn replace<R: AsRef<str>>(&self, ranges: impl IntoIterator<Item = R>) -> Result<(), ConfigError> {
+    pub fn replace<R: AsRef<str>>(
+        &self,
+        ranges: impl IntoIterator<Item = R>,
+    ) -> Result<(), ConfigError> {
         let ranges = parse_ranges(ranges)?;
         *self.0.write().unwrap_or_else(PoisonError::into_inner) = ranges;
         Ok(())
@@ -162,14 +187,19 @@ impl AddressList {
     /// Whether one of the ranges has this address.
     #[must_use]
     pub fn contains(&self, address: IpAddr) -> bool {
-        have(&self.0.read().unwrap_or_else(PoisonError::into_inner), address)
+        have(
+            &self.0.read().unwrap_or_else(PoisonError::into_inner),
+            address,
+        )
     }
 }
 
 // Shows only how many ranges there are, since addresses may be personal data.
 impl fmt::Debug for AddressList {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("AddressList").field(&self.0.read().unwrap_or_else(PoisonError::into_inner).len()).finish()
+        f.debug_tuple("AddressList")
+            .field(&self.0.read().unwrap_or_else(PoisonError::into_inner).len())
+            .finish()
     }
 }
 
@@ -205,9 +235,18 @@ mod tests {
 
     #[test]
     fn addresses_beside_the_spellings_stand_for_themselves() {
-        for other in ["::", "::1", "64:ff9b:0:1::192.0.2.1", "2003:c000:201::", "2001:1::3fff:fdfe", "::fffe:192.0.2.1"]
-        {
-            assert_eq!(canonical(other.parse().unwrap()), other.parse::<IpAddr>().unwrap());
+        for other in [
+            "::",
+            "::1",
+            "64:ff9b:0:1::192.0.2.1",
+            "2003:c000:201::",
+            "2001:1::3fff:fdfe",
+            "::fffe:192.0.2.1",
+        ] {
+            assert_eq!(
+                canonical(other.parse().unwrap()),
+                other.parse::<IpAddr>().unwrap()
+            );
         }
     }
 
@@ -224,7 +263,11 @@ mod tests {
             "64:ff9b:1::192.0.2.1",
             "64:ff9b:1::192.0.2.2",
         ];
-        let keys: HashSet<_> = translated.into_iter().chain(["192.0.2.1", "192.0.2.2"]).map(key).collect();
+        let keys: HashSet<_> = translated
+            .into_iter()
+            .chain(["192.0.2.1", "192.0.2.2"])
+            .map(key)
+            .collect();
         assert_eq!(keys.len(), 10);
         assert_eq!(key_of(translated[0], 32), key(translated[0]));
     }
@@ -238,7 +281,9 @@ mod tests {
 
     #[test]
     fn a_range_is_the_ipv4_range_that_it_spells_or_itself() {
-        let has = |range: &str, address: &str| have(&parse_ranges([range]).unwrap(), address.parse().unwrap());
+        let has = |range: &str, address: &str| {
+            have(&parse_ranges([range]).unwrap(), address.parse().unwrap())
+        };
         for range in [
             "10.0.0.0/8",
             "::ffff:10.0.0.0/104",
@@ -247,16 +292,29 @@ mod tests {
             "64:ff9b::10.0.0.0/104",
             "2002:a00::/24",
         ] {
-            for address in ["10.1.2.3", "::ffff:10.1.2.3", "64:ff9b::10.1.2.3", "2002:a01:203:4::5"] {
+            for address in [
+                "10.1.2.3",
+                "::ffff:10.1.2.3",
+                "64:ff9b::10.1.2.3",
+                "2002:a01:203:4::5",
+            ] {
                 assert!(has(range, address), "{range} {address}");
             }
-            for address in ["11.1.2.3", "::ffff:11.1.2.3", "2002:b01:203::", "2001:db8::a01:203"] {
+            for address in [
+                "11.1.2.3",
+                "::ffff:11.1.2.3",
+                "2002:b01:203::",
+                "2001:db8::a01:203",
+            ] {
                 assert!(!has(range, address), "{range} {address}");
             }
         }
         // A prefix that ends after the embedded IPv4 address spells no IPv4 range.
         assert!(has("2002:a01:203:4::/64", "2002:a01:203:4::5"));
-        assert!(!has("2002:a01:203:4::/64", "2002:a01:203:5::5") && !has("2002:a01:203:4::/64", "10.1.2.3"));
+        assert!(
+            !has("2002:a01:203:4::/64", "2002:a01:203:5::5")
+                && !has("2002:a01:203:4::/64", "10.1.2.3")
+        );
         assert!(has("64:ff9b:1::/48", "64:ff9b:1::10.1.2.3") && !has("64:ff9b:1::/48", "10.1.2.3"));
         assert!(!has("::1/128", "0.0.0.1") && has("::1/128", "::1"));
     }

@@ -85,7 +85,12 @@ pub struct ClientIp {
 impl Default for ClientIp {
     fn default() -> Self {
         let header = HeaderName::from_static("x-forwarded-for");
-        Self { trusted: Vec::new(), header, style: Style::Plain, ipv6_bits: 64 }
+        Self {
+            trusted: Vec::new(),
+            header,
+            style: Style::Plain,
+            ipv6_bits: 64,
+        }
     }
 }
 
@@ -101,8 +106,13 @@ impl ClientIp {
     /// # Errors
     ///
     /// [`ConfigError`] if a text is neither a range nor an address.
-    pub fn behind<R: AsRef<str>>(trusted: impl IntoIterator<Item = R>) -> Result<Self, ConfigError> {
-        Ok(Self { trusted: parse_ranges(trusted)?, ..Self::default() })
+    pub fn behind<R: AsRef<str>>(
+        trusted: impl IntoIterator<Item = R>,
+    ) -> Result<Self, ConfigError> {
+        Ok(Self {
+            trusted: parse_ranges(trusted)?,
+            ..Self::default()
+        })
     }
 
     /// Reads `Forwarded` (RFC 7239) instead of `X-Forwarded-For`.
@@ -126,7 +136,11 @@ impl ClientIp {
     #[track_caller]
     pub fn single_header(mut self, name: impl TryInto<HeaderName>) -> Self {
         self.header = header_name(name);
-        self.style = if self.header == "cloudfront-viewer-address" { Style::SingleWithPort } else { Style::Single };
+        self.style = if self.header == "cloudfront-viewer-address" {
+            Style::SingleWithPort
+        } else {
+            Style::Single
+        };
         self
     }
 
@@ -138,7 +152,9 @@ impl ClientIp {
     /// [`ConfigError`] if `bits` is not 1 to 128.
     pub fn ipv6_prefix(mut self, bits: u8) -> Result<Self, ConfigError> {
         if !(1..=128).contains(&bits) {
-            return Err(ConfigError::new(format!("an IPv6 prefix must have 1 to 128 bits, not {bits}")));
+            return Err(ConfigError::new(format!(
+                "an IPv6 prefix must have 1 to 128 bits, not {bits}"
+            )));
         }
         self.ipv6_bits = bits;
         Ok(self)
@@ -183,14 +199,21 @@ impl ClientIp {
 
     fn client(&self, parts: &Parts) -> Result<IpAddr, KeyError> {
         let peer = peer(parts)?;
-        let Self { trusted, header, style, .. } = self;
+        let Self {
+            trusted,
+            header,
+            style,
+            ..
+        } = self;
         if !have(trusted, peer) {
             return Ok(peer);
         }
         let invalid = |problem| KeyError::invalid(header.as_str().to_owned(), problem);
         if let Style::Single | Style::SingleWithPort = style {
             let value = single_value(&parts.headers, header)?;
-            return style.address(value.as_bytes()).ok_or_else(|| invalid("not an address"));
+            return style
+                .address(value.as_bytes())
+                .ok_or_else(|| invalid("not an address"));
         }
         let mut client = peer;
         let mut hops = hops(&parts.headers, header, *style).take(MAX_HOPS);
@@ -220,11 +243,17 @@ fn peer(parts: &Parts) -> Result<IpAddr, KeyError> {
         use axum::extract::connect_info::{ConnectInfo, MockConnectInfo};
 
         let real = parts.extensions.get().map(|ConnectInfo(peer)| *peer);
-        found.or(real).or_else(|| parts.extensions.get().map(|MockConnectInfo(peer)| *peer))
+        found
+            .or(real)
+            .or_else(|| parts.extensions.get().map(|MockConnectInfo(peer)| *peer))
     };
     #[cfg(feature = "grpc")]
-    let found =
-        found.or_else(|| parts.extensions.get().and_then(tonic::transport::server::TcpConnectInfo::remote_addr));
+    let found = found.or_else(|| {
+        parts
+            .extensions
+            .get()
+            .and_then(tonic::transport::server::TcpConnectInfo::remote_addr)
+    });
     found.or_else(|| parts.extensions.get().copied()).map(|peer| peer.ip()).ok_or_else(|| {
         // A peer without an address is a mistake in the set-up. The error is `invalid` instead of
         // `missing`, so that `or` does not hide the mistake.
@@ -244,7 +273,10 @@ mod tests {
     #[test]
     fn a_prefix_without_bits_or_with_too_many_is_refused_by_value() {
         let error = |bits| ClientIp::new().ipv6_prefix(bits).unwrap_err().to_string();
-        assert_eq!(error(129), "an IPv6 prefix must have 1 to 128 bits, not 129");
+        assert_eq!(
+            error(129),
+            "an IPv6 prefix must have 1 to 128 bits, not 129"
+        );
         assert_eq!(error(0), "an IPv6 prefix must have 1 to 128 bits, not 0");
     }
 }

@@ -27,8 +27,16 @@ pub(super) enum Hop {
 }
 
 /// The elements of all lines of a header, the last element first, without empty elements.
-pub(super) fn hops<'a>(headers: &'a HeaderMap, name: &HeaderName, style: Style) -> impl Iterator<Item = Hop> + use<'a> {
-    let mut lines = headers.get_all(name).into_iter().rev().map(HeaderValue::as_bytes);
+pub(super) fn hops<'a>(
+    headers: &'a HeaderMap,
+    name: &HeaderName,
+    style: Style,
+) -> impl Iterator<Item = Hop> + use<'a> {
+    let mut lines = headers
+        .get_all(name)
+        .into_iter()
+        .rev()
+        .map(HeaderValue::as_bytes);
     let mut rest = None;
     let mut bytes_left = MAX_BYTES;
     let elements = iter::from_fn(move || {
@@ -76,26 +84,42 @@ impl Style {
             _ => element.trim_ascii().to_vec(),
         };
         let node = str::from_utf8(&node).ok()?;
-        let Self::SingleWithPort = self else { return parse_node(node) };
+        let Self::SingleWithPort = self else {
+            return parse_node(node);
+        };
         let (address, port) = node.rsplit_once(':')?;
         let v6 = format!("[{address}]:{port}").parse();
-        v6.or_else(|_| node.parse::<SocketAddr>()).map(|address| address.ip()).ok()
+        v6.or_else(|_| node.parse::<SocketAddr>())
+            .map(|address| address.ip())
+            .ok()
     }
 }
 
 /// Parses an address, with or without brackets and port. The port may be a name (RFC 7239, section
 /// 6.3). A node that is a name, such as `unknown` or `_hidden`, has no address.
 fn parse_node(node: &str) -> Option<IpAddr> {
-    let bracketed = |node: &str| node.strip_prefix('[')?.strip_suffix(']')?.parse().map(IpAddr::V6).ok();
+    let bracketed = |node: &str| {
+        node.strip_prefix('[')?
+            .strip_suffix(']')?
+            .parse()
+            .map(IpAddr::V6)
+            .ok()
+    };
     let with_port = || node.parse::<SocketAddr>().map(|address| address.ip()).ok();
     let with_hidden_port = || {
         let (address, port) = node.rsplit_once(":_")?;
-        let is_name =
-            !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte));
+        let is_name = !port.is_empty()
+            && port
+                .bytes()
+                .all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte));
         let address = bracketed(address).or_else(|| address.parse().map(IpAddr::V4).ok());
         address.filter(|_| is_name)
     };
-    node.parse().ok().or_else(|| bracketed(node)).or_else(with_port).or_else(with_hidden_port)
+    node.parse()
+        .ok()
+        .or_else(|| bracketed(node))
+        .or_else(with_port)
+        .or_else(with_hidden_port)
 }
 
 /// The value of an element's only `for` parameter, unquoted.
@@ -142,7 +166,15 @@ fn unquote(value: &[u8]) -> Option<Vec<u8>> {
 fn last_outside_quotes(text: &[u8], separator: u8) -> Option<usize> {
     let mut quoted = false;
     for (at, byte) in text.iter().enumerate().rev() {
-        let is_escaped = || text[..at].iter().rev().take_while(|byte| **byte == b'\\').count() % 2 == 1;
+        let is_escaped = || {
+            text[..at]
+                .iter()
+                .rev()
+                .take_while(|byte| **byte == b'\\')
+                .count()
+                % 2
+                == 1
+        };
         if *byte == b'"' && !(quoted && is_escaped()) {
             quoted = !quoted;
         } else if *byte == separator && !quoted {
@@ -163,18 +195,30 @@ mod tests {
         for line in lines {
             headers.append("x", line.parse().unwrap());
         }
-        let address = |hop| if let Hop::Address(address) = hop { Some(address.to_string()) } else { None };
+        let address = |hop| {
+            if let Hop::Address(address) = hop {
+                Some(address.to_string())
+            } else {
+                None
+            }
+        };
         hops(&headers, &X, style).map(address).collect()
     }
 
     fn some(addresses: &[&str]) -> Vec<Option<String>> {
-        addresses.iter().map(|address| Some((*address).to_owned())).collect()
+        addresses
+            .iter()
+            .map(|address| Some((*address).to_owned()))
+            .collect()
     }
 
     #[test]
     fn all_lines_are_read_from_the_right_end_of_the_last() {
         let lines = ["192.0.2.1, 192.0.2.2", "192.0.2.3"];
-        assert_eq!(read(Style::Plain, &lines), some(&["192.0.2.3", "192.0.2.2", "192.0.2.1"]));
+        assert_eq!(
+            read(Style::Plain, &lines),
+            some(&["192.0.2.3", "192.0.2.2", "192.0.2.1"])
+        );
     }
 
     #[test]
@@ -190,7 +234,11 @@ mod tests {
             ("::ffff:192.0.2.1", "::ffff:192.0.2.1"),
         ] {
             assert_eq!(read(Style::Plain, &[node]), some(&[address]), "{node}");
-            assert_eq!(read(Style::Rfc7239, &[&format!("proto=http; For=\"{node}\"")]), some(&[address]), "{node}");
+            assert_eq!(
+                read(Style::Rfc7239, &[&format!("proto=http; For=\"{node}\"")]),
+                some(&[address]),
+                "{node}"
+            );
         }
     }
 
@@ -213,7 +261,11 @@ mod tests {
             "[192.0.2.1]:_p",
         ] {
             assert_eq!(read(Style::Plain, &[node]), [None], "{node}");
-            assert_eq!(read(Style::Rfc7239, &[&format!("for=\"{node}\"")]), [None], "{node}");
+            assert_eq!(
+                read(Style::Rfc7239, &[&format!("for=\"{node}\"")]),
+                [None],
+                "{node}"
+            );
         }
         for element in [
             "for=\"\"",
@@ -231,23 +283,45 @@ mod tests {
     /// Empty elements change no other element, and count towards [`MAX_BYTES`].
     #[test]
     fn empty_elements_are_ignored() {
-        for lines in
-            [&["192.0.2.1, 192.0.2.2,"][..], &["192.0.2.1,, ,192.0.2.2", "", " , "], &[",192.0.2.1", ",192.0.2.2\t,"]]
-        {
-            assert_eq!(read(Style::Plain, lines), some(&["192.0.2.2", "192.0.2.1"]), "{lines:?}");
-            let named: Vec<String> = lines.iter().map(|line| line.replace("192", "for=192")).collect();
+        for lines in [
+            &["192.0.2.1, 192.0.2.2,"][..],
+            &["192.0.2.1,, ,192.0.2.2", "", " , "],
+            &[",192.0.2.1", ",192.0.2.2\t,"],
+        ] {
+            assert_eq!(
+                read(Style::Plain, lines),
+                some(&["192.0.2.2", "192.0.2.1"]),
+                "{lines:?}"
+            );
+            let named: Vec<String> = lines
+                .iter()
+                .map(|line| line.replace("192", "for=192"))
+                .collect();
             let named: Vec<&str> = named.iter().map(String::as_str).collect();
-            assert_eq!(read(Style::Rfc7239, &named), some(&["192.0.2.2", "192.0.2.1"]), "{lines:?}");
+            assert_eq!(
+                read(Style::Rfc7239, &named),
+                some(&["192.0.2.2", "192.0.2.1"]),
+                "{lines:?}"
+            );
         }
         assert_eq!(read(Style::Plain, &["", ","]), []);
         let mut headers = HeaderMap::new();
-        headers.append("x", format!("192.0.2.1{}", ",".repeat(MAX_BYTES)).parse().unwrap());
+        headers.append(
+            "x",
+            format!("192.0.2.1{}", ",".repeat(MAX_BYTES))
+                .parse()
+                .unwrap(),
+        );
         assert_eq!(hops(&headers, &X, Style::Plain).next(), Some(Hop::TooFar));
     }
 
     #[test]
     fn the_port_of_a_header_that_always_has_one_is_no_part_of_the_address() {
-        let read = |value: &str| Style::SingleWithPort.address(value.as_bytes()).map(|address| address.to_string());
+        let read = |value: &str| {
+            Style::SingleWithPort
+                .address(value.as_bytes())
+                .map(|address| address.to_string())
+        };
         for (value, address) in [
             ("203.0.113.7:46532", "203.0.113.7"),
             ("2600:300:f:abcd::9:9985", "2600:300:f:abcd::9"),
@@ -258,9 +332,20 @@ mod tests {
         ] {
             assert_eq!(read(value).as_deref(), Some(address), "{value}");
         }
-        let without =
-            ["203.0.113.7", "203.0.113.7:", "203.0.113.7:+80", "203.0.113.7:65536", "2600:300::beef", "[::9]", ":80"];
-        assert!(without.iter().all(|value| read(value).is_none()), "{:?}", without.map(read));
+        let without = [
+            "203.0.113.7",
+            "203.0.113.7:",
+            "203.0.113.7:+80",
+            "203.0.113.7:65536",
+            "2600:300::beef",
+            "[::9]",
+            ":80",
+        ];
+        assert!(
+            without.iter().all(|value| read(value).is_none()),
+            "{:?}",
+            without.map(read)
+        );
     }
 
     /// A client cannot make the server read more than [`MAX_BYTES`].
@@ -271,16 +356,31 @@ mod tests {
             let mut headers = HeaderMap::new();
             headers.append("x", "for=192.0.2.3".parse().unwrap());
             headers.append("x", line.parse().unwrap());
-            super::hops(&headers, &X, Style::Rfc7239).take(4).collect::<Vec<_>>()
+            super::hops(&headers, &X, Style::Rfc7239)
+                .take(4)
+                .collect::<Vec<_>>()
         };
-        let [first, second, third] = [[192, 0, 2, 2], [192, 0, 2, 1], [192, 0, 2, 3]].map(|ip| Hop::Address(ip.into()));
+        let [first, second, third] =
+            [[192, 0, 2, 2], [192, 0, 2, 1], [192, 0, 2, 3]].map(|ip| Hop::Address(ip.into()));
         assert_eq!(hops(near.to_owned()), [first, second, third]);
-        for left in ["x".repeat(10 * MAX_BYTES), "\\".repeat(10 * MAX_BYTES), "\"".repeat(10 * MAX_BYTES)] {
-            assert_eq!(hops(format!("{left}, {near}")), [first, second, Hop::TooFar, Hop::TooFar]);
+        for left in [
+            "x".repeat(10 * MAX_BYTES),
+            "\\".repeat(10 * MAX_BYTES),
+            "\"".repeat(10 * MAX_BYTES),
+        ] {
+            assert_eq!(
+                hops(format!("{left}, {near}")),
+                [first, second, Hop::TooFar, Hop::TooFar]
+            );
         }
         // The bound is exact to the byte. A line of [`MAX_BYTES`] bytes is read, and leaves no
         // bytes for the next line.
-        let full = |bytes: usize| format!("for=192.0.2.1;ext={}", "x".repeat(bytes - "for=192.0.2.1;ext=".len()));
+        let full = |bytes: usize| {
+            format!(
+                "for=192.0.2.1;ext={}",
+                "x".repeat(bytes - "for=192.0.2.1;ext=".len())
+            )
+        };
         assert_eq!(hops(full(MAX_BYTES)), [second, Hop::TooFar]);
         assert_eq!(hops(full(MAX_BYTES + 1)), [Hop::TooFar, Hop::TooFar]);
     }
@@ -288,7 +388,10 @@ mod tests {
     #[test]
     fn quotes_hide_separators() {
         let line = r#"for=192.0.2.1;host="a,b;for=6.6.6.6\"", for="192.0.2.2""#;
-        assert_eq!(read(Style::Rfc7239, &[line]), some(&["192.0.2.2", "192.0.2.1"]));
+        assert_eq!(
+            read(Style::Rfc7239, &[line]),
+            some(&["192.0.2.2", "192.0.2.1"])
+        );
     }
 
     /// If the header were read from the left, the client's open quote would invert the proxy's
@@ -297,6 +400,9 @@ mod tests {
     #[test]
     fn an_open_quote_on_the_left_does_not_change_the_right() {
         let line = r#"for="x, for=192.0.2.1;host="a,for=6.6.6.6,b""#;
-        assert_eq!(read(Style::Rfc7239, &[line])[0], Some("192.0.2.1".to_owned()));
+        assert_eq!(
+            read(Style::Rfc7239, &[line])[0],
+            Some("192.0.2.1".to_owned())
+        );
     }
 }

@@ -47,13 +47,18 @@ impl Header {
     #[must_use]
     #[track_caller]
     pub fn new(name: impl TryInto<HeaderName>) -> Self {
-        Self { name: header_name(name) }
+        Self {
+            name: header_name(name),
+        }
     }
 
     /// The key of a value, for `deny`, `exempt` and `reset`. Spaces around the value are trimmed.
     pub fn key(&self, value: &str) -> Key {
         // No header name has a colon, so different headers have different keys.
-        Key::joined("header", &[self.name.as_str().as_bytes(), b":", value.trim().as_bytes()])
+        Key::joined(
+            "header",
+            &[self.name.as_str().as_bytes(), b":", value.trim().as_bytes()],
+        )
     }
 }
 
@@ -98,7 +103,10 @@ impl ApiKey {
     /// If `name` is a text that is not a header name. A call with a [`HeaderName`] never panics.
     #[track_caller]
     pub fn header(name: impl TryInto<HeaderName>, secret: &Secret) -> Self {
-        Self { header: Some(header_name(name)), secret: secret.clone() }
+        Self {
+            header: Some(header_name(name)),
+            secret: secret.clone(),
+        }
     }
 
     /// Reads the token of `Authorization: Bearer` (RFC 6750). The scheme may be in upper or lower
@@ -125,7 +133,10 @@ impl ApiKey {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn bearer(secret: &Secret) -> Self {
-        Self { header: None, secret: secret.clone() }
+        Self {
+            header: None,
+            secret: secret.clone(),
+        }
     }
 
     /// The key of a token, for `deny`, `exempt` and `reset`. Spaces around the token are trimmed.
@@ -138,9 +149,13 @@ impl KeyExtractor for ApiKey {
     fn extract(&self, parts: &Parts) -> Result<Key, KeyError> {
         let (token, challenge) = match &self.header {
             Some(name) => (single_value(&parts.headers, name), "ApiKey"),
-            None => (single_value(&parts.headers, &AUTHORIZATION).and_then(bearer_token), "Bearer"),
+            None => (
+                single_value(&parts.headers, &AUTHORIZATION).and_then(bearer_token),
+                "Bearer",
+            ),
         };
-        let token = token.map_err(|error| error.unauthorized(HeaderValue::from_static(challenge)))?;
+        let token =
+            token.map_err(|error| error.unauthorized(HeaderValue::from_static(challenge)))?;
         Ok(self.key(token))
     }
 }
@@ -173,9 +188,15 @@ impl UpstreamHost {
     ///
     /// [`KeyError`] if the URI has no host.
     pub fn key(self, uri: &Uri) -> Result<Key, KeyError> {
-        let host = uri.host().map(|host| host.strip_suffix('.').unwrap_or(host));
-        let host = host.filter(|host| !host.is_empty()).ok_or_else(|| KeyError::missing("host of the URI"))?;
-        let address = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')?.parse::<Ipv6Addr>().ok());
+        let host = uri
+            .host()
+            .map(|host| host.strip_suffix('.').unwrap_or(host));
+        let host = host
+            .filter(|host| !host.is_empty())
+            .ok_or_else(|| KeyError::missing("host of the URI"))?;
+        let address = host
+            .strip_prefix('[')
+            .and_then(|host| host.strip_suffix(']')?.parse::<Ipv6Addr>().ok());
         let host = address.map_or_else(|| host.to_ascii_lowercase(), |address| address.to_string());
         let port = uri.port_u16().or_else(|| match uri.scheme_str() {
             Some("http" | "ws") => Some(80),
@@ -183,7 +204,10 @@ impl UpstreamHost {
             _ => None,
         });
         // The port always has two bytes, so different hosts have different keys.
-        Ok(Key::joined("upstream", &[&port.unwrap_or_default().to_be_bytes(), host.as_bytes()]))
+        Ok(Key::joined(
+            "upstream",
+            &[&port.unwrap_or_default().to_be_bytes(), host.as_bytes()],
+        ))
     }
 }
 
@@ -196,14 +220,20 @@ impl KeyExtractor for UpstreamHost {
 fn bearer_token(credentials: &str) -> Result<&str, KeyError> {
     let invalid = |problem| Err(KeyError::invalid("authorization", problem));
     // Any white space may separate the scheme from the token, as a lenient authentication allows.
-    let (scheme, token) = credentials.split_once(char::is_whitespace).unwrap_or((credentials, ""));
+    let (scheme, token) = credentials
+        .split_once(char::is_whitespace)
+        .unwrap_or((credentials, ""));
     let token = token.trim();
     if !scheme.eq_ignore_ascii_case("bearer") {
         return invalid("not a bearer token");
     }
     // A token with commas or quotes could have two spellings: a proxy may join two lines with a
     // comma, and an authentication may remove quotes.
-    if token.is_empty() || !token.bytes().all(|byte| byte.is_ascii_graphic() && !b",\"".contains(&byte)) {
+    if token.is_empty()
+        || !token
+            .bytes()
+            .all(|byte| byte.is_ascii_graphic() && !b",\"".contains(&byte))
+    {
         return invalid("not one token");
     }
     Ok(token)
@@ -220,10 +250,15 @@ pub(super) fn header_name(name: impl TryInto<HeaderName>) -> HeaderName {
 }
 
 /// The trimmed value of a header that must be present exactly once.
-pub(super) fn single_value<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<&'a str, KeyError> {
+pub(super) fn single_value<'a>(
+    headers: &'a HeaderMap,
+    name: &HeaderName,
+) -> Result<&'a str, KeyError> {
     let invalid = |problem| KeyError::invalid(name.as_str().to_owned(), problem);
     let mut lines = headers.get_all(name).into_iter();
-    let line = lines.next().ok_or_else(|| KeyError::missing(name.as_str().to_owned()))?;
+    let line = lines
+        .next()
+        .ok_or_else(|| KeyError::missing(name.as_str().to_owned()))?;
     if lines.next().is_some() {
         return Err(invalid("repeated"));
     }
@@ -231,6 +266,12 @@ pub(super) fn single_value<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Res
     if line.len() > MAX_LENGTH {
         return Err(invalid("longer than 4 KiB"));
     }
-    let value = str::from_utf8(line).map_err(|_| invalid("not UTF-8"))?.trim();
-    if value.is_empty() { Err(invalid("empty")) } else { Ok(value) }
+    let value = str::from_utf8(line)
+        .map_err(|_| invalid("not UTF-8"))?
+        .trim();
+    if value.is_empty() {
+        Err(invalid("empty"))
+    } else {
+        Ok(value)
+    }
 }

@@ -54,8 +54,10 @@ use crate::key::Key;
 pub use crate::secret::Secret;
 
 /// Finds the key of a request. See the [module docs](self).
-#[diagnostic::on_unimplemented(note = "a closure is an extractor if it is a `Fn(&Parts) -> Result<Key, KeyError>`; \
-            its argument needs its type: `|parts: &Parts|`")]
+#[diagnostic::on_unimplemented(
+    note = "a closure is an extractor if it is a `Fn(&Parts) -> Result<Key, KeyError>`; \
+            its argument needs its type: `|parts: &Parts|`"
+)]
 pub trait KeyExtractor: Send + Sync + 'static {
     /// Returns the key of a request.
     ///
@@ -151,8 +153,15 @@ impl KeyError {
 
     /// The request has a `what` that cannot be used because of `problem`, such as "repeated". The
     /// status is 400.
-    pub fn invalid(what: impl Into<Cow<'static, str>>, problem: impl Into<Cow<'static, str>>) -> Self {
-        Self { problem: problem.into(), is_missing: false, ..Self::missing(what) }
+    pub fn invalid(
+        what: impl Into<Cow<'static, str>>,
+        problem: impl Into<Cow<'static, str>>,
+    ) -> Self {
+        Self {
+            problem: problem.into(),
+            is_missing: false,
+            ..Self::missing(what)
+        }
     }
 
     /// Sets the status. A 5xx means that the server is set up wrongly. The layer logs such an

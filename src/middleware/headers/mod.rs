@@ -73,10 +73,17 @@ pub struct HeaderSets {
 
 impl HeaderSets {
     /// No set.
-    pub const NONE: Self = Self { x_rate_limit: false, reset_is_unix_time: false, rate_limit: false };
+    pub const NONE: Self = Self {
+        x_rate_limit: false,
+        reset_is_unix_time: false,
+        rate_limit: false,
+    };
 
     /// `X-RateLimit-Limit`, `-Remaining` and `-Reset`. The default.
-    pub const X_RATE_LIMIT: Self = Self { x_rate_limit: true, ..Self::NONE };
+    pub const X_RATE_LIMIT: Self = Self {
+        x_rate_limit: true,
+        ..Self::NONE
+    };
 
     /// `RateLimit-Policy` and `RateLimit`, as an Internet-Draft of the IETF defines them:
     /// [draft-ietf-httpapi-ratelimit-headers-11](https://datatracker.ietf.org/doc/html/draft-ietf-httpapi-ratelimit-headers-11).
@@ -105,10 +112,16 @@ impl HeaderSets {
     ///   removes that line. With that line, clients would ignore the whole field.
     /// * A number above 999,999,999,999,999, the largest Integer of a Structured Field, is shown as
     ///   this Integer.
-    pub const RATE_LIMIT: Self = Self { rate_limit: true, ..Self::NONE };
+    pub const RATE_LIMIT: Self = Self {
+        rate_limit: true,
+        ..Self::NONE
+    };
 
     /// Both sets.
-    pub const BOTH: Self = Self { x_rate_limit: true, ..Self::RATE_LIMIT };
+    pub const BOTH: Self = Self {
+        x_rate_limit: true,
+        ..Self::RATE_LIMIT
+    };
 
     /// `X-RateLimit-*`, with a Unix time in seconds as `-Reset`, rounded up, by the store's clock.
     /// In [`X_RATE_LIMIT`](Self::X_RATE_LIMIT) and [`BOTH`](Self::BOTH), `-Reset` is the seconds
@@ -118,10 +131,16 @@ impl HeaderSets {
     /// in the format of that layer. A client that takes seconds for a Unix time retries at once. If
     /// stacked layers have both formats, a log line warns of this. With axum, a
     /// [`Rejection`](crate::Rejection) that a handler returns always has seconds from now.
-    pub const X_RATE_LIMIT_UNIX: Self = Self { reset_is_unix_time: true, ..Self::X_RATE_LIMIT };
+    pub const X_RATE_LIMIT_UNIX: Self = Self {
+        reset_is_unix_time: true,
+        ..Self::X_RATE_LIMIT
+    };
 
     /// [`X_RATE_LIMIT_UNIX`](Self::X_RATE_LIMIT_UNIX) and [`RATE_LIMIT`](Self::RATE_LIMIT).
-    pub const BOTH_UNIX: Self = Self { reset_is_unix_time: true, ..Self::BOTH };
+    pub const BOTH_UNIX: Self = Self {
+        reset_is_unix_time: true,
+        ..Self::BOTH
+    };
 
     /// Writes `X-RateLimit-*` of the visible limit. If the headers already show the limit of
     /// another layer, the limit with the least left is shown. A concurrent limit never replaces
@@ -131,14 +150,17 @@ impl HeaderSets {
         if !self.x_rate_limit {
             return;
         }
-        let Some(status) = decision.visible() else { return };
+        let Some(status) = decision.visible() else {
+            return;
+        };
         let remaining = status.remaining();
         let is_concurrent = status.limit.is_concurrent();
         let value = header_value(remaining);
         match headers.entry(REMAINING) {
             Entry::Vacant(entry) => drop(entry.insert(value)),
             Entry::Occupied(mut entry) => {
-                let stays = number(entry.get()).is_some_and(|shown| shown <= remaining || is_concurrent);
+                let stays =
+                    number(entry.get()).is_some_and(|shown| shown <= remaining || is_concurrent);
                 if !stays {
                     entry.insert(value);
                 }
@@ -152,7 +174,12 @@ impl HeaderSets {
         }
         let mut reset = more_after(status);
         if self.reset_is_unix_time {
-            reset = reset.saturating_add(decision.at().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default());
+            reset = reset.saturating_add(
+                decision
+                    .at()
+                    .duration_since(SystemTime::UNIX_EPOCH)
+                    .unwrap_or_default(),
+            );
         }
         headers.insert(LIMIT, header_value(status.limit.units()));
         if is_concurrent {
@@ -277,7 +304,9 @@ static TEXT: &str = match str::from_utf8(&DIGITS) {
 
 fn seconds_rounded_up(duration: Duration) -> u64 {
     // The addition saturates, since a store may return the longest duration for "never".
-    duration.as_secs().saturating_add(u64::from(duration.subsec_nanos() > 0))
+    duration
+        .as_secs()
+        .saturating_add(u64::from(duration.subsec_nanos() > 0))
 }
 
 /// Makes the same header value as `HeaderValue::from`, which needs two allocations. This function
@@ -292,8 +321,13 @@ fn long_header_value(number: u64) -> HeaderValue {
 }
 
 fn static_text(number: u64) -> Option<&'static str> {
-    let start = 4 * usize::try_from(number).ok().filter(|index| *index < STATIC_TEXTS)?;
-    let zeros = [1_000, 100, 10].into_iter().filter(|power| number < *power).count();
+    let start = 4 * usize::try_from(number)
+        .ok()
+        .filter(|index| *index < STATIC_TEXTS)?;
+    let zeros = [1_000, 100, 10]
+        .into_iter()
+        .filter(|power| number < *power)
+        .count();
     Some(&TEXT[start + zeros..start + 4])
 }
 
@@ -303,15 +337,23 @@ mod tests {
 
     #[test]
     fn seconds_are_rounded_up_and_a_wait_is_at_least_one() {
-        let waits =
-            [0, 1, 999_999, 1_000_000, 1_000_001].map(|micros| retry_after_seconds(Duration::from_micros(micros)));
+        let waits = [0, 1, 999_999, 1_000_000, 1_000_001]
+            .map(|micros| retry_after_seconds(Duration::from_micros(micros)));
         assert_eq!(waits, [1, 1, 1, 1, 2]);
     }
 
     #[test]
     fn a_number_is_written_as_it_always_is() {
-        let edges = [u64::from(u32::MAX), u64::MAX / 4, u64::MAX / 4 + 1, u64::MAX - 1, u64::MAX];
-        let lengths = (0..20).map(|digits| 10_u64.pow(digits)).flat_map(|power| [power - 1, power, power + 1]);
+        let edges = [
+            u64::from(u32::MAX),
+            u64::MAX / 4,
+            u64::MAX / 4 + 1,
+            u64::MAX - 1,
+            u64::MAX,
+        ];
+        let lengths = (0..20)
+            .map(|digits| 10_u64.pow(digits))
+            .flat_map(|power| [power - 1, power, power + 1]);
         for number in (0..=10_001).chain(edges).chain(lengths) {
             assert_eq!(header_value(number), HeaderValue::from(number));
         }

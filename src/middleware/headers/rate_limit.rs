@@ -27,7 +27,8 @@ pub(super) fn write(decision: &Decision, headers: &mut HeaderMap) {
     let mut policies = String::new();
     let mut quotas = String::new();
     let shows_shadow = decision.statuses().all(|status| status.is_shadow);
-    let is_shown = |status: &LimitStatus| !status.is_hidden() && (shows_shadow || !status.is_shadow);
+    let is_shown =
+        |status: &LimitStatus| !status.is_hidden() && (shows_shadow || !status.is_shadow);
     for status in decision.statuses().filter(|status| is_shown(status)) {
         // Writing to a String cannot fail.
         let _ = write_policy(&mut policies, status);
@@ -55,7 +56,11 @@ fn write_quota(text: &mut String, status: &LimitStatus) -> fmt::Result {
     write!(text, ";r={}", status.remaining().min(MAX_INTEGER))?;
     let more_after = more_after(status);
     if !more_after.is_zero() {
-        write!(text, ";t={}", seconds_rounded_up(more_after).min(MAX_INTEGER))?;
+        write!(
+            text,
+            ";t={}",
+            seconds_rounded_up(more_after).min(MAX_INTEGER)
+        )?;
     }
     Ok(())
 }
@@ -70,7 +75,11 @@ fn write_name(text: &mut String, status: &LimitStatus) -> fmt::Result {
 /// Makes one list of the new items and of all lines that the field already has. A line that is no
 /// list is left out.
 fn prepend(headers: &mut HeaderMap, name: HeaderName, items: String) {
-    let lines = headers.get_all(&name).iter().filter_map(|line| line.to_str().ok()).filter(|line| is_list(line));
+    let lines = headers
+        .get_all(&name)
+        .iter()
+        .filter_map(|line| line.to_str().ok())
+        .filter(|line| is_list(line));
     let list = lines.fold(items, |list, line| list + ", " + line);
     if let Ok(value) = HeaderValue::try_from(list) {
         headers.insert(name, value);
@@ -105,7 +114,11 @@ mod tests {
 
     #[test]
     fn a_list_does_not_begin_with_a_tab_or_end_with_a_comma() {
-        assert!(["\t\"a\"", " \t\"a\"", "\"a\",", "\"a\",\t"].iter().all(|line| !is_list(line)));
+        assert!(
+            ["\t\"a\"", " \t\"a\"", "\"a\",", "\"a\",\t"]
+                .iter()
+                .all(|line| !is_list(line))
+        );
         assert!(is_list(" \"a\"\t,\t\"b\" "));
     }
 }

@@ -29,15 +29,21 @@ impl KeyedLimit {
         let settled = status.used.saturating_sub(status.reserved);
         // If only requests in line are in the way, the request fits. If only reserved units are in
         // the way, the request would fit after they are given back. Neither refusal begins a ban.
-        let has_refused = status.retry_after().is_some() && settled.saturating_add(cost) > status.limit.units();
-        let begins = has_refused || self.cost_afterwards().is_some() && settled >= status.limit.units();
+        let has_refused =
+            status.retry_after().is_some() && settled.saturating_add(cost) > status.limit.units();
+        let begins =
+            has_refused || self.cost_afterwards().is_some() && settled >= status.limit.units();
         begins && self.ban.as_ref().is_some_and(|ban| !ban.time.is_zero())
     }
 }
 
 impl Policy {
     /// The bans that a decision begins, each with its index in the check.
-    fn begun<'a>(&self, decision: &Decision, charged: &'a [ChargedLimit]) -> Vec<(usize, &'a Charge)> {
+    fn begun<'a>(
+        &self,
+        decision: &Decision,
+        charged: &'a [ChargedLimit],
+    ) -> Vec<(usize, &'a Charge)> {
         let status = |index| decision.statuses().nth(index);
         let begins = |charged: &'a ChargedLimit| {
             let (ban_index, begins) = charged.ban.as_ref()?;
@@ -76,9 +82,21 @@ impl Policy {
 
     /// The rejection of a refused request: [`Rejection::Banned`] if a ban has refused.
     pub(crate) fn refusal(&self, decision: Decision) -> Rejection {
-        let refusing = || decision.statuses().filter(|status| status.refuses().is_some());
+        let refusing = || {
+            decision
+                .statuses()
+                .filter(|status| status.refuses().is_some())
+        };
         let refuses = |ban: &Limit| refusing().any(|status| status.limit.is_one_with(ban));
-        let is_banned = self.limits.iter().filter_map(|limit| limit.ban.as_ref()).any(|ban| refuses(&ban.limit));
-        if is_banned { Rejection::Banned(decision) } else { Rejection::Limited(decision) }
+        let is_banned = self
+            .limits
+            .iter()
+            .filter_map(|limit| limit.ban.as_ref())
+            .any(|ban| refuses(&ban.limit));
+        if is_banned {
+            Rejection::Banned(decision)
+        } else {
+            Rejection::Limited(decision)
+        }
     }
 }

@@ -48,15 +48,23 @@ impl KeyedLimit {
                 limit
             }
         };
-        let ban = self.ban.as_ref().map(|ban| Charge::ban(ban.limit.clone(), key.clone(), ban.time));
+        let ban = self
+            .ban
+            .as_ref()
+            .map(|ban| Charge::ban(ban.limit.clone(), key.clone(), ban.time));
         let ban = ban.map(|begins| Box::new(self.flagged(begins)));
         // If no limit is chosen for a request, its key may still be banned.
-        let Some(limit) = limit else { return Ok((None, ban)) };
+        let Some(limit) = limit else {
+            return Ok((None, ban));
+        };
         let key = match &self.split {
             Some(split) => split.next_key(key),
             None => key,
         };
-        let settled_within = self.settle.is_some().then(|| self.lease.unwrap_or(DEFAULT_LEASE));
+        let settled_within = self
+            .settle
+            .is_some()
+            .then(|| self.lease.unwrap_or(DEFAULT_LEASE));
         // A charge of 0 units would leave no entry to settle, and would take no place.
         let least = u64::from(settled_within.is_some() || limit.is_concurrent());
         let charge = match self.count_afterwards.is_some() {
@@ -64,26 +72,47 @@ impl KeyedLimit {
             false => Charge::new(limit, key, cost.max(least)),
         };
         let charge = charge.map_err(|error| {
-            let error = NeverFits { is_hidden: self.is_hidden, ..error };
+            let error = NeverFits {
+                is_hidden: self.is_hidden,
+                ..error
+            };
             (Some(error.limit.clone()), Rejection::NeverFits(error))
         })?;
         // If the limit heeds an upstream, the units are reserved until the response. After the
         // response, the units count as if the request had been admitted at the response.
         let heeding = (self.heeds_upstream && charge.units() > 0).then(|| charge.limit().window());
-        let charge = settled_within.or(heeding).into_iter().fold(charge, Charge::reserve);
+        let charge = settled_within
+            .or(heeding)
+            .into_iter()
+            .fold(charge, Charge::reserve);
         Ok((Some(self.flagged(charge)), ban))
     }
 
     fn flagged(&self, charge: Charge) -> Charge {
-        let charge = if self.is_hidden { charge.hidden() } else { charge };
-        if self.is_shadow { charge.in_shadow() } else { charge }
+        let charge = if self.is_hidden {
+            charge.hidden()
+        } else {
+            charge
+        };
+        if self.is_shadow {
+            charge.in_shadow()
+        } else {
+            charge
+        }
     }
 }
 
 impl Policy {
     /// The limit of a charge. `None` for the charge of a ban.
-    pub(crate) fn limit_of(&self, details: &CheckDetails, charge_index: usize) -> Option<&KeyedLimit> {
-        let charged = details.charged.iter().find(|charged| charged.charge_index == charge_index)?;
+    pub(crate) fn limit_of(
+        &self,
+        details: &CheckDetails,
+        charge_index: usize,
+    ) -> Option<&KeyedLimit> {
+        let charged = details
+            .charged
+            .iter()
+            .find(|charged| charged.charge_index == charge_index)?;
         self.limits.get(charged.limit_index)
     }
 }
@@ -121,7 +150,10 @@ impl CheckDetails {
     pub(super) fn of(limits: &[KeyedLimit], parts: &Parts, cost: u64) -> Result<Self, Rejection> {
         let mut details = Self::default();
         for (limit_index, limit) in limits.iter().enumerate() {
-            match limit.draft(parts, cost).and_then(|(charge, ban)| details.add(limit_index, charge, ban)) {
+            match limit
+                .draft(parts, cost)
+                .and_then(|(charge, ban)| details.add(limit_index, charge, ban))
+            {
                 Ok(()) => {}
                 Err((_, rejection)) if !limit.is_shadow => return Err(rejection),
                 Err(left_out) => details.left_out.push(left_out),
@@ -134,7 +166,12 @@ impl CheckDetails {
     /// Returns an error if the check already has a charge of the same identity and key. But if only
     /// the earlier charge is in the shadow, the new charge replaces the earlier charge, whose limit
     /// is left out.
-    fn add(&mut self, limit_index: usize, charge: Option<Charge>, ban: Option<Box<Charge>>) -> Result<(), LeftOut> {
+    fn add(
+        &mut self,
+        limit_index: usize,
+        charge: Option<Charge>,
+        ban: Option<Box<Charge>>,
+    ) -> Result<(), LeftOut> {
         let Some(charge) = charge else {
             // Only a limit that charges the request begins the ban.
             if let Some(begins) = ban {
@@ -143,19 +180,30 @@ impl CheckDetails {
             return Ok(());
         };
         let cost = charge.cost();
-        let twice = || (Some(charge.limit().clone()), Rejection::NotSetUp(charged_twice(charge.limit())));
+        let twice = || {
+            (
+                Some(charge.limit().clone()),
+                Rejection::NotSetUp(charged_twice(charge.limit())),
+            )
+        };
         let (charge_index, same) = self.index_of(&charge);
         match (same, &mut self.check) {
             (Some(other), Some(check)) if other.is_shadow() && !charge.is_shadow() => {
                 self.left_out.push(twice());
-                self.charged.retain(|other| other.charge_index != charge_index);
+                self.charged
+                    .retain(|other| other.charge_index != charge_index);
                 check.replace(charge_index, charge);
             }
             (Some(_), _) => return Err(twice()),
             (None, check) => Check::push(check, charge),
         }
         let ban = ban.map(|begins| (self.add_ban(&begins), begins));
-        self.charged.push(ChargedLimit { charge_index, limit_index, cost, ban });
+        self.charged.push(ChargedLimit {
+            charge_index,
+            limit_index,
+            cost,
+            ban,
+        });
         Ok(())
     }
 
@@ -174,9 +222,13 @@ impl CheckDetails {
     /// the found charge, and the found charge itself. If there is no such charge, returns the index
     /// that a new charge gets.
     fn index_of(&self, charge: &Charge) -> (usize, Option<Charge>) {
-        let is_same = |other: &Charge| other.limit().is_one_with(charge.limit()) && other.key() == charge.key();
+        let is_same = |other: &Charge| {
+            other.limit().is_one_with(charge.limit()) && other.key() == charge.key()
+        };
         let charges = || self.check.iter().flat_map(Check::charges);
-        let index = charges().position(is_same).unwrap_or_else(|| charges().count());
+        let index = charges()
+            .position(is_same)
+            .unwrap_or_else(|| charges().count());
         (index, charges().nth(index).cloned())
     }
 }

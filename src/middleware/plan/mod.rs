@@ -43,7 +43,11 @@ use crate::{
 /// A decision that a request waits for.
 pub(super) enum Pending {
     /// The store is asked about the check of the request.
-    Ask { asking: Asking, details: Option<Box<CheckDetails>>, can_be_refused: bool },
+    Ask {
+        asking: Asking,
+        details: Option<Box<CheckDetails>>,
+        can_be_refused: bool,
+    },
     /// The request waits for capacity, or its decision may begin a ban. Few requests need this
     /// future, so the future is boxed.
     Wait(Pin<Box<dyn Future<Output = Decided> + Send>>),
@@ -67,10 +71,19 @@ impl Future for Pending {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Decided> {
         match &mut *self {
-            Self::Ask { asking, details, can_be_refused } => {
+            Self::Ask {
+                asking,
+                details,
+                can_be_refused,
+            } => {
                 let outcome = ready!(Pin::new(&mut *asking).poll(cx)).map(Some);
                 let waited = asking.reply.waited();
-                Poll::Ready(Decided { outcome, details: details.take(), can_be_refused: *can_be_refused, waited })
+                Poll::Ready(Decided {
+                    outcome,
+                    details: details.take(),
+                    can_be_refused: *can_be_refused,
+                    waited,
+                })
             }
             Self::Wait(decided) => decided.as_mut().poll(cx),
         }
@@ -82,9 +95,19 @@ impl Policy {
     /// waiting, or if there is nothing to decide. Returns a rejection if the request is denied, has
     /// no key, or costs too much, or if an option has no effect on a chosen limit.
     #[inline]
-    pub(super) fn plan(self: &Arc<Self>, request: &Parts) -> Result<ControlFlow<Decided, Pending>, Rejection> {
+    pub(super) fn plan(
+        self: &Arc<Self>,
+        request: &Parts,
+    ) -> Result<ControlFlow<Decided, Pending>, Rejection> {
         let waited = Duration::ZERO;
-        let at_once = |outcome, details, can_be_refused| Break(Decided { outcome, details, can_be_refused, waited });
+        let at_once = |outcome, details, can_be_refused| {
+            Break(Decided {
+                outcome,
+                details,
+                can_be_refused,
+                waited,
+            })
+        };
         if !self.counts(request)? {
             return Ok(at_once(Ok(None), None, false));
         }
@@ -93,25 +116,46 @@ impl Policy {
             (self.plain_check(request, cost)?, None)
         } else {
             let mut details = Box::new(CheckDetails::of(&self.limits, request, cost)?);
-            let keeps_check = self.limits.iter().any(|limit| limit.cost_afterwards().is_some() || limit.heeds_upstream);
-            let check = if keeps_check { details.check.clone() } else { details.check.take() };
-            let may_wait = self.max_wait.is_some() || details.charged.iter().any(|charged| charged.ban.is_some());
+            let keeps_check = self
+                .limits
+                .iter()
+                .any(|limit| limit.cost_afterwards().is_some() || limit.heeds_upstream);
+            let check = if keeps_check {
+                details.check.clone()
+            } else {
+                details.check.take()
+            };
+            let may_wait = self.max_wait.is_some()
+                || details.charged.iter().any(|charged| charged.ban.is_some());
             match check {
                 Some(check) if may_wait => return Ok(Continue(self.wait(check, details, request))),
                 check => (check, Some(details)),
             }
         };
-        let Some(check) = check else { return Ok(at_once(Ok(None), details, false)) };
+        let Some(check) = check else {
+            return Ok(at_once(Ok(None), details, false));
+        };
         let can_be_refused = check.can_be_refused();
-        Ok(match self.limiter.decide_now(check, || time_waited(request)) {
-            Break(outcome) => at_once(outcome.map(Some), details, can_be_refused),
-            Continue(asking) => Continue(Pending::Ask { asking, details, can_be_refused }),
-        })
+        Ok(
+            match self.limiter.decide_now(check, || time_waited(request)) {
+                Break(outcome) => at_once(outcome.map(Some), details, can_be_refused),
+                Continue(asking) => Continue(Pending::Ask {
+                    asking,
+                    details,
+                    can_be_refused,
+                }),
+            },
+        )
     }
 
     /// Makes the future that decides a check and begins bans. If the layer has a `max_wait`, the
     /// request waits in line for capacity.
-    fn wait(self: &Arc<Self>, check: Check, details: Box<CheckDetails>, request: &Parts) -> Pending {
+    fn wait(
+        self: &Arc<Self>,
+        check: Check,
+        details: Box<CheckDetails>,
+        request: &Parts,
+    ) -> Pending {
         let policy = Arc::clone(self);
         let can_be_refused = check.can_be_refused();
         let mut waited = time_waited(request);
@@ -123,10 +167,19 @@ impl Policy {
                     None => limiter.decide(check, &mut waited).await?,
                 };
                 let is_local = decision.local_cause().is_some();
-                Ok(Some(policy.ban(limiter, decision, &details.charged, is_local).await))
+                Ok(Some(
+                    policy
+                        .ban(limiter, decision, &details.charged, is_local)
+                        .await,
+                ))
             };
             let outcome = decide.await;
-            Decided { outcome, details: Some(details), can_be_refused, waited }
+            Decided {
+                outcome,
+                details: Some(details),
+                can_be_refused,
+                waited,
+            }
         }))
     }
 
@@ -157,11 +210,19 @@ impl Policy {
     #[inline]
     fn plain_check(&self, request: &Parts, cost: u64) -> Result<Option<Check>, Rejection> {
         let mut check = None;
-        for KeyedLimit { limit, extractor, .. } in &self.limits {
+        for KeyedLimit {
+            limit, extractor, ..
+        } in &self.limits
+        {
             let Ok(limit) = limit else { continue };
             let key = extractor.extract(request)?;
             if cost > limit.units() {
-                return Err(NeverFits { limit: limit.clone(), cost, is_hidden: false }.into());
+                return Err(NeverFits {
+                    limit: limit.clone(),
+                    cost,
+                    is_hidden: false,
+                }
+                .into());
             }
             Check::push(&mut check, Charge::fitting(limit.clone(), key, cost));
         }
@@ -175,5 +236,9 @@ impl Policy {
 pub(super) struct TimeWaited(pub(super) Duration);
 
 fn time_waited(request: &Parts) -> Duration {
-    request.extensions.get().map(|TimeWaited(time)| *time).unwrap_or_default()
+    request
+        .extensions
+        .get()
+        .map(|TimeWaited(time)| *time)
+        .unwrap_or_default()
 }

@@ -95,7 +95,10 @@ impl KeyedLimit {
     ///   cost of a request, a log line says so, and the cost may stay uncounted.
     /// * The cost is computed from the head of the response. A handler that knows the cost only at
     ///   the end of the body counts the cost itself, by [`Charge::spent`](crate::Charge::spent).
-    pub fn count_afterwards(mut self, cost: impl Fn(&Exchange<'_>) -> u64 + Send + Sync + 'static) -> Self {
+    pub fn count_afterwards(
+        mut self,
+        cost: impl Fn(&Exchange<'_>) -> u64 + Send + Sync + 'static,
+    ) -> Self {
         self.count_afterwards = Some(Arc::new(cost));
         self
     }

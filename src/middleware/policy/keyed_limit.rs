@@ -84,7 +84,10 @@ impl Split {
     ///   split limit that [heeds](KeyedLimit::heed_upstream) an upstream.
     pub fn by(self, extractor: impl KeyExtractor) -> KeyedLimit {
         let limit = Ok(self.part.clone());
-        KeyedLimit { split: Some(self), ..KeyedLimit::new(limit, extractor) }
+        KeyedLimit {
+            split: Some(self),
+            ..KeyedLimit::new(limit, extractor)
+        }
     }
 }
 
@@ -319,9 +322,15 @@ impl KeyedLimit {
     #[track_caller]
     pub fn ban(mut self, ban: Limit, time: Duration) -> Self {
         let is_ban = ban.units() == 1 && ban.algorithm() == Algorithm::SLIDING_LOG;
-        assert!(is_ban, "the limit of bans has one unit, and counts by the exact log");
+        assert!(
+            is_ban,
+            "the limit of bans has one unit, and counts by the exact log"
+        );
         let window = ban.window();
-        assert!(time <= window, "no ban is longer than the window of its limit, {window:?}: give it a longer one");
+        assert!(
+            time <= window,
+            "no ban is longer than the window of its limit, {window:?}: give it a longer one"
+        );
         self.ban = Some(Ban { limit: ban, time });
         self
     }
@@ -348,16 +357,37 @@ impl KeyedLimit {
         let heeds = self.heeds_upstream;
         let costs = self.cost.is_some();
         let on_places = [
-            (heeds, "an upstream cannot block places: put `heed_upstream` on a limit of a window beside it"),
-            (settles, "a place costs nothing: put `settle` or `count_afterwards` on a limit of a window beside it"),
-            (costs, "each request takes one place: leave `cost` out, or choose no limit for requests that take none"),
-            (self.ban.is_some(), "a refused place begins no `ban`: put `ban` on a limit of a window beside it"),
-            (self.lease.is_some(), "places have no `lease`: use `Limit::freed_after`"),
+            (
+                heeds,
+                "an upstream cannot block places: put `heed_upstream` on a limit of a window beside it",
+            ),
+            (
+                settles,
+                "a place costs nothing: put `settle` or `count_afterwards` on a limit of a window beside it",
+            ),
+            (
+                costs,
+                "each request takes one place: leave `cost` out, or choose no limit for requests that take none",
+            ),
+            (
+                self.ban.is_some(),
+                "a refused place begins no `ban`: put `ban` on a limit of a window beside it",
+            ),
+            (
+                self.lease.is_some(),
+                "places have no `lease`: use `Limit::freed_after`",
+            ),
         ];
         let is_idle = self.lease.is_some() && self.settle.is_none();
         let on_all = [
-            (self.settle.is_some() && counts, "`settle` and `count_afterwards` exclude each other: leave one out"),
-            (is_idle, "a `lease` is for units that are reserved: add `settle`, or leave it out"),
+            (
+                self.settle.is_some() && counts,
+                "`settle` and `count_afterwards` exclude each other: leave one out",
+            ),
+            (
+                is_idle,
+                "a `lease` is for units that are reserved: add `settle`, or leave it out",
+            ),
             (
                 costs && counts,
                 "`count_afterwards` computes the cost from the response: leave `cost` out, or use `settle`",
@@ -367,8 +397,12 @@ impl KeyedLimit {
                 "an upstream would block one part alone: put `heed_upstream` on a limit that is not split, beside it",
             ),
         ];
-        let on_places = on_places.into_iter().filter(|_| limit.is_some_and(Limit::is_concurrent));
-        let Some((_, problem)) = on_places.chain(on_all).find(|(is_idle, _)| *is_idle) else { return Ok(()) };
+        let on_places = on_places
+            .into_iter()
+            .filter(|_| limit.is_some_and(Limit::is_concurrent));
+        let Some((_, problem)) = on_places.chain(on_all).find(|(is_idle, _)| *is_idle) else {
+            return Ok(());
+        };
         let name = limit.map_or("a chosen one", Limit::name);
         Err(ConfigError::of_limit(name, problem))
     }

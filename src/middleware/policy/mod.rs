@@ -65,11 +65,20 @@ impl Policy {
     pub(super) fn push(&mut self, limit: KeyedLimit) -> Result<(), ConfigError> {
         let all = || self.limits.iter().chain([&limit]);
         let names = || all().filter_map(KeyedLimit::limit).map(Limit::name);
-        let own = limit.limit().map(Limit::name).filter(|own| names().filter(|name| name == own).count() > 1);
+        let own = limit
+            .limit()
+            .map(Limit::name)
+            .filter(|own| names().filter(|name| name == own).count() > 1);
         // Several limits may share one ban, but no limit may have the name of a ban.
-        let mistaken = || all().filter_map(KeyedLimit::ban_name).find(|ban| names().any(|name| name == *ban));
+        let mistaken = || {
+            all()
+                .filter_map(KeyedLimit::ban_name)
+                .find(|ban| names().any(|name| name == *ban))
+        };
         if let Some(name) = own.or_else(mistaken) {
-            let text = format!("two limits of one layer are named {name:?}: give one of them another name");
+            let text = format!(
+                "two limits of one layer are named {name:?}: give one of them another name"
+            );
             return Err(ConfigError::new(text));
         }
         limit.has_effect_on(limit.limit())?;
@@ -80,20 +89,30 @@ impl Policy {
 
     /// The names of all limits, for a log line.
     pub(super) fn names(&self) -> String {
-        let names = self.limits.iter().map(|limit| limit.limit().map_or("a chosen one", Limit::name));
+        let names = self
+            .limits
+            .iter()
+            .map(|limit| limit.limit().map_or("a chosen one", Limit::name));
         names.collect::<Vec<_>>().join(", ")
     }
 }
 
 /// A list of denied or exempt keys. A request without a key is not on the list.
-pub(super) fn key_list(extractor: impl KeyExtractor, keys: impl IntoIterator<Item = Key>) -> Arc<KeyList> {
+pub(super) fn key_list(
+    extractor: impl KeyExtractor,
+    keys: impl IntoIterator<Item = Key>,
+) -> Arc<KeyList> {
     let keys: HashSet<Key> = keys.into_iter().collect();
     list(move |parts| extractor.extract(parts).map(|key| keys.contains(&key)))
 }
 
 /// A list of denied or exempt addresses.
 pub(super) fn address_list(client_ip: ClientIp, addresses: AddressList) -> Arc<KeyList> {
-    list(move |parts| client_ip.address(parts).map(|address| addresses.contains(address)))
+    list(move |parts| {
+        client_ip
+            .address(parts)
+            .map(|address| addresses.contains(address))
+    })
 }
 
 fn list(find: impl Fn(&Parts) -> Result<bool, KeyError> + Send + Sync + 'static) -> Arc<KeyList> {

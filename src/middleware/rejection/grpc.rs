@@ -99,7 +99,9 @@ impl<B: Default> RejectionResponse<B> for GrpcResponse {
     fn respond(&self, rejection: &Rejection, request: &Parts, head: Response<()>) -> Response<B> {
         let content_type = content_type(request).unwrap_or(GRPC);
         let mut response = rejection.to_grpc(head.into_parts().0.headers).into_http();
-        response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
+        response
+            .headers_mut()
+            .insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
         response
     }
 }
@@ -120,7 +122,10 @@ const GRPC: &str = "application/grpc";
 const CONTENT_TYPES: [(&str, &str); 3] = [
     (GRPC, GRPC),
     ("application/grpc-web", "application/grpc-web+proto"),
-    ("application/grpc-web-text", "application/grpc-web-text+proto"),
+    (
+        "application/grpc-web-text",
+        "application/grpc-web-text+proto",
+    ),
 ];
 
 /// The content type of a response to this request. `None` if the request is not in gRPC.
@@ -128,7 +133,11 @@ fn content_type(request: &Parts) -> Option<&'static str> {
     let content_type = request.headers.get(CONTENT_TYPE)?.to_str().ok()?;
     let without_suffix = content_type.split(['+', ';']).next()?.trim();
     let mut known = CONTENT_TYPES.into_iter();
-    known.find_map(|(of_request, of_response)| of_request.eq_ignore_ascii_case(without_suffix).then_some(of_response))
+    known.find_map(|(of_request, of_response)| {
+        of_request
+            .eq_ignore_ascii_case(without_suffix)
+            .then_some(of_response)
+    })
 }
 
 impl Rejection {
@@ -147,7 +156,9 @@ impl Rejection {
             details.add_quota_failure_violation(limit, violation);
         });
         let mut metadata = MetadataMap::from_headers(headers);
-        let pushback = wait.and_then(|wait| i32::try_from(wait.as_millis()).ok()).unwrap_or(-1);
+        let pushback = wait
+            .and_then(|wait| i32::try_from(wait.as_millis()).ok())
+            .unwrap_or(-1);
         metadata.insert("grpc-retry-pushback-ms", pushback.into());
         Status::with_error_details_and_metadata(self.grpc_code(), self.detail(), details, metadata)
     }
@@ -169,9 +180,17 @@ impl Rejection {
             Self::Limited(decision) | Self::Banned(decision) => {
                 let millis = decision.retry_after()?.as_nanos().div_ceil(1_000_000);
                 // A wait of 0 would let some clients come back at once.
-                Some(Duration::from_millis(u64::try_from(millis).unwrap_or(u64::MAX).max(1)))
+                Some(Duration::from_millis(
+                    u64::try_from(millis).unwrap_or(u64::MAX).max(1),
+                ))
             }
-            Self::Unavailable(_) => headers.get(RETRY_AFTER)?.to_str().ok()?.parse().ok().map(Duration::from_secs),
+            Self::Unavailable(_) => headers
+                .get(RETRY_AFTER)?
+                .to_str()
+                .ok()?
+                .parse()
+                .ok()
+                .map(Duration::from_secs),
             Self::NeverFits(_) | Self::NoKey(_) | Self::Denied | Self::NotSetUp(_) => None,
         }
     }

@@ -138,7 +138,9 @@ impl Rejection {
     #[must_use]
     pub fn status(&self) -> StatusCode {
         match self {
-            Self::Limited(_) | Self::Banned(_) | Self::NeverFits(_) => StatusCode::TOO_MANY_REQUESTS,
+            Self::Limited(_) | Self::Banned(_) | Self::NeverFits(_) => {
+                StatusCode::TOO_MANY_REQUESTS
+            }
             Self::NoKey(error) => error.status(),
             Self::Denied => StatusCode::FORBIDDEN,
             Self::Unavailable(_) => StatusCode::SERVICE_UNAVAILABLE,
@@ -148,7 +150,11 @@ impl Rejection {
 
     /// The decision of a refusal.
     pub(crate) fn decision(&self) -> Option<&Decision> {
-        if let Self::Limited(decision) | Self::Banned(decision) = self { Some(decision) } else { None }
+        if let Self::Limited(decision) | Self::Banned(decision) = self {
+            Some(decision)
+        } else {
+            None
+        }
     }
 
     /// Gives `take` the names of the limits that have refused and are not hidden.
@@ -158,9 +164,14 @@ impl Rejection {
         {
             take(error.limit.name());
         }
-        let Some(decision) = self.decision() else { return };
+        let Some(decision) = self.decision() else {
+            return;
+        };
         let refuses = |status: &&LimitStatus| status.refuses().is_some() && !status.is_hidden();
-        decision.statuses().filter(refuses).for_each(|status| take(status.limit.name()));
+        decision
+            .statuses()
+            .filter(refuses)
+            .for_each(|status| take(status.limit.name()));
     }
 
     /// The label of the rejection in metrics.
@@ -189,7 +200,9 @@ impl From<Error> for Rejection {
             Error::NeverFits(error) => Self::NeverFits(error),
             // The handler has made a mistake, such as a reset of a concurrent limit. Waiting does
             // not help, so the rejection is no 503.
-            Error::Unavailable(error) if error.kind == StoreErrorKind::Config && error.is_of_one_check => {
+            Error::Unavailable(error)
+                if error.kind == StoreErrorKind::Config && error.is_of_one_check =>
+            {
                 Self::NotSetUp(ConfigError::new(Chain(&error).to_string()))
             }
             error => Self::Unavailable(error),
@@ -231,7 +244,11 @@ impl error::Error for Rejection {
     fn source(&self) -> Option<&(dyn error::Error + 'static)> {
         // The text of the rejection already is the text of this error, so the source of the
         // rejection is the source of the error.
-        if let Self::Unavailable(error) = self { error.source() } else { None }
+        if let Self::Unavailable(error) = self {
+            error.source()
+        } else {
+            None
+        }
     }
 }
 
@@ -252,8 +269,16 @@ pub struct ShadowRefusals {
 impl ShadowRefusals {
     /// The names of the limits that would have refused the request.
     pub fn names(&self) -> impl Iterator<Item = &str> {
-        let refusals = self.decisions.iter().flat_map(Decision::shadow_refusals).map(|status| status.limit.name());
-        refusals.chain(self.left_out.iter().filter_map(|(limit, _)| Some(limit.as_ref()?.name())))
+        let refusals = self
+            .decisions
+            .iter()
+            .flat_map(Decision::shadow_refusals)
+            .map(|status| status.limit.name());
+        refusals.chain(
+            self.left_out
+                .iter()
+                .filter_map(|(limit, _)| Some(limit.as_ref()?.name())),
+        )
     }
 
     /// Adds this report to the report that layers further in have left in the response's

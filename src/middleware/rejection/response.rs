@@ -93,7 +93,9 @@ impl Rejection {
                     headers.insert(WWW_AUTHENTICATE, challenge.clone());
                 }
             }
-            Self::Unavailable(_) => write_retry_after(headers, Duration::from_secs(1 + random() % 5)),
+            Self::Unavailable(_) => {
+                write_retry_after(headers, Duration::from_secs(1 + random() % 5))
+            }
             Self::NeverFits(_) | Self::Denied | Self::NotSetUp(_) => {}
         }
         head
@@ -138,7 +140,15 @@ impl Rejection {
                     _ => " is used up.",
                 });
                 if let Some(seconds) = retry_after {
-                    text.extend([" Retry in ", seconds, if seconds == "1" { " second." } else { " seconds." }]);
+                    text.extend([
+                        " Retry in ",
+                        seconds,
+                        if seconds == "1" {
+                            " second."
+                        } else {
+                            " seconds."
+                        },
+                    ]);
                 }
             }
             Self::NeverFits(error) if error.is_hidden => {
@@ -156,11 +166,15 @@ impl Rejection {
                 };
             }
             // The text of a server's mistake is for the server's log only.
-            Self::NoKey(error) if error.status().is_server_error() => text.push_str("The server has made a mistake."),
+            Self::NoKey(error) if error.status().is_server_error() => {
+                text.push_str("The server has made a mistake.")
+            }
             Self::NoKey(error) => drop(write!(text, "The request cannot be counted: {error}.")),
             Self::NotSetUp(_) => text.push_str("The server has made a mistake."),
             Self::Denied => text.push_str("The server does not take requests from this client."),
-            Self::Unavailable(_) => text.push_str("The server cannot count requests at the moment."),
+            Self::Unavailable(_) => {
+                text.push_str("The server cannot count requests at the moment.")
+            }
         }
     }
 
@@ -169,7 +183,10 @@ impl Rejection {
     /// [`respond_with`](crate::RateLimitLayer::respond_with) has an example.
     #[must_use]
     pub fn problem(&self, mut head: Response<()>) -> Response<String> {
-        head.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+        head.headers_mut().insert(
+            CONTENT_TYPE,
+            HeaderValue::from_static("application/problem+json"),
+        );
         let text = self.problem_details(&head);
         head.map(|()| text)
     }
@@ -179,8 +196,13 @@ impl Rejection {
     fn problem_details(&self, head: &Response<()>) -> String {
         // A responder around `JsonResponse` may have removed `Retry-After`, or written a date into
         // it. A date would break the JSON.
-        let is_number = |text: &&str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
-        let retry_after = head.headers().get(RETRY_AFTER).and_then(|seconds| seconds.to_str().ok()).filter(is_number);
+        let is_number =
+            |text: &&str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+        let retry_after = head
+            .headers()
+            .get(RETRY_AFTER)
+            .and_then(|seconds| seconds.to_str().ok())
+            .filter(is_number);
         let mut body = String::with_capacity(320);
         match self {
             Self::Limited(_) | Self::NeverFits(_) => body.push_str(concat!(
@@ -217,13 +239,14 @@ impl Rejection {
 
 /// A text escaped for a JSON string (RFC 8259, section 7).
 fn escaped(text: &str) -> String {
-    text.chars().fold(String::with_capacity(text.len()), |mut escaped, c| {
-        // Writing to a String cannot fail.
-        let _ = match c {
-            '"' | '\\' => write!(escaped, "\\{c}"),
-            c if c.is_control() => write!(escaped, "\\u{:04x}", u32::from(c)),
-            c => write!(escaped, "{c}"),
-        };
-        escaped
-    })
+    text.chars()
+        .fold(String::with_capacity(text.len()), |mut escaped, c| {
+            // Writing to a String cannot fail.
+            let _ = match c {
+                '"' | '\\' => write!(escaped, "\\{c}"),
+                c if c.is_control() => write!(escaped, "\\u{:04x}", u32::from(c)),
+                c => write!(escaped, "{c}"),
+            };
+            escaped
+        })
 }

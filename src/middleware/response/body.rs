@@ -31,9 +31,14 @@ impl<B: Body> Body for Holding<B> {
     type Data = B::Data;
     type Error = B::Error;
 
-    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
         let this = self.project();
-        let Some(body) = this.body.as_pin_mut() else { return Poll::Ready(None) };
+        let Some(body) = this.body.as_pin_mut() else {
+            return Poll::Ready(None);
+        };
         let frame = ready!(body.poll_frame(cx));
         if !matches!(frame, Some(Ok(_))) {
             *this.decision = None;
@@ -46,13 +51,18 @@ impl<B: Body> Body for Holding<B> {
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.body.as_ref().map_or_else(|| SizeHint::with_exact(0), Body::size_hint)
+        self.body
+            .as_ref()
+            .map_or_else(|| SizeHint::with_exact(0), Body::size_hint)
     }
 }
 
 impl<B> Holding<B> {
     fn new(body: B, decision: Option<&Decision>) -> Self {
-        Self { body: decision.map(|_| body), decision: decision.cloned() }
+        Self {
+            body: decision.map(|_| body),
+            decision: decision.cloned(),
+        }
     }
 }
 
@@ -60,7 +70,11 @@ impl<B> Holding<B> {
 /// response to a `GET`. Without this function, hyper would send the content over HTTP/2. A body of
 /// an unknown type keeps its content.
 pub(super) fn without_content<B: Body + 'static>(mut response: Response<B>) -> Response<B> {
-    let length = response.body().size_hint().exact().filter(|length| *length > 0);
+    let length = response
+        .body()
+        .size_hint()
+        .exact()
+        .filter(|length| *length > 0);
     if let Some(length) = length.filter(|_| !response.headers().contains_key(CONTENT_LENGTH)) {
         response.headers_mut().insert(CONTENT_LENGTH, length.into());
     }
@@ -97,21 +111,33 @@ pub(super) fn unknown<B>() -> Rejection {
 
 /// Changes a body of a known type. Returns `false` for a body of any other type.
 fn change<B: Body + 'static>(body: &mut Option<B>, decision: Option<&Decision>) -> bool {
-    let is_known = is_changed(body, |body| BoxBody::<B::Data, B::Error>::new(Holding::new(body, decision)))
-        || is_changed(body, |body| UnsyncBoxBody::<B::Data, B::Error>::new(Holding::new(body, decision)))
-        || is_changed(body, |body: Full<B::Data>| decision.map_or_else(Full::default, |_| body))
-        || is_changed(body, |body: String| decision.map_or_else(String::new, |_| body))
-        || is_changed(body, |body: Empty<B::Data>| body);
+    let is_known = is_changed(body, |body| {
+        BoxBody::<B::Data, B::Error>::new(Holding::new(body, decision))
+    }) || is_changed(body, |body| {
+        UnsyncBoxBody::<B::Data, B::Error>::new(Holding::new(body, decision))
+    }) || is_changed(body, |body: Full<B::Data>| {
+        decision.map_or_else(Full::default, |_| body)
+    }) || is_changed(body, |body: String| {
+        decision.map_or_else(String::new, |_| body)
+    }) || is_changed(body, |body: Empty<B::Data>| body);
     #[cfg(feature = "axum")]
-    let is_known = is_known || is_changed(body, |body| axum::body::Body::new(Holding::new(body, decision)));
+    let is_known = is_known
+        || is_changed(body, |body| {
+            axum::body::Body::new(Holding::new(body, decision))
+        });
     #[cfg(feature = "grpc")]
-    let is_known = is_known || is_changed(body, |body| tonic::body::Body::new(Holding::new(body, decision)));
+    let is_known = is_known
+        || is_changed(body, |body| {
+            tonic::body::Body::new(Holding::new(body, decision))
+        });
     is_known
 }
 
 /// Changes a body of the type `T`. Returns `false` for a body of any other type.
 fn is_changed<B: 'static, T: 'static>(body: &mut Option<B>, change: impl FnOnce(T) -> T) -> bool {
-    let Some(body) = (body as &mut dyn Any).downcast_mut::<Option<T>>() else { return false };
+    let Some(body) = (body as &mut dyn Any).downcast_mut::<Option<T>>() else {
+        return false;
+    };
     *body = body.take().map(change);
     true
 }

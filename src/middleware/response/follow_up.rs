@@ -52,7 +52,9 @@ impl Policy {
     ) -> Option<Settling> {
         let check = details.check.as_ref()?;
         let heeds = self.limits.iter().any(|limit| limit.heeds_upstream);
-        let block = heeds.then(|| block_request(response.status, &response.headers, SystemTime::now())).flatten();
+        let block = heeds
+            .then(|| block_request(response.status, &response.headers, SystemTime::now()))
+            .flatten();
         // For each charge: the cost to settle, if there is one, and the delay, if the charged limit
         // heeds the upstream. With a delay, the cost counts as of the admission plus the delay.
         let mut costs = Vec::<(Option<u64>, Option<Duration>)>::new();
@@ -63,9 +65,15 @@ impl Policy {
             let heeds_upstream = limit.is_some_and(|limit| limit.heeds_upstream);
             // A limit in the shadow that would have refused has counted nothing.
             let has_counted = status.retry_after().is_none() && charge.cost() > 0;
-            let cost = limit.filter(|_| has_counted).map(|limit| match (limit.cost_afterwards(), &details.request) {
-                (Some(cost), Some(request)) => cost(&Exchange { request, response, cost: charge.cost() }),
-                _ => charge.cost(),
+            let cost = limit.filter(|_| has_counted).map(|limit| {
+                match (limit.cost_afterwards(), &details.request) {
+                    (Some(cost), Some(request)) => cost(&Exchange {
+                        request,
+                        response,
+                        cost: charge.cost(),
+                    }),
+                    _ => charge.cost(),
+                }
             });
             if let Some(units @ 1..) = cost.filter(|_| charge.takes_nothing()) {
                 // The status has the limit that was charged. If this process has decided, the
@@ -77,8 +85,9 @@ impl Policy {
             // The delay shortens the lease in the settlement. At least a microsecond of the lease
             // remains, so that the store still sees whether the lease has ended.
             let delay = lease.filter(|_| heeds_upstream);
-            let delay =
-                delay.map(|lease| (charge.limit().window() / MAX_DELAY_DIVISOR).min(lease.saturating_sub(MICRO)));
+            let delay = delay.map(|lease| {
+                (charge.limit().window() / MAX_DELAY_DIVISOR).min(lease.saturating_sub(MICRO))
+            });
             if let Some(block) = block.filter(|_| heeds_upstream && !charge.is_shadow()) {
                 // A refusal by the upstream blocks the charged key. Any other response blocks the
                 // charged key only if units were left at the admission, or if the settlement gives
@@ -94,10 +103,17 @@ impl Policy {
         // the charge may be given back, so refusals of other requests have a short retry time.
         let settlement = |is_delayed: bool| {
             let mut costs = costs.iter();
-            let cost = |_: &Charge| costs.next().filter(|(_, delay)| delay.is_some() == is_delayed)?.0;
+            let cost = |_: &Charge| {
+                costs
+                    .next()
+                    .filter(|(_, delay)| delay.is_some() == is_delayed)?
+                    .0
+            };
             Settlement::new(check.clone(), admitted, cost)
         };
-        let at_admission = costs.iter().any(|(cost, delay)| delay.is_none() && cost.is_some());
+        let at_admission = costs
+            .iter()
+            .any(|(cost, delay)| delay.is_none() && cost.is_some());
         let at_admission = at_admission.then(|| settlement(false));
         let delay = costs.iter().filter_map(|(_, delay)| *delay).min();
         let at_response = delay.map(|delay| settlement(true).counting_later_by(delay));
@@ -110,11 +126,17 @@ impl Policy {
         let admitted = admitted.clone();
         let charged = details.charged.clone();
         Some(self.limiter.detachable(async move {
-            let Self { limiter, events, .. } = &*policy;
+            let Self {
+                limiter, events, ..
+            } = &*policy;
             let is_local = admitted.local_cause().is_some();
-            let settled =
-                if settles { Some(settle(limiter, admitted, settlements, spent, is_local).await) } else { None };
-            let settled = settled.and_then(|settled| settled.inspect_err(|error| events.not_settled(error)).ok());
+            let settled = if settles {
+                Some(settle(limiter, admitted, settlements, spent, is_local).await)
+            } else {
+                None
+            };
+            let settled = settled
+                .and_then(|settled| settled.inspect_err(|error| events.not_settled(error)).ok());
             block_all(limiter, events, blocked).await;
             Some(policy.ban(limiter, settled?, &charged, is_local).await)
         }))
@@ -132,11 +154,16 @@ async fn settle(
 ) -> Result<Decision, Error> {
     let mut settled = Ok(admitted);
     for settlement in settlements {
-        let outcome = limiter.settle(settlement).await.map(|settled| settled.decision);
+        let outcome = limiter
+            .settle(settlement)
+            .await
+            .map(|settled| settled.decision);
         settled = settled.and(outcome);
     }
     let (indexes, charges): (Vec<_>, Vec<_>) = spent.into_iter().unzip();
-    let Some(check) = Check::of_distinct(charges.into_iter()) else { return settled };
+    let Some(check) = Check::of_distinct(charges.into_iter()) else {
+        return settled;
+    };
     let counted = limiter.count(check, is_local).await?;
     settled.map(|decision| decision.with_statuses_of(&counted, &indexes))
 }
@@ -157,7 +184,10 @@ async fn block_all(limiter: &Limiter, events: &Events, blocked: Vec<(Limit, Key,
         }
         Ok(())
     };
-    let mut blocks: Vec<_> = blocked.into_iter().map(|blocked| Box::pin(block(blocked))).collect();
+    let mut blocks: Vec<_> = blocked
+        .into_iter()
+        .map(|blocked| Box::pin(block(blocked)))
+        .collect();
     let all_blocked = poll_fn(|cx| {
         blocks.retain_mut(|block| match block.as_mut().poll(cx) {
             Poll::Ready(outcome) => {
@@ -166,7 +196,11 @@ async fn block_all(limiter: &Limiter, events: &Events, blocked: Vec<(Limit, Key,
             }
             Poll::Pending => true,
         });
-        if blocks.is_empty() { Poll::Ready(()) } else { Poll::Pending }
+        if blocks.is_empty() {
+            Poll::Ready(())
+        } else {
+            Poll::Pending
+        }
     });
     if let Err(error) = limiter.within(all_blocked).await {
         events.not_blocked(&error);

@@ -46,9 +46,18 @@ impl Policy {
         request: &mut Parts,
         responder: &impl RejectionResponse<B>,
     ) -> Result<Completion, Response<B>> {
-        let Decided { outcome, details, can_be_refused, waited } = decided;
+        let Decided {
+            outcome,
+            details,
+            can_be_refused,
+            waited,
+        } = decided;
         let fails_open = outcome.is_err() && !can_be_refused;
-        let mode = if fails_open { FailureMode::Open } else { self.limiter.failure_mode };
+        let mode = if fails_open {
+            FailureMode::Open
+        } else {
+            self.limiter.failure_mode
+        };
         if !waited.is_zero() {
             request.extensions.insert(TimeWaited(waited));
         }
@@ -61,22 +70,33 @@ impl Policy {
         };
         let decision = match admission {
             Ok(decision) => decision,
-            Err(rejection) => return Err(self.reject(request, rejection, details, degraded, responder)),
+            Err(rejection) => {
+                return Err(self.reject(request, rejection, details, degraded, responder));
+            }
         };
         // Without details, the request is uncounted, or all limits are plain. In both cases the
         // request takes no places.
         let holds_place = details.is_some() && decision.as_ref().is_some_and(Decision::holds_place);
         if holds_place && !self.frees_with_head && !body::is_known::<B>() {
             let problem = body::unknown::<B>();
-            let may_refuse = |decision: &Decision| decision.statuses().any(|s| s.limit.is_concurrent() && !s.is_shadow);
+            let may_refuse = |decision: &Decision| {
+                decision
+                    .statuses()
+                    .any(|s| s.limit.is_concurrent() && !s.is_shadow)
+            };
             if decision.as_ref().is_some_and(may_refuse) {
                 return Err(self.reject(request, problem, details, degraded, responder));
             }
             self.events.mistake(&problem);
         }
         let details = details.map(|mut details| {
-            details.shadow = self.report_shadow(decision.as_ref(), mem::take(&mut details.left_out));
-            let settles = details.check.is_some() && self.limits.iter().any(|limit| limit.cost_afterwards().is_some());
+            details.shadow =
+                self.report_shadow(decision.as_ref(), mem::take(&mut details.left_out));
+            let settles = details.check.is_some()
+                && self
+                    .limits
+                    .iter()
+                    .any(|limit| limit.cost_afterwards().is_some());
             details.request = settles.then(|| Box::new(request.clone()));
             details
         });
@@ -86,13 +106,20 @@ impl Policy {
                 self.leave_within(outer, &mut request.extensions);
             }
         }
-        Ok(Completion { policy: Arc::clone(self), decision, degraded, details })
+        Ok(Completion {
+            policy: Arc::clone(self),
+            decision,
+            degraded,
+            details,
+        })
     }
 
     /// Adds the decision of the layers further out to the decision of this layer.
     #[cold]
     fn leave_within(&self, outer: Decision, left: &mut Extensions) {
-        let Some(decision) = left.get_mut::<Decision>() else { return };
+        let Some(decision) = left.get_mut::<Decision>() else {
+            return;
+        };
         *decision = decision.clone().within(outer);
         if decision.counts_twice() {
             self.events.counts_twice(|| self.names());
@@ -114,22 +141,38 @@ impl Policy {
         let head = rejection.head(self.headers);
         let mut response = responder.respond(&rejection, request, head);
         response.extensions_mut().insert(rejection);
-        degraded.into_iter().for_each(|degraded| degraded.add_to(&mut response));
-        shadow.into_iter().for_each(|shadow| shadow.add_to(&mut response));
-        if request.method == Method::HEAD { body::without_content(response) } else { response }
+        degraded
+            .into_iter()
+            .for_each(|degraded| degraded.add_to(&mut response));
+        shadow
+            .into_iter()
+            .for_each(|shadow| shadow.add_to(&mut response));
+        if request.method == Method::HEAD {
+            body::without_content(response)
+        } else {
+            response
+        }
     }
 
     /// Reports a request that the store has not decided. A cost above the limit is not reported,
     /// since the request is rejected without the store.
     #[inline]
-    fn report_degraded(&self, outcome: &Result<Option<Decision>, Error>, mode: FailureMode) -> Option<Degraded> {
+    fn report_degraded(
+        &self,
+        outcome: &Result<Option<Decision>, Error>,
+        mode: FailureMode,
+    ) -> Option<Degraded> {
         let error = match outcome {
             Ok(decision) => decision.as_ref()?.local_cause()?,
             Err(Error::NeverFits(_)) => return None,
             Err(error) => error,
         };
         self.events.undecided(error, mode, || self.names());
-        Some(Degraded { error: error.clone(), mode, inner: None })
+        Some(Degraded {
+            error: error.clone(),
+            mode,
+            inner: None,
+        })
     }
 
     /// Reports the limits in the shadow that would have refused a request.
@@ -142,9 +185,16 @@ impl Policy {
         if refused.is_none() && left_out.is_empty() {
             return None;
         }
-        let refusals = ShadowRefusals { decisions: refused.cloned().into_iter().collect(), left_out };
-        self.events.shadow_refused(|| refusals.names().collect::<Vec<_>>().join(", "));
-        refusals.left_out.iter().for_each(|(_, rejection)| self.events.mistake(rejection));
+        let refusals = ShadowRefusals {
+            decisions: refused.cloned().into_iter().collect(),
+            left_out,
+        };
+        self.events
+            .shadow_refused(|| refusals.names().collect::<Vec<_>>().join(", "));
+        refusals
+            .left_out
+            .iter()
+            .for_each(|(_, rejection)| self.events.mistake(rejection));
         Some(refusals)
     }
 }
@@ -153,7 +203,9 @@ impl Completion {
     /// Begins the settlements and blocks that the response has to wait for. `None` if there are
     /// none.
     pub(super) fn settle<B>(&self, response: Response<B>) -> (Response<B>, Option<Settling>) {
-        let (Some(details), Some(decision)) = (&self.details, &self.decision) else { return (response, None) };
+        let (Some(details), Some(decision)) = (&self.details, &self.decision) else {
+            return (response, None);
+        };
         let (parts, body) = response.into_parts();
         let settling = self.policy.follow_up(details, decision, &parts);
         (Response::from_parts(parts, body), settling)
@@ -161,23 +213,47 @@ impl Completion {
 
     /// Writes headers and extensions of the response, and lets its body hold the places of the
     /// request. `settled` is the decision after the settlements, if there were any.
-    pub(super) fn write<B: Body + 'static>(self, settled: Option<&Decision>, mut response: Response<B>) -> Response<B> {
-        let Self { policy, decision, degraded, details } = self;
+    pub(super) fn write<B: Body + 'static>(
+        self,
+        settled: Option<&Decision>,
+        mut response: Response<B>,
+    ) -> Response<B> {
+        let Self {
+            policy,
+            decision,
+            degraded,
+            details,
+        } = self;
         // If a limit heeds an upstream, the response keeps the figures of the upstream.
         let heeds = details.is_some() && policy.limits.iter().any(|limit| limit.heeds_upstream);
         if let Some(decision) = settled.or(decision.as_ref()).filter(|_| !heeds) {
             // A rejection of a layer further in keeps its figures, since the `Retry-After` of the
             // rejection belongs to these figures.
             if response.extensions().get::<Rejection>().is_none() {
-                policy.headers.write_x_rate_limit(decision, response.headers_mut());
+                policy
+                    .headers
+                    .write_x_rate_limit(decision, response.headers_mut());
             }
-            policy.headers.write_rate_limit(decision, response.headers_mut());
+            policy
+                .headers
+                .write_rate_limit(decision, response.headers_mut());
         }
-        degraded.into_iter().for_each(|degraded| degraded.add_to(&mut response));
-        let Some(details) = details else { return response };
-        details.shadow.into_iter().for_each(|shadow| shadow.add_to(&mut response));
+        degraded
+            .into_iter()
+            .for_each(|degraded| degraded.add_to(&mut response));
+        let Some(details) = details else {
+            return response;
+        };
+        details
+            .shadow
+            .into_iter()
+            .for_each(|shadow| shadow.add_to(&mut response));
         let held = decision.filter(|decision| decision.holds_place() && !policy.frees_with_head);
-        if held.is_some() { response.map(|body| body::changed(body, held.as_ref())) } else { response }
+        if held.is_some() {
+            response.map(|body| body::changed(body, held.as_ref()))
+        } else {
+            response
+        }
     }
 }
 
@@ -191,7 +267,9 @@ impl axum::response::IntoResponse for Rejection {
         let head = self.head(HeaderSets::X_RATE_LIMIT);
         let mut response = self.problem(head).map(axum::body::Body::from);
         response.extensions_mut().insert(self);
-        degraded.into_iter().for_each(|degraded| degraded.add_to(&mut response));
+        degraded
+            .into_iter()
+            .for_each(|degraded| degraded.add_to(&mut response));
         response
     }
 }
@@ -215,7 +293,15 @@ fn report(rejection: &Rejection) -> Option<Degraded> {
     static EVENTS: LazyLock<Events> = LazyLock::new(Events::default);
 
     EVENTS.rejected(rejection);
-    let Rejection::Unavailable(error) = rejection else { return None };
-    EVENTS.undecided(error, FailureMode::Closed, || "those of a handler".to_owned());
-    Some(Degraded { error: error.clone(), mode: FailureMode::Closed, inner: None })
+    let Rejection::Unavailable(error) = rejection else {
+        return None;
+    };
+    EVENTS.undecided(error, FailureMode::Closed, || {
+        "those of a handler".to_owned()
+    });
+    Some(Degraded {
+        error: error.clone(),
+        mode: FailureMode::Closed,
+        inner: None,
+    })
 }

@@ -40,8 +40,14 @@ const RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
 /// The pairs of headers for the units left and for the reset: first the pair that most APIs send,
 /// then the pair of drafts before -07.
 static PAIRS: [(HeaderName, HeaderName); 2] = [
-    (HeaderName::from_static("x-ratelimit-remaining"), HeaderName::from_static("x-ratelimit-reset")),
-    (HeaderName::from_static("ratelimit-remaining"), HeaderName::from_static("ratelimit-reset")),
+    (
+        HeaderName::from_static("x-ratelimit-remaining"),
+        HeaderName::from_static("x-ratelimit-reset"),
+    ),
+    (
+        HeaderName::from_static("ratelimit-remaining"),
+        HeaderName::from_static("ratelimit-reset"),
+    ),
 ];
 
 #[derive(Clone, Copy, Debug)]
@@ -53,33 +59,67 @@ pub(super) struct BlockRequest {
 
 /// Reads what the upstream asks for: see the module docs. `None` if the upstream does not ask the
 /// client to stay away.
-pub(super) fn block_request(status: StatusCode, headers: &HeaderMap, now: SystemTime) -> Option<BlockRequest> {
-    let can_retry_after = matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE);
-    let retry_after = values(headers, &RETRY_AFTER).filter_map(|value| retry_after(value, now)).max();
+pub(super) fn block_request(
+    status: StatusCode,
+    headers: &HeaderMap,
+    now: SystemTime,
+) -> Option<BlockRequest> {
+    let can_retry_after = matches!(
+        status,
+        StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE
+    );
+    let retry_after = values(headers, &RETRY_AFTER)
+        .filter_map(|value| retry_after(value, now))
+        .max();
     let used_up = || {
-        let listed = values(headers, &RATE_LIMIT).filter_map(longest_used_up).map(Duration::from_secs);
+        let listed = values(headers, &RATE_LIMIT)
+            .filter_map(longest_used_up)
+            .map(Duration::from_secs);
         let paired = PAIRS.iter().filter_map(|(remaining, reset)| {
             let is_used_up = values(headers, remaining).any(|value| whole_number(value) == Some(0));
-            is_used_up.then(|| values(headers, reset).filter_map(|value| reset_after(value, now)).max())?
+            is_used_up.then(|| {
+                values(headers, reset)
+                    .filter_map(|value| reset_after(value, now))
+                    .max()
+            })?
         });
         listed.chain(paired).max()
     };
     let default = (status == StatusCode::TOO_MANY_REQUESTS).then_some(DEFAULT);
     let is_ahead = |wait: &Duration| !wait.is_zero();
     let retry_after = retry_after.filter(|wait| can_retry_after && is_ahead(wait));
-    let is_refusal = retry_after.is_some() || matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::FORBIDDEN);
-    let time = retry_after.or_else(|| used_up().filter(is_ahead)).or(default)?;
-    Some(BlockRequest { time: time.min(LONGEST), is_refusal })
+    let is_refusal = retry_after.is_some()
+        || matches!(
+            status,
+            StatusCode::TOO_MANY_REQUESTS | StatusCode::FORBIDDEN
+        );
+    let time = retry_after
+        .or_else(|| used_up().filter(is_ahead))
+        .or(default)?;
+    Some(BlockRequest {
+        time: time.min(LONGEST),
+        is_refusal,
+    })
 }
 
-fn values<'a>(headers: &'a HeaderMap, name: &HeaderName) -> impl Iterator<Item = &'a str> + use<'a> {
-    headers.get_all(name).into_iter().filter_map(|value| value.to_str().ok()).map(str::trim)
+fn values<'a>(
+    headers: &'a HeaderMap,
+    name: &HeaderName,
+) -> impl Iterator<Item = &'a str> + use<'a> {
+    headers
+        .get_all(name)
+        .into_iter()
+        .filter_map(|value| value.to_str().ok())
+        .map(str::trim)
 }
 
 fn retry_after(value: &str, now: SystemTime) -> Option<Duration> {
     match whole_number(value) {
         Some(seconds) => Some(Duration::from_secs(seconds)),
-        None => httpdate::parse_http_date(value).ok()?.duration_since(now).ok(),
+        None => httpdate::parse_http_date(value)
+            .ok()?
+            .duration_since(now)
+            .ok(),
     }
 }
 
@@ -95,7 +135,11 @@ fn reset_after(value: &str, now: SystemTime) -> Option<Duration> {
 /// The longest time, in seconds, of the members of a `RateLimit` that have nothing left.
 fn longest_used_up(field: &str) -> Option<u64> {
     let listed = split(field, ',').filter_map(|member| {
-        let number_of = |name| split(member, ';').skip(1).find_map(|parameter| named(parameter, name));
+        let number_of = |name| {
+            split(member, ';')
+                .skip(1)
+                .find_map(|parameter| named(parameter, name))
+        };
         number_of("t").filter(|_| number_of("r") == Some(0))
     });
     listed.max()
@@ -122,14 +166,29 @@ mod tests {
     }
 
     fn at_now(status: u16, headers: &[(&'static str, &[u8])]) -> Option<BlockRequest> {
-        block_at(SystemTime::UNIX_EPOCH + Duration::from_secs(NOW), status, headers)
+        block_at(
+            SystemTime::UNIX_EPOCH + Duration::from_secs(NOW),
+            status,
+            headers,
+        )
     }
 
-    fn block_at(now: SystemTime, status: u16, headers: &[(&'static str, &[u8])]) -> Option<BlockRequest> {
+    fn block_at(
+        now: SystemTime,
+        status: u16,
+        headers: &[(&'static str, &[u8])],
+    ) -> Option<BlockRequest> {
         let headers = headers.iter().map(|(name, value)| {
-            (HeaderName::from_static(name), HeaderValue::from_bytes(value).unwrap_or(HeaderValue::from_static("")))
+            (
+                HeaderName::from_static(name),
+                HeaderValue::from_bytes(value).unwrap_or(HeaderValue::from_static("")),
+            )
         });
-        block_request(StatusCode::from_u16(status).unwrap(), &headers.collect(), now)
+        block_request(
+            StatusCode::from_u16(status).unwrap(),
+            &headers.collect(),
+            now,
+        )
     }
 
     #[test]
@@ -152,9 +211,16 @@ mod tests {
             (503, "1.5", None),
             (503, "", None),
         ] {
-            assert_eq!(seconds(status, &[("retry-after", value.as_bytes())]), expected, "{status} {value}");
+            assert_eq!(
+                seconds(status, &[("retry-after", value.as_bytes())]),
+                expected,
+                "{status} {value}"
+            );
         }
-        assert_eq!((seconds(429, &[]), seconds(503, &[]), seconds(200, &[])), (Some(1), None, None));
+        assert_eq!(
+            (seconds(429, &[]), seconds(503, &[]), seconds(200, &[])),
+            (Some(1), None, None)
+        );
     }
 
     #[test]
@@ -162,7 +228,10 @@ mod tests {
         for (value, expected) in [
             (r#""default";r=0;t=30"#, Some(30)),
             (r#""default";r=1;t=30"#, None),
-            (r#""burst";r=0;t=3, "daily";r=0;t=900,"other";r=7;t=9999"#, Some(900)),
+            (
+                r#""burst";r=0;t=3, "daily";r=0;t=900,"other";r=7;t=9999"#,
+                Some(900),
+            ),
             (r#""default"; t=30; r=0; pk=:sdfjLJUOUH==:"#, Some(30)),
             (r#""odd, \";r=0;t=99";r=5;t=30"#, None),
             (r#""odd, \";r=5;t=99";r=0;t=30"#, Some(30)),
@@ -176,10 +245,21 @@ mod tests {
             ("r=0;t=", None),
             (r#"";r=0;t=30"#, None),
         ] {
-            assert_eq!(seconds(200, &[("ratelimit", value.as_bytes())]), expected, "{value}");
+            assert_eq!(
+                seconds(200, &[("ratelimit", value.as_bytes())]),
+                expected,
+                "{value}"
+            );
         }
-        let two: [(&str, &[u8]); 2] = [("ratelimit", br#""a";r=0;t=3"#), ("ratelimit", br#""b";r=0;t=5"#)];
-        assert_eq!(seconds(200, &two), Some(5), "a list may be of several lines");
+        let two: [(&str, &[u8]); 2] = [
+            ("ratelimit", br#""a";r=0;t=3"#),
+            ("ratelimit", br#""b";r=0;t=5"#),
+        ];
+        assert_eq!(
+            seconds(200, &two),
+            Some(5),
+            "a list may be of several lines"
+        );
     }
 
     #[test]
@@ -197,9 +277,10 @@ mod tests {
             ("", "30", None),
             ("00", "30", Some(30)),
         ] {
-            for [left, until] in
-                [["x-ratelimit-remaining", "x-ratelimit-reset"], ["ratelimit-remaining", "ratelimit-reset"]]
-            {
+            for [left, until] in [
+                ["x-ratelimit-remaining", "x-ratelimit-reset"],
+                ["ratelimit-remaining", "ratelimit-reset"],
+            ] {
                 let headers = [(left, remaining.as_bytes()), (until, reset.as_bytes())];
                 assert_eq!(seconds(403, &headers), expected, "{remaining} {reset}");
             }
@@ -210,8 +291,13 @@ mod tests {
     #[test]
     fn retry_after_goes_before_the_others_and_these_before_the_default() {
         let rate_limit: (&str, &[u8]) = ("ratelimit", br#""default";r=0;t=30"#);
-        let x_rate_limit: [(&str, &[u8]); 2] = [("x-ratelimit-remaining", b"0"), ("x-ratelimit-reset", b"40")];
-        let all = |first: &[(&'static str, &'static [u8])]| [first, &[rate_limit], &x_rate_limit].concat();
+        let x_rate_limit: [(&str, &[u8]); 2] = [
+            ("x-ratelimit-remaining", b"0"),
+            ("x-ratelimit-reset", b"40"),
+        ];
+        let all = |first: &[(&'static str, &'static [u8])]| {
+            [first, &[rate_limit], &x_rate_limit].concat()
+        };
         assert_eq!(seconds(429, &all(&[("retry-after", b"5")])), Some(5));
         assert_eq!(seconds(429, &all(&[("retry-after", b"soon")])), Some(40));
         assert_eq!(seconds(200, &all(&[("retry-after", b"5")])), Some(40));
@@ -233,7 +319,11 @@ mod tests {
             (200, &[used_up], Some(false)),
             (404, &[used_up], Some(false)),
         ] {
-            assert_eq!(at_now(status, headers).map(|block| block.is_refusal), expected, "{status} {headers:?}");
+            assert_eq!(
+                at_now(status, headers).map(|block| block.is_refusal),
+                expected,
+                "{status} {headers:?}"
+            );
         }
     }
 
@@ -246,36 +336,76 @@ mod tests {
             (503, "retry-after", "Thu, 01 Jan 1970 00:00:00 GMT", None),
             (503, "retry-after", "Wed, 31 Dec 1969 23:59:59 GMT", None),
             (200, "x-ratelimit-reset", "-1", None),
-            (200, "x-ratelimit-reset", "99999999999999999999", Some(86_400)),
+            (
+                200,
+                "x-ratelimit-reset",
+                "99999999999999999999",
+                Some(86_400),
+            ),
             (200, "ratelimit-reset", "-1", None),
             (200, "ratelimit", "limit=1, remaining=0, reset=-1", None),
-            (200, "ratelimit", "limit=1, remaining=0, reset=99999999999", None),
+            (
+                200,
+                "ratelimit",
+                "limit=1, remaining=0, reset=99999999999",
+                None,
+            ),
             (200, "ratelimit", r#""x";r=0;t=-1"#, None),
             (200, "ratelimit", r#""x";r=-1;t=5"#, None),
         ] {
-            let headers = [(header, value.as_bytes()), ("x-ratelimit-remaining", b"0"), ("ratelimit-remaining", b"0")];
-            assert_eq!(seconds(status, &headers), expected, "{status} {header} {value}");
+            let headers = [
+                (header, value.as_bytes()),
+                ("x-ratelimit-remaining", b"0"),
+                ("ratelimit-remaining", b"0"),
+            ];
+            assert_eq!(
+                seconds(status, &headers),
+                expected,
+                "{status} {header} {value}"
+            );
         }
     }
 
     /// If a header has several well-formed lines, the longest time counts.
     #[test]
     fn each_header_may_have_many_lines() {
-        let texts =
-            |text: &dyn Fn(u64) -> String| (1..=20).map(text).chain(["?".to_owned(), "-1".to_owned()]).collect();
+        let texts = |text: &dyn Fn(u64) -> String| {
+            (1..=20)
+                .map(text)
+                .chain(["?".to_owned(), "-1".to_owned()])
+                .collect()
+        };
         let pairs = |name| (name, texts(&|number| (100 + number).to_string()));
         let lines: [(&str, Vec<String>); 6] = [
             ("retry-after", texts(&|number| number.to_string())),
-            ("ratelimit", texts(&|number| format!(r#""x";r={};t={}"#, number % 2, 200 + number))),
-            ("x-ratelimit-remaining", texts(&|number| (number % 2).to_string())),
-            ("ratelimit-remaining", texts(&|number| (number % 2).to_string())),
+            (
+                "ratelimit",
+                texts(&|number| format!(r#""x";r={};t={}"#, number % 2, 200 + number)),
+            ),
+            (
+                "x-ratelimit-remaining",
+                texts(&|number| (number % 2).to_string()),
+            ),
+            (
+                "ratelimit-remaining",
+                texts(&|number| (number % 2).to_string()),
+            ),
             pairs("x-ratelimit-reset"),
             pairs("ratelimit-reset"),
         ];
-        let headers: Vec<(&str, &[u8])> =
-            lines.iter().flat_map(|(name, lines)| lines.iter().map(|line| (*name, line.as_bytes()))).collect();
-        assert_eq!((seconds(429, &headers), seconds(200, &headers)), (Some(20), Some(220)));
-        assert_eq!(seconds(200, &headers[44..]), Some(120), "without `RateLimit`");
+        let headers: Vec<(&str, &[u8])> = lines
+            .iter()
+            .flat_map(|(name, lines)| lines.iter().map(|line| (*name, line.as_bytes())))
+            .collect();
+        assert_eq!(
+            (seconds(429, &headers), seconds(200, &headers)),
+            (Some(20), Some(220))
+        );
+        assert_eq!(
+            seconds(200, &headers[44..]),
+            Some(120),
+            "without `RateLimit`"
+        );
     }
 
     proptest! {

@@ -76,7 +76,12 @@ impl Capacity {
     /// The usage of a limit, which all records of the limit share. Makes the usage if the limit has
     /// none yet.
     pub(super) fn usage(&self, limit: &Limit) -> Arc<LimitUsage> {
-        let known = self.limits.read().unwrap_or_else(PoisonError::into_inner).get(&limit.identity).cloned();
+        let known = self
+            .limits
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(&limit.identity)
+            .cloned();
         known.unwrap_or_else(|| {
             let mut limits = self.limits.write().unwrap_or_else(PoisonError::into_inner);
             let new = || LimitUsage {
@@ -84,7 +89,11 @@ impl Capacity {
                 cells: Mutex::default(),
                 admissions: CacheLines::default(),
             };
-            Arc::clone(limits.entry(limit.identity.clone()).or_insert_with(|| new().into()))
+            Arc::clone(
+                limits
+                    .entry(limit.identity.clone())
+                    .or_insert_with(|| new().into()),
+            )
         })
     }
 
@@ -106,7 +115,8 @@ impl Capacity {
     #[inline]
     pub(super) fn has_room(&self, usage: &LimitUsage, further: usize) -> bool {
         let own = usage.admissions.0.load(Ordering::Relaxed);
-        usage.is_of_places() || own + further <= self.admissions.saturating_sub(self.taken() + further - 1)
+        usage.is_of_places()
+            || own + further <= self.admissions.saturating_sub(self.taken() + further - 1)
     }
 
     /// Takes or gives back capacity of a limit, which had capacity for `before` admissions and now
@@ -129,9 +139,19 @@ impl Capacity {
     /// Counts units of a key in the cells of its limit, which has no room for a record.
     #[cold]
     pub(super) fn count_in_cells(&self, usage: &LimitUsage, digest: u64, now: u64, units: u64) {
-        let half = || self.cells.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |free| Some(free / 2));
-        let new = || Cells::new(usage.identity.window_micros, half().map_or(0, |free| free.div_ceil(2)));
-        lock(&usage.cells).get_or_insert_with(new).add(digest, now, units);
+        let half = || {
+            self.cells
+                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |free| Some(free / 2))
+        };
+        let new = || {
+            Cells::new(
+                usage.identity.window_micros,
+                half().map_or(0, |free| free.div_ceil(2)),
+            )
+        };
+        lock(&usage.cells)
+            .get_or_insert_with(new)
+            .add(digest, now, units);
     }
 }
 

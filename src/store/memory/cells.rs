@@ -31,7 +31,11 @@ pub(super) struct Cells {
 impl Cells {
     /// Makes one more cell than `further`, so that there is at least one cell.
     pub(super) fn new(window: u64, further: usize) -> Self {
-        Self { len: further + 1, sub_window: window.div_ceil(2), sub_windows: BTreeMap::new() }
+        Self {
+            len: further + 1,
+            sub_window: window.div_ceil(2),
+            sub_windows: BTreeMap::new(),
+        }
     }
 
     /// Returns two numbers for each sub-window, the oldest one first: the latest time at which the
@@ -40,7 +44,9 @@ impl Cells {
         self.trim(now);
         let cells = self.cells(digest);
         let length = self.sub_window;
-        self.sub_windows.iter().map(move |(number, counts)| ((number + 1) * length - 1, least(counts, cells)))
+        self.sub_windows
+            .iter()
+            .map(move |(number, counts)| ((number + 1) * length - 1, least(counts, cells)))
     }
 
     pub(super) fn add(&mut self, digest: u64, now: u64, units: u64) {
@@ -49,7 +55,10 @@ impl Cells {
         // Threads may come here in another order than the one in which they have read the clock. So
         // the newest sub-window may be ahead of `now`. The units then count longer.
         let newest = self.newest().max(now / self.sub_window);
-        let counts = self.sub_windows.entry(newest).or_insert_with(|| vec![0; self.len].into());
+        let counts = self
+            .sub_windows
+            .entry(newest)
+            .or_insert_with(|| vec![0; self.len].into());
         let raised = u32::try_from(least(counts, cells).saturating_add(units)).unwrap_or(u32::MAX);
         for cell in cells {
             counts[cell] = raised.max(counts[cell]);
@@ -74,7 +83,9 @@ impl Cells {
     }
 
     fn newest(&self) -> u64 {
-        self.sub_windows.last_key_value().map_or(0, |(number, _)| *number)
+        self.sub_windows
+            .last_key_value()
+            .map_or(0, |(number, _)| *number)
     }
 
     /// The indices of the cells of a key.
@@ -116,7 +127,10 @@ mod tests {
             let mut cells = Cells::new(8, 9);
             cells.add(7, 1_000, 5);
             drop(cells.of_key(other, 980));
-            assert!(cells.of_key(7, 984).map(|(_, units)| units).sum::<u64>() >= 5, "{other}");
+            assert!(
+                cells.of_key(7, 984).map(|(_, units)| units).sum::<u64>() >= 5,
+                "{other}"
+            );
         }
     }
 }

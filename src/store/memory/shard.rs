@@ -66,13 +66,23 @@ impl Shard {
         now: u64,
         capacity: &'a Capacity,
     ) -> OpenRecord<'a> {
-        let found = self.0.entry(digest, |record| record.is_of(digest, charge), |record| record.digest);
-        OpenRecord { record: found.or_insert_with(|| Record::new(digest, charge, now, capacity)), capacity }
+        let found = self.0.entry(
+            digest,
+            |record| record.is_of(digest, charge),
+            |record| record.digest,
+        );
+        OpenRecord {
+            record: found.or_insert_with(|| Record::new(digest, charge, now, capacity)),
+            capacity,
+        }
     }
 
     /// Forgets the key of a charge. Units that were counted in cells stay.
     pub(super) fn remove(&mut self, digest: u64, charge: &Charge, capacity: &Capacity) {
-        if let Ok(record) = self.0.find_entry(digest, |record| record.is_of(digest, charge)) {
+        if let Ok(record) = self
+            .0
+            .find_entry(digest, |record| record.is_of(digest, charge))
+        {
             let Record { usage, entries, .. } = record.remove().0;
             capacity.change(&usage, entries, 0);
         }
@@ -80,12 +90,19 @@ impl Shard {
 
     /// Drops all expired entries.
     pub(super) fn sweep(&mut self, now: u64, capacity: &Capacity) {
-        self.0.retain(|Record { log, usage, entries, .. }| {
-            log.sweep(now, usage.identity.window_micros);
-            let before = mem::replace(entries, log.len().min(*entries));
-            capacity.change(usage, before, *entries);
-            log.len() > 0
-        });
+        self.0.retain(
+            |Record {
+                 log,
+                 usage,
+                 entries,
+                 ..
+             }| {
+                log.sweep(now, usage.identity.window_micros);
+                let before = mem::replace(entries, log.len().min(*entries));
+                capacity.change(usage, before, *entries);
+                log.len() > 0
+            },
+        );
         // Gives memory back after most of the keys have left.
         if self.0.capacity() / 4 > self.0.len() {
             self.0.shrink_to_fit(|record| record.digest);
@@ -105,23 +122,41 @@ impl OpenRecord<'_> {
         let log = &mut self.record.get_mut().log;
         log.trim(context.now, charge.limit().window_micros());
         let may_be_counted = context.has_caller_id && charge.units() > 0;
-        let recorded_at = may_be_counted.then(|| log.time_of(context.id, charge.cost())).flatten();
+        let recorded_at = may_be_counted
+            .then(|| log.time_of(context.id, charge.cost()))
+            .flatten();
         // The time of a place is the time of its last renewal. That time may be in the future if
         // the clock has stepped back.
-        let counted_at =
-            recorded_at.map(|at| if charge.takes_place() { at.min(context.now) } else { charge.admitted_at(at) });
-        Look { charge, counted_at, refuses: !log.fits(charge, context.now) }
+        let counted_at = recorded_at.map(|at| {
+            if charge.takes_place() {
+                at.min(context.now)
+            } else {
+                charge.admitted_at(at)
+            }
+        });
+        Look {
+            charge,
+            counted_at,
+            refuses: !log.fits(charge, context.now),
+        }
     }
 
     /// Counts the charge if its check is admitted and the charge fits.
     #[inline]
-    pub(super) fn conclude(mut self, look: &Look<'_>, context: CheckContext, verdict: Verdict) -> Figures {
+    pub(super) fn conclude(
+        mut self,
+        look: &Look<'_>,
+        context: CheckContext,
+        verdict: Verdict,
+    ) -> Figures {
         let charge = look.charge;
         let is_new = self.is_new();
         let log = &mut self.record.get_mut().log;
         let figures = match verdict {
             Verdict::Admitted if !look.refuses => return self.admit(charge, context),
-            Verdict::Admitted | Verdict::Refused if look.refuses => log.refuse(charge, context.now, is_new),
+            Verdict::Admitted | Verdict::Refused if look.refuses => {
+                log.refuse(charge, context.now, is_new)
+            }
             _ => log.figures(charge, context.now),
         };
         self.leave(0, context.now, false);
@@ -141,7 +176,11 @@ impl OpenRecord<'_> {
             log.admit(charge, context, has_room || is_new);
         }
         let figures = log.figures(charge, context.now);
-        self.leave(if begins { charge.units() } else { 0 }, context.now, has_room);
+        self.leave(
+            if begins { charge.units() } else { 0 },
+            context.now,
+            has_room,
+        );
         figures
     }
 
@@ -154,21 +193,47 @@ impl OpenRecord<'_> {
         charge: &Charge,
         cost: Option<u64>,
     ) -> (Figures, bool) {
-        self.record.get_mut().log.trim(now, charge.limit().window_micros());
+        self.record
+            .get_mut()
+            .log
+            .trim(now, charge.limit().window_micros());
         let has_room = self.has_room(1);
         let is_new = self.is_new();
-        let Record { usage, log, entries, .. } = self.record.get_mut();
-        let is_known = cost.is_some_and(|cost| log.settle(now, settlement, charge, cost, has_room || is_new));
+        let Record {
+            usage,
+            log,
+            entries,
+            ..
+        } = self.record.get_mut();
+        let is_known =
+            cost.is_some_and(|cost| log.settle(now, settlement, charge, cost, has_room || is_new));
         let above = cost.unwrap_or_default().saturating_sub(charge.cost());
-        let is_recent = settlement.at_micros().saturating_add(charge.limit().window_micros()) > now;
+        let is_recent = settlement
+            .at_micros()
+            .saturating_add(charge.limit().window_micros())
+            > now;
         if !is_known && above > 0 && is_recent && usage.has_cells() {
             // The admission may have been counted in cells, at its estimate. So the units above the
             // estimate are added.
-            let context = CheckContext { now, id: AdmissionId::fresh(), has_caller_id: false };
-            return (self.admit(&Charge::spent(charge.limit().clone(), charge.key().clone(), above), context), false);
+            let context = CheckContext {
+                now,
+                id: AdmissionId::fresh(),
+                has_caller_id: false,
+            };
+            return (
+                self.admit(
+                    &Charge::spent(charge.limit().clone(), charge.key().clone(), above),
+                    context,
+                ),
+                false,
+            );
         }
         let figures = log.figures(charge, now);
-        let counted = if is_known { cost.unwrap_or_default() } else { 0 };
+        let counted = if is_known {
+            cost.unwrap_or_default()
+        } else {
+            0
+        };
         let has_room = has_room || log.len() <= *entries;
         self.leave(counted, now, has_room);
         (figures, is_known)
@@ -183,7 +248,12 @@ impl OpenRecord<'_> {
     /// threads often write that count.
     #[inline]
     fn has_room(&self, further: usize) -> bool {
-        let Record { usage, log, entries, .. } = self.record.get();
+        let Record {
+            usage,
+            log,
+            entries,
+            ..
+        } = self.record.get();
         let entries_after = log.len() + further;
         entries_after <= *entries || self.capacity.has_room(usage, entries_after - entries)
     }
@@ -195,12 +265,22 @@ impl OpenRecord<'_> {
     fn leave(mut self, counted: u64, now: u64, has_room: bool) {
         let capacity = self.capacity;
         let is_new = self.is_new();
-        let Record { digest, usage, log, entries, .. } = self.record.get_mut();
+        let Record {
+            digest,
+            usage,
+            log,
+            entries,
+            ..
+        } = self.record.get_mut();
         if counted > 0 && !has_room {
             capacity.count_in_cells(usage, *digest, now, if is_new { counted } else { 0 });
         }
         let before = *entries;
-        *entries = if counted > 0 && has_room { log.len() } else { log.len().min(before) };
+        *entries = if counted > 0 && has_room {
+            log.len()
+        } else {
+            log.len().min(before)
+        };
         capacity.change(usage, before, *entries);
         if *entries == 0 {
             self.record.remove();
@@ -216,14 +296,22 @@ impl Verdict {
     // instructions.
     #[inline(always)]
     pub(super) fn of(looks: &[Look<'_>]) -> Self {
-        let known = looks.iter().filter_map(|look| Some((look.charge.keeps_time(), look.counted_at?)));
+        let known = looks
+            .iter()
+            .filter_map(|look| Some((look.charge.keeps_time(), look.counted_at?)));
         // The time of an exact log is preferred, since only an exact log is sure to know the time
         // to the microsecond.
         if let Some((_, at)) = known.max() {
             return Self::Known(at);
         }
-        let refuses = looks.iter().any(|look| look.refuses && !look.charge.is_shadow());
-        if refuses { Self::Refused } else { Self::Admitted }
+        let refuses = looks
+            .iter()
+            .any(|look| look.refuses && !look.charge.is_shadow());
+        if refuses {
+            Self::Refused
+        } else {
+            Self::Admitted
+        }
     }
 }
 
@@ -232,12 +320,20 @@ impl Record {
     fn new(digest: u64, charge: &Charge, now: u64, capacity: &Capacity) -> Self {
         let usage = capacity.usage(charge.limit());
         let log = usage.log_of(charge.limit(), digest, now);
-        Self { digest, key: charge.key().clone(), usage, entries: 0, log }
+        Self {
+            digest,
+            key: charge.key().clone(),
+            usage,
+            entries: 0,
+            log,
+        }
     }
 
     #[inline]
     fn is_of(&self, digest: u64, charge: &Charge) -> bool {
-        self.digest == digest && self.key == *charge.key() && self.usage.identity == charge.limit().identity
+        self.digest == digest
+            && self.key == *charge.key()
+            && self.usage.identity == charge.limit().identity
     }
 }
 

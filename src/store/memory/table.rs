@@ -61,8 +61,18 @@ impl Table {
         self.sweep_in_passing(now);
 
         let id = check.id().unwrap_or_else(AdmissionId::fresh);
-        let context = CheckContext { now, id, has_caller_id: check.id().is_some() };
-        let at = |verdict| system_time(if let Verdict::Known(at) = verdict { at } else { now });
+        let context = CheckContext {
+            now,
+            id,
+            has_caller_id: check.id().is_some(),
+        };
+        let at = |verdict| {
+            system_time(if let Verdict::Known(at) = verdict {
+                at
+            } else {
+                now
+            })
+        };
         // Statuses are made after the locks are free.
         match check.only_charge() {
             Some(charge) => {
@@ -72,7 +82,9 @@ impl Table {
             None => {
                 let (figures, verdict) = self.decide_all(check, context);
                 let mut figures = figures.into_iter();
-                Decision::new(check, at(verdict), id, |charge| figures.next().unwrap_or_default().status(charge))
+                Decision::new(check, at(verdict), id, |charge| {
+                    figures.next().unwrap_or_default().status(charge)
+                })
             }
         }
     }
@@ -91,7 +103,10 @@ impl Table {
 
     /// Looks at all charges first, and then counts all of them or none.
     fn decide_all(&self, check: &Check, context: CheckContext) -> (Vec<Figures>, Verdict) {
-        let digests: Vec<u64> = check.charges().map(|charge| charge.digest(&self.digester)).collect();
+        let digests: Vec<u64> = check
+            .charges()
+            .map(|charge| charge.digest(&self.digester))
+            .collect();
         let mut indexes: Vec<usize> = digests.iter().map(|digest| shard_of(*digest)).collect();
         indexes.sort_unstable();
         indexes.dedup();
@@ -103,13 +118,17 @@ impl Table {
         let looks: Vec<_> = charges
             .map(|(charge, digest)| {
                 let shard = &mut shards[number_of(*digest)];
-                shard.open(*digest, charge, context.now, &self.capacity).look(charge, context)
+                shard
+                    .open(*digest, charge, context.now, &self.capacity)
+                    .look(charge, context)
             })
             .collect();
         let verdict = Verdict::of(&looks);
         let conclude = |(look, digest): (&Look<'_>, &u64)| {
             let shard = &mut shards[number_of(*digest)];
-            shard.open(*digest, look.charge, context.now, &self.capacity).conclude(look, context, verdict)
+            shard
+                .open(*digest, look.charge, context.now, &self.capacity)
+                .conclude(look, context, verdict)
         };
         (looks.iter().zip(&digests).map(conclude).collect(), verdict)
     }
@@ -119,22 +138,32 @@ impl Table {
         let now = self.clock.now();
         let mut costs = settlement.accounts().map(|(_, cost)| cost);
         let mut was_applied = false;
-        let decision = Decision::new(&settlement.check, system_time(now), settlement.id, |charge| {
-            let digest = charge.digest(&self.digester);
-            let mut shard = self.lock(shard_of(digest));
-            let record = shard.open(digest, charge, now, &self.capacity);
-            let (figures, is_known) = record.settle(now, settlement, charge, costs.next().flatten());
-            drop(shard);
-            was_applied |= is_known;
-            figures.status(charge)
-        });
-        Settled { decision, was_applied }
+        let decision = Decision::new(
+            &settlement.check,
+            system_time(now),
+            settlement.id,
+            |charge| {
+                let digest = charge.digest(&self.digester);
+                let mut shard = self.lock(shard_of(digest));
+                let record = shard.open(digest, charge, now, &self.capacity);
+                let (figures, is_known) =
+                    record.settle(now, settlement, charge, costs.next().flatten());
+                drop(shard);
+                was_applied |= is_known;
+                figures.status(charge)
+            },
+        );
+        Settled {
+            decision,
+            was_applied,
+        }
     }
 
     /// Forgets the key of a charge under its limit.
     pub(super) fn reset(&self, charge: &Charge) {
         let digest = charge.digest(&self.digester);
-        self.lock(shard_of(digest)).remove(digest, charge, &self.capacity);
+        self.lock(shard_of(digest))
+            .remove(digest, charge, &self.capacity);
     }
 
     pub(super) fn keys(&self) -> usize {
@@ -161,8 +190,14 @@ impl Table {
     fn sweep(&self, now: u64, mut due: u64) {
         let mut keys = 0;
         for _ in 0..SHARDS {
-            let next = due.clamp(now.saturating_sub(SWEEP_CYCLE), now).saturating_add(SWEEP_INTERVAL);
-            if self.sweep_due.compare_exchange(due, next, Ordering::Relaxed, Ordering::Relaxed).is_err() {
+            let next = due
+                .clamp(now.saturating_sub(SWEEP_CYCLE), now)
+                .saturating_add(SWEEP_INTERVAL);
+            if self
+                .sweep_due
+                .compare_exchange(due, next, Ordering::Relaxed, Ordering::Relaxed)
+                .is_err()
+            {
                 return;
             }
             let index = (next / SWEEP_INTERVAL) as usize % SHARDS;

@@ -40,8 +40,14 @@ pub struct RedisStoreBuilder {
 }
 
 impl RedisStoreBuilder {
-    pub(super) fn of_urls<U: Into<String>>(topology: Topology, urls: impl IntoIterator<Item = U>) -> Self {
-        Self::new(topology, urls.into_iter().map(|url| node(&url.into())).collect())
+    pub(super) fn of_urls<U: Into<String>>(
+        topology: Topology,
+        urls: impl IntoIterator<Item = U>,
+    ) -> Self {
+        Self::new(
+            topology,
+            urls.into_iter().map(|url| node(&url.into())).collect(),
+        )
     }
 
     /// The settings of a store at the URL of a server, of nodes of a cluster, or of sentinels.
@@ -49,11 +55,16 @@ impl RedisStoreBuilder {
         let (scheme, rest) = url.trim().split_once("://").unwrap_or_default();
         let (login, hosts) = rest.split_at(rest.rfind('@').map_or(0, |at| at + 1));
         let (hosts, path) = hosts.split_once('/').unwrap_or((hosts, ""));
-        let urls = |scheme, login, path| hosts.split(',').map(move |host| format!("{scheme}://{login}{host}/{path}"));
+        let urls = |scheme, login, path| {
+            hosts
+                .split(',')
+                .map(move |host| format!("{scheme}://{login}{host}/{path}"))
+        };
         match scheme.to_ascii_lowercase().split_once('+') {
             Some((scheme, "sentinel")) => {
                 let (name, database) = path.split_once('/').unwrap_or((path, ""));
-                let mut sentinels = Self::of_urls(Topology::Sentinels(name.to_owned()), urls(scheme, "", ""));
+                let mut sentinels =
+                    Self::of_urls(Topology::Sentinels(name.to_owned()), urls(scheme, "", ""));
                 match node(&format!("{scheme}://{login}primary/{database}")) {
                     Ok(primary) => sentinels.connection.redis = primary.redis_settings().clone(),
                     Err(error) => sentinels.nodes = Err(error),
@@ -62,9 +73,13 @@ impl RedisStoreBuilder {
             }
             Some((_, "cluster")) if cfg!(not(feature = "cluster")) => Self::new(
                 Topology::Cluster,
-                Err(ConfigError::new("URLs of a cluster need this crate's feature `cluster`")),
+                Err(ConfigError::new(
+                    "URLs of a cluster need this crate's feature `cluster`",
+                )),
             ),
-            Some((scheme, "cluster")) => Self::of_urls(Topology::Cluster, urls(scheme, login, path)),
+            Some((scheme, "cluster")) => {
+                Self::of_urls(Topology::Cluster, urls(scheme, login, path))
+            }
             _ => Self::of_urls(Topology::Node, [url]),
         }
     }
@@ -72,11 +87,20 @@ impl RedisStoreBuilder {
     pub(super) fn new(topology: Topology, nodes: Result<Vec<ConnectionInfo>, ConfigError>) -> Self {
         let redis = match nodes.iter().flatten().next() {
             // The URLs of sentinels have the logins of the sentinels.
-            Some(node) if !matches!(topology, Topology::Sentinels(_)) => node.redis_settings().clone(),
+            Some(node) if !matches!(topology, Topology::Sentinels(_)) => {
+                node.redis_settings().clone()
+            }
             _ => RedisConnectionInfo::default(),
         };
         let connection = ConnectionSettings::new(redis);
-        Self { topology, nodes, connection, prefix: DEFAULT_PREFIX.to_owned(), secret: None, clock: None }
+        Self {
+            topology,
+            nodes,
+            connection,
+            prefix: DEFAULT_PREFIX.to_owned(),
+            secret: None,
+            clock: None,
+        }
     }
 
     /// The beginning of every key in Redis: 1 to 64 characters of `A-Z a-z 0-9 _ . -`. Two
@@ -149,7 +173,11 @@ impl RedisStoreBuilder {
     /// logins in the sentinels' URLs are for the sentinels.
     pub fn login(mut self, user: impl Into<String>, password: impl Into<String>) -> Self {
         let opening = self.opening();
-        opening.redis = opening.redis.clone().set_username(user.into()).set_password(password.into());
+        opening.redis = opening
+            .redis
+            .clone()
+            .set_username(user.into())
+            .set_password(password.into());
         self
     }
 
@@ -164,14 +192,22 @@ impl RedisStoreBuilder {
     /// When a stream ends, its connection keeps the last credentials. A new connection fails if its
     /// stream yields nothing or an error.
     #[cfg(feature = "credentials")]
-    pub fn credentials(mut self, provider: impl redis::StreamingCredentialsProvider + Clone + 'static) -> Self {
+    pub fn credentials(
+        mut self,
+        provider: impl redis::StreamingCredentialsProvider + Clone + 'static,
+    ) -> Self {
         let opening = self.opening();
         #[cfg(feature = "cluster")]
         {
             let provider = provider.clone();
-            opening.credentials = Some(Arc::new(move |client| client.set_credentials_provider(provider.clone())));
+            opening.credentials = Some(Arc::new(move |client| {
+                client.set_credentials_provider(provider.clone())
+            }));
         }
-        opening.signing_in = opening.signing_in.clone().set_credentials_provider(provider);
+        opening.signing_in = opening
+            .signing_in
+            .clone()
+            .set_credentials_provider(provider);
         self
     }
 
@@ -197,7 +233,10 @@ impl RedisStoreBuilder {
     pub fn client_certificate(mut self, pem: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
         let client_cert = pem.into();
         let client_key = key.into();
-        self.opening().certificates.client_tls = Some(ClientTlsConfig { client_cert, client_key });
+        self.opening().certificates.client_tls = Some(ClientTlsConfig {
+            client_cert,
+            client_key,
+        });
         self
     }
 
@@ -232,14 +271,21 @@ impl RedisStoreBuilder {
             return Err(ConfigError::new(format!("{rule} {:?}", self.prefix)));
         }
         if self.connection.connections == 0 {
-            return Err(ConfigError::new("the number of connections must be 1 or more, not 0"));
+            return Err(ConfigError::new(
+                "the number of connections must be 1 or more, not 0",
+            ));
         }
         if self.connection.connect_timeout.is_zero() || self.connection.reply_timeout.is_zero() {
-            return Err(ConfigError::new("the connect timeout and the reply timeout must be longer than 0 s"));
+            return Err(ConfigError::new(
+                "the connect timeout and the reply timeout must be longer than 0 s",
+            ));
         }
         // The local state of this process goes by a clock that never steps. In a test, it goes by
         // the test's clock.
-        let local_clock = self.clock.clone().map_or_else(Clock::monotonic, Clock::Manual);
+        let local_clock = self
+            .clock
+            .clone()
+            .map_or_else(Clock::monotonic, Clock::Manual);
         let server = Server::new(self.topology, self.nodes?, self.connection)?;
         let alive = watch::Sender::new(());
         let common = Common {
@@ -251,7 +297,10 @@ impl RedisStoreBuilder {
             store: alive.subscribe(),
             local_state: LocalState::on(local_clock, LONGEST_DEADLINE).with_prefetch(),
         };
-        Ok(RedisStore { common: Arc::new(common), _alive: alive })
+        Ok(RedisStore {
+            common: Arc::new(common),
+            _alive: alive,
+        })
     }
 
     /// Makes the store, and returns it once it works. The store has then reached the server, run
@@ -270,7 +319,9 @@ impl RedisStoreBuilder {
     pub async fn connect(self) -> Result<RedisStore, StoreError> {
         let store = self.build().map_err(invalid)?;
         let tried = async { store.common.dispatcher()?.try_out().await };
-        tried.await.map_err(|error| error.when("connecting to Redis"))?;
+        tried
+            .await
+            .map_err(|error| error.when("connecting to Redis"))?;
         Ok(store)
     }
 }
@@ -278,6 +329,8 @@ impl RedisStoreBuilder {
 impl fmt::Debug for RedisStoreBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // The address and the other settings are left out, since they may have a password.
-        f.debug_struct("RedisStoreBuilder").field("prefix", &self.prefix).finish_non_exhaustive()
+        f.debug_struct("RedisStoreBuilder")
+            .field("prefix", &self.prefix)
+            .finish_non_exhaustive()
     }
 }

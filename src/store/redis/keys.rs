@@ -44,12 +44,19 @@ pub(super) struct Keys {
 
 impl Keys {
     pub(super) fn new(prefix: String, secret: Option<&Secret>) -> Self {
-        Self { prefix, domain: secret.map(|secret| secret.domain(DOMAIN)) }
+        Self {
+            prefix,
+            domain: secret.map(|secret| secret.domain(DOMAIN)),
+        }
     }
 
     /// The Redis key in which a limit counts.
     pub(super) fn of(&self, limit: &Limit, key: &Key) -> String {
-        let Identity { name, window_micros, algorithm } = &limit.identity;
+        let Identity {
+            name,
+            window_micros,
+            algorithm,
+        } = &limit.identity;
         let mut text = String::with_capacity(self.prefix.len() + DIGEST_LENGTH + name.len() + 12);
         text.push_str(&self.prefix);
         text.push_str(":{");
@@ -72,7 +79,13 @@ impl Keys {
     /// The slot of a cluster in which all limits of a key are. It is the CRC-16/XMODEM of the text
     /// between the braces, modulo the number of slots.
     pub(super) fn hash_slot(&self, key: &Key) -> u16 {
-        let with_bit = |crc: u16, _| if crc & 0x8000 == 0 { crc << 1 } else { (crc << 1) ^ 0x1021 };
+        let with_bit = |crc: u16, _| {
+            if crc & 0x8000 == 0 {
+                crc << 1
+            } else {
+                (crc << 1) ^ 0x1021
+            }
+        };
         let with_digit = |crc: u16, digit: u8| (0..8).fold(crc ^ u16::from(digit) << 8, with_bit);
         let crc = self.digest(key).into_iter().fold(0, with_digit);
         crc % HASH_SLOTS
@@ -89,7 +102,10 @@ impl Keys {
             None => {
                 let mut sha = Sha256::new();
                 parts.iter().for_each(|part| sha.update(part));
-                sha.finalize().into_iter().take(16).fold(0, |digest, byte| digest << 8 | u128::from(byte))
+                sha.finalize()
+                    .into_iter()
+                    .take(16)
+                    .fold(0, |digest, byte| digest << 8 | u128::from(byte))
             }
         };
         // Each character takes six bits, the highest first.
@@ -116,7 +132,11 @@ mod tests {
     fn a_key_is_made_of_the_fixed_alphabet_and_one_hash_tag() {
         let limit = Limit::per_minute("login", 5);
         let text = plain("tsw1").of(&limit, &Key::new("tenant", "a}:{b{c}\r\n\0"));
-        let (digest, rest) = text.strip_prefix("tsw1:{").unwrap().split_once('}').unwrap();
+        let (digest, rest) = text
+            .strip_prefix("tsw1:{")
+            .unwrap()
+            .split_once('}')
+            .unwrap();
         assert!(digest.len() == 22 && digest.bytes().all(|byte| BASE64URL.contains(&byte)));
         assert_eq!(rest, ":login/min");
     }
@@ -134,8 +154,14 @@ mod tests {
         let ends = [
             (Limit::per_hour("api", 5), "api/h"),
             (Limit::per_hour("api", 9), "api/h"),
-            (Limit::per("api", 5, Duration::from_micros(90_000_001)), "api/90000001us"),
-            (Limit::per_hour("api", 5).with_algorithm(Algorithm::compact_log(16)), "api/h:compact16"),
+            (
+                Limit::per("api", 5, Duration::from_micros(90_000_001)),
+                "api/90000001us",
+            ),
+            (
+                Limit::per_hour("api", 5).with_algorithm(Algorithm::compact_log(16)),
+                "api/h:compact16",
+            ),
         ];
         for (limit, end) in ends {
             let text = plain("tsw1").of(&limit, &Key::new("tenant", "7"));
@@ -150,13 +176,19 @@ mod tests {
         let key = Key::new("tenant", "7");
         let text = keyed("a secret that only the tests know").of(&limit, &key);
         assert_eq!(text, "tsw1:{weHqiYKMni9dJG7HCQF8fw}:login/min");
-        assert_ne!(text, keyed("another secret that only tests know").of(&limit, &key));
+        assert_ne!(
+            text,
+            keyed("another secret that only tests know").of(&limit, &key)
+        );
     }
 
     #[test]
     fn namespace_and_value_cannot_be_shifted_into_each_other() {
         let limit = Limit::per_minute("login", 5);
-        assert_ne!(plain("p").of(&limit, &Key::new("ab", "c")), plain("p").of(&limit, &Key::new("a", "bc")));
+        assert_ne!(
+            plain("p").of(&limit, &Key::new("ab", "c")),
+            plain("p").of(&limit, &Key::new("a", "bc"))
+        );
     }
 
     /// This slot is the reply to `CLUSTER KEYSLOT tsw1:{uAmvOtciwcWGtISCdGweJA}:login/min`.

@@ -66,7 +66,11 @@ impl RedisStore {
     /// Sends a job from the current runtime.
     async fn ask(&self, job: Box<Job>) -> Answer {
         let dispatcher = self.common.dispatcher()?;
-        if dispatcher.is_by_slot() { dispatcher.ask_slots(job).await } else { dispatcher.ask(job).await }
+        if dispatcher.is_by_slot() {
+            dispatcher.ask_slots(job).await
+        } else {
+            dispatcher.ask(job).await
+        }
     }
 
     /// A store on the server at `url`, such as `redis://127.0.0.1:6379/0`. When this returns, the
@@ -103,7 +107,10 @@ impl RedisStore {
     ///
     /// The client is one of the crate `redis` in version 1.
     pub fn from_client(client: &redis::Client) -> RedisStoreBuilder {
-        RedisStoreBuilder::new(Topology::Node, Ok(vec![client.get_connection_info().clone()]))
+        RedisStoreBuilder::new(
+            Topology::Node,
+            Ok(vec![client.get_connection_info().clone()]),
+        )
     }
 
     /// A store on the connections of the application's pool, such as one of
@@ -154,7 +161,10 @@ impl RedisStore {
         F: Future<Output = redis::RedisResult<C>> + Send + 'static,
         C: redis::aio::ConnectionLike + Clone + Send + Sync + 'static,
     {
-        RedisStoreBuilder::new(Topology::Given(source::of_closure(move |_| open())), Ok(Vec::new()))
+        RedisStoreBuilder::new(
+            Topology::Given(source::of_closure(move |_| open())),
+            Ok(Vec::new()),
+        )
     }
 
     /// A store on the primary that sentinels know by this name. The sentinels are at URLs such as
@@ -205,7 +215,9 @@ impl Store for RedisStore {
         let job = Job::decide(check, deadline);
         Box::pin(async move {
             let answer = store.ask(job).await;
-            answer.map(|(decision, _)| decision).map_err(|error| error.when("deciding a check"))
+            answer
+                .map(|(decision, _)| decision)
+                .map_err(|error| error.when("deciding a check"))
         })
     }
 
@@ -213,7 +225,10 @@ impl Store for RedisStore {
         let store = self.clone();
         Box::pin(async move {
             let job = Job::settle(settlement, &store.common.local_state);
-            let settled = store.ask(job).await.map(|(decision, was_applied)| Settled { decision, was_applied });
+            let settled = store.ask(job).await.map(|(decision, was_applied)| Settled {
+                decision,
+                was_applied,
+            });
             settled.map_err(|error| error.when("settling an admission"))
         })
     }
@@ -236,10 +251,17 @@ impl Store for RedisStore {
         }
         let mut of: Vec<&Key> = check.charges().map(Charge::key).collect();
         of.dedup();
-        let mut nodes: Vec<_> = of.into_iter().filter_map(|key| server.node_of(keys.hash_slot(key))).collect();
+        let mut nodes: Vec<_> = of
+            .into_iter()
+            .filter_map(|key| server.node_of(keys.hash_slot(key)))
+            .collect();
         nodes.sort_unstable();
         nodes.dedup();
-        if nodes.len() > 1 { Some(nodes.join(" ").into()) } else { nodes.pop() }
+        if nodes.len() > 1 {
+            Some(nodes.join(" ").into())
+        } else {
+            nodes.pop()
+        }
     }
 
     fn local_state(&self) -> Option<&LocalState> {
@@ -250,6 +272,8 @@ impl Store for RedisStore {
 impl fmt::Debug for RedisStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let prefix = &self.common.keys.prefix;
-        f.debug_struct("RedisStore").field("prefix", prefix).finish_non_exhaustive()
+        f.debug_struct("RedisStore")
+            .field("prefix", prefix)
+            .finish_non_exhaustive()
     }
 }

@@ -36,7 +36,10 @@ fn a_configuration_has_limits_as_text() {
     ]"#;
     let json = format!(r#"{{"routes": {{"/": {texts}}}}}"#);
     let toml = format!("[routes]\n'/' = {texts}");
-    let read: [Routes; 2] = [serde_json::from_str(&json).unwrap(), toml::from_str(&toml).unwrap()];
+    let read: [Routes; 2] = [
+        serde_json::from_str(&json).unwrap(),
+        toml::from_str(&toml).unwrap(),
+    ];
     for Routes { routes } in read {
         assert_eq!(routes["/"], expected);
         assert_eq!(
@@ -51,14 +54,26 @@ fn a_configuration_has_limits_as_text() {
 #[test]
 fn an_error_keeps_its_reason_and_its_place() {
     for (limit, reason) in [
-        (r#""login=5/fortnight""#, "limit \"login=5/fortnight\": the window must be a whole number with a unit"),
+        (
+            r#""login=5/fortnight""#,
+            "limit \"login=5/fortnight\": the window must be a whole number with a unit",
+        ),
         (r#""5/min""#, "there is no = between the name and the units"),
-        ("5", "invalid type: integer `5`, expected a limit as text, such as \"login=5/min\""),
+        (
+            "5",
+            "invalid type: integer `5`, expected a limit as text, such as \"login=5/min\"",
+        ),
         (r#""a=4503599627370497/s""#, "units must be 0 to 2^52"),
         (r#""a=5/31536001s""#, "window must be 1 ms to 365 days"),
         (r#""a=5/s compact(2)""#, "compact(n) with 3 to 1024 entries"),
-        (r#""a=5/s prefetch(1)(2)""#, "the prefetch must be written prefetch or "),
-        (r#""a b=5/s""#, "limit \"a b=5/s\": a limit's name must be 1 to 64 characters"),
+        (
+            r#""a=5/s prefetch(1)(2)""#,
+            "the prefetch must be written prefetch or ",
+        ),
+        (
+            r#""a b=5/s""#,
+            "limit \"a b=5/s\": a limit's name must be 1 to 64 characters",
+        ),
     ] {
         let text = format!("[routes]\n'/' = [\"ok=1/s\", {limit}]");
         let error = toml::from_str::<Routes>(&text).unwrap_err().to_string();
@@ -94,5 +109,8 @@ fn a_format_that_does_not_describe_itself_has_the_text() {
         }
     }
 
-    assert_eq!(Limit::deserialize(Bare("login=5/min")).unwrap(), Limit::per_minute("login", 5));
+    assert_eq!(
+        Limit::deserialize(Bare("login=5/min")).unwrap(),
+        Limit::per_minute("login", 5)
+    );
 }

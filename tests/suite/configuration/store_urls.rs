@@ -7,7 +7,8 @@ use axum::{Router, body::Body, routing::get};
 use http::Request;
 use tower::ServiceExt;
 use tower_sliding_window::{
-    Charge, Check, KeyedLimit, Limit, Limiter, MemoryStore, RateLimitLayer, RedisStore, Store, store,
+    Charge, Check, KeyedLimit, Limit, Limiter, MemoryStore, RateLimitLayer, RedisStore, Store,
+    store,
 };
 
 use crate::support::{TEST_TIMEOUT, redis_server::RedisServer, requests::anyone, with_causes};
@@ -25,15 +26,23 @@ async fn is_allowed(limiter: &Limiter) -> bool {
 #[tokio::test]
 async fn the_application_is_the_same_type_in_process_and_on_redis() {
     fn app(store: Arc<dyn Store>) -> Router {
-        let limits = RateLimitLayer::new(store).limit(TWO.by(anyone)).deadline(TEST_TIMEOUT);
-        Router::new().route("/", get(|| async { "hello" })).layer(limits)
+        let limits = RateLimitLayer::new(store)
+            .limit(TWO.by(anyone))
+            .deadline(TEST_TIMEOUT);
+        Router::new()
+            .route("/", get(|| async { "hello" }))
+            .layer(limits)
     }
     let server = RedisServer::start();
     for url in ["memory:", &server.url()] {
         let app = app(store::from_url(url).unwrap());
         let mut statuses = Vec::new();
         for _ in 0..3 {
-            let response = app.clone().oneshot(Request::new(Body::empty())).await.unwrap();
+            let response = app
+                .clone()
+                .oneshot(Request::new(Body::empty()))
+                .await
+                .unwrap();
             statuses.push(response.status().as_u16());
         }
         assert_eq!(statuses, [200, 200, 429], "{url}");
@@ -43,9 +52,19 @@ async fn the_application_is_the_same_type_in_process_and_on_redis() {
 #[tokio::test]
 async fn stores_at_one_url_share_their_limits_and_stores_in_process_do_not() {
     let server = RedisServer::start();
-    let (first, second) = (store::connect(&server.url()).await.unwrap(), store::from_url(&server.url()).unwrap());
+    let (first, second) = (
+        store::connect(&server.url()).await.unwrap(),
+        store::from_url(&server.url()).unwrap(),
+    );
     let (first, second) = (limiter(first), limiter(second));
-    assert_eq!([is_allowed(&first).await, is_allowed(&second).await, is_allowed(&first).await], [true, true, false]);
+    assert_eq!(
+        [
+            is_allowed(&first).await,
+            is_allowed(&second).await,
+            is_allowed(&first).await
+        ],
+        [true, true, false]
+    );
 
     let [first, second] = ["memory:", "memory"].map(|url| limiter(store::from_url(url).unwrap()));
     for _ in 0..2 {
@@ -58,8 +77,16 @@ async fn stores_at_one_url_share_their_limits_and_stores_in_process_do_not() {
 fn only_the_in_process_store_decides_without_a_future() {
     let check = Check::new(Charge::new(TWO, "ada", 2).unwrap());
     let memory = store::from_url("memory:").unwrap();
-    assert_eq!([(); 2].map(|()| memory.decide_now(&check).unwrap().unwrap().is_allowed()), [true, false]);
-    assert!(store::from_url("redis://127.0.0.1:1").unwrap().decide_now(&check).is_none());
+    assert_eq!(
+        [(); 2].map(|()| memory.decide_now(&check).unwrap().unwrap().is_allowed()),
+        [true, false]
+    );
+    assert!(
+        store::from_url("redis://127.0.0.1:1")
+            .unwrap()
+            .decide_now(&check)
+            .is_none()
+    );
 }
 
 /// Otherwise each limiter would have a breaker of its own, and would ask Redis about each refusal.
@@ -71,7 +98,11 @@ async fn clones_share_what_a_store_on_redis_remembers_in_the_process() {
     assert!(is_allowed(&first).await && is_allowed(&first).await && !is_allowed(&first).await);
     let asked = server.script_calls();
     assert!(!is_allowed(&second).await);
-    assert_eq!(server.script_calls(), asked, "the second limiter knows the refusal");
+    assert_eq!(
+        server.script_calls(),
+        asked,
+        "the second limiter knows the refusal"
+    );
 }
 
 #[tokio::test]
@@ -80,8 +111,16 @@ async fn a_url_may_name_a_socket() {
     let socket = dir.path().join("redis.sock");
     let _server = RedisServer::start_with(&["--unixsocket", socket.to_str().unwrap()]);
     for (scheme, allowed) in [("unix", [true, true]), ("redis+unix", [false, false])] {
-        let limiter = limiter(store::connect(&format!("{scheme}://{}", socket.display())).await.unwrap());
-        assert_eq!([is_allowed(&limiter).await, is_allowed(&limiter).await], allowed, "both spend from one limit");
+        let limiter = limiter(
+            store::connect(&format!("{scheme}://{}", socket.display()))
+                .await
+                .unwrap(),
+        );
+        assert_eq!(
+            [is_allowed(&limiter).await, is_allowed(&limiter).await],
+            allowed,
+            "both spend from one limit"
+        );
     }
 }
 
@@ -104,29 +143,65 @@ async fn an_error_says_what_is_wrong_with_a_url_and_shows_no_password() {
         ("", "is not a Redis URL such as redis://127.0.0.1:6379/0"),
         (" \n", "is not a Redis URL"),
         ("memory:?capacity=5", "is not a Redis URL"),
-        ("memcached://shop:s3cr3t@host", "a URL, not shown since it may hold a password, is not a Redis URL"),
-        ("shop:s3cr3t@host", "a URL, not shown since it may hold a password, is not a Redis URL"),
+        (
+            "memcached://shop:s3cr3t@host",
+            "a URL, not shown since it may hold a password, is not a Redis URL",
+        ),
+        (
+            "shop:s3cr3t@host",
+            "a URL, not shown since it may hold a password, is not a Redis URL",
+        ),
         ("s3cr3t://host", "is not a Redis URL"),
         ("shop:s3://cr3t@host", "is not a Redis URL"),
         ("://s3cr3t@host", "is not a Redis URL"),
-        ("redis+sentinel://shop:s3cr3t/@host/main", "has an @ behind its host"),
-        ("redis+sentinel://shop:s3cr3t@host", "the name of the primary must not be empty"),
-        ("redis+sentinel://shop:s3cr3t@host:port/main", "is not a Redis URL"),
+        (
+            "redis+sentinel://shop:s3cr3t/@host/main",
+            "has an @ behind its host",
+        ),
+        (
+            "redis+sentinel://shop:s3cr3t@host",
+            "the name of the primary must not be empty",
+        ),
+        (
+            "redis+sentinel://shop:s3cr3t@host:port/main",
+            "is not a Redis URL",
+        ),
         ("redis+other://shop:s3cr3t@host", "is not a Redis URL"),
         #[cfg(not(feature = "cluster"))]
-        ("redis+cluster://shop:s3cr3t@host", "need this crate's feature `cluster`"),
+        (
+            "redis+cluster://shop:s3cr3t@host",
+            "need this crate's feature `cluster`",
+        ),
         #[cfg(feature = "cluster")]
-        ("redis+cluster://shop:s3cr3t/@host", "has an @ behind its host"),
+        (
+            "redis+cluster://shop:s3cr3t/@host",
+            "has an @ behind its host",
+        ),
         ("redis://:s3cr3t@ss/w0rd@host", "has an @ behind its host"),
-        ("memory://shop:s3cr3t", "a URL, not shown since it may hold a password, is not a Redis URL"),
-        ("redis://shop:s3cr3t@host/db", "is not a Redis URL such as redis://"),
+        (
+            "memory://shop:s3cr3t",
+            "a URL, not shown since it may hold a password, is not a Redis URL",
+        ),
+        (
+            "redis://shop:s3cr3t@host/db",
+            "is not a Redis URL such as redis://",
+        ),
         #[cfg(not(feature = "tls"))]
-        ("rediss://shop:s3cr3t@host", "need this crate's feature `tls`"),
+        (
+            "rediss://shop:s3cr3t@host",
+            "need this crate's feature `tls`",
+        ),
     ] {
         let error = with_causes(&store::from_url(url).unwrap_err());
-        assert!(error.contains(problem) && !error.contains("s3cr3t"), "{error}");
+        assert!(
+            error.contains(problem) && !error.contains("s3cr3t"),
+            "{error}"
+        );
         let error = with_causes(&store::connect(url).await.unwrap_err());
-        assert!(error.starts_with("setting up the store failed: ") && error.contains(problem), "{error}");
+        assert!(
+            error.starts_with("setting up the store failed: ") && error.contains(problem),
+            "{error}"
+        );
         assert!(!error.contains("s3cr3t"), "{error}");
     }
 }
@@ -136,10 +211,20 @@ fn a_url_of_several_servers_given_to_a_builder_names_the_way_out() {
     let hosts = "shop:s3cr3t@10.0.0.1:26379,10.0.0.2:26379";
     for scheme in ["redis+sentinel", "rediss+sentinel", "Redis+Cluster"] {
         let url = format!("{scheme}://{hosts}/main");
-        for builder in [RedisStore::builder(&url), RedisStore::sentinel([&url], "main")] {
+        for builder in [
+            RedisStore::builder(&url),
+            RedisStore::sentinel([&url], "main"),
+        ] {
             let error = builder.build().unwrap_err().to_string();
-            for words in ["`store::from_url`", "`RedisStore::sentinel`", "`RedisStore::cluster`"] {
-                assert!(error.contains(words) && !error.contains("s3cr3t"), "{error}");
+            for words in [
+                "`store::from_url`",
+                "`RedisStore::sentinel`",
+                "`RedisStore::cluster`",
+            ] {
+                assert!(
+                    error.contains(words) && !error.contains("s3cr3t"),
+                    "{error}"
+                );
             }
         }
     }
@@ -149,11 +234,21 @@ fn a_url_of_several_servers_given_to_a_builder_names_the_way_out() {
 #[test]
 fn the_debug_output_of_a_wrong_configuration_is_its_text() {
     let url = store::from_url("mongodb://host").unwrap_err();
-    assert_eq!(format!("{url:?}"), format!("ConfigError({:?})", url.to_string()));
+    assert_eq!(
+        format!("{url:?}"),
+        format!("ConfigError({:?})", url.to_string())
+    );
     let url = format!("{:?}", store::from_url("redis://").unwrap_err());
-    assert!(url.starts_with("ConfigError(\"") && url.contains("is not a Redis URL"), "{url}");
+    assert!(
+        url.starts_with("ConfigError(\"") && url.contains("is not a Redis URL"),
+        "{url}"
+    );
 
-    let limits = |limits: Vec<KeyedLimit>| RateLimitLayer::new(MemoryStore::new()).limits(limits).unwrap_err();
+    let limits = |limits: Vec<KeyedLimit>| {
+        RateLimitLayer::new(MemoryStore::new())
+            .limits(limits)
+            .unwrap_err()
+    };
     assert_eq!(
         format!("{:?}", limits(Vec::new())),
         "ConfigError(\"a layer needs at least one limit: add `.limit(..)`\")"

@@ -30,18 +30,32 @@ async fn on_each_store(test: impl AsyncFn(Limiter, ManualClock)) {
     test(Limiter::new(MemoryStore::new().clock(&clock)), clock).await;
     let (server, clock) = (RedisServer::start(), ManualClock::new());
     let store = server.store().clock(&clock).build().unwrap();
-    test(Limiter::new(store).deadline(TEST_TIMEOUT).refusal_cache(Duration::ZERO), clock).await;
+    test(
+        Limiter::new(store)
+            .deadline(TEST_TIMEOUT)
+            .refusal_cache(Duration::ZERO),
+        clock,
+    )
+    .await;
 }
 
 /// Spends the limit just before the end of a period, and again just after it.
 async fn ends_at(limiter: &Limiter, clock: &ManualClock, limit: &Limit, end: u64) {
     set(clock, end - 1);
     let key = end.to_string();
-    let spend = async || limiter.check(limit, key.clone(), limit.units()).await.unwrap();
+    let spend = async || {
+        limiter
+            .check(limit, key.clone(), limit.units())
+            .await
+            .unwrap()
+    };
     assert_eq!(spend().await.binding().reset_after(), seconds(1), "{limit}");
     assert_eq!(spend().await.retry_after(), Some(seconds(1)), "{limit}");
     clock.advance(seconds(1) - MICROSECOND);
-    assert!(!spend().await.is_allowed(), "{limit}: a microsecond before the end");
+    assert!(
+        !spend().await.is_allowed(),
+        "{limit}: a microsecond before the end"
+    );
     clock.advance(MICROSECOND);
     assert!(spend().await.is_allowed(), "{limit}: at the end");
     assert!(!spend().await.is_allowed(), "{limit}: once");
@@ -51,15 +65,28 @@ async fn ends_at(limiter: &Limiter, clock: &ManualClock, limit: &Limit, end: u64
 async fn a_month_ends_at_midnight_of_its_time_zone() {
     on_each_store(async |limiter: Limiter, clock: ManualClock| {
         // 2028 is a leap year.
-        for (zone, hours_ahead) in [("UTC", 0), ("Europe/Berlin", 1), ("Asia/Kolkata", 5), ("America/New_York", -5_i64)]
-        {
+        for (zone, hours_ahead) in [
+            ("UTC", 0),
+            ("Europe/Berlin", 1),
+            ("Asia/Kolkata", 5),
+            ("America/New_York", -5_i64),
+        ] {
             let quota = limit(&format!("quota=10/month {zone}"));
             let half_hour = if zone == "Asia/Kolkata" { 1_800 } else { 0 };
-            let end = FIRST_OF_MARCH_2028.checked_add_signed(-3_600 * hours_ahead).unwrap() - half_hour;
+            let end = FIRST_OF_MARCH_2028
+                .checked_add_signed(-3_600 * hours_ahead)
+                .unwrap()
+                - half_hour;
             ends_at(&limiter, &clock, &quota, end).await;
         }
         let contract = limit("contract=10/month(15)");
-        ends_at(&limiter, &clock, &contract, FIRST_OF_MARCH_2028 + 14 * 86_400).await;
+        ends_at(
+            &limiter,
+            &clock,
+            &contract,
+            FIRST_OF_MARCH_2028 + 14 * 86_400,
+        )
+        .await;
     })
     .await;
 }
@@ -72,7 +99,10 @@ async fn a_day_of_daylight_saving_is_whole() {
         for (start, hours) in [(1_774_738_800, 23), (1_792_879_200, 25)] {
             ends_at(&limiter, &clock, &daily, start).await;
             set(&clock, start);
-            let first = limiter.check(&daily, format!("of {start}"), 1).await.unwrap();
+            let first = limiter
+                .check(&daily, format!("of {start}"), 1)
+                .await
+                .unwrap();
             assert_eq!(first.binding().reset_after(), seconds(hours * 3_600));
             ends_at(&limiter, &clock, &daily, start + hours * 3_600).await;
         }
@@ -97,17 +127,51 @@ async fn units_are_counted_once_and_given_back() {
     on_each_store(async |limiter: Limiter, clock: ManualClock| {
         set(&clock, FIRST_OF_MARCH_2028 + 86_400);
         let monthly = limit("monthly=100/month");
-        let reservation = limiter.reserve(&monthly, "ada", 60, seconds(60)).await.unwrap().unwrap();
-        assert!(!limiter.check(&monthly, "ada", 50).await.unwrap().is_allowed());
+        let reservation = limiter
+            .reserve(&monthly, "ada", 60, seconds(60))
+            .await
+            .unwrap()
+            .unwrap();
+        assert!(
+            !limiter
+                .check(&monthly, "ada", 50)
+                .await
+                .unwrap()
+                .is_allowed()
+        );
         assert!(reservation.settle(20).await.unwrap().was_applied);
-        assert_eq!(limiter.peek(&monthly, "ada").await.unwrap().binding().used, 20);
-        let forgotten = limiter.reserve(&monthly, "ada", 70, seconds(60)).await.unwrap().unwrap();
+        assert_eq!(
+            limiter.peek(&monthly, "ada").await.unwrap().binding().used,
+            20
+        );
+        let forgotten = limiter
+            .reserve(&monthly, "ada", 70, seconds(60))
+            .await
+            .unwrap()
+            .unwrap();
         clock.advance(seconds(60));
-        assert_eq!(limiter.peek(&monthly, "ada").await.unwrap().binding().used, 20, "the lease has ended");
-        assert!(forgotten.settle(10).await.unwrap().was_applied, "the month has not");
-        assert_eq!(limiter.peek(&monthly, "ada").await.unwrap().binding().used, 30);
+        assert_eq!(
+            limiter.peek(&monthly, "ada").await.unwrap().binding().used,
+            20,
+            "the lease has ended"
+        );
+        assert!(
+            forgotten.settle(10).await.unwrap().was_applied,
+            "the month has not"
+        );
+        assert_eq!(
+            limiter.peek(&monthly, "ada").await.unwrap().binding().used,
+            30
+        );
         limiter.block(&monthly, "ada", seconds(30)).await.unwrap();
-        assert_eq!(limiter.check(&monthly, "ada", 1).await.unwrap().retry_after(), Some(seconds(30)));
+        assert_eq!(
+            limiter
+                .check(&monthly, "ada", 1)
+                .await
+                .unwrap()
+                .retry_after(),
+            Some(seconds(30))
+        );
     })
     .await;
 }
@@ -117,9 +181,21 @@ async fn a_clock_that_steps_back_opens_no_period_again() {
     on_each_store(async |limiter: Limiter, clock: ManualClock| {
         set(&clock, FIRST_OF_MARCH_2028 + 10);
         let monthly = limit("monthly=2/month");
-        assert!(limiter.check(&monthly, "ada", 2).await.unwrap().is_allowed());
+        assert!(
+            limiter
+                .check(&monthly, "ada", 2)
+                .await
+                .unwrap()
+                .is_allowed()
+        );
         clock.step_back(seconds(20));
-        assert!(!limiter.check(&monthly, "ada", 1).await.unwrap().is_allowed());
+        assert!(
+            !limiter
+                .check(&monthly, "ada", 1)
+                .await
+                .unwrap()
+                .is_allowed()
+        );
     })
     .await;
 }
@@ -127,7 +203,11 @@ async fn a_clock_that_steps_back_opens_no_period_again() {
 /// What a process has met before does not choose the name, which is in the keys of the store.
 #[test]
 fn a_time_zone_has_the_name_that_the_configuration_gives_it() {
-    let pairs = [["Asia/Calcutta", "Asia/Kolkata"], ["Europe/Kyiv", "Europe/Kiev"], ["US/Eastern", "America/New_York"]];
+    let pairs = [
+        ["Asia/Calcutta", "Asia/Kolkata"],
+        ["Europe/Kyiv", "Europe/Kiev"],
+        ["US/Eastern", "America/New_York"],
+    ];
     for name in pairs.into_iter().flatten() {
         let text = format!("quota=10/month {name}");
         assert_eq!(limit(&text).to_string(), text);
@@ -144,24 +224,60 @@ async fn a_process_whose_clock_is_wrong_by_too_much_has_no_decision() {
     stream.write_all(b"MONITOR\r\n").unwrap();
     let limiter = Limiter::new(server.store().build().unwrap()).deadline(TEST_TIMEOUT);
     assert!(limiter.check(&hourly, "ada", 1).await.unwrap().is_allowed());
-    let mut sent =
-        BufReader::new(stream).lines().map_while(Result::ok).filter(|line| line.to_lowercase().contains("\"evalsha\""));
+    let mut sent = BufReader::new(stream)
+        .lines()
+        .map_while(Result::ok)
+        .filter(|line| line.to_lowercase().contains("\"evalsha\""));
     let script = sent.next().unwrap().split('"').nth(3).unwrap().to_owned();
     let (mut connection, key) = (server.connect(), server.only_key());
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
+    let now = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap()
+        .as_secs();
     let (hour, start) = (3_600, now - now % 3_600);
-    for (hours_ahead, is_decided) in
-        [(100, false), (3, false), (2, true), (0, true), (-3, true), (-4, false), (-100, false)]
-    {
-        let ends = (-2..=4)
-            .map(|number: i64| format!("{}000000", start.checked_add_signed((hours_ahead + number) * hour).unwrap()));
+    for (hours_ahead, is_decided) in [
+        (100, false),
+        (3, false),
+        (2, true),
+        (0, true),
+        (-3, true),
+        (-4, false),
+        (-100, false),
+    ] {
+        let ends = (-2..=4).map(|number: i64| {
+            format!(
+                "{}000000",
+                start
+                    .checked_add_signed((hours_ahead + number) * hour)
+                    .unwrap()
+            )
+        });
         let ends = format!("ends {}", ends.collect::<Vec<_>>().join(" "));
         let window = hourly.window().as_micros().to_string();
         let mut command = redis::cmd("EVALSHA");
-        command.arg(&script).arg(1).arg(&key).arg("").arg("any").arg(1).arg(1);
-        command.arg(2).arg(0).arg(&window).arg(ends).arg(0).arg("").arg(1).arg("12345678");
+        command
+            .arg(&script)
+            .arg(1)
+            .arg(&key)
+            .arg("")
+            .arg("any")
+            .arg(1)
+            .arg(1);
+        command
+            .arg(2)
+            .arg(0)
+            .arg(&window)
+            .arg(ends)
+            .arg(0)
+            .arg("")
+            .arg(1)
+            .arg("12345678");
         let reply: redis::Value = command.query(&mut connection).unwrap();
-        assert_eq!(format!("{reply:?}").contains("periods"), !is_decided, "{hours_ahead} hours ahead: {reply:?}");
+        assert_eq!(
+            format!("{reply:?}").contains("periods"),
+            !is_decided,
+            "{hours_ahead} hours ahead: {reply:?}"
+        );
     }
 }
 
@@ -173,9 +289,18 @@ fn limits_by_the_calendar_are_read_and_written() {
         ("quota=10000/month", "quota=10000/month UTC"),
         ("quota=10000/month Utc", "quota=10000/month UTC"),
         ("quota=10000/month(1) UTC", "quota=10000/month UTC"),
-        ("quota=10000/month Europe/Berlin", "quota=10000/month Europe/Berlin"),
-        ("quota=10000/month europe/berlin", "quota=10000/month Europe/Berlin"),
-        ("quota=10000/month(15) Europe/Berlin", "quota=10000/month(15) Europe/Berlin"),
+        (
+            "quota=10000/month Europe/Berlin",
+            "quota=10000/month Europe/Berlin",
+        ),
+        (
+            "quota=10000/month europe/berlin",
+            "quota=10000/month Europe/Berlin",
+        ),
+        (
+            "quota=10000/month(15) Europe/Berlin",
+            "quota=10000/month(15) Europe/Berlin",
+        ),
         ("week=7/week", "week=7/week UTC"),
         ("day=7/d UTC", "day=7/d UTC"),
         ("day=7/day UTC", "day=7/d UTC"),
@@ -188,12 +313,19 @@ fn limits_by_the_calendar_are_read_and_written() {
         assert_eq!(limit(text).to_string(), written);
         assert_eq!(limit(text), limit(written));
         // Equal texts are equal limits, and different texts are different ones.
-        assert!(read.iter().all(|(other, its_text)| (*other == limit(text)) == (*its_text == written)), "{text}");
+        assert!(
+            read.iter()
+                .all(|(other, its_text)| (*other == limit(text)) == (*its_text == written)),
+            "{text}"
+        );
         read.push((limit(text), written));
     }
     // Two systems do not mean the same by them.
     for name in ["Localtime", "Etc/Unknown", "../zone"] {
-        let error = format!("a=1/month {name}").parse::<Limit>().unwrap_err().to_string();
+        let error = format!("a=1/month {name}")
+            .parse::<Limit>()
+            .unwrap_err()
+            .to_string();
         assert!(error.contains(&format!("no time zone {name:?}")), "{error}");
     }
     for (text, problem) in [
@@ -216,8 +348,14 @@ fn limits_of_other_zones_and_days_are_apart() {
         let limiter = Limiter::new(server.store().build().unwrap()).deadline(TEST_TIMEOUT);
         for text in ["month UTC", "month Europe/Berlin", "month(15) UTC", "d UTC"] {
             let limit = Limit::parse("quota", &format!("1/{text}")).unwrap();
-            assert!(limiter.check(&limit, "ada", 1).await.unwrap().is_allowed(), "{text}");
-            assert!(!limiter.check(&limit, "ada", 1).await.unwrap().is_allowed(), "{text}");
+            assert!(
+                limiter.check(&limit, "ada", 1).await.unwrap().is_allowed(),
+                "{text}"
+            );
+            assert!(
+                !limiter.check(&limit, "ada", 1).await.unwrap().is_allowed(),
+                "{text}"
+            );
         }
         assert_eq!(server.keys().len(), 4);
     });

@@ -5,8 +5,8 @@ use std::time::{Duration, SystemTime};
 
 use Action::{IsRefused, Peeks, Reserves, Settles, Takes, Waits};
 use tower_sliding_window::{
-    Algorithm, Check, Decision, Limit, Limiter, check::AdmissionId, decision::LimitStatus, settlement::Settlement,
-    store::ManualClock,
+    Algorithm, Check, Decision, Limit, Limiter, check::AdmissionId, decision::LimitStatus,
+    settlement::Settlement, store::ManualClock,
 };
 
 use crate::support::{
@@ -23,7 +23,10 @@ const CALLS: Limit = Limit::per("calls", 100, Duration::from_secs(10));
 /// each step alike.
 #[tokio::test]
 async fn both_stores_count_the_same_within_a_window_of_1970() {
-    let (memory, redis) = (memory().without_refusal_cache(), redis().without_refusal_cache());
+    let (memory, redis) = (
+        memory().without_refusal_cache(),
+        redis().without_refusal_cache(),
+    );
     let mut numbers = Numbers(1970);
     for round in 0..120 {
         let limit = CALLS.with_algorithm(ALGORITHMS[round % ALGORITHMS.len()]);
@@ -42,7 +45,10 @@ async fn both_stores_count_the_same_within_a_window_of_1970() {
             if numbers.below(12) == 0 && limit.algorithm() != Algorithm::SLIDING_WINDOW_COUNTER {
                 all(&|clock| clock.step_back(Duration::MAX));
             }
-            let (cost, kind) = ([0, 1, 1, 7, 30][numbers.below(5) as usize], numbers.below(6));
+            let (cost, kind) = (
+                [0, 1, 1, 7, 30][numbers.below(5) as usize],
+                numbers.below(6),
+            );
             let lease = Duration::from_micros(1 + numbers.below(12_000_000));
             history.push(format!("{:?}: {kind} {cost} {lease:?}", clocks[0].now()));
             let case = || format!("{limit:?}, step {step} of {history:#?}");
@@ -51,7 +57,8 @@ async fn both_stores_count_the_same_within_a_window_of_1970() {
                 let of_memory = memory.limiter.settle(settlement()).await.unwrap();
                 let of_redis = redis.limiter.settle(settlement()).await.unwrap();
                 assert_eq!(of_memory.was_applied, of_redis.was_applied, "{}", case());
-                let [memory, redis] = [of_memory, of_redis].map(|settled| Figures::all_of(&settled.decision));
+                let [memory, redis] =
+                    [of_memory, of_redis].map(|settled| Figures::all_of(&settled.decision));
                 assert_eq!(memory, redis, "{}", case());
                 continue;
             }
@@ -59,11 +66,20 @@ async fn both_stores_count_the_same_within_a_window_of_1970() {
             let made = if kind == 1 { made.reserve(lease) } else { made };
             // A repeated check keeps its id. A new one gets its id here, because each store would
             // generate its own.
-            let id = if kind == 2 { 1_000 + numbers.below(3) } else { u64::try_from(round * 100 + step).unwrap() };
+            let id = if kind == 2 {
+                1_000 + numbers.below(3)
+            } else {
+                u64::try_from(round * 100 + step).unwrap()
+            };
             let check = Check::new(made).with_id(AdmissionId(1 << 40 | id));
             let of_memory = memory.limiter.check_all(check.clone()).await.unwrap();
             let of_redis = redis.limiter.check_all(check.clone()).await.unwrap();
-            assert_eq!(Figures::all_of(&of_memory), Figures::all_of(&of_redis), "{}", case());
+            assert_eq!(
+                Figures::all_of(&of_memory),
+                Figures::all_of(&of_redis),
+                "{}",
+                case()
+            );
             assert_eq!(of_memory.at(), of_redis.at(), "{}", case());
             if of_memory.is_allowed() {
                 admitted.push((check, of_memory));
@@ -85,17 +101,31 @@ impl Shifted {
     async fn start() -> Self {
         let server = RedisServer::start();
         let store = server.store().build().unwrap();
-        let limiter = Limiter::new(store).deadline(TEST_TIMEOUT).refusal_cache(Duration::ZERO);
+        let limiter = Limiter::new(store)
+            .deadline(TEST_TIMEOUT)
+            .refusal_cache(Duration::ZERO);
         assert!(limiter.check(&CALLS, "ada", 1).await.unwrap().is_allowed());
         let (connection, key) = (server.connect(), server.keys().remove(0));
-        Self { server, connection, limiter, key }
+        Self {
+            server,
+            connection,
+            limiter,
+            key,
+        }
     }
 
     /// The entries with their scores, without the sums.
     fn entries(&mut self) -> Vec<(Vec<u8>, f64)> {
-        let all: Vec<(Vec<u8>, f64)> =
-            redis::cmd("ZRANGE").arg(&self.key).arg(0).arg(-1).arg("WITHSCORES").query(&mut self.connection).unwrap();
-        all.into_iter().filter(|(member, _)| ![&b"used"[..], b"held"].contains(&&member[..])).collect()
+        let all: Vec<(Vec<u8>, f64)> = redis::cmd("ZRANGE")
+            .arg(&self.key)
+            .arg(0)
+            .arg(-1)
+            .arg("WITHSCORES")
+            .query(&mut self.connection)
+            .unwrap();
+        all.into_iter()
+            .filter(|(member, _)| ![&b"used"[..], b"held"].contains(&&member[..]))
+            .collect()
     }
 
     /// Moves the entries forward, as a clock sees them that stepped back by `millis`. A negative
@@ -107,28 +137,64 @@ impl Shifted {
         }
         let mut pipeline = redis::pipe();
         for (member, score) in entries {
-            pipeline.cmd("ZADD").arg(&self.key).arg(score - 1e3 * millis as f64).arg(member);
+            pipeline
+                .cmd("ZADD")
+                .arg(&self.key)
+                .arg(score - 1e3 * millis as f64)
+                .arg(member);
         }
         if !self.server.is_before_7() {
-            let expires: i64 = redis::cmd("PEXPIRETIME").arg(&self.key).query(&mut self.connection).unwrap();
-            pipeline.cmd("PEXPIREAT").arg(&self.key).arg(expires + millis);
+            let expires: i64 = redis::cmd("PEXPIRETIME")
+                .arg(&self.key)
+                .query(&mut self.connection)
+                .unwrap();
+            pipeline
+                .cmd("PEXPIREAT")
+                .arg(&self.key)
+                .arg(expires + millis);
         }
         pipeline.exec(&mut self.connection).unwrap();
     }
 
     async fn perform(&mut self, done: Action) {
         match done {
-            Takes(cost) => assert!(self.limiter.check(&CALLS, "ada", cost).await.unwrap().is_allowed()),
-            Reserves(cost) => drop(self.limiter.reserve(&CALLS, "ada", cost, seconds(7)).await.unwrap().unwrap()),
+            Takes(cost) => assert!(
+                self.limiter
+                    .check(&CALLS, "ada", cost)
+                    .await
+                    .unwrap()
+                    .is_allowed()
+            ),
+            Reserves(cost) => drop(
+                self.limiter
+                    .reserve(&CALLS, "ada", cost, seconds(7))
+                    .await
+                    .unwrap()
+                    .unwrap(),
+            ),
             Settles(cost, settled) => {
-                let reservation = self.limiter.reserve(&CALLS, "ada", cost, seconds(7)).await.unwrap().unwrap();
+                let reservation = self
+                    .limiter
+                    .reserve(&CALLS, "ada", cost, seconds(7))
+                    .await
+                    .unwrap()
+                    .unwrap();
                 assert!(reservation.settle(settled).await.unwrap().was_applied);
             }
             Waits(_) => {}
             Peeks => drop(self.limiter.peek(&CALLS, "ada").await.unwrap()),
-            IsRefused => drop(self.limiter.check(&CALLS, "ada", CALLS.units()).await.unwrap()),
+            IsRefused => drop(
+                self.limiter
+                    .check(&CALLS, "ada", CALLS.units())
+                    .await
+                    .unwrap(),
+            ),
         }
-        self.shift(if let Waits(time) = done { -i64::try_from(time.as_millis()).unwrap() } else { -1_000 });
+        self.shift(if let Waits(time) = done {
+            -i64::try_from(time.as_millis()).unwrap()
+        } else {
+            -1_000
+        });
     }
 }
 
@@ -138,10 +204,24 @@ impl Shifted {
 async fn no_reset_time_is_early_after_the_servers_clock_steps_back() {
     let mut log = Shifted::start().await;
     let other = Limit::per_hour("other", 1);
-    assert!(log.limiter.check(&other, "ada", 1).await.unwrap().is_allowed());
+    assert!(
+        log.limiter
+            .check(&other, "ada", 1)
+            .await
+            .unwrap()
+            .is_allowed()
+    );
     let plain = || Check::new(charge(&CALLS, 1));
-    let any = || plain().and(charge(&Limit::per_hour("shadow", 100_000), 1).in_shadow()).unwrap();
-    let refused = || Check::new(charge(&other, 1)).and(charge(&CALLS, 1)).unwrap();
+    let any = || {
+        plain()
+            .and(charge(&Limit::per_hour("shadow", 100_000), 1).in_shadow())
+            .unwrap()
+    };
+    let refused = || {
+        Check::new(charge(&other, 1))
+            .and(charge(&CALLS, 1))
+            .unwrap()
+    };
     let own = || Check::new(charge(&CALLS, 100));
     let weighted = || Check::new(charge(&CALLS, 2));
     let peek = || Check::new(charge(&CALLS, 0));
@@ -165,14 +245,32 @@ async fn no_reset_time_is_early_after_the_servers_clock_steps_back() {
                 }
                 log.shift(step);
                 for round in 0..3 {
-                    let decision = log.limiter.check_all(if round == 0 { check() } else { plain() }).await.unwrap();
-                    let at = decision.at().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_micros() as f64;
-                    let exact = log.entries().last().map_or(0.0, |(_, score)| 1e7 - score - at);
+                    let decision = log
+                        .limiter
+                        .check_all(if round == 0 { check() } else { plain() })
+                        .await
+                        .unwrap();
+                    let at = decision
+                        .at()
+                        .duration_since(SystemTime::UNIX_EPOCH)
+                        .unwrap()
+                        .as_micros() as f64;
+                    let exact = log
+                        .entries()
+                        .last()
+                        .map_or(0.0, |(_, score)| 1e7 - score - at);
                     let is_ours = |status: &&LimitStatus| status.limit == CALLS;
-                    let reported = decision.statuses().find(is_ours).unwrap().reset_after().as_micros() as f64;
+                    let reported = decision
+                        .statuses()
+                        .find(is_ours)
+                        .unwrap()
+                        .reset_after()
+                        .as_micros() as f64;
                     let late = reported - exact;
                     if late < 0.0 || late >= 1e3 * (step + 1) as f64 {
-                        problems.push(format!("{history:?}, {step} ms back, {asked}, {round}: {reported} of {exact}"));
+                        problems.push(format!(
+                            "{history:?}, {step} ms back, {asked}, {round}: {reported} of {exact}"
+                        ));
                     }
                 }
             }

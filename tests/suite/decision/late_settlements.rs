@@ -2,9 +2,13 @@
 
 use std::time::Duration;
 
-use tower_sliding_window::{Algorithm, Check, Decision, Limit, Store, check::AdmissionId, settlement::Settlement};
+use tower_sliding_window::{
+    Algorithm, Check, Decision, Limit, Store, check::AdmissionId, settlement::Settlement,
+};
 
-use crate::support::{ALGORITHMS, Fixture, charge, for_every_store, seconds, to_the_start_of_a_window};
+use crate::support::{
+    ALGORITHMS, Fixture, charge, for_every_store, seconds, to_the_start_of_a_window,
+};
 
 const LEASE: Duration = Duration::from_secs(1);
 
@@ -17,12 +21,21 @@ impl<S: Store> Fixture<S> {
 
     /// Settles, and returns whether it was applied and how many units are used then.
     async fn settled(&self, check: &Check, admitted: &Decision, cost: u64) -> (bool, u64) {
-        let settled = self.limiter.settle(Settlement::new(check.clone(), admitted, |_| Some(cost))).await.unwrap();
+        let settled = self
+            .limiter
+            .settle(Settlement::new(check.clone(), admitted, |_| Some(cost)))
+            .await
+            .unwrap();
         (settled.was_applied, settled.decision.binding().used)
     }
 
     async fn units_used(&self, limit: &Limit) -> u64 {
-        self.limiter.peek(limit, "ada").await.unwrap().binding().used
+        self.limiter
+            .peek(limit, "ada")
+            .await
+            .unwrap()
+            .binding()
+            .used
     }
 }
 
@@ -30,7 +43,9 @@ fn reserved(limit: &Limit, cost: u64) -> Check {
     Check::new(charge(limit, cost).reserve(LEASE)).with_id(AdmissionId(4711))
 }
 
-async fn the_end_of_an_older_admission_hides_no_younger_settlement(test: Fixture<impl Store + Clone>) {
+async fn the_end_of_an_older_admission_hides_no_younger_settlement(
+    test: Fixture<impl Store + Clone>,
+) {
     for algorithm in ALGORITHMS {
         let limit = Limit::per_minute("tokens", 100).with_algorithm(algorithm);
         // A fixed window does not tell two admissions of one id apart, and a counter counts those
@@ -48,8 +63,16 @@ async fn the_end_of_an_older_admission_hides_no_younger_settlement(test: Fixture
         test.clock.advance(seconds(5));
         assert_eq!(test.settled(&check, &second, 11).await, (true, 21));
         test.clock.advance(seconds(35));
-        assert_eq!(test.units_used(&limit).await, 11, "{algorithm:?}: the first has left the window");
-        assert_eq!(test.settled(&check, &second, 11).await, (false, 11), "{algorithm:?}");
+        assert_eq!(
+            test.units_used(&limit).await,
+            11,
+            "{algorithm:?}: the first has left the window"
+        );
+        assert_eq!(
+            test.settled(&check, &second, 11).await,
+            (false, 11),
+            "{algorithm:?}"
+        );
     }
 }
 
@@ -62,17 +85,28 @@ async fn an_id_given_very_often_is_settled_once_each_time(test: Fixture<impl Sto
         for used in (2..=240).step_by(2) {
             let admitted = test.take(&check).await;
             test.clock.advance(seconds(2));
-            assert_eq!(test.settled(&check, &admitted, 2).await, (true, used), "{algorithm:?}");
+            assert_eq!(
+                test.settled(&check, &admitted, 2).await,
+                (true, used),
+                "{algorithm:?}"
+            );
             admissions.push(admitted);
             test.clock.advance(seconds(2));
         }
         for admitted in &admissions {
-            assert_eq!(test.settled(&check, admitted, 2).await, (false, 240), "{algorithm:?}");
+            assert_eq!(
+                test.settled(&check, admitted, 2).await,
+                (false, 240),
+                "{algorithm:?}"
+            );
         }
         // The first was admitted 480 seconds ago, and each further one 4 seconds later.
         test.clock.advance(seconds(120 + 110 * 4 + 1));
         let used = test.units_used(&limit).await;
-        assert!((16..=22).contains(&used), "{algorithm:?}: {used} used where about 10 of 120 are left");
+        assert!(
+            (16..=22).contains(&used),
+            "{algorithm:?}: {used} used where about 10 of 120 are left"
+        );
         test.clock.advance(seconds(60));
         assert_eq!(test.units_used(&limit).await, 0, "{algorithm:?}");
     }

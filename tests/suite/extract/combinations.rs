@@ -3,7 +3,9 @@
 use std::net::IpAddr;
 
 use http::{Request, request::Parts};
-use tower_sliding_window::{ApiKey, Everyone, Header, Key, KeyExtractor, PeerIp, extract::KeyError};
+use tower_sliding_window::{
+    ApiKey, Everyone, Header, Key, KeyExtractor, PeerIp, extract::KeyError,
+};
 
 use super::{from, key, secret, with};
 
@@ -22,15 +24,23 @@ fn or_falls_back_into_another_namespace_only_if_the_first_is_absent() {
     let either = ApiKey::header("x-api-key", &secret()).or(PeerIp::new());
     let peer = IpAddr::from([192, 0, 2, 1]).to_string();
     assert_eq!(either.extract(&from(&peer, &[])).unwrap(), key(&peer));
-    let keyed = either.extract(&from(&peer, &[("x-api-key", "k3y")])).unwrap();
-    assert_eq!((keyed.namespace(), key(&peer).namespace()), ("api-key", "ip"));
+    let keyed = either
+        .extract(&from(&peer, &[("x-api-key", "k3y")]))
+        .unwrap();
+    assert_eq!(
+        (keyed.namespace(), key(&peer).namespace()),
+        ("api-key", "ip")
+    );
     // A malformed API key must not fall back to the limit of its address.
     assert!(either.extract(&from(&peer, &[("x-api-key", "")])).is_err());
 }
 
 #[test]
 fn everyone_has_one_key() {
-    assert_eq!(Everyone.extract(&from("192.0.2.1", &[])).unwrap(), Everyone.extract(&with(&[])).unwrap());
+    assert_eq!(
+        Everyone.extract(&from("192.0.2.1", &[])).unwrap(),
+        Everyone.extract(&with(&[])).unwrap()
+    );
 }
 
 #[test]

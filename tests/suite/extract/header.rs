@@ -11,8 +11,14 @@ fn tenant(lines: &[(&str, &str)]) -> Result<Key, KeyError> {
 
 #[test]
 fn the_key_is_the_trimmed_value() {
-    assert_eq!(tenant(&[("x-tenant", "seven")]).unwrap(), tenant(&[("x-tenant", "  seven\t")]).unwrap());
-    assert_ne!(tenant(&[("x-tenant", "seven")]).unwrap(), tenant(&[("x-tenant", "Seven")]).unwrap());
+    assert_eq!(
+        tenant(&[("x-tenant", "seven")]).unwrap(),
+        tenant(&[("x-tenant", "  seven\t")]).unwrap()
+    );
+    assert_ne!(
+        tenant(&[("x-tenant", "seven")]).unwrap(),
+        tenant(&[("x-tenant", "Seven")]).unwrap()
+    );
 }
 
 #[test]
@@ -33,12 +39,23 @@ fn a_missing_or_malformed_value_is_rejected() {
         (&[("x-tenant", &long)], "longer than 4 KiB"),
     ] {
         let error = tenant(lines).unwrap_err();
-        assert_eq!((error.status().as_u16(), error.to_string()), (400, format!("x-tenant: {problem}")));
+        assert_eq!(
+            (error.status().as_u16(), error.to_string()),
+            (400, format!("x-tenant: {problem}"))
+        );
     }
     assert!(tenant(&[("x-tenant", &long[1..])]).is_ok());
     let mut request = with(&[]);
-    request.headers.insert("x-tenant", HeaderValue::from_bytes(b"\xff\xfe").unwrap());
-    assert_eq!(Header::new("x-tenant").extract(&request).unwrap_err().to_string(), "x-tenant: not UTF-8");
+    request
+        .headers
+        .insert("x-tenant", HeaderValue::from_bytes(b"\xff\xfe").unwrap());
+    assert_eq!(
+        Header::new("x-tenant")
+            .extract(&request)
+            .unwrap_err()
+            .to_string(),
+        "x-tenant: not UTF-8"
+    );
 }
 
 #[test]

@@ -18,12 +18,18 @@ use tower_sliding_window::{ClientIp, Key, KeyExtractor, PeerIp, Secret};
 /// A request from a peer, with these headers.
 fn from(peer: &str, lines: &[(&str, &str)]) -> Parts {
     let mut parts = with(lines);
-    parts.extensions.insert(SocketAddr::new(peer.parse().unwrap(), 50_000));
+    parts
+        .extensions
+        .insert(SocketAddr::new(peer.parse().unwrap(), 50_000));
     parts
 }
 
 fn with(lines: &[(&str, &str)]) -> Parts {
-    let request = lines.iter().fold(Request::builder(), |request, (name, value)| request.header(*name, *value));
+    let request = lines
+        .iter()
+        .fold(Request::builder(), |request, (name, value)| {
+            request.header(*name, *value)
+        });
     request.body(()).unwrap().into_parts().0
 }
 

@@ -62,12 +62,26 @@ fn forgeries() -> Vec<Vec<(&'static str, String)>> {
         "0x7f.1",
         "localhost",
     ];
-    let mut all: Vec<_> = values.map(|value| vec![("x-forwarded-for", value.to_owned())]).into();
-    all.push(vec![("x-forwarded-for", vec!["198.51.100.#"; 40].join(", "))]);
-    all.push(vec![("x-forwarded-for", "198.51.100.#".to_owned()), ("x-forwarded-for", "127.0.0.1".to_owned())]);
-    all.push(vec![("x-forwarded-for", "127.0.0.1".to_owned()), ("x-forwarded-for", "198.51.100.#".to_owned())]);
+    let mut all: Vec<_> = values
+        .map(|value| vec![("x-forwarded-for", value.to_owned())])
+        .into();
+    all.push(vec![(
+        "x-forwarded-for",
+        vec!["198.51.100.#"; 40].join(", "),
+    )]);
+    all.push(vec![
+        ("x-forwarded-for", "198.51.100.#".to_owned()),
+        ("x-forwarded-for", "127.0.0.1".to_owned()),
+    ]);
+    all.push(vec![
+        ("x-forwarded-for", "127.0.0.1".to_owned()),
+        ("x-forwarded-for", "198.51.100.#".to_owned()),
+    ]);
     for hop in ["x-forwarded-for", "close, x-forwarded-for"] {
-        all.push(vec![("connection", hop.to_owned()), ("x-forwarded-for", "198.51.100.#".to_owned())]);
+        all.push(vec![
+            ("connection", hop.to_owned()),
+            ("x-forwarded-for", "198.51.100.#".to_owned()),
+        ]);
     }
     let others = [
         "x_forwarded_for",
@@ -82,7 +96,10 @@ fn forgeries() -> Vec<Vec<(&'static str, String)>> {
         "x-envoy-expected-rq-timeout-ms",
     ];
     all.extend(others.map(|name| vec![(name, "198.51.100.#".to_owned())]));
-    all.extend(["203.0.113.#", "192.0.2.#", "2001:db8:#::7"].map(|address| vec![("x-real-ip", address.to_owned())]));
+    all.extend(
+        ["203.0.113.#", "192.0.2.#", "2001:db8:#::7"]
+            .map(|address| vec![("x-real-ip", address.to_owned())]),
+    );
     all.push(vec![("forwarded", "for=198.51.100.#".to_owned())]);
     all.push(vec![("forwarded", "for=\"[2001:db8:#::1]\"".to_owned())]);
     all
@@ -103,7 +120,10 @@ fn lines_of(section: &str) -> Vec<String> {
             is_section = line.trim_start_matches('#').trim() == section;
         }
     }
-    assert!(!programs.is_empty(), "`behind_a_proxy` has no section {section:?} with programs");
+    assert!(
+        !programs.is_empty(),
+        "`behind_a_proxy` has no section {section:?} with programs"
+    );
     programs
 }
 
@@ -116,7 +136,10 @@ struct Proxy {
 impl Drop for Proxy {
     fn drop(&mut self) {
         // So that nginx and Apache end their workers, too.
-        Command::new("kill").arg(self.process.id().to_string()).status().unwrap();
+        Command::new("kill")
+            .arg(self.process.id().to_string())
+            .status()
+            .unwrap();
         self.process.wait().unwrap();
     }
 }
@@ -129,13 +152,22 @@ impl Proxy {
         fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
         let mut process = command(kind, lines, folder.path(), port);
         let log = fs::File::create(folder.path().join("log")).unwrap();
-        process.stdout(log.try_clone().unwrap()).stderr(log).stdin(Stdio::null());
-        let process = process.spawn().unwrap_or_else(|error| panic!("{kind}: {error}: run `bash tests/proxies.sh`"));
+        process
+            .stdout(log.try_clone().unwrap())
+            .stderr(log)
+            .stdin(Stdio::null());
+        let process = process
+            .spawn()
+            .unwrap_or_else(|error| panic!("{kind}: {error}: run `bash tests/proxies.sh`"));
         let proxy = Self { process, folder };
         let begun = Instant::now();
         while !is_ready(kind, port).await {
             let log = || fs::read_to_string(proxy.folder.path().join("log"));
-            assert!(begun.elapsed() < seconds(20), "{kind} does not listen: {:?}", log());
+            assert!(
+                begun.elapsed() < seconds(20),
+                "{kind} does not listen: {:?}",
+                log()
+            );
             sleep(ms(20)).await;
         }
         proxy
@@ -145,9 +177,9 @@ impl Proxy {
 /// Traefik listens before it knows its routes.
 async fn is_ready(kind: &str, port: u16) -> bool {
     match kind {
-        "traefik" => {
-            reqwest::get(format!("http://127.0.0.1:{port}/")).await.is_ok_and(|response| response.status() != 404)
-        }
+        "traefik" => reqwest::get(format!("http://127.0.0.1:{port}/"))
+            .await
+            .is_ok_and(|response| response.status() != 404),
         _ => TcpStream::connect(("127.0.0.1", port)).await.is_ok(),
     }
 }
@@ -167,31 +199,62 @@ fn command(kind: &str, lines: &str, folder: &Path, port: u16) -> Command {
                 "daemon off; pid {}; error_log stderr; worker_processes 1; events {{}}\nhttp {{ access_log off;\n{lines}\n}}",
                 path("pid"),
             );
-            command.args(["-e", "stderr", "-p", &path(""), "-c", &write("nginx.conf", &text)])
+            command.args([
+                "-e",
+                "stderr",
+                "-p",
+                &path(""),
+                "-c",
+                &write("nginx.conf", &text),
+            ])
         }
         "haproxy" => command.args(["-db", "-f", &write("haproxy.cfg", lines)]),
         "apache2" => {
             let modules = ["mpm_event", "authz_core", "proxy", "proxy_http"];
-            let modules =
-                modules.map(|name| format!("LoadModule {name}_module /usr/lib/apache2/modules/mod_{name}.so\n"));
+            let modules = modules.map(|name| {
+                format!("LoadModule {name}_module /usr/lib/apache2/modules/mod_{name}.so\n")
+            });
             let text = format!(
                 "ServerName localhost\nListen {port}\nPidFile {}\nErrorLog /dev/stderr\n{}{lines}\n",
                 path("pid"),
                 modules.concat(),
             );
-            command.args(["-DFOREGROUND", "-d", &path(""), "-f", &write("apache.conf", &text)])
+            command.args([
+                "-DFOREGROUND",
+                "-d",
+                &path(""),
+                "-f",
+                &write("apache.conf", &text),
+            ])
         }
         "caddy" => {
             let text = format!("{{\n    admin off\n    persist_config off\n}}\n{lines}");
-            command.env("HOME", folder).args(["run", "--adapter", "caddyfile", "--config", &write("Caddyfile", &text)])
+            command.env("HOME", folder).args([
+                "run",
+                "--adapter",
+                "caddyfile",
+                "--config",
+                &write("Caddyfile", &text),
+            ])
         }
         "traefik" => {
-            let [settings, routes] = ["# traefik.yml\n", "# app.yml\n"].map(|name| lines.split(name).nth(1).unwrap());
+            let [settings, routes] =
+                ["# traefik.yml\n", "# app.yml\n"].map(|name| lines.split(name).nth(1).unwrap());
             let routes = write("app.yml", routes);
-            let settings = settings.split("# app.yml").next().unwrap().replace("app.yml", &routes);
+            let settings = settings
+                .split("# app.yml")
+                .next()
+                .unwrap()
+                .replace("app.yml", &routes);
             command.arg(format!("--configfile={}", write("traefik.yml", &settings)))
         }
-        "envoy" => command.args(["--disable-hot-restart", "--concurrency", "1", "-c", &write("envoy.yaml", lines)]),
+        "envoy" => command.args([
+            "--disable-hot-restart",
+            "--concurrency",
+            "1",
+            "-c",
+            &write("envoy.yaml", lines),
+        ]),
         _ => panic!("{kind} is no proxy"),
     };
     command
@@ -202,11 +265,17 @@ fn free_ports<const N: usize>() -> [u16; N] {
 }
 
 async fn serve_app(by: ClientIp) -> SocketAddr {
-    serve(app(by)).await.trim_start_matches("http://").parse().unwrap()
+    serve(app(by))
+        .await
+        .trim_start_matches("http://")
+        .parse()
+        .unwrap()
 }
 
 fn app(by: ClientIp) -> Router {
-    Router::new().route("/", get(|| async {})).layer(RateLimitLayer::new(MemoryStore::new()).limit(CALLS.by(by)))
+    Router::new()
+        .route("/", get(|| async {}))
+        .layer(RateLimitLayer::new(MemoryStore::new()).limit(CALLS.by(by)))
 }
 
 fn behind() -> ClientIp {
@@ -222,8 +291,13 @@ async fn admitted(port: u16, clients: &[&'static str]) -> BTreeMap<&'static str,
         let address: IpAddr = client.parse().unwrap();
         let mut connector = HttpConnector::new();
         connector.set_local_address(Some(address));
-        let connection: Client<_, Empty<Bytes>> = Client::builder(TokioExecutor::new()).build(connector);
-        let host = if address.is_ipv6() { Ipv6Addr::LOCALHOST.into() } else { IpAddr::from([127, 0, 0, 1]) };
+        let connection: Client<_, Empty<Bytes>> =
+            Client::builder(TokioExecutor::new()).build(connector);
+        let host = if address.is_ipv6() {
+            Ipv6Addr::LOCALHOST.into()
+        } else {
+            IpAddr::from([127, 0, 0, 1])
+        };
         for forgery in forgeries() {
             number += 1;
             let mut request = Request::get(format!("http://{}/", SocketAddr::new(host, port)));
@@ -231,10 +305,16 @@ async fn admitted(port: u16, clients: &[&'static str]) -> BTreeMap<&'static str,
                 let value = value.replace('#', &(number % 250).to_string());
                 request = request.header(*name, HeaderValue::from_str(&value).unwrap());
             }
-            let response = connection.request(request.body(Empty::new()).unwrap()).await.unwrap();
+            let response = connection
+                .request(request.body(Empty::new()).unwrap())
+                .await
+                .unwrap();
             let status = response.status().as_u16();
             // Some proxies take a strange header for a mistake.
-            assert!([200, 429, 400].contains(&status), "{client}: {status} for {forgery:?}");
+            assert!(
+                [200, 429, 400].contains(&status),
+                "{client}: {status} for {forgery:?}"
+            );
             *admitted.entry(*client).or_default() += usize::from(status == 200);
         }
     }
@@ -253,7 +333,10 @@ async fn admitted_behind(
     let lines = lines_of(section).remove(0);
     let (from, to) = change;
     assert!(lines.contains(from), "{section} has no {from:?}");
-    let lines = lines.replacen(from, to, 1).replace("8080", &port.to_string()).replace("3000", &app.port().to_string());
+    let lines = lines
+        .replacen(from, to, 1)
+        .replace("8080", &port.to_string())
+        .replace("3000", &app.port().to_string());
     let _proxy = Proxy::start(kind, &lines, port).await;
     admitted(port, &CLIENTS).await
 }
@@ -262,13 +345,20 @@ async fn counts_each_client(kind: &str, section: &str) {
     let begun = Instant::now();
     let admitted = admitted_behind(kind, section, behind(), ("", "")).await;
     println!("{section}: {admitted:?} in {:.1?}", begun.elapsed());
-    assert_eq!(admitted.into_iter().collect::<Vec<_>>(), CLIENTS.map(|client| (client, 2)), "{section}");
+    assert_eq!(
+        admitted.into_iter().collect::<Vec<_>>(),
+        CLIENTS.map(|client| (client, 2)),
+        "{section}"
+    );
 }
 
 async fn is_a_trap(kind: &str, section: &str, by: ClientIp, change: (&str, &str)) {
     let admitted = admitted_behind(kind, section, by, change).await;
     println!("{section} with {change:?}: {admitted:?}");
-    assert!(admitted["127.0.0.2"] > 2, "{section} with {change:?}: {admitted:?}");
+    assert!(
+        admitted["127.0.0.2"] > 2,
+        "{section} with {change:?}: {admitted:?}"
+    );
 }
 
 #[tokio::test]
@@ -276,8 +366,20 @@ async fn is_a_trap(kind: &str, section: &str, by: ClientIp, change: (&str, &str)
 async fn nginx() {
     counts_each_client("nginx", "nginx").await;
     let line = "proxy_set_header X-Forwarded-For $proxy_add_x_forwarded_for;";
-    is_a_trap("nginx", "nginx", behind(), (line, "proxy_set_header X-Other 1;")).await;
-    is_a_trap("nginx", "nginx", behind().single_header("x-real-ip"), ("", "")).await;
+    is_a_trap(
+        "nginx",
+        "nginx",
+        behind(),
+        (line, "proxy_set_header X-Other 1;"),
+    )
+    .await;
+    is_a_trap(
+        "nginx",
+        "nginx",
+        behind().single_header("x-real-ip"),
+        ("", ""),
+    )
+    .await;
 }
 
 #[tokio::test]
@@ -285,23 +387,53 @@ async fn nginx() {
 async fn haproxy() {
     counts_each_client("haproxy", "haproxy").await;
     let option = "option forwardfor";
-    is_a_trap("haproxy", "haproxy", behind(), (option, "option forwardfor if-none")).await;
-    is_a_trap("haproxy", "haproxy", behind(), (option, "option forwardfor except 127.0.0.0/8")).await;
-    is_a_trap("haproxy", "haproxy", behind().single_header("x-real-ip"), ("", "")).await;
+    is_a_trap(
+        "haproxy",
+        "haproxy",
+        behind(),
+        (option, "option forwardfor if-none"),
+    )
+    .await;
+    is_a_trap(
+        "haproxy",
+        "haproxy",
+        behind(),
+        (option, "option forwardfor except 127.0.0.0/8"),
+    )
+    .await;
+    is_a_trap(
+        "haproxy",
+        "haproxy",
+        behind().single_header("x-real-ip"),
+        ("", ""),
+    )
+    .await;
 }
 
 #[tokio::test]
 #[ignore = "tests/proxies.sh installs the proxy"]
 async fn apache() {
     counts_each_client("apache2", "Apache").await;
-    is_a_trap("apache2", "Apache", behind(), ("ProxyPass", "ProxyAddHeaders Off\nProxyPass")).await;
+    is_a_trap(
+        "apache2",
+        "Apache",
+        behind(),
+        ("ProxyPass", "ProxyAddHeaders Off\nProxyPass"),
+    )
+    .await;
 }
 
 #[tokio::test]
 #[ignore = "tests/proxies.sh installs the proxy"]
 async fn caddy() {
     counts_each_client("caddy", "Caddy").await;
-    is_a_trap("caddy", "Caddy", behind().single_header("x-real-ip"), ("", "")).await;
+    is_a_trap(
+        "caddy",
+        "Caddy",
+        behind().single_header("x-real-ip"),
+        ("", ""),
+    )
+    .await;
 }
 
 #[tokio::test]
@@ -309,18 +441,39 @@ async fn caddy() {
 async fn traefik() {
     counts_each_client("traefik", "Traefik").await;
     let insecure = "address: \":8080\"\n    forwardedHeaders: { insecure: true }";
-    is_a_trap("traefik", "Traefik", behind().single_header("x-real-ip"), ("address: \":8080\"", insecure)).await;
+    is_a_trap(
+        "traefik",
+        "Traefik",
+        behind().single_header("x-real-ip"),
+        ("address: \":8080\"", insecure),
+    )
+    .await;
     // It overwrites this header.
     let by = behind().single_header("x-real-ip");
-    assert_eq!(admitted_behind("traefik", "Traefik", by, ("", "")).await["127.0.0.2"], 2);
+    assert_eq!(
+        admitted_behind("traefik", "Traefik", by, ("", "")).await["127.0.0.2"],
+        2
+    );
 }
 
 #[tokio::test]
 #[ignore = "tests/proxies.sh installs the proxy"]
 async fn envoy() {
     counts_each_client("envoy", "Envoy").await;
-    is_a_trap("envoy", "Envoy", behind(), ("use_remote_address: true", "use_remote_address: false")).await;
-    is_a_trap("envoy", "Envoy", behind().single_header("x-real-ip"), ("", "")).await;
+    is_a_trap(
+        "envoy",
+        "Envoy",
+        behind(),
+        ("use_remote_address: true", "use_remote_address: false"),
+    )
+    .await;
+    is_a_trap(
+        "envoy",
+        "Envoy",
+        behind().single_header("x-real-ip"),
+        ("", ""),
+    )
+    .await;
 }
 
 #[tokio::test]
@@ -331,12 +484,19 @@ async fn haproxy_in_front_of_nginx() {
     let port = |lines: String, from: &str, to: u16| lines.replace(from, &to.to_string());
     let nginx = lines_of("nginx").remove(0).replace("listen [::]:8080;", "");
     let nginx = port(port(nginx, "8080", inner), "3000", app.port());
-    let haproxy = port(port(lines_of("haproxy").remove(0), "8080", outer), "3000", inner);
+    let haproxy = port(
+        port(lines_of("haproxy").remove(0), "8080", outer),
+        "3000",
+        inner,
+    );
     let _inner = Proxy::start("nginx", &nginx, inner).await;
     let _outer = Proxy::start("haproxy", &haproxy, outer).await;
     let admitted = admitted(outer, &CLIENTS).await;
     println!("haproxy in front of nginx: {admitted:?}");
-    assert!(admitted.values().all(|admitted| *admitted == 2), "{admitted:?}");
+    assert!(
+        admitted.values().all(|admitted| *admitted == 2),
+        "{admitted:?}"
+    );
 }
 
 #[tokio::test]
@@ -345,10 +505,15 @@ async fn the_proxy_protocol_in_front_of_nginx() {
     for (from, is_trap) in [("", false), ("real_ip_header proxy_protocol;", true)] {
         let [outer, inner] = free_ports();
         let app = serve_app(behind()).await;
-        let [front, nginx] = <[String; 2]>::try_from(lines_of("The PROXY protocol in front of nginx")).unwrap();
+        let [front, nginx] =
+            <[String; 2]>::try_from(lines_of("The PROXY protocol in front of nginx")).unwrap();
         let port = |lines: String| {
-            let lines = lines.replacen(from, "", 1).replace("8080", &outer.to_string());
-            lines.replace("8081", &inner.to_string()).replace("3000", &app.port().to_string())
+            let lines = lines
+                .replacen(from, "", 1)
+                .replace("8080", &outer.to_string());
+            lines
+                .replace("8081", &inner.to_string())
+                .replace("3000", &app.port().to_string())
         };
         // A connection without the protocol's first line is refused, but it shows that nginx
         // listens.
@@ -356,7 +521,11 @@ async fn the_proxy_protocol_in_front_of_nginx() {
         let _outer = Proxy::start("haproxy", &port(front), outer).await;
         let admitted = admitted(outer, &CLIENTS).await;
         println!("the PROXY protocol in front of nginx, without {from:?}: {admitted:?}");
-        assert_eq!(admitted.values().all(|admitted| *admitted == 2), !is_trap, "{admitted:?}");
+        assert_eq!(
+            admitted.values().all(|admitted| *admitted == 2),
+            !is_trap,
+            "{admitted:?}"
+        );
         assert!(!is_trap || admitted["127.0.0.2"] > 2, "{admitted:?}");
     }
 }
@@ -372,13 +541,27 @@ async fn nginx_over_a_unix_socket() {
     tokio::spawn(async { axum::serve(listener, app).await });
     let [port] = free_ports();
     let lines = lines_of("A Unix socket").pop().unwrap();
-    let lines = lines.replace("8080", &port.to_string()).replace("/run/app/http.sock", socket.to_str().unwrap());
+    let lines = lines
+        .replace("8080", &port.to_string())
+        .replace("/run/app/http.sock", socket.to_str().unwrap());
     let _proxy = Proxy::start("nginx", &lines, port).await;
-    let get = async || reqwest::get(format!("http://127.0.0.1:{port}/")).await.unwrap().status().as_u16();
+    let get = async || {
+        reqwest::get(format!("http://127.0.0.1:{port}/"))
+            .await
+            .unwrap()
+            .status()
+            .as_u16()
+    };
     // The workers of root's nginx are another user.
     if fs::metadata(&socket).unwrap().uid() == 0 {
         assert_eq!(get().await, 502, "its owner alone may connect");
     }
     fs::set_permissions(&socket, fs::Permissions::from_mode(0o666)).unwrap();
-    assert_eq!(admitted(port, &CLIENTS[..2]).await.into_values().collect::<Vec<_>>(), [2, 2]);
+    assert_eq!(
+        admitted(port, &CLIENTS[..2])
+            .await
+            .into_values()
+            .collect::<Vec<_>>(),
+        [2, 2]
+    );
 }

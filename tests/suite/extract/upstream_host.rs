@@ -18,15 +18,34 @@ fn host(uri: &str) -> Result<Key, KeyError> {
 fn every_spelling_of_a_host_is_one_key() {
     for (spellings, host_itself) in [
         (
-            &["http://Example.ORG/a?b", "http://example.org:80", "ws://example.org./", "http://u:p@example.org/"][..],
+            &[
+                "http://Example.ORG/a?b",
+                "http://example.org:80",
+                "ws://example.org./",
+                "http://u:p@example.org/",
+            ][..],
             "http://example.org/",
         ),
-        (&["https://example.org:443/", "wss://EXAMPLE.org", "http://example.org:443/"], "https://example.org/"),
-        (&["http://[2001:DB8:0::1]/", "http://[2001:db8::1]:80/"], "http://[2001:db8::1]/"),
+        (
+            &[
+                "https://example.org:443/",
+                "wss://EXAMPLE.org",
+                "http://example.org:443/",
+            ],
+            "https://example.org/",
+        ),
+        (
+            &["http://[2001:DB8:0::1]/", "http://[2001:db8::1]:80/"],
+            "http://[2001:db8::1]/",
+        ),
         (&["http://192.0.2.1:80/"], "http://192.0.2.1/"),
     ] {
         for spelling in spellings {
-            assert_eq!(host(spelling).unwrap(), host(host_itself).unwrap(), "{spelling}");
+            assert_eq!(
+                host(spelling).unwrap(),
+                host(host_itself).unwrap(),
+                "{spelling}"
+            );
         }
     }
 }
@@ -49,7 +68,12 @@ fn no_two_hosts_share_a_key() {
 /// Requests of a server carry their host in a header, which clients choose.
 #[test]
 fn without_a_host_there_is_no_key() {
-    let error = UpstreamHost.extract(&with(&[("host", "example.org")])).unwrap_err();
-    assert!(error.to_string().ends_with(": missing") && error.status() == 400, "{error}");
+    let error = UpstreamHost
+        .extract(&with(&[("host", "example.org")]))
+        .unwrap_err();
+    assert!(
+        error.to_string().ends_with(": missing") && error.status() == 400,
+        "{error}"
+    );
     assert!(host("http://./").is_err());
 }

@@ -19,8 +19,13 @@ const MICROSECOND: Duration = Duration::from_micros(1);
 
 /// With so many batches in flight at a time.
 fn limiter(server: &RedisServer, clock: &ManualClock, connections: u32) -> Limiter {
-    let store = store_at(&server.url()).clock(clock).connections(connections).connect_timeout(TEST_TIMEOUT);
-    Limiter::new(store.build().unwrap()).deadline(TEST_TIMEOUT).refusal_cache(Duration::ZERO)
+    let store = store_at(&server.url())
+        .clock(clock)
+        .connections(connections)
+        .connect_timeout(TEST_TIMEOUT);
+    Limiter::new(store.build().unwrap())
+        .deadline(TEST_TIMEOUT)
+        .refusal_cache(Duration::ZERO)
 }
 
 /// All clients send so many checks. Returns how many were admitted.
@@ -50,10 +55,18 @@ async fn the_clock_steps_an_hour_back_and_an_hour_forward() {
         clock.advance(LIMIT.window() - MICROSECOND);
         assert_eq!(admitted(&limiter, 1).await, 0);
         clock.advance(MICROSECOND);
-        assert_eq!(admitted(&limiter, 2).await, UNITS, "the key recovers after one window");
+        assert_eq!(
+            admitted(&limiter, 2).await,
+            UNITS,
+            "the key recovers after one window"
+        );
 
         clock.advance(HOUR);
-        assert_eq!(admitted(&limiter, 2).await, UNITS, "a step forward admits the limit once more");
+        assert_eq!(
+            admitted(&limiter, 2).await,
+            UNITS,
+            "a step forward admits the limit once more"
+        );
         clock.advance(LIMIT.window());
     }
     row(
@@ -90,6 +103,13 @@ async fn the_clock_steps_under_load() {
         total += admitted(&limiter, 10).await;
     }
     stepping.await.unwrap();
-    reached("clock: steps while many ask", CLIENTS, format!("admitted {total} over {STEPS} steps each way"));
-    assert!((UNITS..=UNITS * (1 + STEPS * (1 + ON_THEIR_WAY))).contains(&total), "{total}");
+    reached(
+        "clock: steps while many ask",
+        CLIENTS,
+        format!("admitted {total} over {STEPS} steps each way"),
+    );
+    assert!(
+        (UNITS..=UNITS * (1 + STEPS * (1 + ON_THEIR_WAY))).contains(&total),
+        "{total}"
+    );
 }

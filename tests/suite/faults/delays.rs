@@ -35,7 +35,10 @@ async fn replies_around_the_deadline() {
     }
     proxy.delay_replies(Duration::ZERO);
     load.recover().await;
-    let outcome = load.end().await.keeps_the_rules("replies around the deadline", History::Exact);
+    let outcome = load
+        .end()
+        .await
+        .keeps_the_rules("replies around the deadline", History::Exact);
     assert!(outcome.failed_with("timed out") > 0, "{outcome}");
 }
 
@@ -50,9 +53,24 @@ async fn a_flood_behind_late_replies() {
 
     let server = RedisServer::start();
     let proxy = Proxy::start(&server).await;
-    let store = store_at(proxy.url()).connect_timeout(TEST_TIMEOUT).reply_timeout(TEST_TIMEOUT).build().unwrap();
-    let limiter = Limiter::new(store).deadline(DEADLINE).refusal_cache(Duration::ZERO).breaker(Breaker::OFF);
-    assert!(limiter.clone().deadline(TEST_TIMEOUT).peek(&CALLS, "ada").await.unwrap().is_allowed());
+    let store = store_at(proxy.url())
+        .connect_timeout(TEST_TIMEOUT)
+        .reply_timeout(TEST_TIMEOUT)
+        .build()
+        .unwrap();
+    let limiter = Limiter::new(store)
+        .deadline(DEADLINE)
+        .refusal_cache(Duration::ZERO)
+        .breaker(Breaker::OFF);
+    assert!(
+        limiter
+            .clone()
+            .deadline(TEST_TIMEOUT)
+            .peek(&CALLS, "ada")
+            .await
+            .unwrap()
+            .is_allowed()
+    );
 
     proxy.delay_replies(Duration::from_secs(8));
     let mut clients = JoinSet::new();
@@ -65,7 +83,10 @@ async fn a_flood_behind_late_replies() {
             Ok(_) => allowed += 1,
             Err(Error::TimedOut { .. }) => late += 1,
             Err(error) => {
-                assert!(format!("{error:?}").contains("are waiting for Redis"), "{error:?}");
+                assert!(
+                    format!("{error:?}").contains("are waiting for Redis"),
+                    "{error:?}"
+                );
                 full += 1;
             }
         }
@@ -73,8 +94,15 @@ async fn a_flood_behind_late_replies() {
     // The batches in flight have not returned yet.
     let patient = limiter.clone().deadline(TEST_TIMEOUT);
     let heal = async { proxy.delay_replies(Duration::ZERO) };
-    let (used, asked, ()) = tokio::join!(patient.peek(&CALLS, "ada"), patient.check(&CALLS, "bob", 1), heal);
-    let (used, asked) = (used.expect("the queue is full").binding().used, asked.expect("the queue is full"));
+    let (used, asked, ()) = tokio::join!(
+        patient.peek(&CALLS, "ada"),
+        patient.check(&CALLS, "bob", 1),
+        heal
+    );
+    let (used, asked) = (
+        used.expect("the queue is full").binding().used,
+        asked.expect("the queue is full"),
+    );
     assert_eq!(asked.binding().used, 1);
     reached(
         "a flood behind late replies",

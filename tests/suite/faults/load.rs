@@ -62,7 +62,10 @@ impl Load {
         let (is_over, underway) = (Arc::new(AtomicBool::new(false)), Arc::default());
         let mut tasks = JoinSet::new();
         for number in 0..clients {
-            let (limiter, is_over) = (limiters[number % limiters.len()].clone(), Arc::clone(&is_over));
+            let (limiter, is_over) = (
+                limiters[number % limiters.len()].clone(),
+                Arc::clone(&is_over),
+            );
             let underway: Arc<RwLock<()>> = Arc::clone(&underway);
             tasks.spawn(async move {
                 let mut seen = Seen::default();
@@ -75,7 +78,14 @@ impl Load {
                 seen
             });
         }
-        Self { limiters, clients: tasks, number: clients, is_over, underway, _turn: turn }
+        Self {
+            limiters,
+            clients: tasks,
+            number: clients,
+            is_over,
+            underway,
+            _turn: turn,
+        }
     }
 
     /// A limiter of one of the processes.
@@ -91,7 +101,10 @@ impl Load {
         for limiter in &self.limiters {
             let limiter = limiter.clone().deadline(TEST_TIMEOUT);
             while limiter.peek(&TOTAL, "all").await.is_err() {
-                assert!(healed.elapsed() < TEST_TIMEOUT, "nothing is decided any more");
+                assert!(
+                    healed.elapsed() < TEST_TIMEOUT,
+                    "nothing is decided any more"
+                );
                 sleep(PAUSE).await;
             }
         }
@@ -111,9 +124,17 @@ impl Load {
             seen.join(client.unwrap());
         }
         // Without the breaker, which the last checks may have opened.
-        let limiter = self.limiter().clone().breaker(Breaker::OFF).deadline(TEST_TIMEOUT);
+        let limiter = self
+            .limiter()
+            .clone()
+            .breaker(Breaker::OFF)
+            .deadline(TEST_TIMEOUT);
         let counted = limiter.peek(&TOTAL, "all").await.unwrap().binding().used;
-        LoadReport { seen, counted, clients: self.number }
+        LoadReport {
+            seen,
+            counted,
+            clients: self.number,
+        }
     }
 }
 
@@ -156,11 +177,16 @@ impl Seen {
             check = check.and(Charge::new(TOTAL, "all", 1).unwrap()).unwrap();
         }
         let (asked, asked_at) = (Instant::now(), SystemTime::now());
-        let answer = timeout(deadline + STUCK, limiter.check_all(check)).await.expect("a request is stuck");
+        let answer = timeout(deadline + STUCK, limiter.check_all(check))
+            .await
+            .expect("a request is stuck");
         self.slowest = self.slowest.max(asked.elapsed());
         match answer {
             Ok(decision) if decision.is_allowed() => {
-                self.admitted[key].push(Admitted { asked: asked_at, at: decision.at() });
+                self.admitted[key].push(Admitted {
+                    asked: asked_at,
+                    at: decision.at(),
+                });
             }
             Ok(_) => self.refused += 1,
             Err(error) => *self.failed.entry(innermost(&error)).or_default() += 1,
@@ -168,10 +194,17 @@ impl Seen {
     }
 
     fn join(&mut self, other: Self) {
-        self.joined_bytes += other.admitted.iter().map(Vec::capacity).sum::<usize>() * size_of::<Admitted>();
-        self.admitted.iter_mut().zip(other.admitted).for_each(|(mine, others)| mine.extend(others));
+        self.joined_bytes +=
+            other.admitted.iter().map(Vec::capacity).sum::<usize>() * size_of::<Admitted>();
+        self.admitted
+            .iter_mut()
+            .zip(other.admitted)
+            .for_each(|(mine, others)| mine.extend(others));
         self.refused += other.refused;
-        other.failed.into_iter().for_each(|(cause, times)| *self.failed.entry(cause).or_default() += times);
+        other
+            .failed
+            .into_iter()
+            .for_each(|(cause, times)| *self.failed.entry(cause).or_default() += times);
         self.slowest = self.slowest.max(other.slowest);
     }
 }
@@ -204,12 +237,18 @@ impl LoadReport {
         reached(fault, self.clients, &self);
         assert!(self.admitted() > 0, "nothing was decided: {self}");
         // A task that panics drops the channel to its caller, which causes this error.
-        assert!(!self.seen.failed.contains_key("channel closed"), "a task has panicked: {self}");
+        assert!(
+            !self.seen.failed.contains_key("channel closed"),
+            "a task has panicked: {self}"
+        );
         let lives = match history {
             History::Forgotten(times) => 1 + times,
             History::Exact | History::Resent => {
                 let admitted = self.admitted_twice() as u64;
-                assert!(self.counted >= admitted, "every admission was counted: {self}");
+                assert!(
+                    self.counted >= admitted,
+                    "every admission was counted: {self}"
+                );
                 assert!(
                     self.counted <= admitted + self.failed() as u64,
                     "only admitted and failed checks were counted: {self}"
@@ -219,13 +258,25 @@ impl LoadReport {
         };
         let units = lives * usize::try_from(BURST.units()).unwrap();
         for (key, admitted) in self.seen.admitted.iter_mut().enumerate() {
-            let first = |unit: &Admitted| if history == History::Exact { unit.at } else { unit.asked };
+            let first = |unit: &Admitted| {
+                if history == History::Exact {
+                    unit.at
+                } else {
+                    unit.asked
+                }
+            };
             admitted.sort_by_key(first);
             for (place, earliest) in admitted.iter().enumerate() {
                 let end = first(earliest) + BURST.window();
-                let same_window = admitted[place..].iter().take_while(|unit| first(unit) < end);
+                let same_window = admitted[place..]
+                    .iter()
+                    .take_while(|unit| first(unit) < end);
                 let count = same_window.filter(|unit| unit.at < end).count();
-                assert!(count <= units, "{} has {count} units in a window of {units}", KEYS[key]);
+                assert!(
+                    count <= units,
+                    "{} has {count} units in a window of {units}",
+                    KEYS[key]
+                );
             }
         }
         self
@@ -241,7 +292,10 @@ impl LoadReport {
 
     /// Of these, the admissions that were charged twice.
     fn admitted_twice(&self) -> usize {
-        self.seen.admitted[..CHARGED_TWICE].iter().map(Vec::len).sum()
+        self.seen.admitted[..CHARGED_TWICE]
+            .iter()
+            .map(Vec::len)
+            .sum()
     }
 
     pub(super) fn remembered_bytes(&self) -> usize {
@@ -258,16 +312,34 @@ impl LoadReport {
 
     /// The number of failures whose cause contains this text.
     pub(super) fn failed_with(&self, cause: &str) -> usize {
-        self.seen.failed.iter().filter(|(text, _)| text.contains(cause)).map(|(_, times)| times).sum()
+        self.seen
+            .failed
+            .iter()
+            .filter(|(text, _)| text.contains(cause))
+            .map(|(_, times)| times)
+            .sum()
     }
 }
 
 impl fmt::Display for LoadReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (admitted, twice, counted) = (self.admitted(), self.admitted_twice(), self.counted);
-        write!(f, "admitted {admitted}, {twice} of them twice, which counted {counted}, ")?;
+        write!(
+            f,
+            "admitted {admitted}, {twice} of them twice, which counted {counted}, "
+        )?;
         write!(f, "refused {}, failed {}", self.seen.refused, self.failed())?;
-        let causes = self.seen.failed.iter().map(|(cause, times)| format!("{times} {cause:.48}")).collect::<Vec<_>>();
-        write!(f, " ({}), slowest {:?}", causes.join("; "), self.seen.slowest)
+        let causes = self
+            .seen
+            .failed
+            .iter()
+            .map(|(cause, times)| format!("{times} {cause:.48}"))
+            .collect::<Vec<_>>();
+        write!(
+            f,
+            " ({}), slowest {:?}",
+            causes.join("; "),
+            self.seen.slowest
+        )
     }
 }

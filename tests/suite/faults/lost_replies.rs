@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use tokio::{task::JoinHandle, time::sleep};
-use tower_sliding_window::{Charge, Check, Decision, Error, Limit, Limiter, limiter::Breaker, settlement::Settlement};
+use tower_sliding_window::{
+    Charge, Check, Decision, Error, Limit, Limiter, limiter::Breaker, settlement::Settlement,
+};
 
 use super::reached;
 use crate::support::{
@@ -26,19 +28,31 @@ type Answer = JoinHandle<Result<Decision, Error>>;
 
 /// With one batch in flight at a time.
 fn limiter(proxy: &Proxy) -> Limiter {
-    let store =
-        store_at(proxy.url()).connections(1).connect_timeout(TEST_TIMEOUT).reply_timeout(TEST_TIMEOUT).build().unwrap();
-    Limiter::new(store).deadline(TEST_TIMEOUT).breaker(Breaker::OFF)
+    let store = store_at(proxy.url())
+        .connections(1)
+        .connect_timeout(TEST_TIMEOUT)
+        .reply_timeout(TEST_TIMEOUT)
+        .build()
+        .unwrap();
+    Limiter::new(store)
+        .deadline(TEST_TIMEOUT)
+        .breaker(Breaker::OFF)
 }
 
 /// On a runtime of one thread, all of these checks are queued before the first is sent. Some are
 /// alone with their key and others are copies, some cost more, and some reserve their units.
 fn ask(limiter: &Limiter) -> Vec<(usize, u64, Answer)> {
     let ask_one = |number: usize| {
-        let (key, cost, limiter) = (number * number % KEYS.len(), [1, 1, 1, 7][number / 10 % 4], limiter.clone());
+        let (key, cost, limiter) = (
+            number * number % KEYS.len(),
+            [1, 1, 1, 7][number / 10 % 4],
+            limiter.clone(),
+        );
         let answer = tokio::spawn(async move {
             if number.is_multiple_of(13) {
-                let reserved = limiter.reserve(&CALLS, KEYS[key], cost, Duration::from_secs(600)).await?;
+                let reserved = limiter
+                    .reserve(&CALLS, KEYS[key], cost, Duration::from_secs(600))
+                    .await?;
                 return Ok(reserved.unwrap().decision().clone());
             }
             limiter.check(&CALLS, KEYS[key], cost).await
@@ -66,7 +80,10 @@ async fn resent_checks_count_once() {
         }
         assert!(proxy.has_lost_them());
         for (key, expected) in KEYS.iter().zip(used) {
-            assert_eq!(limiter.peek(&CALLS, *key).await.unwrap().binding().used, expected);
+            assert_eq!(
+                limiter.peek(&CALLS, *key).await.unwrap().binding().used,
+                expected
+            );
         }
     }
     assert_eq!(admitted, 10_000);
@@ -84,10 +101,18 @@ fn ask_several(limiter: &Limiter, trial: usize) -> Vec<(usize, Check, Answer)> {
         let (key, cost) = (number * number % KEYS.len(), [1, 1, 1, 7][number / 10 % 4]);
         let is_reserved = number.is_multiple_of(13);
         let limits = [FLEETING, SHORT, CALLS];
-        let limits = if (trial + number / 5).is_multiple_of(2) { &limits[..] } else { &limits[1..] };
+        let limits = if (trial + number / 5).is_multiple_of(2) {
+            &limits[..]
+        } else {
+            &limits[1..]
+        };
         let mut charges = limits.iter().map(|limit| {
             let charge = Charge::new(limit.clone(), KEYS[key], cost).unwrap();
-            if is_reserved { charge.reserve(Duration::from_secs(600)) } else { charge }
+            if is_reserved {
+                charge.reserve(Duration::from_secs(600))
+            } else {
+                charge
+            }
         });
         let first = Check::new(charges.next().unwrap());
         let check = charges.try_fold(first, Check::and).unwrap();
@@ -107,7 +132,11 @@ async fn resent_checks_of_several_limits_count_once_and_can_be_refunded() {
     let (mut admitted, mut given_back, mut passed) = (0, 0, 0);
     for trial in 0..BATCHES {
         // In every other trial, the shortest window passes between the two tries.
-        let later = if trial.is_multiple_of(2) { 2 * FLEETING.window() } else { Duration::ZERO };
+        let later = if trial.is_multiple_of(2) {
+            2 * FLEETING.window()
+        } else {
+            Duration::ZERO
+        };
         proxy.delay_replies(later);
         proxy.lose_replies(1);
         let (mut used, mut decisions) = ([0; KEYS.len()], Vec::new());
@@ -131,7 +160,10 @@ async fn resent_checks_of_several_limits_count_once_and_can_be_refunded() {
         for (key, expected) in KEYS.iter().zip(used) {
             let [short, long] = [SHORT, CALLS].map(|limit| limiter.peek(&limit, *key));
             assert_eq!(
-                (short.await.unwrap().binding().used, long.await.unwrap().binding().used),
+                (
+                    short.await.unwrap().binding().used,
+                    long.await.unwrap().binding().used
+                ),
                 (expected, expected),
                 "trial {trial}"
             );
@@ -139,7 +171,10 @@ async fn resent_checks_of_several_limits_count_once_and_can_be_refunded() {
         let refunds: Vec<_> = decisions
             .into_iter()
             .map(|(check, decision)| {
-                let (limiter, refund) = (limiter.clone(), Settlement::new(check, &decision, |_| Some(0)));
+                let (limiter, refund) = (
+                    limiter.clone(),
+                    Settlement::new(check, &decision, |_| Some(0)),
+                );
                 tokio::spawn(async move { limiter.settle(refund).await.unwrap().was_applied })
             })
             .collect();
@@ -147,8 +182,10 @@ async fn resent_checks_of_several_limits_count_once_and_can_be_refunded() {
             given_back += u64::from(refund.await.unwrap());
         }
         for key in KEYS {
-            let [fleeting, short, long] = [FLEETING, SHORT, CALLS].map(|limit| limiter.peek(&limit, key));
-            let left = [fleeting.await, short.await, long.await].map(|standing| standing.unwrap().binding().used);
+            let [fleeting, short, long] =
+                [FLEETING, SHORT, CALLS].map(|limit| limiter.peek(&limit, key));
+            let left = [fleeting.await, short.await, long.await]
+                .map(|standing| standing.unwrap().binding().used);
             assert_eq!(left, [0; 3], "trial {trial}");
         }
     }
@@ -181,10 +218,17 @@ async fn checks_whose_reply_is_lost_twice_fail_and_count_once() {
         }
         proxy.lose_replies(0);
         for (key, expected) in KEYS.iter().zip(used) {
-            assert_eq!(limiter.peek(&CALLS, *key).await.unwrap().binding().used, expected);
+            assert_eq!(
+                limiter.peek(&CALLS, *key).await.unwrap().binding().used,
+                expected
+            );
         }
     }
-    reached("both replies lost", CHECKS, format!("failed {failed}, each counted once"));
+    reached(
+        "both replies lost",
+        CHECKS,
+        format!("failed {failed}, each counted once"),
+    );
 }
 
 /// A resent check can be refunded like any other: alone, as copies that share an entry, and at a
@@ -198,14 +242,23 @@ async fn resent_checks_can_be_refunded() {
     for (copies, cost) in [(1, 1), (1, 7), (3, 1), (40, 1), (40, 7)] {
         let check = Check::new(Charge::new(CALLS, "ada", cost).unwrap());
         proxy.lose_replies(1);
-        let answers: Vec<_> = (0..copies).map(|_| tokio::spawn(limiter.check_all(check.clone()))).collect();
+        let answers: Vec<_> = (0..copies)
+            .map(|_| tokio::spawn(limiter.check_all(check.clone())))
+            .collect();
         for answer in answers {
             let decision = answer.await.unwrap().unwrap();
-            let settled = limiter.settle(Settlement::new(check.clone(), &decision, |_| Some(0))).await.unwrap();
+            let settled = limiter
+                .settle(Settlement::new(check.clone(), &decision, |_| Some(0)))
+                .await
+                .unwrap();
             assert!(settled.was_applied, "{copies} copies of {cost}");
         }
         assert!(proxy.has_lost_them());
-        assert_eq!(limiter.peek(&CALLS, "ada").await.unwrap().binding().used, 0, "{copies} copies of {cost}");
+        assert_eq!(
+            limiter.peek(&CALLS, "ada").await.unwrap().binding().used,
+            0,
+            "{copies} copies of {cost}"
+        );
     }
 }
 
@@ -221,14 +274,23 @@ async fn a_shutdown_waits_for_a_place_whose_reply_is_lost() {
     assert!(patient.check(&CALLS, "ada", 1).await.unwrap().is_allowed());
     proxy.delay_replies(Duration::from_millis(400));
     let together = tokio::spawn({
-        let (hasty, patient) = (hasty.check(&places, "ada", 1), patient.check(&CALLS, "bob", 1));
+        let (hasty, patient) = (
+            hasty.check(&places, "ada", 1),
+            patient.check(&CALLS, "bob", 1),
+        );
         async move { tokio::join!(hasty, patient) }
     });
-    until("the place is taken", || server.keys().iter().any(|key| key.contains("streams"))).await;
+    until("the place is taken", || {
+        server.keys().iter().any(|key| key.contains("streams"))
+    })
+    .await;
     sleep(Duration::from_millis(150)).await;
     proxy.cut(Cut::Close);
     patient.shutdown(TEST_TIMEOUT).await.unwrap();
-    assert!(!server.keys().iter().any(|key| key.contains("streams")), "it is held");
+    assert!(
+        !server.keys().iter().any(|key| key.contains("streams")),
+        "it is held"
+    );
     let (place, call) = together.await.unwrap();
     assert!(place.is_err() && call.unwrap().is_allowed());
 }
@@ -253,19 +315,32 @@ async fn a_first_try_that_runs_after_the_second_counts_nothing_more() {
         (1, 7, true),
     ] {
         for limits in [&[CALLS][..], &[SHORT, CALLS]] {
-            let mut charges = limits.iter().map(|limit| Charge::new(limit.clone(), "ada", cost).unwrap());
+            let mut charges = limits
+                .iter()
+                .map(|limit| Charge::new(limit.clone(), "ada", cost).unwrap());
             let first = charges.next().unwrap();
-            let first = if is_reserved { first.reserve(Duration::from_secs(600)) } else { first };
+            let first = if is_reserved {
+                first.reserve(Duration::from_secs(600))
+            } else {
+                first
+            };
             let check = charges.try_fold(Check::new(first), Check::and).unwrap();
             proxy.hold_request();
-            let answers: Vec<_> = (0..copies).map(|_| tokio::spawn(limiter.check_all(check.clone()))).collect();
+            let answers: Vec<_> = (0..copies)
+                .map(|_| tokio::spawn(limiter.check_all(check.clone())))
+                .collect();
             for answer in answers {
                 assert!(answer.await.unwrap().unwrap().is_allowed());
             }
             used += copies * cost;
             proxy.pass_on_held().await;
             let counted = limiter.peek(&CALLS, "ada").await.unwrap().binding().used;
-            assert_eq!(counted, used, "{copies} copies of {cost}, {} limits, reserved: {is_reserved}", limits.len());
+            assert_eq!(
+                counted,
+                used,
+                "{copies} copies of {cost}, {} limits, reserved: {is_reserved}",
+                limits.len()
+            );
         }
     }
 }

@@ -28,7 +28,12 @@ fn reached(fault: &str, clients: usize, reached: impl Display) {
 /// Runs another script for so long, and kills it.
 async fn keep_busy(server: &RedisServer, lasting: Duration) {
     let (mut other, mut killer) = (server.connect(), server.connect());
-    let spinning = thread::spawn(move || redis::cmd("EVAL").arg("while true do end").arg(0).exec(&mut other));
+    let spinning = thread::spawn(move || {
+        redis::cmd("EVAL")
+            .arg("while true do end")
+            .arg(0)
+            .exec(&mut other)
+    });
     sleep(lasting).await;
     while !spinning.is_finished() {
         // The script may not run yet.

@@ -29,7 +29,9 @@ const POOL: usize = 4;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn random_faults() {
-    let reported = env::var("FAULT_SECONDS").ok().map(|seconds| seconds.parse().expect("FAULT_SECONDS is a number"));
+    let reported = env::var("FAULT_SECONDS")
+        .ok()
+        .map(|seconds| seconds.parse().expect("FAULT_SECONDS is a number"));
     let mut server = RedisServer::start_with(&["--lua-time-limit", "20"]);
     let proxy = Proxy::start(&server).await;
     let tasks_before = tasks();
@@ -58,17 +60,26 @@ async fn random_faults() {
     let (lasted, memory) = (started.elapsed(), resident_bytes().zip(memory_before));
     // Other tests may use memory at the same time, so this is checked only in a run of its own.
     if let (Some((now, before)), Some(_)) = (memory, reported) {
-        assert!(now < before + 64 * 1024 * 1024, "memory has grown from {before} to {now} bytes");
+        assert!(
+            now < before + 64 * 1024 * 1024,
+            "memory has grown from {before} to {now} bytes"
+        );
     }
 
-    let outcome = load.end().await.keeps_the_rules(&format!("{faults} random faults"), History::Forgotten(lives - 1));
+    let outcome = load.end().await.keeps_the_rules(
+        &format!("{faults} random faults"),
+        History::Forgotten(lives - 1),
+    );
     assert!(outcome.failed() > 0, "{outcome}");
     let ended = Instant::now();
     while tasks() > tasks_before || server.connections() > 0 {
         // A task of a pool looks each 30 s whether the pool is gone.
         let most = TEST_TIMEOUT * if is_on_a_pool() { 2 } else { 1 };
         let (left, connections) = (tasks().saturating_sub(tasks_before), server.connections());
-        assert!(ended.elapsed() < most, "leaked: {left} tasks, {connections} connections");
+        assert!(
+            ended.elapsed() < most,
+            "leaked: {left} tasks, {connections} connections"
+        );
         sleep(Duration::from_millis(10)).await;
     }
     let grown = memory.map_or(0, |(now, before)| now.saturating_sub(before) / 1024);
@@ -122,6 +133,11 @@ fn tasks() -> usize {
 }
 
 fn resident_bytes() -> Option<u64> {
-    let pages: u64 = fs::read_to_string("/proc/self/statm").ok()?.split_whitespace().nth(1)?.parse().ok()?;
+    let pages: u64 = fs::read_to_string("/proc/self/statm")
+        .ok()?
+        .split_whitespace()
+        .nth(1)?
+        .parse()
+        .ok()?;
     Some(pages * 4096)
 }

@@ -22,13 +22,20 @@ async fn a_server_that_dies_and_is_restarted() {
     let mut server = RedisServer::start();
     let store = store_at(&server.url()).build().unwrap();
     let limit = Limit::per_hour("calls", 1_000_000_000).by(anyone);
-    let app = RateLimitLayer::new(store).limit(limit).fail_open().layer(service_fn(hello));
+    let app = RateLimitLayer::new(store)
+        .limit(limit)
+        .fail_open()
+        .layer(service_fn(hello));
     let load = Load::start(move |_| {
         let answer = app.clone().oneshot(request());
         async {
             let response = answer.await.unwrap();
             assert_eq!(response.status(), 200);
-            response.extensions().get::<Degraded>().is_none().then_some(true)
+            response
+                .extensions()
+                .get::<Degraded>()
+                .is_none()
+                .then_some(true)
         }
     });
     let (mut after, mut answers, mut slowest) = (Duration::ZERO, 0, Duration::ZERO);
@@ -46,9 +53,15 @@ async fn a_server_that_dies_and_is_restarted() {
         load.goes_on().await;
         sleep(Duration::from_millis(500)).await;
         let report = load.report();
-        assert!(report.failed > 0 && report.failed_after(back) < TEST_TIMEOUT, "{report:?}");
+        assert!(
+            report.failed > 0 && report.failed_after(back) < TEST_TIMEOUT,
+            "{report:?}"
+        );
         after = after.max(report.failed_after(back));
-        (answers, slowest) = (answers + report.decided + report.failed, slowest.max(report.slowest));
+        (answers, slowest) = (
+            answers + report.decided + report.failed,
+            slowest.max(report.slowest),
+        );
     }
     load.end().await;
     row(

@@ -27,7 +27,10 @@ async fn a_server_that_stands_still() {
         server.resume();
     }
     load.recover().await;
-    let outcome = load.end().await.keeps_the_rules("SIGSTOP for 250 ms", History::Exact);
+    let outcome = load
+        .end()
+        .await
+        .keeps_the_rules("SIGSTOP for 250 ms", History::Exact);
     assert!(outcome.failed_with("timed out") > 0, "{outcome}");
 }
 
@@ -45,9 +48,16 @@ async fn a_server_that_is_killed() {
         server.restart();
         load.recover().await;
     }
-    let outcome = load.end().await.keeps_the_rules("kill -9 and restart", History::Forgotten(LIVES - 1));
+    let outcome = load
+        .end()
+        .await
+        .keeps_the_rules("kill -9 and restart", History::Forgotten(LIVES - 1));
     // A pool of the application tries for longer than these checks wait.
-    let reason = if is_on_a_pool() { "answer within" } else { "refused" };
+    let reason = if is_on_a_pool() {
+        "answer within"
+    } else {
+        "refused"
+    };
     assert!(outcome.failed_with(reason) > 0, "{outcome}");
 }
 
@@ -58,12 +68,22 @@ async fn a_server_that_forgets_the_script() {
     let mut forgetful = server.connect();
     for _ in 0..150 {
         sleep(Duration::from_millis(10)).await;
-        redis::cmd("SCRIPT").arg("FLUSH").exec(&mut forgetful).unwrap();
+        redis::cmd("SCRIPT")
+            .arg("FLUSH")
+            .exec(&mut forgetful)
+            .unwrap();
     }
-    let outcome = load.end().await.keeps_the_rules("SCRIPT FLUSH every 10 ms", History::Exact);
+    let outcome = load
+        .end()
+        .await
+        .keeps_the_rules("SCRIPT FLUSH every 10 ms", History::Exact);
     row(
         "`SCRIPT FLUSH` every 10 ms",
-        format!("{} decisions, {} failed", outcome.decided(), outcome.failed()),
+        format!(
+            "{} decisions, {} failed",
+            outcome.decided(),
+            outcome.failed()
+        ),
         "no failed check",
     );
     assert_eq!(outcome.failed(), 0, "{outcome}");
@@ -80,8 +100,14 @@ async fn a_server_without_memory() {
         server.run::<()>("CONFIG SET maxmemory 0");
     }
     load.recover().await;
-    let outcome = load.end().await.keeps_the_rules("no memory for 150 ms", History::Exact);
-    assert!(outcome.failed() > 0 && outcome.failed() == outcome.failed_with("OOM"), "{outcome}");
+    let outcome = load
+        .end()
+        .await
+        .keeps_the_rules("no memory for 150 ms", History::Exact);
+    assert!(
+        outcome.failed() > 0 && outcome.failed() == outcome.failed_with("OOM"),
+        "{outcome}"
+    );
 }
 
 /// Another script runs until it is killed.
@@ -94,6 +120,9 @@ async fn a_server_that_is_kept_busy() {
         keep_busy(&server, Duration::from_millis(200)).await;
     }
     load.recover().await;
-    let outcome = load.end().await.keeps_the_rules("a script of others for 200 ms", History::Exact);
+    let outcome = load
+        .end()
+        .await
+        .keeps_the_rules("a script of others for 200 ms", History::Exact);
     assert!(outcome.failed_with("BUSY") > 0, "{outcome}");
 }

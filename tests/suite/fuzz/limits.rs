@@ -16,13 +16,19 @@ fn limits() -> impl Strategy<Value = Limit> {
     ];
     let units = prop_oneof![1_u64..100, 1..=Limit::MAX_UNITS, Just(Limit::MAX_UNITS)];
     let algorithm = prop_oneof![
-        select(vec![Algorithm::SLIDING_LOG, Algorithm::SLIDING_WINDOW_COUNTER, Algorithm::FIXED_WINDOW]),
+        select(vec![
+            Algorithm::SLIDING_LOG,
+            Algorithm::SLIDING_WINDOW_COUNTER,
+            Algorithm::FIXED_WINDOW
+        ]),
         (3_u16..=1_024).prop_map(Algorithm::compact_log),
     ];
-    ("[A-Za-z0-9_.-]{1,64}", units, window, algorithm).prop_map(|(name, units, window, algorithm)| {
-        let limit = Limit::new(name, units, Duration::from_micros(window)).unwrap();
-        limit.with_algorithm(algorithm)
-    })
+    ("[A-Za-z0-9_.-]{1,64}", units, window, algorithm).prop_map(
+        |(name, units, window, algorithm)| {
+            let limit = Limit::new(name, units, Duration::from_micros(window)).unwrap();
+            limit.with_algorithm(algorithm)
+        },
+    )
 }
 
 #[test]
@@ -84,8 +90,10 @@ fn any_text_is_read_or_refused_without_a_panic() {
         "\0",
     ];
     let piece = prop_oneof![8 => select(pieces).prop_map(str::to_owned), 1 => ".{0,3}"];
-    let texts =
-        prop_oneof![vec(piece, 0..8).prop_map(|pieces| pieces.concat()), "[a-c]=[0-9]{1,21} ?/ ?[0-9]{0,21}[a-z]{0,3}"];
+    let texts = prop_oneof![
+        vec(piece, 0..8).prop_map(|pieces| pieces.concat()),
+        "[a-c]=[0-9]{1,21} ?/ ?[0-9]{0,21}[a-z]{0,3}"
+    ];
     fuzz(&texts, |text| {
         let beginning = format!("limit {text:?}: ");
         match text.parse::<Limit>() {

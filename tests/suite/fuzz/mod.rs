@@ -23,8 +23,14 @@ const CASES: u32 = 2_000;
 
 /// Runs a test on random values.
 fn fuzz<S: Strategy>(values: &S, test: impl Fn(S::Value) -> Result<(), TestCaseError>) {
-    let cases = env::var("FUZZ_CASES").map_or(CASES, |cases| cases.parse().expect("FUZZ_CASES is a number"));
-    let config = Config { cases, failure_persistence: None, ..Config::default() };
+    let cases = env::var("FUZZ_CASES").map_or(CASES, |cases| {
+        cases.parse().expect("FUZZ_CASES is a number")
+    });
+    let config = Config {
+        cases,
+        failure_persistence: None,
+        ..Config::default()
+    };
     if let Err(failure) = TestRunner::new(config).run(values, test) {
         panic!("{failure}");
     }
@@ -33,7 +39,8 @@ fn fuzz<S: Strategy>(values: &S, test: impl Fn(S::Value) -> Result<(), TestCaseE
 /// Text that a header may hold, mostly made of `signs`, which have a meaning for the reader under
 /// test.
 fn header_text(signs: &'static [u8]) -> impl Strategy<Value = Vec<u8>> {
-    let byte = prop_oneof![8 => select(signs), 1 => 0x20_u8..0x7f, 1 => 0x80_u8..=0xff, 1 => Just(b'\t')];
+    let byte =
+        prop_oneof![8 => select(signs), 1 => 0x20_u8..0x7f, 1 => 0x80_u8..=0xff, 1 => Just(b'\t')];
     vec(byte, 0..60)
 }
 

@@ -63,7 +63,9 @@ impl Impostor {
 
     fn limiter(&self) -> Limiter {
         let store = RedisStore::builder(&self.url).build().unwrap();
-        Limiter::new(store).deadline(TEST_TIMEOUT).breaker(Breaker::OFF)
+        Limiter::new(store)
+            .deadline(TEST_TIMEOUT)
+            .breaker(Breaker::OFF)
     }
 }
 
@@ -72,7 +74,11 @@ fn talk(mut connection: TcpStream, says: &Mutex<Says>) {
     let mut parser = Parser::new();
     while let Ok(Value::Array(request)) = parser.parse_value(&connection) {
         let is_script = matches!(&request[0], Value::BulkString(name) if name.starts_with(b"EVAL"));
-        let says = if is_script { says.lock().unwrap().clone() } else { Says::Reply(b"+OK\r\n".to_vec()) };
+        let says = if is_script {
+            says.lock().unwrap().clone()
+        } else {
+            Says::Reply(b"+OK\r\n".to_vec())
+        };
         let (Says::Reply(bytes) | Says::Last(bytes)) = &says;
         if connection.write_all(bytes).is_err() || matches!(says, Says::Last(_)) {
             break;
@@ -103,7 +109,9 @@ fn reply() -> impl Strategy<Value = Vec<u8>> {
             .prop_map(<[u8]>::to_vec),
     ];
     leaf.prop_recursive(2, 24, 8, |inner| {
-        vec(inner, 0..8).prop_map(|items| [format!("*{}\r\n", items.len()).into_bytes(), items.concat()].concat())
+        vec(inner, 0..8).prop_map(|items| {
+            [format!("*{}\r\n", items.len()).into_bytes(), items.concat()].concat()
+        })
     })
 }
 
@@ -116,16 +124,27 @@ fn record() -> impl Strategy<Value = Vec<u8>> {
     let length = prop_oneof![4 => select(vec![FIGURES, 2 * FIGURES]), 1 => 0..2 * FIGURES + 2];
     let figures = length.prop_flat_map(move |length| vec(figure(), length));
     (0..3_i64, number(), figures).prop_map(|(admitted, at, figures)| {
-        let numbers = [admitted, at].into_iter().chain(figures).map(|number| format!(":{number}\r\n"));
+        let numbers = [admitted, at]
+            .into_iter()
+            .chain(figures)
+            .map(|number| format!(":{number}\r\n"));
         let numbers: Vec<_> = numbers.collect();
-        format!("*2\r\n:1800000000000000\r\n*{}\r\n{}", numbers.len(), numbers.concat()).into_bytes()
+        format!(
+            "*2\r\n:1800000000000000\r\n*{}\r\n{}",
+            numbers.len(),
+            numbers.concat()
+        )
+        .into_bytes()
     })
 }
 
 /// As many numbers as the script might send, perhaps in the record of a check.
 fn plausible() -> impl Strategy<Value = Vec<u8>> {
     (vec(number(), 1..14), any::<bool>()).prop_map(|(numbers, is_record)| {
-        let numbers: Vec<String> = numbers.iter().map(|number| format!(":{number}\r\n")).collect();
+        let numbers: Vec<String> = numbers
+            .iter()
+            .map(|number| format!(":{number}\r\n"))
+            .collect();
         let (now, rest) = (&numbers[0], &numbers[1..]);
         let count = rest.len();
         let reply = if is_record {
@@ -149,15 +168,23 @@ fn says() -> impl Strategy<Value = Says> {
 
 /// Whether the script may give this reply to a check of so many charges.
 fn is_the_scripts(says: &Says, charges: usize) -> bool {
-    let Says::Reply(bytes) = says else { return false };
-    let Ok(Value::Array(fields)) = redis::parse_redis_value(bytes) else { return false };
+    let Says::Reply(bytes) = says else {
+        return false;
+    };
+    let Ok(Value::Array(fields)) = redis::parse_redis_value(bytes) else {
+        return false;
+    };
     let is_number = |field: &Value| matches!(field, Value::Int(0..));
     match &fields[..] {
         [now, Value::Array(record)] => {
             let is_outcome = matches!(record.first(), Some(Value::Int(0..=1)));
             let is_at = matches!(record.get(1), Some(Value::Int(_)));
             let are_figures = record.iter().skip(2).all(is_number);
-            is_number(now) && is_outcome && is_at && are_figures && record.len() == 2 + FIGURES * charges
+            is_number(now)
+                && is_outcome
+                && is_at
+                && are_figures
+                && record.len() == 2 + FIGURES * charges
         }
         fields => fields.len() == 1 + 2 * charges && fields.iter().all(is_number),
     }
@@ -167,37 +194,62 @@ fn is_the_scripts(says: &Says, charges: usize) -> bool {
 #[test]
 fn every_reply_is_a_decision_or_an_error() {
     let (runtime, impostor) = (one_thread(), Impostor::start());
-    let limiters = runtime.block_on(async { [impostor.limiter(), impostor.limiter().refusal_cache(Duration::ZERO)] });
-    let check = Check::new(Charge::new(CALLS, "ada", 3).unwrap());
-    let two = check.clone().and(Charge::new(OTHER, "ada", 3).unwrap()).unwrap();
-    let answers = std::cell::Cell::new((0, 0));
-    fuzz(&(says(), any::<bool>(), any::<bool>()), |(says, is_remembered, is_alone)| {
-        impostor.says(says.clone());
-        let check = if is_alone { &check } else { &two };
-        // A cached refusal is not sent to the server.
-        let limiter = &limiters[usize::from(!is_remembered)];
-        let is_right = is_the_scripts(&says, check.charges().count());
-        match runtime.block_on(limiter.check_all(check.clone())) {
-            Ok(decision) => {
-                prop_assert!(is_right || is_remembered, "{:?} is not the script's", says);
-                for status in decision.statuses() {
-                    prop_assert!(status.remaining() <= status.limit.units());
-                }
-                let _ =
-                    (decision.retry_after(), decision.binding().reset_after(), decision.at(), format!("{decision:?}"));
-                answers.set((answers.get().0 + 1, answers.get().1));
-            }
-            Err(Error::Unavailable(error)) => {
-                prop_assert!(!is_right && std::error::Error::source(&error).is_some(), "{:?}", error);
-                prop_assert!(!format!("{error:?}").contains("RecvError"), "a task has panicked");
-                answers.set((answers.get().0, answers.get().1 + 1));
-            }
-            Err(error) => prop_assert!(false, "{:?}", error),
-        }
-        Ok(())
+    let limiters = runtime.block_on(async {
+        [
+            impostor.limiter(),
+            impostor.limiter().refusal_cache(Duration::ZERO),
+        ]
     });
+    let check = Check::new(Charge::new(CALLS, "ada", 3).unwrap());
+    let two = check
+        .clone()
+        .and(Charge::new(OTHER, "ada", 3).unwrap())
+        .unwrap();
+    let answers = std::cell::Cell::new((0, 0));
+    fuzz(
+        &(says(), any::<bool>(), any::<bool>()),
+        |(says, is_remembered, is_alone)| {
+            impostor.says(says.clone());
+            let check = if is_alone { &check } else { &two };
+            // A cached refusal is not sent to the server.
+            let limiter = &limiters[usize::from(!is_remembered)];
+            let is_right = is_the_scripts(&says, check.charges().count());
+            match runtime.block_on(limiter.check_all(check.clone())) {
+                Ok(decision) => {
+                    prop_assert!(is_right || is_remembered, "{:?} is not the script's", says);
+                    for status in decision.statuses() {
+                        prop_assert!(status.remaining() <= status.limit.units());
+                    }
+                    let _ = (
+                        decision.retry_after(),
+                        decision.binding().reset_after(),
+                        decision.at(),
+                        format!("{decision:?}"),
+                    );
+                    answers.set((answers.get().0 + 1, answers.get().1));
+                }
+                Err(Error::Unavailable(error)) => {
+                    prop_assert!(
+                        !is_right && std::error::Error::source(&error).is_some(),
+                        "{:?}",
+                        error
+                    );
+                    prop_assert!(
+                        !format!("{error:?}").contains("RecvError"),
+                        "a task has panicked"
+                    );
+                    answers.set((answers.get().0, answers.get().1 + 1));
+                }
+                Err(error) => prop_assert!(false, "{:?}", error),
+            }
+            Ok(())
+        },
+    );
     let (decisions, errors) = answers.get();
-    assert!(decisions > 0 && errors > 0, "both come up: {decisions} and {errors}");
+    assert!(
+        decisions > 0 && errors > 0,
+        "both come up: {decisions} and {errors}"
+    );
 }
 
 /// Times and numbers of any size fit into the headers of a response.
@@ -207,14 +259,25 @@ fn every_reply_makes_a_response() {
     let store = || RedisStore::builder(&impostor.url).build().unwrap();
     let services = [HeaderSets::BOTH, HeaderSets::BOTH_UNIX].map(|format| {
         // Every request must get a reply.
-        let limiter = Limiter::new(store()).breaker(Breaker::OFF).refusal_cache(Duration::ZERO).deadline(TEST_TIMEOUT);
-        let layer = RateLimitLayer::new(limiter).limit(CALLS.by(anyone)).limit(OTHER.by(anyone));
+        let limiter = Limiter::new(store())
+            .breaker(Breaker::OFF)
+            .refusal_cache(Duration::ZERO)
+            .deadline(TEST_TIMEOUT);
+        let layer = RateLimitLayer::new(limiter)
+            .limit(CALLS.by(anyone))
+            .limit(OTHER.by(anyone));
         layer.fail_closed().headers(format).layer(service_fn(hello))
     });
     fuzz(&(says(), 0..2_usize), |(says, format)| {
         impostor.says(says);
-        let response: Response<Body> = runtime.block_on(services[format].clone().oneshot(request())).unwrap();
-        prop_assert!([200, 429, 503].contains(&response.status().as_u16()), "{}", response.status());
+        let response: Response<Body> = runtime
+            .block_on(services[format].clone().oneshot(request()))
+            .unwrap();
+        prop_assert!(
+            [200, 429, 503].contains(&response.status().as_u16()),
+            "{}",
+            response.status()
+        );
         Ok(())
     });
 }

@@ -14,13 +14,17 @@ fn secret() -> Secret {
 }
 
 fn request(name: &str, lines: &[Vec<u8>]) -> Parts {
-    let request = lines.iter().fold(Request::builder(), |request, line| request.header(name, header_value(line)));
+    let request = lines.iter().fold(Request::builder(), |request, line| {
+        request.header(name, header_value(line))
+    });
     request.body(()).unwrap().into_parts().0
 }
 
 /// Garbage, often after a scheme.
 fn credentials() -> impl Strategy<Value = Vec<u8>> {
-    let scheme = select(vec!["", "Bearer ", "bearer  ", "Basic ", "Bearer", "Bearer\t"]);
+    let scheme = select(vec![
+        "", "Bearer ", "bearer  ", "Basic ", "Bearer", "Bearer\t",
+    ]);
     (scheme, header_text(SIGNS)).prop_map(|(scheme, rest)| [scheme.as_bytes(), &rest].concat())
 }
 
@@ -31,14 +35,22 @@ fn a_bearer_token_is_one_token_behind_its_scheme() {
     fuzz(&vec(credentials(), 0..3), |lines| {
         match extractor.extract(&request("authorization", &lines)) {
             Ok(key) => {
-                let words: Vec<_> = str::from_utf8(&lines[0]).unwrap().split_whitespace().collect();
-                prop_assert!(lines.len() == 1 && words.len() == 2 && words[0].eq_ignore_ascii_case("bearer"));
+                let words: Vec<_> = str::from_utf8(&lines[0])
+                    .unwrap()
+                    .split_whitespace()
+                    .collect();
+                prop_assert!(
+                    lines.len() == 1 && words.len() == 2 && words[0].eq_ignore_ascii_case("bearer")
+                );
                 prop_assert!(!words[1].contains([',', '"']));
                 prop_assert_eq!(key, extractor.key(words[1]));
             }
             // Only an absent header is missing.
             Err(error) => prop_assert_eq!(
-                (error.status().as_u16(), error.to_string().ends_with(": missing")),
+                (
+                    error.status().as_u16(),
+                    error.to_string().ends_with(": missing")
+                ),
                 (401, lines.is_empty())
             ),
         }
@@ -53,15 +65,20 @@ fn a_token_has_one_key_however_it_is_sent() {
     let extractor = ApiKey::bearer(&secret());
     let cases = "[bB][eE][aA][rR][eE][rR] {1,4}";
     let token = "[!-~&&[^,\"]]{1,40}";
-    fuzz(&(cases, token, token, " {0,3}"), |(scheme, token, other, space)| {
-        let of = |token: &str| {
-            let line = format!("{scheme}{token}{space}").into_bytes();
-            extractor.extract(&request("authorization", &[line])).unwrap()
-        };
-        prop_assert_eq!(of(&token), extractor.key(&token));
-        prop_assert_eq!(of(&token) == of(&other), token == other);
-        Ok(())
-    });
+    fuzz(
+        &(cases, token, token, " {0,3}"),
+        |(scheme, token, other, space)| {
+            let of = |token: &str| {
+                let line = format!("{scheme}{token}{space}").into_bytes();
+                extractor
+                    .extract(&request("authorization", &[line]))
+                    .unwrap()
+            };
+            prop_assert_eq!(of(&token), extractor.key(&token));
+            prop_assert_eq!(of(&token) == of(&other), token == other);
+            Ok(())
+        },
+    );
 }
 
 #[test]
@@ -69,7 +86,11 @@ fn a_header_value_is_read_or_refused() {
     let (tenant, api_key) = (Header::new("x-key"), ApiKey::header("x-key", &secret()));
     fuzz(&vec(header_text(SIGNS), 0..3), |lines| {
         let parts = request("x-key", &lines);
-        let only = if let [line] = &lines[..] { str::from_utf8(line).ok() } else { None };
+        let only = if let [line] = &lines[..] {
+            str::from_utf8(line).ok()
+        } else {
+            None
+        };
         match only.map(str::trim).filter(|value| !value.is_empty()) {
             Some(value) => {
                 prop_assert_eq!(tenant.extract(&parts).unwrap(), tenant.key(value));
@@ -95,7 +116,9 @@ fn no_error_repeats_what_was_sent() {
             _ => vec![format!("{value}\t")],
         };
         let lines: Vec<_> = lines.into_iter().map(String::into_bytes).collect();
-        let error = ApiKey::bearer(&secret()).extract(&request("authorization", &lines)).unwrap_err();
+        let error = ApiKey::bearer(&secret())
+            .extract(&request("authorization", &lines))
+            .unwrap_err();
         prop_assert!(!format!("{error} {error:?}").contains(&value), "{}", error);
         Ok(())
     });

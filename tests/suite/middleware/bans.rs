@@ -6,8 +6,8 @@ use axum::body::Body;
 use http::{Request, Response, StatusCode, request::Parts};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
-    Algorithm, Charge, Check, Decision, Header, Key, KeyedLimit, Limit, Limiter, MemoryStore, RateLimitLayer,
-    Rejection, Store,
+    Algorithm, Charge, Check, Decision, Header, Key, KeyedLimit, Limit, Limiter, MemoryStore,
+    RateLimitLayer, Rejection, Store,
     error::{StoreError, StoreErrorKind},
     limiter::{Breaker, Share},
     middleware::{Exchange, ShadowRefusals},
@@ -44,15 +44,33 @@ fn login() -> KeyedLimit {
 
 /// A request that the service answers with this status.
 fn request(user: &str, answer: u16) -> Request<Body> {
-    Request::get("/").header("x-user", user).header("x-answer", answer).body(Body::empty()).unwrap()
+    Request::get("/")
+        .header("x-user", user)
+        .header("x-answer", answer)
+        .body(Body::empty())
+        .unwrap()
 }
 
 async fn send(layer: &RateLimitLayer, user: &str, answer: u16) -> Response<Body> {
     let service = service_fn(|request: Request<Body>| async move {
-        let status = request.headers()["x-answer"].to_str().unwrap().parse::<StatusCode>().unwrap();
-        Ok::<_, Infallible>(Response::builder().status(status).body(Body::empty()).unwrap())
+        let status = request.headers()["x-answer"]
+            .to_str()
+            .unwrap()
+            .parse::<StatusCode>()
+            .unwrap();
+        Ok::<_, Infallible>(
+            Response::builder()
+                .status(status)
+                .body(Body::empty())
+                .unwrap(),
+        )
     });
-    layer.clone().layer(service).oneshot(request(user, answer)).await.unwrap()
+    layer
+        .clone()
+        .layer(service)
+        .oneshot(request(user, answer))
+        .await
+        .unwrap()
 }
 
 /// For how long the client is banned, if it is.
@@ -71,7 +89,10 @@ async fn use_up(layer: &RateLimitLayer, user: &str) {
     for remaining in ["2", "1", "0"] {
         let response = send(layer, user, 200).await;
         assert_eq!(
-            (response.status().as_u16(), figures(response.headers())[..2].to_vec()),
+            (
+                response.status().as_u16(),
+                figures(response.headers())[..2].to_vec()
+            ),
             (200, vec![Some("3"), Some(remaining)])
         );
     }
@@ -83,10 +104,19 @@ async fn a_refusal_bans_its_key_for_exactly_the_time<S: Store>(fixture: Fixture<
     // Already the first refusal tells the time of the ban.
     let refused = send(&layer, "ada", 200).await;
     assert_eq!(refused.status(), 429);
-    assert_eq!(figures(refused.headers()), [Some("1"), Some("0"), Some("900"), Some("900")]);
+    assert_eq!(
+        figures(refused.headers()),
+        [Some("1"), Some("0"), Some("900"), Some("900")]
+    );
     let body = json(refused).await;
-    assert!(body.contains("The limit 'login.ban' bans this client. Retry in 900 seconds."), "{body}");
-    assert!(body.contains(r#""violated-policies":["login","login.ban"]"#), "{body}");
+    assert!(
+        body.contains("The limit 'login.ban' bans this client. Retry in 900 seconds."),
+        "{body}"
+    );
+    assert!(
+        body.contains(r#""violated-policies":["login","login.ban"]"#),
+        "{body}"
+    );
 
     // Requests in between do not prolong it.
     let mut left = TIME;
@@ -106,7 +136,11 @@ async fn a_refusal_bans_its_key_for_exactly_the_time<S: Store>(fixture: Fixture<
 async fn a_limit_that_counts_afterwards_bans_when_nothing_is_left<S: Store>(fixture: Fixture<S>) {
     let failures = |limit: KeyedLimit, settles: bool| {
         let cost = |exchange: &Exchange<'_>| u64::from(exchange.response.status == 401);
-        if settles { limit.settle(cost) } else { limit.count_afterwards(cost) }
+        if settles {
+            limit.settle(cost)
+        } else {
+            limit.count_afterwards(cost)
+        }
     };
     for (settles, user) in [(true, "ada"), (false, "bob")] {
         let layer = RateLimitLayer::new(fixture.limiter.clone()).limit(failures(login(), settles));
@@ -116,16 +150,29 @@ async fn a_limit_that_counts_afterwards_bans_when_nothing_is_left<S: Store>(fixt
         // The third failure bans by itself, so a client gains nothing by a pause.
         assert_eq!(send(&layer, user, 401).await.status(), 401);
         fixture.clock.advance(seconds(120));
-        assert_eq!(banned_for(&layer, user).await, Some(seconds(780)), "{settles}");
+        assert_eq!(
+            banned_for(&layer, user).await,
+            Some(seconds(780)),
+            "{settles}"
+        );
         fixture.clock.advance(seconds(780));
         assert_eq!(send(&layer, user, 200).await.status(), 200);
     }
 }
 
 async fn a_ban_by_hand_lasts_up_to_a_year_and_is_lifted<S: Store>(fixture: Fixture<S>) {
-    let (limiter, day, year) = (&fixture.limiter, seconds(24 * 60 * 60), seconds(365 * 24 * 60 * 60));
+    let (limiter, day, year) = (
+        &fixture.limiter,
+        seconds(24 * 60 * 60),
+        seconds(365 * 24 * 60 * 60),
+    );
     let layer = RateLimitLayer::new(limiter.clone()).limit(login());
-    for (time, banned) in [(day, day), (year, year), (100 * year, year), (Duration::MAX, year)] {
+    for (time, banned) in [
+        (day, day),
+        (year, year),
+        (100 * year, year),
+        (Duration::MAX, year),
+    ] {
         limiter.block(&BAN, key("ada"), time).await.unwrap();
         assert_eq!(banned_for(&layer, "ada").await, Some(banned));
         limiter.reset(&BAN, key("ada")).await.unwrap();
@@ -138,7 +185,10 @@ async fn a_ban_by_hand_lasts_up_to_a_year_and_is_lifted<S: Store>(fixture: Fixtu
     for _ in 0..5 {
         assert_eq!(banned_for(&layer, "ada").await, Some(day - seconds(1)));
     }
-    assert_eq!(limiter.peek(&BAN, key("ada")).await.unwrap().binding().used, 1);
+    assert_eq!(
+        limiter.peek(&BAN, key("ada")).await.unwrap().binding().used,
+        1
+    );
     limiter.reset(&BAN, key("ada")).await.unwrap();
 
     // A limit that is still used up bans anew, unless it is reset as well.
@@ -151,8 +201,11 @@ async fn a_ban_by_hand_lasts_up_to_a_year_and_is_lifted<S: Store>(fixture: Fixtu
     limiter.reset(&BAN, key("ada")).await.unwrap();
     use_up(&layer, "ada").await;
     assert_eq!(
-        banned_for(&RateLimitLayer::new(limiter.clone()).limit(LOGIN.by(by_user()).ban(BAN, BAN.window())), "ada")
-            .await,
+        banned_for(
+            &RateLimitLayer::new(limiter.clone()).limit(LOGIN.by(by_user()).ban(BAN, BAN.window())),
+            "ada"
+        )
+        .await,
         Some(year)
     );
 }
@@ -160,7 +213,9 @@ async fn a_ban_by_hand_lasts_up_to_a_year_and_is_lifted<S: Store>(fixture: Fixtu
 async fn bans_have_the_options_of_their_limits<S: Store>(fixture: Fixture<S>) {
     let layer = |limit: KeyedLimit| {
         let roomy = Limit::per_hour("roomy", 100).by(by_user());
-        RateLimitLayer::new(fixture.limiter.clone()).limit(limit).limit(roomy)
+        RateLimitLayer::new(fixture.limiter.clone())
+            .limit(limit)
+            .limit(roomy)
     };
     let use_up = async |layer: &RateLimitLayer, user: &str| {
         for _ in 0..3 {
@@ -177,9 +232,15 @@ async fn bans_have_the_options_of_their_limits<S: Store>(fixture: Fixture<S>) {
     for _ in 0..2 {
         let service = forbidden.clone().layer(service_fn(hello));
         let response = service.oneshot(request("ada", 200)).await.unwrap();
-        assert_eq!((response.status().as_u16(), figures(response.headers())[3]), (403, Some("900")));
+        assert_eq!(
+            (response.status().as_u16(), figures(response.headers())[3]),
+            (403, Some("900"))
+        );
         let body = json(response).await;
-        assert!(body.starts_with(r#"{"title":"Forbidden","status":403,"#), "{body}");
+        assert!(
+            body.starts_with(r#"{"title":"Forbidden","status":403,"#),
+            "{body}"
+        );
     }
     // Hidden.
     let hidden = layer(login().hidden());
@@ -197,7 +258,13 @@ async fn bans_have_the_options_of_their_limits<S: Store>(fixture: Fixture<S>) {
     fixture.clock.advance(seconds(61));
     let response = send(&shadow, "cyd", 200).await;
     let refusals: &ShadowRefusals = response.extensions().get().unwrap();
-    assert_eq!((response.status().as_u16(), refusals.names().collect::<Vec<_>>()), (200, vec!["login.ban"]));
+    assert_eq!(
+        (
+            response.status().as_u16(),
+            refusals.names().collect::<Vec<_>>()
+        ),
+        (200, vec!["login.ban"])
+    );
     // Once it is no longer in the shadow, the ban holds.
     assert!(banned_for(&layer(login()), "cyd").await.is_some());
     // By the whole key, whatever part has refused.
@@ -219,7 +286,9 @@ async fn a_limit_beside_a_ban_counts_only_what_is_admitted<S: Store>(fixture: Fi
     const ATTEMPTS: Limit = Limit::per_hour("attempts", 100);
     let failures = login().count_afterwards(|exchange| u64::from(exchange.response.status == 401));
     for (user, limit) in [("ada", login()), ("bob", failures)] {
-        let layer = RateLimitLayer::new(fixture.limiter.clone()).limit(limit).limit(ATTEMPTS.by(by_user()));
+        let layer = RateLimitLayer::new(fixture.limiter.clone())
+            .limit(limit)
+            .limit(ATTEMPTS.by(by_user()));
         let mut admitted = 0;
         for _ in 0..10 {
             admitted += u64::from(send(&layer, user, 401).await.status() == 401);
@@ -248,7 +317,9 @@ for_every_store! {
 async fn all_processes_ban_once_and_a_remembered_refusal_bans_too() {
     let (clock, server) = (ManualClock::new(), RedisServer::start());
     let limiters = [(); 2].map(|()| Limiter::new(redis_by(&clock, &server)).deadline(TEST_TIMEOUT));
-    let layers = limiters.clone().map(|limiter| RateLimitLayer::new(limiter).limit(login()));
+    let layers = limiters
+        .clone()
+        .map(|limiter| RateLimitLayer::new(limiter).limit(login()));
     for user in ["ada", "bob"] {
         use_up(&layers[0], user).await;
         let check = Check::new(Charge::new(LOGIN, key(user), 1).unwrap())
@@ -262,12 +333,27 @@ async fn all_processes_ban_once_and_a_remembered_refusal_bans_too() {
     // Redis is asked to ban, and not whether the limit refuses. It has banned the one already.
     for (user, left) in [("ada", TIME - Duration::from_millis(400)), ("bob", TIME)] {
         let calls = server.script_calls();
-        assert_eq!((banned_for(&layers[1], user).await, server.script_calls() - calls), (Some(left), 1));
+        assert_eq!(
+            (
+                banned_for(&layers[1], user).await,
+                server.script_calls() - calls
+            ),
+            (Some(left), 1)
+        );
         // Nor again, since the process remembers the ban.
-        assert_eq!((banned_for(&layers[1], user).await, server.script_calls() - calls), (Some(left), 1));
+        assert_eq!(
+            (
+                banned_for(&layers[1], user).await,
+                server.script_calls() - calls
+            ),
+            (Some(left), 1)
+        );
     }
     clock.advance(seconds(10));
-    for (user, left) in [("ada", TIME - Duration::from_millis(10_400)), ("bob", TIME - seconds(10))] {
+    for (user, left) in [
+        ("ada", TIME - Duration::from_millis(10_400)),
+        ("bob", TIME - seconds(10)),
+    ] {
         for layer in &layers {
             assert_eq!(banned_for(layer, user).await, Some(left));
         }
@@ -283,8 +369,15 @@ async fn a_ban_leaves_redis_when_it_has_ended() {
     let layer = RateLimitLayer::new(limiter).limit(LOGIN.by(by_user()).ban(bans, seconds(3)));
     use_up(&layer, "ada").await;
     assert!(banned_for(&layer, "ada").await.is_some());
-    let key = server.keys().into_iter().find(|key| key.contains("login.ban")).unwrap();
-    let left: u64 = redis::cmd("PTTL").arg(key).query(&mut server.connect()).unwrap();
+    let key = server
+        .keys()
+        .into_iter()
+        .find(|key| key.contains("login.ban"))
+        .unwrap();
+    let left: u64 = redis::cmd("PTTL")
+        .arg(key)
+        .query(&mut server.connect())
+        .unwrap();
     assert!(left <= 65_000, "{left}");
 }
 
@@ -294,26 +387,43 @@ async fn reserved_units_and_places_do_not_ban() {
     let store = MemoryStore::new();
     let limiter = Limiter::new(store.clone());
     let layer = RateLimitLayer::new(store.clone()).limit(login().settle(|_| 1));
-    let reserved = limiter.reserve(&LOGIN, key("ada"), 3, seconds(30)).await.unwrap().unwrap();
+    let reserved = limiter
+        .reserve(&LOGIN, key("ada"), 3, seconds(30))
+        .await
+        .unwrap()
+        .unwrap();
     let refused = send(&layer, "ada", 200).await;
-    assert!(matches!(refused.extensions().get(), Some(Rejection::Limited(_))), "{refused:?}");
+    assert!(
+        matches!(refused.extensions().get(), Some(Rejection::Limited(_))),
+        "{refused:?}"
+    );
     reserved.settle(0).await.unwrap();
     assert_eq!(send(&layer, "ada", 200).await.status(), 200);
 
     let streams = Limit::concurrent("streams", 1).by(by_user()).ban(BAN, TIME);
     let error = RateLimitLayer::new(store).limits([streams]).unwrap_err();
-    assert!(error.to_string().contains("put `ban` on a limit of a window"), "{error}");
+    assert!(
+        error
+            .to_string()
+            .contains("put `ban` on a limit of a window"),
+        "{error}"
+    );
 }
 
 /// Another limit that refuses bans nobody.
 #[tokio::test]
 async fn a_limit_bans_by_its_own_refusals() {
     let other = Limit::per_minute("other", 1).by(by_user());
-    let layer = RateLimitLayer::new(MemoryStore::new()).limit(login()).limit(other);
+    let layer = RateLimitLayer::new(MemoryStore::new())
+        .limit(login())
+        .limit(other);
     for expected in [200, 429, 429, 429, 429] {
         let response = send(&layer, "ada", 200).await;
         assert_eq!(response.status(), expected);
-        assert!(!matches!(response.extensions().get(), Some(Rejection::Banned(_))));
+        assert!(!matches!(
+            response.extensions().get(),
+            Some(Rejection::Banned(_))
+        ));
     }
 }
 
@@ -323,7 +433,9 @@ async fn limits_share_a_ban() {
     let failures = Limit::per_hour("failures", 2).by(by_user());
     let failures = failures.count_afterwards(|exchange| u64::from(exchange.response.status == 401));
     let failures = failures.ban(BAN, TIME);
-    let layer = RateLimitLayer::new(MemoryStore::new()).limit(login()).limit(failures);
+    let layer = RateLimitLayer::new(MemoryStore::new())
+        .limit(login())
+        .limit(failures);
     for (user, answers) in [("ada", &[200, 200, 200, 0][..]), ("bob", &[401, 401])] {
         for answer in answers {
             let _ = send(&layer, user, (*answer).max(200)).await;
@@ -374,12 +486,21 @@ impl Store for WithoutBans {
 #[tokio::test]
 async fn a_ban_that_cannot_begin_is_logged_and_the_limit_refuses() {
     let log = Log::start();
-    let layer = RateLimitLayer::new(WithoutBans(MemoryStore::new())).named("api").limit(login());
+    let layer = RateLimitLayer::new(WithoutBans(MemoryStore::new()))
+        .named("api")
+        .limit(login());
     use_up(&layer, "ada").await;
     let refused = send(&layer, "ada", 200).await;
-    assert!(matches!(refused.extensions().get(), Some(Rejection::Limited(_))), "{refused:?}");
+    assert!(
+        matches!(refused.extensions().get(), Some(Rejection::Limited(_))),
+        "{refused:?}"
+    );
     assert_eq!(figures(refused.headers())[..2], [Some("3"), Some("0")]);
-    assert!(log.text().contains("a ban could not begin"), "{}", log.text());
+    assert!(
+        log.text().contains("a ban could not begin"),
+        "{}",
+        log.text()
+    );
 }
 
 #[cfg(feature = "grpc")]
@@ -390,7 +511,10 @@ async fn a_ban_has_a_status_of_grpc() {
     let refusal = limiter.check(&BAN, "ada", 1).await.unwrap();
     let status = tonic::Status::from(Rejection::Banned(refusal));
     assert_eq!(status.code(), tonic::Code::ResourceExhausted);
-    assert_ne!(status.metadata().get("grpc-retry-pushback-ms").unwrap(), "-1");
+    assert_ne!(
+        status.metadata().get("grpc-retry-pushback-ms").unwrap(),
+        "-1"
+    );
 }
 
 #[test]
@@ -404,9 +528,18 @@ fn a_ban_has_a_name_of_its_own_and_its_own_kind_of_limit() {
         vec![by("burst"), by("login").ban(named("burst"), TIME)],
     ] {
         let error = layer().limits(limits).unwrap_err();
-        assert!(error.to_string().starts_with("two limits of one layer are named"), "{error}");
+        assert!(
+            error
+                .to_string()
+                .starts_with("two limits of one layer are named"),
+            "{error}"
+        );
     }
-    assert!(layer().limits([by("a").ban(BAN, TIME), by("b").ban(BAN, TIME)]).is_ok());
+    assert!(
+        layer()
+            .limits([by("a").ban(BAN, TIME), by("b").ban(BAN, TIME)])
+            .is_ok()
+    );
     for other in [
         Limit::per_hour("login.ban", 2),
         Limit::per_hour("login.ban", 1).with_algorithm(Algorithm::FIXED_WINDOW),
@@ -416,9 +549,13 @@ fn a_ban_has_a_name_of_its_own_and_its_own_kind_of_limit() {
         assert!(made.is_err());
     }
     // It would be shortened without a word.
-    let made = std::panic::catch_unwind(|| by("login").ban(Limit::per_minute("login.ban", 1), TIME));
+    let made =
+        std::panic::catch_unwind(|| by("login").ban(Limit::per_minute("login.ban", 1), TIME));
     let error = made.unwrap_err().downcast::<String>().unwrap();
-    assert!(error.contains("no ban is longer than the window of its limit, 60s"), "{error}");
+    assert!(
+        error.contains("no ban is longer than the window of its limit, 60s"),
+        "{error}"
+    );
 }
 
 /// Each of the limits may be the first to have used up its units, or both at once.
@@ -429,31 +566,57 @@ async fn of_two_bans_that_begin_at_once_the_longer_holds<S: Store>(fixture: Fixt
             let limit = Limit::new(format!("limit-{place}"), 3, seconds(60)).unwrap();
             limit.by(by_user()).ban(BAN, times[place])
         });
-        let layer = RateLimitLayer::new(fixture.limiter.clone()).limits(limits).unwrap();
+        let layer = RateLimitLayer::new(fixture.limiter.clone())
+            .limits(limits)
+            .unwrap();
         use_up(&layer, user).await;
         assert_eq!(banned_for(&layer, user).await, Some(TIME), "{user}");
         assert_eq!(banned_for(&layer, user).await, Some(TIME), "{user}");
         fixture.clock.advance(seconds(61));
-        assert_eq!(banned_for(&layer, user).await, Some(TIME - seconds(61)), "{user}");
+        assert_eq!(
+            banned_for(&layer, user).await,
+            Some(TIME - seconds(61)),
+            "{user}"
+        );
     }
 }
 
 /// A limit on trial changes nothing for the others, whose ban it shares.
-async fn a_shared_ban_is_in_the_shadow_only_for_limits_in_the_shadow<S: Store>(fixture: Fixture<S>) {
-    let trial = || Limit::per_minute("trial", 1).by(by_user()).ban(BAN, TIME).in_shadow();
+async fn a_shared_ban_is_in_the_shadow_only_for_limits_in_the_shadow<S: Store>(
+    fixture: Fixture<S>,
+) {
+    let trial = || {
+        Limit::per_minute("trial", 1)
+            .by(by_user())
+            .ban(BAN, TIME)
+            .in_shadow()
+    };
     for (user, limits) in [("ada", [login(), trial()]), ("bob", [trial(), login()])] {
-        let layer = RateLimitLayer::new(fixture.limiter.clone()).limits(limits).unwrap();
+        let layer = RateLimitLayer::new(fixture.limiter.clone())
+            .limits(limits)
+            .unwrap();
         use_up(&layer, user).await;
         assert_eq!(banned_for(&layer, user).await, Some(TIME), "{user}");
         fixture.clock.advance(seconds(61));
-        assert_eq!(banned_for(&layer, user).await, Some(TIME - seconds(61)), "{user}");
+        assert_eq!(
+            banned_for(&layer, user).await,
+            Some(TIME - seconds(61)),
+            "{user}"
+        );
     }
 }
 
 async fn a_shared_ban_is_hidden_if_it_is_hidden_by_either<S: Store>(fixture: Fixture<S>) {
-    let load = || Limit::per_minute("load", 100).by(by_user()).ban(BAN, TIME).hidden();
+    let load = || {
+        Limit::per_minute("load", 100)
+            .by(by_user())
+            .ban(BAN, TIME)
+            .hidden()
+    };
     for (user, limits) in [("ada", [login(), load()]), ("bob", [load(), login()])] {
-        let layer = RateLimitLayer::new(fixture.limiter.clone()).limits(limits).unwrap();
+        let layer = RateLimitLayer::new(fixture.limiter.clone())
+            .limits(limits)
+            .unwrap();
         use_up(&layer, user).await;
         for wait in [0, 61] {
             fixture.clock.advance(seconds(wait));
@@ -474,7 +637,10 @@ async fn a_banned_key_is_refused_where_it_has_no_limit<S: Store>(fixture: Fixtur
     fixture.clock.advance(seconds(5));
     for _ in 0..2 {
         let response = send(&layer, "ada", 204).await;
-        assert!(matches!(response.extensions().get(), Some(Rejection::Banned(_))), "{response:?}");
+        assert!(
+            matches!(response.extensions().get(), Some(Rejection::Banned(_))),
+            "{response:?}"
+        );
     }
 }
 
@@ -485,7 +651,9 @@ async fn a_place_in_line_is_no_ban() {
         let limiter = Limiter::new(MemoryStore::new());
         let layer = |wait| {
             let cost = |parts: &Parts| parts.headers["x-cost"].to_str().unwrap().parse().unwrap();
-            RateLimitLayer::new(limiter.clone()).limit(limit.clone().cost(cost)).wait_up_to(wait)
+            RateLimitLayer::new(limiter.clone())
+                .limit(limit.clone().cost(cost))
+                .wait_up_to(wait)
         };
         let send = async |wait, cost: u64| {
             let mut request = request("ada", 200);
@@ -499,7 +667,10 @@ async fn a_place_in_line_is_no_ban() {
         let behind = async {
             tokio::time::sleep(seconds(1)).await;
             let refused = send(Duration::ZERO, 1).await;
-            assert!(matches!(refused.extensions().get(), Some(Rejection::Limited(_))), "{refused:?}");
+            assert!(
+                matches!(refused.extensions().get(), Some(Rejection::Limited(_))),
+                "{refused:?}"
+            );
         };
         let first = async {
             tokio::time::sleep(Duration::from_millis(500)).await;
@@ -507,7 +678,10 @@ async fn a_place_in_line_is_no_ban() {
         };
         let before = async { assert_eq!(send(Duration::ZERO, used).await.status(), 200) };
         tokio::join!(before, first, behind);
-        assert_eq!(limiter.peek(&BAN, key("ada")).await.unwrap().binding().used, 0);
+        assert_eq!(
+            limiter.peek(&BAN, key("ada")).await.unwrap().binding().used,
+            0
+        );
     }
 }
 
@@ -516,7 +690,9 @@ async fn a_place_in_line_is_no_ban() {
 async fn a_process_bans_with_a_response_in_the_place_of_the_store() {
     let cost = |exchange: &Exchange<'_>| u64::from(exchange.response.status == 401);
     for limit in [login().settle(cost), login().count_afterwards(cost)] {
-        let layer = RateLimitLayer::new(failing()).limit(limit).fail_local(Share::one_of(1));
+        let layer = RateLimitLayer::new(failing())
+            .limit(limit)
+            .fail_local(Share::one_of(1));
         for _ in 0..3 {
             assert_eq!(send(&layer, "ada", 401).await.status(), 401);
         }
@@ -528,7 +704,9 @@ async fn a_process_bans_with_a_response_in_the_place_of_the_store() {
 #[tokio::test(start_paused = true)]
 async fn a_reset_lifts_a_ban_that_this_process_has_begun_by_itself() {
     let store = failing();
-    let limiter = Limiter::new(store.clone()).breaker(Breaker::OFF).fail_local(Share::one_of(1));
+    let limiter = Limiter::new(store.clone())
+        .breaker(Breaker::OFF)
+        .fail_local(Share::one_of(1));
     let layer = RateLimitLayer::new(limiter.clone()).limit(login());
     use_up(&layer, "ada").await;
     assert_eq!(banned_for(&layer, "ada").await, Some(TIME));
@@ -544,7 +722,11 @@ async fn a_reset_lifts_a_ban_that_this_process_has_begun_by_itself() {
 async fn a_full_memory_takes_no_ban() {
     let (clock, log) = (ManualClock::new(), Log::start());
     let store = MemoryStore::new().clock(&clock).capacity(1_000);
-    let layer = RateLimitLayer::new(store).limit(Limit::per_second("calls", 3).by(by_user()).ban(BAN, seconds(10)));
+    let layer = RateLimitLayer::new(store).limit(
+        Limit::per_second("calls", 3)
+            .by(by_user())
+            .ban(BAN, seconds(10)),
+    );
     for client in 0..4_000 {
         for _ in 0..4 {
             let _ = send(&layer, &format!("client-{client}"), 200).await;
@@ -552,7 +734,10 @@ async fn a_full_memory_takes_no_ban() {
     }
     // The limit itself refuses.
     let refused = send(&layer, "client-3999", 200).await;
-    assert!(matches!(refused.extensions().get(), Some(Rejection::Limited(_))), "{refused:?}");
+    assert!(
+        matches!(refused.extensions().get(), Some(Rejection::Limited(_))),
+        "{refused:?}"
+    );
     assert!(log.text().contains("the store is full"), "{}", log.text());
     for client in 0..100 {
         assert_eq!(banned_for(&layer, &format!("other-{client}")).await, None);
@@ -567,15 +752,23 @@ async fn a_full_memory_takes_no_ban() {
 #[tokio::test]
 async fn a_limit_with_a_ban_of_no_time_begins_none() {
     let limiter = Limiter::new(MemoryStore::new());
-    let layer = RateLimitLayer::new(limiter.clone()).limit(LOGIN.by(by_user()).ban(BAN, Duration::ZERO));
+    let layer =
+        RateLimitLayer::new(limiter.clone()).limit(LOGIN.by(by_user()).ban(BAN, Duration::ZERO));
     use_up(&layer, "ada").await;
     for _ in 0..2 {
         let refused = send(&layer, "ada", 200).await;
-        assert!(matches!(refused.extensions().get(), Some(Rejection::Limited(_))), "{refused:?}");
+        assert!(
+            matches!(refused.extensions().get(), Some(Rejection::Limited(_))),
+            "{refused:?}"
+        );
     }
     limiter.block(&BAN, key("bob"), TIME).await.unwrap();
     assert!(banned_for(&layer, "bob").await.is_some());
     // A ban of another window is another one.
-    let layer = RateLimitLayer::new(limiter).limit(LOGIN.by(by_user()).ban(Limit::per_day("login.ban", 1), TIME));
+    let layer = RateLimitLayer::new(limiter).limit(
+        LOGIN
+            .by(by_user())
+            .ban(Limit::per_day("login.ban", 1), TIME),
+    );
     assert_eq!(banned_for(&layer, "bob").await, None);
 }

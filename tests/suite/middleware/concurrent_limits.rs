@@ -48,21 +48,41 @@ async fn held(limiter: &Limiter) -> u64 {
 #[tokio::test]
 async fn places_that_are_freed_before_their_streams_end_admit_clients_of_the_next_process() {
     let server = RedisServer::start();
-    let process = async || Limiter::new(RedisStore::connect(&server.url()).await.unwrap()).deadline(TEST_TIMEOUT);
+    let process = async || {
+        Limiter::new(RedisStore::connect(&server.url()).await.unwrap()).deadline(TEST_TIMEOUT)
+    };
     let stream = service_fn(async |_: Request<Body>| {
-        Ok::<_, Infallible>(Response::new(Body::new(Channel::<axum::body::Bytes, Infallible>::new(1).1)))
+        Ok::<_, Infallible>(Response::new(Body::new(
+            Channel::<axum::body::Bytes, Infallible>::new(1).1,
+        )))
     });
     let (ending, next) = (process().await, process().await);
     let old = layer(&ending).layer(stream);
-    let _streams = [old.clone().oneshot(request()).await.unwrap(), old.oneshot(request()).await.unwrap()];
-    let [new, remembering] =
-        [layer(&next.clone().refusal_cache(Duration::ZERO)), layer(&next)].map(|layer| layer.layer(stream));
+    let _streams = [
+        old.clone().oneshot(request()).await.unwrap(),
+        old.oneshot(request()).await.unwrap(),
+    ];
+    let [new, remembering] = [
+        layer(&next.clone().refusal_cache(Duration::ZERO)),
+        layer(&next),
+    ]
+    .map(|layer| layer.layer(stream));
     for service in [&new, &remembering] {
-        assert_eq!(service.clone().oneshot(request()).await.unwrap().status(), StatusCode::TOO_MANY_REQUESTS);
+        assert_eq!(
+            service.clone().oneshot(request()).await.unwrap().status(),
+            StatusCode::TOO_MANY_REQUESTS
+        );
     }
     ending.shutdown(TEST_TIMEOUT).await.unwrap();
-    assert_eq!(remembering.oneshot(request()).await.unwrap().status(), StatusCode::TOO_MANY_REQUESTS, "for a second");
-    assert_eq!(new.oneshot(request()).await.unwrap().status(), StatusCode::OK);
+    assert_eq!(
+        remembering.oneshot(request()).await.unwrap().status(),
+        StatusCode::TOO_MANY_REQUESTS,
+        "for a second"
+    );
+    assert_eq!(
+        new.oneshot(request()).await.unwrap().status(),
+        StatusCode::OK
+    );
 }
 
 #[tokio::test]
@@ -81,19 +101,36 @@ async fn a_place_is_held_until_the_body_has_ended() {
     assert_eq!(held(&limiter).await, 2);
     let refused = service.clone().oneshot(request()).await.unwrap();
     assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
-    assert_eq!(figures(refused.headers()), [Some("2"), Some("0"), None, Some("1")]);
-    assert!(matches!(refused.extensions().get(), Some(Rejection::Limited(_))));
+    assert_eq!(
+        figures(refused.headers()),
+        [Some("2"), Some("0"), None, Some("1")]
+    );
+    assert!(matches!(
+        refused.extensions().get(),
+        Some(Rejection::Limited(_))
+    ));
 
     drop(dropped);
-    assert_eq!(held(&limiter).await, 1, "a client that leaves frees its place");
+    assert_eq!(
+        held(&limiter).await,
+        1,
+        "a client that leaves frees its place"
+    );
     let mut body = read.into_body();
     let mut sender = bodies.lock().unwrap().remove(0);
     sender.send_data("data".into()).await.unwrap();
-    assert_eq!(body.frame().await.unwrap().unwrap().into_data().unwrap(), "data");
+    assert_eq!(
+        body.frame().await.unwrap().unwrap().into_data().unwrap(),
+        "data"
+    );
     assert_eq!(held(&limiter).await, 1);
     drop(sender);
     assert!(body.frame().await.is_none());
-    assert_eq!(held(&limiter).await, 0, "the body has ended, although it is still there");
+    assert_eq!(
+        held(&limiter).await,
+        0,
+        "the body has ended, although it is still there"
+    );
 }
 
 #[tokio::test]
@@ -104,8 +141,14 @@ async fn a_place_is_freed_with_the_head_on_request_and_under_other_bodies() {
     assert_eq!(held(&limiter).await, 0);
     drop(response);
 
-    let full = async |_: Request<Body>| Ok::<_, Infallible>(Response::new(Full::<axum::body::Bytes>::from("hello")));
-    let response = layer(&limiter).layer(service_fn(full)).oneshot(request()).await.unwrap();
+    let full = async |_: Request<Body>| {
+        Ok::<_, Infallible>(Response::new(Full::<axum::body::Bytes>::from("hello")))
+    };
+    let response = layer(&limiter)
+        .layer(service_fn(full))
+        .oneshot(request())
+        .await
+        .unwrap();
     assert_eq!(held(&limiter).await, 0);
     drop(response);
 }
@@ -127,9 +170,16 @@ async fn a_task_that_keeps_the_decision_keeps_the_place() {
 #[tokio::test]
 async fn a_request_that_is_dropped_or_panics_frees_its_place() {
     let limiter = limiter();
-    let hangs = layer(&limiter).layer(service_fn(|_: Request<Body>| pending::<Result<Response<Body>, Infallible>>()));
+    let hangs = layer(&limiter).layer(service_fn(|_: Request<Body>| {
+        pending::<Result<Response<Body>, Infallible>>()
+    }));
     let mut hanging = Box::pin(hangs.oneshot(request()));
-    assert!(hanging.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    assert!(
+        hanging
+            .as_mut()
+            .poll(&mut Context::from_waker(Waker::noop()))
+            .is_pending()
+    );
     assert_eq!(held(&limiter).await, 1);
     drop(hanging);
     assert_eq!(held(&limiter).await, 0);
@@ -140,7 +190,12 @@ async fn a_request_that_is_dropped_or_panics_frees_its_place() {
         }
         Ok::<_, Infallible>(Response::new(Body::empty()))
     }));
-    assert!(AssertUnwindSafe(panics.oneshot(request())).catch_unwind().await.is_err());
+    assert!(
+        AssertUnwindSafe(panics.oneshot(request()))
+            .catch_unwind()
+            .await
+            .is_err()
+    );
     assert_eq!(held(&limiter).await, 0);
 
     struct Panics;
@@ -154,10 +209,16 @@ async fn a_request_that_is_dropped_or_panics_frees_its_place() {
             panic!("a body panics")
         }
     }
-    let service = layer(&limiter)
-        .layer(service_fn(async |_: Request<Body>| Ok::<_, Infallible>(Response::new(Body::new(Panics)))));
+    let service = layer(&limiter).layer(service_fn(async |_: Request<Body>| {
+        Ok::<_, Infallible>(Response::new(Body::new(Panics)))
+    }));
     let body = service.oneshot(request()).await.unwrap().into_body();
-    assert!(AssertUnwindSafe(body.collect()).catch_unwind().await.is_err());
+    assert!(
+        AssertUnwindSafe(body.collect())
+            .catch_unwind()
+            .await
+            .is_err()
+    );
     assert_eq!(held(&limiter).await, 0);
 }
 
@@ -165,7 +226,9 @@ async fn a_request_that_is_dropped_or_panics_frees_its_place() {
 #[tokio::test]
 async fn an_error_of_the_service_frees_its_place() {
     let limiter = limiter();
-    let fails = layer(&limiter).layer(service_fn(async |_: Request<Body>| Err::<Response<Body>, _>("failed")));
+    let fails = layer(&limiter).layer(service_fn(async |_: Request<Body>| {
+        Err::<Response<Body>, _>("failed")
+    }));
     assert!(fails.oneshot(request()).await.is_err());
     assert_eq!(held(&limiter).await, 0);
 }
@@ -173,15 +236,29 @@ async fn an_error_of_the_service_frees_its_place() {
 #[tokio::test]
 async fn places_and_windows_are_decided_together_and_the_window_is_shown() {
     let (limiter, requests) = (limiter(), Limit::per_minute("requests", 3));
-    let layer = layer(&limiter).limit(requests.clone().by(anyone)).headers(HeaderSets::BOTH);
+    let layer = layer(&limiter)
+        .limit(requests.clone().by(anyone))
+        .headers(HeaderSets::BOTH);
     let service = layer.layer(service_fn(hello));
     let first = service.clone().oneshot(request()).await.unwrap();
-    assert_eq!(figures(first.headers()), [Some("3"), Some("2"), Some("60"), None]);
-    assert_eq!(first.headers()["ratelimit-policy"], r#""streams";q=2;qu="concurrent-requests", "requests";q=3;w=60"#);
-    assert_eq!(first.headers()["ratelimit"], r#""streams";r=1, "requests";r=2;t=60"#);
+    assert_eq!(
+        figures(first.headers()),
+        [Some("3"), Some("2"), Some("60"), None]
+    );
+    assert_eq!(
+        first.headers()["ratelimit-policy"],
+        r#""streams";q=2;qu="concurrent-requests", "requests";q=3;w=60"#
+    );
+    assert_eq!(
+        first.headers()["ratelimit"],
+        r#""streams";r=1, "requests";r=2;t=60"#
+    );
     let second = service.clone().oneshot(request()).await.unwrap();
     let third = service.clone().oneshot(request()).await.unwrap();
-    assert_eq!(figures(third.headers()), [Some("2"), Some("0"), None, Some("1")]);
+    assert_eq!(
+        figures(third.headers()),
+        [Some("2"), Some("0"), None, Some("1")]
+    );
     assert_eq!(
         limiter.peek(&requests, key()).await.unwrap().binding().used,
         2,
@@ -191,21 +268,33 @@ async fn places_and_windows_are_decided_together_and_the_window_is_shown() {
     drop(service.clone().oneshot(request()).await.unwrap());
     let fourth = service.oneshot(request()).await.unwrap();
     assert_eq!(figures(fourth.headers())[..2], [Some("3"), Some("0")]);
-    assert_eq!(held(&limiter).await, 0, "a request without a unit takes no place");
+    assert_eq!(
+        held(&limiter).await,
+        0,
+        "a request without a unit takes no place"
+    );
 }
 
 /// The layers' figures are those of the window, in either order.
 #[tokio::test]
 async fn a_concurrent_limit_hides_no_window_of_another_layer() {
     let limiter = limiter();
-    let window = RateLimitLayer::new(limiter.clone()).limit(Limit::per_minute("requests", 9).by(anyone));
+    let window =
+        RateLimitLayer::new(limiter.clone()).limit(Limit::per_minute("requests", 9).by(anyone));
     let inside = window.layer(layer(&limiter).layer(service_fn(hello)));
     let response = inside.oneshot(request()).await.unwrap();
-    assert_eq!(figures(response.headers())[..2], [Some("2"), Some("1")], "the least left, as of any two limits");
+    assert_eq!(
+        figures(response.headers())[..2],
+        [Some("2"), Some("1")],
+        "the least left, as of any two limits"
+    );
     drop(response);
     let outside = layer(&limiter).layer(window.layer(service_fn(hello)));
     let response = outside.oneshot(request()).await.unwrap();
-    assert_eq!(figures(response.headers()), [Some("9"), Some("7"), Some("60"), None]);
+    assert_eq!(
+        figures(response.headers()),
+        [Some("9"), Some("7"), Some("60"), None]
+    );
 }
 
 #[tokio::test]
@@ -217,7 +306,11 @@ async fn a_limit_in_the_shadow_holds_places_and_refuses_nothing() {
     for _ in 0..5 {
         responses.push(service.clone().oneshot(request()).await.unwrap());
     }
-    assert!(responses.iter().all(|response| response.status() == StatusCode::OK));
+    assert!(
+        responses
+            .iter()
+            .all(|response| response.status() == StatusCode::OK)
+    );
     assert_eq!(held(&limiter).await, 2);
     responses.clear();
     assert_eq!(held(&limiter).await, 0);
@@ -226,11 +319,18 @@ async fn a_limit_in_the_shadow_holds_places_and_refuses_nothing() {
 #[tokio::test]
 async fn a_request_waits_for_a_place() {
     let limiter = limiter();
-    let service = layer(&limiter).wait_up_to(TEST_TIMEOUT).layer(service_fn(hello));
+    let service = layer(&limiter)
+        .wait_up_to(TEST_TIMEOUT)
+        .layer(service_fn(hello));
     let first = service.clone().oneshot(request()).await.unwrap();
     let second = service.clone().oneshot(request()).await.unwrap();
     let mut waiting = pin!(service.oneshot(request()));
-    assert!(waiting.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    assert!(
+        waiting
+            .as_mut()
+            .poll(&mut Context::from_waker(Waker::noop()))
+            .is_pending()
+    );
     let_tasks_run().await;
     drop(first);
     let third = waiting.await.unwrap();
@@ -241,13 +341,25 @@ async fn a_request_waits_for_a_place() {
 #[tokio::test]
 async fn on_redis_a_place_is_free_soon_after_the_client_has_left() {
     let server = RedisServer::start();
-    let limiter = Limiter::new(RedisStore::connect(&server.url()).await.unwrap()).deadline(TEST_TIMEOUT);
-    let app = Router::new().route("/", get(|| async { "hello" })).layer(layer(&limiter));
-    let responses = [app.clone().oneshot(request()).await.unwrap(), app.clone().oneshot(request()).await.unwrap()];
-    assert_eq!(app.clone().oneshot(request()).await.unwrap().status(), StatusCode::TOO_MANY_REQUESTS);
+    let limiter =
+        Limiter::new(RedisStore::connect(&server.url()).await.unwrap()).deadline(TEST_TIMEOUT);
+    let app = Router::new()
+        .route("/", get(|| async { "hello" }))
+        .layer(layer(&limiter));
+    let responses = [
+        app.clone().oneshot(request()).await.unwrap(),
+        app.clone().oneshot(request()).await.unwrap(),
+    ];
+    assert_eq!(
+        app.clone().oneshot(request()).await.unwrap().status(),
+        StatusCode::TOO_MANY_REQUESTS
+    );
     drop(responses);
     while held(&limiter).await > 0 {
         tokio::time::sleep(ms(5)).await;
     }
-    assert_eq!(app.oneshot(request()).await.unwrap().status(), StatusCode::OK);
+    assert_eq!(
+        app.oneshot(request()).await.unwrap().status(),
+        StatusCode::OK
+    );
 }

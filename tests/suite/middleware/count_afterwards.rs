@@ -15,8 +15,9 @@ use http::{Request, Response, StatusCode};
 use tokio::{sync::Barrier, task::JoinSet};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_sliding_window::{
-    Charge, Check, Decision, Key, KeyedLimit, Limit, Limiter, MemoryStore, RateLimitLayer, RedisStore, Store,
-    check::Takes, limiter::Share, middleware::ShadowRefusals, settlement::Settled, store::StoreFuture,
+    Charge, Check, Decision, Key, KeyedLimit, Limit, Limiter, MemoryStore, RateLimitLayer,
+    RedisStore, Store, check::Takes, limiter::Share, middleware::ShadowRefusals,
+    settlement::Settled, store::StoreFuture,
 };
 
 use crate::support::{
@@ -34,7 +35,10 @@ const FAILURES: Limit = Limit::per_minute("failures", 5);
 /// Responds with the status in the path.
 async fn answer(request: Request<Body>) -> Result<Response<Body>, Infallible> {
     let status: StatusCode = request.uri().path()[1..].parse().unwrap();
-    Ok(Response::builder().status(status).body(Body::empty()).unwrap())
+    Ok(Response::builder()
+        .status(status)
+        .body(Body::empty())
+        .unwrap())
 }
 
 type Answer = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
@@ -52,11 +56,15 @@ fn answer_together(requests: usize) -> impl Fn(Request<Body>) -> Answer + Clone 
 }
 
 fn asks(status: u16) -> Request<Body> {
-    Request::get(format!("/{status}")).body(Body::empty()).unwrap()
+    Request::get(format!("/{status}"))
+        .body(Body::empty())
+        .unwrap()
 }
 
 fn failed(limit: Limit) -> KeyedLimit {
-    limit.by(anyone).count_afterwards(|o| u64::from(o.response.status == 401))
+    limit
+        .by(anyone)
+        .count_afterwards(|o| u64::from(o.response.status == 401))
 }
 
 fn key() -> Key {
@@ -69,23 +77,51 @@ impl<S: Store> Fixture<S> {
     }
 
     async fn counted(&self, limit: &Limit) -> u64 {
-        self.limiter.peek(limit, key()).await.unwrap().binding().used
+        self.limiter
+            .peek(limit, key())
+            .await
+            .unwrap()
+            .binding()
+            .used
     }
 }
 
 async fn only_failures_count_and_nothing_is_reserved(test: Fixture<impl Store + Clone>) {
     for algorithm in ALGORITHMS {
         to_the_start_of_a_window(&test.clock, FAILURES.window());
-        let app = test.layer(failed(FAILURES.with_algorithm(algorithm))).layer(service_fn(answer));
+        let app = test
+            .layer(failed(FAILURES.with_algorithm(algorithm)))
+            .layer(service_fn(answer));
         let mut seen = Vec::new();
         for status in [200, 401, 200, 401, 401, 401, 401, 200] {
             let response = app.clone().oneshot(asks(status)).await.unwrap();
-            let [_, remaining, _, retry] = figures(response.headers()).map(|figure| figure.map(str::to_owned));
-            seen.push((response.status().as_u16(), remaining.unwrap(), retry.is_some()));
+            let [_, remaining, _, retry] =
+                figures(response.headers()).map(|figure| figure.map(str::to_owned));
+            seen.push((
+                response.status().as_u16(),
+                remaining.unwrap(),
+                retry.is_some(),
+            ));
         }
-        let seen: Vec<_> = seen.iter().map(|(status, remaining, retry)| (*status, &**remaining, *retry)).collect();
-        let good = [(200, "5", false), (401, "4", false), (200, "4", false), (401, "3", false), (401, "2", false)];
-        assert_eq!(seen, [&good[..], &[(401, "1", false), (401, "0", false), (429, "0", true)]].concat());
+        let seen: Vec<_> = seen
+            .iter()
+            .map(|(status, remaining, retry)| (*status, &**remaining, *retry))
+            .collect();
+        let good = [
+            (200, "5", false),
+            (401, "4", false),
+            (200, "4", false),
+            (401, "3", false),
+            (401, "2", false),
+        ];
+        assert_eq!(
+            seen,
+            [
+                &good[..],
+                &[(401, "1", false), (401, "0", false), (429, "0", true)]
+            ]
+            .concat()
+        );
         test.clock.advance(2 * FAILURES.window());
     }
 }
@@ -97,7 +133,10 @@ async fn concurrent_free_requests_are_all_admitted(test: Fixture<impl Store + Cl
     let mut requests: JoinSet<_> = (0..10).map(|_| app.clone().oneshot(asks(200))).collect();
     while let Some(response) = requests.join_next().await {
         let response = response.unwrap().unwrap();
-        assert_eq!((response.status().as_u16(), figures(response.headers())[1]), (200, Some("5")));
+        assert_eq!(
+            (response.status().as_u16(), figures(response.headers())[1]),
+            (200, Some("5"))
+        );
     }
 }
 
@@ -112,7 +151,10 @@ async fn overspending_is_bounded_by_the_requests_in_flight(test: Fixture<impl St
     }
     assert_eq!(test.counted(&FAILURES).await, 12);
     let refused = app.oneshot(asks(401)).await.unwrap();
-    assert_eq!((refused.status().as_u16(), figures(refused.headers())[3]), (429, Some("60")));
+    assert_eq!(
+        (refused.status().as_u16(), figures(refused.headers())[3]),
+        (429, Some("60"))
+    );
     assert_eq!(test.counted(&FAILURES).await, 12, "a refusal costs nothing");
 }
 
@@ -138,7 +180,12 @@ async fn a_dropped_request_costs_nothing(test: Fixture<impl Store + Clone>) {
         let mut response = pin!(app.call(request()));
         // A store on a server needs some time to decide.
         for _ in 0..100 {
-            assert!(response.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+            assert!(
+                response
+                    .as_mut()
+                    .poll(&mut Context::from_waker(Waker::noop()))
+                    .is_pending()
+            );
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     }
@@ -148,27 +195,42 @@ async fn a_dropped_request_costs_nothing(test: Fixture<impl Store + Clone>) {
 
 /// All or nothing, in both orders: a request that one limit refuses costs the others nothing.
 async fn all_limits_of_a_request_are_decided_together(test: Fixture<impl Store + Clone>) {
-    let (calls, tokens) = (Limit::per_minute("calls", 3), Limit::per_minute("tokens", 100));
+    let (calls, tokens) = (
+        Limit::per_minute("calls", 3),
+        Limit::per_minute("tokens", 100),
+    );
     let app = test
         .layer(calls.clone().by(anyone))
         .limit(tokens.clone().by(anyone).cost(|_| 10).settle(|_| 4))
         .limit(failed(FAILURES))
         .layer(service_fn(answer));
     for status in [401, 401, 401, 429] {
-        assert_eq!(app.clone().oneshot(asks(401)).await.unwrap().status(), status);
+        assert_eq!(
+            app.clone().oneshot(asks(401)).await.unwrap().status(),
+            status
+        );
     }
-    let counted = (test.counted(&calls).await, test.counted(&tokens).await, test.counted(&FAILURES).await);
+    let counted = (
+        test.counted(&calls).await,
+        test.counted(&tokens).await,
+        test.counted(&FAILURES).await,
+    );
     assert_eq!(counted, (3, 12, 3));
 
     test.limiter.reset(&calls, key()).await.unwrap();
     let more = Check::new(Charge::spent(FAILURES, key(), 2));
     assert!(test.limiter.check_all(more).await.unwrap().is_allowed());
     assert_eq!(app.oneshot(asks(200)).await.unwrap().status(), 429);
-    assert_eq!((test.counted(&calls).await, test.counted(&tokens).await), (0, 12));
+    assert_eq!(
+        (test.counted(&calls).await, test.counted(&tokens).await),
+        (0, 12)
+    );
 }
 
 async fn a_shadow_limit_counts_only_requests_it_would_admit(test: Fixture<impl Store + Clone>) {
-    let app = test.layer(failed(FAILURES).in_shadow()).layer(service_fn(answer));
+    let app = test
+        .layer(failed(FAILURES).in_shadow())
+        .layer(service_fn(answer));
     for number in 0..8 {
         let response = app.clone().oneshot(asks(401)).await.unwrap();
         let reported = response.extensions().get::<ShadowRefusals>().is_some();
@@ -180,8 +242,11 @@ async fn a_shadow_limit_counts_only_requests_it_would_admit(test: Fixture<impl S
 /// The same part is asked and charged.
 async fn a_split_limit_charges_the_part_it_asked(test: Fixture<impl Store + Clone>) {
     let whole = Limit::per_minute("parts", 6);
-    let limit =
-        whole.clone().split(3).by(anyone).count_afterwards(|exchange| u64::from(exchange.response.status == 401));
+    let limit = whole
+        .clone()
+        .split(3)
+        .by(anyone)
+        .count_afterwards(|exchange| u64::from(exchange.response.status == 401));
     let app = test.layer(limit).layer(service_fn(answer));
     let mut served = 0;
     for _ in 0..20 {
@@ -189,7 +254,14 @@ async fn a_split_limit_charges_the_part_it_asked(test: Fixture<impl Store + Clon
     }
     let (split, mut counted) = (whole.split(3), Vec::new());
     for part in split.keys(key()) {
-        counted.push(test.limiter.peek(&split.part, part).await.unwrap().binding().used);
+        counted.push(
+            test.limiter
+                .peek(&split.part, part)
+                .await
+                .unwrap()
+                .binding()
+                .used,
+        );
     }
     assert_eq!((served, counted), (6, vec![2; 3]));
 }
@@ -211,14 +283,20 @@ struct CountsNothing(MemoryStore);
 
 impl Store for CountsNothing {
     fn decide(&self, check: Check) -> StoreFuture<Decision> {
-        if check.charges().any(|charge| charge.takes() == Takes::Always) {
+        if check
+            .charges()
+            .any(|charge| charge.takes() == Takes::Always)
+        {
             failing().decide(check)
         } else {
             self.0.decide(check)
         }
     }
 
-    fn settle(&self, settlement: tower_sliding_window::settlement::Settlement) -> StoreFuture<Settled> {
+    fn settle(
+        &self,
+        settlement: tower_sliding_window::settlement::Settlement,
+    ) -> StoreFuture<Settled> {
         self.0.settle(settlement)
     }
 
@@ -231,24 +309,37 @@ impl Store for CountsNothing {
 async fn a_failed_count_sends_the_response_and_is_logged() {
     let log = Log::start();
     let layer = RateLimitLayer::new(CountsNothing(MemoryStore::new())).limit(failed(FAILURES));
-    let response = layer.layer(service_fn(answer)).oneshot(asks(401)).await.unwrap();
-    assert_eq!((response.status().as_u16(), figures(response.headers())[1]), (401, Some("5")));
+    let response = layer
+        .layer(service_fn(answer))
+        .oneshot(asks(401))
+        .await
+        .unwrap();
+    assert_eq!(
+        (response.status().as_u16(), figures(response.headers())[1]),
+        (401, Some("5"))
+    );
     assert!(log.text().contains("out of order"), "{}", log.text());
 }
 
 #[tokio::test]
 async fn fail_local_counts_in_the_process() {
-    let layer = RateLimitLayer::new(failing()).limit(failed(FAILURES)).fail_local(Share::one_of(2));
+    let layer = RateLimitLayer::new(failing())
+        .limit(failed(FAILURES))
+        .fail_local(Share::one_of(2));
     let app = layer.layer(service_fn(answer));
     for status in [401, 401, 429] {
-        assert_eq!(app.clone().oneshot(asks(401)).await.unwrap().status(), status);
+        assert_eq!(
+            app.clone().oneshot(asks(401)).await.unwrap().status(),
+            status
+        );
     }
 }
 
 /// Without other requests in flight, a client gets exactly the limit.
 #[tokio::test]
 async fn sequential_requests_spend_exactly_the_limit() {
-    let app = RateLimitLayer::new(MemoryStore::new()).limit(FAILURES.by(anyone).count_afterwards(|_| 1));
+    let app =
+        RateLimitLayer::new(MemoryStore::new()).limit(FAILURES.by(anyone).count_afterwards(|_| 1));
     let app = app.layer(service_fn(hello));
     let mut served = 0;
     while app.clone().oneshot(request()).await.unwrap().status() == 200 {
@@ -263,12 +354,19 @@ async fn a_count_whose_reply_is_lost_counts_once() {
     let server = RedisServer::start();
     let proxy = Proxy::start(&server).await;
     let limit = Limit::per_hour("sent", 1_000);
-    let limiter = Limiter::new(RedisStore::builder(proxy.url()).build().unwrap()).deadline(TEST_TIMEOUT);
+    let limiter =
+        Limiter::new(RedisStore::builder(proxy.url()).build().unwrap()).deadline(TEST_TIMEOUT);
     assert!(limiter.peek(&limit, "ada").await.unwrap().is_allowed());
     for number in 1..=100 {
         proxy.lose_replies(1);
-        let counted = limiter.check_all(Check::new(Charge::spent(limit.clone(), "ada", 30))).await.unwrap();
+        let counted = limiter
+            .check_all(Check::new(Charge::spent(limit.clone(), "ada", 30)))
+            .await
+            .unwrap();
         assert!(proxy.has_lost_them());
-        assert_eq!((counted.is_allowed(), counted.binding().used), (true, 30 * number));
+        assert_eq!(
+            (counted.is_allowed(), counted.binding().used),
+            (true, 30 * number)
+        );
     }
 }

@@ -20,10 +20,17 @@ use crate::support::{
 };
 
 const CALLS: Limit = Limit::per_minute("calls", 2);
-const MODES: [FailureMode; 3] = [FailureMode::Open, FailureMode::Closed, FailureMode::Local(Share::one_of(2))];
+const MODES: [FailureMode; 3] = [
+    FailureMode::Open,
+    FailureMode::Closed,
+    FailureMode::Local(Share::one_of(2)),
+];
 
 fn degraded(response: &Response<Body>) -> Option<(FailureMode, &Error)> {
-    response.extensions().get::<Degraded>().map(|degraded| (degraded.mode, &degraded.error))
+    response
+        .extensions()
+        .get::<Degraded>()
+        .map(|degraded| (degraded.mode, &degraded.error))
 }
 
 #[tokio::test(start_paused = true)]
@@ -32,7 +39,8 @@ async fn every_degraded_response_names_its_cause_and_mode() {
         let failing = Limiter::new(failing()).breaker(Breaker::new(1, Duration::from_millis(200)));
         let failing = in_mode(RateLimitLayer::new(failing).limit(CALLS.by(anyone)), mode);
         let failing = failing.layer(service_fn(hello));
-        let silent = in_mode(RateLimitLayer::new(silent()).limit(CALLS.by(anyone)), mode).layer(service_fn(hello));
+        let silent = in_mode(RateLimitLayer::new(silent()).limit(CALLS.by(anyone)), mode)
+            .layer(service_fn(hello));
         let statuses = match mode {
             FailureMode::Open => [200; 2],
             FailureMode::Closed => [503; 2],
@@ -50,7 +58,9 @@ async fn every_degraded_response_names_its_cause_and_mode() {
                 (_, error) => panic!("{error:?}"),
             }
             let response = silent.clone().oneshot(request()).await.unwrap();
-            assert!(matches!(degraded(&response), Some((shown, Error::TimedOut { .. })) if shown == mode));
+            assert!(
+                matches!(degraded(&response), Some((shown, Error::TimedOut { .. })) if shown == mode)
+            );
         }
     }
 }
@@ -60,10 +70,14 @@ async fn a_decided_response_is_not_degraded() {
     for mode in MODES {
         let clock = ManualClock::new();
         let store = MemoryStore::new().clock(&clock);
-        let app = in_mode(RateLimitLayer::new(store).limit(CALLS.by(anyone)), mode).layer(service_fn(hello));
+        let app = in_mode(RateLimitLayer::new(store).limit(CALLS.by(anyone)), mode)
+            .layer(service_fn(hello));
         for status in [200, 200, 429] {
             let response = app.clone().oneshot(request()).await.unwrap();
-            assert_eq!((response.status().as_u16(), degraded(&response).is_some()), (status, false));
+            assert_eq!(
+                (response.status().as_u16(), degraded(&response).is_some()),
+                (status, false)
+            );
         }
     }
 }
@@ -76,15 +90,24 @@ async fn a_local_decision_is_marked() {
         let is_local = decision.local_cause().is_some();
         Ok::<_, Infallible>(Response::new(Body::from(is_local.to_string())))
     };
-    let layer = RateLimitLayer::new(failing()).limit(CALLS.by(anyone)).fail_local(Share::one_of(2));
-    let response = layer.layer(service_fn(service)).oneshot(request()).await.unwrap();
+    let layer = RateLimitLayer::new(failing())
+        .limit(CALLS.by(anyone))
+        .fail_local(Share::one_of(2));
+    let response = layer
+        .layer(service_fn(service))
+        .oneshot(request())
+        .await
+        .unwrap();
     assert_eq!(figures(response.headers())[..2], [Some("1"), Some("0")]);
     assert_eq!(crate::support::requests::json(response).await, "true");
 }
 
 #[tokio::test]
 async fn each_mode_is_logged_at_most_once_a_second() {
-    for (mode, shown) in MODES.into_iter().zip(["mode=Open", "mode=Closed", "mode=Local"]) {
+    for (mode, shown) in MODES
+        .into_iter()
+        .zip(["mode=Open", "mode=Closed", "mode=Local"])
+    {
         let log = Log::start();
         let limiter = Limiter::new(failing()).breaker(Breaker::OFF);
         let layer = in_mode(RateLimitLayer::new(limiter).limit(CALLS.by(anyone)), mode);
@@ -93,48 +116,87 @@ async fn each_mode_is_logged_at_most_once_a_second() {
             app.clone().oneshot(request()).await.unwrap();
         }
         let text = log.text();
-        let lines: Vec<&str> = text.lines().filter(|line| line.contains("no rate-limit decision")).collect();
+        let lines: Vec<&str> = text
+            .lines()
+            .filter(|line| line.contains("no rate-limit decision"))
+            .collect();
         let [line] = lines[..] else { panic!("{text}") };
-        assert!(line.contains(shown) && line.contains("out of order") && line.contains("limits=\"calls\""), "{text}");
+        assert!(
+            line.contains(shown)
+                && line.contains("out of order")
+                && line.contains("limits=\"calls\""),
+            "{text}"
+        );
     }
 }
 
 /// Both layers are degraded, and the inner one has made the response.
 #[tokio::test(start_paused = true)]
 async fn the_outermost_degraded_layer_is_reported() {
-    let inner = RateLimitLayer::new(failing()).limit(CALLS.by(anyone)).fail_closed();
-    let outer = RateLimitLayer::new(silent()).limit(CALLS.by(anyone)).fail_open().deadline(Duration::from_millis(1));
-    let response = outer.layer(inner.layer(service_fn(hello))).oneshot(request()).await.unwrap();
+    let inner = RateLimitLayer::new(failing())
+        .limit(CALLS.by(anyone))
+        .fail_closed();
+    let outer = RateLimitLayer::new(silent())
+        .limit(CALLS.by(anyone))
+        .fail_open()
+        .deadline(Duration::from_millis(1));
+    let response = outer
+        .layer(inner.layer(service_fn(hello)))
+        .oneshot(request())
+        .await
+        .unwrap();
     assert_eq!(response.status(), 503);
-    assert!(matches!(degraded(&response), Some((FailureMode::Open, Error::TimedOut { .. }))));
+    assert!(matches!(
+        degraded(&response),
+        Some((FailureMode::Open, Error::TimedOut { .. }))
+    ));
 }
 
 #[tokio::test]
 async fn fail_open_forwards_the_request_without_headers() {
-    let app = RateLimitLayer::new(failing()).limit(CALLS.by(anyone)).fail_open().layer(service_fn(hello));
+    let app = RateLimitLayer::new(failing())
+        .limit(CALLS.by(anyone))
+        .fail_open()
+        .layer(service_fn(hello));
     let response = app.oneshot(request()).await.unwrap();
-    assert_eq!((response.status(), figures(response.headers())), (StatusCode::OK, [None; 4]));
+    assert_eq!(
+        (response.status(), figures(response.headers())),
+        (StatusCode::OK, [None; 4])
+    );
     let degraded: &Degraded = response.extensions().get().unwrap();
     assert!(matches!(&degraded.error, Error::Unavailable(_)));
 }
 
 #[tokio::test]
 async fn fail_open_is_the_default() {
-    let app = RateLimitLayer::new(failing()).limit(CALLS.by(anyone)).layer(service_fn(hello));
+    let app = RateLimitLayer::new(failing())
+        .limit(CALLS.by(anyone))
+        .layer(service_fn(hello));
     let response = app.oneshot(request()).await.unwrap();
-    assert_eq!((response.status(), figures(response.headers())), (StatusCode::OK, [None; 4]));
+    assert_eq!(
+        (response.status(), figures(response.headers())),
+        (StatusCode::OK, [None; 4])
+    );
 }
 
 #[tokio::test]
 async fn fail_closed_rejects_with_503_and_a_jittered_retry_after() {
-    let app = RateLimitLayer::new(failing()).limit(CALLS.by(anyone)).fail_closed().layer(service_fn(hello));
+    let app = RateLimitLayer::new(failing())
+        .limit(CALLS.by(anyone))
+        .fail_closed()
+        .layer(service_fn(hello));
     let mut waits = Vec::new();
     for _ in 0..100 {
         let response = app.clone().oneshot(request()).await.unwrap();
         assert_eq!(response.status(), 503);
         assert_eq!(response.headers()["cache-control"], "no-store");
-        assert!(matches!(response.extensions().get(), Some(Rejection::Unavailable(_))));
-        let [None, None, None, Some(wait)] = figures(response.headers()) else { panic!("{:?}", response.headers()) };
+        assert!(matches!(
+            response.extensions().get(),
+            Some(Rejection::Unavailable(_))
+        ));
+        let [None, None, None, Some(wait)] = figures(response.headers()) else {
+            panic!("{:?}", response.headers())
+        };
         waits.push(wait.parse::<u64>().unwrap());
         let expected = unavailable_body(wait);
         assert_eq!(json(response).await, expected);
@@ -148,9 +210,22 @@ async fn fail_closed_rejects_with_503_and_a_jittered_retry_after() {
 async fn a_hanging_store_is_abandoned_at_the_deadline() {
     for deadline in [Duration::from_millis(50), Duration::from_millis(7)] {
         let asked = tokio::time::Instant::now();
-        let layer = RateLimitLayer::new(silent()).limit(CALLS.by(anyone)).fail_closed();
-        let layer = if deadline.as_millis() == 50 { layer } else { layer.deadline(deadline) };
-        let response = layer.layer(service_fn(hello)).oneshot(request()).await.unwrap();
-        assert_eq!((response.status(), asked.elapsed()), (StatusCode::SERVICE_UNAVAILABLE, deadline));
+        let layer = RateLimitLayer::new(silent())
+            .limit(CALLS.by(anyone))
+            .fail_closed();
+        let layer = if deadline.as_millis() == 50 {
+            layer
+        } else {
+            layer.deadline(deadline)
+        };
+        let response = layer
+            .layer(service_fn(hello))
+            .oneshot(request())
+            .await
+            .unwrap();
+        assert_eq!(
+            (response.status(), asked.elapsed()),
+            (StatusCode::SERVICE_UNAVAILABLE, deadline)
+        );
     }
 }

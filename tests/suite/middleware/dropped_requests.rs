@@ -96,8 +96,13 @@ enum Ends {
     Panics,
 }
 
-const ALL: [Ends; 5] =
-    [Ends::HangsUp, Ends::HangsUpBeforeTheDecision, Ends::Fails, Ends::PanicsWhenCalled, Ends::Panics];
+const ALL: [Ends; 5] = [
+    Ends::HangsUp,
+    Ends::HangsUpBeforeTheDecision,
+    Ends::Fails,
+    Ends::PanicsWhenCalled,
+    Ends::Panics,
+];
 
 impl Ends {
     async fn work(self) -> Result<Response<Body>, &'static str> {
@@ -130,11 +135,13 @@ impl Ends {
             Self::Fails => assert!(service.call(request()).await.is_err()),
             Self::PanicsWhenCalled | Self::Panics => {
                 let mut response = pin!(async { service.call(request()).await });
-                poll_fn(|cx| match catch_unwind(AssertUnwindSafe(|| response.as_mut().poll(cx))) {
-                    Ok(Poll::Pending) => Poll::Pending,
-                    Ok(Poll::Ready(_)) => panic!("it has not panicked"),
-                    Err(_) => Poll::Ready(()),
-                })
+                poll_fn(
+                    |cx| match catch_unwind(AssertUnwindSafe(|| response.as_mut().poll(cx))) {
+                        Ok(Poll::Pending) => Poll::Pending,
+                        Ok(Poll::Ready(_)) => panic!("it has not panicked"),
+                        Err(_) => Poll::Ready(()),
+                    },
+                )
                 .await;
             }
         }
@@ -153,13 +160,22 @@ async fn twenty_dropped_requests_block_a_limit_for_a_minute_at_most() {
     let refused = honest.clone().oneshot(request()).await.unwrap();
     // The store does not know that the requests are gone, so each reservation may return at any
     // time.
-    assert_eq!((refused.status().as_u16(), figures(refused.headers())[3]), (429, Some("1")));
+    assert_eq!(
+        (refused.status().as_u16(), figures(refused.headers())[3]),
+        (429, Some("1"))
+    );
     clock.advance(MINUTE - Duration::from_micros(1));
     let refused = honest.clone().oneshot(request()).await.unwrap();
-    assert_eq!((refused.status().as_u16(), figures(refused.headers())[3]), (429, Some("1")));
+    assert_eq!(
+        (refused.status().as_u16(), figures(refused.headers())[3]),
+        (429, Some("1"))
+    );
     clock.advance(Duration::from_micros(1));
     let admitted = honest.oneshot(request()).await.unwrap();
-    assert_eq!((admitted.status().as_u16(), figures(admitted.headers())[1]), (200, Some("9900")));
+    assert_eq!(
+        (admitted.status().as_u16(), figures(admitted.headers())[1]),
+        (200, Some("9900"))
+    );
 }
 
 /// A shorter window is the lease.
@@ -184,7 +200,9 @@ async fn assert_dropped_request_costs<S: Store + Clone>(
 ) {
     for lease in [MINUTE, TOKENS.window()] {
         let limit = if chosen {
-            KeyedLimit::chosen(anyone, |_: &http::request::Parts| TOKENS).cost(|_| 500).settle(|_| 100)
+            KeyedLimit::chosen(anyone, |_: &http::request::Parts| TOKENS)
+                .cost(|_| 500)
+                .settle(|_| 100)
         } else {
             tokens()
         };
@@ -194,7 +212,10 @@ async fn assert_dropped_request_costs<S: Store + Clone>(
         let at_once = spent(limiter).await;
         // A request that is dropped before its decision may not be charged at all.
         let may_be_nothing = matches!(ends, Ends::HangsUpBeforeTheDecision);
-        assert!(at_once == 500 || may_be_nothing && at_once == 0, "{ends:?} {lease:?} {at_once}");
+        assert!(
+            at_once == 500 || may_be_nothing && at_once == 0,
+            "{ends:?} {lease:?} {at_once}"
+        );
         clock.advance(lease - Duration::from_micros(1));
         assert_eq!(spent(limiter).await, at_once, "{ends:?} {lease:?}");
         clock.advance(Duration::from_micros(1));
@@ -222,11 +243,26 @@ async fn an_uncharged_request_is_not_settled() {
     let watched = Watched::new(store.clone());
     let _ = limiter.check(&TOKENS, key(), 9_999).await.unwrap();
     let layer = || RateLimitLayer::new(watched.clone()).limit(tokens());
-    assert_eq!(layer().layer(service_fn(hello)).oneshot(request()).await.unwrap().status(), 429);
-    Ends::HangsUpBeforeTheDecision.send(&RateLimitLayer::new(Slow(watched.clone())).limit(tokens())).await;
-    Ends::HangsUp.send(&RateLimitLayer::new(watched.clone()).limit(tokens().in_shadow())).await;
+    assert_eq!(
+        layer()
+            .layer(service_fn(hello))
+            .oneshot(request())
+            .await
+            .unwrap()
+            .status(),
+        429
+    );
+    Ends::HangsUpBeforeTheDecision
+        .send(&RateLimitLayer::new(Slow(watched.clone())).limit(tokens()))
+        .await;
+    Ends::HangsUp
+        .send(&RateLimitLayer::new(watched.clone()).limit(tokens().in_shadow()))
+        .await;
     let_tasks_run().await;
-    assert_eq!((settled_costs(&watched).len(), spent(&limiter).await), (0, 9_999));
+    assert_eq!(
+        (settled_costs(&watched).len(), spent(&limiter).await),
+        (0, 9_999)
+    );
 }
 
 #[tokio::test]
@@ -236,7 +272,15 @@ async fn a_request_with_a_response_is_settled_once() {
         let store = Watched::new(store.clone());
         store.set_for_settlements(fault);
         let layer = RateLimitLayer::new(store.clone()).limit(tokens());
-        assert_eq!(layer.layer(service_fn(hello)).oneshot(request()).await.unwrap().status(), 200);
+        assert_eq!(
+            layer
+                .layer(service_fn(hello))
+                .oneshot(request())
+                .await
+                .unwrap()
+                .status(),
+            200
+        );
         let_tasks_run().await;
         assert_eq!(settled_costs(&store), [[Some(100)]]);
     }
@@ -247,7 +291,9 @@ async fn a_request_with_a_response_is_settled_once() {
 #[tokio::test]
 async fn a_settlement_finishes_after_its_request_is_dropped() {
     let (store, clock, limiter) = store();
-    let mut service = RateLimitLayer::new(Slow(store)).limit(tokens()).layer(service_fn(hello));
+    let mut service = RateLimitLayer::new(Slow(store))
+        .limit(tokens())
+        .layer(service_fn(hello));
     {
         let mut response = pin!(service.call(request()));
         while spent(&limiter).await == 0 {
@@ -269,8 +315,15 @@ async fn a_panicking_settle_closure_ends_as_a_dropped_request() {
     let (store, clock, limiter) = store();
     let cost = |_: &Exchange<'_>| -> u64 { panic!("as closures do") };
     let limit = TOKENS.by(anyone).cost(|_| 500).settle(cost);
-    let app = RateLimitLayer::new(store).limit(limit).layer(service_fn(hello));
-    assert!(tokio::spawn(app.oneshot(request())).await.unwrap_err().is_panic());
+    let app = RateLimitLayer::new(store)
+        .limit(limit)
+        .layer(service_fn(hello));
+    assert!(
+        tokio::spawn(app.oneshot(request()))
+            .await
+            .unwrap_err()
+            .is_panic()
+    );
     let_tasks_run().await;
     assert_eq!(spent(&limiter).await, 500);
     clock.advance(MINUTE);
@@ -282,13 +335,26 @@ async fn a_panicking_settle_closure_ends_as_a_dropped_request() {
 async fn a_dropped_request_leaves_the_line() {
     let (store, clock, limiter) = store();
     let watched = Watched::new(store);
-    let layer = RateLimitLayer::new(watched.clone()).limit(tokens()).wait_up_to(2 * TOKENS.window());
+    let layer = RateLimitLayer::new(watched.clone())
+        .limit(tokens())
+        .wait_up_to(2 * TOKENS.window());
     let _ = limiter.check(&TOKENS, key(), 10_000).await.unwrap();
     Ends::HangsUpBeforeTheDecision.send(&layer).await;
     let_tasks_run().await;
     clock.advance(TOKENS.window());
-    assert_eq!(layer.layer(service_fn(hello)).oneshot(request()).await.unwrap().status(), 200);
-    assert_eq!((settled_costs(&watched).len(), spent(&limiter).await), (1, 100));
+    assert_eq!(
+        layer
+            .layer(service_fn(hello))
+            .oneshot(request())
+            .await
+            .unwrap()
+            .status(),
+        200
+    );
+    assert_eq!(
+        (settled_costs(&watched).len(), spent(&limiter).await),
+        (1, 100)
+    );
 }
 
 /// The lease ends the charge.
@@ -297,7 +363,9 @@ fn a_dropped_request_without_a_runtime_does_not_panic() {
     let (store, clock, limiter) = store();
     let layer = RateLimitLayer::new(store).limit(tokens());
     let spent = || {
-        let Poll::Ready(decision) = poll_once(pin!(limiter.peek(&TOKENS, key()))) else { panic!("it waits") };
+        let Poll::Ready(decision) = poll_once(pin!(limiter.peek(&TOKENS, key()))) else {
+            panic!("it waits")
+        };
         decision.unwrap().binding().used
     };
     let hanging = service_fn(|_: Request<Body>| pending::<Result<Response<Body>, Infallible>>());
@@ -316,9 +384,15 @@ async fn a_request_that_is_dropped_on_redis_costs_nothing_after_its_lease() {
     let server = RedisServer::start();
     let store = server.store().build().unwrap();
     let lease = Duration::from_millis(100);
-    let layer = RateLimitLayer::new(store.clone()).limit(tokens().lease(lease)).deadline(TEST_TIMEOUT);
+    let layer = RateLimitLayer::new(store.clone())
+        .limit(tokens().lease(lease))
+        .deadline(TEST_TIMEOUT);
     let limiter = Limiter::new(store).deadline(TEST_TIMEOUT);
-    for ends in [Ends::HangsUpBeforeTheDecision, Ends::HangsUpBeforeTheDecision, Ends::Fails] {
+    for ends in [
+        Ends::HangsUpBeforeTheDecision,
+        Ends::HangsUpBeforeTheDecision,
+        Ends::Fails,
+    ] {
         ends.send(&layer).await;
         tokio::time::sleep(3 * lease).await;
         assert_eq!(spent(&limiter).await, 0, "{ends:?}");

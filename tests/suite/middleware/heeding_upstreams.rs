@@ -15,8 +15,8 @@ use http::{Request, Response, request::Parts};
 use tokio::time::{self, sleep};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
-    Check, Decision, Everyone, Header, Key, KeyExtractor, KeyedLimit, Limit, Limiter, MemoryStore, RateLimitLayer,
-    Store,
+    Check, Decision, Everyone, Header, Key, KeyExtractor, KeyedLimit, Limit, Limiter, MemoryStore,
+    RateLimitLayer, Store,
     extract::UpstreamHost,
     middleware::Degraded,
     settlement::{Settled, Settlement},
@@ -36,15 +36,26 @@ use crate::support::{
 const CALLS: Limit = Limit::per_minute("calls", 10);
 
 fn layer(limit: KeyedLimit) -> RateLimitLayer {
-    RateLimitLayer::new(MemoryStore::new()).limit(limit).deadline(TEST_TIMEOUT)
+    RateLimitLayer::new(MemoryStore::new())
+        .limit(limit)
+        .deadline(TEST_TIMEOUT)
 }
 
 /// Calls an upstream that responds as the request's headers describe.
 async fn call(layer: &RateLimitLayer, url: &str, headers: &[(&str, &str)]) -> Response<Body> {
-    let upstream =
-        service_fn(|request: Request<Body>| ready(Ok::<_, Infallible>(scripted_response(request.headers()))));
-    let request = headers.iter().fold(Request::get(url), |request, (name, value)| request.header(*name, *value));
-    layer.layer(upstream).oneshot(request.body(Body::empty()).unwrap()).await.unwrap()
+    let upstream = service_fn(|request: Request<Body>| {
+        ready(Ok::<_, Infallible>(scripted_response(request.headers())))
+    });
+    let request = headers
+        .iter()
+        .fold(Request::get(url), |request, (name, value)| {
+            request.header(*name, *value)
+        });
+    layer
+        .layer(upstream)
+        .oneshot(request.body(Body::empty()).unwrap())
+        .await
+        .unwrap()
 }
 
 /// A success that says that nothing is left for a day.
@@ -56,21 +67,44 @@ async fn a_hostile_upstream_blocks_only_itself() {
     let away = [("answer", "429"), ("answer-retry-after", "86400")];
     for says in [&[USED_UP][..], &away] {
         let store = MemoryStore::new();
-        let (host, total, account) = (Limit::per_hour("host", 50), Limit::per_hour("total", 500), "account");
+        let (host, total, account) = (
+            Limit::per_hour("host", 50),
+            Limit::per_hour("total", 500),
+            "account",
+        );
         let layer = RateLimitLayer::new(store.clone())
             .limit(host.clone().by(UpstreamHost).heed_upstream())
             .limit(total.clone().by(Everyone))
             .limit(Limit::per_hour(account, 500).by(anyone));
         call(&layer, "http://hostile.example/", says).await;
-        for url in ["http://hostile.example/", "http://HOSTILE.example.:80/other?x"] {
+        for url in [
+            "http://hostile.example/",
+            "http://HOSTILE.example.:80/other?x",
+        ] {
             let refused = call(&layer, url, &[]).await;
-            assert_eq!((refused.status().as_u16(), figures(refused.headers())[0]), (429, Some("50")), "{url}");
+            assert_eq!(
+                (refused.status().as_u16(), figures(refused.headers())[0]),
+                (429, Some("50")),
+                "{url}"
+            );
         }
-        for url in ["http://honest.example/", "http://hostile.example:8080/", "https://hostile.example/"] {
+        for url in [
+            "http://honest.example/",
+            "http://hostile.example:8080/",
+            "https://hostile.example/",
+        ] {
             assert_eq!(call(&layer, url, &[]).await.status(), 200, "{url}");
         }
         let everyone = Everyone.extract(&request().into_parts().0).unwrap();
-        assert_eq!(Limiter::new(store).peek(&total, everyone).await.unwrap().binding().used, 4);
+        assert_eq!(
+            Limiter::new(store)
+                .peek(&total, everyone)
+                .await
+                .unwrap()
+                .binding()
+                .used,
+            4
+        );
     }
 }
 
@@ -79,13 +113,19 @@ async fn an_upstream_blocks_a_limit_for_its_window_at_most() {
     let says: [&[(&str, &str)]; 3] = [
         &[USED_UP],
         &[("answer", "429"), ("answer-retry-after", "86400")],
-        &[("answer-x-ratelimit-remaining", "0"), ("answer-x-ratelimit-reset", "86400")],
+        &[
+            ("answer-x-ratelimit-remaining", "0"),
+            ("answer-x-ratelimit-reset", "86400"),
+        ],
     ];
     for says in says {
         let layer = layer(CALLS.by(UpstreamHost).heed_upstream());
         call(&layer, "http://upstream.example/", says).await;
         let refused = call(&layer, "http://upstream.example/", &[]).await;
-        assert_eq!((refused.status().as_u16(), figures(refused.headers())[3]), (429, Some("60")));
+        assert_eq!(
+            (refused.status().as_u16(), figures(refused.headers())[3]),
+            (429, Some("60"))
+        );
     }
 }
 
@@ -105,9 +145,21 @@ async fn a_limit_heeds_an_upstream_if_it_says_so() {
     ] {
         for heeds in [false, true] {
             let log = Log::start();
-            let layer = layer(if heeds { limit.clone().heed_upstream() } else { limit.clone() });
-            call(&layer, "http://upstream.example/", &[("x-tenant", "7"), ("answer", "429")]).await;
-            let closed = call(&layer, "http://upstream.example/", &[("x-tenant", "7")]).await.status() == 429;
+            let layer = layer(if heeds {
+                limit.clone().heed_upstream()
+            } else {
+                limit.clone()
+            });
+            call(
+                &layer,
+                "http://upstream.example/",
+                &[("x-tenant", "7"), ("answer", "429")],
+            )
+            .await;
+            let closed = call(&layer, "http://upstream.example/", &[("x-tenant", "7")])
+                .await
+                .status()
+                == 429;
             assert_eq!(closed, heeds, "{}", log.text());
             assert_eq!(log.text().contains("says to stay away"), heeds);
         }
@@ -156,8 +208,14 @@ impl Slow {
 
 impl Store for Slow {
     fn decide(&self, check: Check) -> StoreFuture<Decision> {
-        let is_silent = check.charges().all(|charge| charge.limit().name() == SILENT);
-        if is_silent { silent().decide(check) } else { Self::after(self.0.decide(check)) }
+        let is_silent = check
+            .charges()
+            .all(|charge| charge.limit().name() == SILENT);
+        if is_silent {
+            silent().decide(check)
+        } else {
+            Self::after(self.0.decide(check))
+        }
     }
 
     fn settle(&self, settlement: Settlement) -> StoreFuture<Settled> {
@@ -180,8 +238,16 @@ async fn call_that_takes(
         clock.advance(time);
         ready(Ok::<_, Infallible>(scripted_response(request.headers())))
     });
-    let request = headers.iter().fold(Request::get("/"), |request, (name, value)| request.header(*name, *value));
-    layer.layer(upstream).oneshot(request.body(Body::empty()).unwrap()).await.unwrap()
+    let request = headers
+        .iter()
+        .fold(Request::get("/"), |request, (name, value)| {
+            request.header(*name, *value)
+        });
+    layer
+        .layer(upstream)
+        .oneshot(request.body(Body::empty()).unwrap())
+        .await
+        .unwrap()
 }
 
 /// A layer with two calls a minute, and the clock of its store.
@@ -199,13 +265,30 @@ async fn a_heeded_call_counts_from_its_response() {
     for (takes, later) in [(0, 0), (4, 4), (6, 6), (30, 6)] {
         let (layer, clock) = two_a_minute();
         for _ in 0..2 {
-            assert_eq!(call_that_takes(&layer, &clock, seconds(takes), &[]).await.status(), 200);
+            assert_eq!(
+                call_that_takes(&layer, &clock, seconds(takes), &[])
+                    .await
+                    .status(),
+                200
+            );
         }
         // The first call was sent before the second.
         clock.advance(seconds(60 + later - 2 * takes) - Duration::from_micros(1));
-        assert_eq!(call_that_takes(&layer, &clock, seconds(0), &[]).await.status(), 429, "{takes}");
+        assert_eq!(
+            call_that_takes(&layer, &clock, seconds(0), &[])
+                .await
+                .status(),
+            429,
+            "{takes}"
+        );
         clock.advance(Duration::from_micros(1));
-        assert_eq!(call_that_takes(&layer, &clock, seconds(0), &[]).await.status(), 200, "{takes}");
+        assert_eq!(
+            call_that_takes(&layer, &clock, seconds(0), &[])
+                .await
+                .status(),
+            200,
+            "{takes}"
+        );
     }
 }
 
@@ -213,12 +296,30 @@ async fn a_heeded_call_counts_from_its_response() {
 /// sooner than the upstream says, because it rounds times up.
 #[tokio::test]
 async fn a_success_that_reports_nothing_new_blocks_nothing() {
-    let says = [("answer-x-ratelimit-remaining", "0"), ("answer-x-ratelimit-reset", "30")];
+    let says = [
+        ("answer-x-ratelimit-remaining", "0"),
+        ("answer-x-ratelimit-reset", "30"),
+    ];
     // Exhausted by this call. While it is answered, an earlier call leaves the window.
     let (layer, clock) = two_a_minute();
-    assert_eq!(call_that_takes(&layer, &clock, seconds(59), &[]).await.status(), 200);
-    assert_eq!(call_that_takes(&layer, &clock, seconds(7), &says).await.status(), 200);
-    assert_eq!(call_that_takes(&layer, &clock, seconds(0), &[]).await.status(), 200);
+    assert_eq!(
+        call_that_takes(&layer, &clock, seconds(59), &[])
+            .await
+            .status(),
+        200
+    );
+    assert_eq!(
+        call_that_takes(&layer, &clock, seconds(7), &says)
+            .await
+            .status(),
+        200
+    );
+    assert_eq!(
+        call_that_takes(&layer, &clock, seconds(0), &[])
+            .await
+            .status(),
+        200
+    );
 
     // Exhausted by a later call that is answered earlier.
     let (layer, clock) = two_a_minute();
@@ -226,27 +327,74 @@ async fn a_success_that_reports_nothing_new_blocks_nothing() {
     let slow = layer.layer(service_fn(move |request: Request<Body>| {
         let (inner, time) = (inner.clone(), time.clone());
         async move {
-            assert_eq!(call_that_takes(&inner, &time, seconds(40), &[]).await.status(), 200);
+            assert_eq!(
+                call_that_takes(&inner, &time, seconds(40), &[])
+                    .await
+                    .status(),
+                200
+            );
             Ok::<_, Infallible>(scripted_response(request.headers()))
         }
     }));
-    let request = says.iter().fold(Request::get("/"), |request, (name, value)| request.header(*name, *value));
-    assert_eq!(slow.oneshot(request.body(Body::empty()).unwrap()).await.unwrap().status(), 200);
-    assert_eq!(call_that_takes(&layer, &clock, seconds(0), &[]).await.status(), 429, "both are used");
+    let request = says
+        .iter()
+        .fold(Request::get("/"), |request, (name, value)| {
+            request.header(*name, *value)
+        });
+    assert_eq!(
+        slow.oneshot(request.body(Body::empty()).unwrap())
+            .await
+            .unwrap()
+            .status(),
+        200
+    );
+    assert_eq!(
+        call_that_takes(&layer, &clock, seconds(0), &[])
+            .await
+            .status(),
+        429,
+        "both are used"
+    );
     clock.advance(seconds(26));
-    assert_eq!(call_that_takes(&layer, &clock, seconds(0), &[]).await.status(), 200, "both have left");
+    assert_eq!(
+        call_that_takes(&layer, &clock, seconds(0), &[])
+            .await
+            .status(),
+        200,
+        "both have left"
+    );
 }
 
 /// With units left here, it is news.
 #[tokio::test]
 async fn a_success_that_reports_more_use_than_counted_blocks_the_limit() {
-    let says = [("answer-x-ratelimit-remaining", "0"), ("answer-x-ratelimit-reset", "30")];
+    let says = [
+        ("answer-x-ratelimit-remaining", "0"),
+        ("answer-x-ratelimit-reset", "30"),
+    ];
     let (layer, clock) = two_a_minute();
-    assert_eq!(call_that_takes(&layer, &clock, seconds(0), &says).await.status(), 200);
+    assert_eq!(
+        call_that_takes(&layer, &clock, seconds(0), &says)
+            .await
+            .status(),
+        200
+    );
     clock.advance(seconds(29));
-    assert_eq!(figures(call_that_takes(&layer, &clock, seconds(0), &[]).await.headers())[3], Some("1"));
+    assert_eq!(
+        figures(
+            call_that_takes(&layer, &clock, seconds(0), &[])
+                .await
+                .headers()
+        )[3],
+        Some("1")
+    );
     clock.advance(seconds(1));
-    assert_eq!(call_that_takes(&layer, &clock, seconds(0), &[]).await.status(), 200);
+    assert_eq!(
+        call_that_takes(&layer, &clock, seconds(0), &[])
+            .await
+            .status(),
+        200
+    );
 }
 
 /// Limits that had units left are blocked.
@@ -257,9 +405,15 @@ async fn a_success_blocks_only_limits_with_units_left() {
     let layer = RateLimitLayer::new(store.clone())
         .limit(one.clone().by(anyone).heed_upstream())
         .limit(nine.clone().by(anyone).heed_upstream());
-    let says = [("answer-x-ratelimit-remaining", "0"), ("answer-x-ratelimit-reset", "30")];
+    let says = [
+        ("answer-x-ratelimit-remaining", "0"),
+        ("answer-x-ratelimit-reset", "30"),
+    ];
     assert_eq!(call(&layer, "/", &says).await.status(), 200);
-    let (limiter, key) = (Limiter::new(store), anyone(&request().into_parts().0).unwrap());
+    let (limiter, key) = (
+        Limiter::new(store),
+        anyone(&request().into_parts().0).unwrap(),
+    );
     let (mut left, mut ends_soon) = (Vec::new(), Vec::new());
     for limit in [&one, &nine] {
         let decision = limiter.peek(limit, key.clone()).await.unwrap();
@@ -276,11 +430,30 @@ async fn a_success_blocks_a_limit_whose_call_returned_units() {
         let store = MemoryStore::new();
         let layer = RateLimitLayer::new(store.clone());
         let limit = Limit::per_hour("calls", 2);
-        let layer = layer.limit(limit.clone().by(anyone).cost(|_| 2).settle(move |_| cost).heed_upstream());
-        let says = [("answer-x-ratelimit-remaining", "0"), ("answer-x-ratelimit-reset", "30")];
+        let layer = layer.limit(
+            limit
+                .clone()
+                .by(anyone)
+                .cost(|_| 2)
+                .settle(move |_| cost)
+                .heed_upstream(),
+        );
+        let says = [
+            ("answer-x-ratelimit-remaining", "0"),
+            ("answer-x-ratelimit-reset", "30"),
+        ];
         assert_eq!(call(&layer, "/", &says).await.status(), 200);
-        let left = Limiter::new(store).peek(&limit, anyone(&request().into_parts().0).unwrap()).await.unwrap();
-        assert_eq!((left.remaining(), left.binding().reset_after() <= seconds(30)), (0, closes));
+        let left = Limiter::new(store)
+            .peek(&limit, anyone(&request().into_parts().0).unwrap())
+            .await
+            .unwrap();
+        assert_eq!(
+            (
+                left.remaining(),
+                left.binding().reset_after() <= seconds(30)
+            ),
+            (0, closes)
+        );
     }
 }
 
@@ -291,19 +464,42 @@ async fn a_refusal_blocks_an_exhausted_limit_until_the_stated_time() {
     let says: [&[(&str, &str)]; 3] = [
         &[("answer", "429"), ("answer-retry-after", "40")],
         &[("answer", "503"), ("answer-retry-after", "40")],
-        &[("answer", "403"), ("answer-x-ratelimit-remaining", "0"), ("answer-x-ratelimit-reset", "40")],
+        &[
+            ("answer", "403"),
+            ("answer-x-ratelimit-remaining", "0"),
+            ("answer-x-ratelimit-reset", "40"),
+        ],
     ];
     for says in says {
         let (layer, clock) = two_a_minute();
-        assert_eq!(call_that_takes(&layer, &clock, seconds(0), &[]).await.status(), 200);
+        assert_eq!(
+            call_that_takes(&layer, &clock, seconds(0), &[])
+                .await
+                .status(),
+            200
+        );
         call_that_takes(&layer, &clock, seconds(30), says).await;
         let refused = call_that_takes(&layer, &clock, seconds(0), &[]).await;
-        assert_eq!((refused.status().as_u16(), figures(refused.headers())[3]), (429, Some("40")), "{says:?}");
+        assert_eq!(
+            (refused.status().as_u16(), figures(refused.headers())[3]),
+            (429, Some("40")),
+            "{says:?}"
+        );
         clock.advance(seconds(39));
         let refused = call_that_takes(&layer, &clock, seconds(0), &[]).await;
-        assert_eq!((refused.status().as_u16(), figures(refused.headers())[3]), (429, Some("1")), "{says:?}");
+        assert_eq!(
+            (refused.status().as_u16(), figures(refused.headers())[3]),
+            (429, Some("1")),
+            "{says:?}"
+        );
         clock.advance(seconds(1));
-        assert_eq!(call_that_takes(&layer, &clock, seconds(0), &[]).await.status(), 200, "{says:?}");
+        assert_eq!(
+            call_that_takes(&layer, &clock, seconds(0), &[])
+                .await
+                .status(),
+            200,
+            "{says:?}"
+        );
     }
 }
 
@@ -315,8 +511,17 @@ async fn heeding_an_upstream_with_the_same_limit_costs_no_time() {
     const LATENCY: Duration = Duration::from_millis(20);
 
     let mut times = Vec::new();
-    for (callers, heeds) in [(1, false), (1, true), (5, false), (5, true), (20, false), (20, true)] {
-        let counted = RateLimitLayer::new(MemoryStore::new()).limit(TEN.by(anyone)).layer(service_fn(hello));
+    for (callers, heeds) in [
+        (1, false),
+        (1, true),
+        (5, false),
+        (5, true),
+        (20, false),
+        (20, true),
+    ] {
+        let counted = RateLimitLayer::new(MemoryStore::new())
+            .limit(TEN.by(anyone))
+            .layer(service_fn(hello));
         let upstream = service_fn(move |request: Request<Body>| {
             let counted = counted.clone();
             async move {
@@ -326,7 +531,11 @@ async fn heeding_an_upstream_with_the_same_limit_costs_no_time() {
                 response
             }
         });
-        let limit = if heeds { TEN.by(anyone).heed_upstream() } else { TEN.by(anyone) };
+        let limit = if heeds {
+            TEN.by(anyone).heed_upstream()
+        } else {
+            TEN.by(anyone)
+        };
         let client = RateLimitLayer::new(MemoryStore::new()).limit(limit);
         let client = client.wait_up_to(Duration::from_secs(600)).layer(upstream);
         let begun = time::Instant::now();
@@ -334,7 +543,10 @@ async fn heeding_an_upstream_with_the_same_limit_costs_no_time() {
             let client = client.clone();
             tokio::spawn(async move {
                 for _ in 0..CALLS / callers {
-                    assert_eq!(client.clone().oneshot(request()).await.unwrap().status(), 200);
+                    assert_eq!(
+                        client.clone().oneshot(request()).await.unwrap().status(),
+                        200
+                    );
                 }
             })
         });
@@ -343,41 +555,71 @@ async fn heeding_an_upstream_with_the_same_limit_costs_no_time() {
         }
         times.push(begun.elapsed());
     }
-    assert!(times.chunks(2).all(|times| times[1] < times[0] * 11 / 10), "{times:?}");
+    assert!(
+        times.chunks(2).all(|times| times[1] < times[0] * 11 / 10),
+        "{times:?}"
+    );
 }
 
 /// Neither many limits nor one that cannot be blocked delays the others.
 #[tokio::test(start_paused = true)]
 async fn all_limits_are_blocked_concurrently() {
     let store = MemoryStore::new();
-    let others: Vec<_> =
-        (0..32).map(|number| Limit::new(format!("calls-{number}"), 10, seconds(3_600)).unwrap()).collect();
+    let others: Vec<_> = (0..32)
+        .map(|number| Limit::new(format!("calls-{number}"), 10, seconds(3_600)).unwrap())
+        .collect();
     let silent = Limit::per_hour(SILENT, 10);
-    let all = [silent].into_iter().chain(others.clone()).map(|limit| limit.by(anyone).heed_upstream());
-    let layer = RateLimitLayer::new(Slow(store.clone())).limits(all).unwrap();
-    let app = layer
-        .layer(service_fn(|request: Request<Body>| ready(Ok::<_, Infallible>(scripted_response(request.headers())))));
-    let reported = Request::get("/").header("answer", "429").header("answer-retry-after", "60").body(Body::empty());
+    let all = [silent]
+        .into_iter()
+        .chain(others.clone())
+        .map(|limit| limit.by(anyone).heed_upstream());
+    let layer = RateLimitLayer::new(Slow(store.clone()))
+        .limits(all)
+        .unwrap();
+    let app = layer.layer(service_fn(|request: Request<Body>| {
+        ready(Ok::<_, Infallible>(scripted_response(request.headers())))
+    }));
+    let reported = Request::get("/")
+        .header("answer", "429")
+        .header("answer-retry-after", "60")
+        .body(Body::empty());
     assert_eq!(app.oneshot(reported.unwrap()).await.unwrap().status(), 429);
     let limiter = Limiter::new(store);
     let key = anyone(&request().into_parts().0).unwrap();
     for limit in &others {
-        assert_eq!(limiter.peek(limit, key.clone()).await.unwrap().remaining(), 0);
+        assert_eq!(
+            limiter.peek(limit, key.clone()).await.unwrap().remaining(),
+            0
+        );
     }
 }
 
 #[tokio::test]
 async fn a_failed_block_leaves_the_response_unchanged() {
     let log = Log::start();
-    let store = Once { store: MemoryStore::new(), asked: Arc::default() };
+    let store = Once {
+        store: MemoryStore::new(),
+        asked: Arc::default(),
+    };
     let layer = RateLimitLayer::new(store).limit(CALLS.by(anyone).heed_upstream());
-    let app = layer
-        .layer(service_fn(|request: Request<Body>| ready(Ok::<_, Infallible>(scripted_response(request.headers())))));
-    let reported =
-        Request::get("/").header("answer", "429").header("answer-retry-after", "7").body(Body::empty()).unwrap();
+    let app = layer.layer(service_fn(|request: Request<Body>| {
+        ready(Ok::<_, Infallible>(scripted_response(request.headers())))
+    }));
+    let reported = Request::get("/")
+        .header("answer", "429")
+        .header("answer-retry-after", "7")
+        .body(Body::empty())
+        .unwrap();
     let response = app.clone().oneshot(reported).await.unwrap();
-    assert_eq!((response.status().as_u16(), figures(response.headers())[3]), (429, Some("7")));
-    assert!(log.text().contains("its limits stay open"), "{}", log.text());
+    assert_eq!(
+        (response.status().as_u16(), figures(response.headers())[3]),
+        (429, Some("7"))
+    );
+    assert!(
+        log.text().contains("its limits stay open"),
+        "{}",
+        log.text()
+    );
 
     let response = app.oneshot(request()).await.unwrap();
     assert!(response.status() == 200 && response.extensions().get::<Degraded>().is_some());
@@ -389,7 +631,13 @@ async fn a_block_that_is_too_slow_is_logged() {
     let log = Log::start();
     let store = FaultyStore::new(MemoryStore::new());
     store.set(Fault::Slow(ms(30)));
-    let layer = RateLimitLayer::new(store).limit(CALLS.by(anyone).heed_upstream()).deadline(ms(50));
+    let layer = RateLimitLayer::new(store)
+        .limit(CALLS.by(anyone).heed_upstream())
+        .deadline(ms(50));
     assert_eq!(call(&layer, "/", &[USED_UP]).await.status(), 200);
-    assert!(log.text().contains("its limits stay open"), "{}", log.text());
+    assert!(
+        log.text().contains("its limits stay open"),
+        "{}",
+        log.text()
+    );
 }

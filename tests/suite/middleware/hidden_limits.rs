@@ -9,8 +9,8 @@ use axum::{
 use http::{HeaderMap, Request};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
-    Charge, Check, Decision, HeaderSets, KeyedLimit, Limit, Limiter, MemoryStore, RateLimitLayer, Rejection,
-    limiter::Share, middleware::ShadowRefusals, store::ManualClock,
+    Charge, Check, Decision, HeaderSets, KeyedLimit, Limit, Limiter, MemoryStore, RateLimitLayer,
+    Rejection, limiter::Share, middleware::ShadowRefusals, store::ManualClock,
 };
 
 use crate::support::{
@@ -42,11 +42,19 @@ fn chosen(limit: Limit) -> KeyedLimit {
 /// One request is admitted and the next one refused, and neither response reveals the limit.
 async fn assert_reveals_nothing(app: &App) {
     let admitted = ask(app).await;
-    assert_eq!((admitted.status().as_u16(), figures(admitted.headers())), (200, [None; 4]));
+    assert_eq!(
+        (admitted.status().as_u16(), figures(admitted.headers())),
+        (200, [None; 4])
+    );
     let refused = ask(app).await;
-    let Some(Rejection::Limited(decision)) = refused.extensions().get() else { panic!("{refused:?}") };
+    let Some(Rejection::Limited(decision)) = refused.extensions().get() else {
+        panic!("{refused:?}")
+    };
     assert!(decision.binding().is_hidden() && decision.visible().is_none());
-    assert_eq!((refused.status().as_u16(), figures(refused.headers())), (429, [None, None, None, Some("3600")]));
+    assert_eq!(
+        (refused.status().as_u16(), figures(refused.headers())),
+        (429, [None, None, None, Some("3600")])
+    );
     assert_eq!(json(refused).await, refusal_body(None, 3600));
 }
 
@@ -54,10 +62,18 @@ async fn assert_reveals_nothing(app: &App) {
 async fn a_hidden_limit_shows_clients_nothing() {
     for status in [200, 401, 404] {
         let app = layer(TOTAL.by(anyone).hidden()).layer(service_fn(move |_: Request<Body>| {
-            ready(Ok::<_, Infallible>(Response::builder().status(status).body(Body::empty()).unwrap()))
+            ready(Ok::<_, Infallible>(
+                Response::builder()
+                    .status(status)
+                    .body(Body::empty())
+                    .unwrap(),
+            ))
         }));
         let response = app.oneshot(request()).await.unwrap();
-        assert_eq!((response.status().as_u16(), figures(response.headers())), (status, [None; 4]));
+        assert_eq!(
+            (response.status().as_u16(), figures(response.headers())),
+            (status, [None; 4])
+        );
     }
     assert_reveals_nothing(&around(&layer(TOTAL.by(anyone).hidden()), handler())).await;
 }
@@ -68,19 +84,35 @@ async fn headers_show_only_visible_limits() {
     let total = Limit::per_hour("total", 2);
     let service = service_fn(|request: Request<Body>| {
         let decision: &Decision = request.extensions().get().unwrap();
-        let seen = format!("{} {}", decision.binding().limit.name(), decision.binding().used);
+        let seen = format!(
+            "{} {}",
+            decision.binding().limit.name(),
+            decision.binding().used
+        );
         ready(Ok::<_, Infallible>(Response::new(Body::from(seen))))
     });
-    for limits in [[total.clone().by(anyone).hidden(), MINE.by(anyone)], [MINE.by(anyone), total.by(anyone).hidden()]] {
-        let app = RateLimitLayer::new(MemoryStore::new()).limits(limits).unwrap().layer(service);
+    for limits in [
+        [total.clone().by(anyone).hidden(), MINE.by(anyone)],
+        [MINE.by(anyone), total.by(anyone).hidden()],
+    ] {
+        let app = RateLimitLayer::new(MemoryStore::new())
+            .limits(limits)
+            .unwrap()
+            .layer(service);
         for (remaining, body) in [("4", "total 1"), ("3", "total 2")] {
             let response = app.clone().oneshot(request()).await.unwrap();
-            assert_eq!(figures(response.headers()), [Some("5"), Some(remaining), Some("60"), None]);
+            assert_eq!(
+                figures(response.headers()),
+                [Some("5"), Some(remaining), Some("60"), None]
+            );
             assert_eq!(json(response).await, body);
         }
         // The visible limit has three units left, so its figures would not explain the refusal.
         let refused = app.clone().oneshot(request()).await.unwrap();
-        assert_eq!((refused.status().as_u16(), figures(refused.headers())), (429, [None, None, None, Some("3600")]));
+        assert_eq!(
+            (refused.status().as_u16(), figures(refused.headers())),
+            (429, [None, None, None, Some("3600")])
+        );
         assert_eq!(json(refused).await, refusal_body(None, 3600));
     }
 }
@@ -93,24 +125,43 @@ async fn a_visible_limit_reports_its_own_refusals() {
         let app = around(&layer, handler());
         ask(&app).await;
         let refused = ask(&app).await;
-        assert_eq!(figures(refused.headers()), [Some("1"), Some("0"), Some("60"), Some(wait)]);
-        assert_eq!(json(refused).await, refusal_body(Some("few"), wait.parse().unwrap()));
+        assert_eq!(
+            figures(refused.headers()),
+            [Some("1"), Some("0"), Some("60"), Some(wait)]
+        );
+        assert_eq!(
+            json(refused).await,
+            refusal_body(Some("few"), wait.parse().unwrap())
+        );
     }
 }
 
 #[tokio::test]
 async fn a_cost_above_a_hidden_limit_reveals_no_number() {
-    let never_fits = format!(r#"{{{QUOTA_EXCEEDED},"detail":"The request costs more than a limit ever admits."}}"#);
+    let never_fits = format!(
+        r#"{{{QUOTA_EXCEEDED},"detail":"The request costs more than a limit ever admits."}}"#
+    );
     let costly = |limit: KeyedLimit| limit.cost(|_| 2).hidden();
-    for layer in [layer(costly(TOTAL.by(anyone))), layer(costly(chosen(TOTAL)))] {
+    for layer in [
+        layer(costly(TOTAL.by(anyone))),
+        layer(costly(chosen(TOTAL))),
+    ] {
         let response = ask(&around(&layer, handler())).await;
-        assert_eq!((response.status().as_u16(), figures(response.headers())), (429, [None; 4]));
-        assert!(matches!(response.extensions().get(), Some(Rejection::NeverFits(error)) if error.is_hidden));
+        assert_eq!(
+            (response.status().as_u16(), figures(response.headers())),
+            (429, [None; 4])
+        );
+        assert!(
+            matches!(response.extensions().get(), Some(Rejection::NeverFits(error)) if error.is_hidden)
+        );
         assert_eq!(json(response).await, never_fits);
     }
     let mut error = Charge::new(TOTAL, "all", 2).unwrap_err();
     error.is_hidden = true;
-    assert_eq!(json(Rejection::NeverFits(error).into_response()).await, never_fits);
+    assert_eq!(
+        json(Rejection::NeverFits(error).into_response()).await,
+        never_fits
+    );
 }
 
 #[tokio::test]
@@ -127,7 +178,9 @@ async fn a_hidden_limit_stays_hidden_however_it_is_counted() {
     }
     let share = Limit::per_hour("total", 4).by(anyone).hidden();
     assert_reveals_nothing(&around(
-        &RateLimitLayer::new(failing()).limit(share).fail_local(Share::one_of(4)),
+        &RateLimitLayer::new(failing())
+            .limit(share)
+            .fail_local(Share::one_of(4)),
         handler(),
     ))
     .await;
@@ -139,39 +192,71 @@ async fn a_cached_refusal_keeps_a_hidden_limit_hidden() {
     let server = RedisServer::start();
     for refusal_cache in [Duration::ZERO, Duration::from_secs(1)] {
         let store = server.store().clock(&ManualClock::new()).build().unwrap();
-        let layer =
-            RateLimitLayer::new(Limiter::new(store.clone()).deadline(TEST_TIMEOUT).refusal_cache(refusal_cache));
+        let layer = RateLimitLayer::new(
+            Limiter::new(store.clone())
+                .deadline(TEST_TIMEOUT)
+                .refusal_cache(refusal_cache),
+        );
         let hidden = layer.clone().limit(TOTAL.by(anyone).hidden());
         assert_reveals_nothing(&around(&hidden, handler())).await;
         server.pause();
-        let asked = around(&hidden.clone().deadline(Duration::from_millis(50)).fail_closed(), handler());
+        let asked = around(
+            &hidden
+                .clone()
+                .deadline(Duration::from_millis(50))
+                .fail_closed(),
+            handler(),
+        );
         let refused = ask(&asked).await;
         server.resume();
         // Also if Redis is asked each time, a known refusal stands while it does not answer.
-        assert_eq!((refused.status().as_u16(), &figures(refused.headers())[..3]), (429, &[None; 3][..]));
+        assert_eq!(
+            (refused.status().as_u16(), &figures(refused.headers())[..3]),
+            (429, &[None; 3][..])
+        );
         assert_eq!(json(refused).await, refusal_body(None, 3600));
 
         let refused = ask(&around(&layer.limit(TOTAL.by(anyone)), handler())).await;
         assert_eq!(figures(refused.headers())[..2], [Some("1"), Some("0")]);
-        assert_eq!(figures(ask(&around(&hidden, handler())).await.headers())[..3], [None; 3]);
+        assert_eq!(
+            figures(ask(&around(&hidden, handler())).await.headers())[..3],
+            [None; 3]
+        );
         server.run::<()>("FLUSHALL");
     }
 }
 
 #[tokio::test]
 async fn a_hidden_shadow_limit_is_in_no_header() {
-    let shadow = |name, cost| Limit::per_minute(name, 1).by(anyone).cost(move |_| cost).in_shadow();
-    let hidden = || layer(MINE.by(anyone)).limit(shadow("tried", 1).hidden()).limit(shadow("costly", 2).hidden());
+    let shadow = |name, cost| {
+        Limit::per_minute(name, 1)
+            .by(anyone)
+            .cost(move |_| cost)
+            .in_shadow()
+    };
+    let hidden = || {
+        layer(MINE.by(anyone))
+            .limit(shadow("tried", 1).hidden())
+            .limit(shadow("costly", 2).hidden())
+    };
     for layer in [hidden(), hidden().limit(shadow("seen", 1))] {
         let layer = layer.headers(HeaderSets::BOTH);
         let app = around(&layer, handler());
         ask(&app).await;
         let response = ask(&app).await;
         let headers = format!("{:?}", response.headers());
-        assert!(["tried", "costly"].iter().all(|name| !headers.contains(name)), "{headers}");
+        assert!(
+            ["tried", "costly"]
+                .iter()
+                .all(|name| !headers.contains(name)),
+            "{headers}"
+        );
         let refusals: &ShadowRefusals = response.extensions().get().unwrap();
         let names: Vec<_> = refusals.names().collect();
-        assert!(names.contains(&"tried") && names.contains(&"costly"), "{names:?}");
+        assert!(
+            names.contains(&"tried") && names.contains(&"costly"),
+            "{names:?}"
+        );
     }
 }
 
@@ -179,7 +264,11 @@ async fn a_hidden_shadow_limit_is_in_no_header() {
 async fn a_handler_that_checks_by_itself_hides_limits_as_a_layer_does() {
     let check = |limit: Limit| Check::new(Charge::new(limit, "all", 1).unwrap().hidden());
     let limiter = Limiter::new(MemoryStore::new());
-    let both = || check(TOTAL).and(Charge::new(MINE, "ada", 1).unwrap()).unwrap();
+    let both = || {
+        check(TOTAL)
+            .and(Charge::new(MINE, "ada", 1).unwrap())
+            .unwrap()
+    };
     let mut headers = HeaderMap::new();
     limiter
         .check_all(check(Limit::per_hour("other", 1)))
@@ -187,16 +276,27 @@ async fn a_handler_that_checks_by_itself_hides_limits_as_a_layer_does() {
         .unwrap()
         .write_headers(HeaderSets::X_RATE_LIMIT, &mut headers);
     assert!(headers.is_empty());
-    limiter.check_all(both()).await.unwrap().write_headers(HeaderSets::X_RATE_LIMIT, &mut headers);
+    limiter
+        .check_all(both())
+        .await
+        .unwrap()
+        .write_headers(HeaderSets::X_RATE_LIMIT, &mut headers);
     assert_eq!(figures(&headers), [Some("5"), Some("4"), Some("60"), None]);
 
     let refused = limiter.check_all(both()).await.unwrap();
     headers.clear();
     refused.write_headers(HeaderSets::X_RATE_LIMIT, &mut headers);
     assert!(headers.is_empty());
-    assert_eq!((&refused.binding().limit, refused.remaining()), (&TOTAL, 0), "the server sees it");
+    assert_eq!(
+        (&refused.binding().limit, refused.remaining()),
+        (&TOTAL, 0),
+        "the server sees it"
+    );
     let response = Rejection::Limited(refused).into_response();
-    assert_eq!(figures(response.headers()), [None, None, None, Some("3600")]);
+    assert_eq!(
+        figures(response.headers()),
+        [None, None, None, Some("3600")]
+    );
     assert_eq!(json(response).await, refusal_body(None, 3600));
 }
 
@@ -212,8 +312,14 @@ async fn stacked_layers_show_only_visible_limits() {
         around(&silent(), around(&seen(), handler())),
         around(&seen(), around(&silent(), handler())),
     ] {
-        assert_eq!(figures(ask(&app).await.headers()), [Some("5"), Some("4"), Some("60"), None]);
+        assert_eq!(
+            figures(ask(&app).await.headers()),
+            [Some("5"), Some("4"), Some("60"), None]
+        );
         let refused = ask(&app).await;
-        assert_eq!((refused.status().as_u16(), figures(refused.headers())), (429, [None, None, None, Some("3600")]));
+        assert_eq!(
+            (refused.status().as_u16(), figures(refused.headers())),
+            (429, [None, None, None, Some("3600")])
+        );
     }
 }

@@ -25,7 +25,8 @@ use tower::{
     service_fn,
 };
 use tower_sliding_window::{
-    Algorithm, KeyedLimit, Limit, Limiter, MemoryStore, RateLimitLayer, Rejection, store::ManualClock,
+    Algorithm, KeyedLimit, Limit, Limiter, MemoryStore, RateLimitLayer, Rejection,
+    store::ManualClock,
 };
 
 use crate::support::{
@@ -68,14 +69,22 @@ impl Upstream {
         let client = Client::builder(TokioExecutor::new()).build_http::<Body>();
         let client = client.map_response(|response| response.map(Body::new));
         let client = ServiceBuilder::new().layer(layer.clone()).service(client);
-        let request =
-            headers.iter().fold(Request::get(&self.url), |request, (name, value)| request.header(*name, *value));
-        client.oneshot(request.body(Body::empty()).unwrap()).await.unwrap()
+        let request = headers
+            .iter()
+            .fold(Request::get(&self.url), |request, (name, value)| {
+                request.header(*name, *value)
+            });
+        client
+            .oneshot(request.body(Body::empty()).unwrap())
+            .await
+            .unwrap()
     }
 }
 
 fn layer(limit: KeyedLimit) -> RateLimitLayer {
-    RateLimitLayer::new(MemoryStore::new()).limit(limit).deadline(TEST_TIMEOUT)
+    RateLimitLayer::new(MemoryStore::new())
+        .limit(limit)
+        .deadline(TEST_TIMEOUT)
 }
 
 #[tokio::test]
@@ -83,7 +92,10 @@ async fn a_call_over_the_limit_does_not_reach_the_upstream() {
     let (upstream, layer) = (Upstream::start().await, layer(TIGHT.by(anyone)).cost(|_| 2));
     assert_eq!(upstream.call(&layer, &[]).await.status(), 200);
     let refused = upstream.call(&layer, &[]).await;
-    assert_eq!((refused.status().as_u16(), figures(refused.headers())[3]), (429, Some("1")));
+    assert_eq!(
+        (refused.status().as_u16(), figures(refused.headers())[3]),
+        (429, Some("1"))
+    );
     assert_eq!(upstream.calls(), 1);
 }
 
@@ -95,7 +107,11 @@ async fn a_call_waits_for_capacity_up_to_max_wait() {
     for _ in 0..5 {
         assert_eq!(upstream.call(&patient, &[]).await.status(), 200);
     }
-    assert!(asked.elapsed() >= 2 * TIGHT.window(), "{:?}", asked.elapsed());
+    assert!(
+        asked.elapsed() >= 2 * TIGHT.window(),
+        "{:?}",
+        asked.elapsed()
+    );
     assert_eq!(upstream.calls(), 5);
 
     // A limit with a longer window refuses: a day is longer than `max_wait`.
@@ -103,18 +119,25 @@ async fn a_call_waits_for_capacity_up_to_max_wait() {
     assert_eq!(upstream.call(&impatient, &[]).await.status(), 200);
     let asked = Instant::now();
     let refused = upstream.call(&impatient, &[]).await;
-    assert!(matches!(refused.extensions().get(), Some(Rejection::Limited(_))), "{refused:?}");
+    assert!(
+        matches!(refused.extensions().get(), Some(Rejection::Limited(_))),
+        "{refused:?}"
+    );
     assert!(asked.elapsed() < TEST_TIMEOUT / 2, "{:?}", asked.elapsed());
 }
 
 #[tokio::test]
 async fn a_chosen_limit_waits_and_settles_like_any_other() {
     let choose = |_: &Parts| TIGHT;
-    let layer = layer(KeyedLimit::chosen(anyone, choose).cost(|_| 2).settle(|_| 1)).wait_up_to(TEST_TIMEOUT);
+    let layer = layer(KeyedLimit::chosen(anyone, choose).cost(|_| 2).settle(|_| 1))
+        .wait_up_to(TEST_TIMEOUT);
     let (upstream, asked) = (Upstream::start().await, Instant::now());
     for remaining in ["1", "1"] {
         let response = upstream.call(&layer, &[]).await;
-        assert_eq!((response.status().as_u16(), figures(response.headers())[1]), (200, Some(remaining)));
+        assert_eq!(
+            (response.status().as_u16(), figures(response.headers())[1]),
+            (200, Some(remaining))
+        );
     }
     assert!(asked.elapsed() >= TIGHT.window(), "{:?}", asked.elapsed());
 }
@@ -123,13 +146,31 @@ async fn a_chosen_limit_waits_and_settles_like_any_other() {
 async fn an_upstreams_refusal_blocks_the_limit() {
     let log = Log::start();
     let says = [
-        (&[("answer", "429"), ("answer-retry-after", "30")][..], 429, "30"),
-        (&[("answer", "503"), ("answer-retry-after", "20")], 503, "20"),
-        (&[("answer-x-ratelimit-remaining", "0"), ("answer-x-ratelimit-reset", "10")], 200, "10"),
+        (
+            &[("answer", "429"), ("answer-retry-after", "30")][..],
+            429,
+            "30",
+        ),
+        (
+            &[("answer", "503"), ("answer-retry-after", "20")],
+            503,
+            "20",
+        ),
+        (
+            &[
+                ("answer-x-ratelimit-remaining", "0"),
+                ("answer-x-ratelimit-reset", "10"),
+            ],
+            200,
+            "10",
+        ),
         (&[("answer", "429")], 429, "1"),
     ];
     for (headers, status, wait) in says {
-        let (upstream, layer) = (Upstream::start().await, layer(CALLS.by(anyone).heed_upstream()));
+        let (upstream, layer) = (
+            Upstream::start().await,
+            layer(CALLS.by(anyone).heed_upstream()),
+        );
         assert_eq!(upstream.call(&layer, &[]).await.status(), 200);
         assert_eq!(upstream.call(&layer, headers).await.status(), status);
         let refused = upstream.call(&layer, &[]).await;
@@ -139,7 +180,11 @@ async fn an_upstreams_refusal_blocks_the_limit() {
         );
         assert_eq!(upstream.calls(), 2);
     }
-    assert!(log.text().contains("an upstream says to stay away"), "{}", log.text());
+    assert!(
+        log.text().contains("an upstream says to stay away"),
+        "{}",
+        log.text()
+    );
 }
 
 /// Whatever the upstream says about its limits.
@@ -147,7 +192,9 @@ async fn an_upstreams_refusal_blocks_the_limit() {
 async fn an_upstream_that_is_not_heeded_blocks_nothing() {
     let (upstream, layer) = (Upstream::start().await, layer(CALLS.by(anyone)));
     for _ in 0..3 {
-        let response = upstream.call(&layer, &[("answer", "429"), ("answer-retry-after", "30")]).await;
+        let response = upstream
+            .call(&layer, &[("answer", "429"), ("answer-retry-after", "30")])
+            .await;
         assert_eq!(response.headers()["retry-after"], "30");
     }
     assert_eq!(upstream.calls(), 3);
@@ -157,62 +204,108 @@ async fn an_upstream_that_is_not_heeded_blocks_nothing() {
 async fn a_heeded_upstreams_headers_pass_through() {
     let upstream = Upstream::start().await;
     let layer = layer(CALLS.by(anyone).heed_upstream().settle(|_| 3));
-    let response = upstream.call(&layer, &[("answer-x-ratelimit-remaining", "4000")]).await;
-    assert_eq!(figures(response.headers()), [None, Some("4000"), None, None]);
+    let response = upstream
+        .call(&layer, &[("answer-x-ratelimit-remaining", "4000")])
+        .await;
+    assert_eq!(
+        figures(response.headers()),
+        [None, Some("4000"), None, None]
+    );
     let response = upstream.call(&layer, &[]).await;
     assert_eq!(figures(response.headers()), [None; 4]);
 }
 
 #[tokio::test]
 async fn a_waiting_call_is_sent_when_the_block_ends() {
-    let (upstream, layer) = (Upstream::start().await, layer(CALLS.by(anyone).heed_upstream()));
+    let (upstream, layer) = (
+        Upstream::start().await,
+        layer(CALLS.by(anyone).heed_upstream()),
+    );
     let layer = layer.wait_up_to(TEST_TIMEOUT);
-    assert_eq!(upstream.call(&layer, &[("answer", "429"), ("answer-retry-after", "1")]).await.status(), 429);
+    assert_eq!(
+        upstream
+            .call(&layer, &[("answer", "429"), ("answer-retry-after", "1")])
+            .await
+            .status(),
+        429
+    );
     let asked = Instant::now();
     assert_eq!(upstream.call(&layer, &[]).await.status(), 200);
-    assert!(asked.elapsed() > Duration::from_millis(800), "{:?}", asked.elapsed());
+    assert!(
+        asked.elapsed() > Duration::from_millis(800),
+        "{:?}",
+        asked.elapsed()
+    );
 }
 
 /// The settlement and the block are independent. A shadow limit is not blocked.
 #[tokio::test]
 async fn a_refusal_settles_the_call_and_blocks_every_heeding_limit() {
     let store = MemoryStore::new();
-    let (free, tried, plain) = (Limit::per_hour("free", 9), Limit::per_hour("tried", 9), Limit::per_hour("plain", 9));
+    let (free, tried, plain) = (
+        Limit::per_hour("free", 9),
+        Limit::per_hour("tried", 9),
+        Limit::per_hour("plain", 9),
+    );
     let layer = RateLimitLayer::new(store.clone())
-        .limit(free.clone().by(anyone).cost(|_| 4).settle(|_| 0).heed_upstream())
+        .limit(
+            free.clone()
+                .by(anyone)
+                .cost(|_| 4)
+                .settle(|_| 0)
+                .heed_upstream(),
+        )
         .limit(tried.clone().by(anyone).in_shadow().heed_upstream())
         .limit(plain.clone().by(anyone).heed_upstream())
         .deadline(TEST_TIMEOUT);
     let upstream = Upstream::start().await;
-    upstream.call(&layer, &[("answer", "429"), ("answer-retry-after", "60")]).await;
+    upstream
+        .call(&layer, &[("answer", "429"), ("answer-retry-after", "60")])
+        .await;
     let (limiter, mut left) = (Limiter::new(store), Vec::new());
     for limit in [&free, &tried, &plain] {
         let key = anyone(&request().into_parts().0).unwrap();
         let decision = limiter.peek(limit, key).await.unwrap();
-        left.push((decision.remaining(), decision.binding().reset_after() <= Duration::from_secs(60)));
+        left.push((
+            decision.remaining(),
+            decision.binding().reset_after() <= Duration::from_secs(60),
+        ));
     }
     assert_eq!(left, [(0, true), (8, false), (0, true)]);
 }
 
 /// Latencies of the upstream, to the nanosecond.
-const TIMES: [Duration; 3] =
-    [Duration::from_nanos(300_001_500), Duration::from_nanos(999_999_999), Duration::from_secs(3)];
+const TIMES: [Duration; 3] = [
+    Duration::from_nanos(300_001_500),
+    Duration::from_nanos(999_999_999),
+    Duration::from_secs(3),
+];
 
 /// The settled cost counts from the response, whether the lease has ended by then or not.
 #[tokio::test(start_paused = true)]
 async fn a_heeded_response_counts_whenever_its_lease_ends() {
     let key = || anyone(&request().into_parts().0).unwrap();
-    for algorithm in
-        [Algorithm::SLIDING_LOG, Algorithm::compact_log(16), Algorithm::FIXED_WINDOW, Algorithm::SLIDING_WINDOW_COUNTER]
-    {
-        for (heeds, took) in [false, true].into_iter().flat_map(|heeds| TIMES.map(|took| (heeds, took))) {
+    for algorithm in [
+        Algorithm::SLIDING_LOG,
+        Algorithm::compact_log(16),
+        Algorithm::FIXED_WINDOW,
+        Algorithm::SLIDING_WINDOW_COUNTER,
+    ] {
+        for (heeds, took) in [false, true]
+            .into_iter()
+            .flat_map(|heeds| TIMES.map(|took| (heeds, took)))
+        {
             let limit = Limit::per_hour("calls", 10).with_algorithm(algorithm);
             // By a clock at the beginning of an hour, so that no hour ends meanwhile.
             let clock = ManualClock::new();
             let since_1970 = clock.now().duration_since(UNIX_EPOCH).unwrap();
             clock.step_back(Duration::from_secs(since_1970.as_secs() % 3_600));
             let limiter = Limiter::new(MemoryStore::new().clock(&clock));
-            let keyed = limit.clone().by(anyone).settle(|_| 5).lease(Duration::from_secs(1));
+            let keyed = limit
+                .clone()
+                .by(anyone)
+                .settle(|_| 5)
+                .lease(Duration::from_secs(1));
             let keyed = if heeds { keyed.heed_upstream() } else { keyed };
             let upstream = service_fn(move |_: Request<Body>| {
                 clock.advance(took);
@@ -221,11 +314,17 @@ async fn a_heeded_response_counts_whenever_its_lease_ends() {
                     Ok::<_, Infallible>(Response::new(Body::empty()))
                 }
             });
-            let app = RateLimitLayer::new(limiter.clone()).limit(keyed).layer(upstream);
+            let app = RateLimitLayer::new(limiter.clone())
+                .limit(keyed)
+                .layer(upstream);
             assert_eq!(app.oneshot(request()).await.unwrap().status(), 200);
             let standing = limiter.peek(&limit, key()).await.unwrap();
             let reserved = standing.binding().reserved;
-            assert_eq!((standing.binding().used, reserved), (5, 0), "{algorithm:?}, heeds: {heeds}, {took:?}");
+            assert_eq!(
+                (standing.binding().used, reserved),
+                (5, 0),
+                "{algorithm:?}, heeds: {heeds}, {took:?}"
+            );
         }
     }
 }
@@ -234,50 +333,97 @@ async fn a_heeded_response_counts_whenever_its_lease_ends() {
 async fn a_heeded_response_after_its_lease_counts_on_redis() {
     let server = RedisServer::start();
     let limiter = Limiter::new(server.store().build().unwrap()).deadline(TEST_TIMEOUT);
-    for algorithm in
-        [Algorithm::SLIDING_LOG, Algorithm::compact_log(16), Algorithm::FIXED_WINDOW, Algorithm::SLIDING_WINDOW_COUNTER]
-    {
+    for algorithm in [
+        Algorithm::SLIDING_LOG,
+        Algorithm::compact_log(16),
+        Algorithm::FIXED_WINDOW,
+        Algorithm::SLIDING_WINDOW_COUNTER,
+    ] {
         let limit = Limit::per_day("calls", 10).with_algorithm(algorithm);
-        let keyed = limit.clone().by(anyone).settle(|_| 5).lease(Duration::from_millis(50)).heed_upstream();
+        let keyed = limit
+            .clone()
+            .by(anyone)
+            .settle(|_| 5)
+            .lease(Duration::from_millis(50))
+            .heed_upstream();
         let upstream = service_fn(|_: Request<Body>| async {
             sleep(Duration::from_millis(120)).await;
             Ok::<_, Infallible>(Response::new(Body::empty()))
         });
-        let app = RateLimitLayer::new(limiter.clone()).limit(keyed).layer(upstream);
+        let app = RateLimitLayer::new(limiter.clone())
+            .limit(keyed)
+            .layer(upstream);
         assert_eq!(app.oneshot(request()).await.unwrap().status(), 200);
         let key = anyone(&request().into_parts().0).unwrap();
-        assert_eq!(limiter.peek(&limit, key.clone()).await.unwrap().binding().used, 5, "{algorithm:?}");
+        assert_eq!(
+            limiter
+                .peek(&limit, key.clone())
+                .await
+                .unwrap()
+                .binding()
+                .used,
+            5,
+            "{algorithm:?}"
+        );
         limiter.reset(&limit, key).await.unwrap();
     }
 }
 
 /// Sends a call through the layer and a client of reqwest.
-async fn call_by_reqwest(layer: &RateLimitLayer, request: Request<Bytes>) -> (u16, HeaderMap, String) {
+async fn call_by_reqwest(
+    layer: &RateLimitLayer,
+    request: Request<Bytes>,
+) -> (u16, HeaderMap, String) {
     let client = reqwest::Client::builder().no_proxy().build().unwrap();
     let client = service_fn(move |request: Request<Bytes>| {
         let client = client.clone();
-        async move { client.execute(request.try_into()?).await.map(Response::from) }
+        async move {
+            client
+                .execute(request.try_into()?)
+                .await
+                .map(Response::from)
+        }
     });
     let response = layer.layer(client).oneshot(request).await.unwrap();
     let (parts, body) = response.into_parts();
-    let body = http_body_util::BodyExt::collect(body).await.unwrap().to_bytes();
-    (parts.status.as_u16(), parts.headers, String::from_utf8(body.into()).unwrap())
+    let body = http_body_util::BodyExt::collect(body)
+        .await
+        .unwrap()
+        .to_bytes();
+    (
+        parts.status.as_u16(),
+        parts.headers,
+        String::from_utf8(body.into()).unwrap(),
+    )
 }
 
 #[tokio::test]
 async fn a_client_of_reqwest_is_limited_and_heeds_its_upstream() {
-    let (upstream, layer) = (Upstream::start().await, layer(CALLS.by(anyone).heed_upstream()));
+    let (upstream, layer) = (
+        Upstream::start().await,
+        layer(CALLS.by(anyone).heed_upstream()),
+    );
     let call = |headers: &[(&str, &str)]| {
-        let request =
-            headers.iter().fold(Request::get(&upstream.url), |request, (name, value)| request.header(*name, *value));
+        let request = headers
+            .iter()
+            .fold(Request::get(&upstream.url), |request, (name, value)| {
+                request.header(*name, *value)
+            });
         request.body(Bytes::new()).unwrap()
     };
     let (status, _, _) = call_by_reqwest(&layer, call(&[])).await;
     assert_eq!(status, 200);
-    let (status, _, _) = call_by_reqwest(&layer, call(&[("answer", "429"), ("answer-retry-after", "30")])).await;
+    let (status, _, _) = call_by_reqwest(
+        &layer,
+        call(&[("answer", "429"), ("answer-retry-after", "30")]),
+    )
+    .await;
     assert_eq!(status, 429);
     let (status, headers, body) = call_by_reqwest(&layer, call(&[])).await;
-    assert_eq!((status, figures(&headers)), (429, [Some("10"), Some("0"), Some("30"), Some("30")]));
+    assert_eq!(
+        (status, figures(&headers)),
+        (429, [Some("10"), Some("0"), Some("30"), Some("30")])
+    );
     assert!(body.contains(r#""violated-policies":["calls"]"#), "{body}");
     assert_eq!(upstream.calls(), 2);
 }
@@ -286,12 +432,28 @@ async fn a_client_of_reqwest_is_limited_and_heeds_its_upstream() {
 #[tokio::test]
 async fn a_call_of_reqwest_waits_for_the_limiter() {
     let (upstream, limiter) = (Upstream::start().await, Limiter::new(MemoryStore::new()));
-    let (client, asked) = (reqwest::Client::builder().no_proxy().build().unwrap(), Instant::now());
+    let (client, asked) = (
+        reqwest::Client::builder().no_proxy().build().unwrap(),
+        Instant::now(),
+    );
     for _ in 0..5 {
-        assert!(limiter.acquire(&TIGHT, "token", 1, TEST_TIMEOUT).await.unwrap().is_allowed());
-        assert_eq!(client.get(&upstream.url).send().await.unwrap().status(), 200);
+        assert!(
+            limiter
+                .acquire(&TIGHT, "token", 1, TEST_TIMEOUT)
+                .await
+                .unwrap()
+                .is_allowed()
+        );
+        assert_eq!(
+            client.get(&upstream.url).send().await.unwrap().status(),
+            200
+        );
     }
-    assert!(asked.elapsed() >= 2 * TIGHT.window(), "{:?}", asked.elapsed());
+    assert!(
+        asked.elapsed() >= 2 * TIGHT.window(),
+        "{:?}",
+        asked.elapsed()
+    );
     assert_eq!(upstream.calls(), 5);
 }
 
@@ -302,8 +464,20 @@ struct RetryAfter(u32);
 impl<B, E> Policy<Request<Bytes>, Response<B>, E> for RetryAfter {
     type Future = Sleep;
 
-    fn retry(&mut self, _: &mut Request<Bytes>, result: &mut Result<Response<B>, E>) -> Option<Sleep> {
-        let seconds = result.as_ref().ok()?.headers().get(RETRY_AFTER)?.to_str().ok()?.parse().ok()?;
+    fn retry(
+        &mut self,
+        _: &mut Request<Bytes>,
+        result: &mut Result<Response<B>, E>,
+    ) -> Option<Sleep> {
+        let seconds = result
+            .as_ref()
+            .ok()?
+            .headers()
+            .get(RETRY_AFTER)?
+            .to_str()
+            .ok()?
+            .parse()
+            .ok()?;
         self.0 = self.0.checked_sub(1)?;
         Some(sleep(Duration::from_secs(seconds)))
     }
@@ -318,17 +492,27 @@ impl<B, E> Policy<Request<Bytes>, Response<B>, E> for RetryAfter {
 #[tokio::test(start_paused = true)]
 async fn a_retry_outside_of_the_layer_waits_at_the_end_of_the_line() {
     let slow = Limit::per("slow", 1, Duration::from_secs(2));
-    let (served, begun) = (Arc::new(Mutex::new(Vec::new())), tokio::time::Instant::now());
+    let (served, begun) = (
+        Arc::new(Mutex::new(Vec::new())),
+        tokio::time::Instant::now(),
+    );
     let log = Arc::clone(&served);
     let upstream = service_fn(move |request: Request<Bytes>| {
         let mut log = log.lock().unwrap();
         log.push((request.uri().path().to_owned(), begun.elapsed().as_secs()));
         let response = Response::builder().status(if log.len() == 1 { 503 } else { 200 });
-        let response = if log.len() == 1 { response.header(RETRY_AFTER, 1) } else { response };
+        let response = if log.len() == 1 {
+            response.header(RETRY_AFTER, 1)
+        } else {
+            response
+        };
         ready(Ok::<_, Infallible>(response.body(Body::empty()).unwrap()))
     });
     let limits = layer(slow.by(anyone)).wait_up_to(Duration::from_secs(60));
-    let client = ServiceBuilder::new().layer(RetryLayer::new(RetryAfter(1))).layer(limits).service(upstream);
+    let client = ServiceBuilder::new()
+        .layer(RetryLayer::new(RetryAfter(1)))
+        .layer(limits)
+        .service(upstream);
     let mut calls = JoinSet::new();
     for path in ["/first", "/second", "/third"] {
         let request = Request::get(path).body(Bytes::new()).unwrap();
@@ -339,8 +523,14 @@ async fn a_retry_outside_of_the_layer_waits_at_the_end_of_the_line() {
         assert_eq!(response.unwrap().status(), 200);
     }
     let served = served.lock().unwrap();
-    let served: Vec<_> = served.iter().map(|(path, second)| (path.as_str(), *second)).collect();
-    assert_eq!(served, [("/first", 0), ("/second", 2), ("/third", 4), ("/first", 6)]);
+    let served: Vec<_> = served
+        .iter()
+        .map(|(path, second)| (path.as_str(), *second))
+        .collect();
+    assert_eq!(
+        served,
+        [("/first", 0), ("/second", 2), ("/third", 4), ("/first", 6)]
+    );
 }
 
 /// The layer's own refusal says when to come back, too. A call that never fits does not, so it is
@@ -348,14 +538,28 @@ async fn a_retry_outside_of_the_layer_waits_at_the_end_of_the_line() {
 #[tokio::test(start_paused = true)]
 async fn a_retry_comes_back_when_the_layer_says_so() {
     let one = Limit::per("one", 1, Duration::from_secs(5));
-    let cost = |request: &Parts| if request.uri.path() == "/too-large" { 2 } else { 1 };
-    let upstream = service_fn(|_: Request<Bytes>| ready(Ok::<_, Infallible>(Response::new(Body::empty()))));
+    let cost = |request: &Parts| {
+        if request.uri.path() == "/too-large" {
+            2
+        } else {
+            1
+        }
+    };
+    let upstream =
+        service_fn(|_: Request<Bytes>| ready(Ok::<_, Infallible>(Response::new(Body::empty()))));
     let limits = layer(one.by(anyone)).cost(cost);
-    let client = ServiceBuilder::new().layer(RetryLayer::new(RetryAfter(1))).layer(limits).service(upstream);
+    let client = ServiceBuilder::new()
+        .layer(RetryLayer::new(RetryAfter(1)))
+        .layer(limits)
+        .service(upstream);
     let begun = tokio::time::Instant::now();
     for (path, status, second) in [("/", 200, 0), ("/", 200, 5), ("/too-large", 429, 5)] {
         let request = Request::get(path).body(Bytes::new()).unwrap();
         let response = client.clone().oneshot(request).await.unwrap();
-        assert_eq!((response.status().as_u16(), begun.elapsed().as_secs()), (status, second), "{path}");
+        assert_eq!(
+            (response.status().as_u16(), begun.elapsed().as_secs()),
+            (status, second),
+            "{path}"
+        );
     }
 }

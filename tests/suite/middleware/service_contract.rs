@@ -51,26 +51,45 @@ impl Service<Request<Body>> for Strict {
     }
 
     fn call(&mut self, _: Request<Body>) -> Self::Future {
-        assert!(std::mem::take(&mut self.is_ready), "called without having been polled ready");
+        assert!(
+            std::mem::take(&mut self.is_ready),
+            "called without having been polled ready"
+        );
         ready(Ok(Response::new(Body::empty())))
     }
 }
 
 #[tokio::test]
 async fn the_layer_calls_the_instance_that_was_polled_ready() {
-    let mut app = RateLimitLayer::new(MemoryStore::new()).limit(CALLS.by(anyone)).layer(Strict { is_ready: false });
+    let mut app = RateLimitLayer::new(MemoryStore::new())
+        .limit(CALLS.by(anyone))
+        .layer(Strict { is_ready: false });
     for status in [200, 200, 429, 429] {
-        assert_eq!(app.ready().await.unwrap().call(request()).await.unwrap().status(), status);
+        assert_eq!(
+            app.ready()
+                .await
+                .unwrap()
+                .call(request())
+                .await
+                .unwrap()
+                .status(),
+            status
+        );
     }
 }
 
 #[tokio::test]
 async fn a_refusal_releases_the_inner_services_permit() {
     let service = ConcurrencyLimit::new(service_fn(hello), 1);
-    let mut app = RateLimitLayer::new(MemoryStore::new()).limit(CALLS.by(anyone)).layer(service);
+    let mut app = RateLimitLayer::new(MemoryStore::new())
+        .limit(CALLS.by(anyone))
+        .layer(service);
     for _ in 0..5 {
         // If the only permit were lost, this would wait forever.
-        let ready = tokio::time::timeout(Duration::from_secs(20), app.ready()).await.unwrap().unwrap();
+        let ready = tokio::time::timeout(Duration::from_secs(20), app.ready())
+            .await
+            .unwrap()
+            .unwrap();
         ready.call(request()).await.unwrap();
     }
 }
@@ -84,11 +103,20 @@ async fn a_dropped_pending_response_calls_nothing_and_releases_the_permit() {
         hello(request)
     });
     let service = ConcurrencyLimit::new(service, 1);
-    let mut app = RateLimitLayer::new(silent()).limit(CALLS.by(anyone)).layer(service);
+    let mut app = RateLimitLayer::new(silent())
+        .limit(CALLS.by(anyone))
+        .layer(service);
     for _ in 0..3 {
-        let ready = tokio::time::timeout(Duration::from_secs(20), app.ready()).await.unwrap().unwrap();
+        let ready = tokio::time::timeout(Duration::from_secs(20), app.ready())
+            .await
+            .unwrap()
+            .unwrap();
         let response = ready.call(request());
-        assert!(pin!(response).poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        assert!(
+            pin!(response)
+                .poll(&mut Context::from_waker(Waker::noop()))
+                .is_pending()
+        );
     }
     assert_eq!(calls.load(Ordering::Relaxed), 0);
 }
@@ -96,7 +124,9 @@ async fn a_dropped_pending_response_calls_nothing_and_releases_the_permit() {
 #[tokio::test]
 async fn the_services_own_errors_pass_through() {
     let failing = service_fn(|_: Request<Body>| async { Err::<Response<Body>, _>("broken") });
-    let app = RateLimitLayer::new(MemoryStore::new()).limit(CALLS.by(anyone)).layer(failing);
+    let app = RateLimitLayer::new(MemoryStore::new())
+        .limit(CALLS.by(anyone))
+        .layer(failing);
     assert_eq!(app.oneshot(request()).await.unwrap_err(), "broken");
 }
 
@@ -105,7 +135,8 @@ async fn the_services_own_errors_pass_through() {
 #[tokio::test]
 async fn clones_and_services_of_one_layer_count_together() {
     let layer = RateLimitLayer::new(MemoryStore::new()).limit(CALLS.by(anyone));
-    let statuses = [layer.clone(), layer.clone(), layer].map(|layer| layer.layer(service_fn(hello)).oneshot(request()));
+    let statuses = [layer.clone(), layer.clone(), layer]
+        .map(|layer| layer.layer(service_fn(hello)).oneshot(request()));
     let mut seen = Vec::new();
     for response in statuses {
         seen.push(response.await.unwrap().status().as_u16());
@@ -118,11 +149,19 @@ async fn a_custom_body_type_needs_its_own_responder() {
     let layer = RateLimitLayer::new(MemoryStore::new())
         .limit(CALLS.by(anyone))
         .respond_with(|_: &Rejection, head: Response<()>| head.map(|()| Full::new(&[0_u8; 4][..])));
-    let service = service_fn(|_: Request<()>| async { Ok::<_, Infallible>(Response::new(Full::new(&[1_u8; 4][..]))) });
+    let service = service_fn(|_: Request<()>| async {
+        Ok::<_, Infallible>(Response::new(Full::new(&[1_u8; 4][..])))
+    });
     let app = ServiceBuilder::new().layer(layer).service(service);
     let mut bodies = Vec::new();
     for _ in 0..3 {
-        bodies.push(app.clone().oneshot(Request::new(())).await.unwrap().into_body());
+        bodies.push(
+            app.clone()
+                .oneshot(Request::new(()))
+                .await
+                .unwrap()
+                .into_body(),
+        );
     }
     let mut seen = Vec::new();
     for body in bodies {
@@ -135,32 +174,63 @@ async fn a_custom_body_type_needs_its_own_responder() {
 fn two_limits_of_one_name_are_an_error_that_names_them() {
     let layer = RateLimitLayer::new(MemoryStore::new()).limit(CALLS.by(anyone));
     let error = layer.limits([CALLS.by(anyone)]).unwrap_err();
-    assert_eq!(error.to_string(), r#"two limits of one layer are named "calls": give one of them another name"#);
-    let error = RateLimitLayer::new(MemoryStore::new()).limits([]).unwrap_err();
-    assert_eq!(error.to_string(), "a layer needs at least one limit: add `.limit(..)`");
-    let limits = ["a", "b"].map(|name| Limit::new(name, 1, Duration::from_secs(1)).unwrap().by(anyone));
-    assert!(RateLimitLayer::new(MemoryStore::new()).limits(limits.clone()).is_ok());
+    assert_eq!(
+        error.to_string(),
+        r#"two limits of one layer are named "calls": give one of them another name"#
+    );
+    let error = RateLimitLayer::new(MemoryStore::new())
+        .limits([])
+        .unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "a layer needs at least one limit: add `.limit(..)`"
+    );
+    let limits = ["a", "b"].map(|name| {
+        Limit::new(name, 1, Duration::from_secs(1))
+            .unwrap()
+            .by(anyone)
+    });
+    assert!(
+        RateLimitLayer::new(MemoryStore::new())
+            .limits(limits.clone())
+            .is_ok()
+    );
     for twice in &limits {
         let limits = limits.iter().chain([twice]).cloned();
-        assert!(RateLimitLayer::new(MemoryStore::new()).limits(limits).is_err());
+        assert!(
+            RateLimitLayer::new(MemoryStore::new())
+                .limits(limits)
+                .is_err()
+        );
     }
 }
 
 #[test]
 #[should_panic = r#"two limits of one layer are named "calls": give one of them another name"#]
 fn two_literal_limits_of_one_name_panic_where_the_layer_is_built() {
-    let _ = RateLimitLayer::new(MemoryStore::new()).limit(CALLS.by(anyone)).limit(CALLS.by(anyone));
+    let _ = RateLimitLayer::new(MemoryStore::new())
+        .limit(CALLS.by(anyone))
+        .limit(CALLS.by(anyone));
 }
 
 /// Layer, service and future can be built, polled and dropped without a runtime.
 #[test]
 fn the_layer_needs_no_runtime_until_a_store_waits() {
-    let mut app = RateLimitLayer::new(MemoryStore::new()).limit(CALLS.by(anyone)).layer(Strict { is_ready: false });
+    let mut app = RateLimitLayer::new(MemoryStore::new())
+        .limit(CALLS.by(anyone))
+        .layer(Strict { is_ready: false });
     let mut context = Context::from_waker(Waker::noop());
     assert!(app.poll_ready(&mut context).is_ready());
-    let Poll::Ready(Ok(response)) = pin!(app.call(request())).poll(&mut context) else { panic!("not ready") };
+    let Poll::Ready(Ok(response)) = pin!(app.call(request())).poll(&mut context) else {
+        panic!("not ready")
+    };
     assert_eq!(response.status(), 200);
-    drop(RateLimitLayer::new(silent()).limit(CALLS.by(anyone)).layer(Strict { is_ready: true }).call(request()));
+    drop(
+        RateLimitLayer::new(silent())
+            .limit(CALLS.by(anyone))
+            .layer(Strict { is_ready: true })
+            .call(request()),
+    );
 }
 
 /// The types can be named, sent and shared, as axum and a struct of the user require.
@@ -181,11 +251,16 @@ fn types_can_be_named_and_sent() {
     is_sent(&service.call(request()));
     // A responder may hold a value that is not `Clone`.
     let (count, answered) = (AtomicUsize::new(0), layer.clone());
-    is_handled_as_any_other(&answered.respond_with(move |_: &Rejection, head: Response<()>| {
-        count.fetch_add(1, Ordering::Relaxed);
-        head.map(|()| Body::empty())
-    }));
-    let _app = App { _layer: layer, _service: service };
+    is_handled_as_any_other(
+        &answered.respond_with(move |_: &Rejection, head: Response<()>| {
+            count.fetch_add(1, Ordering::Relaxed);
+            head.map(|()| Body::empty())
+        }),
+    );
+    let _app = App {
+        _layer: layer,
+        _service: service,
+    };
 }
 
 /// A layer has one type, whatever limits it has.
@@ -199,7 +274,11 @@ async fn a_layer_may_get_its_limits_one_by_one_and_only_if_they_are_needed() {
         }
         let app = layer.layer(service_fn(hello));
         for status in statuses {
-            assert_eq!(app.clone().oneshot(request()).await.unwrap().status(), status, "{is_strict}");
+            assert_eq!(
+                app.clone().oneshot(request()).await.unwrap().status(),
+                status,
+                "{is_strict}"
+            );
         }
     }
 }
@@ -207,5 +286,7 @@ async fn a_layer_may_get_its_limits_one_by_one_and_only_if_they_are_needed() {
 #[test]
 #[should_panic(expected = "a layer needs at least one limit")]
 fn a_layer_without_limits_panics_when_it_is_applied() {
-    let _ = RateLimitLayer::new(MemoryStore::new()).fail_closed().layer(service_fn(hello));
+    let _ = RateLimitLayer::new(MemoryStore::new())
+        .fail_closed()
+        .layer(service_fn(hello));
 }

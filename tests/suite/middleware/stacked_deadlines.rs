@@ -10,7 +10,8 @@ use http::Response;
 use tokio::time::{self, sleep};
 use tower::ServiceExt;
 use tower_sliding_window::{
-    Charge, Check, Decision, Error, Key, Limit, Limiter, MemoryStore, RateLimitLayer, RedisStore, Store,
+    Charge, Check, Decision, Error, Key, Limit, Limiter, MemoryStore, RateLimitLayer, RedisStore,
+    Store,
     limiter::Breaker,
     middleware::Degraded,
     settlement::{Settled, Settlement},
@@ -34,21 +35,30 @@ const CALLS: Limit = Limit::per_hour("calls", 1_000_000);
 const SLACK: Duration = Duration::from_secs(5);
 
 fn layer<S: Store + Clone>(store: &S, deadline: Duration) -> RateLimitLayer {
-    RateLimitLayer::new(store.clone()).limit(CALLS.by(anyone)).deadline(deadline)
+    RateLimitLayer::new(store.clone())
+        .limit(CALLS.by(anyone))
+        .deadline(deadline)
 }
 
 fn layer_without_breaker<S: Store + Clone>(store: &S, deadline: Duration) -> RateLimitLayer {
-    let limiter = Limiter::new(store.clone()).deadline(deadline).breaker(Breaker::OFF);
+    let limiter = Limiter::new(store.clone())
+        .deadline(deadline)
+        .breaker(Breaker::OFF);
     RateLimitLayer::new(limiter).limit(CALLS.by(anyone))
 }
 
 /// One layer per deadline, from the outside in.
 fn stacked<S: Store + Clone>(store: &S, deadlines: &[Duration]) -> App {
-    deadlines.iter().rev().fold(handler(), |app, deadline| around(&layer(store, *deadline), app))
+    deadlines.iter().rev().fold(handler(), |app, deadline| {
+        around(&layer(store, *deadline), app)
+    })
 }
 
 fn error(response: &Response<Body>) -> Option<&Error> {
-    response.extensions().get::<Degraded>().map(|degraded| &degraded.error)
+    response
+        .extensions()
+        .get::<Degraded>()
+        .map(|degraded| &degraded.error)
 }
 
 /// Three layers on one hanging server: a request waits for the longest deadline, not for their sum,
@@ -58,7 +68,10 @@ async fn layers_on_a_hanging_server_wait_only_for_the_longest_deadline() {
     let mut seen = Vec::new();
     for deadlines in [[200, 200, 200], [60, 120, 200], [200, 120, 60]] {
         let (server, log) = (RedisServer::start(), Log::start());
-        let app = stacked(&RedisStore::builder(&server.url()).build().unwrap(), &deadlines.map(ms));
+        let app = stacked(
+            &RedisStore::builder(&server.url()).build().unwrap(),
+            &deadlines.map(ms),
+        );
         while error(&app.clone().oneshot(request()).await.unwrap()).is_some() {}
         server.pause();
         let mut waits = Vec::new();
@@ -71,7 +84,11 @@ async fn layers_on_a_hanging_server_wait_only_for_the_longest_deadline() {
             });
             let response = app.clone().oneshot(request()).await.unwrap();
             let waited = asked.elapsed();
-            waits.push(if waited > ms(200) { waited - late.await.unwrap().min(waited) } else { waited });
+            waits.push(if waited > ms(200) {
+                waited - late.await.unwrap().min(waited)
+            } else {
+                waited
+            });
             assert_eq!(response.status(), 200);
             assert!(error(&response).is_some());
         }
@@ -79,7 +96,9 @@ async fn layers_on_a_hanging_server_wait_only_for_the_longest_deadline() {
         // On a busy machine two requests may be late. Without shared time, the five before the
         // breaker opens would wait for the sum.
         waits.sort();
-        let [.., third, _, worst] = waits[..] else { panic!("{waits:?}") };
+        let [.., third, _, worst] = waits[..] else {
+            panic!("{waits:?}")
+        };
         assert!(third < ms(350), "{deadlines:?}: {waits:?}");
         let text = log.text();
         let lines = text.matches("the breaker opens").count();
@@ -88,7 +107,10 @@ async fn layers_on_a_hanging_server_wait_only_for_the_longest_deadline() {
     }
     row(
         "Redis hangs (`SIGSTOP`) behind three layers, one around the other",
-        format!("worst answer with deadlines of {}; one line `the breaker opens` each time", seen.join(", ")),
+        format!(
+            "worst answer with deadlines of {}; one line `the breaker opens` each time",
+            seen.join(", ")
+        ),
         "worst answer at most the longest deadline + 20 ms; one line",
     );
 }
@@ -105,7 +127,11 @@ async fn a_request_waits_for_the_longest_deadline_of_its_layers() {
         let response = app.oneshot(request()).await.unwrap();
         // A layer without time left still gets 5 ms.
         assert_eq!(response.status(), 200);
-        assert!((ms(50)..=ms(60)).contains(&asked.elapsed()), "{deadlines:?}: {:?}", asked.elapsed());
+        assert!(
+            (ms(50)..=ms(60)).contains(&asked.elapsed()),
+            "{deadlines:?}: {:?}",
+            asked.elapsed()
+        );
     }
 }
 
@@ -117,7 +143,10 @@ async fn time_spent_in_one_layer_is_taken_from_the_next() {
     let app = around(&layer(&with_fault(Fault::Slow(ms(20))), ms(50)), app);
     let asked = time::Instant::now();
     let response = app.oneshot(request()).await.unwrap();
-    assert_eq!((response.status().as_u16(), asked.elapsed(), inner.calls()), (503, ms(50), 1));
+    assert_eq!(
+        (response.status().as_u16(), asked.elapsed(), inner.calls()),
+        (503, ms(50), 1)
+    );
 }
 
 /// A hanging store of an outer layer does not disable a limit on a working store.
@@ -126,19 +155,37 @@ async fn a_working_store_still_decides_with_no_time_left() {
     let inner = FaultyStore::new(MemoryStore::new());
     for fails_closed in [true, false] {
         let guard = layer(&inner, ms(50));
-        let app = around(&if fails_closed { guard.fail_closed() } else { guard }, handler());
+        let app = around(
+            &if fails_closed {
+                guard.fail_closed()
+            } else {
+                guard
+            },
+            handler(),
+        );
         let begun = time::Instant::now();
-        let response = around(&layer(&silent(), ms(50)), app).oneshot(request()).await.unwrap();
+        let response = around(&layer(&silent(), ms(50)), app)
+            .oneshot(request())
+            .await
+            .unwrap();
         assert_eq!((response.status().as_u16(), begun.elapsed()), (200, ms(50)));
-        assert!(matches!(error(&response), Some(Error::TimedOut { deadline, .. }) if *deadline == ms(50)));
+        assert!(
+            matches!(error(&response), Some(Error::TimedOut { deadline, .. }) if *deadline == ms(50))
+        );
     }
     assert_eq!(inner.calls(), 2);
 
     // An immediate decision is made even without time.
     let one = RateLimitLayer::new(MemoryStore::new()).limit(Limit::per_hour("one", 1).by(anyone));
-    let app = around(&layer_without_breaker(&silent(), ms(50)), around(&one, handler()));
+    let app = around(
+        &layer_without_breaker(&silent(), ms(50)),
+        around(&one, handler()),
+    );
     for status in [200, 429] {
-        assert_eq!(app.clone().oneshot(request()).await.unwrap().status(), status);
+        assert_eq!(
+            app.clone().oneshot(request()).await.unwrap().status(),
+            status
+        );
     }
 }
 
@@ -147,7 +194,10 @@ async fn a_working_store_still_decides_with_no_time_left() {
 async fn a_slow_layer_opens_no_breaker_of_an_inner_layer() {
     let inner = with_fault(Fault::Slow(ms(10))).with_local_state();
     let app = around(&layer(&inner, ms(50)), handler());
-    let slow = around(&layer(&with_fault(Fault::Slow(ms(45))), ms(50)), app.clone());
+    let slow = around(
+        &layer(&with_fault(Fault::Slow(ms(45))), ms(50)),
+        app.clone(),
+    );
     for _ in 0..20 {
         let response = slow.clone().oneshot(request()).await.unwrap();
         assert!(matches!(error(&response), Some(Error::TimedOut { .. })));
@@ -164,8 +214,13 @@ async fn a_slow_layer_opens_no_breaker_of_an_inner_layer() {
 #[tokio::test]
 async fn a_wait_for_capacity_takes_no_time_from_an_inner_layer() {
     let tight = Limit::per("tight", 1, ms(500));
-    let inner = around(&layer(&with_fault(Fault::Slow(ms(1))), ms(400)).fail_closed(), handler());
-    let waiting = RateLimitLayer::new(MemoryStore::new()).limit(tight.by(anyone)).wait_up_to(SLACK);
+    let inner = around(
+        &layer(&with_fault(Fault::Slow(ms(1))), ms(400)).fail_closed(),
+        handler(),
+    );
+    let waiting = RateLimitLayer::new(MemoryStore::new())
+        .limit(tight.by(anyone))
+        .wait_up_to(SLACK);
     let app = around(&waiting, inner);
     let begun = Instant::now();
     for _ in 0..2 {
@@ -214,16 +269,35 @@ impl Store for Noting {
 #[tokio::test(start_paused = true)]
 async fn a_store_knows_how_long_its_caller_waits() {
     let deadlines = Arc::new(Mutex::new(Vec::new()));
-    let noting = Noting { store: MemoryStore::new(), deadlines: Arc::clone(&deadlines) };
+    let noting = Noting {
+        store: MemoryStore::new(),
+        deadlines: Arc::clone(&deadlines),
+    };
     let store = Arc::new(FaultyStore::new(noting));
     let asked = || deadlines.lock().unwrap().drain(..).collect::<Vec<_>>();
-    assert!(Limiter::new(Arc::clone(&store)).deadline(ms(70)).check(&CALLS, "ada", 1).await.unwrap().is_allowed());
+    assert!(
+        Limiter::new(Arc::clone(&store))
+            .deadline(ms(70))
+            .check(&CALLS, "ada", 1)
+            .await
+            .unwrap()
+            .is_allowed()
+    );
     assert_eq!(asked(), [ms(70)]);
     for (outer, left) in [(30, 20), (60, 5)] {
-        let app = around(&layer(&silent(), ms(outer)), around(&layer(&store, ms(50)), handler()));
+        let app = around(
+            &layer(&silent(), ms(outer)),
+            around(&layer(&store, ms(50)), handler()),
+        );
         assert_eq!(app.oneshot(request()).await.unwrap().status(), 200);
         assert_eq!(asked(), [ms(left)], "after {outer} ms");
     }
-    assert!(store.decide(Check::new(Charge::new(CALLS, "ada", 1).unwrap())).await.unwrap().is_allowed());
+    assert!(
+        store
+            .decide(Check::new(Charge::new(CALLS, "ada", 1).unwrap()))
+            .await
+            .unwrap()
+            .is_allowed()
+    );
     assert_eq!(asked(), [Duration::MAX]);
 }

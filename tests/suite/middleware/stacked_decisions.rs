@@ -15,8 +15,8 @@ use tokio::{
 };
 use tower::{Layer, ServiceExt, retry, service_fn};
 use tower_sliding_window::{
-    Charge, Check, Decision, Key, Limit, Limiter, MemoryStore, RateLimitLayer, RedisStore, limiter::Share,
-    middleware::Degraded, settlement::Settlement, testing::Fault,
+    Charge, Check, Decision, Key, Limit, Limiter, MemoryStore, RateLimitLayer, RedisStore,
+    limiter::Share, middleware::Degraded, settlement::Settlement, testing::Fault,
 };
 
 use crate::support::{
@@ -52,7 +52,10 @@ async fn until_free(limiter: &Limiter, limit: &Limit) {
 }
 
 /// The handler of the guide.
-async fn socket(place: Option<Extension<Decision>>, upgrade: WebSocketUpgrade) -> axum::response::Response {
+async fn socket(
+    place: Option<Extension<Decision>>,
+    upgrade: WebSocketUpgrade,
+) -> axum::response::Response {
     upgrade.on_upgrade(async move |mut socket| {
         while let Some(Ok(message)) = socket.recv().await {
             if socket.send(message).await.is_err() {
@@ -65,10 +68,15 @@ async fn socket(place: Option<Extension<Decision>>, upgrade: WebSocketUpgrade) -
 
 /// `None` if the server refuses the socket.
 async fn connect(url: &str) -> Option<TcpStream> {
-    let mut socket = TcpStream::connect(url.trim_start_matches("http://")).await.unwrap();
+    let mut socket = TcpStream::connect(url.trim_start_matches("http://"))
+        .await
+        .unwrap();
     let fields = "host: app\r\nconnection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\n\
         sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==";
-    socket.write_all(format!("GET / HTTP/1.1\r\n{fields}\r\n\r\n").as_bytes()).await.unwrap();
+    socket
+        .write_all(format!("GET / HTTP/1.1\r\n{fields}\r\n\r\n").as_bytes())
+        .await
+        .unwrap();
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
         head.push(socket.read_u8().await.unwrap());
@@ -79,7 +87,10 @@ async fn connect(url: &str) -> Option<TcpStream> {
 /// Ten clients connect to a server with these layers, from the outside in. The number of open
 /// sockets.
 async fn open_sockets(limiter: &Limiter, limits: &[Limit]) -> usize {
-    let layers = limits.iter().rev().map(|limit| RateLimitLayer::new(limiter.clone()).limit(limit.clone().by(anyone)));
+    let layers = limits
+        .iter()
+        .rev()
+        .map(|limit| RateLimitLayer::new(limiter.clone()).limit(limit.clone().by(anyone)));
     let url = serve(layers.fold(Router::new().route("/", any(socket)), Router::layer)).await;
     let mut sockets = Vec::new();
     for _ in 0..10 {
@@ -96,7 +107,10 @@ async fn open_sockets(limiter: &Limiter, limits: &[Limit]) -> usize {
         until_free(limiter, limit).await;
     }
     let again = timeout(TEST_TIMEOUT, connect(&url)).await.unwrap();
-    assert!(again.is_some(), "a place that was given back is taken again");
+    assert!(
+        again.is_some(),
+        "a place that was given back is taken again"
+    );
     open
 }
 
@@ -104,7 +118,8 @@ async fn open_sockets(limiter: &Limiter, limits: &[Limit]) -> usize {
 async fn a_socket_holds_the_places_of_all_layers() {
     let server = RedisServer::start();
     let memory = || Limiter::new(MemoryStore::new());
-    let redis = Limiter::new(RedisStore::connect(&server.url()).await.unwrap()).deadline(TEST_TIMEOUT);
+    let redis =
+        Limiter::new(RedisStore::connect(&server.url()).await.unwrap()).deadline(TEST_TIMEOUT);
     let mut open = Vec::new();
     open.push(open_sockets(&memory(), &[FOR_ALL, CALLS]).await);
     open.push(open_sockets(&memory(), &[CALLS, FOR_ALL]).await);
@@ -134,59 +149,130 @@ impl Seen {
 }
 
 fn names(decision: &Decision) -> Vec<&str> {
-    decision.statuses().map(|status| status.limit.name()).collect()
+    decision
+        .statuses()
+        .map(|status| status.limit.name())
+        .collect()
 }
 
 #[tokio::test]
 async fn the_decision_is_that_of_three_layers() {
     let (limiter, seen) = (Limiter::new(MemoryStore::new()), Seen::default());
     let layer = || RateLimitLayer::new(limiter.clone());
-    let app = around(&layer().limit(CALLS.by(anyone)).limit(OF_CLIENT.by(anyone)), seen.handler());
+    let app = around(
+        &layer().limit(CALLS.by(anyone)).limit(OF_CLIENT.by(anyone)),
+        seen.handler(),
+    );
     let tried = Limit::per_hour("tried", 1);
-    let app = around(&layer().limit(Limit::per_hour("least", 5).by(anyone)).limit(tried.by(anyone).in_shadow()), app);
-    let app = around(&layer().limit(FOR_ALL.by(anyone)).limit(Limit::per_hour("secret", 3).by(anyone).hidden()), app);
+    let app = around(
+        &layer()
+            .limit(Limit::per_hour("least", 5).by(anyone))
+            .limit(tried.by(anyone).in_shadow()),
+        app,
+    );
+    let app = around(
+        &layer()
+            .limit(FOR_ALL.by(anyone))
+            .limit(Limit::per_hour("secret", 3).by(anyone).hidden()),
+        app,
+    );
     drop(app.clone().oneshot(request()).await.unwrap());
     drop(seen.last());
     drop(app.oneshot(request()).await.unwrap());
     let decision = seen.last();
-    assert_eq!(names(&decision), ["calls", "of-client", "least", "tried", "for-all", "secret"]);
+    assert_eq!(
+        names(&decision),
+        ["calls", "of-client", "least", "tried", "for-all", "secret"]
+    );
     assert!(decision.is_allowed() && decision.holds_place() && !decision.has_lost_place());
-    assert_eq!((decision.binding().limit.name(), decision.remaining(), decision.binding().used), ("secret", 1, 2));
-    assert_eq!(decision.visible().map(|status| status.limit.name()), Some("least"));
-    assert_eq!(decision.shadow_refusals().map(|status| status.limit.name()).collect::<Vec<_>>(), ["tried"]);
+    assert_eq!(
+        (
+            decision.binding().limit.name(),
+            decision.remaining(),
+            decision.binding().used
+        ),
+        ("secret", 1, 2)
+    );
+    assert_eq!(
+        decision.visible().map(|status| status.limit.name()),
+        Some("least")
+    );
+    assert_eq!(
+        decision
+            .shadow_refusals()
+            .map(|status| status.limit.name())
+            .collect::<Vec<_>>(),
+        ["tried"]
+    );
     let mut headers = http::HeaderMap::new();
     decision.write_headers(tower_sliding_window::HeaderSets::BOTH, &mut headers);
     assert_eq!(headers["x-ratelimit-remaining"], "3");
-    assert!(headers["ratelimit-policy"].to_str().unwrap().contains("for-all"), "{headers:?}");
+    assert!(
+        headers["ratelimit-policy"]
+            .to_str()
+            .unwrap()
+            .contains("for-all"),
+        "{headers:?}"
+    );
     // Both places until the last clone is dropped.
     let clone = decision.clone();
     drop(decision);
-    assert_eq!((used(&limiter, &FOR_ALL).await, used(&limiter, &OF_CLIENT).await), (1, 1));
+    assert_eq!(
+        (
+            used(&limiter, &FOR_ALL).await,
+            used(&limiter, &OF_CLIENT).await
+        ),
+        (1, 1)
+    );
     drop(clone);
-    assert_eq!((used(&limiter, &FOR_ALL).await, used(&limiter, &OF_CLIENT).await), (0, 0));
+    assert_eq!(
+        (
+            used(&limiter, &FOR_ALL).await,
+            used(&limiter, &OF_CLIENT).await
+        ),
+        (0, 0)
+    );
 }
 
 /// A layer settles its own admission, whatever the layers around it and in it do.
 #[tokio::test]
 async fn each_layer_settles_and_resets_its_own_limits() {
     let (limiter, seen) = (Limiter::new(MemoryStore::new()), Seen::default());
-    let [outer, inner] = ["outer", "inner"].map(|name| Limit::new(name, 100, Duration::from_secs(3_600)).unwrap());
+    let [outer, inner] =
+        ["outer", "inner"].map(|name| Limit::new(name, 100, Duration::from_secs(3_600)).unwrap());
     let layer = |limit: &Limit, before, after| {
-        let limit = limit.clone().by(anyone).cost(move |_| before).settle(move |_| after);
-        RateLimitLayer::new(limiter.clone()).limit(limit).limit(OF_CLIENT.by(anyone))
+        let limit = limit
+            .clone()
+            .by(anyone)
+            .cost(move |_| before)
+            .settle(move |_| after);
+        RateLimitLayer::new(limiter.clone())
+            .limit(limit)
+            .limit(OF_CLIENT.by(anyone))
     };
     let outermost = layer(&outer, 10, 3);
     let app = around(&outermost, around(&layer(&inner, 20, 7), seen.handler()));
     for requests in 1..=3 {
         let response = app.clone().oneshot(request()).await.unwrap();
-        assert_eq!(used(&limiter, &OF_CLIENT).await, 2, "two layers, two places");
+        assert_eq!(
+            used(&limiter, &OF_CLIENT).await,
+            2,
+            "two layers, two places"
+        );
         drop(response);
-        assert_eq!(used(&limiter, &OF_CLIENT).await, 2, "the handler has kept both");
+        assert_eq!(
+            used(&limiter, &OF_CLIENT).await,
+            2,
+            "the handler has kept both"
+        );
         let decision = seen.last();
         assert_eq!(decision.binding().used, 20 + 7 * (requests - 1));
         drop(decision);
         assert_eq!(used(&limiter, &OF_CLIENT).await, 0);
-        assert_eq!((used(&limiter, &outer).await, used(&limiter, &inner).await), (3 * requests, 7 * requests));
+        assert_eq!(
+            (used(&limiter, &outer).await, used(&limiter, &inner).await),
+            (3 * requests, 7 * requests)
+        );
     }
 }
 
@@ -195,14 +281,22 @@ async fn each_layer_settles_and_resets_its_own_limits() {
 #[tokio::test]
 async fn a_handler_settles_the_innermost_admission() {
     let (limiter, seen) = (Limiter::new(MemoryStore::new()), Seen::default());
-    let app = around(&RateLimitLayer::new(limiter.clone()).limit(CALLS.by(anyone)).cost(|_| 9), seen.handler());
+    let app = around(
+        &RateLimitLayer::new(limiter.clone())
+            .limit(CALLS.by(anyone))
+            .cost(|_| 9),
+        seen.handler(),
+    );
     let outer = RateLimitLayer::new(with_fault(Fault::Fails)).limit(CALLS.by(anyone));
     let app = around(&outer.fail_local(Share::one_of(2)), app);
     assert_eq!(app.oneshot(request()).await.unwrap().status(), 200);
     let decision = seen.last();
     assert!(decision.local_cause().is_some());
     let check = Check::new(Charge::new(CALLS, key(), 9).unwrap());
-    let settled = limiter.settle(Settlement::new(check, &decision, |_| Some(2))).await.unwrap();
+    let settled = limiter
+        .settle(Settlement::new(check, &decision, |_| Some(2)))
+        .await
+        .unwrap();
     assert!(settled.was_applied);
     assert_eq!(used(&limiter, &CALLS).await, 2);
 }
@@ -214,7 +308,11 @@ struct Thrice(u8);
 impl retry::Policy<Request<Body>, Response<Body>, Infallible> for Thrice {
     type Future = std::future::Ready<()>;
 
-    fn retry(&mut self, _: &mut Request<Body>, _: &mut Result<Response<Body>, Infallible>) -> Option<Self::Future> {
+    fn retry(
+        &mut self,
+        _: &mut Request<Body>,
+        _: &mut Result<Response<Body>, Infallible>,
+    ) -> Option<Self::Future> {
         self.0 += 1;
         (self.0 < 3).then(|| std::future::ready(()))
     }
@@ -228,9 +326,14 @@ impl retry::Policy<Request<Body>, Response<Body>, Infallible> for Thrice {
 
 #[tokio::test]
 async fn each_try_of_a_retry_layer_has_its_own_decision_within_the_outer_one() {
-    let (limiter, seen, log) = (Limiter::new(MemoryStore::new()), Seen::default(), Log::start());
+    let (limiter, seen, log) = (
+        Limiter::new(MemoryStore::new()),
+        Seen::default(),
+        Log::start(),
+    );
     let layer = |limit: Limit| RateLimitLayer::new(limiter.clone()).limit(limit.by(anyone));
-    let app = App::new(retry::RetryLayer::new(Thrice(0)).layer(around(&layer(CALLS), seen.handler())));
+    let app =
+        App::new(retry::RetryLayer::new(Thrice(0)).layer(around(&layer(CALLS), seen.handler())));
     let app = around(&layer(FOR_ALL), app);
     drop(app.clone().oneshot(request()).await.unwrap());
     let tries: Vec<_> = std::iter::repeat_with(|| seen.last()).take(3).collect();
@@ -242,7 +345,11 @@ async fn each_try_of_a_retry_layer_has_its_own_decision_within_the_outer_one() {
     let mut tries = tries.into_iter();
     for held in [1, 1, 0] {
         drop(tries.next());
-        assert_eq!(used(&limiter, &FOR_ALL).await, held, "until the last of them is dropped");
+        assert_eq!(
+            used(&limiter, &FOR_ALL).await,
+            held,
+            "until the last of them is dropped"
+        );
     }
     // Around both layers: each try passes both anew.
     let app = retry::RetryLayer::new(Thrice(0)).layer(around(&layer(OF_CLIENT), seen.handler()));
@@ -255,15 +362,27 @@ async fn each_try_of_a_retry_layer_has_its_own_decision_within_the_outer_one() {
 async fn a_layer_without_a_decision_leaves_that_of_the_others() {
     let (limiter, seen) = (Limiter::new(MemoryStore::new()), Seen::default());
     let working = RateLimitLayer::new(limiter.clone()).limit(FOR_ALL.by(anyone));
-    let broken = |limit: Limit| RateLimitLayer::new(with_fault(Fault::Fails)).limit(limit.by(anyone));
+    let broken =
+        |limit: Limit| RateLimitLayer::new(with_fault(Fault::Fails)).limit(limit.by(anyone));
     let stacks: [(&str, RateLimitLayer, &[&str], bool); 2] = [
         ("open", broken(OF_CLIENT).fail_open(), &["for-all"], false),
-        ("local", broken(OF_CLIENT).fail_local(Share::one_of(2)), &["of-client", "for-all"], true),
+        (
+            "local",
+            broken(OF_CLIENT).fail_local(Share::one_of(2)),
+            &["of-client", "for-all"],
+            true,
+        ),
     ];
     for (mode, failing, expected, is_local) in stacks {
         for (is_outer, outer, inner) in [(true, &failing, &working), (false, &working, &failing)] {
-            let what = format!("fail-{mode}, {}", if is_outer { "outside" } else { "inside" });
-            let response = around(outer, around(inner, seen.handler())).oneshot(request()).await.unwrap();
+            let what = format!(
+                "fail-{mode}, {}",
+                if is_outer { "outside" } else { "inside" }
+            );
+            let response = around(outer, around(inner, seen.handler()))
+                .oneshot(request())
+                .await
+                .unwrap();
             assert!(response.extensions().get::<Degraded>().is_some(), "{what}");
             drop(response);
             let decision = seen.last();
@@ -278,8 +397,14 @@ async fn a_layer_without_a_decision_leaves_that_of_the_others() {
         }
     }
     // A layer that fails closed rejects, and gives back what the layers around it hold.
-    for (outer, inner) in [(&working, &broken(CALLS).fail_closed()), (&broken(CALLS).fail_closed(), &working)] {
-        let response = around(outer, around(inner, seen.handler())).oneshot(request()).await.unwrap();
+    for (outer, inner) in [
+        (&working, &broken(CALLS).fail_closed()),
+        (&broken(CALLS).fail_closed(), &working),
+    ] {
+        let response = around(outer, around(inner, seen.handler()))
+            .oneshot(request())
+            .await
+            .unwrap();
         assert_eq!(response.status(), 503);
         drop(response);
         assert_eq!(used(&limiter, &FOR_ALL).await, 0);
@@ -290,9 +415,13 @@ async fn a_layer_without_a_decision_leaves_that_of_the_others() {
 #[tokio::test]
 async fn a_place_of_an_outer_layer_may_be_lost() {
     let (server, seen) = (RedisServer::start(), Seen::default());
-    let redis = Limiter::new(RedisStore::connect(&server.url()).await.unwrap()).deadline(TEST_TIMEOUT);
+    let redis =
+        Limiter::new(RedisStore::connect(&server.url()).await.unwrap()).deadline(TEST_TIMEOUT);
     let short = FOR_ALL.freed_after(Duration::from_secs(1));
-    let app = around(&RateLimitLayer::new(MemoryStore::new()).limit(OF_CLIENT.by(anyone)), seen.handler());
+    let app = around(
+        &RateLimitLayer::new(MemoryStore::new()).limit(OF_CLIENT.by(anyone)),
+        seen.handler(),
+    );
     let app = around(&RateLimitLayer::new(redis).limit(short.by(anyone)), app);
     drop(app.oneshot(request()).await.unwrap());
     let decision = seen.last();
@@ -313,7 +442,11 @@ async fn a_place_of_an_outer_layer_may_be_lost() {
 async fn a_report_of_failure_keeps_those_of_the_layers_further_in() {
     let broken = |name| {
         let layer = RateLimitLayer::new(with_fault(Fault::Fails));
-        layer.limit(Limit::new(name, 5, Duration::from_secs(60)).unwrap().by(anyone))
+        layer.limit(
+            Limit::new(name, 5, Duration::from_secs(60))
+                .unwrap()
+                .by(anyone),
+        )
     };
     let app = around(&broken("inner"), Seen::default().handler());
     let app = around(&broken("middle").fail_local(Share::one_of(2)), app);
@@ -321,26 +454,45 @@ async fn a_report_of_failure_keeps_those_of_the_layers_further_in() {
     let response = app.oneshot(request()).await.unwrap();
     let outer = response.extensions().get::<Degraded>().unwrap();
     let inner = std::iter::successors(Some(outer), |degraded| degraded.inner.as_deref());
-    let modes: Vec<_> = inner.map(|degraded| format!("{:?}", degraded.mode)).collect();
-    assert_eq!(modes.iter().map(|mode| &mode[..4]).collect::<Vec<_>>(), ["Open", "Loca", "Open"]);
+    let modes: Vec<_> = inner
+        .map(|degraded| format!("{:?}", degraded.mode))
+        .collect();
+    assert_eq!(
+        modes.iter().map(|mode| &mode[..4]).collect::<Vec<_>>(),
+        ["Open", "Loca", "Open"]
+    );
 }
 
 #[tokio::test]
 async fn one_layer_in_two_places_is_said_once() {
     let (limiter, log) = (Limiter::new(MemoryStore::new()), Log::start());
-    let layer = RateLimitLayer::new(limiter.clone()).limit(CALLS.by(anyone)).named("api");
-    let nested = Router::new().route("/items", any(async || "items")).layer(layer.clone());
+    let layer = RateLimitLayer::new(limiter.clone())
+        .limit(CALLS.by(anyone))
+        .named("api");
+    let nested = Router::new()
+        .route("/items", any(async || "items"))
+        .layer(layer.clone());
     // Other layers between the two make no difference.
-    let other = RateLimitLayer::new(limiter.clone()).limit(CALLS.by(anyone)).limit(OF_CLIENT.by(anyone));
+    let other = RateLimitLayer::new(limiter.clone())
+        .limit(CALLS.by(anyone))
+        .limit(OF_CLIENT.by(anyone));
     let app = Router::new().nest("/api", nested).layer(other).layer(layer);
     for _ in 0..3 {
         let request = Request::get("/api/items").body(Body::empty()).unwrap();
         assert_eq!(app.clone().oneshot(request).await.unwrap().status(), 200);
     }
     let lines = log.text();
-    let told: Vec<_> = lines.lines().filter(|line| line.contains("twice")).collect();
+    let told: Vec<_> = lines
+        .lines()
+        .filter(|line| line.contains("twice"))
+        .collect();
     assert_eq!(told.len(), 1, "{lines}");
-    for word in ["WARN", "layer=\"api\"", "limits=\"calls\"", "remove it from the outer router or the inner one"] {
+    for word in [
+        "WARN",
+        "layer=\"api\"",
+        "limits=\"calls\"",
+        "remove it from the outer router or the inner one",
+    ] {
         assert!(told[0].contains(word), "{word}: {}", told[0]);
     }
 }
@@ -348,14 +500,25 @@ async fn one_layer_in_two_places_is_said_once() {
 /// Two layers of one limit may be meant.
 #[tokio::test]
 async fn two_layers_of_one_limit_are_not_one_layer() {
-    let (limiter, log, seen) = (Limiter::new(MemoryStore::new()), Log::start(), Seen::default());
+    let (limiter, log, seen) = (
+        Limiter::new(MemoryStore::new()),
+        Log::start(),
+        Seen::default(),
+    );
     let layer = RateLimitLayer::new(limiter.clone()).limit(CALLS.by(anyone));
     let of_another = RateLimitLayer::new(limiter).limit(CALLS.by(anyone));
     let app = around(&layer, around(&of_another, seen.handler()));
     assert_eq!(app.oneshot(request()).await.unwrap().status(), 200);
     // And one after the other is not one in the other.
     for _ in 0..2 {
-        assert_eq!(around(&layer, seen.handler()).oneshot(request()).await.unwrap().status(), 200);
+        assert_eq!(
+            around(&layer, seen.handler())
+                .oneshot(request())
+                .await
+                .unwrap()
+                .status(),
+            200
+        );
     }
     assert!(!log.text().contains("twice"), "{}", log.text());
 }

@@ -12,7 +12,9 @@ use http_body_util::BodyExt;
 use tokio::time::timeout;
 #[cfg(feature = "grpc")]
 use tower_sliding_window::middleware::GrpcResponse;
-use tower_sliding_window::{Charge, Check, Decision, Everyone, Key, Limit, Limiter, RateLimitLayer};
+use tower_sliding_window::{
+    Charge, Check, Decision, Everyone, Key, Limit, Limiter, RateLimitLayer,
+};
 
 use super::{
     book::{Book, DOINGS, Doing, HANDLED, Said},
@@ -60,13 +62,19 @@ impl Reply {
 struct Subject(Option<Said>);
 
 fn said(decision: &Decision) -> Option<Said> {
-    let is_subject = decision.statuses().any(|status| status.limit.name() == MAIN);
-    is_subject.then(|| Said { at: decision.at(), is_local: decision.local_cause().is_some() })
+    let is_subject = decision
+        .statuses()
+        .any(|status| status.limit.name() == MAIN);
+    is_subject.then(|| Said {
+        at: decision.at(),
+        is_local: decision.local_cause().is_some(),
+    })
 }
 
 fn text_of(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().cloned();
-    text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned())).unwrap_or_default()
+    text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()))
+        .unwrap_or_default()
 }
 
 impl App {
@@ -80,7 +88,15 @@ impl App {
         match made.unwrap_or_else(|panic| Err(text_of(&*panic))) {
             Err(sentence) => Err((row, sentence)),
             Ok((limit, beside, layer)) => {
-                let mut app = Self { row, book: Book::default(), limiter, limit, beside, layer, url: None };
+                let mut app = Self {
+                    row,
+                    book: Book::default(),
+                    limiter,
+                    limit,
+                    beside,
+                    layer,
+                    url: None,
+                };
                 if !app.is_alone() {
                     app.url = Some(app.serve().await);
                 }
@@ -89,7 +105,10 @@ impl App {
         }
     }
 
-    fn layer_of(row: &Row, limiter: &Limiter) -> Result<(Limit, Option<Limit>, RateLimitLayer), String> {
+    fn layer_of(
+        row: &Row,
+        limiter: &Limiter,
+    ) -> Result<(Limit, Option<Limit>, RateLimitLayer), String> {
         let mut limit = Limit::new(MAIN, UNITS, WINDOW).unwrap();
         for value in &row.values {
             if let Apply::Limit(apply) = value.apply {
@@ -118,10 +137,20 @@ impl App {
                     fixed = apply(fixed);
                 }
             }
-            drop(layer.clone().limits([fixed]).map_err(|error| error.to_string())?);
+            drop(
+                layer
+                    .clone()
+                    .limits([fixed])
+                    .map_err(|error| error.to_string())?,
+            );
         }
-        let limits = [Some(keyed), beside.clone().map(|limit| limit.by(table::by_client))];
-        let layer = layer.limits(limits.into_iter().flatten()).map_err(|error| error.to_string())?;
+        let limits = [
+            Some(keyed),
+            beside.clone().map(|limit| limit.by(table::by_client)),
+        ];
+        let layer = layer
+            .limits(limits.into_iter().flatten())
+            .map_err(|error| error.to_string())?;
         Ok((limit, beside, layer))
     }
 
@@ -134,17 +163,24 @@ impl App {
     }
 
     async fn serve(&self) -> (String, HttpClient) {
-        let (book, ends_with_head) = (self.book.clone(), self.row.of("response") == "free_with_head");
+        let (book, ends_with_head) = (
+            self.book.clone(),
+            self.row.of("response") == "free_with_head",
+        );
         let handler = move |request: Request| {
             let (book, (parts, _)) = (book.clone(), request.into_parts());
             async move {
                 let header = |name| parts.headers.get(name).unwrap().to_str().unwrap();
                 let doing = DOINGS[header(DOING).parse::<usize>().unwrap()];
-                let said = parts.extensions.get::<Subject>().and_then(|subject| subject.0);
+                let said = parts
+                    .extensions
+                    .get::<Subject>()
+                    .and_then(|subject| subject.0);
                 let decision = parts.extensions.get::<Decision>().cloned();
                 let client = header(CLIENT).to_owned();
                 drop(parts.extensions);
-                book.handle(client, doing, said, decision, ends_with_head).await
+                book.handle(client, doing, said, decision, ends_with_head)
+                    .await
             }
         };
         let notes = from_fn(async |mut request: Request, next: axum::middleware::Next| {
@@ -152,8 +188,10 @@ impl App {
             request.extensions_mut().insert(subject);
             next.run(request).await
         });
-        let other =
-            |name| RateLimitLayer::new(self.limiter.clone()).limit(Limit::per_hour(name, 1_000_000).by(Everyone));
+        let other = |name| {
+            RateLimitLayer::new(self.limiter.clone())
+                .limit(Limit::per_hour(name, 1_000_000).by(Everyone))
+        };
         let mut app = Router::new().fallback(handler);
         if self.row.of("stack") == "in front of another layer" {
             app = app.layer(other("inner"));
@@ -197,8 +235,15 @@ impl App {
             "hidden" => charge.hidden(),
             _ => charge,
         };
-        let beside = self.beside.clone().map(|limit| Charge::new(limit, key, 1).unwrap());
-        Ok(beside.into_iter().fold(Check::new(charge), |check, charge| check.and(charge).unwrap()))
+        let beside = self
+            .beside
+            .clone()
+            .map(|limit| Charge::new(limit, key, 1).unwrap());
+        Ok(beside
+            .into_iter()
+            .fold(Check::new(charge), |check, charge| {
+                check.and(charge).unwrap()
+            }))
     }
 
     pub(super) async fn call(&self, client: &str, doing: Doing) -> Reply {
@@ -207,25 +252,47 @@ impl App {
 
     /// As one that the lists of the layer name.
     pub(super) async fn call_listed(&self, client: &str) -> Reply {
-        self.call_as(client, Doing::Reply, &[(LISTED, "yes"), ("x-forwarded-for", LISTED_ADDRESS)]).await
+        self.call_as(
+            client,
+            Doing::Reply,
+            &[(LISTED, "yes"), ("x-forwarded-for", LISTED_ADDRESS)],
+        )
+        .await
     }
 
     async fn call_as(&self, client: &str, doing: Doing, headers: &[(&str, &str)]) -> Reply {
         let response = self.open(client, doing, headers).await;
         let (mut head, body) = response.into_parts();
-        let body = body.collect().await.map(|body| body.to_bytes()).unwrap_or_default();
+        let body = body
+            .collect()
+            .await
+            .map(|body| body.to_bytes())
+            .unwrap_or_default();
         // As HTTP would say it.
-        match head.headers.get("grpc-status").map(|status| status.to_str().unwrap()) {
+        match head
+            .headers
+            .get("grpc-status")
+            .map(|status| status.to_str().unwrap())
+        {
             Some("8") => head.status = StatusCode::TOO_MANY_REQUESTS,
             Some("7") => head.status = StatusCode::FORBIDDEN,
             Some("14") => head.status = StatusCode::SERVICE_UNAVAILABLE,
             _ => {}
         }
-        Reply { status: head.status, headers: head.headers, body: String::from_utf8_lossy(&body).into_owned() }
+        Reply {
+            status: head.status,
+            headers: head.headers,
+            body: String::from_utf8_lossy(&body).into_owned(),
+        }
     }
 
     /// Until the head of the response.
-    pub(super) async fn open(&self, client: &str, doing: Doing, headers: &[(&str, &str)]) -> http::Response<Body> {
+    pub(super) async fn open(
+        &self,
+        client: &str,
+        doing: Doing,
+        headers: &[(&str, &str)],
+    ) -> http::Response<Body> {
         match &self.url {
             Some((_, http)) => self.open_over(http, client, doing, headers).await,
             None => self.ask_limiter(client, doing).await,
@@ -240,7 +307,11 @@ impl App {
         headers: &[(&str, &str)],
     ) -> http::Response<Body> {
         let (url, _) = self.url.as_ref().expect("an app with a transport");
-        let number = DOINGS.iter().position(|one| *one == doing).unwrap().to_string();
+        let number = DOINGS
+            .iter()
+            .position(|one| *one == doing)
+            .unwrap()
+            .to_string();
         let mut all = vec![(CLIENT, client), (DOING, &*number)];
         all.extend(headers);
         all.extend(self.is_grpc().then_some(("content-type", GRPC)));
@@ -258,19 +329,37 @@ impl App {
     }
 
     fn http_client(&self) -> HttpClient {
-        if self.row.of("transport") == "HTTP/1" { HttpClient::new() } else { HttpClient::http2() }
+        if self.row.of("transport") == "HTTP/1" {
+            HttpClient::new()
+        } else {
+            HttpClient::http2()
+        }
     }
 
     /// What a job does: it checks, and works while it keeps the decision.
     async fn ask_limiter(&self, client: &str, doing: Doing) -> http::Response<Body> {
-        let status = |status| http::Response::builder().status(status).body(Body::empty()).unwrap();
+        let status = |status| {
+            http::Response::builder()
+                .status(status)
+                .body(Body::empty())
+                .unwrap()
+        };
         let decision = match self.limiter.check_all(self.check(client).unwrap()).await {
             Err(_) => return status(StatusCode::SERVICE_UNAVAILABLE),
             Ok(decision) if !decision.is_allowed() => return status(StatusCode::TOO_MANY_REQUESTS),
             Ok(decision) => decision,
         };
         let said = said(&decision);
-        let response = self.book.handle(client.to_owned(), doing, said, Some(decision.clone()), false).await;
+        let response = self
+            .book
+            .handle(
+                client.to_owned(),
+                doing,
+                said,
+                Some(decision.clone()),
+                false,
+            )
+            .await;
         // The decision lives as long as the body.
         let (head, body) = response.into_parts();
         let body = body.map_frame(move |frame| {
@@ -283,7 +372,11 @@ impl App {
     /// The limits of a client and the keys under which they count, with all parts of a split limit.
     fn counted(&self, client: &str) -> Vec<(Limit, Key)> {
         let key = Key::new(CLIENT, client);
-        let mut counted: Vec<_> = self.beside.iter().map(|limit| (limit.clone(), key.clone())).collect();
+        let mut counted: Vec<_> = self
+            .beside
+            .iter()
+            .map(|limit| (limit.clone(), key.clone()))
+            .collect();
         counted.extend(self.parts(client));
         counted
     }
@@ -295,7 +388,10 @@ impl App {
             return vec![(self.limit.clone(), key)];
         }
         let split = table::split(&self.limit);
-        split.keys(key).map(|key| (split.part.clone(), key)).collect()
+        split
+            .keys(key)
+            .map(|key| (split.part.clone(), key))
+            .collect()
     }
 
     /// The places that this client holds, of all concurrent limits. `None` without an answer of the
@@ -307,7 +403,11 @@ impl App {
             if decision.local_cause().is_some() {
                 return None;
             }
-            held += if limit.is_concurrent() { decision.binding().used } else { 0 };
+            held += if limit.is_concurrent() {
+                decision.binding().used
+            } else {
+                0
+            };
         }
         Some(held)
     }
@@ -324,7 +424,10 @@ impl App {
 
     /// As by hand, where no layer keeps the places.
     pub(super) async fn reset_places(&self, client: &str) {
-        let places = self.beside.iter().filter(|_| self.row.of("beside") == "a place");
+        let places = self
+            .beside
+            .iter()
+            .filter(|_| self.row.of("beside") == "a place");
         for limit in places.chain((self.row.of("kind") == "concurrent").then_some(&self.limit)) {
             let _ = self.limiter.reset(limit, Key::new(CLIENT, client)).await;
         }

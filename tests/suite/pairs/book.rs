@@ -35,8 +35,14 @@ pub(super) enum Doing {
     KeepDecision,
 }
 
-pub(super) const DOINGS: [Doing; 6] =
-    [Doing::Reply, Doing::ReplyFree, Doing::Refuse, Doing::ReplyLate, Doing::Stream, Doing::KeepDecision];
+pub(super) const DOINGS: [Doing; 6] = [
+    Doing::Reply,
+    Doing::ReplyFree,
+    Doing::Refuse,
+    Doing::ReplyLate,
+    Doing::Stream,
+    Doing::KeepDecision,
+];
 
 /// What the layer under test has said of a request.
 #[derive(Clone, Copy, Debug)]
@@ -83,18 +89,28 @@ impl Book {
         let mut body = Body::from("handled");
         match doing {
             Doing::Reply => {}
-            Doing::ReplyFree => (response, body) = (response.status(StatusCode::NO_CONTENT), Body::empty()),
-            Doing::Refuse => response = response.status(StatusCode::TOO_MANY_REQUESTS).header(RETRY_AFTER, "2"),
+            Doing::ReplyFree => {
+                (response, body) = (response.status(StatusCode::NO_CONTENT), Body::empty())
+            }
+            Doing::Refuse => {
+                response = response
+                    .status(StatusCode::TOO_MANY_REQUESTS)
+                    .header(RETRY_AFTER, "2")
+            }
             Doing::ReplyLate => sleep(LASTING).await,
             Doing::Stream => {
                 let inside = Some(inside).filter(|_| !ends_with_head);
-                body = Body::from_stream(stream::unfold((0, inside), async |(part, inside)| match part {
-                    0 => Some((Ok::<_, Infallible>(Bytes::from("begun")), (1, inside))),
-                    _ => {
-                        sleep(LASTING).await;
-                        None
-                    }
-                }));
+                body =
+                    Body::from_stream(stream::unfold(
+                        (0, inside),
+                        async |(part, inside)| match part {
+                            0 => Some((Ok::<_, Infallible>(Bytes::from("begun")), (1, inside))),
+                            _ => {
+                                sleep(LASTING).await;
+                                None
+                            }
+                        },
+                    ));
                 return response.body(body).unwrap();
             }
             // Without a decision there is nothing to keep, and nobody counts the request.
@@ -115,12 +131,23 @@ impl Book {
 
     fn enter(&self, client: String, said: Option<Said>) -> Inside {
         let mut visits = self.0.lock().unwrap();
-        visits.push(Visit { client, said, began: Instant::now(), ended: None });
+        visits.push(Visit {
+            client,
+            said,
+            began: Instant::now(),
+            ended: None,
+        });
         Inside(self.clone(), visits.len() - 1)
     }
 
     pub(super) fn of(&self, client: &str) -> Vec<Visit> {
-        self.0.lock().unwrap().iter().filter(|visit| visit.client == client).cloned().collect()
+        self.0
+            .lock()
+            .unwrap()
+            .iter()
+            .filter(|visit| visit.client == client)
+            .cloned()
+            .collect()
     }
 }
 
@@ -129,16 +156,35 @@ impl Book {
 pub(super) fn most_at_once(visits: &[Visit]) -> usize {
     let slack = ms(20);
     let is_inside = |visit: &&Visit, at| {
-        visit.began <= at && visit.ended.is_none_or(|ended| ended.checked_sub(slack).is_some_and(|ended| ended > at))
+        visit.began <= at
+            && visit
+                .ended
+                .is_none_or(|ended| ended.checked_sub(slack).is_some_and(|ended| ended > at))
     };
-    visits.iter().map(|one| visits.iter().filter(|visit| is_inside(visit, one.began)).count()).max().unwrap_or(0)
+    visits
+        .iter()
+        .map(|one| {
+            visits
+                .iter()
+                .filter(|visit| is_inside(visit, one.began))
+                .count()
+        })
+        .max()
+        .unwrap_or(0)
 }
 
 /// The most of them that a span of this length has admitted.
 pub(super) fn most_in(window: Duration, visits: &[Visit]) -> usize {
-    let mut times: Vec<SystemTime> = visits.iter().filter_map(|visit| Some(visit.said?.at)).collect();
+    let mut times: Vec<SystemTime> = visits
+        .iter()
+        .filter_map(|visit| Some(visit.said?.at))
+        .collect();
     times.sort_unstable();
-    let since =
-        |from: usize| times[from..].iter().take_while(|at| at.duration_since(times[from]).unwrap() < window).count();
+    let since = |from: usize| {
+        times[from..]
+            .iter()
+            .take_while(|at| at.duration_since(times[from]).unwrap() < window)
+            .count()
+    };
     (0..times.len()).map(since).max().unwrap_or(0)
 }

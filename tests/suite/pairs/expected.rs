@@ -9,7 +9,8 @@ use super::{
 impl App {
     pub(super) fn is(&self, dimension: &str, names: &[&str]) -> bool {
         // Without a transport there is no layer.
-        let has_layer = !self.is_alone() || !["ban", "mode", "time", "list", "response", "stack"].contains(&dimension);
+        let has_layer = !self.is_alone()
+            || !["ban", "mode", "time", "list", "response", "stack"].contains(&dimension);
         has_layer && self.row.is(dimension, names)
     }
 
@@ -57,14 +58,22 @@ impl App {
     /// Requests that cost something and that one window admits, sent one after the other. `None` if
     /// it is no limit to them.
     pub(super) fn admitted(&self) -> Option<usize> {
-        let cost = if self.is("charge", &["a cost of 2", "a layer's cost of 2"]) { 2 } else { 1 };
+        let cost = if self.is("charge", &["a cost of 2", "a layer's cost of 2"]) {
+            2
+        } else {
+            1
+        };
         self.is_used_up().then_some((UNITS / cost) as usize)
     }
 
     /// The most that any span of one window admits, with the documented error of the algorithm.
     pub(super) fn most_in_a_window(&self) -> Option<usize> {
         // A counter errs by at most one limit, and a boundary lies in each window of the clock.
-        let error = if self.is("kind", &["counter", "fixed"]) { 2 } else { 1 };
+        let error = if self.is("kind", &["counter", "fixed"]) {
+            2
+        } else {
+            1
+        };
         Some(self.admitted()? * error).filter(|_| !self.counts_afterwards())
     }
 
@@ -81,12 +90,18 @@ impl App {
 
     /// Whether a block ends no sooner, since no boundary of a window lies in between.
     pub(super) fn blocks_in_full(&self) -> bool {
-        !self.is_shadow() && !self.is("charge", &["a cost of 0"]) && !self.is("kind", &["counter", "fixed"])
+        !self.is_shadow()
+            && !self.is("charge", &["a cost of 0"])
+            && !self.is("kind", &["counter", "fixed"])
     }
 
     /// Requests at once that no bound on what waits for one key refuses.
     pub(super) fn fitting(&self) -> usize {
-        self.admitted().into_iter().chain(self.most_inside()).min().unwrap_or(UNITS as usize)
+        self.admitted()
+            .into_iter()
+            .chain(self.most_inside())
+            .min()
+            .unwrap_or(UNITS as usize)
     }
 
     /// Whether a client that was refused just now is refused for longer than this process remembers
@@ -103,11 +118,17 @@ impl App {
     /// What becomes of a client of whom nothing is known, while the store is lost.
     pub(super) fn when_lost(&self) -> Lost {
         if self.is_alone() {
-            return if self.is("limiter", &["limiter's fail_local"]) { Lost::Local } else { Lost::Closed };
+            return if self.is("limiter", &["limiter's fail_local"]) {
+                Lost::Local
+            } else {
+                Lost::Closed
+            };
         }
         // A request that no limit can refuse is let through.
-        let is_free = self.is("charge", &["a cost of 0"]) && !self.is_concurrent() && !self.has_ban();
-        let can_be_refused = !self.is("beside", &["no other limit"]) || !self.is_shadow() && !is_free;
+        let is_free =
+            self.is("charge", &["a cost of 0"]) && !self.is_concurrent() && !self.has_ban();
+        let can_be_refused =
+            !self.is("beside", &["no other limit"]) || !self.is_shadow() && !is_free;
         match self.row.of("mode") {
             "fail_closed" if can_be_refused => Lost::Closed,
             "fail_local" => Lost::Local,

@@ -41,7 +41,10 @@ const GROUP: usize = 20;
 const LANES: usize = 2;
 
 fn setting(name: &str) -> Option<u64> {
-    env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name} is a number, not {text}")))
+    env::var(name).ok().map(|text| {
+        text.parse()
+            .unwrap_or_else(|_| panic!("{name} is a number, not {text}"))
+    })
 }
 
 /// The sentences with which building has refused rows, and how many.
@@ -60,23 +63,37 @@ async fn run_group(rows: Vec<Row>, stores: &mut Stores, report: &Report, refused
     runs.retain(|run| run.app.can_be_lost());
 
     stores.pause();
-    tokio::join!(join_all(runs.iter().map(Run::while_paused)), sleep(DEADLINE * 3 / 2));
+    tokio::join!(
+        join_all(runs.iter().map(Run::while_paused)),
+        sleep(DEADLINE * 3 / 2)
+    );
     stores.resume();
     join_all(runs.iter().map(Run::recover)).await;
-    join_all(runs.iter().map(|run| run.quiet("after a pause of the store"))).await;
+    join_all(
+        runs.iter()
+            .map(|run| run.quiet("after a pause of the store")),
+    )
+    .await;
 
     join_all(runs.iter().map(Run::before_the_loss)).await;
     stores.lose();
     join_all(runs.iter().map(Run::while_lost)).await;
     stores.restore().await;
     join_all(runs.iter().map(Run::recover)).await;
-    join_all(runs.iter().map(|run| run.quiet("after a loss of the store"))).await;
+    join_all(
+        runs.iter()
+            .map(|run| run.quiet("after a loss of the store")),
+    )
+    .await;
 }
 
 #[test]
 fn all_pairs_keep_the_rules() {
     let began = Instant::now();
-    let mut rows = covering::rows(setting("PAIRS_SEED").unwrap_or(1), setting("PAIRS_ROWS").unwrap_or(0) as usize);
+    let mut rows = covering::rows(
+        setting("PAIRS_SEED").unwrap_or(1),
+        setting("PAIRS_ROWS").unwrap_or(0) as usize,
+    );
     if let Some(only) = setting("PAIRS_ROW") {
         rows.retain(|row| row.number as u64 == only);
     }
@@ -90,7 +107,9 @@ fn all_pairs_keep_the_rules() {
         let lane = async || {
             let mut stores = Stores::start().await;
             loop {
-                let Some(group) = groups.lock().unwrap().pop_front() else { break };
+                let Some(group) = groups.lock().unwrap().pop_front() else {
+                    break;
+                };
                 run_group(group, &mut stores, &report, &refused).await;
             }
         };
@@ -108,5 +127,10 @@ fn all_pairs_keep_the_rules() {
         println!("{times} times: {invariant}");
     }
     println!("{number} rows in {} s", began.elapsed().as_secs());
-    assert!(failures.is_empty(), "{} failures:\n{}", failures.len(), failures.join("\n"));
+    assert!(
+        failures.is_empty(),
+        "{} failures:\n{}",
+        failures.len(),
+        failures.join("\n")
+    );
 }

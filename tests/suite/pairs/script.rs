@@ -31,7 +31,10 @@ pub(super) struct Report {
 
 impl Report {
     pub(super) fn take(self) -> (Vec<String>, BTreeMap<String, u64>) {
-        (self.failures.into_inner().unwrap(), self.compared.into_inner().unwrap())
+        (
+            self.failures.into_inner().unwrap(),
+            self.compared.into_inner().unwrap(),
+        )
     }
 }
 
@@ -57,7 +60,12 @@ pub(super) struct Run<'a> {
 
 impl<'a> Run<'a> {
     pub(super) fn new(app: App, report: &'a Report) -> Self {
-        Self { app, report, clients: Mutex::default(), known_at: Mutex::default() }
+        Self {
+            app,
+            report,
+            clients: Mutex::default(),
+            known_at: Mutex::default(),
+        }
     }
 
     fn client(&self, name: &str) -> String {
@@ -66,9 +74,25 @@ impl<'a> Run<'a> {
         client
     }
 
-    #[expect(clippy::needless_pass_by_value, reason = "short at the many places that call it")]
-    fn compare(&self, step: &str, invariant: &str, holds: bool, expected: impl ToString, seen: impl ToString) {
-        *self.report.compared.lock().unwrap().entry(invariant.to_owned()).or_default() += 1;
+    #[expect(
+        clippy::needless_pass_by_value,
+        reason = "short at the many places that call it"
+    )]
+    fn compare(
+        &self,
+        step: &str,
+        invariant: &str,
+        holds: bool,
+        expected: impl ToString,
+        seen: impl ToString,
+    ) {
+        *self
+            .report
+            .compared
+            .lock()
+            .unwrap()
+            .entry(invariant.to_owned())
+            .or_default() += 1;
         if !holds {
             let (row, expected, seen) = (&self.app.row, expected.to_string(), seen.to_string());
             let line = format!(
@@ -88,11 +112,20 @@ impl<'a> Run<'a> {
     /// The invariants that hold of any client at any time.
     fn check(&self, step: &str, client: &str) -> Vec<Visit> {
         let visits = self.app.book.of(client);
-        let decided: Vec<Visit> =
-            visits.iter().filter(|visit| visit.said.is_some_and(|said| !said.is_local)).cloned().collect();
+        let decided: Vec<Visit> = visits
+            .iter()
+            .filter(|visit| visit.said.is_some_and(|said| !said.is_local))
+            .cloned()
+            .collect();
         if let Some(most) = self.app.most_inside() {
             let seen = most_at_once(&decided);
-            self.compare(step, "no moment above the limit", seen <= most, format!("at most {most} inside"), seen);
+            self.compare(
+                step,
+                "no moment above the limit",
+                seen <= most,
+                format!("at most {most} inside"),
+                seen,
+            );
         }
         if let Some(most) = self.app.most_in_a_window() {
             let window = self.app.limit.window().min(WINDOW);
@@ -120,16 +153,32 @@ impl<'a> Run<'a> {
         );
         for reply in replies {
             if self.app.is("show", &["hidden"]) {
-                let mut texts =
-                    reply.headers.values().map(|value| String::from_utf8_lossy(value.as_bytes()).into_owned());
-                let is_shown =
-                    texts.any(|text| text.contains(MAIN)) || !reply.is_handled() && reply.body.contains(MAIN);
-                self.compare(step, "a hidden limit is not shown", !is_shown, "no name", &reply.body);
+                let mut texts = reply
+                    .headers
+                    .values()
+                    .map(|value| String::from_utf8_lossy(value.as_bytes()).into_owned());
+                let is_shown = texts.any(|text| text.contains(MAIN))
+                    || !reply.is_handled() && reply.body.contains(MAIN);
+                self.compare(
+                    step,
+                    "a hidden limit is not shown",
+                    !is_shown,
+                    "no name",
+                    &reply.body,
+                );
             }
-            if !reply.is_handled() && self.app.is("response", &["respond_with"]) && !self.app.is("transport", &["gRPC"])
+            if !reply.is_handled()
+                && self.app.is("response", &["respond_with"])
+                && !self.app.is("transport", &["gRPC"])
             {
                 let is_made = reply.body == RESPONDED;
-                self.compare(step, "the responder makes rejections", is_made, RESPONDED, &reply.body);
+                self.compare(
+                    step,
+                    "the responder makes rejections",
+                    is_made,
+                    RESPONDED,
+                    &reply.body,
+                );
             }
         }
     }
@@ -137,7 +186,9 @@ impl<'a> Run<'a> {
     /// Whether the store has decided all of these, and no other limit has refused one for a place
     /// that is not free yet.
     fn is_sure(&self, visits: &[Visit], replies: &[Reply]) -> bool {
-        visits.iter().all(|visit| visit.said.is_some_and(|said| !said.is_local))
+        visits
+            .iter()
+            .all(|visit| visit.said.is_some_and(|said| !said.is_local))
             && replies.iter().all(|reply| reply.status != 503)
     }
 
@@ -159,7 +210,11 @@ impl<'a> Run<'a> {
 
     /// When the limit was used up, if it was.
     async fn up_to_the_limit(&self) -> Option<Instant> {
-        let (step, client, began) = ("up to the limit and beyond", self.client("up"), Instant::now());
+        let (step, client, began) = (
+            "up to the limit and beyond",
+            self.client("up"),
+            Instant::now(),
+        );
         let mut replies = Vec::new();
         for _ in 0..2 * UNITS + 1 {
             replies.push(self.app.call(&client, Doing::Reply).await);
@@ -173,7 +228,13 @@ impl<'a> Run<'a> {
         match self.app.admitted() {
             Some(admitted) if self.app.is_exact() && !self.app.has_place() => {
                 let seen = visits.len();
-                self.compare(step, "an option has its effect: units", seen == admitted, admitted, seen);
+                self.compare(
+                    step,
+                    "an option has its effect: units",
+                    seen == admitted,
+                    admitted,
+                    seen,
+                );
             }
             Some(admitted) => {
                 let seen = visits.len();
@@ -187,7 +248,13 @@ impl<'a> Run<'a> {
             }
             None if !self.app.has_place() => {
                 let (seen, all) = (visits.len(), replies.len());
-                self.compare(step, "an option has its effect: nothing is refused", seen == all, all, seen);
+                self.compare(
+                    step,
+                    "an option has its effect: nothing is refused",
+                    seen == all,
+                    all,
+                    seen,
+                );
             }
             None => {}
         }
@@ -195,13 +262,26 @@ impl<'a> Run<'a> {
         if self.app.has_ban() && self.app.is_used_up() {
             let last = replies.last().unwrap();
             let is_right = last.status == 429 && !last.is_handled();
-            self.compare(step, "an option has its effect: ban", is_right, 429, last.status);
+            self.compare(
+                step,
+                "an option has its effect: ban",
+                is_right,
+                429,
+                last.status,
+            );
         }
         let second = self.client("second");
         let reply = self.app.call(&second, Doing::Reply).await;
         let is_admitted = reply.is_handled() || reply.status == 503;
-        self.compare(step, "a second client is not refused for the first", is_admitted, 200, reply.status);
-        let is_used_up = self.app.is_used_up() && replies.last().is_some_and(|reply| !reply.is_handled());
+        self.compare(
+            step,
+            "a second client is not refused for the first",
+            is_admitted,
+            200,
+            reply.status,
+        );
+        let is_used_up =
+            self.app.is_used_up() && replies.last().is_some_and(|reply| !reply.is_handled());
         is_used_up.then(Instant::now)
     }
 
@@ -216,9 +296,21 @@ impl<'a> Run<'a> {
             return;
         }
         if self.app.has_ban() {
-            self.compare(step, "an option has its effect: ban", !reply.is_handled(), "refused", reply.status);
+            self.compare(
+                step,
+                "an option has its effect: ban",
+                !reply.is_handled(),
+                "refused",
+                reply.status,
+            );
         } else if self.app.is_exact() {
-            self.compare(step, "a window ends", reply.is_handled(), "admitted", reply.status);
+            self.compare(
+                step,
+                "a window ends",
+                reply.is_handled(),
+                "admitted",
+                reply.status,
+            );
         }
     }
 
@@ -228,21 +320,49 @@ impl<'a> Run<'a> {
             && self.app.is_exact()
             && !self.app.is_alone()
             && !self.app.is("stack", &["in front of another layer"]);
-        let has_figures =
-            shows && !self.app.has_place() && !self.app.heeds() && !self.app.is("response", &["headers=none"]);
-        if self.app.is("response", &["headers=none"]) && self.app.is("stack", &["alone"]) && !self.app.is_alone() {
-            let shown = replies.iter().filter(|reply| reply.headers.contains_key("x-ratelimit-limit")).count();
-            self.compare(step, "an option has its effect: no headers", shown == 0, 0, shown);
+        let has_figures = shows
+            && !self.app.has_place()
+            && !self.app.heeds()
+            && !self.app.is("response", &["headers=none"]);
+        if self.app.is("response", &["headers=none"])
+            && self.app.is("stack", &["alone"])
+            && !self.app.is_alone()
+        {
+            let shown = replies
+                .iter()
+                .filter(|reply| reply.headers.contains_key("x-ratelimit-limit"))
+                .count();
+            self.compare(
+                step,
+                "an option has its effect: no headers",
+                shown == 0,
+                0,
+                shown,
+            );
         }
         if self.app.is("response", &["headers=both"]) && has_figures {
-            let shown = replies.iter().filter(|reply| reply.headers.contains_key("ratelimit")).count();
-            self.compare(step, "an option has its effect: RateLimit", shown == replies.len(), replies.len(), shown);
+            let shown = replies
+                .iter()
+                .filter(|reply| reply.headers.contains_key("ratelimit"))
+                .count();
+            self.compare(
+                step,
+                "an option has its effect: RateLimit",
+                shown == replies.len(),
+                replies.len(),
+                shown,
+            );
         }
-        let Some(admitted) = self.app.admitted().filter(|_| has_figures) else { return };
+        let Some(admitted) = self.app.admitted().filter(|_| has_figures) else {
+            return;
+        };
         let cost = UNITS as usize / admitted;
         for (number, reply) in replies.iter().take(admitted).enumerate() {
             let left = UNITS as usize - cost * (number + 1);
-            let seen = reply.headers.get("x-ratelimit-remaining").map(|value| value.to_str().unwrap().to_owned());
+            let seen = reply
+                .headers
+                .get("x-ratelimit-remaining")
+                .map(|value| value.to_str().unwrap().to_owned());
             self.compare(
                 step,
                 "figures agree with the count",
@@ -255,7 +375,9 @@ impl<'a> Run<'a> {
 
     async fn many_at_once(&self) {
         let (step, client) = ("many at once", self.client("many"));
-        let replies = self.at_once(&client, 3 * UNITS as usize, Doing::ReplyLate).await;
+        let replies = self
+            .at_once(&client, 3 * UNITS as usize, Doing::ReplyLate)
+            .await;
         let visits = self.check(step, &client);
         self.check_replies(step, &replies, &visits);
         if self.app.is_shadow() && !self.app.has_place() {
@@ -270,9 +392,10 @@ impl<'a> Run<'a> {
     }
 
     async fn lasting(&self) {
-        for (step, name, doing) in
-            [("streamed bodies", "streams", Doing::Stream), ("kept decisions", "kept", Doing::KeepDecision)]
-        {
+        for (step, name, doing) in [
+            ("streamed bodies", "streams", Doing::Stream),
+            ("kept decisions", "kept", Doing::KeepDecision),
+        ] {
             let client = self.client(name);
             let replies = self.at_once(&client, 3 * UNITS as usize, doing).await;
             sleep(LASTING).await;
@@ -314,8 +437,9 @@ impl<'a> Run<'a> {
                 replies.push(self.app.call(&client, Doing::ReplyFree).await);
             }
             let handled = replies.iter().filter(|reply| reply.is_handled()).count();
-            let is_right =
-                handled == replies.len() || replies.iter().any(|reply| reply.status == 503) || !self.app.is_exact();
+            let is_right = handled == replies.len()
+                || replies.iter().any(|reply| reply.status == 503)
+                || !self.app.is_exact();
             self.compare(
                 step,
                 "an option has its effect: a free request costs nothing",
@@ -332,7 +456,13 @@ impl<'a> Run<'a> {
             let visits = self.check(step, &client);
             if self.is_sure(&visits, &replies) && first.len() == 1 && self.app.blocks_in_full() {
                 let seen = visits.len() - 1;
-                self.compare(step, "an option has its effect: heed_upstream", seen == 0, "0 calls go out", seen);
+                self.compare(
+                    step,
+                    "an option has its effect: heed_upstream",
+                    seen == 0,
+                    "0 calls go out",
+                    seen,
+                );
             }
         }
     }
@@ -344,7 +474,13 @@ impl<'a> Run<'a> {
             let replies = self.at_once(&client, 3, Doing::Reply).await;
             let visits = self.check(step, &client);
             if self.is_sure(&visits, &replies) {
-                self.compare(step, "block blocks", visits.is_empty(), "0 admitted", visits.len());
+                self.compare(
+                    step,
+                    "block blocks",
+                    visits.is_empty(),
+                    "0 admitted",
+                    visits.len(),
+                );
             }
         }
         // In another store they are counted again with their next renewal.
@@ -363,12 +499,23 @@ impl<'a> Run<'a> {
             self.check(step, &client);
         } else if self.app.is_used_up() && !self.app.has_place() {
             let (step, client) = ("a reset", self.client("reset"));
-            while self.app.call(&client, Doing::Reply).await.is_handled() && self.app.book.of(&client).len() < 20 {}
-            let (before, was_reset) = (self.app.book.of(&client).len(), self.app.reset(&client).await);
+            while self.app.call(&client, Doing::Reply).await.is_handled()
+                && self.app.book.of(&client).len() < 20
+            {}
+            let (before, was_reset) = (
+                self.app.book.of(&client).len(),
+                self.app.reset(&client).await,
+            );
             let reply = self.app.call(&client, Doing::Reply).await;
             let visits = self.app.book.of(&client);
             if was_reset && self.is_sure(&visits[before..], std::slice::from_ref(&reply)) {
-                self.compare(step, "reset forgets", reply.is_handled(), "admitted", reply.status);
+                self.compare(
+                    step,
+                    "reset forgets",
+                    reply.is_handled(),
+                    "admitted",
+                    reply.status,
+                );
             }
         }
     }
@@ -381,11 +528,23 @@ impl<'a> Run<'a> {
                 replies.push(self.app.call_listed(&client).await);
             }
             let seen = replies.iter().filter(|reply| reply.is_handled()).count();
-            self.compare(step, "an option has its effect: uncounted", seen == replies.len(), replies.len(), seen);
+            self.compare(
+                step,
+                "an option has its effect: uncounted",
+                seen == replies.len(),
+                replies.len(),
+                seen,
+            );
         } else if self.app.is("list", &["deny", "deny_if", "deny_addresses"]) {
             replies.push(self.app.call_listed(&client).await);
             let is_denied = replies[0].status == 403 && !replies[0].is_handled();
-            self.compare(step, "an option has its effect: denied", is_denied, 403, replies[0].status);
+            self.compare(
+                step,
+                "an option has its effect: denied",
+                is_denied,
+                403,
+                replies[0].status,
+            );
         }
     }
 
@@ -394,7 +553,8 @@ impl<'a> Run<'a> {
     pub(super) async fn while_paused(&self) {
         let (waits, leaves) = (self.client("paused"), self.client("paused-hang"));
         let waiting = self.at_once(&waits, UNITS as usize, Doing::Reply);
-        let leaving = join_all((0..UNITS).map(|_| self.app.call_and_leave(&leaves, Doing::Reply, ms(60))));
+        let leaving =
+            join_all((0..UNITS).map(|_| self.app.call_and_leave(&leaves, Doing::Reply, ms(60))));
         let (replies, _) = tokio::join!(waiting, leaving);
         let visits = self.check("a pause of the store", &waits);
         self.check_replies("a pause of the store", &replies, &visits);
@@ -406,7 +566,13 @@ impl<'a> Run<'a> {
         let began = Instant::now();
         while self.app.held(&client).await.is_none() {
             if began.elapsed() > seconds(10) {
-                self.compare("the store is back", "decisions are back", false, "within 10 s", "none");
+                self.compare(
+                    "the store is back",
+                    "decisions are back",
+                    false,
+                    "within 10 s",
+                    "none",
+                );
                 return;
             }
             sleep(ms(50)).await;
@@ -461,15 +627,36 @@ impl<'a> Run<'a> {
         let replies = self.at_once(&fresh, self.app.fitting(), Doing::Reply).await;
         let visits = self.check(step, &fresh);
         self.check_replies(step, &replies, &visits);
-        let local = visits.iter().filter(|visit| visit.said.is_some_and(|said| said.is_local)).count();
+        let local = visits
+            .iter()
+            .filter(|visit| visit.said.is_some_and(|said| said.is_local))
+            .count();
         match self.app.when_lost() {
             Lost::Open => {
                 let seen = visits.len();
-                self.compare(step, "fail-open is open to the unknown", seen == replies.len(), replies.len(), seen);
+                self.compare(
+                    step,
+                    "fail-open is open to the unknown",
+                    seen == replies.len(),
+                    replies.len(),
+                    seen,
+                );
             }
-            Lost::Closed => self.compare(step, "fail-closed is closed", visits.is_empty(), 0, visits.len()),
+            Lost::Closed => self.compare(
+                step,
+                "fail-closed is closed",
+                visits.is_empty(),
+                0,
+                visits.len(),
+            ),
             Lost::Local if self.app.admitted().is_some() && !self.app.counts_afterwards() => {
-                self.compare(step, "fail-local admits its share", local <= SHARE_UNITS, SHARE_UNITS, local);
+                self.compare(
+                    step,
+                    "fail-local admits its share",
+                    local <= SHARE_UNITS,
+                    SHARE_UNITS,
+                    local,
+                );
             }
             Lost::Local => {}
         }
@@ -486,7 +673,13 @@ impl<'a> Run<'a> {
         for client in clients {
             let mut held = self.app.held(&client).await;
             // Without an answer nothing is known yet.
-            let patience = |held: Option<u64>| if held.is_none() { FREED_WITHIN * 2 } else { FREED_WITHIN };
+            let patience = |held: Option<u64>| {
+                if held.is_none() {
+                    FREED_WITHIN * 2
+                } else {
+                    FREED_WITHIN
+                }
+            };
             while held != Some(0) && began.elapsed() < patience(held) {
                 sleep(ms(50)).await;
                 held = self.app.held(&client).await;

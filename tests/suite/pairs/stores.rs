@@ -54,7 +54,11 @@ impl Wrapper {
                 sleep(ms(5)).await;
             }
             if state.load(Ordering::Relaxed) == LOST {
-                return Err(StoreError::new("asking", StoreErrorKind::Other, "the store is lost"));
+                return Err(StoreError::new(
+                    "asking",
+                    StoreErrorKind::Other,
+                    "the store is lost",
+                ));
             }
             reply(store).await
         })
@@ -68,7 +72,11 @@ impl Store for Wrapper {
 
     fn decide_now(&self, check: &Check) -> Option<Result<Decision, StoreError>> {
         let is_fine = self.state.load(Ordering::Relaxed) == FINE;
-        if is_fine && self.decides_at_once { self.store.decide_now(check) } else { None }
+        if is_fine && self.decides_at_once {
+            self.store.decide_now(check)
+        } else {
+            None
+        }
     }
 
     fn settle(&self, settlement: Settlement) -> StoreFuture<Settled> {
@@ -81,7 +89,12 @@ impl Store for Wrapper {
 }
 
 async fn connected(builder: RedisStoreBuilder) -> Result<Limiter, String> {
-    Ok(Limiter::new(builder.connect().await.map_err(|error| with_causes(&error))?))
+    Ok(Limiter::new(
+        builder
+            .connect()
+            .await
+            .map_err(|error| with_causes(&error))?,
+    ))
 }
 
 pub(super) struct Stores {
@@ -94,7 +107,11 @@ pub(super) struct Stores {
 impl Stores {
     pub(super) async fn start() -> Self {
         Self {
-            wrapper: Wrapper { store: MemoryStore::new(), state: Arc::default(), decides_at_once: false },
+            wrapper: Wrapper {
+                store: MemoryStore::new(),
+                state: Arc::default(),
+                decides_at_once: false,
+            },
             redis: spawn_blocking(RedisServer::start).await.unwrap(),
             #[cfg(feature = "cluster")]
             cluster: RedisCluster::start(3).await,
@@ -114,11 +131,16 @@ impl Stores {
         let limiter = match row.of("store") {
             "memory" => Limiter::new(MemoryStore::new()),
             "wrapper" => Limiter::new(self.wrapper.clone()),
-            "wrapper that decides at once" => Limiter::new(Wrapper { decides_at_once: true, ..self.wrapper.clone() }),
+            "wrapper that decides at once" => Limiter::new(Wrapper {
+                decides_at_once: true,
+                ..self.wrapper.clone()
+            }),
             "pool" => {
                 let manager = RedisConnectionManager::new(self.redis.url()).unwrap();
-                connected(with_options(RedisStore::from_pool(Pool::builder().max_size(4).build_unchecked(manager))))
-                    .await?
+                connected(with_options(RedisStore::from_pool(
+                    Pool::builder().max_size(4).build_unchecked(manager),
+                )))
+                .await?
             }
             #[cfg(feature = "cluster")]
             "cluster" => {
@@ -127,10 +149,13 @@ impl Stores {
             }
             _ => connected(with_options(RedisStore::builder(&self.redis.url()))).await?,
         };
-        let options = row
-            .values
-            .iter()
-            .filter_map(|value| if let Apply::Limiter(apply) = value.apply { Some(apply) } else { None });
+        let options = row.values.iter().filter_map(|value| {
+            if let Apply::Limiter(apply) = value.apply {
+                Some(apply)
+            } else {
+                None
+            }
+        });
         Ok(options.fold(limiter.deadline(DEADLINE), |limiter, apply| apply(limiter)))
     }
 
@@ -161,7 +186,10 @@ impl Stores {
         self.nodes().for_each(RedisServer::restart);
         #[cfg(feature = "cluster")]
         until("the cluster does not come back", || {
-            self.cluster.0.iter().all(|node| node.run::<String>("CLUSTER INFO").contains("cluster_state:ok"))
+            self.cluster.0.iter().all(|node| {
+                node.run::<String>("CLUSTER INFO")
+                    .contains("cluster_state:ok")
+            })
         })
         .await;
         self.wrapper.state.store(FINE, Ordering::Relaxed);

@@ -6,7 +6,8 @@ use std::time::Duration;
 use axum::body::Body;
 use http::{Response, request::Parts};
 use tower_sliding_window::{
-    Algorithm, ClientIp, HeaderSets, Key, KeyedLimit, Limit, Limiter, RateLimitLayer, Rejection, Secret,
+    Algorithm, ClientIp, HeaderSets, Key, KeyedLimit, Limit, Limiter, RateLimitLayer, Rejection,
+    Secret,
     extract::{AddressList, KeyError},
     limit::prefetch::DEFAULT_LIFE,
     limiter::{Breaker, Share},
@@ -47,11 +48,19 @@ pub(super) enum Apply {
 use Apply::{Keyed, Layer, Nothing, Store};
 
 const fn value(name: &'static str, options: &'static [&'static str], apply: Apply) -> Value {
-    Value { name, options, apply, hides: false }
+    Value {
+        name,
+        options,
+        apply,
+        hides: false,
+    }
 }
 
 const fn hiding(value: Value) -> Value {
-    Value { hides: true, ..value }
+    Value {
+        hides: true,
+        ..value
+    }
 }
 
 const fn plain(name: &'static str) -> Value {
@@ -89,8 +98,13 @@ fn by_listed(parts: &Parts) -> Result<Key, KeyError> {
 }
 
 fn key_in(header: &'static str, parts: &Parts) -> Result<Key, KeyError> {
-    let value = parts.headers.get(header).and_then(|value| value.to_str().ok());
-    value.map(|value| Key::new(header, value)).ok_or_else(|| KeyError::missing(header))
+    let value = parts
+        .headers
+        .get(header)
+        .and_then(|value| value.to_str().ok());
+    value
+        .map(|value| Key::new(header, value))
+        .ok_or_else(|| KeyError::missing(header))
 }
 
 fn listed() -> [Key; 1] {
@@ -98,7 +112,10 @@ fn listed() -> [Key; 1] {
 }
 
 fn addresses() -> (ClientIp, AddressList) {
-    (ClientIp::behind(["127.0.0.1"]).unwrap(), AddressList::new([LISTED_ADDRESS]).unwrap())
+    (
+        ClientIp::behind(["127.0.0.1"]).unwrap(),
+        AddressList::new([LISTED_ADDRESS]).unwrap(),
+    )
 }
 
 fn secret() -> Secret {
@@ -119,94 +136,181 @@ pub(super) const DIMENSIONS: &[Dimension] = &[
                 &["Limit::with_algorithm"],
                 Apply::Limit(|limit| limit.with_algorithm(Algorithm::compact_log(16))),
             ),
-            value("counter", &[], Apply::Limit(|limit| limit.with_algorithm(Algorithm::SLIDING_WINDOW_COUNTER))),
-            value("fixed", &[], Apply::Limit(|limit| limit.with_algorithm(Algorithm::FIXED_WINDOW))),
+            value(
+                "counter",
+                &[],
+                Apply::Limit(|limit| limit.with_algorithm(Algorithm::SLIDING_WINDOW_COUNTER)),
+            ),
+            value(
+                "fixed",
+                &[],
+                Apply::Limit(|limit| limit.with_algorithm(Algorithm::FIXED_WINDOW)),
+            ),
             #[cfg(feature = "calendar")]
             value(
                 "calendar",
                 &[],
-                Apply::Limit(|limit| algorithm_of(limit, &"month=1/month(28) Europe/Berlin".parse().unwrap())),
+                Apply::Limit(|limit| {
+                    algorithm_of(limit, &"month=1/month(28) Europe/Berlin".parse().unwrap())
+                }),
             ),
             value(
                 "concurrent",
                 &[],
-                Apply::Limit(|limit| algorithm_of(limit, &Limit::concurrent("places", 1)).freed_after(seconds(10))),
+                Apply::Limit(|limit| {
+                    algorithm_of(limit, &Limit::concurrent("places", 1)).freed_after(seconds(10))
+                }),
             ),
             value("split", &["Limit::split"], Nothing),
         ],
     },
-    Dimension { name: "beside", values: &[plain("no other limit"), plain("a place"), plain("a window")] },
+    Dimension {
+        name: "beside",
+        values: &[plain("no other limit"), plain("a place"), plain("a window")],
+    },
     Dimension {
         name: "charge",
         values: &[
             plain("1 unit"),
-            value("a cost of 2", &["KeyedLimit::cost"], Keyed(|limit| limit.cost(|_| 2))),
-            value("a layer's cost of 2", &["RateLimitLayer::cost"], Layer(|layer| layer.cost(|_| 2))),
+            value(
+                "a cost of 2",
+                &["KeyedLimit::cost"],
+                Keyed(|limit| limit.cost(|_| 2)),
+            ),
+            value(
+                "a layer's cost of 2",
+                &["RateLimitLayer::cost"],
+                Layer(|layer| layer.cost(|_| 2)),
+            ),
             hiding(value("a cost of 0", &[], Keyed(|limit| limit.cost(|_| 0)))),
             value(
                 "settle",
                 &["KeyedLimit::settle", "KeyedLimit::lease"],
-                Keyed(|limit| limit.settle(|exchange| u64::from(exchange.response.status != 204)).lease(seconds(1))),
+                Keyed(|limit| {
+                    limit
+                        .settle(|exchange| u64::from(exchange.response.status != 204))
+                        .lease(seconds(1))
+                }),
             ),
             value(
                 "count_afterwards",
                 &["KeyedLimit::count_afterwards"],
-                Keyed(|limit| limit.count_afterwards(|exchange| u64::from(exchange.response.status != 204))),
+                Keyed(|limit| {
+                    limit.count_afterwards(|exchange| u64::from(exchange.response.status != 204))
+                }),
             ),
-            value("heed_upstream", &["KeyedLimit::heed_upstream"], Keyed(KeyedLimit::heed_upstream)),
+            value(
+                "heed_upstream",
+                &["KeyedLimit::heed_upstream"],
+                Keyed(KeyedLimit::heed_upstream),
+            ),
         ],
     },
     Dimension {
         name: "show",
         values: &[
             plain("visible"),
-            hiding(value("in_shadow", &["KeyedLimit::in_shadow"], Keyed(KeyedLimit::in_shadow))),
+            hiding(value(
+                "in_shadow",
+                &["KeyedLimit::in_shadow"],
+                Keyed(KeyedLimit::in_shadow),
+            )),
             value("hidden", &["KeyedLimit::hidden"], Keyed(KeyedLimit::hidden)),
         ],
     },
-    Dimension { name: "chosen", values: &[value("by", &["Limit::by"], Nothing), plain("chosen")] },
+    Dimension {
+        name: "chosen",
+        values: &[value("by", &["Limit::by"], Nothing), plain("chosen")],
+    },
     Dimension {
         name: "ban",
-        values: &[plain("no ban"), value("ban", &["KeyedLimit::ban"], Keyed(|limit| limit.ban(ban(), BAN)))],
+        values: &[
+            plain("no ban"),
+            value(
+                "ban",
+                &["KeyedLimit::ban"],
+                Keyed(|limit| limit.ban(ban(), BAN)),
+            ),
+        ],
     },
     Dimension {
         name: "extra",
         values: &[
             plain("nothing"),
             // Some kinds refuse them.
-            hiding(value("prefetch", &["Limit::prefetch"], Apply::Limit(|limit| limit.prefetch(DEFAULT_LIFE)))),
-            hiding(value("freed_after", &["Limit::freed_after"], Apply::Limit(|limit| limit.freed_after(seconds(30))))),
+            hiding(value(
+                "prefetch",
+                &["Limit::prefetch"],
+                Apply::Limit(|limit| limit.prefetch(DEFAULT_LIFE)),
+            )),
+            hiding(value(
+                "freed_after",
+                &["Limit::freed_after"],
+                Apply::Limit(|limit| limit.freed_after(seconds(30))),
+            )),
         ],
     },
     Dimension {
         name: "mode",
         values: &[
             plain("default mode"),
-            value("fail_open", &["RateLimitLayer::fail_open"], Layer(RateLimitLayer::fail_open)),
-            value("fail_closed", &["RateLimitLayer::fail_closed"], Layer(RateLimitLayer::fail_closed)),
-            value("fail_local", &["RateLimitLayer::fail_local"], Layer(|layer| layer.fail_local(SHARE))),
+            value(
+                "fail_open",
+                &["RateLimitLayer::fail_open"],
+                Layer(RateLimitLayer::fail_open),
+            ),
+            value(
+                "fail_closed",
+                &["RateLimitLayer::fail_closed"],
+                Layer(RateLimitLayer::fail_closed),
+            ),
+            value(
+                "fail_local",
+                &["RateLimitLayer::fail_local"],
+                Layer(|layer| layer.fail_local(SHARE)),
+            ),
         ],
     },
     Dimension {
         name: "time",
         values: &[
             plain("at once"),
-            value("deadline", &["RateLimitLayer::deadline"], Layer(|layer| layer.deadline(ms(250)))),
-            value("wait_up_to", &["RateLimitLayer::wait_up_to"], Layer(|layer| layer.wait_up_to(MAX_WAIT))),
+            value(
+                "deadline",
+                &["RateLimitLayer::deadline"],
+                Layer(|layer| layer.deadline(ms(250))),
+            ),
+            value(
+                "wait_up_to",
+                &["RateLimitLayer::wait_up_to"],
+                Layer(|layer| layer.wait_up_to(MAX_WAIT)),
+            ),
         ],
     },
     Dimension {
         name: "list",
         values: &[
             plain("no list"),
-            value("skip", &["RateLimitLayer::skip"], Layer(|layer| layer.skip(|parts| by_listed(parts).is_ok()))),
-            value("exempt", &["RateLimitLayer::exempt"], Layer(|layer| layer.exempt(by_listed, listed()))),
+            value(
+                "skip",
+                &["RateLimitLayer::skip"],
+                Layer(|layer| layer.skip(|parts| by_listed(parts).is_ok())),
+            ),
+            value(
+                "exempt",
+                &["RateLimitLayer::exempt"],
+                Layer(|layer| layer.exempt(by_listed, listed())),
+            ),
             value(
                 "exempt_addresses",
                 &["RateLimitLayer::exempt_addresses"],
                 Layer(|layer| layer.exempt_addresses(addresses().0, &addresses().1)),
             ),
-            value("deny", &["RateLimitLayer::deny"], Layer(|layer| layer.deny(by_listed, listed()))),
+            value(
+                "deny",
+                &["RateLimitLayer::deny"],
+                Layer(|layer| layer.deny(by_listed, listed())),
+            ),
             value(
                 "deny_if",
                 &["RateLimitLayer::deny_if"],
@@ -223,12 +327,32 @@ pub(super) const DIMENSIONS: &[Dimension] = &[
         name: "response",
         values: &[
             plain("default response"),
-            value("headers=none", &["RateLimitLayer::headers"], Layer(|layer| layer.headers(HeaderSets::NONE))),
-            value("headers=both", &[], Layer(|layer| layer.headers(HeaderSets::BOTH))),
-            value("headers=unix", &[], Layer(|layer| layer.headers(HeaderSets::BOTH_UNIX))),
+            value(
+                "headers=none",
+                &["RateLimitLayer::headers"],
+                Layer(|layer| layer.headers(HeaderSets::NONE)),
+            ),
+            value(
+                "headers=both",
+                &[],
+                Layer(|layer| layer.headers(HeaderSets::BOTH)),
+            ),
+            value(
+                "headers=unix",
+                &[],
+                Layer(|layer| layer.headers(HeaderSets::BOTH_UNIX)),
+            ),
             value("respond_with", &["RateLimitLayer::respond_with"], Nothing),
-            value("free_with_head", &["RateLimitLayer::free_with_head"], Layer(RateLimitLayer::free_with_head)),
-            value("named", &["RateLimitLayer::named"], Layer(|layer| layer.named("pairs"))),
+            value(
+                "free_with_head",
+                &["RateLimitLayer::free_with_head"],
+                Layer(RateLimitLayer::free_with_head),
+            ),
+            value(
+                "named",
+                &["RateLimitLayer::named"],
+                Layer(|layer| layer.named("pairs")),
+            ),
         ],
     },
     Dimension {
@@ -240,9 +364,21 @@ pub(super) const DIMENSIONS: &[Dimension] = &[
                 &["Limiter::refusal_cache"],
                 Apply::Limiter(|limiter| limiter.refusal_cache(Duration::ZERO)),
             ),
-            value("refusal_cache=max", &[], Apply::Limiter(|limiter| limiter.refusal_cache(Duration::MAX))),
-            value("breaker=off", &["Limiter::breaker"], Apply::Limiter(|limiter| limiter.breaker(Breaker::OFF))),
-            value("limiter's deadline", &["Limiter::deadline"], Apply::Limiter(|limiter| limiter.deadline(ms(300)))),
+            value(
+                "refusal_cache=max",
+                &[],
+                Apply::Limiter(|limiter| limiter.refusal_cache(Duration::MAX)),
+            ),
+            value(
+                "breaker=off",
+                &["Limiter::breaker"],
+                Apply::Limiter(|limiter| limiter.breaker(Breaker::OFF)),
+            ),
+            value(
+                "limiter's deadline",
+                &["Limiter::deadline"],
+                Apply::Limiter(|limiter| limiter.deadline(ms(300))),
+            ),
             value(
                 "retry_reserved_after",
                 &["Limiter::retry_reserved_after"],
@@ -271,21 +407,44 @@ pub(super) const DIMENSIONS: &[Dimension] = &[
         name: "builder",
         values: &[
             plain("default builder"),
-            value("prefix", &["RedisStoreBuilder::prefix"], Store(|store| store.prefix("pairs"))),
-            value("secret", &["RedisStoreBuilder::secret"], Store(|store| store.secret(&secret()))),
-            value("connections", &["RedisStoreBuilder::connections"], Store(|store| store.connections(1))),
+            value(
+                "prefix",
+                &["RedisStoreBuilder::prefix"],
+                Store(|store| store.prefix("pairs")),
+            ),
+            value(
+                "secret",
+                &["RedisStoreBuilder::secret"],
+                Store(|store| store.secret(&secret())),
+            ),
+            value(
+                "connections",
+                &["RedisStoreBuilder::connections"],
+                Store(|store| store.connections(1)),
+            ),
             value(
                 "timeouts",
-                &["RedisStoreBuilder::connect_timeout", "RedisStoreBuilder::reply_timeout"],
+                &[
+                    "RedisStoreBuilder::connect_timeout",
+                    "RedisStoreBuilder::reply_timeout",
+                ],
                 Store(|store| store.connect_timeout(ms(500)).reply_timeout(ms(500))),
             ),
             // A cluster refuses it.
-            hiding(value("database", &["RedisStoreBuilder::database"], Store(|store| store.database(5)))),
+            hiding(value(
+                "database",
+                &["RedisStoreBuilder::database"],
+                Store(|store| store.database(5)),
+            )),
         ],
     },
     Dimension {
         name: "stack",
-        values: &[plain("alone"), plain("behind another layer"), plain("in front of another layer")],
+        values: &[
+            plain("alone"),
+            plain("behind another layer"),
+            plain("in front of another layer"),
+        ],
     },
     Dimension {
         name: "transport",
@@ -301,16 +460,40 @@ pub(super) const DIMENSIONS: &[Dimension] = &[
 
 /// Public builder methods that are no options of a row, each with the reason.
 pub(super) const NO_OPTIONS: &[(&str, &str)] = &[
-    ("Limit::with_units", "each row has limits of some number of units"),
+    (
+        "Limit::with_units",
+        "each row has limits of some number of units",
+    ),
     ("RateLimitLayer::limit", "each row has limits"),
-    ("RateLimitLayer::limits", "as `limit`, with an error instead of a panic: `configuration::limits`"),
+    (
+        "RateLimitLayer::limits",
+        "as `limit`, with an error instead of a panic: `configuration::limits`",
+    ),
     ("RedisStoreBuilder::build", "makes the store of each row"),
-    ("RedisStoreBuilder::connect", "as `build`, once the server has answered: `redis::opening`"),
-    ("RedisStoreBuilder::login", "needs a server with users: `redis::passwords`"),
-    ("RedisStoreBuilder::credentials", "needs a server whose users change: `redis::sources`"),
-    ("RedisStoreBuilder::root_certificate", "needs a server with TLS: `redis::tls`"),
-    ("RedisStoreBuilder::client_certificate", "needs a server with TLS: `redis::tls`"),
-    ("RedisStoreBuilder::clock", "a test's clock; rows run by the real one"),
+    (
+        "RedisStoreBuilder::connect",
+        "as `build`, once the server has answered: `redis::opening`",
+    ),
+    (
+        "RedisStoreBuilder::login",
+        "needs a server with users: `redis::passwords`",
+    ),
+    (
+        "RedisStoreBuilder::credentials",
+        "needs a server whose users change: `redis::sources`",
+    ),
+    (
+        "RedisStoreBuilder::root_certificate",
+        "needs a server with TLS: `redis::tls`",
+    ),
+    (
+        "RedisStoreBuilder::client_certificate",
+        "needs a server with TLS: `redis::tls`",
+    ),
+    (
+        "RedisStoreBuilder::clock",
+        "a test's clock; rows run by the real one",
+    ),
 ];
 
 /// The limit of a request by the dimensions `kind` and `chosen`. A split limit is never chosen.

@@ -26,13 +26,19 @@ use crate::support::{TEST_TIMEOUT, ms, proxy::Proxy, redis_server::RedisServer};
 const CALLS: Limit = Limit::per_hour("calls", 100_000);
 
 fn patient(url: &str) -> RedisStoreBuilder {
-    RedisStore::builder(url).connect_timeout(TEST_TIMEOUT).reply_timeout(TEST_TIMEOUT)
+    RedisStore::builder(url)
+        .connect_timeout(TEST_TIMEOUT)
+        .reply_timeout(TEST_TIMEOUT)
 }
 
 /// By a test's clock, a busy machine does not make the server seem far away, to which more batches
 /// are in flight.
 fn limiter_with(connections: u32, url: &str) -> Limiter {
-    let store = patient(url).connections(connections).clock(&ManualClock::new()).build().unwrap();
+    let store = patient(url)
+        .connections(connections)
+        .clock(&ManualClock::new())
+        .build()
+        .unwrap();
     Limiter::new(store).deadline(TEST_TIMEOUT)
 }
 
@@ -42,8 +48,13 @@ fn limiter(url: &str) -> Limiter {
 }
 
 /// On a runtime of one thread, all of these checks are queued before the first is sent.
-fn ask(limiter: &Limiter, keys: impl IntoIterator<Item = &'static str>) -> Vec<JoinHandle<Result<Decision, Error>>> {
-    keys.into_iter().map(|key| tokio::spawn(limiter.check(&CALLS, key, 1))).collect()
+fn ask(
+    limiter: &Limiter,
+    keys: impl IntoIterator<Item = &'static str>,
+) -> Vec<JoinHandle<Result<Decision, Error>>> {
+    keys.into_iter()
+        .map(|key| tokio::spawn(limiter.check(&CALLS, key, 1)))
+        .collect()
 }
 
 async fn used(answers: Vec<JoinHandle<Result<Decision, Error>>>) -> Vec<u64> {
@@ -95,19 +106,30 @@ async fn equal_checks_share_one_entry_and_keep_their_own_ids() {
 async fn copies_leave_the_window_with_all_of_their_units() {
     let (server, limit) = (RedisServer::start(), Limit::per("short", 100, ms(1_000)));
     let limiter = limiter(&server.url());
-    let copies: Vec<_> = (0..5).map(|_| tokio::spawn(limiter.check(&limit, "ada", 3))).collect();
+    let copies: Vec<_> = (0..5)
+        .map(|_| tokio::spawn(limiter.check(&limit, "ada", 3)))
+        .collect();
     let mut decisions = Vec::new();
     for copy in copies {
         decisions.push(copy.await.unwrap().unwrap());
     }
-    assert!(server.run::<Vec<Vec<u8>>>(&format!("ZREVRANGE {} 0 -1", server.only_key()))[1].ends_with(b"5*3"));
+    assert!(
+        server.run::<Vec<Vec<u8>>>(&format!("ZREVRANGE {} 0 -1", server.only_key()))[1]
+            .ends_with(b"5*3")
+    );
     for (wait, cost) in [(600, 3), (450, 1), (50, 2)] {
         sleep(ms(wait)).await;
         decisions.push(limiter.check(&limit, "ada", cost).await.unwrap());
         let now = decisions.last().unwrap().at();
         let costs = [3; 5].into_iter().chain([3, 1, 2]);
-        let counted = decisions.iter().zip(costs).filter(|(decision, _)| decision.at() + limit.window() > now);
-        assert_eq!(decisions.last().unwrap().binding().used, counted.map(|(_, cost)| cost).sum::<u64>());
+        let counted = decisions
+            .iter()
+            .zip(costs)
+            .filter(|(decision, _)| decision.at() + limit.window() > now);
+        assert_eq!(
+            decisions.last().unwrap().binding().used,
+            counted.map(|(_, cost)| cost).sum::<u64>()
+        );
     }
 }
 
@@ -119,7 +141,8 @@ async fn batches_are_bounded() {
     assert!(limiter.peek(&CALLS, "ada").await.unwrap().is_allowed());
     for (keys, calls) in [(1, 2), (200, 4)] {
         server.run::<()>("CONFIG RESETSTAT");
-        let ask = |number: usize| tokio::spawn(limiter.check(&CALLS, (number % keys).to_string(), 1));
+        let ask =
+            |number: usize| tokio::spawn(limiter.check(&CALLS, (number % keys).to_string(), 1));
         used((0..200).map(ask).collect()).await;
         assert_eq!(server.script_calls(), calls, "{keys}");
     }
@@ -130,11 +153,16 @@ async fn a_batch_that_exhausts_a_limit_admits_its_first_checks() {
     let server = RedisServer::start();
     let limiter = limiter(&server.url());
     let limit = Limit::per_hour("ten", 10);
-    let answers: Vec<_> = (0..25).map(|_| tokio::spawn(limiter.check(&limit, "ada", 3))).collect();
+    let answers: Vec<_> = (0..25)
+        .map(|_| tokio::spawn(limiter.check(&limit, "ada", 3)))
+        .collect();
     for (number, answer) in answers.into_iter().enumerate() {
         let decision = answer.await.unwrap().unwrap();
         assert_eq!(decision.is_allowed(), number < 3, "{number}");
-        assert_eq!(decision.binding().used, [3, 6, 9].get(number).copied().unwrap_or(9));
+        assert_eq!(
+            decision.binding().used,
+            [3, 6, 9].get(number).copied().unwrap_or(9)
+        );
     }
 }
 
@@ -149,7 +177,13 @@ async fn an_unreadable_key_fails_no_other_check() {
     let outcomes = ask(&limiter, ["ada", "bob", "ada"]);
     let mut allowed = Vec::new();
     for outcome in outcomes {
-        allowed.push(outcome.await.unwrap().map(|decision| decision.binding().used).ok());
+        allowed.push(
+            outcome
+                .await
+                .unwrap()
+                .map(|decision| decision.binding().used)
+                .ok(),
+        );
     }
     assert_eq!(allowed, [Some(1), None, Some(2)]);
 }
@@ -160,10 +194,27 @@ async fn checks_in_different_ways_get_their_own_decisions() {
     const TWO: Limit = Limit::per_hour("two", 2);
     let server = RedisServer::start();
     let limiter = limiter(&server.url());
-    let check = async |limit: &Limit, key, cost| limiter.check(limit, key, cost).await.unwrap().binding().used;
-    assert_eq!((check(&TWO, "full", 2).await, check(&CALLS, "summed", 5).await), (2, 5));
+    let check = async |limit: &Limit, key, cost| {
+        limiter
+            .check(limit, key, cost)
+            .await
+            .unwrap()
+            .binding()
+            .used
+    };
+    assert_eq!(
+        (
+            check(&TWO, "full", 2).await,
+            check(&CALLS, "summed", 5).await
+        ),
+        (2, 5)
+    );
     assert_eq!(check(&CALLS, "unreadable", 1).await, 1);
-    let unreadable = server.keys().into_iter().find(|key| server.run::<i64>(&format!("ZCARD {key}")) == 1).unwrap();
+    let unreadable = server
+        .keys()
+        .into_iter()
+        .find(|key| server.run::<i64>(&format!("ZCARD {key}")) == 1)
+        .unwrap();
     server.run::<()>(&format!("SET {unreadable} text"));
     server.run::<()>("CONFIG RESETSTAT");
 
@@ -184,7 +235,11 @@ async fn checks_in_different_ways_get_their_own_decisions() {
     for (place, (answer, expected)) in asked.into_iter().enumerate() {
         let decision = answer.await.unwrap().map_err(|_| None);
         let outcome = decision.and_then(|decision| {
-            if decision.is_allowed() { Ok(decision.binding().used) } else { Err(Some(decision.binding().used)) }
+            if decision.is_allowed() {
+                Ok(decision.binding().used)
+            } else {
+                Err(Some(decision.binding().used))
+            }
         });
         assert_eq!(outcome, expected, "{place}");
     }
@@ -196,7 +251,8 @@ async fn checks_in_different_ways_get_their_own_decisions() {
 async fn single_checks_of_one_limit_get_their_own_decisions() {
     const TWO: Limit = Limit::per_hour("two", 2);
     let server = RedisServer::start();
-    let limiter = Limiter::new(patient(&server.url()).connections(1).build().unwrap()).deadline(TEST_TIMEOUT);
+    let limiter =
+        Limiter::new(patient(&server.url()).connections(1).build().unwrap()).deadline(TEST_TIMEOUT);
     let check = |key: &'static str| tokio::spawn(limiter.check(&TWO, key, 1));
     assert_eq!(used(vec![check("unreadable")]).await, [1]);
     server.run::<()>(&format!("SET {} text", server.only_key()));
@@ -207,16 +263,27 @@ async fn single_checks_of_one_limit_get_their_own_decisions() {
         (["full", "new", "other"], [Err(Some(2)), Ok(2), Ok(2)]),
         (["fresh", "unreadable", "last"], [Ok(1), Err(None), Ok(1)]),
         (["fresh", "last", "full"], [Ok(2), Ok(2), Err(Some(2))]),
-        (["unreadable", "full", "one"], [Err(None), Err(Some(2)), Err(Some(2))]),
+        (
+            ["unreadable", "full", "one"],
+            [Err(None), Err(Some(2)), Err(Some(2))],
+        ),
     ] {
         // So that the refusal is not known.
         let limiter = limiter.clone().refusal_cache(Duration::ZERO);
         server.run::<()>("CONFIG RESETSTAT");
         let answers = keys.map(|key| tokio::spawn(limiter.check(&TWO, key, 1)));
         for (answer, expected) in answers.into_iter().zip(expected) {
-            let outcome = answer.await.unwrap().map_err(|_| None).and_then(|decision| {
-                if decision.is_allowed() { Ok(decision.binding().used) } else { Err(Some(decision.binding().used)) }
-            });
+            let outcome = answer
+                .await
+                .unwrap()
+                .map_err(|_| None)
+                .and_then(|decision| {
+                    if decision.is_allowed() {
+                        Ok(decision.binding().used)
+                    } else {
+                        Err(Some(decision.binding().used))
+                    }
+                });
             assert_eq!(outcome, expected, "{keys:?}");
         }
         assert_eq!(server.script_calls(), 1, "{keys:?}");
@@ -228,7 +295,8 @@ async fn single_checks_of_one_limit_get_their_own_decisions() {
 #[tokio::test]
 async fn checks_that_come_together_again_and_again_are_one_batch() {
     let server = RedisServer::start();
-    let limiter = Limiter::new(patient(&server.url()).connect().await.unwrap()).deadline(TEST_TIMEOUT);
+    let limiter =
+        Limiter::new(patient(&server.url()).connect().await.unwrap()).deadline(TEST_TIMEOUT);
     let mut calls = Vec::new();
     for _ in 0..4 {
         server.run::<()>("CONFIG RESETSTAT");
@@ -261,7 +329,11 @@ async fn a_check_after_one_that_was_alone_is_sent_by_its_caller() {
 #[tokio::test]
 async fn two_callers_over_one_connection_share_scripts() {
     let server = RedisServer::start();
-    let store = patient(&server.url()).connections(1).connect().await.unwrap();
+    let store = patient(&server.url())
+        .connections(1)
+        .connect()
+        .await
+        .unwrap();
     let limiter = Limiter::new(store).deadline(TEST_TIMEOUT);
     server.run::<()>("CONFIG RESETSTAT");
     let mut callers = JoinSet::new();
@@ -285,7 +357,15 @@ async fn checks_of_one_key_are_decided_in_order() {
     let limiter = limiter(&server.url());
     let [small, large] = [2, 3].map(|units| Limit::per_hour("calls", units));
     for used in 1..=2 {
-        assert_eq!(limiter.check(&small, "ada", 1).await.unwrap().binding().used, used);
+        assert_eq!(
+            limiter
+                .check(&small, "ada", 1)
+                .await
+                .unwrap()
+                .binding()
+                .used,
+            used
+        );
     }
     server.run::<()>("CONFIG RESETSTAT");
     let [bob, refused, admitted] = [(&small, "bob"), (&small, "ada"), (&large, "ada")]
@@ -308,7 +388,10 @@ async fn an_abandoned_check_is_not_sent_and_fails_no_other() {
         // Lets the store send all that it can.
         turns(10).await;
     }
-    let (gone, waiting): (Vec<_>, Vec<_>) = answers.into_iter().enumerate().partition(|(number, _)| number % 2 == 1);
+    let (gone, waiting): (Vec<_>, Vec<_>) = answers
+        .into_iter()
+        .enumerate()
+        .partition(|(number, _)| number % 2 == 1);
     for (_, answer) in gone {
         answer.abort();
         let _ = answer.await;
@@ -319,7 +402,10 @@ async fn an_abandoned_check_is_not_sent_and_fails_no_other() {
     }
     // One check before, six in flight (three of them abandoned), and two of the four that were
     // queued.
-    assert_eq!(limiter.peek(&CALLS, "ada").await.unwrap().binding().used, 1 + 6 + 2);
+    assert_eq!(
+        limiter.peek(&CALLS, "ada").await.unwrap().binding().used,
+        1 + 6 + 2
+    );
 }
 
 /// The same while the first connection is opened. Equal checks, of which half wait on.
@@ -332,11 +418,17 @@ async fn a_check_abandoned_before_there_is_a_connection_is_not_sent() {
         let limiter = limiter(proxy.url()).breaker(Breaker::OFF);
         let answers = ask(&limiter, iter::repeat_n("ada", waiting));
         for abandoned in ask(&limiter.clone().deadline(ms(50)), ["ada"; 5]) {
-            assert!(matches!(abandoned.await.unwrap(), Err(Error::TimedOut { .. })), "the connection is open");
+            assert!(
+                matches!(abandoned.await.unwrap(), Err(Error::TimedOut { .. })),
+                "the connection is open"
+            );
         }
         proxy.delay_replies(Duration::ZERO);
         assert_eq!(used(answers).await, Vec::from_iter(1..=waiting as u64));
-        assert_eq!(limiter.peek(&CALLS, "ada").await.unwrap().binding().used, waiting as u64);
+        assert_eq!(
+            limiter.peek(&CALLS, "ada").await.unwrap().binding().used,
+            waiting as u64
+        );
     }
 }
 
@@ -347,13 +439,18 @@ async fn an_unpolled_check_blocks_no_other() {
     let server = RedisServer::start();
     let limiter = limiter_with(2, &server.url());
     used(ask(&limiter, ["ada"])).await;
-    let mut unpolled: Vec<_> = (0..5).map(|_| Box::pin(limiter.check(&CALLS, "ada", 1))).collect();
+    let mut unpolled: Vec<_> = (0..5)
+        .map(|_| Box::pin(limiter.check(&CALLS, "ada", 1)))
+        .collect();
     for check in &mut unpolled {
         assert!(poll_fn(|cx| Poll::Ready(check.as_mut().poll(cx).is_pending())).await);
     }
     for round in 0..20 {
         used(ask(&limiter, ["bob", "eve", "bob"])).await;
-        assert_eq!(limiter.peek(&CALLS, "bob").await.unwrap().binding().used, 2 * (round + 1));
+        assert_eq!(
+            limiter.peek(&CALLS, "bob").await.unwrap().binding().used,
+            2 * (round + 1)
+        );
     }
     for check in unpolled {
         assert!(check.await.unwrap().is_allowed());
@@ -381,7 +478,9 @@ async fn a_burst_waits_within_its_deadline() {
     // On a busy machine a check takes a hundred times as long as usual.
     let limiter = limiter_with(4, &server.url()).deadline(20 * TEST_TIMEOUT);
     for tasks in [10_000, 30_000] {
-        let burst: Vec<_> = (0..tasks).map(|key: u64| tokio::spawn(limiter.check(&CALLS, key, 1))).collect();
+        let burst: Vec<_> = (0..tasks)
+            .map(|key: u64| tokio::spawn(limiter.check(&CALLS, key, 1)))
+            .collect();
         for answer in burst {
             assert!(answer.await.unwrap().unwrap().is_allowed());
         }
@@ -406,7 +505,10 @@ async fn a_full_queue_is_an_error() {
         match answer.await.unwrap() {
             Ok(decision) => assert!(decision.is_allowed()),
             Err(Error::Unavailable(error)) => {
-                assert!(format!("{error:?}").contains("are waiting for Redis"), "{error:?}");
+                assert!(
+                    format!("{error:?}").contains("are waiting for Redis"),
+                    "{error:?}"
+                );
                 refused += 1;
             }
             Err(error) => panic!("{error}"),
@@ -447,7 +549,10 @@ async fn no_task_outlives_the_store() {
     let limiter = limiter(&server.url());
     used(ask(&limiter, ["ada", "bob"])).await;
     limiter.reset(&CALLS, "ada").await.unwrap();
-    assert!(Handle::current().metrics().num_alive_tasks() > before, "connections have tasks");
+    assert!(
+        Handle::current().metrics().num_alive_tasks() > before,
+        "connections have tasks"
+    );
     drop(limiter);
     let dropped = Instant::now();
     while Handle::current().metrics().num_alive_tasks() > before {
@@ -486,7 +591,8 @@ async fn a_check_whose_reply_is_lost_counts_once() {
 async fn a_refusal_in_a_lost_reply_stays_a_refusal() {
     let server = RedisServer::start();
     let proxy = Proxy::start(&server).await;
-    let limiter = Limiter::new(patient(proxy.url()).connections(1).build().unwrap()).deadline(TEST_TIMEOUT);
+    let limiter =
+        Limiter::new(patient(proxy.url()).connections(1).build().unwrap()).deadline(TEST_TIMEOUT);
     let limit = Limit::per("calls", 2, Duration::from_secs(1));
     let ask = |key: &'static str| limiter.check(&limit, key, 1);
     // If the machine stalls for too long, the round proves nothing.
@@ -518,7 +624,14 @@ async fn a_refusal_in_a_lost_reply_stays_a_refusal() {
 #[tokio::test]
 async fn batches_take_turns_with_the_connections() {
     let server = RedisServer::start();
-    let limiter = Limiter::new(patient(&server.url()).connections(3).connect().await.unwrap()).deadline(TEST_TIMEOUT);
+    let limiter = Limiter::new(
+        patient(&server.url())
+            .connections(3)
+            .connect()
+            .await
+            .unwrap(),
+    )
+    .deadline(TEST_TIMEOUT);
     for _ in 0..6 {
         used(ask(&limiter, ["ada"; 12])).await;
     }

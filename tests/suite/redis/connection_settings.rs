@@ -11,12 +11,21 @@ use crate::support::{TEST_TIMEOUT, redis_server::RedisServer};
 const CALLS: Limit = Limit::per_hour("calls", 3);
 
 fn limiter(builder: RedisStoreBuilder) -> Limiter {
-    Limiter::new(builder.connect_timeout(TEST_TIMEOUT).reply_timeout(TEST_TIMEOUT).build().unwrap())
-        .deadline(TEST_TIMEOUT)
+    Limiter::new(
+        builder
+            .connect_timeout(TEST_TIMEOUT)
+            .reply_timeout(TEST_TIMEOUT)
+            .build()
+            .unwrap(),
+    )
+    .deadline(TEST_TIMEOUT)
 }
 
 async fn used(limiter: &Limiter) -> Result<u64, Error> {
-    limiter.check(&CALLS, "ada", 1).await.map(|decision| decision.binding().used)
+    limiter
+        .check(&CALLS, "ada", 1)
+        .await
+        .map(|decision| decision.binding().used)
 }
 
 #[tokio::test]
@@ -26,7 +35,10 @@ async fn a_store_connects_over_a_unix_socket() {
     let server = RedisServer::start_with(&["--unixsocket", &socket.display().to_string()]);
     assert!(Path::new(&socket).exists());
     let url = format!("redis+unix://{}?db=2", socket.display());
-    assert!(matches!(url.as_str().into_connection_info().unwrap().addr(), ConnectionAddr::Unix(_)));
+    assert!(matches!(
+        url.as_str().into_connection_info().unwrap().addr(),
+        ConnectionAddr::Unix(_)
+    ));
     assert_eq!(used(&limiter(RedisStore::builder(&url))).await.unwrap(), 1);
     assert!(server.run::<String>("INFO keyspace").contains("db2:keys=1"));
 }
@@ -41,11 +53,18 @@ async fn a_connection_has_the_user_and_database_of_the_builder() {
     let store = limiter(builder.clone());
     used(&store).await.unwrap();
     let clients: String = server.run("CLIENT LIST");
-    let ours = clients.lines().find(|client| client.contains("user=shop ")).unwrap();
+    let ours = clients
+        .lines()
+        .find(|client| client.contains("user=shop "))
+        .unwrap();
     assert!(ours.contains(" db=5 "), "{ours}");
 
     let nameless = limiter(builder.clone().login("nameless", "s3cret"));
-    assert_eq!(used(&nameless).await.unwrap(), 2, "a user that may not run CLIENT is still counted");
+    assert_eq!(
+        used(&nameless).await.unwrap(),
+        2,
+        "a user that may not run CLIENT is still counted"
+    );
 }
 
 /// The client may have a user, a database, a protocol, or a socket. Settings of the builder take
@@ -61,16 +80,23 @@ async fn a_store_from_an_existing_client_uses_its_server() {
     for (url, db) in [
         (over_tcp.clone(), 5),
         (format!("{over_tcp}?protocol=resp3"), 5),
-        (format!("redis+unix://{socket}?db=6&user=shop&pass=s3cret"), 6),
-        (format!("redis+unix://{socket}?db=6&user=shop&pass=s3cret&protocol=resp3"), 6),
+        (
+            format!("redis+unix://{socket}?db=6&user=shop&pass=s3cret"),
+            6,
+        ),
+        (
+            format!("redis+unix://{socket}?db=6&user=shop&pass=s3cret&protocol=resp3"),
+            6,
+        ),
     ] {
         let client = redis::Client::open(url.as_str()).unwrap();
         let builder = RedisStore::from_client(&client);
         assert!(!format!("{builder:?}").contains("s3cret"));
         builder.clone().connect().await.unwrap();
-        for (builder, user, db) in
-            [(builder.clone(), "shop", db), (builder.login("other", "0ther").database(7), "other", 7)]
-        {
+        for (builder, user, db) in [
+            (builder.clone(), "shop", db),
+            (builder.login("other", "0ther").database(7), "other", 7),
+        ] {
             let store = limiter(builder);
             server.run::<()>("FLUSHALL");
             for expected in 1..=3 {
@@ -78,12 +104,15 @@ async fn a_store_from_an_existing_client_uses_its_server() {
             }
             assert!(!store.check(&CALLS, "ada", 1).await.unwrap().is_allowed());
             let clients: String = server.run("CLIENT LIST");
-            let is_right =
-                |client: &str| client.contains(&format!("user={user} ")) && client.contains(&format!(" db={db} "));
+            let is_right = |client: &str| {
+                client.contains(&format!("user={user} ")) && client.contains(&format!(" db={db} "))
+            };
             assert!(clients.lines().any(is_right), "{clients}");
         }
     }
-    let error =
-        RedisStore::from_client(&redis::Client::open("redis://127.0.0.1:1").unwrap()).connect().await.unwrap_err();
+    let error = RedisStore::from_client(&redis::Client::open("redis://127.0.0.1:1").unwrap())
+        .connect()
+        .await
+        .unwrap_err();
     assert!(format!("{error:?}").contains("127.0.0.1:1"), "{error:?}");
 }

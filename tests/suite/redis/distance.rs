@@ -13,7 +13,8 @@ use tokio::{
     time::{interval, sleep},
 };
 use tower_sliding_window::{
-    Error, Everyone, Limit, Limiter, RateLimitLayer, RedisStore, limit::prefetch::DEFAULT_LIFE, limiter::Breaker,
+    Error, Everyone, Limit, Limiter, RateLimitLayer, RedisStore, limit::prefetch::DEFAULT_LIFE,
+    limiter::Breaker,
 };
 
 use crate::support::{
@@ -41,7 +42,10 @@ async fn assert_decides(limiter: &Limiter, checks: u64, case: &str) {
         asked.spawn(limiter.check(&CALLS, key, 1));
     }
     for outcome in asked.join_all().await {
-        assert!(outcome.as_ref().is_ok_and(|decision| decision.is_allowed()), "{case}: {outcome:?}");
+        assert!(
+            outcome.as_ref().is_ok_and(|decision| decision.is_allowed()),
+            "{case}: {outcome:?}"
+        );
     }
 }
 
@@ -57,7 +61,12 @@ async fn default_settings_decide_at_any_distance() {
             };
             let limiter = Limiter::new(store);
             for checks in [1, 1, 2, 10, 100, 1_000] {
-                assert_decides(&limiter, checks, &format!("{millis} ms, connected: {is_connected}, {checks}")).await;
+                assert_decides(
+                    &limiter,
+                    checks,
+                    &format!("{millis} ms, connected: {is_connected}, {checks}"),
+                )
+                .await;
             }
         }
     }
@@ -66,7 +75,11 @@ async fn default_settings_decide_at_any_distance() {
 #[tokio::test]
 async fn a_store_that_has_connected_has_all_its_connections() {
     let server = RedisServer::start();
-    let store = RedisStore::builder(&server.url()).connections(7).connect().await.unwrap();
+    let store = RedisStore::builder(&server.url())
+        .connections(7)
+        .connect()
+        .await
+        .unwrap();
     let clients: String = server.run("CLIENT LIST TYPE normal");
     // And the one that asks.
     assert_eq!(clients.lines().count(), 7 + 1, "{clients}");
@@ -114,11 +127,18 @@ async fn a_deadline_that_is_too_short_for_the_distance_is_explained() {
     let (mut explained, begun) = (String::new(), Instant::now());
     while !explained.contains("away") {
         assert!(begun.elapsed() < TEST_TIMEOUT, "{explained}");
-        explained = limiter.check(&CALLS, "ada", 1).await.unwrap_err().to_string();
+        explained = limiter
+            .check(&CALLS, "ada", 1)
+            .await
+            .unwrap_err()
+            .to_string();
         sleep(ms(10)).await;
     }
     let rule = "did not answer within 50ms: it is ";
-    assert!(explained.contains(rule) && explained.contains("Set a longer `deadline`, or none"), "{explained}");
+    assert!(
+        explained.contains(rule) && explained.contains("Set a longer `deadline`, or none"),
+        "{explained}"
+    );
 
     // So does the error while the breaker is open, which a probe has left.
     let limiter = limiter.breaker(Breaker::default());
@@ -131,19 +151,37 @@ async fn a_deadline_that_is_too_short_for_the_distance_is_explained() {
     }
     sleep(ms(500)).await;
     let error = limiter.check(&CALLS, "ada", 1).await.unwrap_err();
-    assert!(error.source().is_some_and(|cause| cause.to_string().contains(rule)), "{error:?}");
+    assert!(
+        error
+            .source()
+            .is_some_and(|cause| cause.to_string().contains(rule)),
+        "{error:?}"
+    );
 
     let log = Log::start();
     let _ = limiter.clone().deadline(ms(200));
     assert_eq!(log.text(), "");
-    let _ = RateLimitLayer::new(limiter).limit(CALLS.by(Everyone)).deadline(ms(50));
-    assert!(log.text().contains("too far away for the deadline: set a longer one, or none"), "{}", log.text());
+    let _ = RateLimitLayer::new(limiter)
+        .limit(CALLS.by(Everyone))
+        .deadline(ms(50));
+    assert!(
+        log.text()
+            .contains("too far away for the deadline: set a longer one, or none"),
+        "{}",
+        log.text()
+    );
 }
 
 #[test]
 fn an_error_has_a_text_whatever_its_times() {
-    let error = Error::TimedOut { deadline: ms(50), round_trip: Some(Duration::MAX) };
-    assert!(error.to_string().contains("Set a longer `deadline`"), "{error}");
+    let error = Error::TimedOut {
+        deadline: ms(50),
+        round_trip: Some(Duration::MAX),
+    };
+    assert!(
+        error.to_string().contains("Set a longer `deadline`"),
+        "{error}"
+    );
 }
 
 /// All connections go silent, and new ones work. Each probe of the breaker waits longer than the
@@ -170,7 +208,13 @@ async fn a_caller_that_waits_outlasts_a_short_outage() {
     let server = RedisServer::start();
     let limiter = Limiter::new(server.store().connect().await.unwrap());
     let limit = Limit::per("upstream", 500, Duration::from_secs(1));
-    assert!(limiter.check(&limit, "ada", 500).await.unwrap().is_allowed());
+    assert!(
+        limiter
+            .check(&limit, "ada", 500)
+            .await
+            .unwrap()
+            .is_allowed()
+    );
     let mut waiting = JoinSet::new();
     for _ in 0..1_000 {
         let (limiter, limit) = (limiter.clone(), limit.clone());
@@ -180,9 +224,15 @@ async fn a_caller_that_waits_outlasts_a_short_outage() {
     sleep(ms(1_500)).await;
     server.resume();
     for outcome in waiting.join_all().await {
-        assert!(outcome.as_ref().is_ok_and(|decision| decision.is_allowed()), "{outcome:?}");
+        assert!(
+            outcome.as_ref().is_ok_and(|decision| decision.is_allowed()),
+            "{outcome:?}"
+        );
     }
-    assert!(matches!(limiter.acquire(&limit, "ada", 501, TEST_TIMEOUT).await, Err(Error::NeverFits(_))));
+    assert!(matches!(
+        limiter.acquire(&limit, "ada", 501, TEST_TIMEOUT).await,
+        Err(Error::NeverFits(_))
+    ));
 }
 
 /// A busy key of a process that is far away hardly ever waits for the server, once it has
@@ -209,8 +259,16 @@ async fn a_busy_key_far_away_is_decided_by_prefetches() {
             number >= 400 && is_waiting
         });
     }
-    let waiting = asked.join_all().await.into_iter().filter(|is_waiting| *is_waiting).count();
-    assert!(waiting <= 20, "{waiting} of the last 400 waited for the server");
+    let waiting = asked
+        .join_all()
+        .await
+        .into_iter()
+        .filter(|is_waiting| *is_waiting)
+        .count();
+    assert!(
+        waiting <= 20,
+        "{waiting} of the last 400 waited for the server"
+    );
 
     // Nothing is lost, and what is held is given back.
     limiter.shutdown(TEST_TIMEOUT).await.unwrap();
@@ -229,7 +287,13 @@ async fn a_key_that_falls_quiet_takes_no_more_prefetches() {
         ticks.tick().await;
         asked.spawn(limiter.check(&limit, "ada", 100));
     }
-    assert!(asked.join_all().await.iter().all(|outcome| outcome.as_ref().is_ok_and(|decision| decision.is_allowed())));
+    assert!(
+        asked
+            .join_all()
+            .await
+            .iter()
+            .all(|outcome| outcome.as_ref().is_ok_and(|decision| decision.is_allowed()))
+    );
     // The longest life of the last one, and of one more that was asked for before it ended.
     sleep(ms(2_000)).await;
     server.run::<()>("CONFIG RESETSTAT");
@@ -264,7 +328,8 @@ async fn a_near_and_a_far_process_keep_a_limit_together() {
     for url in [server.url(), proxy.url().to_owned()] {
         let limiter = Limiter::new(RedisStore::connect(&url).await.unwrap());
         for caller in 0..4_u64 {
-            let (limiter, limit, mut ticks) = (limiter.clone(), limit.clone(), interval(ms(5 + caller)));
+            let (limiter, limit, mut ticks) =
+                (limiter.clone(), limit.clone(), interval(ms(5 + caller)));
             callers.spawn(async move {
                 let (begun, mut admitted) = (Instant::now(), Vec::new());
                 while begun.elapsed() < Duration::from_secs(6) {
@@ -281,13 +346,20 @@ async fn a_near_and_a_far_process_keep_a_limit_together() {
             });
         }
     }
-    let admitted: Vec<(Instant, Instant)> = callers.join_all().await.into_iter().flatten().collect();
+    let admitted: Vec<(Instant, Instant)> =
+        callers.join_all().await.into_iter().flatten().collect();
     for (_, began) in &admitted {
-        let within = |(asked, ended): &&(Instant, Instant)| asked >= began && *ended < *began + limit.window();
+        let within = |(asked, ended): &&(Instant, Instant)| {
+            asked >= began && *ended < *began + limit.window()
+        };
         let count = admitted.iter().filter(within).count();
         assert!(count <= 500, "{count} within one window");
     }
-    assert!(admitted.len() > 900, "only {} were admitted in three windows", admitted.len());
+    assert!(
+        admitted.len() > 900,
+        "only {} were admitted in three windows",
+        admitted.len()
+    );
 }
 
 /// The first in line asks so early that its check arrives when a unit has left.
@@ -299,14 +371,26 @@ async fn a_line_loses_no_round_trip_in_each_window() {
     let mut callers = JoinSet::new();
     for _ in 0..8 {
         let (limiter, calls) = (limiter.clone(), calls.clone());
-        callers.spawn(async move { limiter.acquire(&calls, "ada", 1, TEST_TIMEOUT).await.unwrap().at() });
+        callers.spawn(async move {
+            limiter
+                .acquire(&calls, "ada", 1, TEST_TIMEOUT)
+                .await
+                .unwrap()
+                .at()
+        });
     }
     let mut admitted = callers.join_all().await;
     admitted.sort_unstable();
-    let mut gaps: Vec<Duration> = admitted.windows(2).map(|pair| pair[1].duration_since(pair[0]).unwrap()).collect();
+    let mut gaps: Vec<Duration> = admitted
+        .windows(2)
+        .map(|pair| pair[1].duration_since(pair[0]).unwrap())
+        .collect();
     gaps.sort_unstable();
     // The machine may be late for some of them.
-    assert!(gaps[0] >= ms(300) && gaps[gaps.len() / 2] < ms(350), "{gaps:?}");
+    assert!(
+        gaps[0] >= ms(300) && gaps[gaps.len() / 2] < ms(350),
+        "{gaps:?}"
+    );
 }
 
 /// A connection is found to be cut, another is opened, and the check is sent again.
@@ -338,7 +422,9 @@ async fn callers_that_leave_together_end_no_connection() {
     assert!(limiter.check(&CALLS, "ada", 1).await.unwrap().is_allowed());
     let opened = server.opened();
     for _ in 0..3 {
-        let mut callers: JoinSet<_> = (0..4).map(|caller: u64| limiter.check(&CALLS, caller, 1)).collect();
+        let mut callers: JoinSet<_> = (0..4)
+            .map(|caller: u64| limiter.check(&CALLS, caller, 1))
+            .collect();
         sleep(ms(25)).await;
         callers.abort_all();
         while callers.join_next().await.is_some() {}
@@ -362,7 +448,15 @@ async fn a_check_that_is_not_polled_ends_no_connection() {
     }
     drop(unpolled);
     for used in 14..20 {
-        assert_eq!(limiter.check(&CALLS, "ada", 1).await.unwrap().binding().used, used);
+        assert_eq!(
+            limiter
+                .check(&CALLS, "ada", 1)
+                .await
+                .unwrap()
+                .binding()
+                .used,
+            used
+        );
     }
     assert_eq!(server.opened(), opened + 1);
 }
@@ -390,7 +484,9 @@ async fn failed_after_a_move(together: u64) -> u64 {
     proxy.delay_replies(ms(90));
     let mut failed = 0;
     for _ in 0..20 {
-        let mut checks: JoinSet<_> = (0..together).map(|key: u64| limiter.check(&CALLS, key, 1)).collect();
+        let mut checks: JoinSet<_> = (0..together)
+            .map(|key: u64| limiter.check(&CALLS, key, 1))
+            .collect();
         while let Some(outcome) = checks.join_next().await {
             failed += u64::from(outcome.unwrap().is_err());
         }
@@ -400,5 +496,9 @@ async fn failed_after_a_move(together: u64) -> u64 {
 }
 
 async fn server_at(url: &str) -> RedisStore {
-    RedisStore::builder(url).connect_timeout(TEST_TIMEOUT).connect().await.unwrap()
+    RedisStore::builder(url)
+        .connect_timeout(TEST_TIMEOUT)
+        .connect()
+        .await
+        .unwrap()
 }

@@ -55,7 +55,9 @@ enum Poller {
 
 type Asked = Pin<Box<dyn Future<Output = bool> + Send>>;
 
-fn asked<T: Send + 'static, E: 'static>(future: impl Future<Output = Result<T, E>> + Send + 'static) -> Asked {
+fn asked<T: Send + 'static, E: 'static>(
+    future: impl Future<Output = Result<T, E>> + Send + 'static,
+) -> Asked {
     Box::pin(async { future.await.is_ok() })
 }
 
@@ -80,9 +82,15 @@ const KINDS: [&str; 13] = [
 fn ask_all(store: &RedisStore, limiter: &Limiter, admitted: &Decision) -> [Asked; KINDS.len()] {
     let check = || Check::new(Charge::new(CALLS, "ada", 1).unwrap());
     let settlement = Settlement::new(check(), admitted, |_| Some(0));
-    let [resetting, acquiring, giving_back, reserving, settling] = [(); 5].map(|()| limiter.clone());
+    let [resetting, acquiring, giving_back, reserving, settling] =
+        [(); 5].map(|()| limiter.clone());
     let settled = settlement.clone();
-    let app = around(&RateLimitLayer::new(limiter.clone()).limit(CALLS.by(anyone)).fail_closed(), handler());
+    let app = around(
+        &RateLimitLayer::new(limiter.clone())
+            .limit(CALLS.by(anyone))
+            .fail_closed(),
+        handler(),
+    );
     [
         asked(async move { acquiring.acquire(&ONE, "ada", 1, seconds(2)).await }),
         asked(store.decide(check())),
@@ -104,7 +112,9 @@ fn ask_all(store: &RedisStore, limiter: &Limiter, admitted: &Decision) -> [Asked
 }
 
 fn poll_now(future: &mut Asked) -> Poll<bool> {
-    future.as_mut().poll(&mut Context::from_waker(Waker::noop()))
+    future
+        .as_mut()
+        .poll(&mut Context::from_waker(Waker::noop()))
 }
 
 fn plainly(mut future: Asked) -> Option<bool> {
@@ -126,7 +136,10 @@ fn outlive(moment: Moment, poller: Poller, connections: u32) {
         let limiter = Limiter::new(store.clone()).deadline(TEST_TIMEOUT);
         let ending = one_thread();
         let mut kept: Vec<_> = ending.block_on(async {
-            let admitted = store.decide(Check::new(Charge::new(CALLS, "ada", 1).unwrap())).await.unwrap();
+            let admitted = store
+                .decide(Check::new(Charge::new(CALLS, "ada", 1).unwrap()))
+                .await
+                .unwrap();
             let all = ask_all(&store, &limiter, &admitted);
             let mut kept: Vec<_> = KINDS.into_iter().zip(all).collect();
             if moment == Moment::NotPolled {
@@ -141,7 +154,9 @@ fn outlive(moment: Moment, poller: Poller, connections: u32) {
             }
             server.pause();
             poll_fn(|cx| {
-                kept.retain_mut(|(kind, one)| *kind == "acquire" || one.as_mut().poll(cx).is_pending());
+                kept.retain_mut(|(kind, one)| {
+                    *kind == "acquire" || one.as_mut().poll(cx).is_pending()
+                });
                 Poll::Ready(())
             })
             .await;
@@ -165,9 +180,15 @@ fn outlive(moment: Moment, poller: Poller, connections: u32) {
                     plainly(future)
                 }
             };
-            assert!(ended.is_some(), "the {kind} never ends: {moment:?}, {poller:?}, {connections}");
+            assert!(
+                ended.is_some(),
+                "the {kind} never ends: {moment:?}, {poller:?}, {connections}"
+            );
             let other = living.block_on(limiter.check(&CALLS, "someone else", 1));
-            assert!(other.as_ref().is_ok_and(Decision::is_allowed), "after the {kind}, {moment:?}: {other:?}");
+            assert!(
+                other.as_ref().is_ok_and(Decision::is_allowed),
+                "after the {kind}, {moment:?}: {other:?}"
+            );
         }
     }
 }
@@ -220,12 +241,18 @@ fn a_deadline_outlives_its_runtime() {
     let begin = || {
         let ending = one_thread();
         let mut check: Asked = asked(limiter.check(&CALLS, "ada", 1));
-        assert!(ending.block_on(poll_fn(|cx| Poll::Ready(check.as_mut().poll(cx).is_pending()))));
+        assert!(ending.block_on(poll_fn(|cx| Poll::Ready(
+            check.as_mut().poll(cx).is_pending()
+        ))));
         (ending, check)
     };
     let (ended, check) = begin();
     drop(ended);
-    assert_eq!(one_thread().block_on(async { timeout(BOUND, check).await }), Ok(false), "by another runtime");
+    assert_eq!(
+        one_thread().block_on(async { timeout(BOUND, check).await }),
+        Ok(false),
+        "by another runtime"
+    );
     let (ended, check) = begin();
     drop(ended);
     assert_eq!(plainly(check), Some(false), "without a runtime");
@@ -234,9 +261,17 @@ fn a_deadline_outlives_its_runtime() {
     drop(ended);
     let entered = context.enter();
     assert_eq!(plainly(check), Some(false), "within the ended runtime");
-    assert_eq!(plainly(asked(limiter.check(&CALLS, "ada", 1))), Some(false), "begun within the ended runtime");
+    assert_eq!(
+        plainly(asked(limiter.check(&CALLS, "ada", 1))),
+        Some(false),
+        "begun within the ended runtime"
+    );
     drop(entered);
-    assert_eq!(plainly(asked(limiter.check(&CALLS, "ada", 1))), Some(false), "begun without a runtime");
+    assert_eq!(
+        plainly(asked(limiter.check(&CALLS, "ada", 1))),
+        Some(false),
+        "begun without a runtime"
+    );
     // A runtime that is not driven fires no timer.
     let (idle, check) = begin();
     let outcome = one_thread().block_on(async { timeout(BOUND, check).await });
@@ -256,7 +291,14 @@ fn a_place_in_line_outlives_its_runtime() {
         });
         ending.block_on(async {
             let _ = limiter.check(&ONE, "ada", 1).await;
-            poll_fn(|cx| Poll::Ready(acquire.each_mut().map(|one| one.as_mut().poll(cx).is_pending()))).await;
+            poll_fn(|cx| {
+                Poll::Ready(
+                    acquire
+                        .each_mut()
+                        .map(|one| one.as_mut().poll(cx).is_pending()),
+                )
+            })
+            .await;
         });
         let [first, second] = acquire;
         (ending, if behind { second } else { first })
@@ -264,7 +306,11 @@ fn a_place_in_line_outlives_its_runtime() {
     for behind in [false, true] {
         let (ended, acquire) = begin(behind);
         drop(ended);
-        assert_eq!(one_thread().block_on(async { timeout(BOUND, acquire).await }), Ok(true), "by another runtime");
+        assert_eq!(
+            one_thread().block_on(async { timeout(BOUND, acquire).await }),
+            Ok(true),
+            "by another runtime"
+        );
         let (ended, acquire) = begin(behind);
         drop(ended);
         assert_eq!(plainly(acquire), Some(false), "without a runtime");
@@ -283,7 +329,9 @@ fn a_runtime_may_end_during_a_poll() {
     for _ in 0..50 {
         let ending = two_threads();
         let mut check: Asked = asked(limiter.check(&CALLS, "ada", 1));
-        assert!(ending.block_on(poll_fn(|cx| Poll::Ready(check.as_mut().poll(cx).is_pending()))));
+        assert!(ending.block_on(poll_fn(|cx| Poll::Ready(
+            check.as_mut().poll(cx).is_pending()
+        ))));
         let is_over = AtomicBool::new(false);
         thread::scope(|scope| {
             scope.spawn(|| {

@@ -26,8 +26,16 @@ async fn slow(proxy: &Proxy, delay: Duration, connections: u32) -> Limiter {
     // All connections are open before. One that opens behind the delay takes it for distance, and a
     // distant server gets many batches at once.
     let store = store.connect().await.unwrap();
-    let limiter = Limiter::new(store).refusal_cache(Duration::ZERO).deadline(TEST_TIMEOUT);
-    assert!(limiter.check(&CALLS, "first", 1).await.unwrap().is_allowed());
+    let limiter = Limiter::new(store)
+        .refusal_cache(Duration::ZERO)
+        .deadline(TEST_TIMEOUT);
+    assert!(
+        limiter
+            .check(&CALLS, "first", 1)
+            .await
+            .unwrap()
+            .is_allowed()
+    );
     proxy.delay_replies(delay);
     limiter
 }
@@ -48,12 +56,18 @@ async fn checks_that_were_never_sent_open_no_breaker() {
     while let Some(Ok((number, outcome))) = crowd.join_next().await {
         match outcome {
             Err(Error::TimedOut { .. }) => timed_out += 1,
-            outcome => assert!(outcome.is_ok(), "{number}, after {timed_out} had timed out: {outcome:?}"),
+            outcome => assert!(
+                outcome.is_ok(),
+                "{number}, after {timed_out} had timed out: {outcome:?}"
+            ),
         }
     }
     assert!(timed_out > 100, "only {timed_out} timed out");
     let outcome = patient.deadline(ms(400)).check(&CALLS, "ada", 1).await;
-    assert!(!matches!(outcome, Err(Error::BreakerOpen(_))), "after {timed_out} had timed out: {outcome:?}");
+    assert!(
+        !matches!(outcome, Err(Error::BreakerOpen(_))),
+        "after {timed_out} had timed out: {outcome:?}"
+    );
 }
 
 /// The same timeouts, of a store that does not answer.
@@ -62,16 +76,33 @@ async fn checks_that_wait_for_a_silent_server_open_the_breaker() {
     let server = RedisServer::start();
     for connections in [1, 2] {
         let limiter = Limiter::new(server.store().connections(connections).build().unwrap());
-        assert!(limiter.clone().deadline(TEST_TIMEOUT).check(&CALLS, "first", 1).await.unwrap().is_allowed());
+        assert!(
+            limiter
+                .clone()
+                .deadline(TEST_TIMEOUT)
+                .check(&CALLS, "first", 1)
+                .await
+                .unwrap()
+                .is_allowed()
+        );
         server.pause();
         for number in 0..5 {
             let outcome = limiter.check(&CALLS, "ada", 1).await;
-            assert!(matches!(outcome, Err(Error::TimedOut { .. })), "{number}: {outcome:?}");
+            assert!(
+                matches!(outcome, Err(Error::TimedOut { .. })),
+                "{number}: {outcome:?}"
+            );
         }
         // A timeout that a busy machine notices late does not count.
         let begun = Instant::now();
-        while !matches!(limiter.check(&CALLS, "ada", 1).await, Err(Error::BreakerOpen(_))) {
-            assert!(begun.elapsed() < TEST_TIMEOUT, "{connections}: the breaker stays closed");
+        while !matches!(
+            limiter.check(&CALLS, "ada", 1).await,
+            Err(Error::BreakerOpen(_))
+        ) {
+            assert!(
+                begun.elapsed() < TEST_TIMEOUT,
+                "{connections}: the breaker stays closed"
+            );
         }
         server.resume();
     }
@@ -89,20 +120,38 @@ async fn a_check_behind_as_many_as_its_limit_admits_is_refused_at_once() {
     let charge = |limit, cost| Charge::new(limit, "mallory", cost).unwrap();
     let mut crowd = JoinSet::new();
     for _ in 0..2_000 {
-        let check = Check::new(charge(few.clone(), 3)).and(charge(CALLS, 1)).unwrap();
+        let check = Check::new(charge(few.clone(), 3))
+            .and(charge(CALLS, 1))
+            .unwrap();
         crowd.spawn(limiter.check_all(check));
     }
     for number in 0..1_500 {
         let refusal = crowd.join_next().await.unwrap().unwrap().unwrap();
         assert_eq!(refusal.retry_after(), Some(seconds(1)), "{number}");
-        let (shown, other) = (refusal.visible().unwrap(), refusal.statuses().nth(1).unwrap());
-        assert_eq!((&shown.limit, shown.remaining(), shown.reset_after()), (&few, 0, few.window()), "{number}");
-        assert!(other.retry_after().is_none() && other.is_hidden(), "{number}: {other:?}");
+        let (shown, other) = (
+            refusal.visible().unwrap(),
+            refusal.statuses().nth(1).unwrap(),
+        );
+        assert_eq!(
+            (&shown.limit, shown.remaining(), shown.reset_after()),
+            (&few, 0, few.window()),
+            "{number}"
+        );
+        assert!(
+            other.retry_after().is_none() && other.is_hidden(),
+            "{number}: {other:?}"
+        );
     }
     crowd.shutdown().await;
     server.resume();
     // One of the crowd may have been admitted.
-    assert!(limiter.check(&few, "mallory", 1).await.unwrap().is_allowed());
+    assert!(
+        limiter
+            .check(&few, "mallory", 1)
+            .await
+            .unwrap()
+            .is_allowed()
+    );
 }
 
 /// One key sends thousands of checks at once. The checks of others do not wait for all of them.
@@ -114,7 +163,10 @@ async fn a_key_that_floods_the_queue_delays_itself_first() {
     let decided = Arc::new(AtomicUsize::new(0));
     let mut crowd = JoinSet::new();
     for number in 0..CROWD {
-        let (check, decided) = (limiter.check(&CALLS, "mallory", 1 + number as u64 % 2), Arc::clone(&decided));
+        let (check, decided) = (
+            limiter.check(&CALLS, "mallory", 1 + number as u64 % 2),
+            Arc::clone(&decided),
+        );
         crowd.spawn(async move {
             assert!(check.await.unwrap().is_allowed());
             decided.fetch_add(1, Ordering::SeqCst);
@@ -126,9 +178,14 @@ async fn a_key_that_floods_the_queue_delays_itself_first() {
         let before = decided.load(Ordering::SeqCst);
         assert!(limiter.check(&CALLS, other, 1).await.unwrap().is_allowed());
         let overtaken_by = decided.load(Ordering::SeqCst) - before;
-        assert!(overtaken_by < 1_000, "{overtaken_by} of {CROWD} were decided before the check of {other}");
+        assert!(
+            overtaken_by < 1_000,
+            "{overtaken_by} of {CROWD} were decided before the check of {other}"
+        );
     }
-    tokio::time::timeout(seconds(20), crowd.join_all()).await.unwrap();
+    tokio::time::timeout(seconds(20), crowd.join_all())
+        .await
+        .unwrap();
 }
 
 /// Replies are slow. Checks that would wait for longer than their deadline are refused at once, and
@@ -146,13 +203,24 @@ async fn a_queue_refuses_by_the_time_that_waiting_would_take() {
     }
     // They tell how long a batch takes. The checks that wait then take nearly two more seconds.
     for _ in 0..1_500 {
-        assert!(crowd.join_next().await.unwrap().unwrap().unwrap().is_allowed());
+        assert!(
+            crowd
+                .join_next()
+                .await
+                .unwrap()
+                .unwrap()
+                .unwrap()
+                .is_allowed()
+        );
     }
     let hurried = patient.clone().deadline(ms(300));
     for key in ["ada", "bob", "eve"] {
         let outcome = hurried.check(&CALLS, key, 1).await;
         let error = format!("{:?}", outcome.unwrap_err());
-        assert!(error.contains("are waiting for Redis, which takes about"), "{error}");
+        assert!(
+            error.contains("are waiting for Redis, which takes about"),
+            "{error}"
+        );
     }
     assert!(patient.check(&CALLS, "joe", 1).await.unwrap().is_allowed());
     while let Some(outcome) = crowd.join_next().await {
@@ -173,14 +241,27 @@ async fn a_key_that_floods_the_queue_is_refused_first() {
         crowd.spawn(patient.check(&CALLS, "mallory", 1 + number % 2));
     }
     for _ in 0..1_500 {
-        assert!(crowd.join_next().await.unwrap().unwrap().unwrap().is_allowed());
+        assert!(
+            crowd
+                .join_next()
+                .await
+                .unwrap()
+                .unwrap()
+                .unwrap()
+                .is_allowed()
+        );
     }
     let hurried = patient.clone().deadline(seconds(1));
-    assert!(matches!(hurried.check(&CALLS, "mallory", 1).await, Err(Error::Unavailable(_))));
+    assert!(matches!(
+        hurried.check(&CALLS, "mallory", 1).await,
+        Err(Error::Unavailable(_))
+    ));
     for key in ["ada", "bob", "eve"] {
         assert!(hurried.check(&CALLS, key, 1).await.unwrap().is_allowed());
     }
-    tokio::time::timeout(TEST_TIMEOUT, crowd.join_all()).await.unwrap();
+    tokio::time::timeout(TEST_TIMEOUT, crowd.join_all())
+        .await
+        .unwrap();
 }
 
 /// A batch of 64 takes 50 ms, and a few more checks come than that. Those that wait until their
@@ -190,12 +271,18 @@ async fn a_key_that_floods_the_queue_is_refused_first() {
 async fn a_slow_server_decides_in_time_what_it_can() {
     let server = RedisServer::start();
     let proxy = Proxy::start(&server).await;
-    let limiter = slow(&proxy, ms(50), 1).await.deadline(ms(200)).breaker(Breaker::OFF);
+    let limiter = slow(&proxy, ms(50), 1)
+        .await
+        .deadline(ms(200))
+        .breaker(Breaker::OFF);
     let (decided, begun, mut key) = (Arc::<AtomicUsize>::default(), Instant::now(), 0_u64);
     // Of the first second, most are decided in any case.
     while decided.load(Ordering::SeqCst) < 1_000 {
         let now = begun.elapsed();
-        assert!(now < TEST_TIMEOUT, "of {key} checks {decided:?} are decided in time");
+        assert!(
+            now < TEST_TIMEOUT,
+            "of {key} checks {decided:?} are decided in time"
+        );
         while key < now.as_millis() as u64 * 3 / 2 {
             let (check, decided) = (limiter.check(&CALLS, key, 1), Arc::clone(&decided));
             tokio::spawn(async move {
@@ -216,9 +303,17 @@ async fn a_flood_of_one_key_is_decided_in_order() {
     let limiter = slow(&proxy, ms(5), 1).await;
     let mut crowd = JoinSet::new();
     for number in 0..2_000_u64 {
-        let (flood, other) =
-            (limiter.check(&CALLS, "mallory", 1 + number % 2), limiter.check(&CALLS, format!("{}", number % 7), 1));
-        crowd.spawn(async move { (number, flood.await.unwrap().binding().used, other.await.unwrap().binding().used) });
+        let (flood, other) = (
+            limiter.check(&CALLS, "mallory", 1 + number % 2),
+            limiter.check(&CALLS, format!("{}", number % 7), 1),
+        );
+        crowd.spawn(async move {
+            (
+                number,
+                flood.await.unwrap().binding().used,
+                other.await.unwrap().binding().used,
+            )
+        });
     }
     let mut used = crowd.join_all().await;
     used.sort_unstable();

@@ -8,8 +8,8 @@ use std::{
 
 use tokio::task::JoinSet;
 use tower_sliding_window::{
-    Algorithm, Charge, Check, Decision, Error, Limit, Limiter, error::StoreErrorKind, settlement::Settlement,
-    store::ManualClock,
+    Algorithm, Charge, Check, Decision, Error, Limit, Limiter, error::StoreErrorKind,
+    settlement::Settlement, store::ManualClock,
 };
 
 use crate::support::{TEST_TIMEOUT, redis_server::RedisServer, with_causes};
@@ -19,19 +19,29 @@ const LOGIN: Limit = Limit::per("login", 3, Duration::from_secs(10));
 /// With one batch at a time, so that checks share batches.
 fn limiter(server: &RedisServer) -> Limiter {
     let store = server.store().connections(1).build().unwrap();
-    Limiter::new(store).deadline(TEST_TIMEOUT).refusal_cache(Duration::ZERO)
+    Limiter::new(store)
+        .deadline(TEST_TIMEOUT)
+        .refusal_cache(Duration::ZERO)
 }
 
 #[tokio::test]
 async fn an_out_of_memory_server_still_decides_checks_that_write_nothing() {
     let server = RedisServer::start();
     let limiter = limiter(&server);
-    assert!(limiter.check(&LOGIN, "spent", 3).await.unwrap().is_allowed());
+    assert!(
+        limiter
+            .check(&LOGIN, "spent", 3)
+            .await
+            .unwrap()
+            .is_allowed()
+    );
     server.run::<()>("CONFIG SET maxmemory 1");
     // More rounds than failures that open a breaker.
     for round in 0..10 {
         let charge = |limit: &Limit| Charge::new(limit.clone(), "new", 1).unwrap();
-        let several = Check::new(charge(&Limit::per_day("daily", 9))).and(charge(&LOGIN)).unwrap();
+        let several = Check::new(charge(&Limit::per_day("daily", 9)))
+            .and(charge(&LOGIN))
+            .unwrap();
         let (refused, admitted, peeked, several, costly) = tokio::join!(
             limiter.check(&LOGIN, "spent", 1),
             limiter.check(&LOGIN, "new", 1),
@@ -43,11 +53,23 @@ async fn an_out_of_memory_server_still_decides_checks_that_write_nothing() {
         assert_eq!(peeked.unwrap().binding().used, 3);
         for (failed, name) in [(admitted, "login"), (several, "daily"), (costly, "login")] {
             let text = with_causes(&failed.unwrap_err());
-            assert!(text.contains("OOM") && text.contains(&format!("limit {name:?}")), "{text}");
+            assert!(
+                text.contains("OOM") && text.contains(&format!("limit {name:?}")),
+                "{text}"
+            );
         }
     }
     server.run::<()>("CONFIG SET maxmemory 0");
-    assert_eq!(limiter.check(&LOGIN, "new", 1).await.unwrap().binding().used, 1, "what has failed was not counted");
+    assert_eq!(
+        limiter
+            .check(&LOGIN, "new", 1)
+            .await
+            .unwrap()
+            .binding()
+            .used,
+        1,
+        "what has failed was not counted"
+    );
 }
 
 /// By every algorithm: foreign numbers that the store never writes, and values that are not
@@ -65,7 +87,13 @@ async fn foreign_content_fails_only_checks_of_its_key() {
     for algorithm in algorithms {
         let limit = LOGIN.with_algorithm(algorithm);
         let suffix = |key: &String| key.contains(":login");
-        assert!(limiter.check(&limit, "mallory", 1).await.unwrap().is_allowed());
+        assert!(
+            limiter
+                .check(&limit, "mallory", 1)
+                .await
+                .unwrap()
+                .is_allowed()
+        );
         let key = server.keys().into_iter().find(suffix).unwrap();
         for foreign in [
             "9223372036854775807 used",
@@ -97,16 +125,21 @@ async fn foreign_content_fails_only_checks_of_its_key() {
         }
         server.run::<()>(&format!("SET {key} text"));
         for _ in 0..10 {
-            let (foreign, own) =
-                tokio::join!(ask_in_every_way(&limiter, &limit, "mallory"), ask_in_every_way(&limiter, &limit, "ada"));
+            let (foreign, own) = tokio::join!(
+                ask_in_every_way(&limiter, &limit, "mallory"),
+                ask_in_every_way(&limiter, &limit, "ada")
+            );
             assert!(own.into_iter().all(|outcome| outcome.is_ok()));
             // A refusal that is known stands.
-            let is_refused =
-                |outcome: &Result<Decision, Error>| outcome.as_ref().is_ok_and(|known| !known.is_allowed());
+            let is_refused = |outcome: &Result<Decision, Error>| {
+                outcome.as_ref().is_ok_and(|known| !known.is_allowed())
+            };
             for failed in foreign.into_iter().filter(|outcome| !is_refused(outcome)) {
                 let failed = failed.unwrap_err();
                 assert!(with_causes(&failed).contains("WRONGTYPE"));
-                assert!(matches!(failed, Error::Unavailable(error) if error.kind == StoreErrorKind::WrongType));
+                assert!(
+                    matches!(failed, Error::Unavailable(error) if error.kind == StoreErrorKind::WrongType)
+                );
             }
         }
         server.run::<()>("FLUSHALL");
@@ -114,8 +147,14 @@ async fn foreign_content_fails_only_checks_of_its_key() {
 }
 
 /// Peeks, spends and reserves.
-async fn ask_in_every_way(limiter: &Limiter, limit: &Limit, key: &'static str) -> Vec<Result<Decision, Error>> {
-    let reserved = Charge::new(limit.clone(), key, 1).unwrap().reserve(Duration::from_secs(5));
+async fn ask_in_every_way(
+    limiter: &Limiter,
+    limit: &Limit,
+    key: &'static str,
+) -> Vec<Result<Decision, Error>> {
+    let reserved = Charge::new(limit.clone(), key, 1)
+        .unwrap()
+        .reserve(Duration::from_secs(5));
     let (peeked, spent, all, reserved) = tokio::join!(
         limiter.peek(limit, key),
         limiter.check(limit, key, 1),
@@ -130,12 +169,19 @@ async fn ask_in_every_way(limiter: &Limiter, limit: &Limit, key: &'static str) -
 async fn a_huge_foreign_sum_still_gives_a_bounded_retry_time() {
     let (server, clock) = (RedisServer::start(), ManualClock::new());
     let store = server.store().clock(&clock).build().unwrap();
-    let limiter = Limiter::new(store).deadline(TEST_TIMEOUT).refusal_cache(Duration::ZERO);
+    let limiter = Limiter::new(store)
+        .deadline(TEST_TIMEOUT)
+        .refusal_cache(Duration::ZERO);
     assert!(limiter.check(&LOGIN, "ada", 2).await.unwrap().is_allowed());
     let key = server.keys().remove(0);
     server.run::<()>(&format!("ZADD {key} 9223372036854775807 used"));
     let refused = limiter.check(&LOGIN, "ada", 1).await.unwrap();
-    assert!(refused.retry_after().is_some_and(|wait| wait <= LOGIN.window()), "{refused:?}");
+    assert!(
+        refused
+            .retry_after()
+            .is_some_and(|wait| wait <= LOGIN.window()),
+        "{refused:?}"
+    );
     assert_eq!(refused.remaining(), 0);
 }
 
@@ -152,10 +198,18 @@ async fn one_bad_key_in_full_batches_fails_no_other_check() {
         let limiter = limiter.clone();
         tasks.spawn(async move {
             let is_bad = number % 3 == 0;
-            let key = if is_bad { "bad".to_owned() } else { number.to_string() };
+            let key = if is_bad {
+                "bad".to_owned()
+            } else {
+                number.to_string()
+            };
             let outcome = limiter.check(&LOGIN, key, 1).await;
             // Behind three others of its key a check is refused.
-            assert_eq!(!outcome.as_ref().is_ok_and(Decision::is_allowed), is_bad, "{outcome:?}");
+            assert_eq!(
+                !outcome.as_ref().is_ok_and(Decision::is_allowed),
+                is_bad,
+                "{outcome:?}"
+            );
         });
     }
     tasks.join_all().await;
@@ -178,12 +232,17 @@ async fn a_key_of_a_wrong_type_fails_only_its_check() {
     server.run::<()>(&format!("SET {key} text"));
 
     let charge = |limit: &Limit| Charge::new(limit.clone(), "ada", 1).unwrap();
-    let both = Check::new(charge(&Limit::per_day("daily", 100))).and(charge(&LOGIN)).unwrap();
+    let both = Check::new(charge(&Limit::per_day("daily", 100)))
+        .and(charge(&LOGIN))
+        .unwrap();
     let error = limiter.check_all(both).await.unwrap_err();
-    let Error::Unavailable(error) = &error else { panic!("{error:?}") };
+    let Error::Unavailable(error) = &error else {
+        panic!("{error:?}")
+    };
     let cause = error.source().unwrap().to_string();
     assert!(
-        cause.starts_with("the key of the limit \"login\" cannot be read") && cause.contains("WRONGTYPE"),
+        cause.starts_with("the key of the limit \"login\" cannot be read")
+            && cause.contains("WRONGTYPE"),
         "{cause}"
     );
     assert_eq!(server.keys(), [key], "the daily limit was not charged");
@@ -204,11 +263,21 @@ async fn a_failed_check_keeps_the_sums_correct() {
     let store = server.store().clock(&clock).build().unwrap();
     let limiter = Limiter::new(store).deadline(TEST_TIMEOUT);
     for _ in 0..2 {
-        assert!(limiter.check(&Limit::per("heavy", 10, Duration::from_secs(10)), "ada", 3).await.unwrap().is_allowed());
+        assert!(
+            limiter
+                .check(&Limit::per("heavy", 10, Duration::from_secs(10)), "ada", 3)
+                .await
+                .unwrap()
+                .is_allowed()
+        );
         clock.advance(Duration::from_secs(5));
     }
     assert!(limiter.check(&LOGIN, "ada", 1).await.unwrap().is_allowed());
-    let login = server.keys().into_iter().find(|key| key.ends_with(":login/10s")).unwrap();
+    let login = server
+        .keys()
+        .into_iter()
+        .find(|key| key.ends_with(":login/10s"))
+        .unwrap();
     server.run::<()>(&format!("SET {login} text"));
 
     let heavy = Limit::per("heavy", 10, Duration::from_secs(10));
@@ -244,11 +313,18 @@ async fn foreign_units_cause_no_endless_loop() {
     let key = server.only_key();
     for units in ["inf", "nan", "-1", "0.5", "1e300"] {
         let now = micros(&server);
-        for (member, at) in
-            [(&b"\xffabcdefgh"[..], now), (b"ab", now - now % 86_400_000_000), (b"cd", now - 86_400_000_000)]
-        {
+        for (member, at) in [
+            (&b"\xffabcdefgh"[..], now),
+            (b"ab", now - now % 86_400_000_000),
+            (b"cd", now - 86_400_000_000),
+        ] {
             let member = [member, units.as_bytes()].concat();
-            redis::cmd("ZADD").arg(&key).arg(-at).arg(member).exec(&mut server.connect()).unwrap();
+            redis::cmd("ZADD")
+                .arg(&key)
+                .arg(-at)
+                .arg(member)
+                .exec(&mut server.connect())
+                .unwrap();
         }
         for cost in [0, 1] {
             let _ = limiter.check(&limit, "ada", cost).await.unwrap();
@@ -275,10 +351,18 @@ async fn a_reserved_sum_above_the_total_admits_nothing_more() {
 async fn expired_foreign_entries_fail_no_other_check() {
     let server = RedisServer::start();
     let store = server.store().build().unwrap();
-    let limiter = Limiter::new(store).deadline(TEST_TIMEOUT).refusal_cache(Duration::ZERO);
+    let limiter = Limiter::new(store)
+        .deadline(TEST_TIMEOUT)
+        .refusal_cache(Duration::ZERO);
     let counter = Limit::per_hour("calls", 3_000).with_algorithm(Algorithm::SLIDING_WINDOW_COUNTER);
     for n in 0..5 {
-        assert!(limiter.check(&counter, format!("key {n}"), 1).await.unwrap().is_allowed());
+        assert!(
+            limiter
+                .check(&counter, format!("key {n}"), 1)
+                .await
+                .unwrap()
+                .is_allowed()
+        );
     }
     let members: String = (0..600).map(|n| format!(" -1 m{n}")).collect();
     for key in server.keys() {
@@ -287,9 +371,16 @@ async fn expired_foreign_entries_fail_no_other_check() {
     }
     let mut reported = Vec::new();
     for n in 0..5 {
-        reported.push(limiter.check(&counter, format!("key {n}"), 1).await.map(|decision| decision.binding().used));
+        reported.push(
+            limiter
+                .check(&counter, format!("key {n}"), 1)
+                .await
+                .map(|decision| decision.binding().used),
+        );
     }
-    let honest = limiter.check(&Limit::per_hour("login", 5), "honest", 1).await;
+    let honest = limiter
+        .check(&Limit::per_hour("login", 5), "honest", 1)
+        .await;
     assert!(honest.is_ok(), "{:?}\nhonest: {honest:?}", reported[0]);
 }
 
@@ -306,9 +397,19 @@ async fn a_foreign_total_among_the_entries_loses_no_unit() {
     let check = Check::new(Charge::new(limit.clone(), "ada", 1).unwrap());
     let admitted = limiter.check_all(check.clone()).await.unwrap();
     let (seconds, micros) = server.run::<(i64, i64)>("TIME");
-    server.run::<()>(&format!("ZADD {} -{} used", server.only_key(), seconds * 1_000_000 + micros));
-    limiter.settle(Settlement::new(check, &admitted, |_| Some(2))).await.unwrap();
-    assert!(!limiter.check(&limit, "ada", 1).await.unwrap().is_allowed(), "5 units are used");
+    server.run::<()>(&format!(
+        "ZADD {} -{} used",
+        server.only_key(),
+        seconds * 1_000_000 + micros
+    ));
+    limiter
+        .settle(Settlement::new(check, &admitted, |_| Some(2)))
+        .await
+        .unwrap();
+    assert!(
+        !limiter.check(&limit, "ada", 1).await.unwrap().is_allowed(),
+        "5 units are used"
+    );
 }
 
 /// An entry of negative units that has left the window, as no check writes it, adds nothing to the
@@ -320,6 +421,19 @@ async fn expired_negative_units_add_nothing_to_the_total() {
     let before = limiter.check(&limit, "ada", 2).await.unwrap().at();
     let expired = before.duration_since(UNIX_EPOCH).unwrap() - Duration::from_secs(61);
     let (key, score) = (server.only_key(), -(expired.as_micros() as f64));
-    redis::cmd("ZADD").arg(&key).arg(score).arg("abcdefgh-50").exec(&mut server.connect()).unwrap();
-    assert!(limiter.check(&limit, "ada", 2).await.unwrap().binding().used <= 4);
+    redis::cmd("ZADD")
+        .arg(&key)
+        .arg(score)
+        .arg("abcdefgh-50")
+        .exec(&mut server.connect())
+        .unwrap();
+    assert!(
+        limiter
+            .check(&limit, "ada", 2)
+            .await
+            .unwrap()
+            .binding()
+            .used
+            <= 4
+    );
 }

@@ -43,5 +43,8 @@ fn limiter(url: &str) -> Limiter {
 
 /// Spends one unit of `CALLS`, and returns how many are used.
 async fn used(limiter: &Limiter) -> Result<u64, Error> {
-    limiter.check(&CALLS, "ada", 1).await.map(|decision| decision.binding().used)
+    limiter
+        .check(&CALLS, "ada", 1)
+        .await
+        .map(|decision| decision.binding().used)
 }

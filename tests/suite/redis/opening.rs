@@ -17,7 +17,9 @@ use tokio::{
 use tower_sliding_window::{Limiter, RedisStore, limiter::Breaker, store::RedisStoreBuilder};
 
 use super::CALLS;
-use crate::support::{TEST_TIMEOUT, ms, proxy::Proxy, redis_server::RedisServer, until, with_causes};
+use crate::support::{
+    TEST_TIMEOUT, ms, proxy::Proxy, redis_server::RedisServer, until, with_causes,
+};
 
 /// What becomes of a connection.
 #[derive(Clone, Copy)]
@@ -77,11 +79,20 @@ async fn pass(mut client: TcpStream, fate: Fate, address: String) {
 
 /// Without a breaker, which would hide what a store does.
 fn limiter(store: RedisStoreBuilder) -> Limiter {
-    Limiter::new(store.build().unwrap()).deadline(TEST_TIMEOUT).breaker(Breaker::OFF)
+    Limiter::new(store.build().unwrap())
+        .deadline(TEST_TIMEOUT)
+        .breaker(Breaker::OFF)
 }
 
 async fn only_the_first_works(server: &RedisServer) -> Limiter {
-    let door = Door::to(server, |number| if number == 0 { Fate::Works } else { Fate::Hangs }).await;
+    let door = Door::to(server, |number| {
+        if number == 0 {
+            Fate::Works
+        } else {
+            Fate::Hangs
+        }
+    })
+    .await;
     let patient = limiter(RedisStore::builder(&door.url).connect_timeout(TEST_TIMEOUT));
     assert!(patient.check(&CALLS, "ada", 1).await.unwrap().is_allowed());
     patient.deadline(ms(500))
@@ -124,7 +135,14 @@ async fn a_hanging_connection_fails_no_lone_call() {
 #[tokio::test]
 async fn a_connection_that_does_not_sign_in_in_time_holds_no_place() {
     let server = RedisServer::start();
-    let door = Door::to(&server, |number| if number == 0 { Fate::SignsIn } else { Fate::Works }).await;
+    let door = Door::to(&server, |number| {
+        if number == 0 {
+            Fate::SignsIn
+        } else {
+            Fate::Works
+        }
+    })
+    .await;
     let store = RedisStore::builder(&door.url)
         .login("default", "any")
         .connections(1)
@@ -149,7 +167,10 @@ async fn opening_ends_with_the_store() {
         .connect_timeout(10 * TEST_TIMEOUT)
         .reply_timeout(10 * TEST_TIMEOUT);
     assert!(timeout(ms(300), store.connect()).await.is_err());
-    until("the connection stays open", || door.open.load(Ordering::SeqCst) == 0).await;
+    until("the connection stays open", || {
+        door.open.load(Ordering::SeqCst) == 0
+    })
+    .await;
 }
 
 /// The Redis client would take a second at most by itself, and half a second for each reply.
@@ -158,8 +179,16 @@ async fn signing_in_may_take_as_long_as_the_connect_timeout() {
     let server = RedisServer::start();
     let proxy = Proxy::start(&server).await;
     proxy.delay_replies(ms(1_200));
-    let store = RedisStore::builder(proxy.url()).connect_timeout(TEST_TIMEOUT).reply_timeout(TEST_TIMEOUT);
-    assert!(limiter(store).check(&CALLS, "ada", 1).await.unwrap().is_allowed());
+    let store = RedisStore::builder(proxy.url())
+        .connect_timeout(TEST_TIMEOUT)
+        .reply_timeout(TEST_TIMEOUT);
+    assert!(
+        limiter(store)
+            .check(&CALLS, "ada", 1)
+            .await
+            .unwrap()
+            .is_allowed()
+    );
 }
 
 /// A caller that opens a connection, and those that wait for it, learn the same.
@@ -167,10 +196,18 @@ async fn signing_in_may_take_as_long_as_the_connect_timeout() {
 async fn each_error_tells_how_long_no_connection_could_be_opened() {
     let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("redis://{}", silent.local_addr().unwrap());
-    let limiter = limiter(RedisStore::builder(&url).connections(1).connect_timeout(ms(300)));
+    let limiter = limiter(
+        RedisStore::builder(&url)
+            .connections(1)
+            .connect_timeout(ms(300)),
+    );
     for _ in 0..3 {
         let error = limiter.check(&CALLS, "ada", 1).await.unwrap_err();
-        assert!(with_causes(&error).contains("not within 300ms"), "{}", with_causes(&error));
+        assert!(
+            with_causes(&error).contains("not within 300ms"),
+            "{}",
+            with_causes(&error)
+        );
     }
 }
 
@@ -203,9 +240,19 @@ async fn a_sentinel_that_is_behind_delays_nothing() {
     let server = RedisServer::start();
     let gone = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let (old, new) = (gone.local_addr().unwrap().port(), server.port());
-    let urls = [sentinel(old, 0).await, sentinel(new, 20).await, sentinel(new, 20).await];
+    let urls = [
+        sentinel(old, 0).await,
+        sentinel(new, 20).await,
+        sentinel(new, 20).await,
+    ];
     let store = RedisStore::sentinel(urls, "main").connect_timeout(2 * TEST_TIMEOUT);
-    assert!(limiter(store).check(&CALLS, "ada", 1).await.unwrap().is_allowed());
+    assert!(
+        limiter(store)
+            .check(&CALLS, "ada", 1)
+            .await
+            .unwrap()
+            .is_allowed()
+    );
 }
 
 /// The server takes two connections of the store, and rejects all others.
@@ -213,7 +260,9 @@ async fn a_sentinel_that_is_behind_delays_nothing() {
 async fn a_server_whose_connections_are_all_in_use_is_not_asked_for_more_with_each_batch() {
     let server = RedisServer::start_with(&["--maxclients", "3"]);
     let mut own = server.connect();
-    let limiter = Limiter::new(server.store().build().unwrap()).deadline(TEST_TIMEOUT).breaker(Breaker::OFF);
+    let limiter = Limiter::new(server.store().build().unwrap())
+        .deadline(TEST_TIMEOUT)
+        .breaker(Breaker::OFF);
     let checks = async |number: u64| {
         let mut callers = JoinSet::new();
         for key in 0..64_u64 {
@@ -228,14 +277,26 @@ async fn a_server_whose_connections_are_all_in_use_is_not_asked_for_more_with_ea
     };
     let mut rejected = || {
         let info: String = redis::cmd("INFO").arg("stats").query(&mut own).unwrap();
-        let number = info.lines().find_map(|line| line.strip_prefix("rejected_connections:")).unwrap();
+        let number = info
+            .lines()
+            .find_map(|line| line.strip_prefix("rejected_connections:"))
+            .unwrap();
         number.parse::<u64>().unwrap()
     };
     // A connection works before the next ones are rejected.
-    assert!(limiter.check(&CALLS, "first", 1).await.unwrap().is_allowed());
+    assert!(
+        limiter
+            .check(&CALLS, "first", 1)
+            .await
+            .unwrap()
+            .is_allowed()
+    );
     checks(10).await;
     let before = rejected();
     checks(300).await;
     let rejected = rejected() - before;
-    assert!(rejected < 100, "{rejected} rejected connections in 64 times 300 checks");
+    assert!(
+        rejected < 100,
+        "{rejected} rejected connections in 64 times 300 checks"
+    );
 }

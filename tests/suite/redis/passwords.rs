@@ -38,7 +38,10 @@ fn shown_by(runtime: &Runtime, builder: &RedisStoreBuilder) -> String {
         Err(error) => shown(&error),
     };
     let connected = runtime.block_on(builder.clone().connect());
-    format!("{builder:?} {built} {}", connected.map_or_else(|error| shown(&error), |_| String::new()))
+    format!(
+        "{builder:?} {built} {}",
+        connected.map_or_else(|error| shown(&error), |_| String::new())
+    )
 }
 
 /// Letters that no message of the store or of the client has next to each other.
@@ -50,17 +53,24 @@ fn piece() -> impl Strategy<Value = String> {
 fn password(between: &'static [char]) -> impl Strategy<Value = (String, Vec<String>)> {
     vec((piece(), select(between)), 1..5).prop_map(|parts| {
         let pieces = parts.iter().map(|(piece, _)| piece.clone()).collect();
-        let mut text: String = parts.iter().flat_map(|(piece, c)| [piece.clone(), c.to_string()]).collect();
+        let mut text: String = parts
+            .iter()
+            .flat_map(|(piece, c)| [piece.clone(), c.to_string()])
+            .collect();
         text.pop();
         (text, pieces)
     })
 }
 
-const ANY: &[char] =
-    &['/', '?', '#', '@', ':', '[', ']', '%', '\\', ' ', '\t', '\n', '&', '=', '1', '.', '-', 'ü', '\0'];
+const ANY: &[char] = &[
+    '/', '?', '#', '@', ':', '[', ']', '%', '\\', ' ', '\t', '\n', '&', '=', '1', '.', '-', 'ü',
+    '\0',
+];
 
 /// Without a host, the text after an `@` would be the host.
-const NO_AT: &[char] = &['/', '?', '#', ':', '[', ']', '%', '\\', ' ', '&', '=', '1', '.', '-'];
+const NO_AT: &[char] = &[
+    '/', '?', '#', ':', '[', ']', '%', '\\', ' ', '&', '=', '1', '.', '-',
+];
 
 fn scheme() -> impl Strategy<Value = &'static str> {
     let known = &["redis", "rediss", "valkey", "redis+unix", "unix"][..];
@@ -68,20 +78,55 @@ fn scheme() -> impl Strategy<Value = &'static str> {
 }
 
 fn url() -> impl Strategy<Value = (String, Vec<String>)> {
-    let place = select(&["127.0.0.1:1", "[::1]:1", "127.0.0.1", "[::1", "127.0.0.1:port", ":1", ""][..]);
-    let with_place = (password(ANY), select(&["shop:", ":", "", "a:b:"][..]), place)
-        .prop_map(|((password, pieces), user, place)| (format!("{user}{password}@{place}"), pieces));
+    let place = select(
+        &[
+            "127.0.0.1:1",
+            "[::1]:1",
+            "127.0.0.1",
+            "[::1",
+            "127.0.0.1:port",
+            ":1",
+            "",
+        ][..],
+    );
+    let with_place = (
+        password(ANY),
+        select(&["shop:", ":", "", "a:b:"][..]),
+        place,
+    )
+        .prop_map(|((password, pieces), user, place)| {
+            (format!("{user}{password}@{place}"), pieces)
+        });
     let without = (password(NO_AT), select(&["127.0.0.1:", ":"][..]))
         .prop_map(|((text, pieces), user)| (user.to_owned() + &text, pieces));
-    let tail = select(&["", "/", "/0", "/db", "?protocol=resp3", "#insecure", "/0?a=b", "/x@y"][..]);
+    let tail = select(
+        &[
+            "",
+            "/",
+            "/0",
+            "/db",
+            "?protocol=resp3",
+            "#insecure",
+            "/0?a=b",
+            "/x@y",
+        ][..],
+    );
     let slashes = select(&["://", "://", "://", ":", ":/", ""][..]);
-    (scheme(), slashes, prop_oneof![3 => with_place, 1 => without], tail).prop_map(
-        |(scheme, slashes, (authority, pieces), tail)| {
-            // Without slashes, the URL of a socket has a path instead of an authority.
-            let slashes = if scheme.ends_with("unix") { "://" } else { slashes };
-            (format!("{scheme}{slashes}{authority}{tail}"), pieces)
-        },
+    (
+        scheme(),
+        slashes,
+        prop_oneof![3 => with_place, 1 => without],
+        tail,
     )
+        .prop_map(|(scheme, slashes, (authority, pieces), tail)| {
+            // Without slashes, the URL of a socket has a path instead of an authority.
+            let slashes = if scheme.ends_with("unix") {
+                "://"
+            } else {
+                slashes
+            };
+            (format!("{scheme}{slashes}{authority}{tail}"), pieces)
+        })
 }
 
 proptest! {
@@ -127,7 +172,12 @@ fn an_error_shows_no_url() {
         "redis://redis.internal/db?password=s3cr3t",
     ] {
         let seen = shown(&RedisStore::builder(url).build().unwrap_err());
-        assert!(["s3cr3t", "p4ss", "1234", "shop", "default"].iter().all(|part| !seen.contains(part)), "{seen}");
+        assert!(
+            ["s3cr3t", "p4ss", "1234", "shop", "default"]
+                .iter()
+                .all(|part| !seen.contains(part)),
+            "{seen}"
+        );
     }
 }
 
@@ -148,11 +198,20 @@ async fn a_server_that_repeats_the_login_command_leaks_no_password() {
 fn a_broken_client_key_is_never_shown() {
     // Another test may have done so.
     let _ = rustls::crypto::ring::default_provider().install_default();
-    for key in ["-----BEGIN PRIVATE KEY-----\\nMIIEs3cr3t\\n-----END PRIVATE KEY-----", "-----BEGIN PRIVATE KEY s3cr3t"]
-    {
+    for key in [
+        "-----BEGIN PRIVATE KEY-----\\nMIIEs3cr3t\\n-----END PRIVATE KEY-----",
+        "-----BEGIN PRIVATE KEY s3cr3t",
+    ] {
         let builder = RedisStore::builder("rediss://127.0.0.1:1").client_certificate("", key);
         let seen = shown(&builder.clone().build().unwrap_err()) + &format!("{builder:?}");
-        let bytes = "s3cr3t".bytes().map(|byte| byte.to_string()).collect::<Vec<_>>().join(", ");
-        assert!(!seen.contains("s3cr3t") && !seen.contains(&bytes) && seen.contains("PEM"), "{seen}");
+        let bytes = "s3cr3t"
+            .bytes()
+            .map(|byte| byte.to_string())
+            .collect::<Vec<_>>()
+            .join(", ");
+        assert!(
+            !seen.contains("s3cr3t") && !seen.contains(&bytes) && seen.contains("PEM"),
+            "{seen}"
+        );
     }
 }

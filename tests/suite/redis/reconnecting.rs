@@ -10,7 +10,9 @@ use tokio::{
     task::JoinSet,
     time::{Instant, sleep},
 };
-use tower_sliding_window::{Algorithm, Error, Limit, Limiter, RedisStore, error::StoreErrorKind, limiter::Breaker};
+use tower_sliding_window::{
+    Algorithm, Error, Limit, Limiter, RedisStore, error::StoreErrorKind, limiter::Breaker,
+};
 
 use super::{CALLS, limiter, used};
 use crate::support::{
@@ -40,7 +42,11 @@ async fn a_server_restart_fails_no_check() {
         server.kill();
         server.restart();
     }
-    assert_eq!(used(&limiter).await.unwrap(), 1, "the server came back empty");
+    assert_eq!(
+        used(&limiter).await.unwrap(),
+        1,
+        "the server came back empty"
+    );
 }
 
 #[tokio::test]
@@ -64,7 +70,16 @@ async fn connections_that_are_closed_while_idle_fail_nothing() {
         server.run::<()>("CLIENT KILL TYPE normal SKIPME yes");
         for (limiter, algorithm) in limiters.iter().zip(ALGORITHMS) {
             let limit = CALLS.with_algorithm(algorithm);
-            assert_eq!(limiter.check(&limit, "ada", 1).await.unwrap().binding().used, round, "{algorithm:?}");
+            assert_eq!(
+                limiter
+                    .check(&limit, "ada", 1)
+                    .await
+                    .unwrap()
+                    .binding()
+                    .used,
+                round,
+                "{algorithm:?}"
+            );
         }
     }
 }
@@ -76,7 +91,11 @@ async fn nothing_is_lost_after_idleness() {
     let limiter = limiter(&server.url());
     let counter = CALLS.with_algorithm(Algorithm::SLIDING_WINDOW_COUNTER);
     let places = Limit::concurrent("jobs", 3);
-    let reservation = limiter.reserve(&counter, "ada", 5, TEST_TIMEOUT).await.unwrap().unwrap();
+    let reservation = limiter
+        .reserve(&counter, "ada", 5, TEST_TIMEOUT)
+        .await
+        .unwrap()
+        .unwrap();
     let place = limiter.check(&places, "ada", 1).await.unwrap();
     let close = async || {
         sleep(ms(700)).await;
@@ -86,13 +105,26 @@ async fn nothing_is_lost_after_idleness() {
     assert!(reservation.settle(2).await.unwrap().was_applied);
     close().await;
     drop(place);
-    let key = server.keys().into_iter().find(|key| key.contains("jobs")).unwrap();
-    until("the place is not freed", || server.run::<u64>(&format!("ZCARD {key}")) == 0).await;
+    let key = server
+        .keys()
+        .into_iter()
+        .find(|key| key.contains("jobs"))
+        .unwrap();
+    until("the place is not freed", || {
+        server.run::<u64>(&format!("ZCARD {key}")) == 0
+    })
+    .await;
     close().await;
-    assert_eq!(limiter.peek(&counter, "ada").await.unwrap().binding().used, 2);
+    assert_eq!(
+        limiter.peek(&counter, "ada").await.unwrap().binding().used,
+        2
+    );
     close().await;
     limiter.reset(&counter, "ada").await.unwrap();
-    assert_eq!(limiter.peek(&counter, "ada").await.unwrap().binding().used, 0);
+    assert_eq!(
+        limiter.peek(&counter, "ada").await.unwrap().binding().used,
+        0
+    );
 }
 
 /// All callers that wait for a connection fail if making one fails, so it is made once more.
@@ -113,7 +145,11 @@ async fn a_connection_that_is_cut_while_it_signs_in_fails_no_check() {
             open.spawn(async move { copy_bidirectional(&mut client, &mut server).await });
         }
     });
-    let store = store_at(&url).connections(1).connect_timeout(TEST_TIMEOUT).build().unwrap();
+    let store = store_at(&url)
+        .connections(1)
+        .connect_timeout(TEST_TIMEOUT)
+        .build()
+        .unwrap();
     let limiter = Limiter::new(store).deadline(TEST_TIMEOUT);
     assert_eq!(used(&limiter).await.unwrap(), 1);
     proxy.abort();
@@ -124,12 +160,17 @@ async fn a_hanging_server_times_out_and_is_used_again_later() {
     let server = RedisServer::start();
     let limiter = limiter(&server.url());
     used(&limiter).await.unwrap();
-    let hasty = limiter.clone().deadline(Duration::from_millis(50)).breaker(Breaker::OFF);
+    let hasty = limiter
+        .clone()
+        .deadline(Duration::from_millis(50))
+        .breaker(Breaker::OFF);
 
     server.pause();
     for _ in 0..10 {
         let asked = Instant::now();
-        assert!(matches!(used(&hasty).await, Err(Error::TimedOut { deadline, .. }) if deadline.as_millis() == 50));
+        assert!(
+            matches!(used(&hasty).await, Err(Error::TimedOut { deadline, .. }) if deadline.as_millis() == 50)
+        );
         assert!(asked.elapsed() >= Duration::from_millis(50));
     }
     server.resume();
@@ -139,7 +180,13 @@ async fn a_hanging_server_times_out_and_is_used_again_later() {
 #[tokio::test]
 async fn a_reply_may_take_as_long_as_the_reply_timeout() {
     let server = RedisServer::start();
-    let hasty = Limiter::new(server.store().reply_timeout(Duration::from_millis(50)).build().unwrap());
+    let hasty = Limiter::new(
+        server
+            .store()
+            .reply_timeout(Duration::from_millis(50))
+            .build()
+            .unwrap(),
+    );
     let hasty = hasty.deadline(TEST_TIMEOUT);
     let patient = Limiter::new(server.store().build().unwrap()).deadline(TEST_TIMEOUT);
     used(&hasty).await.unwrap();
@@ -160,13 +207,26 @@ async fn a_server_may_start_after_the_store() {
     let mut server = RedisServer::start();
     server.kill();
     let refused = RedisStore::connect(&server.url()).await.unwrap_err();
-    assert_eq!(refused.kind, StoreErrorKind::Unreachable, "connecting at once is refused");
+    assert_eq!(
+        refused.kind,
+        StoreErrorKind::Unreachable,
+        "connecting at once is refused"
+    );
 
     let limiter = limiter(&server.url());
     // At once, without waiting for the connect timeout.
-    let patient = Limiter::new(store_at(&server.url()).connect_timeout(TEST_TIMEOUT).build().unwrap());
+    let patient = Limiter::new(
+        store_at(&server.url())
+            .connect_timeout(TEST_TIMEOUT)
+            .build()
+            .unwrap(),
+    );
     let error = used(&patient.deadline(TEST_TIMEOUT)).await.unwrap_err();
-    assert!(with_causes(&error).contains("refused"), "the cause is named: {}", with_causes(&error));
+    assert!(
+        with_causes(&error).contains("refused"),
+        "the cause is named: {}",
+        with_causes(&error)
+    );
     server.restart();
     let up = Instant::now();
     while used(&limiter).await.is_err() {
@@ -200,7 +260,8 @@ async fn connections_to_a_demoted_primary_are_replaced() {
 async fn a_silent_connection_is_given_up_after_three_requests() {
     let server = RedisServer::start();
     let proxy = Proxy::start(&server).await;
-    let limiter = Limiter::new(store_at(proxy.url()).connections(1).build().unwrap()).deadline(TEST_TIMEOUT);
+    let limiter =
+        Limiter::new(store_at(proxy.url()).connections(1).build().unwrap()).deadline(TEST_TIMEOUT);
     used(&limiter).await.unwrap();
     proxy.silence_open_connections();
     let hasty = limiter.clone().deadline(ms(50));
@@ -221,7 +282,10 @@ fn a_runtime_that_ends_while_connecting_blocks_no_other() {
         let runtime = Runtime::new().unwrap();
         let asked = [(); 2].map(|()| runtime.spawn(hasty.check(&CALLS, "ada", 1)));
         for answer in asked {
-            assert!(matches!(runtime.block_on(answer).unwrap(), Err(Error::TimedOut { .. })));
+            assert!(matches!(
+                runtime.block_on(answer).unwrap(),
+                Err(Error::TimedOut { .. })
+            ));
         }
     }
     server.resume();
@@ -262,13 +326,21 @@ async fn a_failed_connection_fails_no_check_that_can_use_another() {
 async fn dropped_checks_open_no_new_connections() {
     use std::future::Future;
     let server = RedisServer::start();
-    let store = store_at(&server.url()).connect_timeout(TEST_TIMEOUT).build().unwrap();
+    let store = store_at(&server.url())
+        .connect_timeout(TEST_TIMEOUT)
+        .build()
+        .unwrap();
     let calls = Limit::per_hour("calls", 3_000_000);
     let limiter = Limiter::new(store);
     drop(limiter.check(&calls, "ada", 1).await.unwrap());
     let received = || -> u64 {
         let info: String = server.run("INFO stats");
-        info.lines().find_map(|line| line.strip_prefix("total_connections_received:")).unwrap().trim().parse().unwrap()
+        info.lines()
+            .find_map(|line| line.strip_prefix("total_connections_received:"))
+            .unwrap()
+            .trim()
+            .parse()
+            .unwrap()
     };
     let before = received();
     for _ in 0..300 {
@@ -279,5 +351,8 @@ async fn dropped_checks_open_no_new_connections() {
         tokio::time::sleep(ms(1)).await;
     }
     let opened = received() - before;
-    assert!(opened < 10, "{opened} connections opened for 300 requests that hung up");
+    assert!(
+        opened < 10,
+        "{opened} connections opened for 300 requests that hung up"
+    );
 }

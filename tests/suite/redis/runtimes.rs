@@ -16,7 +16,8 @@ use tokio::{
     time::sleep,
 };
 use tower_sliding_window::{
-    Charge, Check, Decision, Error, Key, Limit, Limiter, RedisStore, Store, limiter::Breaker, settlement::Settlement,
+    Charge, Check, Decision, Error, Key, Limit, Limiter, RedisStore, Store, limiter::Breaker,
+    settlement::Settlement,
 };
 
 use crate::support::{TEST_TIMEOUT, ms, one_thread, redis_server::RedisServer, two_threads};
@@ -31,7 +32,9 @@ fn store(server: &RedisServer, connections: u32) -> RedisStore {
 }
 
 fn limiter(server: &RedisServer, connections: u32) -> Limiter {
-    Limiter::new(store(server, connections)).deadline(TEST_TIMEOUT).breaker(Breaker::OFF)
+    Limiter::new(store(server, connections))
+        .deadline(TEST_TIMEOUT)
+        .breaker(Breaker::OFF)
 }
 
 /// Yields so often: the check is then queued, sent, or nearly answered.
@@ -46,10 +49,16 @@ fn ask(limiter: &Limiter) -> [JoinHandle<Result<Decision, Error>>; 2] {
     ["ada", "bob"].map(|key| tokio::spawn(limiter.check(&CALLS, key, 1)))
 }
 
-async fn all_decided<const N: usize>(answers: [JoinHandle<Result<Decision, Error>>; N], trial: impl Debug) {
+async fn all_decided<const N: usize>(
+    answers: [JoinHandle<Result<Decision, Error>>; N],
+    trial: impl Debug,
+) {
     for answer in answers {
         let outcome = answer.await.unwrap();
-        assert!(outcome.as_ref().is_ok_and(Decision::is_allowed), "{trial:?}: {outcome:?}");
+        assert!(
+            outcome.as_ref().is_ok_and(Decision::is_allowed),
+            "{trial:?}: {outcome:?}"
+        );
     }
 }
 
@@ -77,7 +86,9 @@ fn stalled_runtimes_block_no_other() {
                         turns((round + trial + number) % 12).await;
                     });
                 }
-                living.block_on(async { all_decided(ask(&limiter), (idle, connections, round, trial)).await });
+                living.block_on(async {
+                    all_decided(ask(&limiter), (idle, connections, round, trial)).await
+                });
                 trials += 1;
             }
             // A stalled runtime that continues is decided like any other.
@@ -116,10 +127,15 @@ fn a_runtime_that_abandons_a_check_blocks_no_other() {
 #[test]
 fn runtimes_that_end_fail_no_check_of_others() {
     let (server, living) = (RedisServer::start(), two_threads());
-    for (ending, connections) in RUNTIMES.into_iter().flat_map(|ending| [(ending, 1), (ending, 2)]) {
+    for (ending, connections) in RUNTIMES
+        .into_iter()
+        .flat_map(|ending| [(ending, 1), (ending, 2)])
+    {
         let limiter = limiter(&server, connections);
         for trial in 0..60 {
-            let runtimes: Vec<_> = (0..ending).map(|_| [one_thread, two_threads][trial % 2]()).collect();
+            let runtimes: Vec<_> = (0..ending)
+                .map(|_| [one_thread, two_threads][trial % 2]())
+                .collect();
             let _guard = living.enter();
             let before = ask(&limiter);
             for (number, runtime) in runtimes.iter().enumerate() {
@@ -170,14 +186,18 @@ async fn stored_futures_block_no_other() {
             if number % 10 == 0 {
                 all_decided(ask(&limiter), (connections, is_cold, number)).await;
                 let decision = limiter.check_all(check.clone()).await.unwrap();
-                let settled = limiter.settle(Settlement::new(check.clone(), &decision, |_| Some(0)));
+                let settled =
+                    limiter.settle(Settlement::new(check.clone(), &decision, |_| Some(0)));
                 stored.push(store_after_one_poll(async move { settled.await.is_ok() }).await);
                 limiter.reset(&CALLS, "somebody").await.unwrap();
             }
         }
         all_decided(ask(&limiter), (connections, is_cold)).await;
         for future in stored {
-            assert!(future.await, "a stored future completes when it is polled again");
+            assert!(
+                future.await,
+                "a stored future completes when it is polled again"
+            );
         }
     }
 }
@@ -194,9 +214,14 @@ fn connections_end_with_their_runtime_and_with_the_store() {
         runtime.block_on(async { all_decided(ask(&limiter), "first").await });
     }
     let all = server.connections();
-    assert!((3..=6).contains(&all), "each runtime has its own connections: {all}");
+    assert!(
+        (3..=6).contains(&all),
+        "each runtime has its own connections: {all}"
+    );
     ending.shutdown_timeout(TEST_TIMEOUT);
-    wait_until("the ended runtime's connections stay open", || server.connections() < all);
+    wait_until("the ended runtime's connections stay open", || {
+        server.connections() < all
+    });
     let left = server.connections();
     living.block_on(async { all_decided(ask(&limiter), "after another has ended").await });
     assert!(left >= 2 && server.connections() <= left + 1);
@@ -219,7 +244,9 @@ fn without_a_runtime_the_store_fails_and_does_not_panic() {
     let store = store(&server, 2);
     let check = Check::new(Charge::new(CALLS, "ada", 1).unwrap());
     let decision = Limiter::new(store.clone()).deadline(TEST_TIMEOUT);
-    let decision = one_thread().block_on(decision.check_all(check.clone())).unwrap();
+    let decision = one_thread()
+        .block_on(decision.check_all(check.clone()))
+        .unwrap();
     fn now<T>(future: impl Future<Output = T>) -> Poll<T> {
         pin!(future).poll(&mut Context::from_waker(Waker::noop()))
     }
@@ -228,8 +255,13 @@ fn without_a_runtime_the_store_fails_and_does_not_panic() {
         now(store.settle(Settlement::new(check, &decision, |_| Some(0)))).map(Result::unwrap_err),
         now(store.reset(CALLS, Key::from("ada"))).map(Result::unwrap_err),
     ] {
-        let Poll::Ready(error) = error else { panic!("it waits") };
-        assert!(format!("{error:?}").contains("TryCurrentError"), "{error:?}");
+        let Poll::Ready(error) = error else {
+            panic!("it waits")
+        };
+        assert!(
+            format!("{error:?}").contains("TryCurrentError"),
+            "{error:?}"
+        );
     }
 }
 
@@ -237,7 +269,12 @@ fn without_a_runtime_the_store_fails_and_does_not_panic() {
 fn healthy_and_stray(server: &RedisServer) -> (Runtime, [Limiter; 2]) {
     let (runtime, store) = (two_threads(), store(server, 2));
     let [healthy, stray] = [(); 2].map(|()| Limiter::new(store.clone()));
-    assert!(runtime.block_on(healthy.check(&CALLS, "ada", 1)).unwrap().is_allowed());
+    assert!(
+        runtime
+            .block_on(healthy.check(&CALLS, "ada", 1))
+            .unwrap()
+            .is_allowed()
+    );
     (runtime, [healthy, stray])
 }
 
@@ -248,10 +285,19 @@ fn callers_without_a_runtime_open_no_breaker() {
     let (runtime, [healthy, stray]) = healthy_and_stray(&server);
     for _ in 0..5 {
         let mut check = pin!(stray.check(&CALLS, "eve", 1));
-        assert!(check.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready());
+        assert!(
+            check
+                .as_mut()
+                .poll(&mut Context::from_waker(Waker::noop()))
+                .is_ready()
+        );
     }
     let outcome = runtime.block_on(healthy.check(&CALLS, "ada", 1));
-    assert!(outcome.is_ok(), "a healthy store is not asked: {:?}", outcome.unwrap_err());
+    assert!(
+        outcome.is_ok(),
+        "a healthy store is not asked: {:?}",
+        outcome.unwrap_err()
+    );
 }
 
 /// A future that was started in a runtime that has ended.
@@ -261,7 +307,9 @@ fn futures_of_an_ended_runtime_open_no_breaker() {
     let (runtime, [healthy, stray]) = healthy_and_stray(&server);
     let stray = stray.deadline(TEST_TIMEOUT);
     let begun = one_thread().block_on(async {
-        let mut all: Vec<_> = (0..8).map(|_| Box::pin(stray.check(&CALLS, "eve", 1))).collect();
+        let mut all: Vec<_> = (0..8)
+            .map(|_| Box::pin(stray.check(&CALLS, "eve", 1)))
+            .collect();
         poll_fn(|cx| {
             for one in &mut all {
                 let _ = one.as_mut().poll(cx).is_ready();
@@ -276,7 +324,11 @@ fn futures_of_an_ended_runtime_open_no_breaker() {
             drop(one.await);
         }
         let outcome = healthy.check(&CALLS, "ada", 1).await;
-        assert!(outcome.is_ok(), "a healthy store is not asked: {:?}", outcome.unwrap_err());
+        assert!(
+            outcome.is_ok(),
+            "a healthy store is not asked: {:?}",
+            outcome.unwrap_err()
+        );
     });
 }
 
@@ -292,14 +344,22 @@ fn checks_behind_a_kept_one_end_with_their_runtime() {
     server.pause();
     let mut asked = [(); 3].map(|()| store.decide(check()));
     ending.block_on(poll_fn(|cx| {
-        assert!(asked.iter_mut().all(|one| one.as_mut().poll(cx).is_pending()));
+        assert!(
+            asked
+                .iter_mut()
+                .all(|one| one.as_mut().poll(cx).is_pending())
+        );
         Poll::Ready(())
     }));
     drop(ending);
     let [kept, behind, last] = asked;
     for (place, one) in [behind, last, kept].into_iter().enumerate() {
         let ended = living.block_on(async { tokio::time::timeout(TEST_TIMEOUT, one).await });
-        assert!(ended.unwrap_or_else(|_| panic!("{place} waits forever")).is_err());
+        assert!(
+            ended
+                .unwrap_or_else(|_| panic!("{place} waits forever"))
+                .is_err()
+        );
     }
 }
 
@@ -310,16 +370,24 @@ fn a_stalled_runtime_opens_no_breaker_for_others() {
     let store = server.store().build().unwrap();
     let calls = Limit::per_hour("calls", 3_000_000);
     let healthy = Limiter::new(store.clone());
-    let (first, busy) = (Limiter::new(store.clone()).deadline(TEST_TIMEOUT), Limiter::new(store));
+    let (first, busy) = (
+        Limiter::new(store.clone()).deadline(TEST_TIMEOUT),
+        Limiter::new(store),
+    );
     let calls2 = calls.clone();
     let worker = std::thread::spawn(move || {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
         let mut timed_out = 0;
         runtime.block_on(async {
             assert!(first.check(&calls2, "eve", 1).await.unwrap().is_allowed());
             std::thread::sleep(Duration::from_millis(300));
             for _ in 0..10 {
-                let all: Vec<_> = (0..64).map(|_| tokio::spawn(busy.check(&calls2, "eve", 1))).collect();
+                let all: Vec<_> = (0..64)
+                    .map(|_| tokio::spawn(busy.check(&calls2, "eve", 1)))
+                    .collect();
                 tokio::task::yield_now().await;
                 tokio::task::yield_now().await;
                 std::thread::sleep(Duration::from_millis(120));
@@ -356,15 +424,25 @@ fn a_stalled_runtime_opens_no_breaker_for_others() {
 fn a_reply_that_arrives_while_the_runtime_stalls_decides() {
     let server = Arc::new(RedisServer::start());
     let limiter = limiter(&server, 2).deadline(ms(500));
-    let one_worker = || runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let one_worker = || {
+        runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()
+            .unwrap()
+    };
     for runtime in [one_thread(), one_worker()] {
         let ask = |limiter: &Limiter| runtime.spawn(limiter.check(&CALLS, "ada", 1));
         // The next check finds an open connection.
-        let opened = runtime.block_on(ask(&limiter.clone().deadline(TEST_TIMEOUT))).unwrap();
+        let opened = runtime
+            .block_on(ask(&limiter.clone().deadline(TEST_TIMEOUT)))
+            .unwrap();
         assert!(opened.is_ok(), "{opened:?}");
         server.pause();
         let asked = ask(&limiter);
-        runtime.block_on(runtime.spawn(async { sleep(ms(20)).await })).unwrap();
+        runtime
+            .block_on(runtime.spawn(async { sleep(ms(20)).await }))
+            .unwrap();
         let server = Arc::clone(&server);
         let stall = async move {
             server.resume();

@@ -11,8 +11,8 @@ use std::{
 
 use tokio::time::sleep;
 use tower_sliding_window::{
-    Algorithm, ApiKey, Charge, Check, Error, Key, Limit, Limiter, RedisStore, Secret, Store, settlement::Settlement,
-    store::ManualClock,
+    Algorithm, ApiKey, Charge, Check, Error, Key, Limit, Limiter, RedisStore, Secret, Store,
+    settlement::Settlement, store::ManualClock,
 };
 
 use crate::support::{
@@ -27,8 +27,13 @@ const TOKENS: Limit = Limit::per_hour("tokens", 1_000_000);
 const LEASE: Duration = Duration::from_secs(60);
 
 fn limiter(url: &str) -> Limiter {
-    let store = RedisStore::builder(url).reply_timeout(TEST_TIMEOUT).build().unwrap();
-    Limiter::new(store).deadline(TEST_TIMEOUT).refusal_cache(Duration::ZERO)
+    let store = RedisStore::builder(url)
+        .reply_timeout(TEST_TIMEOUT)
+        .build()
+        .unwrap();
+    Limiter::new(store)
+        .deadline(TEST_TIMEOUT)
+        .refusal_cache(Duration::ZERO)
 }
 
 /// The replies to the reservation and to its settlement are lost. Each is sent again and counts
@@ -39,22 +44,37 @@ async fn reservations_and_settlements_with_lost_replies_count_once() {
     let proxy = Proxy::start(&server).await;
     let limiter = limiter(proxy.url());
     let mut expected = 0;
-    for algorithm in
-        [Algorithm::SLIDING_LOG, Algorithm::compact_log(16), Algorithm::SLIDING_WINDOW_COUNTER, Algorithm::FIXED_WINDOW]
-    {
+    for algorithm in [
+        Algorithm::SLIDING_LOG,
+        Algorithm::compact_log(16),
+        Algorithm::SLIDING_WINDOW_COUNTER,
+        Algorithm::FIXED_WINDOW,
+    ] {
         let limit = TOKENS.with_algorithm(algorithm);
         assert!(limiter.peek(&limit, "ada").await.unwrap().is_allowed());
         for cost in 0..50 {
             proxy.lose_replies(1);
-            let reservation = limiter.reserve(&limit, "ada", 30, LEASE).await.unwrap().unwrap();
+            let reservation = limiter
+                .reserve(&limit, "ada", 30, LEASE)
+                .await
+                .unwrap()
+                .unwrap();
             assert!(proxy.has_lost_them());
-            assert_eq!(reservation.decision().binding().used, expected + 30, "{algorithm:?}");
+            assert_eq!(
+                reservation.decision().binding().used,
+                expected + 30,
+                "{algorithm:?}"
+            );
 
             proxy.lose_replies(1);
             let settled = reservation.settle(cost).await.unwrap();
             assert!(proxy.has_lost_them());
             expected += cost;
-            assert_eq!((settled.was_applied, settled.decision.binding().used), (true, expected), "{algorithm:?}");
+            assert_eq!(
+                (settled.was_applied, settled.decision.binding().used),
+                (true, expected),
+                "{algorithm:?}"
+            );
         }
         expected = 0;
     }
@@ -92,15 +112,25 @@ fn units_returned_by_an_abandoned_settlement_are_seen() {
     for is_replica in [false, true] {
         let server = RedisServer::start();
         let proxy = living.block_on(Proxy::start(&server));
-        let store = RedisStore::builder(proxy.url()).connect_timeout(TEST_TIMEOUT).reply_timeout(TEST_TIMEOUT);
+        let store = RedisStore::builder(proxy.url())
+            .connect_timeout(TEST_TIMEOUT)
+            .reply_timeout(TEST_TIMEOUT);
         let store = store.connections(1).build().unwrap();
-        let limiter = Limiter::new(store).deadline(TEST_TIMEOUT).refusal_cache(Duration::MAX);
+        let limiter = Limiter::new(store)
+            .deadline(TEST_TIMEOUT)
+            .refusal_cache(Duration::MAX);
         let check = Check::new(Charge::new(ONE, "ada", 1).unwrap());
         let admitted = living.block_on(limiter.check_all(check.clone())).unwrap();
         // On a busy machine the first replies take long. A server that seems far would get a second
         // batch before the first reply.
         for _ in 0..100 {
-            assert!(elsewhere.block_on(limiter.peek(&ONE, "bob")).unwrap().is_allowed(), "it is connected");
+            assert!(
+                elsewhere
+                    .block_on(limiter.peek(&ONE, "bob"))
+                    .unwrap()
+                    .is_allowed(),
+                "it is connected"
+            );
         }
 
         proxy.delay_replies(DELAY);
@@ -112,20 +142,35 @@ fn units_returned_by_an_abandoned_settlement_are_seen() {
         let hasty = limiter.clone().deadline(DELAY / 8);
         let settling = async {
             sleep(DELAY / 8).await;
-            hasty.settle(Settlement::new(check, &admitted, |_| Some(0))).await
+            hasty
+                .settle(Settlement::new(check, &admitted, |_| Some(0)))
+                .await
         };
-        assert!(matches!(living.block_on(settling).unwrap_err(), Error::TimedOut { .. }));
+        assert!(matches!(
+            living.block_on(settling).unwrap_err(),
+            Error::TimedOut { .. }
+        ));
         if is_replica {
             server.run::<()>("REPLICAOF NO ONE");
         }
         assert!(
-            !elsewhere.block_on(limiter.check(&ONE, "ada", 1)).unwrap().is_allowed(),
+            !elsewhere
+                .block_on(limiter.check(&ONE, "ada", 1))
+                .unwrap()
+                .is_allowed(),
             "the settlement is not done yet"
         );
 
         let refused = Instant::now();
-        while !elsewhere.block_on(limiter.check(&ONE, "ada", 1)).unwrap().is_allowed() {
-            assert!(refused.elapsed() < TEST_TIMEOUT, "the refusal is repeated forever");
+        while !elsewhere
+            .block_on(limiter.check(&ONE, "ada", 1))
+            .unwrap()
+            .is_allowed()
+        {
+            assert!(
+                refused.elapsed() < TEST_TIMEOUT,
+                "the refusal is repeated forever"
+            );
         }
     }
 }
@@ -135,7 +180,11 @@ fn units_returned_by_an_abandoned_settlement_are_seen() {
 async fn an_error_names_the_operation_that_failed() {
     let mut server = RedisServer::start();
     let limiter = limiter(&server.url());
-    let reservation = limiter.reserve(&TOKENS, "ada", 30, LEASE).await.unwrap().unwrap();
+    let reservation = limiter
+        .reserve(&TOKENS, "ada", 30, LEASE)
+        .await
+        .unwrap()
+        .unwrap();
     server.kill();
     let text = |error: &dyn std::error::Error| format!("{error}: {}", error.source().unwrap());
     let (checked, settled) = tokio::join!(limiter.check(&TOKENS, "ada", 1), reservation.settle(20));
@@ -157,15 +206,25 @@ async fn a_check_that_could_count_twice_is_not_resent() {
         proxy.lose_replies(1);
         assert!(limiter.check(&compact, "ada", 1).await.is_err());
         assert!(proxy.has_lost_them());
-        assert_eq!(limiter.peek(&compact, "ada").await.unwrap().binding().used, round);
+        assert_eq!(
+            limiter.peek(&compact, "ada").await.unwrap().binding().used,
+            round
+        );
     }
 
     let url = proxy.url().to_owned();
-    let store = RedisStore::builder(&url).connections(1).reply_timeout(TEST_TIMEOUT).build().unwrap();
+    let store = RedisStore::builder(&url)
+        .connections(1)
+        .reply_timeout(TEST_TIMEOUT)
+        .build()
+        .unwrap();
     let batching = Limiter::new(store).deadline(TEST_TIMEOUT);
     assert!(batching.peek(&TOKENS, "bob").await.unwrap().is_allowed());
     proxy.lose_replies(1);
-    let (log, compact) = tokio::join!(batching.check(&TOKENS, "bob", 1), batching.check(&compact, "bob", 1));
+    let (log, compact) = tokio::join!(
+        batching.check(&TOKENS, "bob", 1),
+        batching.check(&compact, "bob", 1)
+    );
     assert!(compact.is_err() && log.unwrap().binding().used == 1);
 }
 
@@ -177,7 +236,11 @@ async fn settlements_and_checks_share_batches() {
     let tasks = (1..=100).map(|cost| {
         let limiter = limiter.clone();
         tokio::spawn(async move {
-            let reservation = limiter.reserve(&TOKENS, "ada", 1_000, LEASE).await.unwrap().unwrap();
+            let reservation = limiter
+                .reserve(&TOKENS, "ada", 1_000, LEASE)
+                .await
+                .unwrap()
+                .unwrap();
             let (first, second) = tokio::join!(reservation.settle(cost), reservation.settle(cost));
             assert!(first.unwrap().was_applied != second.unwrap().was_applied);
             assert!(limiter.check(&TOKENS, "ada", 1).await.unwrap().is_allowed());
@@ -186,7 +249,10 @@ async fn settlements_and_checks_share_batches() {
     for task in tasks.collect::<Vec<_>>() {
         task.await.unwrap();
     }
-    assert_eq!(limiter.peek(&TOKENS, "ada").await.unwrap().binding().used, 100 * 101 / 2 + 100);
+    assert_eq!(
+        limiter.peek(&TOKENS, "ada").await.unwrap().binding().used,
+        100 * 101 / 2 + 100
+    );
 }
 
 /// Equal checks in one batch share an entry. Each can be refunded by itself, once.
@@ -196,7 +262,9 @@ async fn copies_that_share_an_entry_are_refunded_one_by_one() {
     let store = server.store().connections(1).build().unwrap();
     let limiter = Limiter::new(store).deadline(TEST_TIMEOUT);
     let check = Check::new(Charge::new(TOKENS, "ada", 3).unwrap());
-    let asked: Vec<_> = (0..40).map(|_| tokio::spawn(limiter.check_all(check.clone()))).collect();
+    let asked: Vec<_> = (0..40)
+        .map(|_| tokio::spawn(limiter.check_all(check.clone())))
+        .collect();
     let mut decisions = Vec::new();
     for decision in asked {
         decisions.push(decision.await.unwrap().unwrap());
@@ -205,9 +273,15 @@ async fn copies_that_share_an_entry_are_refunded_one_by_one() {
     assert!(entries() < 10, "the copies share entries");
     for (place, decision) in decisions.iter().enumerate() {
         for is_known in [true, false] {
-            let settled = limiter.settle(Settlement::new(check.clone(), decision, |_| Some(0))).await.unwrap();
+            let settled = limiter
+                .settle(Settlement::new(check.clone(), decision, |_| Some(0)))
+                .await
+                .unwrap();
             let left = 3 * (39 - place as u64);
-            assert_eq!((settled.was_applied, settled.decision.binding().used), (is_known, left));
+            assert_eq!(
+                (settled.was_applied, settled.decision.binding().used),
+                (is_known, left)
+            );
         }
     }
     assert!(server.keys().is_empty(), "keys are left");
@@ -218,17 +292,31 @@ async fn copies_that_share_an_entry_are_refunded_one_by_one() {
 async fn an_out_of_memory_server_still_accepts_refunds() {
     let server = RedisServer::start();
     let limiter = limiter(&server.url());
-    for algorithm in
-        [Algorithm::SLIDING_LOG, Algorithm::compact_log(16), Algorithm::SLIDING_WINDOW_COUNTER, Algorithm::FIXED_WINDOW]
-    {
+    for algorithm in [
+        Algorithm::SLIDING_LOG,
+        Algorithm::compact_log(16),
+        Algorithm::SLIDING_WINDOW_COUNTER,
+        Algorithm::FIXED_WINDOW,
+    ] {
         let limit = TOKENS.with_algorithm(algorithm);
         let reservations = [30, 40].map(|cost| limiter.reserve(&limit, "ada", cost, LEASE));
         let [first, second] = reservations;
-        let (first, second) = (first.await.unwrap().unwrap(), second.await.unwrap().unwrap());
+        let (first, second) = (
+            first.await.unwrap().unwrap(),
+            second.await.unwrap().unwrap(),
+        );
         server.run::<()>("CONFIG SET maxmemory 1");
         assert!(limiter.check(&limit, "ada", 1).await.is_err());
-        assert_eq!(first.settle(0).await.unwrap().decision.binding().used, 40, "{algorithm:?}");
-        assert_eq!(second.settle(5).await.unwrap().decision.binding().used, 5, "{algorithm:?}");
+        assert_eq!(
+            first.settle(0).await.unwrap().decision.binding().used,
+            40,
+            "{algorithm:?}"
+        );
+        assert_eq!(
+            second.settle(5).await.unwrap().decision.binding().used,
+            5,
+            "{algorithm:?}"
+        );
         server.run::<()>("CONFIG SET maxmemory 0");
     }
 }
@@ -239,13 +327,22 @@ async fn an_out_of_memory_server_still_accepts_refunds() {
 async fn a_refused_check_prefetches_no_settlement_in_its_batch() {
     let server = RedisServer::start();
     let store = server.store().connections(1).build().unwrap();
-    let limiter = Limiter::new(store).deadline(TEST_TIMEOUT).refusal_cache(Duration::ZERO);
-    let reservation = limiter.reserve(&TOKENS, "ada", 30, LEASE).await.unwrap().unwrap();
+    let limiter = Limiter::new(store)
+        .deadline(TEST_TIMEOUT)
+        .refusal_cache(Duration::ZERO);
+    let reservation = limiter
+        .reserve(&TOKENS, "ada", 30, LEASE)
+        .await
+        .unwrap()
+        .unwrap();
     server.run::<()>("CONFIG SET maxmemory 1");
     let (checked, settled) = tokio::join!(limiter.check(&TOKENS, "bob", 1), reservation.settle(5));
     assert!(checked.is_err(), "the server has no memory for it");
     assert_eq!(settled.unwrap().decision.binding().used, 5);
-    assert_eq!(limiter.peek(&TOKENS, "bob").await.unwrap().binding().used, 0);
+    assert_eq!(
+        limiter.peek(&TOKENS, "bob").await.unwrap().binding().used,
+        0
+    );
 }
 
 /// The process is killed while it reads a request whose tokens it has reserved. They count once,
@@ -265,18 +362,29 @@ async fn units_reserved_by_a_killed_process_return_when_the_lease_ends() {
     let present = limiter(&redis.url());
     let started = Instant::now();
     while used(&present).await == 0 {
-        assert!(started.elapsed() < TEST_TIMEOUT, "the example reserves nothing");
+        assert!(
+            started.elapsed() < TEST_TIMEOUT,
+            "the example reserves nothing"
+        );
         sleep(Duration::from_millis(5)).await;
     }
     server.process.kill().unwrap();
     server.process.wait().unwrap();
-    assert_eq!(used(&present).await, 110, "a quarter of the bytes, and the longest response");
+    assert_eq!(
+        used(&present).await,
+        110,
+        "a quarter of the bytes, and the longest response"
+    );
 
     // The same entries, seen by a later clock.
     for (later, expected) in [(Duration::from_secs(15), 110), (Duration::from_secs(21), 0)] {
         let clock = ManualClock::new();
         clock.advance(later);
         let store = redis.store().clock(&clock).build().unwrap();
-        assert_eq!(used(&Limiter::new(store).deadline(TEST_TIMEOUT)).await, expected, "after {later:?}");
+        assert_eq!(
+            used(&Limiter::new(store).deadline(TEST_TIMEOUT)).await,
+            expected,
+            "after {later:?}"
+        );
     }
 }

@@ -18,8 +18,8 @@ use bb8_redis::{
 };
 use futures_util::{Stream, future::join_all, stream};
 use redis::{
-    AsyncConnectionConfig, AsyncTypedCommands, BasicAuth, Client, Cmd, ErrorKind, Pipeline, RedisError, RedisFuture,
-    RedisResult, StreamingCredentialsProvider, Value,
+    AsyncConnectionConfig, AsyncTypedCommands, BasicAuth, Client, Cmd, ErrorKind, Pipeline,
+    RedisError, RedisFuture, RedisResult, StreamingCredentialsProvider, Value,
     aio::{ConnectionLike, ConnectionManager, MultiplexedConnection},
 };
 use tokio::{
@@ -29,32 +29,49 @@ use tokio::{
     time::{sleep, timeout},
 };
 use tower_sliding_window::{
-    Error, Limit, Limiter, RedisStore, error::StoreErrorKind, limiter::Breaker, store::RedisStoreBuilder,
+    Error, Limit, Limiter, RedisStore, error::StoreErrorKind, limiter::Breaker,
+    store::RedisStoreBuilder,
 };
 
 use super::sentinel::Sentinel;
 #[cfg(feature = "cluster")]
 use crate::support::redis_cluster::RedisCluster;
 use crate::support::{
-    TEST_TIMEOUT, ms, one_thread, proxy::Proxy, redis_server::RedisServer, seconds, two_threads, until, with_causes,
+    TEST_TIMEOUT, ms, one_thread, proxy::Proxy, redis_server::RedisServer, seconds, two_threads,
+    until, with_causes,
 };
 
 const CALLS: Limit = Limit::per_hour("calls", 1_000_000);
 
 fn limiter(builder: RedisStoreBuilder) -> Limiter {
-    Limiter::new(builder.build().unwrap()).deadline(TEST_TIMEOUT).breaker(Breaker::OFF)
+    Limiter::new(builder.build().unwrap())
+        .deadline(TEST_TIMEOUT)
+        .breaker(Breaker::OFF)
 }
 
 /// A pool of four connections that are open.
 async fn pool(server: &RedisServer, tests_connections: bool) -> Pool<RedisConnectionManager> {
     let manager = RedisConnectionManager::new(server.url()).unwrap();
-    Pool::builder().max_size(4).min_idle(4).test_on_check_out(tests_connections).build(manager).await.unwrap()
+    Pool::builder()
+        .max_size(4)
+        .min_idle(4)
+        .test_on_check_out(tests_connections)
+        .build(manager)
+        .await
+        .unwrap()
 }
 
 /// So many checks of different keys at once. How many have a decision.
 async fn decided(limiter: &Limiter, checks: usize) -> usize {
     let checks = join_all((0..checks).map(|key| limiter.check(&CALLS, key.to_string(), 1))).await;
-    checks.into_iter().filter(|decision| decision.as_ref().is_ok_and(|decision| decision.is_allowed())).count()
+    checks
+        .into_iter()
+        .filter(|decision| {
+            decision
+                .as_ref()
+                .is_ok_and(|decision| decision.is_allowed())
+        })
+        .count()
 }
 
 fn opened_by(server: &RedisServer, opened: Arc<AtomicUsize>) -> RedisStoreBuilder {
@@ -72,13 +89,24 @@ fn opened_by(server: &RedisServer, opened: Arc<AtomicUsize>) -> RedisStoreBuilde
 async fn a_pool_of_the_application_is_shared() {
     let server = RedisServer::start();
     let pool = pool(&server, true).await;
-    let store = RedisStore::from_pool(pool.clone()).connect_timeout(TEST_TIMEOUT).connect().await.unwrap();
+    let store = RedisStore::from_pool(pool.clone())
+        .connect_timeout(TEST_TIMEOUT)
+        .connect()
+        .await
+        .unwrap();
     let limiter = Limiter::new(store).deadline(TEST_TIMEOUT);
     for _ in 0..10 {
         let (sessions, decided) = tokio::join!(
             join_all((0..8).map(|user| {
                 let pool = pool.clone();
-                async move { pool.get().await.unwrap().set(format!("session-{user}"), user).await.unwrap() }
+                async move {
+                    pool.get()
+                        .await
+                        .unwrap()
+                        .set(format!("session-{user}"), user)
+                        .await
+                        .unwrap()
+                }
             })),
             decided(&limiter, 1_000)
         );
@@ -101,7 +129,11 @@ async fn other_sources_decide() {
     });
     let opened = Arc::new(AtomicUsize::new(0));
     let opening = opened_by(&server, Arc::clone(&opened));
-    for (builder, connections) in [(managed, 1), (opening, 4), (RedisStore::from_client(&client), 4)] {
+    for (builder, connections) in [
+        (managed, 1),
+        (opening, 4),
+        (RedisStore::from_client(&client), 4),
+    ] {
         let limiter = Limiter::new(builder.connect().await.unwrap()).deadline(TEST_TIMEOUT);
         assert_eq!(decided(&limiter, 500).await, 500);
         assert_eq!(server.connections(), connections);
@@ -124,7 +156,11 @@ async fn a_server_that_restarts_costs_a_pool_no_decision_afterwards() {
         server.kill();
         server.restart();
         // The broken connections are found by these, which are sent again.
-        assert_eq!(decided(&limiter, 100).await, 100, "tests its connections: {tests_connections}");
+        assert_eq!(
+            decided(&limiter, 100).await,
+            100,
+            "tests its connections: {tests_connections}"
+        );
         assert_eq!(decided(&limiter, 100).await, 100);
     }
 }
@@ -133,21 +169,36 @@ async fn a_server_that_restarts_costs_a_pool_no_decision_afterwards() {
 /// application keeps one of its connections, and if the store has little time to connect.
 #[tokio::test]
 async fn a_store_decides_as_soon_as_the_server_of_its_pool_is_back() {
-    tokio::join!(comes_back(false, seconds(1)), comes_back(true, seconds(1)), comes_back(false, ms(350)));
+    tokio::join!(
+        comes_back(false, seconds(1)),
+        comes_back(true, seconds(1)),
+        comes_back(false, ms(350))
+    );
 }
 
 async fn comes_back(is_one_kept: bool, connect_timeout: Duration) {
     let mut server = RedisServer::start();
     let manager = RedisConnectionManager::new(server.url()).unwrap();
-    let pool = Pool::builder().max_size(8).min_idle(4).build(manager).await.unwrap();
+    let pool = Pool::builder()
+        .max_size(8)
+        .min_idle(4)
+        .build(manager)
+        .await
+        .unwrap();
     let limiter = limiter(RedisStore::from_pool(pool.clone()).connect_timeout(connect_timeout));
     assert_eq!(decided(&limiter, 10).await, 10);
-    let _kept = if is_one_kept { Some(pool.get().await.unwrap()) } else { None };
+    let _kept = if is_one_kept {
+        Some(pool.get().await.unwrap())
+    } else {
+        None
+    };
     server.kill();
     let begun = Instant::now();
     let mut texts = Vec::new();
     while begun.elapsed() < seconds(6) {
-        texts.push(with_causes(&limiter.check(&CALLS, "ada", 1).await.unwrap_err()));
+        texts.push(with_causes(
+            &limiter.check(&CALLS, "ada", 1).await.unwrap_err(),
+        ));
     }
     // On a busy machine, the last try may have been too slow to learn that.
     let is_refused = texts.iter().any(|text| text.contains("Connection refused"));
@@ -168,7 +219,9 @@ impl ManageConnection for Patient {
 
     async fn connect(&self) -> RedisResult<MultiplexedConnection> {
         let config = AsyncConnectionConfig::new().set_response_timeout(None);
-        self.0.get_multiplexed_async_connection_with_config(&config).await
+        self.0
+            .get_multiplexed_async_connection_with_config(&config)
+            .await
     }
 
     async fn is_valid(&self, connection: &mut MultiplexedConnection) -> RedisResult<()> {
@@ -185,15 +238,30 @@ impl ManageConnection for Patient {
 #[tokio::test]
 async fn silent_connections_of_a_pool_are_given_up() {
     let server = RedisServer::start();
-    for (tests_connections, connect_timeout, is_patient) in
-        [(false, seconds(1), false), (false, ms(350), false), (true, seconds(1), false), (true, seconds(1), true)]
-    {
+    for (tests_connections, connect_timeout, is_patient) in [
+        (false, seconds(1), false),
+        (false, ms(350), false),
+        (true, seconds(1), false),
+        (true, seconds(1), true),
+    ] {
         let proxy = Proxy::start(&server).await;
         // Many are silent, one after the other.
-        let pool = |of| Pool::builder().max_size(of).min_idle(of).test_on_check_out(tests_connections);
+        let pool = |of| {
+            Pool::builder()
+                .max_size(of)
+                .min_idle(of)
+                .test_on_check_out(tests_connections)
+        };
         let builder = if is_patient {
             let manager = Patient(Client::open(proxy.url()).unwrap());
-            RedisStore::from_pool(Pool::builder().max_size(4).min_idle(4).build(manager).await.unwrap())
+            RedisStore::from_pool(
+                Pool::builder()
+                    .max_size(4)
+                    .min_idle(4)
+                    .build(manager)
+                    .await
+                    .unwrap(),
+            )
         } else {
             let manager = RedisConnectionManager::new(proxy.url()).unwrap();
             RedisStore::from_pool(pool(48).build(manager).await.unwrap())
@@ -203,7 +271,10 @@ async fn silent_connections_of_a_pool_are_given_up() {
         proxy.silence_open_connections();
         let begun = Instant::now();
         while decided(&limiter, 1).await == 0 {
-            assert!(begun.elapsed() < seconds(10), "tests them: {tests_connections}, patient: {is_patient}");
+            assert!(
+                begun.elapsed() < seconds(10),
+                "tests them: {tests_connections}, patient: {is_patient}"
+            );
         }
         assert_eq!(decided(&limiter, 100).await, 100);
     }
@@ -216,8 +287,15 @@ async fn a_pool_far_away_is_shared() {
     let proxy = Proxy::start(&server).await;
     proxy.delay_replies(ms(450));
     let manager = Patient(Client::open(proxy.url()).unwrap());
-    let pool = Pool::builder().max_size(4).min_idle(4).build(manager).await.unwrap();
-    let store = RedisStore::from_pool(pool.clone()).connect_timeout(TEST_TIMEOUT).reply_timeout(TEST_TIMEOUT);
+    let pool = Pool::builder()
+        .max_size(4)
+        .min_idle(4)
+        .build(manager)
+        .await
+        .unwrap();
+    let store = RedisStore::from_pool(pool.clone())
+        .connect_timeout(TEST_TIMEOUT)
+        .reply_timeout(TEST_TIMEOUT);
     let limiter = Limiter::new(store.connect().await.unwrap()).deadline(TEST_TIMEOUT);
     assert_eq!(decided(&limiter, 100).await, 100);
     assert_eq!((server.connections(), pool.state().connections), (4, 4));
@@ -257,7 +335,12 @@ async fn a_pool_that_the_application_keeps_empty_costs_no_decision() {
     // Sooner than the store, and later.
     for pool_waits in [ms(100), seconds(30)] {
         let manager = RedisConnectionManager::new(server.url()).unwrap();
-        let pool = Pool::builder().max_size(1).connection_timeout(pool_waits).build(manager).await.unwrap();
+        let pool = Pool::builder()
+            .max_size(1)
+            .connection_timeout(pool_waits)
+            .build(manager)
+            .await
+            .unwrap();
         let _held = pool.get().await.unwrap();
         let limiter = limiter(RedisStore::from_pool(pool.clone()));
         assert_eq!(decided(&limiter, 100).await, 100);
@@ -271,7 +354,10 @@ fn a_runtime_that_is_not_driven_delays_no_other() {
     let limiter = limiter(opened_by(&server, Arc::default()));
     let places = Limit::concurrent("streams", 100).freed_after(seconds(3_600));
     let _place = idle.block_on(limiter.check(&places, "ada", 1)).unwrap();
-    let reserved = idle.block_on(limiter.reserve(&CALLS, "ada", 5, seconds(60))).unwrap().expect("admitted");
+    let reserved = idle
+        .block_on(limiter.reserve(&CALLS, "ada", 5, seconds(60)))
+        .unwrap()
+        .expect("admitted");
     assert!(other.block_on(reserved.settle(1)).unwrap().was_applied);
     other.block_on(limiter.shutdown(TEST_TIMEOUT)).unwrap();
     assert_eq!(held(&server), 0);
@@ -309,7 +395,11 @@ fn a_runtime_that_ends_leaves_no_place() {
     thread::sleep(ms(300));
     let begun = Instant::now();
     while held(&server) > 0 {
-        assert!(begun.elapsed() < TEST_TIMEOUT, "{} places are held", held(&server));
+        assert!(
+            begun.elapsed() < TEST_TIMEOUT,
+            "{} places are held",
+            held(&server)
+        );
         thread::sleep(ms(20));
     }
 }
@@ -322,7 +412,11 @@ impl ConnectionLike for Tunnel {
     fn req_packed_command<'a>(&'a mut self, command: &'a Cmd) -> RedisFuture<'a, Value> {
         Box::pin(async move {
             let reply = self.0.req_packed_command(command).await;
-            if self.1.swap(false, Ordering::SeqCst) { Err(io::Error::from(self.2).into()) } else { reply }
+            if self.1.swap(false, Ordering::SeqCst) {
+                Err(io::Error::from(self.2).into())
+            } else {
+                reply
+            }
         })
     }
 
@@ -351,7 +445,15 @@ async fn a_connection_that_breaks_by_any_error_leaves_no_place() {
         let breaking = Arc::clone(&breaks);
         let limiter = limiter(RedisStore::from_connections(move || {
             let (breaks, url) = (Arc::clone(&breaking), url.clone());
-            async move { Ok(Tunnel(Client::open(url)?.get_multiplexed_async_connection().await?, breaks, kind)) }
+            async move {
+                Ok(Tunnel(
+                    Client::open(url)?
+                        .get_multiplexed_async_connection()
+                        .await?,
+                    breaks,
+                    kind,
+                ))
+            }
         }));
         assert_eq!(decided(&limiter, 1).await, 1);
         sleep(ms(100)).await;
@@ -364,8 +466,12 @@ async fn a_connection_that_breaks_by_any_error_leaves_no_place() {
 
 /// All entries of all keys of places.
 fn held(server: &RedisServer) -> u64 {
-    let keys = server.keys().into_iter().filter(|key| key.contains("streams"));
-    keys.map(|key| server.run::<u64>(&format!("ZCARD {key}"))).sum()
+    let keys = server
+        .keys()
+        .into_iter()
+        .filter(|key| key.contains("streams"));
+    keys.map(|key| server.run::<u64>(&format!("ZCARD {key}")))
+        .sum()
 }
 
 /// The application's connections lead to a replica, belong to a runtime that has ended, or do not
@@ -373,14 +479,27 @@ fn held(server: &RedisServer) -> u64 {
 #[tokio::test]
 async fn connections_that_are_of_no_use_are_errors() {
     let (primary, opened) = (RedisServer::start(), Arc::new(AtomicUsize::new(0)));
-    let replica = RedisServer::start_with(&["--replicaof", "127.0.0.1", &primary.port().to_string()]);
-    let error = opened_by(&replica, Arc::clone(&opened)).connect().await.unwrap_err();
-    assert!(with_causes(&error).contains("the server is a replica"), "{error:?}");
+    let replica =
+        RedisServer::start_with(&["--replicaof", "127.0.0.1", &primary.port().to_string()]);
+    let error = opened_by(&replica, Arc::clone(&opened))
+        .connect()
+        .await
+        .unwrap_err();
+    assert!(
+        with_causes(&error).contains("the server is a replica"),
+        "{error:?}"
+    );
 
     let never = RedisStore::from_connections(pending::<RedisResult<MultiplexedConnection>>);
     let begun = Instant::now();
-    let error = limiter(never.connect_timeout(ms(100))).check(&CALLS, "ada", 1).await.unwrap_err();
-    assert!(with_causes(&error).contains("not within 100ms"), "{error:?}");
+    let error = limiter(never.connect_timeout(ms(100)))
+        .check(&CALLS, "ada", 1)
+        .await
+        .unwrap_err();
+    assert!(
+        with_causes(&error).contains("not within 100ms"),
+        "{error:?}"
+    );
     assert!(begun.elapsed() < TEST_TIMEOUT);
 
     let panics = AtomicBool::new(true);
@@ -393,25 +512,47 @@ async fn connections_that_are_of_no_use_are_errors() {
         }
     }));
     let error = limiter_of_panics.check(&CALLS, "ada", 1).await.unwrap_err();
-    assert!(with_causes(&error).contains("opening it has panicked"), "{error:?}");
-    assert_eq!(decided(&limiter_of_panics, 10).await, 10, "the next connection works");
+    assert!(
+        with_causes(&error).contains("opening it has panicked"),
+        "{error:?}"
+    );
+    assert_eq!(
+        decided(&limiter_of_panics, 10).await,
+        10,
+        "the next connection works"
+    );
 
     let url = primary.url();
     let in_transaction = RedisStore::from_connections(move || {
         let url = url.clone();
         async move {
-            let mut connection = Client::open(url)?.get_multiplexed_async_connection().await?;
-            redis::cmd("MULTI").query_async::<()>(&mut connection).await?;
+            let mut connection = Client::open(url)?
+                .get_multiplexed_async_connection()
+                .await?;
+            redis::cmd("MULTI")
+                .query_async::<()>(&mut connection)
+                .await?;
             Ok(connection)
         }
     });
     let error = in_transaction.connect().await.unwrap_err();
-    assert!(with_causes(&error).contains("the reply is not the script's"), "{error:?}");
+    assert!(
+        with_causes(&error).contains("the reply is not the script's"),
+        "{error:?}"
+    );
 
-    let fails = || async { Err::<MultiplexedConnection, _>(RedisError::from((ErrorKind::Client, "no tunnel"))) };
-    let error = RedisStore::from_connections(fails).connect().await.unwrap_err();
+    let fails = || async {
+        Err::<MultiplexedConnection, _>(RedisError::from((ErrorKind::Client, "no tunnel")))
+    };
+    let error = RedisStore::from_connections(fails)
+        .connect()
+        .await
+        .unwrap_err();
     let text = with_causes(&error);
-    assert!(text.contains("no tunnel") && text.contains("the application's connections"), "{text}");
+    assert!(
+        text.contains("no tunnel") && text.contains("the application's connections"),
+        "{text}"
+    );
     assert_eq!(error.kind, StoreErrorKind::Unreachable);
 }
 
@@ -419,8 +560,13 @@ async fn connections_that_are_of_no_use_are_errors() {
 fn a_connection_of_a_runtime_that_has_ended_is_replaced() {
     let (server, other) = (RedisServer::start(), two_threads());
     let url = server.url();
-    let first =
-        other.block_on(async { Client::open(url.as_str()).unwrap().get_multiplexed_async_connection().await.unwrap() });
+    let first = other.block_on(async {
+        Client::open(url.as_str())
+            .unwrap()
+            .get_multiplexed_async_connection()
+            .await
+            .unwrap()
+    });
     let first = std::sync::Mutex::new(Some(first));
     let limiter = limiter(RedisStore::from_connections(move || {
         let (url, first) = (url.clone(), first.lock().unwrap().take());
@@ -442,17 +588,32 @@ fn a_pool_is_given_no_connection_of_another_runtime() {
     let (server, first, second) = (RedisServer::start(), two_threads(), two_threads());
     let pool = first.block_on(async {
         let manager = RedisConnectionManager::new(server.url()).unwrap();
-        Pool::builder().max_size(4).test_on_check_out(false).build(manager).await.unwrap()
+        Pool::builder()
+            .max_size(4)
+            .test_on_check_out(false)
+            .build(manager)
+            .await
+            .unwrap()
     });
     let limiter = limiter(RedisStore::from_pool(pool.clone()));
     assert_eq!(first.block_on(decided(&limiter, 1)), 1);
     first.block_on(async {
         let _held = pool.get().await.unwrap();
-        assert_eq!(second.spawn(async move { decided(&limiter, 1_000).await }).await.unwrap(), 1_000);
+        assert_eq!(
+            second
+                .spawn(async move { decided(&limiter, 1_000).await })
+                .await
+                .unwrap(),
+            1_000
+        );
     });
     drop(second);
     first.block_on(async {
-        for mut connection in join_all((0..4).map(|_| pool.get_owned())).await.into_iter().map(Result::unwrap) {
+        for mut connection in join_all((0..4).map(|_| pool.get_owned()))
+            .await
+            .into_iter()
+            .map(Result::unwrap)
+        {
             connection.set("session", 1).await.unwrap();
         }
     });
@@ -461,12 +622,21 @@ fn a_pool_is_given_no_connection_of_another_runtime() {
 #[tokio::test]
 async fn settings_that_belong_to_the_application_are_errors() {
     let server = RedisServer::start();
-    let given =
-        || RedisStore::from_pool(Pool::builder().build_unchecked(RedisConnectionManager::new(server.url()).unwrap()));
-    for builder in [given().login("shop", "s3cret"), given().database(3), given().credentials(Rotating::new("s3cret"))]
-    {
+    let given = || {
+        RedisStore::from_pool(
+            Pool::builder().build_unchecked(RedisConnectionManager::new(server.url()).unwrap()),
+        )
+    };
+    for builder in [
+        given().login("shop", "s3cret"),
+        given().database(3),
+        given().credentials(Rotating::new("s3cret")),
+    ] {
         let error = builder.build().unwrap_err().to_string();
-        assert!(error.contains("the application opens the connections"), "{error}");
+        assert!(
+            error.contains("the application opens the connections"),
+            "{error}"
+        );
     }
 }
 
@@ -476,7 +646,10 @@ struct Rotating(watch::Sender<BasicAuth>);
 
 impl Rotating {
     fn new(password: &str) -> Self {
-        Self(watch::Sender::new(BasicAuth::new("shop".into(), password.into())))
+        Self(watch::Sender::new(BasicAuth::new(
+            "shop".into(),
+            password.into(),
+        )))
     }
 
     fn rotate(&self, password: String) {
@@ -499,11 +672,19 @@ impl StreamingCredentialsProvider for Rotating {
 /// Passwords change ten times a second while checks come, and now and then all connections of the
 /// store are closed.
 async fn a_password_changes(servers: &[RedisServer], builder: RedisStoreBuilder) {
-    let all = |command: &str| servers.iter().for_each(|server| drop(server.run::<Value>(command)));
+    let all = |command: &str| {
+        servers
+            .iter()
+            .for_each(|server| drop(server.run::<Value>(command)))
+    };
     let only = |password: usize| format!("ACL SETUSER shop on resetpass >{password} ~* +@all");
     all(&only(0));
     let provider = Rotating::new("0");
-    let store = builder.credentials(provider.clone()).connect().await.unwrap();
+    let store = builder
+        .credentials(provider.clone())
+        .connect()
+        .await
+        .unwrap();
     let limiter = Limiter::new(store).deadline(TEST_TIMEOUT);
     let is_over = Arc::<AtomicBool>::default();
     let mut clients = JoinSet::new();
@@ -534,7 +715,11 @@ async fn a_password_changes(servers: &[RedisServer], builder: RedisStoreBuilder)
     is_over.store(true, Ordering::SeqCst);
     let all = clients.join_all().await;
     let lost: Vec<_> = all.iter().flat_map(|(_, lost)| lost).collect();
-    assert!(lost.is_empty() && all.iter().all(|(decided, _)| *decided > 0), "{} are lost: {lost:?}", lost.len());
+    assert!(
+        lost.is_empty() && all.iter().all(|(decided, _)| *decided > 0),
+        "{} are lost: {lost:?}",
+        lost.len()
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -563,28 +748,45 @@ async fn a_password_that_changes_in_a_cluster_costs_no_decision() {
 async fn credentials_that_are_refused_or_end_are_errors() {
     let server = RedisServer::start();
     server.run::<()>("ACL SETUSER shop on >right ~* +@all");
-    let error = RedisStore::builder(&server.url()).credentials(Rotating::new("wrong")).connect().await.unwrap_err();
+    let error = RedisStore::builder(&server.url())
+        .credentials(Rotating::new("wrong"))
+        .connect()
+        .await
+        .unwrap_err();
     assert_eq!(error.kind, StoreErrorKind::Denied, "{error:?}");
 
     #[derive(Clone)]
     struct Ends;
     impl StreamingCredentialsProvider for Ends {
-        fn subscribe(&self) -> Pin<Box<dyn Stream<Item = RedisResult<BasicAuth>> + Send + 'static>> {
+        fn subscribe(
+            &self,
+        ) -> Pin<Box<dyn Stream<Item = RedisResult<BasicAuth>> + Send + 'static>> {
             Box::pin(stream::empty())
         }
     }
-    let error = RedisStore::builder(&server.url()).credentials(Ends).connect().await.unwrap_err();
+    let error = RedisStore::builder(&server.url())
+        .credentials(Ends)
+        .connect()
+        .await
+        .unwrap_err();
     assert_eq!(error.kind, StoreErrorKind::Denied, "{error:?}");
 
     #[derive(Clone)]
     struct Never;
     impl StreamingCredentialsProvider for Never {
-        fn subscribe(&self) -> Pin<Box<dyn Stream<Item = RedisResult<BasicAuth>> + Send + 'static>> {
+        fn subscribe(
+            &self,
+        ) -> Pin<Box<dyn Stream<Item = RedisResult<BasicAuth>> + Send + 'static>> {
             Box::pin(stream::pending())
         }
     }
-    let never = RedisStore::builder(&server.url()).credentials(Never).connect_timeout(ms(100));
-    let error = timeout(seconds(5), never.connect()).await.unwrap().unwrap_err();
+    let never = RedisStore::builder(&server.url())
+        .credentials(Never)
+        .connect_timeout(ms(100));
+    let error = timeout(seconds(5), never.connect())
+        .await
+        .unwrap()
+        .unwrap_err();
     assert!(with_causes(&error).contains("not within"), "{error:?}");
     let outcome = limiter(RedisStore::builder(&server.url()).credentials(Rotating::new("right")));
     let outcome: Result<_, Error> = outcome.check(&CALLS, "ada", 1).await;

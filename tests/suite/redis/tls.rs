@@ -4,7 +4,9 @@ use std::process::Command;
 
 use redis::{Client, ClientTlsConfig, TlsCertificates};
 use rustls::crypto::{CryptoProvider, ring};
-use tower_sliding_window::{Error, Limit, Limiter, RedisStore, error::StoreErrorKind, store::RedisStoreBuilder};
+use tower_sliding_window::{
+    Error, Limit, Limiter, RedisStore, error::StoreErrorKind, store::RedisStoreBuilder,
+};
 
 use crate::support::{
     TEST_TIMEOUT,
@@ -17,8 +19,12 @@ use crate::support::{
 const CALLS: Limit = Limit::per_hour("calls", 3);
 
 async fn used(builder: RedisStoreBuilder) -> Result<u64, Error> {
-    let limiter = Limiter::new(builder.connect_timeout(TEST_TIMEOUT).build().unwrap()).deadline(TEST_TIMEOUT);
-    limiter.check(&CALLS, "ada", 1).await.map(|decision| decision.binding().used)
+    let limiter =
+        Limiter::new(builder.connect_timeout(TEST_TIMEOUT).build().unwrap()).deadline(TEST_TIMEOUT);
+    limiter
+        .check(&CALLS, "ada", 1)
+        .await
+        .map(|decision| decision.binding().used)
 }
 
 impl Certificates {
@@ -28,7 +34,11 @@ impl Certificates {
         // Another test may have done so.
         let _ = ring::default_provider().install_default();
         let port = free_port();
-        let (cert, key, ca) = (self.path("server.pem"), self.path("server.key"), self.path("ca.pem"));
+        let (cert, key, ca) = (
+            self.path("server.pem"),
+            self.path("server.key"),
+            self.path("ca.pem"),
+        );
         let server = RedisServer::start_with(&[
             "--tls-port",
             &port.to_string(),
@@ -50,26 +60,50 @@ async fn only_the_given_certificate_authority_is_trusted() {
     let certificates = Certificates::make();
     let (_server, url) = certificates.server("no");
     let builder = RedisStore::builder(&url);
-    assert_eq!(used(builder.clone().root_certificate(certificates.read("ca.pem"))).await.unwrap(), 1);
+    assert_eq!(
+        used(
+            builder
+                .clone()
+                .root_certificate(certificates.read("ca.pem"))
+        )
+        .await
+        .unwrap(),
+        1
+    );
 
     let other = Certificates::make();
     let others = builder.clone().root_certificate(other.read("ca.pem"));
-    for (untrusting, cause) in [(builder.clone(), "set `root_certificate`"), (others, "certificate")] {
+    for (untrusting, cause) in [
+        (builder.clone(), "set `root_certificate`"),
+        (others, "certificate"),
+    ] {
         let Error::Unavailable(error) = used(untrusting).await.unwrap_err() else {
             panic!("the error is not Unavailable")
         };
         assert!(format!("{error:?}").contains(cause), "{error:?}");
     }
     for (builder, problem) in [
-        (builder.clone().root_certificate("no PEM"), "the root certificate is not PEM"),
-        (RedisStore::builder("redis://127.0.0.1").root_certificate(certificates.read("ca.pem")), "with rediss://"),
+        (
+            builder.clone().root_certificate("no PEM"),
+            "the root certificate is not PEM",
+        ),
+        (
+            RedisStore::builder("redis://127.0.0.1").root_certificate(certificates.read("ca.pem")),
+            "with rediss://",
+        ),
     ] {
         let error = builder.build().unwrap_err().to_string();
         assert!(error.contains(problem), "{error}");
     }
-    let error = builder.root_certificate("-----BEGIN CERTIFICATE-----\nnone\n-----END CERTIFICATE-----").build();
+    let error = builder
+        .root_certificate("-----BEGIN CERTIFICATE-----\nnone\n-----END CERTIFICATE-----")
+        .build();
     assert!(error.unwrap_err().to_string().contains("certificate"));
-    assert!(RedisStore::builder(&format!("{url}#insecure")).build().is_err());
+    assert!(
+        RedisStore::builder(&format!("{url}#insecure"))
+            .build()
+            .is_err()
+    );
 }
 
 /// Only one side speaks TLS.
@@ -80,8 +114,16 @@ async fn the_wrong_scheme_has_a_hint() {
     let tls = RedisStore::builder(&server.url().replace("redis://", "rediss://"));
     let plain = RedisStore::builder(&url.replace("rediss://", "redis://"));
     for builder in [tls.root_certificate(certificates.read("ca.pem")), plain] {
-        let error = builder.connect_timeout(ms(500)).connect().await.unwrap_err();
-        assert!(with_causes(&error).contains("Is only one side set to TLS"), "{}", with_causes(&error));
+        let error = builder
+            .connect_timeout(ms(500))
+            .connect()
+            .await
+            .unwrap_err();
+        assert!(
+            with_causes(&error).contains("Is only one side set to TLS"),
+            "{}",
+            with_causes(&error)
+        );
         assert_eq!(error.kind, StoreErrorKind::Unreachable);
     }
 }
@@ -91,15 +133,31 @@ async fn an_existing_client_keeps_its_certificates() {
     let certificates = Certificates::make();
     let (_server, url) = certificates.server("yes");
     let root_cert = Some(certificates.read("ca.pem"));
-    let (client_cert, client_key) = (certificates.read("client.pem"), certificates.read("client.key"));
-    let client_tls = Some(ClientTlsConfig { client_cert, client_key });
-    let with_both = Client::build_with_tls(&*url, TlsCertificates { client_tls, root_cert }).unwrap();
+    let (client_cert, client_key) = (
+        certificates.read("client.pem"),
+        certificates.read("client.key"),
+    );
+    let client_tls = Some(ClientTlsConfig {
+        client_cert,
+        client_key,
+    });
+    let with_both = Client::build_with_tls(
+        &*url,
+        TlsCertificates {
+            client_tls,
+            root_cert,
+        },
+    )
+    .unwrap();
     assert_eq!(used(RedisStore::from_client(&with_both)).await.unwrap(), 1);
 
     let without = Client::open(&*url).unwrap();
     assert!(used(RedisStore::from_client(&without)).await.is_err());
     let builder = RedisStore::from_client(&without).root_certificate(certificates.read("ca.pem"));
-    let (own, key) = (certificates.read("client.pem"), certificates.read("client.key"));
+    let (own, key) = (
+        certificates.read("client.pem"),
+        certificates.read("client.key"),
+    );
     assert_eq!(used(builder.client_certificate(own, key)).await.unwrap(), 2);
     let insecure = Client::open(format!("{url}#insecure")).unwrap();
     assert!(RedisStore::from_client(&insecure).build().is_err());
@@ -111,16 +169,29 @@ async fn a_server_may_require_a_client_certificate() {
     let (_server, url) = certificates.server("yes");
     let builder = RedisStore::builder(&url).root_certificate(certificates.read("ca.pem"));
     assert!(used(builder.clone()).await.is_err());
-    let (own, key) = (certificates.read("client.pem"), certificates.read("client.key"));
+    let (own, key) = (
+        certificates.read("client.pem"),
+        certificates.read("client.key"),
+    );
     assert_eq!(used(builder.client_certificate(own, key)).await.unwrap(), 1);
 }
 
 /// In a process of its own, since a provider is installed for a whole process.
 #[test]
 fn without_a_provider_of_cryptography_an_error_says_the_line_to_write() {
-    let process = ["--exact", "redis::tls::process_without_a_provider", "--ignored"];
-    let output = Command::new(std::env::current_exe().unwrap()).args(process).output().unwrap();
-    assert!(output.status.success() && String::from_utf8_lossy(&output.stdout).contains("1 passed"), "{output:?}");
+    let process = [
+        "--exact",
+        "redis::tls::process_without_a_provider",
+        "--ignored",
+    ];
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args(process)
+        .output()
+        .unwrap();
+    assert!(
+        output.status.success() && String::from_utf8_lossy(&output.stdout).contains("1 passed"),
+        "{output:?}"
+    );
 }
 
 #[test]
@@ -128,8 +199,14 @@ fn without_a_provider_of_cryptography_an_error_says_the_line_to_write() {
 fn process_without_a_provider() {
     let build = || RedisStore::builder("rediss://127.0.0.1:1").build();
     let error = build().unwrap_err().to_string();
-    assert!(error.contains("`rustls::crypto::ring::default_provider().install_default()`"), "{error}");
-    assert!(CryptoProvider::get_default().is_none(), "the choice stays with the program");
+    assert!(
+        error.contains("`rustls::crypto::ring::default_provider().install_default()`"),
+        "{error}"
+    );
+    assert!(
+        CryptoProvider::get_default().is_none(),
+        "the choice stays with the program"
+    );
     ring::default_provider().install_default().unwrap();
     build().unwrap();
 }

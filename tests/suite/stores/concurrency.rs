@@ -11,7 +11,10 @@ use crate::support::{TEST_TIMEOUT, redis_server::RedisServer};
 const LIMIT: Limit = Limit::per_hour("shared", 100);
 
 fn limiters<S: Store>(stores: Vec<S>) -> Vec<Limiter> {
-    stores.into_iter().map(|store| Limiter::new(store).deadline(TEST_TIMEOUT)).collect()
+    stores
+        .into_iter()
+        .map(|store| Limiter::new(store).deadline(TEST_TIMEOUT))
+        .collect()
 }
 
 /// As many connections as four processes have.
@@ -24,13 +27,17 @@ async fn admitted(limiters: &[Limiter], check: impl Fn(usize) -> Check) -> usize
     let start = Arc::new(tokio::sync::Barrier::new(limiters.len() * 64));
     let mut tasks = JoinSet::new();
     for number in 0..limiters.len() * 64 {
-        let (limiter, start) = (limiters[number % limiters.len()].clone(), Arc::clone(&start));
+        let (limiter, start) = (
+            limiters[number % limiters.len()].clone(),
+            Arc::clone(&start),
+        );
         let check = check(number);
         tasks.spawn(async move {
             start.wait().await;
             let mut admitted = 0;
             for _ in 0..4 {
-                admitted += usize::from(limiter.check_all(check.clone()).await.unwrap().is_allowed());
+                admitted +=
+                    usize::from(limiter.check_all(check.clone()).await.unwrap().is_allowed());
             }
             admitted
         });
@@ -47,14 +54,24 @@ fn crossing(number: usize) -> Check {
     let narrow = |key: &str| Charge::new(Limit::per_hour("narrow", 30), key, 1).unwrap();
     let shared = Charge::new(LIMIT, "all", 1).unwrap();
     let own = narrow(["a", "b", "c", "d", "e"][number % 5]);
-    let (first, second) = if number.is_multiple_of(2) { (shared, own) } else { (own, shared) };
+    let (first, second) = if number.is_multiple_of(2) {
+        (shared, own)
+    } else {
+        (own, shared)
+    };
     Check::new(first).and(second).unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn memory_admits_exactly_the_limit() {
-    assert_eq!(admitted(&limiters(vec![MemoryStore::new()]), one_key).await, 100);
-    assert_eq!(admitted(&limiters(vec![MemoryStore::new()]), crossing).await, 100);
+    assert_eq!(
+        admitted(&limiters(vec![MemoryStore::new()]), one_key).await,
+        100
+    );
+    assert_eq!(
+        admitted(&limiters(vec![MemoryStore::new()]), crossing).await,
+        100
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -72,9 +89,14 @@ async fn refused_checks_take_nothing_from_the_other_limits() {
     let narrow = Limit::per_hour("narrow", 15);
     let check = |number: usize| {
         let own = Charge::new(narrow.clone(), ["a", "b", "c", "d", "e"][number % 5], 1).unwrap();
-        Check::new(Charge::new(LIMIT, "all", 1).unwrap()).and(own).unwrap()
+        Check::new(Charge::new(LIMIT, "all", 1).unwrap())
+            .and(own)
+            .unwrap()
     };
     assert_eq!(admitted(&redis_limiters(&server), check).await, 75);
     let limiter = &redis_limiters(&server)[0];
-    assert_eq!(limiter.peek(&LIMIT, "all").await.unwrap().binding().used, 75);
+    assert_eq!(
+        limiter.peek(&LIMIT, "all").await.unwrap().binding().used,
+        75
+    );
 }

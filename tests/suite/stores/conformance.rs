@@ -23,7 +23,11 @@ fn redis_apart(clock: &ManualClock, server: &RedisServer) -> RedisStore {
 
 /// `HISTORIES` and `SEED` set the number of the histories, and the seed of the first one.
 fn suite() -> Conformance {
-    let number = |name: &str| env::var(name).ok().map(|number| number.parse::<u64>().expect("a number"));
+    let number = |name: &str| {
+        env::var(name)
+            .ok()
+            .map(|number| number.parse::<u64>().expect("a number"))
+    };
     let first = number("SEED").unwrap_or_else(|| RandomState::new().hash_one(0));
     let count = number("HISTORIES").unwrap_or(30);
     Conformance::new().seeds((0..count).map(|number| first.wrapping_add(number)))
@@ -31,13 +35,17 @@ fn suite() -> Conformance {
 
 #[tokio::test]
 async fn memory_keeps_the_rules() {
-    suite().run(async |clock| MemoryStore::new().clock(&clock)).await;
+    suite()
+        .run(async |clock| MemoryStore::new().clock(&clock))
+        .await;
 }
 
 #[tokio::test]
 async fn redis_keeps_the_rules() {
     let server = RedisServer::start();
-    suite().run(async |clock| redis_apart(&clock, &server)).await;
+    suite()
+        .run(async |clock| redis_apart(&clock, &server))
+        .await;
 }
 
 /// As an application has it that chooses its store at run time.

@@ -8,8 +8,8 @@ use proptest::{
     test_runner::{Config, TestRunner},
 };
 use tower_sliding_window::{
-    Algorithm, Charge, Check, Error, Limit, Limiter, MemoryStore, check::AdmissionId, settlement::Settlement,
-    store::ManualClock,
+    Algorithm, Charge, Check, Error, Limit, Limiter, MemoryStore, check::AdmissionId,
+    settlement::Settlement, store::ManualClock,
 };
 
 pub(super) const CALLS: Limit = Limit::per_minute("calls", 3);
@@ -54,7 +54,9 @@ async fn a_refusal_or_a_peek_stores_no_new_key() {
     let (store, limiter, _) = store(1_000_000);
     assert!(limiter.peek(&CALLS, "ada").await.unwrap().is_allowed());
     assert!(limiter.check(&CALLS, "ada", 0).await.unwrap().is_allowed());
-    assert!(matches!(limiter.check(&CALLS, "ada", 4).await, Err(Error::NeverFits(error)) if error.cost == 4));
+    assert!(
+        matches!(limiter.check(&CALLS, "ada", 4).await, Err(Error::NeverFits(error)) if error.cost == 4)
+    );
     assert_eq!(store.keys(), 0);
 }
 
@@ -82,17 +84,33 @@ async fn a_limit_without_admissions_is_forgotten() {
 #[tokio::test]
 async fn a_sweep_leaves_a_counter_as_it_is() {
     let (store, limiter, clock) = store(1_000);
-    let counted = Limit::per_minute("counted", 10).with_algorithm(Algorithm::SLIDING_WINDOW_COUNTER);
-    let at = limiter.peek(&counted, "ada").await.unwrap().at().duration_since(std::time::UNIX_EPOCH).unwrap();
+    let counted =
+        Limit::per_minute("counted", 10).with_algorithm(Algorithm::SLIDING_WINDOW_COUNTER);
+    let at = limiter
+        .peek(&counted, "ada")
+        .await
+        .unwrap()
+        .at()
+        .duration_since(std::time::UNIX_EPOCH)
+        .unwrap();
     clock.advance(counted.window() - Duration::from_micros(at.as_micros() as u64 % 60_000_000));
-    assert!(limiter.check(&counted, "ada", 10).await.unwrap().is_allowed());
+    assert!(
+        limiter
+            .check(&counted, "ada", 10)
+            .await
+            .unwrap()
+            .is_allowed()
+    );
     clock.advance(Duration::from_secs(75));
     for _ in 0..100 {
         clock.advance(Duration::from_millis(20));
         assert!(limiter.peek(&CALLS, "ada").await.unwrap().is_allowed());
     }
     // 43 of 60 seconds of the previous window count.
-    assert_eq!(limiter.peek(&counted, "ada").await.unwrap().binding().used, 8);
+    assert_eq!(
+        limiter.peek(&counted, "ada").await.unwrap().binding().used,
+        8
+    );
     clock.advance(Duration::from_secs(44));
     for _ in 0..100 {
         clock.advance(Duration::from_millis(20));
@@ -105,21 +123,44 @@ async fn a_sweep_leaves_a_counter_as_it_is() {
 async fn a_reset_frees_capacity() {
     let (store, limiter, _) = store(4);
     for (used, held) in [(1, 1), (2, 2), (3, 2)] {
-        assert_eq!(limiter.check(&CALLS, "ada", 1).await.unwrap().binding().used, used);
+        assert_eq!(
+            limiter
+                .check(&CALLS, "ada", 1)
+                .await
+                .unwrap()
+                .binding()
+                .used,
+            used
+        );
         assert_eq!(capacity_in_use(&store).0, held);
     }
     limiter.reset(&CALLS, "ada").await.unwrap();
     assert_eq!(capacity_in_use(&store).0, 0);
-    assert_eq!(limiter.check(&CALLS, "ada", 1).await.unwrap().binding().used, 1);
+    assert_eq!(
+        limiter
+            .check(&CALLS, "ada", 1)
+            .await
+            .unwrap()
+            .binding()
+            .used,
+        1
+    );
 }
 
 /// Whatever the operations, the capacity in use equals the stored admissions, and is zero in the
 /// end.
 #[test]
 fn all_capacity_is_free_after_the_last_admission_expires() {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
     let step = (0..8usize, 0..5usize, 0..4u64, 0..4u64, 0..30_000u64);
-    let mut random = TestRunner::new(Config { cases: 200, failure_persistence: None, ..Config::default() });
+    let mut random = TestRunner::new(Config {
+        cases: 200,
+        failure_persistence: None,
+        ..Config::default()
+    });
     let outcome = random.run(&vec(step, 1..200), |steps| {
         let (store, limiter, clock) = store(60);
         let limit = |place: usize| {
@@ -129,23 +170,37 @@ fn all_capacity_is_free_after_the_last_admission_expires() {
                 Algorithm::SLIDING_WINDOW_COUNTER,
                 Algorithm::FIXED_WINDOW,
             ][place % 4];
-            Limit::new(format!("l{place}"), 20, CALLS.window()).unwrap().with_algorithm(algorithm)
+            Limit::new(format!("l{place}"), 20, CALLS.window())
+                .unwrap()
+                .with_algorithm(algorithm)
         };
         let mut reservations = Vec::new();
         for (kind, place, key, cost, time) in steps {
-            let charge = |place: usize| Charge::new(limit(place % 5), key.to_string(), cost).unwrap();
+            let charge =
+                |place: usize| Charge::new(limit(place % 5), key.to_string(), cost).unwrap();
             let lease = Duration::from_millis(1 + time);
             match kind {
                 0 | 1 => {
-                    let check =
-                        Check::new(charge(place)).and(charge(place + 1)).unwrap().and(charge(place + 2)).unwrap();
-                    let check = if kind == 0 { check } else { check.with_id(AdmissionId(cost)) };
+                    let check = Check::new(charge(place))
+                        .and(charge(place + 1))
+                        .unwrap()
+                        .and(charge(place + 2))
+                        .unwrap();
+                    let check = if kind == 0 {
+                        check
+                    } else {
+                        check.with_id(AdmissionId(cost))
+                    };
                     drop(runtime.block_on(limiter.check_all(check)));
                 }
                 2 => drop(runtime.block_on(limiter.check(&limit(place), key.to_string(), cost))),
                 3 | 4 => {
-                    let reserved =
-                        runtime.block_on(limiter.reserve(&limit(place), key.to_string(), cost.max(1), lease));
+                    let reserved = runtime.block_on(limiter.reserve(
+                        &limit(place),
+                        key.to_string(),
+                        cost.max(1),
+                        lease,
+                    ));
                     reservations.extend(reserved.ok().and_then(Result::ok));
                 }
                 5 if !reservations.is_empty() => {
@@ -154,15 +209,26 @@ fn all_capacity_is_free_after_the_last_admission_expires() {
                         drop(runtime.block_on(reservation.settle(cost)));
                     }
                 }
-                6 => runtime.block_on(limiter.reset(&limit(place), key.to_string())).unwrap(),
+                6 => runtime
+                    .block_on(limiter.reset(&limit(place), key.to_string()))
+                    .unwrap(),
                 _ => clock.advance(Duration::from_millis(time)),
             }
-            prop_assert!(capacity_in_use(&store).0 <= 60, "{:?}", capacity_in_use(&store));
+            prop_assert!(
+                capacity_in_use(&store).0 <= 60,
+                "{:?}",
+                capacity_in_use(&store)
+            );
         }
         clock.advance(3 * CALLS.window());
         for _ in 0..130 {
             clock.advance(Duration::from_millis(20));
-            assert!(runtime.block_on(limiter.peek(&CALLS, "ada")).unwrap().is_allowed());
+            assert!(
+                runtime
+                    .block_on(limiter.peek(&CALLS, "ada"))
+                    .unwrap()
+                    .is_allowed()
+            );
         }
         prop_assert_eq!((store.keys(), capacity_in_use(&store)), (0, (0, 0)));
         Ok(())
@@ -180,7 +246,11 @@ async fn a_long_log_is_as_exact_as_a_short_one() {
     };
     let (mut admitted, mut used) = (Vec::new(), 0);
     for number in 0..10_000 {
-        let check = if number % 3 == 0 { take(1 + number % 7, number) } else { take(1, number) };
+        let check = if number % 3 == 0 {
+            take(1 + number % 7, number)
+        } else {
+            take(1, number)
+        };
         admitted.push((limiter.check_all(check.clone()).await.unwrap(), check));
         clock.advance(Duration::from_millis(1));
     }
@@ -192,24 +262,50 @@ async fn a_long_log_is_as_exact_as_a_short_one() {
     let (first, last) = (&admitted[0], &admitted[9_999]);
     for (_, check) in [first, last] {
         assert_eq!(
-            limiter.check_all(check.clone()).await.unwrap().binding().used,
+            limiter
+                .check_all(check.clone())
+                .await
+                .unwrap()
+                .binding()
+                .used,
             used,
             "the repeated check counts once"
         );
     }
     // All entries up to one in the middle must leave.
-    let up_to: u64 = admitted[..=5_000].iter().map(|(_, check)| check.charges().map(Charge::cost).sum::<u64>()).sum();
-    assert!(limiter.check(&limit, "ada", limit.units() - used).await.unwrap().is_allowed());
+    let up_to: u64 = admitted[..=5_000]
+        .iter()
+        .map(|(_, check)| check.charges().map(Charge::cost).sum::<u64>())
+        .sum();
+    assert!(
+        limiter
+            .check(&limit, "ada", limit.units() - used)
+            .await
+            .unwrap()
+            .is_allowed()
+    );
     let refused = limiter.check(&limit, "ada", up_to).await.unwrap();
-    assert_eq!(refused.retry_after(), Some(limit.window() - Duration::from_millis(10_000 - 5_000)));
+    assert_eq!(
+        refused.retry_after(),
+        Some(limit.window() - Duration::from_millis(10_000 - 5_000))
+    );
     let refused = limiter.check(&limit, "ada", up_to + 1).await.unwrap();
-    assert_eq!(refused.retry_after(), Some(limit.window() - Duration::from_millis(10_000 - 5_001)));
+    assert_eq!(
+        refused.retry_after(),
+        Some(limit.window() - Duration::from_millis(10_000 - 5_001))
+    );
 
     for (decision, check) in admitted.iter().step_by(101) {
         let refund = Settlement::new(check.clone(), decision, |_| Some(0));
         used = limit.units() - limiter.settle(refund).await.unwrap().decision.remaining();
-        let again = limiter.settle(Settlement::new(check.clone(), decision, |_| Some(0))).await.unwrap();
-        assert_eq!((again.was_applied, again.decision.binding().used), (false, used));
+        let again = limiter
+            .settle(Settlement::new(check.clone(), decision, |_| Some(0)))
+            .await
+            .unwrap();
+        assert_eq!(
+            (again.was_applied, again.decision.binding().used),
+            (false, used)
+        );
     }
     clock.advance(limit.window());
     assert_eq!(limiter.peek(&limit, "ada").await.unwrap().binding().used, 0);
@@ -220,7 +316,15 @@ async fn a_long_log_is_as_exact_as_a_short_one() {
 async fn an_expired_admission_frees_capacity() {
     let (_, limiter, clock) = store(6);
     for _ in 0..50 {
-        assert_eq!(limiter.check(&CALLS, "ada", 1).await.unwrap().binding().used, 1);
+        assert_eq!(
+            limiter
+                .check(&CALLS, "ada", 1)
+                .await
+                .unwrap()
+                .binding()
+                .used,
+            1
+        );
         assert!(limiter.check(&CALLS, "ada", 1).await.unwrap().is_allowed());
         assert!(limiter.check(&CALLS, "ada", 1).await.unwrap().is_allowed());
         clock.advance(CALLS.window());

@@ -5,7 +5,8 @@ use std::{thread, time::Duration};
 use tokio::time::{Instant, advance};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
-    Algorithm, Charge, Check, Limit, Limiter, MemoryStore, RateLimitLayer, Store, testing::FaultyStore,
+    Algorithm, Charge, Check, Limit, Limiter, MemoryStore, RateLimitLayer, Store,
+    testing::FaultyStore,
 };
 
 use crate::support::requests::{anyone, figures, hello, request};
@@ -15,10 +16,15 @@ const MINUTE: Duration = Duration::from_secs(60);
 
 #[tokio::test(start_paused = true)]
 async fn a_window_ends_when_the_test_advances_time() {
-    let app = RateLimitLayer::new(MemoryStore::new()).limit(ONE.by(anyone)).layer(service_fn(hello));
+    let app = RateLimitLayer::new(MemoryStore::new())
+        .limit(ONE.by(anyone))
+        .layer(service_fn(hello));
     let asked = async |status, retry_after| {
         let response = app.clone().oneshot(request()).await.unwrap();
-        assert_eq!((response.status().as_u16(), figures(response.headers())[3]), (status, retry_after));
+        assert_eq!(
+            (response.status().as_u16(), figures(response.headers())[3]),
+            (status, retry_after)
+        );
     };
     asked(200, None).await;
     asked(429, Some("60")).await;
@@ -33,10 +39,19 @@ async fn a_window_ends_when_the_test_advances_time() {
 async fn a_wait_takes_no_real_time() {
     let (limiter, begun) = (Limiter::new(MemoryStore::new()), Instant::now());
     for _ in 0..3 {
-        assert!(limiter.acquire(&ONE, "ada", 1, 10 * MINUTE).await.unwrap().is_allowed());
+        assert!(
+            limiter
+                .acquire(&ONE, "ada", 1, 10 * MINUTE)
+                .await
+                .unwrap()
+                .is_allowed()
+        );
     }
     let waited = begun.elapsed();
-    assert!((2 * MINUTE..2 * MINUTE + Duration::from_secs(1)).contains(&waited), "{waited:?}");
+    assert!(
+        (2 * MINUTE..2 * MINUTE + Duration::from_secs(1)).contains(&waited),
+        "{waited:?}"
+    );
 }
 
 /// A cached refusal is at most a second old.
@@ -45,12 +60,18 @@ async fn the_refusal_cache_follows_paused_time() {
     let store = FaultyStore::new(MemoryStore::new()).with_local_state();
     let limiter = Limiter::new(store.clone());
     for (allowed, asked) in [(true, 1), (false, 2), (false, 2)] {
-        assert_eq!(limiter.check(&ONE, "ada", 1).await.unwrap().is_allowed(), allowed);
+        assert_eq!(
+            limiter.check(&ONE, "ada", 1).await.unwrap().is_allowed(),
+            allowed
+        );
         assert_eq!(store.calls(), asked);
     }
     advance(Duration::from_secs(1)).await;
     let refused = limiter.check(&ONE, "ada", 1).await.unwrap();
-    assert_eq!((refused.retry_after(), store.calls()), (Some(MINUTE - Duration::from_secs(1)), 3));
+    assert_eq!(
+        (refused.retry_after(), store.calls()),
+        (Some(MINUTE - Duration::from_secs(1)), 3)
+    );
     advance(MINUTE).await;
     assert!(limiter.check(&ONE, "ada", 1).await.unwrap().is_allowed());
 }
@@ -59,19 +80,37 @@ async fn the_refusal_cache_follows_paused_time() {
 /// is admitted beyond the limit, and no key is refused for longer than one full window.
 #[tokio::test(start_paused = true)]
 async fn a_thread_outside_the_runtime_admits_nothing_extra() {
-    for algorithm in
-        [Algorithm::SLIDING_LOG, Algorithm::compact_log(16), Algorithm::SLIDING_WINDOW_COUNTER, Algorithm::FIXED_WINDOW]
-    {
-        let (store, two) = (MemoryStore::new(), Limit::per_minute("two", 2).with_algorithm(algorithm));
+    for algorithm in [
+        Algorithm::SLIDING_LOG,
+        Algorithm::compact_log(16),
+        Algorithm::SLIDING_WINDOW_COUNTER,
+        Algorithm::FIXED_WINDOW,
+    ] {
+        let (store, two) = (
+            MemoryStore::new(),
+            Limit::per_minute("two", 2).with_algorithm(algorithm),
+        );
         let check = Check::new(Charge::new(two, "ada", 1).unwrap());
         for _ in 0..3 {
             advance(1_000 * MINUTE).await;
-            assert_eq!(store.decide_now(&check).unwrap().unwrap().binding().used, 1, "{algorithm:?}");
+            assert_eq!(
+                store.decide_now(&check).unwrap().unwrap().binding().used,
+                1,
+                "{algorithm:?}"
+            );
             let (outside, check) = (store.clone(), check.clone());
-            let asked = thread::spawn(move || [(); 3].map(|()| outside.decide_now(&check).unwrap().unwrap()));
+            let asked = thread::spawn(move || {
+                [(); 3].map(|()| outside.decide_now(&check).unwrap().unwrap())
+            });
             let [second, refused, again] = asked.join().unwrap();
-            assert!(second.is_allowed() && !refused.is_allowed() && !again.is_allowed(), "{algorithm:?}");
-            assert!(again.retry_after().is_some_and(|wait| wait <= 2 * MINUTE), "{again:?}");
+            assert!(
+                second.is_allowed() && !refused.is_allowed() && !again.is_allowed(),
+                "{algorithm:?}"
+            );
+            assert!(
+                again.retry_after().is_some_and(|wait| wait <= 2 * MINUTE),
+                "{again:?}"
+            );
         }
     }
 }

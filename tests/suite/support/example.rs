@@ -38,14 +38,25 @@ const SETTINGS: [&str; 16] = [
 /// An example with only these settings. Cargo builds the examples together with the tests, into a
 /// folder next to them.
 pub(crate) fn example(name: &str, settings: &[(&str, &str)]) -> Command {
-    let folder = env::current_exe().unwrap().parent().unwrap().parent().unwrap().join("examples");
+    let folder = env::current_exe()
+        .unwrap()
+        .parent()
+        .unwrap()
+        .parent()
+        .unwrap()
+        .join("examples");
     let program = folder.join(format!("{name}{}", env::consts::EXE_SUFFIX));
-    assert!(program.exists(), "the example {name} is not built: run `cargo build --examples --all-features`");
+    assert!(
+        program.exists(),
+        "the example {name} is not built: run `cargo build --examples --all-features`"
+    );
     let mut command = Command::new(program);
     SETTINGS.iter().for_each(|setting| {
         command.env_remove(setting);
     });
-    command.env("RATE_LIMIT_SECRET", SECRET).envs(settings.iter().copied());
+    command
+        .env("RATE_LIMIT_SECRET", SECRET)
+        .envs(settings.iter().copied());
     command
 }
 
@@ -61,12 +72,25 @@ pub(crate) struct Server {
 impl Server {
     pub(crate) fn start(name: &str, settings: &[(&str, &str)]) -> Self {
         let mut command = example(name, &[&[("PORT", "0")], settings].concat());
-        let mut process = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        let mut process = command
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
         let mut output = BufReader::new(process.stdout.take().unwrap());
         let mut line = String::new();
         output.read_line(&mut line).unwrap();
-        let url = line.trim().strip_prefix("listening on ").unwrap().to_owned();
-        Self { process, url, output, client: HttpClient::new() }
+        let url = line
+            .trim()
+            .strip_prefix("listening on ")
+            .unwrap()
+            .to_owned();
+        Self {
+            process,
+            url,
+            output,
+            client: HttpClient::new(),
+        }
     }
 
     pub(crate) async fn get(&self, path: &str) -> Answer {
@@ -74,11 +98,15 @@ impl Server {
     }
 
     pub(crate) async fn send(&self, method: &str, path: &str, headers: &[(&str, &str)]) -> Answer {
-        self.client.send(method, &format!("{}{path}", self.url), headers).await
+        self.client
+            .send(method, &format!("{}{path}", self.url), headers)
+            .await
     }
 
     pub(crate) async fn post(&self, path: &str, headers: &[(&str, &str)], body: &str) -> Answer {
-        self.client.send_with("POST", &format!("{}{path}", self.url), headers, body).await
+        self.client
+            .send_with("POST", &format!("{}{path}", self.url), headers, body)
+            .await
     }
 }
 

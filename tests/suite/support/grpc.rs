@@ -29,17 +29,32 @@ pub(crate) async fn listen() -> (TcpIncoming, String) {
 /// Serves the health service behind the layer until the test ends, and returns its URL.
 pub(crate) async fn serve(layer: RateLimitLayer<GrpcResponse>) -> String {
     let (incoming, url) = listen().await;
-    tokio::spawn(Server::builder().layer(layer).add_service(health()).serve_with_incoming(incoming));
+    tokio::spawn(
+        Server::builder()
+            .layer(layer)
+            .add_service(health())
+            .serve_with_incoming(incoming),
+    );
     url
 }
 
 pub(crate) async fn connect(url: &str) -> Client {
-    HealthClient::new(Channel::from_shared(url.to_owned()).unwrap().connect().await.unwrap())
+    HealthClient::new(
+        Channel::from_shared(url.to_owned())
+            .unwrap()
+            .connect()
+            .await
+            .unwrap(),
+    )
 }
 
 /// Calls `Check`, and returns the metadata of its response.
 pub(crate) async fn check(client: &mut Client) -> Result<MetadataMap, Status> {
-    Ok(client.check(HealthCheckRequest::default()).await?.metadata().clone())
+    Ok(client
+        .check(HealthCheckRequest::default())
+        .await?
+        .metadata()
+        .clone())
 }
 
 pub(crate) fn text<'a>(metadata: &'a MetadataMap, name: &str) -> Option<&'a str> {

@@ -24,7 +24,11 @@ impl HttpClient {
 
     /// Speaks HTTP/2 from the first byte.
     pub(crate) fn http2() -> Self {
-        Self(Client::builder(TokioExecutor::new()).http2_only(true).build_http())
+        Self(
+            Client::builder(TokioExecutor::new())
+                .http2_only(true)
+                .build_http(),
+        )
     }
 
     pub(crate) async fn get(&self, url: &str) -> Answer {
@@ -35,10 +39,20 @@ impl HttpClient {
         self.send_with(method, url, headers, "").await
     }
 
-    pub(crate) async fn send_with(&self, method: &str, url: &str, headers: &[(&str, &str)], body: &str) -> Answer {
+    pub(crate) async fn send_with(
+        &self,
+        method: &str,
+        url: &str,
+        headers: &[(&str, &str)],
+        body: &str,
+    ) -> Answer {
         let (parts, body) = self.open(method, url, headers, body).await.into_parts();
         let body = body.collect().await.unwrap().to_bytes();
-        Answer { status: parts.status, headers: parts.headers, body: String::from_utf8_lossy(&body).into_owned() }
+        Answer {
+            status: parts.status,
+            headers: parts.headers,
+            body: String::from_utf8_lossy(&body).into_owned(),
+        }
     }
 
     /// Waits for no more than the head of the response.
@@ -50,14 +64,21 @@ impl HttpClient {
         body: &str,
     ) -> Response<Incoming> {
         let request = Request::builder().method(method).uri(url);
-        let request = headers.iter().fold(request, |request, (name, value)| request.header(*name, *value));
-        self.0.request(request.body(Full::from(body.to_owned())).unwrap()).await.unwrap()
+        let request = headers.iter().fold(request, |request, (name, value)| {
+            request.header(*name, *value)
+        });
+        self.0
+            .request(request.body(Full::from(body.to_owned())).unwrap())
+            .await
+            .unwrap()
     }
 }
 
 impl Answer {
     /// The value of a header that is a number.
     pub(crate) fn number(&self, name: &str) -> Option<u64> {
-        self.headers.get(name).map(|value| value.to_str().unwrap().parse().unwrap())
+        self.headers
+            .get(name)
+            .map(|value| value.to_str().unwrap().parse().unwrap())
     }
 }

@@ -43,10 +43,15 @@ impl Load {
     where
         F: Future<Output = Option<bool>> + Send,
     {
-        let (ask, is_over, report) = (Arc::new(ask), Arc::<AtomicBool>::default(), Arc::<Mutex<Report>>::default());
+        let (ask, is_over, report) = (
+            Arc::new(ask),
+            Arc::<AtomicBool>::default(),
+            Arc::<Mutex<Report>>::default(),
+        );
         let mut clients = JoinSet::new();
         for number in 0..CLIENTS {
-            let (ask, is_over, report) = (Arc::clone(&ask), Arc::clone(&is_over), Arc::clone(&report));
+            let (ask, is_over, report) =
+                (Arc::clone(&ask), Arc::clone(&is_over), Arc::clone(&report));
             clients.spawn(async move {
                 while !is_over.load(Ordering::SeqCst) {
                     let asked = Instant::now();
@@ -56,11 +61,18 @@ impl Load {
                 }
             });
         }
-        Self { clients, is_over, report }
+        Self {
+            clients,
+            is_over,
+            report,
+        }
     }
 
     /// Each client sends the check of its number to the limiter.
-    pub(crate) fn of_checks(limiter: &Limiter, check: impl Fn(usize) -> Check + Send + Sync + 'static) -> Self {
+    pub(crate) fn of_checks(
+        limiter: &Limiter,
+        check: impl Fn(usize) -> Check + Send + Sync + 'static,
+    ) -> Self {
         let limiter = limiter.clone();
         Self::start(move |number| {
             let decision = limiter.check_all(check(number));
@@ -101,7 +113,9 @@ impl Report {
                 self.admitted += u64::from(is_admitted);
                 self.decided += 1;
                 let last = self.last_decision.replace(now);
-                self.longest_gap = self.longest_gap.max(last.map(|last| now - last).unwrap_or_default());
+                self.longest_gap = self
+                    .longest_gap
+                    .max(last.map(|last| now - last).unwrap_or_default());
             }
             None => {
                 self.failed += 1;
@@ -112,6 +126,8 @@ impl Report {
 
     /// The time from this moment to the last failure.
     pub(crate) fn failed_after(&self, moment: Instant) -> Duration {
-        self.last_failure.map(|failure| failure.saturating_duration_since(moment)).unwrap_or_default()
+        self.last_failure
+            .map(|failure| failure.saturating_duration_since(moment))
+            .unwrap_or_default()
     }
 }

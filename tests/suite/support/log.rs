@@ -25,13 +25,21 @@ impl Log {
         LazyLock::force(&SECOND);
         let lines = Lines::default();
         let writer = lines.clone();
-        let subscriber = tracing_subscriber::fmt().with_ansi(false).with_max_level(LevelFilter::TRACE);
-        let subscriber = subscriber.with_writer(move || writer.clone()).finish().set_default();
+        let subscriber = tracing_subscriber::fmt()
+            .with_ansi(false)
+            .with_max_level(LevelFilter::TRACE);
+        let subscriber = subscriber
+            .with_writer(move || writer.clone())
+            .finish()
+            .set_default();
         // An event that another test reached for the first time just now may have missed this
         // subscriber, so this looks again.
         thread::sleep(Duration::from_millis(5));
         tracing::callsite::rebuild_interest_cache();
-        Self { lines, _subscriber: Box::new(subscriber) }
+        Self {
+            lines,
+            _subscriber: Box::new(subscriber),
+        }
     }
 
     pub(crate) fn text(&self) -> String {

@@ -35,8 +35,8 @@ use tokio::{
     time::{MissedTickBehavior, interval, sleep},
 };
 use tower_sliding_window::{
-    Algorithm, Charge, Check, Decision, Limit, Limiter, MemoryStore, RateLimitLayer, RedisStore, Store,
-    decision::LimitStatus, limiter::FailureMode, store::ManualClock,
+    Algorithm, Charge, Check, Decision, Limit, Limiter, MemoryStore, RateLimitLayer, RedisStore,
+    Store, decision::LimitStatus, limiter::FailureMode, store::ManualClock,
 };
 
 pub(crate) use self::figures::Figures;
@@ -57,8 +57,12 @@ pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 pub(crate) const MICROSECOND: Duration = Duration::from_micros(1);
 
 /// One algorithm of each kind.
-pub(crate) const ALGORITHMS: [Algorithm; 4] =
-    [Algorithm::SLIDING_LOG, Algorithm::compact_log(16), Algorithm::SLIDING_WINDOW_COUNTER, Algorithm::FIXED_WINDOW];
+pub(crate) const ALGORITHMS: [Algorithm; 4] = [
+    Algorithm::SLIDING_LOG,
+    Algorithm::compact_log(16),
+    Algorithm::SLIDING_WINDOW_COUNTER,
+    Algorithm::FIXED_WINDOW,
+];
 
 pub(crate) const fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)
@@ -81,7 +85,9 @@ pub(crate) fn check_of(charges: impl IntoIterator<Item = Charge>) -> Check {
 
 /// Whether a check was refused, and would have been admitted without the reserved units.
 pub(crate) fn is_refused_by_reservations(decision: &Decision) -> bool {
-    let mut refusing = decision.statuses().filter(|status| !status.is_shadow && status.retry_after().is_some());
+    let mut refusing = decision
+        .statuses()
+        .filter(|status| !status.is_shadow && status.retry_after().is_some());
     !decision.is_allowed() && refusing.all(LimitStatus::is_refused_by_reservations)
 }
 
@@ -104,7 +110,10 @@ pub(crate) struct Numbers(pub(crate) u64);
 
 impl Numbers {
     pub(crate) fn below(&mut self, end: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) % end
     }
 }
@@ -121,11 +130,18 @@ pub(crate) fn with_causes(error: &dyn Error) -> String {
 }
 
 pub(crate) fn one_thread() -> Runtime {
-    runtime::Builder::new_current_thread().enable_all().build().unwrap()
+    runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap()
 }
 
 pub(crate) fn two_threads() -> Runtime {
-    runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap()
+    runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .unwrap()
 }
 
 /// Lets all other tasks do what they can do without time passing.
@@ -157,12 +173,18 @@ impl Lateness {
                 counted.fetch_add(1, Ordering::Relaxed);
             }
         });
-        Self { began: Instant::now(), in_time, _ticks: ticks }
+        Self {
+            began: Instant::now(),
+            in_time,
+            _ticks: ticks,
+        }
     }
 
     /// For how long since the start no tick came in time.
     pub(crate) fn so_far(&self) -> Duration {
-        self.began.elapsed().saturating_sub(Self::TICK * self.in_time.load(Ordering::Relaxed))
+        self.began
+            .elapsed()
+            .saturating_sub(Self::TICK * self.in_time.load(Ordering::Relaxed))
     }
 }
 
@@ -192,14 +214,22 @@ impl<S: Store + Clone> Fixture<S> {
     }
 
     fn new(store: S, clock: ManualClock, server: Option<RedisServer>) -> Self {
-        Self { limiter: Limiter::new(store.clone()).deadline(TEST_TIMEOUT), store, clock, _server: server }
+        Self {
+            limiter: Limiter::new(store.clone()).deadline(TEST_TIMEOUT),
+            store,
+            clock,
+            _server: server,
+        }
     }
 }
 
 impl<S: Store> Fixture<S> {
     /// Without a refusal cache, so that every check reaches the store.
     pub(crate) fn without_refusal_cache(self) -> Self {
-        Self { limiter: self.limiter.refusal_cache(Duration::ZERO), ..self }
+        Self {
+            limiter: self.limiter.refusal_cache(Duration::ZERO),
+            ..self
+        }
     }
 }
 

@@ -17,5 +17,9 @@ pub(crate) fn row(fault: &str, seen: impl Display, to_reach: &str) {
 
 pub(crate) fn millis(time: Duration) -> String {
     let millis = time.as_secs_f64() * 1e3;
-    if millis < 1.0 { format!("{millis:.2} ms") } else { format!("{millis:.0} ms") }
+    if millis < 1.0 {
+        format!("{millis:.2} ms")
+    } else {
+        format!("{millis:.0} ms")
+    }
 }

@@ -66,7 +66,10 @@ impl Proxy {
             is_splitting: AtomicBool::new(false),
             cuts: broadcast::Sender::new(16),
         });
-        let proxy = Self { url, wires: Arc::clone(&wires) };
+        let proxy = Self {
+            url,
+            wires: Arc::clone(&wires),
+        };
         tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
                 tokio::spawn(forward(client, Arc::clone(&wires)));
@@ -82,7 +85,9 @@ impl Proxy {
 
     /// Open connections stay open, but no reply comes over them any more.
     pub(crate) fn silence_open_connections(&self) {
-        self.wires.silent_below.store(self.wires.accepted.load(Ordering::SeqCst), Ordering::SeqCst);
+        self.wires
+            .silent_below
+            .store(self.wires.accepted.load(Ordering::SeqCst), Ordering::SeqCst);
     }
 
     pub(crate) fn url(&self) -> &str {
@@ -106,19 +111,26 @@ impl Proxy {
 
     /// Passes on the request that it holds, and waits for the reply.
     pub(crate) async fn pass_on_held(&self) {
-        assert!(!self.wires.is_holding.load(Ordering::SeqCst), "no request has come");
+        assert!(
+            !self.wires.is_holding.load(Ordering::SeqCst),
+            "no request has come"
+        );
         self.wires.goes_on.notify_one();
         self.wires.has_arrived.notified().await;
     }
 
     /// From now on each reply arrives so much later.
     pub(crate) fn delay_replies(&self, by: Duration) {
-        self.wires.delay_micros.store(u64::try_from(by.as_micros()).unwrap(), Ordering::SeqCst);
+        self.wires
+            .delay_micros
+            .store(u64::try_from(by.as_micros()).unwrap(), Ordering::SeqCst);
     }
 
     /// Whether all data travels byte by byte from now on, in both directions.
     pub(crate) fn split_packets(&self, is_splitting: bool) {
-        self.wires.is_splitting.store(is_splitting, Ordering::SeqCst);
+        self.wires
+            .is_splitting
+            .store(is_splitting, Ordering::SeqCst);
     }
 
     /// Ends every connection that is open.
@@ -131,10 +143,15 @@ impl Proxy {
 async fn forward(mut client: TcpStream, wires: Arc<Wires>) {
     let target = wires.target.lock().unwrap().clone();
     // Without a server, the client's connection is closed at once.
-    let Ok(mut server) = TcpStream::connect(target).await else { return };
+    let Ok(mut server) = TcpStream::connect(target).await else {
+        return;
+    };
     let number = wires.accepted.fetch_add(1, Ordering::SeqCst);
     let mut cuts = wires.cuts.subscribe();
-    client.set_nodelay(true).and_then(|()| server.set_nodelay(true)).unwrap();
+    client
+        .set_nodelay(true)
+        .and_then(|()| server.set_nodelay(true))
+        .unwrap();
     let ((from_client, to_client), (from_server, to_server)) = (client.split(), server.split());
     let mut held = None;
     let cut = tokio::select! {
@@ -156,7 +173,11 @@ async fn forward(mut client: TcpStream, wires: Arc<Wires>) {
 }
 
 /// Passes on requests, and returns one that is held.
-async fn requests(mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin, wires: &Wires) -> Option<Vec<u8>> {
+async fn requests(
+    mut from: impl AsyncRead + Unpin,
+    mut to: impl AsyncWrite + Unpin,
+    wires: &Wires,
+) -> Option<Vec<u8>> {
     let mut request = vec![0; 64 * 1024];
     while let Ok(length @ 1..) = from.read(&mut request).await {
         if wires.is_holding.swap(false, Ordering::SeqCst) {
@@ -171,7 +192,12 @@ async fn requests(mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Un
 
 /// Passes on each reply after the delay. The delay is that of the line: a reply that comes in
 /// several packets, as nested ones of Redis 6.2 do, waits once.
-async fn replies(mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin, number: usize, wires: &Wires) {
+async fn replies(
+    mut from: impl AsyncRead + Unpin,
+    mut to: impl AsyncWrite + Unpin,
+    number: usize,
+    wires: &Wires,
+) {
     let (arrived, mut on_the_line) = mpsc::unbounded_channel();
     let arriving = async move {
         let mut reply = vec![0; 64 * 1024];
@@ -190,8 +216,12 @@ async fn replies(mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unp
             if number < wires.silent_below.load(Ordering::SeqCst) {
                 continue;
             }
-            let lost =
-                wires.to_lose.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok();
+            let lost = wires
+                .to_lose
+                .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| {
+                    left.checked_sub(1)
+                })
+                .is_ok();
             if lost || pass_on(&reply, &mut to, wires).await.is_err() {
                 break;
             }
@@ -204,8 +234,16 @@ async fn replies(mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unp
     }
 }
 
-async fn pass_on(bytes: &[u8], to: &mut (impl AsyncWrite + Unpin), wires: &Wires) -> std::io::Result<()> {
-    let size = if wires.is_splitting.load(Ordering::SeqCst) { 1 } else { bytes.len() };
+async fn pass_on(
+    bytes: &[u8],
+    to: &mut (impl AsyncWrite + Unpin),
+    wires: &Wires,
+) -> std::io::Result<()> {
+    let size = if wires.is_splitting.load(Ordering::SeqCst) {
+        1
+    } else {
+        bytes.len()
+    };
     for part in bytes.chunks(size) {
         to.write_all(part).await?;
     }

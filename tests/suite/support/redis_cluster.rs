@@ -17,10 +17,19 @@ pub(crate) struct RedisCluster(pub(crate) Vec<RedisServer>);
 
 impl RedisCluster {
     pub(crate) async fn start(nodes: usize) -> Self {
-        let start = move || Self((0..nodes).map(|_| RedisServer::start_with(&OPTIONS)).collect());
+        let start = move || {
+            Self(
+                (0..nodes)
+                    .map(|_| RedisServer::start_with(&OPTIONS))
+                    .collect(),
+            )
+        };
         let cluster = spawn_blocking(start).await.unwrap();
         cluster.introduce_nodes().await;
-        until("the cluster does not come up", || cluster.0.iter().all(is_settled)).await;
+        until("the cluster does not come up", || {
+            cluster.0.iter().all(is_settled)
+        })
+        .await;
         cluster
     }
 
@@ -41,7 +50,10 @@ impl RedisCluster {
         }
         for (replica, primary) in replicas.iter().zip(primaries) {
             let id = primary.run::<String>("CLUSTER MYID");
-            until("the nodes do not meet", || replica.run::<String>("CLUSTER NODES").contains(&id)).await;
+            until("the nodes do not meet", || {
+                replica.run::<String>("CLUSTER NODES").contains(&id)
+            })
+            .await;
             replica.run::<()>(&format!("CLUSTER REPLICATE {id}"));
         }
     }
@@ -49,12 +61,16 @@ impl RedisCluster {
     /// With time for a busy machine.
     pub(crate) fn builder(&self) -> RedisStoreBuilder {
         let urls = self.0.iter().map(RedisServer::url);
-        RedisStore::cluster(urls).connect_timeout(TEST_TIMEOUT).reply_timeout(TEST_TIMEOUT)
+        RedisStore::cluster(urls)
+            .connect_timeout(TEST_TIMEOUT)
+            .reply_timeout(TEST_TIMEOUT)
     }
 
     /// Without a refusal cache.
     pub(crate) fn limiter(&self, builder: RedisStoreBuilder) -> Limiter {
-        Limiter::new(builder.build().unwrap()).refusal_cache(Duration::ZERO).deadline(Duration::from_secs(5))
+        Limiter::new(builder.build().unwrap())
+            .refusal_cache(Duration::ZERO)
+            .deadline(Duration::from_secs(5))
     }
 
     pub(crate) fn primaries(&self) -> impl Iterator<Item = &RedisServer> {
@@ -68,6 +84,10 @@ impl RedisCluster {
 
 /// Whether a node knows all slots. A replica must also have all data.
 fn is_settled(node: &RedisServer) -> bool {
-    node.run::<String>("CLUSTER INFO").contains("cluster_state:ok")
-        && (node.is_primary() || node.run::<String>("INFO replication").contains("master_link_status:up"))
+    node.run::<String>("CLUSTER INFO")
+        .contains("cluster_state:ok")
+        && (node.is_primary()
+            || node
+                .run::<String>("INFO replication")
+                .contains("master_link_status:up"))
 }

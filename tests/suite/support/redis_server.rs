@@ -44,10 +44,18 @@ impl RedisServer {
             let port = free_port();
             let mut process = spawn(port, &options, &dir);
             if wait_until_up(&mut process, port) {
-                return Self { process, port, options, dir };
+                return Self {
+                    process,
+                    port,
+                    options,
+                    dir,
+                };
             }
         }
-        panic!("redis-server does not start; its log is in {:?}", dir.keep());
+        panic!(
+            "redis-server does not start; its log is in {:?}",
+            dir.keep()
+        );
     }
 
     pub(crate) fn url(&self) -> String {
@@ -56,7 +64,9 @@ impl RedisServer {
 
     /// A store on this server. It waits long enough on a busy machine.
     pub(crate) fn store(&self) -> RedisStoreBuilder {
-        store_at(&self.url()).connect_timeout(TEST_TIMEOUT).reply_timeout(TEST_TIMEOUT)
+        store_at(&self.url())
+            .connect_timeout(TEST_TIMEOUT)
+            .reply_timeout(TEST_TIMEOUT)
     }
 
     pub(crate) fn port(&self) -> u16 {
@@ -70,7 +80,10 @@ impl RedisServer {
 
     /// A connection that is separate from those of the store under test.
     pub(crate) fn connect(&self) -> Connection {
-        redis::Client::open(self.url()).unwrap().get_connection().unwrap()
+        redis::Client::open(self.url())
+            .unwrap()
+            .get_connection()
+            .unwrap()
     }
 
     /// Runs a command, written as in redis-cli.
@@ -86,14 +99,18 @@ impl RedisServer {
     /// Before 7.0 a server cannot report when a key expires, and a script cannot read the version.
     pub(crate) fn is_before_7(&self) -> bool {
         let info: String = self.run("INFO server");
-        let version = info.lines().find_map(|line| line.strip_prefix("redis_version:")).unwrap();
+        let version = info
+            .lines()
+            .find_map(|line| line.strip_prefix("redis_version:"))
+            .unwrap();
         version.split('.').next().unwrap().parse::<u32>().unwrap() < 7
     }
 
     /// `false` if the server closes the connection meanwhile, which it does while it is promoted.
     pub(crate) fn is_primary(&self) -> bool {
         let connection = redis::Client::open(self.url()).unwrap().get_connection();
-        let info = connection.and_then(|mut connection| redis::cmd("INFO").query::<String>(&mut connection));
+        let info = connection
+            .and_then(|mut connection| redis::cmd("INFO").query::<String>(&mut connection));
         match info {
             Err(error) if error.is_connection_dropped() => false,
             info => info.unwrap().contains("role:master"),
@@ -108,19 +125,37 @@ impl RedisServer {
     /// The same of the commands that begin with a name.
     pub(crate) fn calls(&self, name: &str) -> u64 {
         let stats: String = self.run("INFO commandstats");
-        let calls = |line: &str| line.split_once("calls=")?.1.split(',').next()?.parse::<u64>().ok();
-        stats.lines().filter(|line| line.starts_with(&format!("cmdstat_{name}"))).filter_map(calls).sum()
+        let calls = |line: &str| {
+            line.split_once("calls=")?
+                .1
+                .split(',')
+                .next()?
+                .parse::<u64>()
+                .ok()
+        };
+        stats
+            .lines()
+            .filter(|line| line.starts_with(&format!("cmdstat_{name}")))
+            .filter_map(calls)
+            .sum()
     }
 
     /// The number of open connections, without the one that asks.
     pub(crate) fn connections(&self) -> usize {
-        self.run::<String>("CLIENT LIST TYPE normal").lines().count() - 1
+        self.run::<String>("CLIENT LIST TYPE normal")
+            .lines()
+            .count()
+            - 1
     }
 
     /// The number of connections that were opened so far, with one for each of these questions.
     pub(crate) fn opened(&self) -> u64 {
         let info: String = self.run("INFO stats");
-        info.lines().find_map(|line| line.strip_prefix("total_connections_received:")).unwrap().parse().unwrap()
+        info.lines()
+            .find_map(|line| line.strip_prefix("total_connections_received:"))
+            .unwrap()
+            .parse()
+            .unwrap()
     }
 
     pub(crate) fn keys(&self) -> Vec<String> {
@@ -156,12 +191,18 @@ impl RedisServer {
             if wait_until_up(&mut self.process, self.port) {
                 return;
             }
-            assert!(Instant::now() < deadline, "redis-server does not come back on its port");
+            assert!(
+                Instant::now() < deadline,
+                "redis-server does not come back on its port"
+            );
         }
     }
 
     fn signal(&self, signal: &str) {
-        let status = Command::new("kill").args([signal, &self.process.id().to_string()]).status().unwrap();
+        let status = Command::new("kill")
+            .args([signal, &self.process.id().to_string()])
+            .status()
+            .unwrap();
         assert!(status.success());
     }
 }
@@ -206,7 +247,9 @@ pub(crate) fn is_on_a_pool() -> bool {
 pub(crate) fn free_port() -> u16 {
     static CALLS: AtomicU32 = AtomicU32::new(0);
     loop {
-        let number = process::id().wrapping_mul(7_919).wrapping_add(CALLS.fetch_add(1, Ordering::Relaxed));
+        let number = process::id()
+            .wrapping_mul(7_919)
+            .wrapping_add(CALLS.fetch_add(1, Ordering::Relaxed));
         let port = 10_000 + (number % 10_000) as u16;
         if TcpListener::bind(("127.0.0.1", port)).is_ok() {
             return port;
@@ -221,7 +264,16 @@ pub(crate) fn program() -> OsString {
 
 fn spawn(port: u16, options: &[String], dir: &TempDir) -> Child {
     Command::new(program())
-        .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"])
+        .args([
+            "--port",
+            &port.to_string(),
+            "--bind",
+            "127.0.0.1",
+            "--save",
+            "",
+            "--appendonly",
+            "no",
+        ])
         .arg("--logfile")
         // Redis 6.2 would create its log file in the current folder.
         .arg(dir.path().join("redis.log"))
@@ -236,13 +288,18 @@ fn spawn(port: u16, options: &[String], dir: &TempDir) -> Child {
 /// `false` if this process has ended, or another has its port.
 pub(crate) fn wait_until_up(process: &mut Child, port: u16) -> bool {
     let client = redis::Client::open(format!("redis://127.0.0.1:{port}/")).unwrap();
-    let (deadline, second) = (Instant::now() + Duration::from_secs(10), Duration::from_secs(1));
+    let (deadline, second) = (
+        Instant::now() + Duration::from_secs(10),
+        Duration::from_secs(1),
+    );
     while Instant::now() < deadline && process.try_wait().unwrap().is_none() {
         // A server that asks for a password also runs.
         let connection = client.get_connection_with_timeout(second);
         let answer = connection.and_then(|mut connection| {
             connection.set_read_timeout(Some(second))?;
-            redis::cmd("INFO").arg("server").query::<String>(&mut connection)
+            redis::cmd("INFO")
+                .arg("server")
+                .query::<String>(&mut connection)
         });
         match answer {
             Err(error) if error.is_io_error() => sleep(Duration::from_millis(5)),
@@ -259,6 +316,9 @@ pub(crate) fn wait_until_up(process: &mut Child, port: u16) -> bool {
 fn only_its_own_process_is_taken_for_the_server_that_was_started() {
     let other = RedisServer::start();
     let dir = tempfile::tempdir().unwrap();
-    assert!(!wait_until_up(&mut spawn(other.port, &[], &dir), other.port), "another server has this port");
+    assert!(
+        !wait_until_up(&mut spawn(other.port, &[], &dir), other.port),
+        "another server has this port"
+    );
     assert_eq!(other.run::<String>("PING"), "PONG");
 }

@@ -21,13 +21,25 @@ pub(crate) async fn hello(_: Request<Body>) -> Result<Response<Body>, Infallible
 }
 
 pub(crate) async fn json(response: Response<Body>) -> String {
-    String::from_utf8(response.into_body().collect().await.unwrap().to_bytes().into()).unwrap()
+    String::from_utf8(
+        response
+            .into_body()
+            .collect()
+            .await
+            .unwrap()
+            .to_bytes()
+            .into(),
+    )
+    .unwrap()
 }
 
 /// The default body of a refusal by this limit. A hidden limit has no name.
 pub(crate) fn refusal_body(limit: Option<&str>, seconds: u64) -> String {
     let (subject, violated) = match limit {
-        Some(name) => (format!("The limit '{name}'"), format!(r#","violated-policies":["{name}"]"#)),
+        Some(name) => (
+            format!("The limit '{name}'"),
+            format!(r#","violated-policies":["{name}"]"#),
+        ),
         None => ("A limit".to_owned(), String::new()),
     };
     let plural = if seconds == 1 { "" } else { "s" };
@@ -53,8 +65,13 @@ pub(crate) fn unavailable_body(seconds: &str) -> String {
 
 /// The rate-limit headers: limit, remaining, reset, retry-after.
 pub(crate) fn figures(headers: &HeaderMap) -> [Option<&str>; 4] {
-    ["x-ratelimit-limit", "x-ratelimit-remaining", "x-ratelimit-reset", "retry-after"]
-        .map(|name| headers.get(name).map(|value| value.to_str().unwrap()))
+    [
+        "x-ratelimit-limit",
+        "x-ratelimit-remaining",
+        "x-ratelimit-reset",
+        "retry-after",
+    ]
+    .map(|name| headers.get(name).map(|value| value.to_str().unwrap()))
 }
 
 /// A response as the headers of its request describe it: `answer` is the status, and `answer-x: y`

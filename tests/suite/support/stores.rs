@@ -41,7 +41,11 @@ pub(crate) struct Watched {
 
 impl Watched {
     pub(crate) fn new(store: MemoryStore) -> Self {
-        Self { checks: FaultyStore::new(store.clone()), settlements: FaultyStore::new(store), seen: Arc::default() }
+        Self {
+            checks: FaultyStore::new(store.clone()),
+            settlements: FaultyStore::new(store),
+            seen: Arc::default(),
+        }
     }
 
     pub(crate) fn set_for_settlements(&self, fault: Fault) {
@@ -76,5 +80,6 @@ pub(crate) async fn broken_rules<S: Store + Clone>(
     make: impl AsyncFn(ManualClock) -> S,
 ) -> String {
     let run = AssertUnwindSafe(suite.run(make)).catch_unwind().await;
-    run.err().map_or_else(String::new, |panic| *panic.downcast::<String>().unwrap())
+    run.err()
+        .map_or_else(String::new, |panic| *panic.downcast::<String>().unwrap())
 }

@@ -26,17 +26,32 @@ fn store() -> FaultyStore {
 #[tokio::test]
 async fn each_fault_holds_until_the_next_one_is_set() {
     let store = store();
-    let limiter = Limiter::new(store.clone()).breaker(Breaker::OFF).deadline(ms(20));
+    let limiter = Limiter::new(store.clone())
+        .breaker(Breaker::OFF)
+        .deadline(ms(20));
     for _ in 0..3 {
         store.set(Fault::Fails);
-        assert!(matches!(limiter.check(&CALLS, "ada", 1).await, Err(Error::Unavailable(_))));
-        assert!(matches!(limiter.reset(&CALLS, "bob").await, Err(Error::Unavailable(_))));
+        assert!(matches!(
+            limiter.check(&CALLS, "ada", 1).await,
+            Err(Error::Unavailable(_))
+        ));
+        assert!(matches!(
+            limiter.reset(&CALLS, "bob").await,
+            Err(Error::Unavailable(_))
+        ));
         store.set(Fault::Hangs);
-        assert!(matches!(limiter.check(&CALLS, "ada", 1).await, Err(Error::TimedOut { .. })));
+        assert!(matches!(
+            limiter.check(&CALLS, "ada", 1).await,
+            Err(Error::TimedOut { .. })
+        ));
         store.set(Fault::None);
         assert!(limiter.check(&CALLS, "ada", 1).await.unwrap().is_allowed());
     }
-    assert_eq!(limiter.peek(&CALLS, "ada").await.unwrap().binding().used, 3, "failed checks count nothing");
+    assert_eq!(
+        limiter.peek(&CALLS, "ada").await.unwrap().binding().used,
+        3,
+        "failed checks count nothing"
+    );
     assert_eq!((store.calls(), store.hanging()), (3 * 4 + 1, 0));
 }
 
@@ -45,7 +60,10 @@ async fn a_check_whose_reply_is_lost_has_counted() {
     let store = store();
     let limiter = Limiter::new(store.clone());
     store.set(Fault::LosesReplies);
-    assert!(matches!(limiter.check(&CALLS, "ada", 2).await, Err(Error::Unavailable(_))));
+    assert!(matches!(
+        limiter.check(&CALLS, "ada", 2).await,
+        Err(Error::Unavailable(_))
+    ));
     store.set(Fault::None);
     assert_eq!(limiter.peek(&CALLS, "ada").await.unwrap().binding().used, 2);
     store.set(Fault::LosesReplies);
@@ -59,10 +77,21 @@ async fn a_slow_store_replies_after_its_delay_or_counts_nothing() {
     let store = store();
     store.set(Fault::Slow(ms(30)));
     let begun = Instant::now();
-    assert_eq!(Limiter::new(store.clone()).check(&CALLS, "ada", 1).await.unwrap().binding().used, 1);
+    assert_eq!(
+        Limiter::new(store.clone())
+            .check(&CALLS, "ada", 1)
+            .await
+            .unwrap()
+            .binding()
+            .used,
+        1
+    );
     assert_eq!(begun.elapsed(), ms(30));
     let hasty = Limiter::new(store.clone()).deadline(ms(29));
-    assert!(matches!(hasty.check(&CALLS, "ada", 1).await, Err(Error::TimedOut { .. })));
+    assert!(matches!(
+        hasty.check(&CALLS, "ada", 1).await,
+        Err(Error::TimedOut { .. })
+    ));
     store.set(Fault::None);
     assert_eq!(hasty.peek(&CALLS, "ada").await.unwrap().binding().used, 1);
 }
@@ -71,14 +100,21 @@ async fn a_slow_store_replies_after_its_delay_or_counts_nothing() {
 async fn a_settlement_that_fails_settles_nothing() {
     let store = store();
     let limiter = Limiter::new(store.clone());
-    let reservation = limiter.reserve(&CALLS, "ada", 3, seconds(30)).await.unwrap().unwrap();
+    let reservation = limiter
+        .reserve(&CALLS, "ada", 3, seconds(30))
+        .await
+        .unwrap()
+        .unwrap();
     store.set(Fault::Fails);
     assert!(reservation.settle(1).await.is_err());
     store.set(Fault::None);
     assert_eq!(limiter.peek(&CALLS, "ada").await.unwrap().binding().used, 3);
     assert!(reservation.settle(1).await.unwrap().was_applied);
     assert_eq!(
-        (limiter.peek(&CALLS, "ada").await.unwrap().binding().used, store.calls()),
+        (
+            limiter.peek(&CALLS, "ada").await.unwrap().binding().used,
+            store.calls()
+        ),
         (1, 5),
         "both were asked for"
     );
@@ -88,7 +124,9 @@ async fn a_settlement_that_fails_settles_nothing() {
 #[tokio::test(start_paused = true)]
 async fn a_breaker_keeps_calls_from_a_failing_store() {
     let store = store();
-    let layer = RateLimitLayer::new(store.clone()).limit(CALLS.by(anyone)).fail_closed();
+    let layer = RateLimitLayer::new(store.clone())
+        .limit(CALLS.by(anyone))
+        .fail_closed();
     let app = layer.layer(service_fn(hello));
     store.set(Fault::Fails);
     for _ in 0..20 {
@@ -99,7 +137,10 @@ async fn a_breaker_keeps_calls_from_a_failing_store() {
     store.set(Fault::None);
     assert_eq!(app.clone().oneshot(request()).await.unwrap().status(), 503);
     tokio::time::sleep(ms(250)).await;
-    assert_eq!(figures(app.oneshot(request()).await.unwrap().headers())[1], Some("2"));
+    assert_eq!(
+        figures(app.oneshot(request()).await.unwrap().headers())[1],
+        Some("2")
+    );
 }
 
 /// With a local state, a refusal is remembered while the store fails, and forgotten when units are
@@ -108,7 +149,11 @@ async fn a_breaker_keeps_calls_from_a_failing_store() {
 async fn a_refusal_cache_refuses_in_place_of_a_failing_store() {
     let store = store().with_local_state();
     let limiter = Limiter::new(store.clone());
-    let reservation = limiter.reserve(&CALLS, "ada", 3, seconds(30)).await.unwrap().unwrap();
+    let reservation = limiter
+        .reserve(&CALLS, "ada", 3, seconds(30))
+        .await
+        .unwrap()
+        .unwrap();
     assert!(!limiter.check(&CALLS, "ada", 1).await.unwrap().is_allowed());
     store.set(Fault::Fails);
     assert!(!limiter.check(&CALLS, "ada", 1).await.unwrap().is_allowed());
@@ -125,7 +170,11 @@ async fn a_refusal_cache_refuses_in_place_of_a_failing_store() {
 fn it_has_the_local_state_of_the_store_inside_or_its_own() {
     assert!(store().local_state().is_none());
     assert!(store().with_local_state().local_state().is_some());
-    assert!(FaultyStore::new(store().with_local_state()).local_state().is_some());
+    assert!(
+        FaultyStore::new(store().with_local_state())
+            .local_state()
+            .is_some()
+    );
 }
 
 #[tokio::test]

@@ -26,7 +26,10 @@ pub(super) fn judge(mut answers: Vec<Answer>) -> Verdict {
     let first = answers.first().map_or(Duration::ZERO, |answer| answer.at);
     let (mut log, mut requests, mut admitted, mut early, mut most) = (VecDeque::new(), 0, 0, 0, 0);
     for answer in answers {
-        while log.front().is_some_and(|admitted| answer.at - *admitted >= WINDOW) {
+        while log
+            .front()
+            .is_some_and(|admitted| answer.at - *admitted >= WINDOW)
+        {
             log.pop_front();
         }
         if answer.admitted {
@@ -40,5 +43,9 @@ pub(super) fn judge(mut answers: Vec<Answer>) -> Verdict {
             early += usize::from(!answer.admitted && log.len() < UNITS);
         }
     }
-    Verdict { early: early as f64 / requests as f64, admitted, above: most.saturating_sub(UNITS) }
+    Verdict {
+        early: early as f64 / requests as f64,
+        admitted,
+        above: most.saturating_sub(UNITS),
+    }
 }

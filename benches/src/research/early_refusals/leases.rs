@@ -17,7 +17,12 @@ struct Lease {
 
 /// The answers to one of the loads. A lease has at most so many units, or an eighth of the units
 /// that are left. Leases of one unit are an exact log.
-pub(super) fn lease(arrivals: &[Arrival], load: usize, life: Duration, most: Option<usize>) -> Vec<Answer> {
+pub(super) fn lease(
+    arrivals: &[Arrival],
+    load: usize,
+    life: Duration,
+    most: Option<usize>,
+) -> Vec<Answer> {
     // The units of each lease, by its time and process.
     let mut log: BTreeMap<(Duration, usize), usize> = BTreeMap::new();
     let mut leases: HashMap<usize, Lease> = HashMap::new();
@@ -30,14 +35,20 @@ pub(super) fn lease(arrivals: &[Arrival], load: usize, life: Duration, most: Opt
             }
             !is_over && lease.unspent > 0
         });
-        while log.first_entry().is_some_and(|oldest| at - oldest.key().0 >= WINDOW) {
+        while log
+            .first_entry()
+            .is_some_and(|oldest| at - oldest.key().0 >= WINDOW)
+        {
             log.pop_first();
         }
         let lease = leases.entry(process).or_insert_with(|| {
             let left = UNITS - log.values().sum::<usize>();
             let units = most.map_or(left.div_ceil(8), |most| left.min(most));
             log.insert((at, process), units);
-            Lease { taken: at, unspent: units }
+            Lease {
+                taken: at,
+                unspent: units,
+            }
         });
         let admitted = lease.unspent > 0;
         lease.unspent -= usize::from(admitted);

@@ -71,8 +71,14 @@ pub(crate) fn run(effort: Effort) -> Outcome {
             simulate(scheme, processes, is_cut).show(&format!("{when}: {name}"), exact);
         };
         show("this crate", &mut Ours::new(processes, units, 0));
-        show("with prefetch", &mut Ours::new(processes, units, SECOND / 10));
-        show("with prefetch of 1 s", &mut Ours::new(processes, units, SECOND));
+        show(
+            "with prefetch",
+            &mut Ours::new(processes, units, SECOND / 10),
+        );
+        show(
+            "with prefetch of 1 s",
+            &mut Ours::new(processes, units, SECOND),
+        );
         show("leases as of Doorman", &mut Doorman::new(processes, units));
         show("a fifth for each region", &mut Shares::new(REGIONS, units));
     }
@@ -81,10 +87,21 @@ pub(crate) fn run(effort: Effort) -> Outcome {
 
 fn simulate(scheme: &mut dyn Scheme, processes: usize, is_cut: bool) -> Tally {
     let units = UNITS * processes;
-    let (mut dice, mut at, mut tally) = (Dice::new(SEED), 0, Tally { units, ..Tally::default() });
+    let (mut dice, mut at, mut tally) = (
+        Dice::new(SEED),
+        0,
+        Tally {
+            units,
+            ..Tally::default()
+        },
+    );
     let end = if is_cut { 12 * MINUTE } else { 24 * PART };
     while at < end {
-        let hour = if is_cut { PEAKS[CUT] } else { (at / PART) as f64 };
+        let hour = if is_cut {
+            PEAKS[CUT]
+        } else {
+            (at / PART) as f64
+        };
         let demand = |region: usize| 1.0 + 0.8 * ((hour - PEAKS[region]) / 24.0 * TAU).cos();
         let demands: [f64; REGIONS] = array::from_fn(demand);
         let total: f64 = demands.iter().sum();
@@ -98,7 +115,11 @@ fn simulate(scheme: &mut dyn Scheme, processes: usize, is_cut: bool) -> Tally {
         }
         let process = dice.below(processes / REGIONS) * REGIONS + region;
         let cut = (is_cut && (MINUTE..11 * MINUTE).contains(&at)).then_some(CUT);
-        tally.is_judged = if is_cut { at >= MINUTE } else { at % PART >= PART / 2 };
+        tally.is_judged = if is_cut {
+            at >= MINUTE
+        } else {
+            at % PART >= PART / 2
+        };
         scheme.advance(at, cut, &mut tally);
         tally.requests += tally.one();
         scheme.ask(at, process, &mut tally);
@@ -126,7 +147,9 @@ impl<E: Ord> Events<E> {
 
     fn next(&mut self, until: Time) -> Option<(Time, usize, E)> {
         self.0.peek().filter(|Reverse((at, ..))| *at <= until)?;
-        self.0.pop().map(|Reverse((at, _, process, event))| (at, process, event))
+        self.0
+            .pop()
+            .map(|Reverse((at, _, process, event))| (at, process, event))
     }
 }
 
@@ -156,7 +179,11 @@ impl Tally {
     }
 
     fn decide(&mut self, at: Time, is_admitted: bool) {
-        while self.log.front().is_some_and(|admitted| at - admitted >= WINDOW) {
+        while self
+            .log
+            .front()
+            .is_some_and(|admitted| at - admitted >= WINDOW)
+        {
             self.log.pop_front();
         }
         if is_admitted {
@@ -175,6 +202,8 @@ impl Tally {
         let [early, admitted, waits, undecided] =
             [self.early, self.admitted, self.waits, self.undecided].map(of_requests);
         let (exact, messages) = (percent(self.admitted, exact), self.messages / self.seconds);
-        println!("| {name} | {above} | {early} | {admitted} | {exact} | {waits} | {undecided} | {messages} |");
+        println!(
+            "| {name} | {above} | {early} | {admitted} | {exact} | {waits} | {undecided} | {messages} |"
+        );
     }
 }

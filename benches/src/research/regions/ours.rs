@@ -60,13 +60,26 @@ struct Held {
 impl Ours {
     /// Without prefetches if they have no life.
     pub(super) fn new(processes: usize, units: usize, life: Time) -> Self {
-        let store = Store { units: units as u64, ..Store::default() };
-        let processes = (0..processes).map(|process| Process::at(TRIPS[region(process)], life)).collect();
-        Self { has_prefetch: life > 0, processes, store, events: Events::new() }
+        let store = Store {
+            units: units as u64,
+            ..Store::default()
+        };
+        let processes = (0..processes)
+            .map(|process| Process::at(TRIPS[region(process)], life))
+            .collect();
+        Self {
+            has_prefetch: life > 0,
+            processes,
+            store,
+            events: Events::new(),
+        }
     }
 
     fn happen(&mut self, at: Time, process: usize, event: Event, is_cut: bool, tally: &mut Tally) {
-        let (own, replied) = (&mut self.processes[process], at + TRIPS[region(process)] / 2);
+        let (own, replied) = (
+            &mut self.processes[process],
+            at + TRIPS[region(process)] / 2,
+        );
         match event {
             Event::Check if is_cut => {
                 tally.undecided += tally.one();
@@ -77,23 +90,27 @@ impl Ours {
                 let is_admitted = self.store.check(at);
                 tally.decide(at, is_admitted);
                 if is_admitted && self.has_prefetch {
-                    self.events.add(replied, process, Event::Admitted(self.store.used));
+                    self.events
+                        .add(replied, process, Event::Admitted(self.store.used));
                 }
                 return;
             }
             Event::Prefetch(_, None) if is_cut => {}
             Event::Prefetch(..) if is_cut => {
                 // The store's timeout.
-                self.events.add(at + SECOND, process, Event::Taken(None, own.used));
+                self.events
+                    .add(at + SECOND, process, Event::Taken(None, own.used));
                 return;
             }
             Event::Prefetch(over, wanted) => {
                 tally.messages += tally.one();
-                over.into_iter().for_each(|(number, spent)| self.store.give_back(at, number, spent));
+                over.into_iter()
+                    .for_each(|(number, spent)| self.store.give_back(at, number, spent));
                 if let Some(units) = wanted {
                     let number = self.store.take(at, units, own.pace.life);
                     let taken = number.map(|number| (number, units));
-                    self.events.add(replied, process, Event::Taken(taken, self.store.used));
+                    self.events
+                        .add(replied, process, Event::Taken(taken, self.store.used));
                 }
                 return;
             }
@@ -104,13 +121,21 @@ impl Ours {
                 let timers = if let Some((number, units)) = taken {
                     let until = asked + own.pace.life;
                     own.spending.measure_anew(at, own.pace);
-                    own.held.push_back(Held { number, units, left: units, low: own.pace.low(units), until });
+                    own.held.push_back(Held {
+                        number,
+                        units,
+                        left: units,
+                        low: own.pace.low(units),
+                        until,
+                    });
                     [until - own.pace.lead, until]
                 } else {
                     own.asks_from = at + own.pace.life;
                     [own.asks_from; 2]
                 };
-                timers.into_iter().for_each(|timer| self.events.add(timer.max(at), process, Event::Timer));
+                timers
+                    .into_iter()
+                    .for_each(|timer| self.events.add(timer.max(at), process, Event::Timer));
             }
             Event::Timer => {}
         }
@@ -121,13 +146,21 @@ impl Ours {
     fn step(&mut self, at: Time, process: usize) {
         let own = &mut self.processes[process];
         let wanted = own.wanted(at, self.store.units).filter(|_| own.is_kept);
-        let (over, held): (Vec<Held>, _) =
-            mem::take(&mut own.held).into_iter().partition(|held| held.left == 0 || held.until <= at);
+        let (over, held): (Vec<Held>, _) = mem::take(&mut own.held)
+            .into_iter()
+            .partition(|held| held.left == 0 || held.until <= at);
         (own.held, own.asked) = (held.into(), own.asked.or(wanted.map(|_| at)));
         own.is_kept = !own.held.is_empty() || own.asked.is_some() || at < own.asks_from;
         if wanted.is_some() || !over.is_empty() {
-            let over = over.iter().map(|held| (held.number, held.units - held.left)).collect();
-            self.events.add(at + TRIPS[region(process)] / 2, process, Event::Prefetch(over, wanted));
+            let over = over
+                .iter()
+                .map(|held| (held.number, held.units - held.left))
+                .collect();
+            self.events.add(
+                at + TRIPS[region(process)] / 2,
+                process,
+                Event::Prefetch(over, wanted),
+            );
         }
     }
 }
@@ -135,7 +168,11 @@ impl Ours {
 impl Scheme for Ours {
     fn ask(&mut self, at: Time, process: usize, tally: &mut Tally) {
         let own = &mut self.processes[process];
-        if let Some(held) = own.held.iter_mut().find(|held| at < held.until && held.left > 0) {
+        if let Some(held) = own
+            .held
+            .iter_mut()
+            .find(|held| at < held.until && held.left > 0)
+        {
             held.left -= 1;
             own.spending.count(1);
             tally.decide(at, true);
@@ -144,7 +181,8 @@ impl Scheme for Ours {
             }
         } else {
             tally.waits += tally.one();
-            self.events.add(at + TRIPS[region(process)] / 2, process, Event::Check);
+            self.events
+                .add(at + TRIPS[region(process)] / 2, process, Event::Check);
         }
     }
 
@@ -175,7 +213,8 @@ impl Process {
     /// Whether the newest prefetch may be spent before the next one is there.
     fn is_low(&self, at: Time) -> bool {
         let alive = || self.held.iter().filter(|held| at < held.until);
-        alive().map(|held| held.left).sum::<u64>() <= alive().next_back().map_or(0, |newest| newest.low)
+        alive().map(|held| held.left).sum::<u64>()
+            <= alive().next_back().map_or(0, |newest| newest.low)
     }
 
     /// Takes note of a request that the store has admitted.
@@ -194,15 +233,21 @@ impl Process {
         }
         let requests = rate(self.requests, at - self.began, self.pace.life);
         if let Some(first) = first_units(requests, 1, (used, units - used), self.pace) {
-            (self.is_kept, self.requests, self.spending) = (true, 0, Spending::new(first, at, self.pace));
+            (self.is_kept, self.requests, self.spending) =
+                (true, 0, Spending::new(first, at, self.pace));
             self.spending.count(1);
         }
     }
 
     fn wanted(&mut self, at: Time, units: u64) -> Option<u64> {
-        let ends_soon = self.held.back().is_some_and(|newest| newest.until - self.pace.lead <= at);
+        let ends_soon = self
+            .held
+            .back()
+            .is_some_and(|newest| newest.until - self.pace.lead <= at);
         let is_due = (self.is_low(at) || ends_soon) && self.asked.is_none() && at >= self.asks_from;
-        self.spending.next_units(at, self.pace, units - self.used).filter(|_| is_due)
+        self.spending
+            .next_units(at, self.pace, units - self.used)
+            .filter(|_| is_due)
     }
 }
 
@@ -225,7 +270,9 @@ impl Store {
             self.checks.pop_front();
             self.used -= 1;
         }
-        while let Some(Reverse((_, number, spent))) = self.leaving.peek().filter(|next| next.0.0 <= at) {
+        while let Some(Reverse((_, number, spent))) =
+            self.leaving.peek().filter(|next| next.0.0 <= at)
+        {
             self.used -= self.prefetches.remove(number).map_or(0, |(units, _)| units) + spent;
             self.leaving.pop();
         }
@@ -258,7 +305,8 @@ impl Store {
         self.forget(at);
         if let Some((units, leaves)) = self.prefetches.remove(&number) {
             self.used -= units - spent;
-            self.leaving.push(Reverse((leaves.min(at + WINDOW), 0, spent)));
+            self.leaving
+                .push(Reverse((leaves.min(at + WINDOW), 0, spent)));
         }
     }
 }

@@ -50,25 +50,42 @@ impl Doorman {
     pub(super) fn new(processes: usize, units: usize) -> Self {
         let (capacity, mut events) = (units as f64 * SECOND as f64 / WINDOW as f64, Events::new());
         for process in 0..processes {
-            events.add(process as Time * REFRESH / processes as Time, process, Event::Refresh);
+            events.add(
+                process as Time * REFRESH / processes as Time,
+                process,
+                Event::Refresh,
+            );
         }
-        let (leases, clients) = (vec![Lease::default(); processes], vec![Client::default(); processes]);
-        Self { capacity, leases, clients, events }
+        let (leases, clients) = (
+            vec![Lease::default(); processes],
+            vec![Client::default(); processes],
+        );
+        Self {
+            capacity,
+            leases,
+            clients,
+            events,
+        }
     }
 
     /// It never hands out more than is left.
     fn share(&mut self, at: Time, process: usize, wants: f64) -> f64 {
-        self.leases[process] = Lease { has: 0.0, wants, until: at + LEASE };
+        self.leases[process] = Lease {
+            has: 0.0,
+            wants,
+            until: at + LEASE,
+        };
         let leases = || self.leases.iter().filter(|lease| lease.until > at);
         let equal = self.capacity / leases().count() as f64;
         let unused = self.capacity - leases().map(|lease| lease.has).sum::<f64>();
-        let gets = if wants <= equal || leases().map(|lease| lease.wants).sum::<f64>() <= self.capacity {
-            wants
-        } else {
-            let below: f64 = leases().map(|lease| (equal - lease.wants).max(0.0)).sum();
-            let above: f64 = leases().map(|lease| (lease.wants - equal).max(0.0)).sum();
-            equal + (wants - equal) * below / above
-        };
+        let gets =
+            if wants <= equal || leases().map(|lease| lease.wants).sum::<f64>() <= self.capacity {
+                wants
+            } else {
+                let below: f64 = leases().map(|lease| (equal - lease.wants).max(0.0)).sum();
+                let above: f64 = leases().map(|lease| (lease.wants - equal).max(0.0)).sum();
+                equal + (wants - equal) * below / above
+            };
         self.leases[process].has = gets.min(unused).max(0.0);
         self.leases[process].has
     }
@@ -76,7 +93,10 @@ impl Doorman {
 
 impl Scheme for Doorman {
     fn ask(&mut self, at: Time, process: usize, tally: &mut Tally) {
-        let (safe, client) = (self.capacity / self.clients.len() as f64, &mut self.clients[process]);
+        let (safe, client) = (
+            self.capacity / self.clients.len() as f64,
+            &mut self.clients[process],
+        );
         let rate = if at < client.until { client.rate } else { safe };
         let gained = rate * (at - client.at) as f64 / SECOND as f64;
         client.units = (client.units + gained).min(rate.max(1.0));
@@ -98,8 +118,13 @@ impl Scheme for Doorman {
                 Event::Wants(_) | Event::Gets(_) if is_cut => {}
                 Event::Wants(requests) => {
                     tally.messages += tally.one();
-                    let gets = self.share(at, process, f64::from(requests) * SECOND as f64 / REFRESH as f64);
-                    self.events.add(at + half, process, Event::Gets((gets * 1e3) as u64));
+                    let gets = self.share(
+                        at,
+                        process,
+                        f64::from(requests) * SECOND as f64 / REFRESH as f64,
+                    );
+                    self.events
+                        .add(at + half, process, Event::Gets((gets * 1e3) as u64));
                 }
                 Event::Gets(rate) => {
                     let client = &mut self.clients[process];
@@ -118,7 +143,10 @@ pub(super) struct Shares {
 
 impl Shares {
     pub(super) fn new(parts: usize, units: usize) -> Self {
-        Self { units: units / parts, logs: vec![VecDeque::new(); parts] }
+        Self {
+            units: units / parts,
+            logs: vec![VecDeque::new(); parts],
+        }
     }
 }
 

@@ -18,8 +18,8 @@ use tokio::{runtime::Builder, sync::mpsc, task::JoinSet};
 use super::Side;
 use crate::{
     contenders::{
-        Contender, Floor, Quota, nothing, ours, ours_in_process, ours_with_prefetch, tower_governor,
-        tower_rate_limit_redis, wide,
+        Contender, Floor, Quota, nothing, ours, ours_in_process, ours_with_prefetch,
+        tower_governor, tower_rate_limit_redis, wide,
     },
     dice::Dice,
     load::KEYS,
@@ -33,7 +33,10 @@ pub(crate) const CLIENT: &str = "fleet-client";
 const WARM_UP: usize = 50;
 
 /// A limit in process that is never reached.
-const WIDE: Quota = Quota { units: 1_000_000, window: Duration::from_secs(1) };
+const WIDE: Quota = Quota {
+    units: 1_000_000,
+    window: Duration::from_secs(1),
+};
 
 /// A process of the fleet, which waits for its start.
 pub(super) struct Client {
@@ -53,9 +56,20 @@ pub(super) struct Outcome {
 
 impl Client {
     /// Returns once it is ready.
-    pub(super) fn start(server: &Server, side: Side, rate: f64, lasting: Duration, seed: u64) -> Self {
+    pub(super) fn start(
+        server: &Server,
+        side: Side,
+        rate: f64,
+        lasting: Duration,
+        seed: u64,
+    ) -> Self {
         let mut process = Command::new(std::env::current_exe().expect("this program"))
-            .args([CLIENT, side.name(), &server.port().to_string(), &rate.to_string()])
+            .args([
+                CLIENT,
+                side.name(),
+                &server.port().to_string(),
+                &rate.to_string(),
+            ])
             .args([lasting.as_secs_f64().to_string(), seed.to_string()])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -63,7 +77,11 @@ impl Client {
             .expect("this program runs");
         let input = process.stdin.take().expect("a pipe");
         let output = process.stdout.take().expect("a pipe");
-        Self { process, input, output }
+        Self {
+            process,
+            input,
+            output,
+        }
     }
 
     pub(super) fn wait_until_ready(&mut self) {
@@ -76,29 +94,50 @@ impl Client {
 
     pub(super) fn outcome(mut self) -> Outcome {
         let mut bytes = Vec::new();
-        self.output.read_to_end(&mut bytes).expect("a client ends in order");
+        self.output
+            .read_to_end(&mut bytes)
+            .expect("a client ends in order");
         self.process.wait().expect("a client ends in order");
         let (numbers, _) = bytes.as_chunks::<4>();
         let mut numbers = numbers.iter().map(|number| u32::from_le_bytes(*number));
         let errors = numbers.next().expect("a client ends in order");
         let processor = numbers.next().expect("a client ends in order");
-        Outcome { times: numbers.collect(), errors, processor }
+        Outcome {
+            times: numbers.collect(),
+            errors,
+            processor,
+        }
     }
 }
 
 /// Runs as a client with the arguments that follow [`CLIENT`].
 pub(crate) fn run(arguments: &[String]) {
     let number = |place: usize| arguments[place].parse::<f64>().expect("a number");
-    let (server, rate, lasting) = (Server::at(number(1) as u16), number(2), Duration::from_secs_f64(number(3)));
+    let (server, rate, lasting) = (
+        Server::at(number(1) as u16),
+        number(2),
+        Duration::from_secs_f64(number(3)),
+    );
     let seed = number(4) as u64;
-    let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let runtime = Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .expect("a runtime");
     runtime.block_on(async {
         match Side::named(&arguments[0]) {
             Side::Ours => load(ours(&server, wide()).await, rate, lasting, seed).await,
             Side::Rival => load(tower_rate_limit_redis(&server).await, rate, lasting, seed).await,
             Side::Floor => load(Floor::new(&server).await, rate, lasting, seed).await,
             Side::Nothing => load(nothing(), rate, lasting, seed).await,
-            Side::Prefetch => load(ours_with_prefetch(&server, wide()).await, rate, lasting, seed).await,
+            Side::Prefetch => {
+                load(
+                    ours_with_prefetch(&server, wide()).await,
+                    rate,
+                    lasting,
+                    seed,
+                )
+                .await
+            }
             Side::InProcess => load(ours_in_process(WIDE, 10_000_000), rate, lasting, seed).await,
             Side::Governor => load(tower_governor(WIDE), rate, lasting, seed).await,
         }
@@ -111,8 +150,13 @@ async fn load(mut contender: impl Contender, rate: f64, lasting: Duration, seed:
         contender.decide(dice.below(KEYS)).await;
     }
     let mut out = io::stdout().lock();
-    out.write_all(b"r").and_then(|()| out.flush()).expect("somebody reads");
-    io::stdin().lock().read_line(&mut String::new()).expect("somebody writes");
+    out.write_all(b"r")
+        .and_then(|()| out.flush())
+        .expect("somebody reads");
+    io::stdin()
+        .lock()
+        .read_line(&mut String::new())
+        .expect("somebody writes");
     let before = processor_micros();
     let mut arrivals = arrivals(rate, lasting, seed);
     let mut requests = JoinSet::new();
@@ -137,7 +181,8 @@ async fn load(mut contender: impl Contender, rate: f64, lasting: Duration, seed:
     }
     let processor = (processor_micros() - before) as u32;
     for number in [errors, processor].into_iter().chain(times) {
-        out.write_all(&number.to_le_bytes()).expect("somebody reads");
+        out.write_all(&number.to_le_bytes())
+            .expect("somebody reads");
     }
 }
 
@@ -160,6 +205,12 @@ fn arrivals(rate: f64, lasting: Duration, seed: u64) -> mpsc::UnboundedReceiver<
 
 /// The processor time of the thread that asks, which is the main thread.
 fn processor_micros() -> u64 {
-    let times = fs::read_to_string("/proc/self/schedstat").expect("Linux tells the time of a process");
-    times.split(' ').next().and_then(|nanos| nanos.parse::<u64>().ok()).expect("a number") / 1_000
+    let times =
+        fs::read_to_string("/proc/self/schedstat").expect("Linux tells the time of a process");
+    times
+        .split(' ')
+        .next()
+        .and_then(|nanos| nanos.parse::<u64>().ok())
+        .expect("a number")
+        / 1_000
 }

@@ -19,8 +19,14 @@ use crate::{
 };
 
 /// Processes, and the requests a second of all together.
-const FLEETS: [(usize, f64); 6] =
-    [(1, 15_000.0), (8, 5_000.0), (8, 15_000.0), (32, 15_000.0), (8, 25_000.0), (32, 25_000.0)];
+const FLEETS: [(usize, f64); 6] = [
+    (1, 15_000.0),
+    (8, 5_000.0),
+    (8, 15_000.0),
+    (32, 15_000.0),
+    (8, 25_000.0),
+    (32, 25_000.0),
+];
 
 /// The processes that are asked for ever more, by this many requests a second, and the time in
 /// which 99 % of those have an answer.
@@ -49,8 +55,15 @@ enum Side {
 }
 
 impl Side {
-    const ALL: [Self; 7] =
-        [Self::Ours, Self::Rival, Self::Floor, Self::Nothing, Self::Prefetch, Self::InProcess, Self::Governor];
+    const ALL: [Self; 7] = [
+        Self::Ours,
+        Self::Rival,
+        Self::Floor,
+        Self::Nothing,
+        Self::Prefetch,
+        Self::InProcess,
+        Self::Governor,
+    ];
     /// Those that ask Redis for each decision, and no limiter.
     const OF_A_FLEET: [Self; 4] = [Self::Ours, Self::Rival, Self::Floor, Self::Nothing];
 
@@ -67,7 +80,10 @@ impl Side {
     }
 
     fn named(name: &str) -> Self {
-        Self::ALL.into_iter().find(|side| side.name() == name).expect("a side")
+        Self::ALL
+            .into_iter()
+            .find(|side| side.name() == name)
+            .expect("a side")
     }
 }
 
@@ -111,15 +127,34 @@ pub(crate) fn run(effort: Effort) -> Outcome {
         let measured = measure_all(&Side::OF_A_FLEET, effort.rounds, |side, server| {
             measure(server, side, processes, rate, effort.round)
         });
-        measured.iter().for_each(|(side, rounds)| print_row(&name, side, rounds));
-        let redis_time = Comparison::of(format!("Redis time, {name}"), Unit::Micros, &measured[..2], Round::redis);
-        let p99 = Comparison::of(format!("p99, {name}"), Unit::Micros, &measured[..2], |round| round.part(9_900));
+        measured
+            .iter()
+            .for_each(|(side, rounds)| print_row(&name, side, rounds));
+        let redis_time = Comparison::of(
+            format!("Redis time, {name}"),
+            Unit::Micros,
+            &measured[..2],
+            Round::redis,
+        );
+        let p99 = Comparison::of(
+            format!("p99, {name}"),
+            Unit::Micros,
+            &measured[..2],
+            |round| round.part(9_900),
+        );
         comparisons.extend([redis_time, p99]);
     }
-    let most = measure_all(&Side::OF_A_FLEET, effort.rounds.div_ceil(3), |side, server| {
-        most_in_time(server, side, ASKED_FOR_MORE, effort.round)
-    });
-    comparisons.push(Comparison::of("most at a p99 of 10 ms", Unit::PerSecond, &most[..2], |most| *most));
+    let most = measure_all(
+        &Side::OF_A_FLEET,
+        effort.rounds.div_ceil(3),
+        |side, server| most_in_time(server, side, ASKED_FOR_MORE, effort.round),
+    );
+    comparisons.push(Comparison::of(
+        "most at a p99 of 10 ms",
+        Unit::PerSecond,
+        &most[..2],
+        |most| *most,
+    ));
     Ok(comparisons)
 }
 
@@ -132,10 +167,15 @@ pub(crate) fn tails(effort: Effort) -> Outcome {
     println!("|---|---|---|---|---|---|");
     let mut comparisons = Vec::new();
     for processes in WITH_TAILS {
-        let most = measure_all(&Side::OF_A_FLEET[..2], effort.rounds.div_ceil(3), |side, server| {
-            most_in_time(server, side, processes, effort.round)
-        });
-        let most = most.iter().map(|(_, most)| Spread::of(most.iter().copied()).median).fold(f64::INFINITY, f64::min);
+        let most = measure_all(
+            &Side::OF_A_FLEET[..2],
+            effort.rounds.div_ceil(3),
+            |side, server| most_in_time(server, side, processes, effort.round),
+        );
+        let most = most
+            .iter()
+            .map(|(_, most)| Spread::of(most.iter().copied()).median)
+            .fold(f64::INFINITY, f64::min);
         for load in LOADS {
             let rate = load * most;
             let name = format!("{processes}, {rate:.0}, {:.0} % of the most", load * 100.0);
@@ -144,24 +184,42 @@ pub(crate) fn tails(effort: Effort) -> Outcome {
             });
             let (_, without) = measured.remove(Side::Nothing as usize);
             let added = |rounds: &[Round], part| {
-                let added = rounds.iter().zip(&without).map(|(round, without)| round.part(part) - without.part(part));
+                let added = rounds
+                    .iter()
+                    .zip(&without)
+                    .map(|(round, without)| round.part(part) - without.part(part));
                 added.collect::<Vec<_>>()
             };
             for (side, rounds) in &measured {
-                let cells =
-                    PARTS.map(|part| format!("{:.2}", Spread::of(added(rounds, part).into_iter()).median / 1e3));
+                let cells = PARTS.map(|part| {
+                    format!(
+                        "{:.2}",
+                        Spread::of(added(rounds, part).into_iter()).median / 1e3
+                    )
+                });
                 println!("| {name} | {side} | {} |", cells.join(" | "));
             }
-            let of_both: Vec<_> =
-                measured[..2].iter().map(|(side, rounds)| (side.clone(), added(rounds, 9_990))).collect();
-            comparisons.push(Comparison::of(format!("p99.9 added, {name}"), Unit::Micros, &of_both, |added| *added));
+            let of_both: Vec<_> = measured[..2]
+                .iter()
+                .map(|(side, rounds)| (side.clone(), added(rounds, 9_990)))
+                .collect();
+            comparisons.push(Comparison::of(
+                format!("p99.9 added, {name}"),
+                Unit::Micros,
+                &of_both,
+                |added| *added,
+            ));
         }
     }
     Ok(comparisons)
 }
 
 /// Measures sides in turn, each on its own server.
-fn measure_all<T>(all: &[Side], rounds: usize, measure: impl Fn(Side, &Server) -> T) -> Vec<(String, Vec<T>)> {
+fn measure_all<T>(
+    all: &[Side],
+    rounds: usize,
+    measure: impl Fn(Side, &Server) -> T,
+) -> Vec<(String, Vec<T>)> {
     let servers: Vec<_> = all.iter().map(|side| (*side, Server::start())).collect();
     let mut sides = Sides::new();
     for (side, server) in &servers {
@@ -173,7 +231,11 @@ fn measure_all<T>(all: &[Side], rounds: usize, measure: impl Fn(Side, &Server) -
 fn print_row(name: &str, side: &str, rounds: &[Round]) {
     let median = |figure: &dyn Fn(&Round) -> f64| Spread::of(rounds.iter().map(figure)).median;
     let errors = median(&|round| round.errors);
-    let note = if errors > 0.0 { format!(" ({errors} without a decision)") } else { String::new() };
+    let note = if errors > 0.0 {
+        format!(" ({errors} without a decision)")
+    } else {
+        String::new()
+    };
     println!(
         "| {name} | {side}{note} | {:.1} = {:.1} + {:.1} | {:.2} | {:.2} | {:.2} | {:.0} | {:.1} | {} |",
         median(&Round::redis),
@@ -184,7 +246,9 @@ fn print_row(name: &str, side: &str, rounds: &[Round]) {
         median(&|round| round.writes),
         median(&|round| round.bytes),
         median(&|round| round.client),
-        PARTS.map(|part| format!("{:.2}", median(&|round| round.part(part) / 1e3))).join(" | "),
+        PARTS
+            .map(|part| format!("{:.2}", median(&|round| round.part(part) / 1e3)))
+            .join(" | "),
     );
 }
 
@@ -199,7 +263,15 @@ fn most_in_time(server: &Server, side: Side, processes: usize, lasting: Duration
 }
 
 fn measure(server: &Server, side: Side, processes: usize, rate: f64, lasting: Duration) -> Round {
-    let client = |number| Client::start(server, side, rate / processes as f64, lasting, number as u64);
+    let client = |number| {
+        Client::start(
+            server,
+            side,
+            rate / processes as f64,
+            lasting,
+            number as u64,
+        )
+    };
     let mut clients: Vec<_> = (0..processes).map(client).collect();
     clients.iter_mut().for_each(Client::wait_until_ready);
     sleep(Duration::from_millis(50));
@@ -215,19 +287,30 @@ fn measure(server: &Server, side: Side, processes: usize, rate: f64, lasting: Du
     clients.iter_mut().for_each(Client::begin);
     let outcomes: Vec<_> = clients.into_iter().map(Client::outcome).collect();
     let after = names.map(|name| server.stat(name));
-    let mut times: Vec<u32> = outcomes.iter().flat_map(|outcome| outcome.times.iter().copied()).collect();
+    let mut times: Vec<u32> = outcomes
+        .iter()
+        .flat_map(|outcome| outcome.times.iter().copied())
+        .collect();
     times.sort_unstable();
     let decisions = times.len() as f64;
-    let [user, system, reads, writes, bytes] = std::array::from_fn(|index| (after[index] - before[index]) / decisions);
+    let [user, system, reads, writes, bytes] =
+        std::array::from_fn(|index| (after[index] - before[index]) / decisions);
     Round {
-        errors: outcomes.iter().map(|outcome| f64::from(outcome.errors)).sum(),
+        errors: outcomes
+            .iter()
+            .map(|outcome| f64::from(outcome.errors))
+            .sum(),
         user: user * 1e6,
         system: system * 1e6,
         scripts: server.script_calls() / decisions,
         reads,
         writes,
         bytes,
-        client: outcomes.iter().map(|outcome| f64::from(outcome.processor)).sum::<f64>() / decisions,
+        client: outcomes
+            .iter()
+            .map(|outcome| f64::from(outcome.processor))
+            .sum::<f64>()
+            / decisions,
         times,
     }
 }

@@ -52,9 +52,17 @@ pub(super) fn client(
         .max_retry_wait(RETRY_WAIT.1)
         .retries(retries);
     #[cfg(feature = "tls")]
-    let builder = if settings.has_certificates() { builder.certs(settings.certificates.clone()) } else { builder };
+    let builder = if settings.has_certificates() {
+        builder.certs(settings.certificates.clone())
+    } else {
+        builder
+    };
     #[cfg(feature = "credentials")]
-    let builder = if let Some(give) = &settings.credentials { give(builder) } else { builder };
+    let builder = if let Some(give) = &settings.credentials {
+        give(builder)
+    } else {
+        builder
+    };
     builder.build()
 }
 

@@ -47,7 +47,9 @@ const PARTS: usize = 16;
 /// the connection.
 pub(crate) type ServerConnection = Arc<dyn Fn() -> Box<dyn ConnectionLike + Send> + Send + Sync>;
 
-pub(super) fn shared(connection: impl ConnectionLike + Clone + Send + Sync + 'static) -> ServerConnection {
+pub(super) fn shared(
+    connection: impl ConnectionLike + Clone + Send + Sync + 'static,
+) -> ServerConnection {
     Arc::new(move || Box::new(connection.clone()))
 }
 
@@ -83,12 +85,23 @@ impl Connection {
     pub(super) fn to_cluster(clients: [ServerConnection; 2], reply_timeout: Duration) -> Self {
         // Each client is a generation of its own: it connects again to nodes by itself.
         let new = |clones| Self::new(clones, reply_timeout, 0, &Arc::default());
-        let [first, again] = clients.map(|clones| Self { is_to_cluster: true, ..new(clones) });
-        Self { again: Some(Box::new(again)), ..first }
+        let [first, again] = clients.map(|clones| Self {
+            is_to_cluster: true,
+            ..new(clones)
+        });
+        Self {
+            again: Some(Box::new(again)),
+            ..first
+        }
     }
 
     /// A connection to one server, of this `generation`, in a pool whose generation is `current`.
-    pub(super) fn new(clones: ServerConnection, timeout: Duration, generation: u64, current: &Arc<AtomicU64>) -> Self {
+    pub(super) fn new(
+        clones: ServerConnection,
+        timeout: Duration,
+        generation: u64,
+        current: &Arc<AtomicU64>,
+    ) -> Self {
         Self {
             clones,
             again: None,
@@ -105,9 +118,20 @@ impl Connection {
 
     /// Sends a command. `since` is the present time, and `again` says that the command was sent
     /// before.
-    pub(crate) async fn send(&self, command: &Cmd, again: bool, since: Instant) -> RedisResult<Value> {
+    pub(crate) async fn send(
+        &self,
+        command: &Cmd,
+        again: bool,
+        since: Instant,
+    ) -> RedisResult<Value> {
         let client = self.client(again);
-        client.hear(since, (client.clones)().req_packed_command(command), Value::extract_error).await
+        client
+            .hear(
+                since,
+                (client.clones)().req_packed_command(command),
+                Value::extract_error,
+            )
+            .await
     }
 
     /// Sends commands that remove entries, all at once. Returns the number of entries that each
@@ -116,15 +140,30 @@ impl Connection {
     /// In a cluster, commands that are sent again are sent one by one: if several commands are
     /// redirected at once to the node to which a slot moves, that node accepts only the first of
     /// them.
-    pub(crate) async fn send_all(&self, removals: &Pipeline, again: bool, since: Instant) -> RedisResult<Value> {
+    pub(crate) async fn send_all(
+        &self,
+        removals: &Pipeline,
+        again: bool,
+        since: Instant,
+    ) -> RedisResult<Value> {
         let client = self.client(again);
         let mut connection = (client.clones)();
         if !again || !self.is_to_cluster {
-            return client.hear(since, connection.req_packed_commands(removals, 0, removals.len()), numbers).await;
+            return client
+                .hear(
+                    since,
+                    connection.req_packed_commands(removals, 0, removals.len()),
+                    numbers,
+                )
+                .await;
         }
         let mut replies = Vec::with_capacity(removals.len());
         for removal in removals.cmd_iter() {
-            replies.push(client.hear(Instant::now(), connection.req_packed_command(removal), Ok).await?);
+            replies.push(
+                client
+                    .hear(Instant::now(), connection.req_packed_command(removal), Ok)
+                    .await?,
+            );
         }
         numbers(replies)
     }
@@ -152,18 +191,31 @@ impl Connection {
         reply: RedisFuture<'_, T>,
         read: impl FnOnce(T) -> RedisResult<Value>,
     ) -> RedisResult<Value> {
-        let wait = ReplyWait { connection: self, since };
+        let wait = ReplyWait {
+            connection: self,
+            since,
+        };
         // In a cluster, this timeout covers all repetitions, and new connections as well.
-        let most = if self.is_to_cluster { self.reply_timeout.saturating_mul(2) } else { self.reply_timeout };
-        let result = timeout(most, reply).await.unwrap_or_else(|_| Err(late(most))).and_then(read);
+        let most = if self.is_to_cluster {
+            self.reply_timeout.saturating_mul(2)
+        } else {
+            self.reply_timeout
+        };
+        let result = timeout(most, reply)
+            .await
+            .unwrap_or_else(|_| Err(late(most)))
+            .and_then(read);
         if !result.as_ref().is_err_and(RedisError::is_timeout) {
             mem::forget(wait);
             match &result {
                 // The client of a cluster replaces broken connections by itself.
-                Err(error) if !self.is_to_cluster && needs_new_connection(error) => self.end_generation(),
+                Err(error) if !self.is_to_cluster && needs_new_connection(error) => {
+                    self.end_generation()
+                }
                 _ => {
                     self.unanswered.store(0, Ordering::Relaxed);
-                    self.told_until.fetch_max(self.micros_at(since), Ordering::Relaxed);
+                    self.told_until
+                        .fetch_max(self.micros_at(since), Ordering::Relaxed);
                 }
             }
         }
@@ -173,12 +225,17 @@ impl Connection {
     /// Whether this part of the slots has had no reply for so long that the connection may be
     /// closed.
     pub(crate) fn is_idle(&self, slot: u16, now: Instant) -> bool {
-        self.micros_at(now) >= self.last_reply(slot).load(Ordering::Relaxed).saturating_add(clock::micros(IDLE))
+        self.micros_at(now)
+            >= self
+                .last_reply(slot)
+                .load(Ordering::Relaxed)
+                .saturating_add(clock::micros(IDLE))
     }
 
     /// Notes that a request that was sent at this time has its reply.
     pub(crate) fn note_reply(&self, slot: u16, sent: Instant) {
-        self.last_reply(slot).store(self.micros_at(sent), Ordering::Relaxed);
+        self.last_reply(slot)
+            .store(self.micros_at(sent), Ordering::Relaxed);
     }
 
     fn last_reply(&self, slot: u16) -> &AtomicU64 {
@@ -192,7 +249,8 @@ impl Connection {
     /// Gives up every connection of this generation. Several failures in one generation end only
     /// this generation, and not the next one.
     fn end_generation(&self) {
-        self.current.fetch_max(self.generation + 1, Ordering::Relaxed);
+        self.current
+            .fetch_max(self.generation + 1, Ordering::Relaxed);
     }
 }
 
@@ -208,20 +266,31 @@ impl Drop for ReplyWait<'_> {
         let connection = self.connection;
         let now = Instant::now();
         let waited = now.saturating_duration_since(self.since);
-        let too_soon = if connection.is_to_cluster { connection.reply_timeout } else { TOO_SOON };
-        let tells_nothing = connection.micros_at(self.since) < connection.told_until.load(Ordering::Relaxed);
+        let too_soon = if connection.is_to_cluster {
+            connection.reply_timeout
+        } else {
+            TOO_SOON
+        };
+        let tells_nothing =
+            connection.micros_at(self.since) < connection.told_until.load(Ordering::Relaxed);
         if waited < too_soon || tells_nothing {
             return;
         }
         // In a cluster, each request counts for itself: a single request may only mean that its
         // node hangs.
         if !connection.is_to_cluster {
-            connection.told_until.fetch_max(connection.micros_at(now), Ordering::Relaxed);
+            connection
+                .told_until
+                .fetch_max(connection.micros_at(now), Ordering::Relaxed);
         }
         // A single request that has waited for the longest deadline ends the generation. Such a
         // request may be the probe of a breaker. If it counted as only one request, the breaker
         // would need several probes to end the generation.
-        let counts = if waited < LONGEST_DEADLINE || connection.is_to_cluster { 1 } else { MAX_UNANSWERED };
+        let counts = if waited < LONGEST_DEADLINE || connection.is_to_cluster {
+            1
+        } else {
+            MAX_UNANSWERED
+        };
         if connection.unanswered.fetch_add(counts, Ordering::Relaxed) + counts >= MAX_UNANSWERED {
             connection.end_generation();
         }
@@ -230,8 +299,10 @@ impl Drop for ReplyWait<'_> {
 
 /// Turns the replies to removals into numbers.
 fn numbers(mut replies: Vec<Value>) -> RedisResult<Value> {
-    let is_of_another_type =
-        |reply: &&mut Value| matches!(reply, Value::ServerError(error) if error.code() == "WRONGTYPE");
-    replies.iter_mut().filter(is_of_another_type).for_each(|reply| *reply = Value::Int(0));
+    let is_of_another_type = |reply: &&mut Value| matches!(reply, Value::ServerError(error) if error.code() == "WRONGTYPE");
+    replies
+        .iter_mut()
+        .filter(is_of_another_type)
+        .for_each(|reply| *reply = Value::Int(0));
     Value::Array(replies).extract_error()
 }

@@ -86,13 +86,24 @@ impl Pool {
         let shared = watch::Sender::default();
         let openings = Mutex::default();
         let failed_at = Arc::default();
-        Self { seats, shared, openings, failed_at, server: Arc::clone(server), generation: Arc::default(), distance }
+        Self {
+            seats,
+            shared,
+            openings,
+            failed_at,
+            server: Arc::clone(server),
+            generation: Arc::default(),
+            distance,
+        }
     }
 
     /// Returns the shared connection, if that connection works. Unlike
     /// [`take`](Self::take), this method reads no clock.
     pub(crate) fn share(&self) -> Option<Arc<Connection>> {
-        self.shared.borrow().clone().filter(|connection| connection.works())
+        self.shared
+            .borrow()
+            .clone()
+            .filter(|connection| connection.works())
     }
 
     /// Takes a connection. On a single server, the connection comes with its seat, and one batch
@@ -102,13 +113,23 @@ impl Pool {
     pub(crate) async fn take(&self) -> Result<Taken, StoreError> {
         let wait = self.server.settings.connect_timeout;
         let shared = async {
-            let may_work = |shared: &Option<Arc<Connection>>| shared.as_ref().is_some_and(|shared| shared.may_work());
-            self.shared.subscribe().wait_for(may_work).await.ok()?.clone()
+            let may_work = |shared: &Option<Arc<Connection>>| {
+                shared.as_ref().is_some_and(|shared| shared.may_work())
+            };
+            self.shared
+                .subscribe()
+                .wait_for(may_work)
+                .await
+                .ok()?
+                .clone()
         };
         let mut filled = pin!(timeout(wait, self.fill()));
         let mut shared = pin!(shared);
         poll_fn(|cx| {
-            let filled = filled.as_mut().poll(cx).map(|filled| filled.unwrap_or_else(|_| Err(late(wait))));
+            let filled = filled
+                .as_mut()
+                .poll(cx)
+                .map(|filled| filled.unwrap_or_else(|_| Err(late(wait))));
             if let Poll::Ready(Ok((connection, seat))) = filled {
                 // The seat of a cluster's connections returns to the pool at once: a slow node must
                 // not keep other batches from the other nodes.
@@ -117,7 +138,9 @@ impl Pool {
             }
             match (shared.as_mut().poll(cx), filled) {
                 (Poll::Ready(Some(shared)), _) => Poll::Ready(Ok((shared, None))),
-                (_, Poll::Ready(Err(cause))) => Poll::Ready(Err(errors::no_connection(&*self.server, &cause))),
+                (_, Poll::Ready(Err(cause))) => {
+                    Poll::Ready(Err(errors::no_connection(&*self.server, &cause)))
+                }
                 _ => Poll::Pending,
             }
         })
@@ -130,7 +153,9 @@ impl Pool {
         let mut opening = Vec::new();
         let mut open = Vec::new();
         for _ in 0..self.server.settings.connections {
-            let Ok(seat) = self.seats.get_owned().await else { return };
+            let Ok(seat) = self.seats.get_owned().await else {
+                return;
+            };
             if seat.is_some() {
                 open.push(seat);
             } else {
@@ -155,7 +180,9 @@ impl Pool {
         if let Some(shared) = self.share().filter(|_| is_paused) {
             return Ok((shared, seat));
         }
-        self.open(seat).await.map_err(|_| io::Error::other("opening it has panicked"))?
+        self.open(seat)
+            .await
+            .map_err(|_| io::Error::other("opening it has panicked"))?
     }
 
     /// Opens a connection for an empty seat, in a task.
@@ -185,7 +212,10 @@ impl Pool {
             if server.is_cluster()
                 && let Some(new) = new
             {
-                server.learn_nodes(new.send(cmd("CLUSTER").arg("SLOTS"), true, Instant::now()).await);
+                server.learn_nodes(
+                    new.send(cmd("CLUSTER").arg("SLOTS"), true, Instant::now())
+                        .await,
+                );
                 server.warn_of_nodes(new.send(&cmd("INFO"), false, Instant::now()).await);
             }
         });
@@ -211,17 +241,26 @@ impl ManageConnection for Seats {
     }
 
     fn has_broken(&self, connection: &mut Option<Arc<Connection>>) -> bool {
-        connection.as_ref().is_some_and(|connection| !connection.works())
+        connection
+            .as_ref()
+            .is_some_and(|connection| !connection.works())
     }
 }
 
 /// Opens a connection of the current generation. If the generation ends meanwhile, the
 /// connection ends with the generation, since the connection may lead to the old server.
-async fn open(server: &Server, current: &Arc<AtomicU64>, distance: &AtomicU64) -> RedisResult<Connection> {
+async fn open(
+    server: &Server,
+    current: &Arc<AtomicU64>,
+    distance: &AtomicU64,
+) -> RedisResult<Connection> {
     #[cfg(feature = "cluster")]
     if server.is_cluster() {
         let clients = cluster::connect(&server.nodes, &server.settings).await?;
-        return Ok(Connection::to_cluster(clients, server.settings.reply_timeout));
+        return Ok(Connection::to_cluster(
+            clients,
+            server.settings.reply_timeout,
+        ));
     }
     let generation = current.load(Ordering::Relaxed);
     let connect = async {
@@ -234,5 +273,10 @@ async fn open(server: &Server, current: &Arc<AtomicU64>, distance: &AtomicU64) -
     };
     let wait = server.settings.connect_timeout;
     let clones = timeout(wait, connect).await.map_err(|_| late(wait))??;
-    Ok(Connection::new(clones, server.settings.reply_timeout, generation, current))
+    Ok(Connection::new(
+        clones,
+        server.settings.reply_timeout,
+        generation,
+        current,
+    ))
 }

@@ -20,8 +20,8 @@ use std::{
 };
 
 use redis::{
-    AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, ErrorKind, RedisError, RedisResult, ServerErrorKind,
-    Value,
+    AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, ErrorKind, RedisError,
+    RedisResult, ServerErrorKind, Value,
     aio::{ConnectionLike, MultiplexedConnection},
     cmd, from_redis_value,
 };
@@ -76,18 +76,36 @@ impl Server {
             return Err(ConfigError::new("there must be 1 URL or more, not 0"));
         }
         if matches!(&topology, Topology::Sentinels(primary) if primary.is_empty()) {
-            return Err(ConfigError::new("the name of the primary must not be empty"));
+            return Err(ConfigError::new(
+                "the name of the primary must not be empty",
+            ));
         }
         // At a sentinel, the store signs in with the user and password of the sentinel's URL.
-        let signed_in = |node| if is_sentinel { node } else { settings.sign_in(node) };
-        let nodes = nodes.into_iter().map(|node| settings.transport(node).map(signed_in)).collect::<Result<_, _>>()?;
-        let server =
-            Self { topology, nodes, settings, unsuitable_line: Throttle::default(), nodes_of_slots: Mutex::default() };
+        let signed_in = |node| {
+            if is_sentinel {
+                node
+            } else {
+                settings.sign_in(node)
+            }
+        };
+        let nodes = nodes
+            .into_iter()
+            .map(|node| settings.transport(node).map(signed_in))
+            .collect::<Result<_, _>>()?;
+        let server = Self {
+            topology,
+            nodes,
+            settings,
+            unsuitable_line: Throttle::default(),
+            nodes_of_slots: Mutex::default(),
+        };
         #[cfg(feature = "cluster")]
         if server.is_cluster() {
             // The cause shows no key: `transport` has read the certificates before.
             cluster::client(&server.nodes, &server.settings, 0).map_err(|cause| {
-                ConfigError::new(format!("{server} cannot be reached with these settings: {cause}"))
+                ConfigError::new(format!(
+                    "{server} cannot be reached with these settings: {cause}"
+                ))
             })?;
         }
         Ok(server)
@@ -105,14 +123,21 @@ impl Server {
     /// The node of a cluster that has a slot, as far as this process knows.
     pub(crate) fn node_of(&self, slot: u16) -> Option<Arc<str>> {
         let nodes = self.is_cluster().then(|| lock(&self.nodes_of_slots))?;
-        nodes.range(..=slot).next_back().map(|(_, node)| Arc::clone(node))
+        nodes
+            .range(..=slot)
+            .next_back()
+            .map(|(_, node)| Arc::clone(node))
     }
 
     /// Notes which node now has a slot, if the error says that the slot has moved.
     pub(crate) fn note_moved(&self, error: &RedisError) {
-        let Some((node, slot)) = error.redirect_node() else { return };
+        let Some((node, slot)) = error.redirect_node() else {
+            return;
+        };
         let known = self.node_of(slot);
-        if error.kind() == ErrorKind::Server(ServerErrorKind::Moved) && known.as_deref() != Some(node) {
+        if error.kind() == ErrorKind::Server(ServerErrorKind::Moved)
+            && known.as_deref() != Some(node)
+        {
             let mut nodes = lock(&self.nodes_of_slots);
             if let Some(known) = known {
                 nodes.entry(slot.saturating_add(1)).or_insert(known);
@@ -123,13 +148,24 @@ impl Server {
 
     /// Learns which node of a cluster has which slot, from the reply to `CLUSTER SLOTS`.
     pub(super) fn learn_nodes(&self, slots: RedisResult<Value>) {
-        let Ok(Value::Array(ranges)) = slots else { return };
+        let Ok(Value::Array(ranges)) = slots else {
+            return;
+        };
         let node = |range| {
-            let Value::Array(fields) = range else { return None };
-            let [Value::Int(first), _, Value::Array(node), ..] = &*fields else { return None };
-            let [host, Value::Int(port), ..] = &**node else { return None };
+            let Value::Array(fields) = range else {
+                return None;
+            };
+            let [Value::Int(first), _, Value::Array(node), ..] = &*fields else {
+                return None;
+            };
+            let [host, Value::Int(port), ..] = &**node else {
+                return None;
+            };
             let host = from_redis_value::<String>(host.clone()).unwrap_or_default();
-            Some((u16::try_from(*first).ok()?, Arc::from(format!("{host}:{port}"))))
+            Some((
+                u16::try_from(*first).ok()?,
+                Arc::from(format!("{host}:{port}")),
+            ))
         };
         *lock(&self.nodes_of_slots) = ranges.into_iter().filter_map(node).collect();
     }
@@ -146,12 +182,19 @@ impl Server {
         // server whose connections are all in use hangs up after its first reply. Any other error
         // is ignored here, since the first batch meets it again.
         let sent = Instant::now();
-        let info = connection().req_packed_command(&cmd("INFO")).await.and_then(Value::extract_error);
+        let info = connection()
+            .req_packed_command(&cmd("INFO"))
+            .await
+            .and_then(Value::extract_error);
         distance.store(clock::micros(sent.elapsed()), Ordering::Relaxed);
         match info {
             Err(error) if hangs_up(&error) => Err(error),
             info => {
-                self.warn_of(&info.and_then(|info| Ok(from_redis_value::<String>(info)?)).unwrap_or_default());
+                self.warn_of(
+                    &info
+                        .and_then(|info| Ok(from_redis_value::<String>(info)?))
+                        .unwrap_or_default(),
+                );
                 Ok(connection)
             }
         }
@@ -160,16 +203,24 @@ impl Server {
     /// Warns the operator of unsuitable nodes of a cluster. `info` is the reply to `INFO`.
     pub(super) fn warn_of_nodes(&self, info: RedisResult<Value>) {
         let info = info.and_then(|info| Ok(from_redis_value::<Vec<(String, String)>>(info)?));
-        info.unwrap_or_default().iter().for_each(|(_, info)| self.warn_of(info));
+        info.unwrap_or_default()
+            .iter()
+            .for_each(|(_, info)| self.warn_of(info));
     }
 
     /// Warns the operator of a server that may forget limits.
     fn warn_of(&self, info: &str) {
-        let field = |name: &str| info.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
-        let evicts = !["", "noeviction"].contains(&field("maxmemory_policy:")) && field("maxmemory:") != "0";
+        let field = |name: &str| {
+            info.lines()
+                .find_map(|line| line.strip_prefix(name))
+                .unwrap_or_default()
+        };
+        let evicts =
+            !["", "noeviction"].contains(&field("maxmemory_policy:")) && field("maxmemory:") != "0";
         if evicts && let Some(suppressed) = self.unsuitable_line.pass() {
             let server = self;
-            let fix = "set `maxmemory-policy noeviction`: limits are forgotten when its memory is full";
+            let fix =
+                "set `maxmemory-policy noeviction`: limits are forgotten when its memory is full";
             warn!(%server, fix, suppressed, "this Redis does not suit rate limits");
         }
     }
@@ -181,12 +232,20 @@ impl Server {
         let mut tried = Vec::new();
         let mut failure = None;
         // Once there is a failure, a server that hangs must not hide it.
-        let patience =
-            |failure: &Option<_>| if failure.is_some() { self.settings.connect_timeout / 2 } else { Duration::MAX };
+        let patience = |failure: &Option<_>| {
+            if failure.is_some() {
+                self.settings.connect_timeout / 2
+            } else {
+                Duration::MAX
+            }
+        };
         while let Ok(Some(step)) = timeout(patience(&failure), steps.join_next()).await {
             match step.unwrap_or_else(|error| Err(io::Error::other(error).into())) {
                 Ok(Step::Named(address)) if !tried.contains(&address) => {
-                    let step = connect_to(self.primary_at(address.clone()), self.settings.signing_in.clone());
+                    let step = connect_to(
+                        self.primary_at(address.clone()),
+                        self.settings.signing_in.clone(),
+                    );
                     steps.spawn(async { Ok(step.await.unwrap_or_else(Step::Failed)) });
                     tried.push(address);
                 }
@@ -195,7 +254,9 @@ impl Server {
                 Ok(Step::Named(_)) => {}
                 // The error of a primary tells more than the error of a sentinel.
                 Ok(Step::Failed(error)) => failure = Some(refused("the primary refuses", error)),
-                Err(error) => failure = failure.or_else(|| Some(refused("a sentinel refuses", error))),
+                Err(error) => {
+                    failure = failure.or_else(|| Some(refused("a sentinel refuses", error)))
+                }
             }
         }
         Err(failure.unwrap_or_else(unknown))
@@ -206,9 +267,16 @@ impl Server {
     fn primary_at(&self, (host, port): (String, u16)) -> ConnectionInfo {
         let sentinel = &self.nodes[0];
         let address = match sentinel.addr() {
-            ConnectionAddr::TcpTls { insecure, tls_params, .. } => {
-                ConnectionAddr::TcpTls { host, port, insecure: *insecure, tls_params: tls_params.clone() }
-            }
+            ConnectionAddr::TcpTls {
+                insecure,
+                tls_params,
+                ..
+            } => ConnectionAddr::TcpTls {
+                host,
+                port,
+                insecure: *insecure,
+                tls_params: tls_params.clone(),
+            },
             _ => ConnectionAddr::Tcp(host, port),
         };
         self.settings.sign_in(sentinel.clone().set_addr(address))
@@ -224,19 +292,29 @@ enum Step {
     Failed(RedisError),
 }
 
-async fn open(node: ConnectionInfo, config: &AsyncConnectionConfig) -> RedisResult<MultiplexedConnection> {
-    Client::open(node)?.get_multiplexed_async_connection_with_config(config).await
+async fn open(
+    node: ConnectionInfo,
+    config: &AsyncConnectionConfig,
+) -> RedisResult<MultiplexedConnection> {
+    Client::open(node)?
+        .get_multiplexed_async_connection_with_config(config)
+        .await
 }
 
 fn hangs_up(error: &RedisError) -> bool {
-    let is_full = error.detail().is_some_and(|text| text.contains("max number of clients"));
+    let is_full = error
+        .detail()
+        .is_some_and(|text| text.contains("max number of clients"));
     error.code() == Some("NOAUTH") || error.is_connection_dropped() || is_full
 }
 
 /// Asks one sentinel for the address of the primary.
 async fn ask(sentinel: ConnectionInfo, primary: String) -> RedisResult<Step> {
     let mut connection = open(sentinel, &without_timeouts()).await?;
-    let command = cmd("SENTINEL").arg("GET-MASTER-ADDR-BY-NAME").arg(primary).take();
+    let command = cmd("SENTINEL")
+        .arg("GET-MASTER-ADDR-BY-NAME")
+        .arg(primary)
+        .take();
     let address: Option<_> = command.query_async(&mut connection).await?;
     address.map(Step::Named).ok_or_else(unknown)
 }
@@ -249,7 +327,10 @@ async fn connect_to(primary: ConnectionInfo, config: AsyncConnectionConfig) -> R
     match connection.req_packed_command(&cmd("ROLE")).await? {
         Value::ServerError(error) if error.code() == "NOAUTH" => Err(error.into()),
         Value::Array(role) if role.first() == Some(&Value::BulkString(b"slave".to_vec())) => {
-            Err(RedisError::from((ErrorKind::MasterNameNotFoundBySentinel, "the sentinels name a replica")))
+            Err(RedisError::from((
+                ErrorKind::MasterNameNotFoundBySentinel,
+                "the sentinels name a replica",
+            )))
         }
         _ => Ok(Step::Connected(connection)),
     }
@@ -257,11 +338,18 @@ async fn connect_to(primary: ConnectionInfo, config: AsyncConnectionConfig) -> R
 
 /// Adds who has refused the login or a command.
 fn refused(by: &'static str, error: RedisError) -> RedisError {
-    if kind(&error) == StoreErrorKind::Denied { (error.kind(), by, error.to_string()).into() } else { error }
+    if kind(&error) == StoreErrorKind::Denied {
+        (error.kind(), by, error.to_string()).into()
+    } else {
+        error
+    }
 }
 
 fn unknown() -> RedisError {
-    RedisError::from((ErrorKind::MasterNameNotFoundBySentinel, "no sentinel knows a primary of this name"))
+    RedisError::from((
+        ErrorKind::MasterNameNotFoundBySentinel,
+        "no sentinel knows a primary of this name",
+    ))
 }
 
 impl fmt::Display for Server {
@@ -272,7 +360,11 @@ impl fmt::Display for Server {
             Topology::Sentinels(primary) => write!(f, "the primary {primary:?} of the sentinels ")?,
             Topology::Cluster => f.write_str("the cluster of ")?,
         }
-        let nodes: Vec<_> = self.nodes.iter().map(|node| node.addr().to_string()).collect();
+        let nodes: Vec<_> = self
+            .nodes
+            .iter()
+            .map(|node| node.addr().to_string())
+            .collect();
         f.write_str(&nodes.join(" "))
     }
 }

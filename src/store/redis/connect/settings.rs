@@ -37,7 +37,8 @@ pub(crate) struct ConnectionSettings {
     pub(crate) signing_in: AsyncConnectionConfig,
     /// A function that gives the provider of credentials to a client of a cluster.
     #[cfg(all(feature = "cluster", feature = "credentials"))]
-    pub(crate) credentials: Option<Arc<dyn Fn(ClusterClientBuilder) -> ClusterClientBuilder + Send + Sync>>,
+    pub(crate) credentials:
+        Option<Arc<dyn Fn(ClusterClientBuilder) -> ClusterClientBuilder + Send + Sync>>,
     #[cfg(feature = "tls")]
     pub(crate) certificates: TlsCertificates,
     /// The most connections that a runtime opens. If the server is not far away, each queue also
@@ -49,7 +50,9 @@ pub(crate) struct ConnectionSettings {
 
 /// The server at `url`, with the user, password and database of the URL.
 pub(crate) fn node(url: &str) -> Result<ConnectionInfo, ConfigError> {
-    let info = url.into_connection_info().map_err(|cause| errors::url(url, &cause));
+    let info = url
+        .into_connection_info()
+        .map_err(|cause| errors::url(url, &cause));
     // The client's error does not say that a password is the cause, so this error says it.
     if errors::is_ambiguous(url) && (info.is_ok() || url.contains("//")) {
         return Err(ConfigError::new(
@@ -69,7 +72,10 @@ impl ConnectionSettings {
             #[cfg(all(feature = "cluster", feature = "credentials"))]
             credentials: None,
             #[cfg(feature = "tls")]
-            certificates: TlsCertificates { client_tls: None, root_cert: None },
+            certificates: TlsCertificates {
+                client_tls: None,
+                root_cert: None,
+            },
             connections: 4,
             connect_timeout: Duration::from_secs(1),
             reply_timeout: Duration::from_secs(1),
@@ -85,7 +91,9 @@ impl ConnectionSettings {
         if matches!(node.addr(), ConnectionAddr::TcpTls { .. }) {
             return self.tls(node);
         } else if self.has_certificates() {
-            return Err(ConfigError::new("certificates are for TLS: begin the URL with rediss://"));
+            return Err(ConfigError::new(
+                "certificates are for TLS: begin the URL with rediss://",
+            ));
         }
         Ok(node)
     }
@@ -95,7 +103,9 @@ impl ConnectionSettings {
     #[cfg(feature = "tls")]
     fn tls(&self, node: ConnectionInfo) -> Result<ConnectionInfo, ConfigError> {
         if matches!(node.addr(), ConnectionAddr::TcpTls { insecure: true, .. }) {
-            return Err(ConfigError::new("a rediss:// URL with #insecure is not supported: give the root certificate"));
+            return Err(ConfigError::new(
+                "a rediss:// URL with #insecure is not supported: give the root certificate",
+            ));
         }
         // If no provider is installed, and the program was built with no provider or with two, the
         // Redis client would panic.
@@ -105,18 +115,27 @@ impl ConnectionSettings {
                  `rustls::crypto::ring::default_provider().install_default()`, or another provider of rustls 0.23",
             ));
         }
-        let has_certificates = matches!(node.addr(), ConnectionAddr::TcpTls { tls_params: Some(_), .. });
+        let has_certificates = matches!(
+            node.addr(),
+            ConnectionAddr::TcpTls {
+                tls_params: Some(_),
+                ..
+            }
+        );
         if has_certificates && !self.has_certificates() {
             return Ok(node);
         }
         let root = self.certificates.root_cert.as_deref();
         // The Redis client takes any other text for an empty list of certificates.
-        if root.is_some_and(|pem| !String::from_utf8_lossy(pem).contains("-----BEGIN CERTIFICATE-----")) {
+        if root.is_some_and(|pem| {
+            !String::from_utf8_lossy(pem).contains("-----BEGIN CERTIFICATE-----")
+        }) {
             return Err(ConfigError::new("the root certificate is not PEM"));
         }
         // The cause is not shown: if the PEM has lost its line breaks, the cause repeats the key.
-        let client = Client::build_with_tls(node, self.certificates.clone())
-            .map_err(|_| ConfigError::new("a certificate, or its key, is not PEM, or has lost its line breaks"))?;
+        let client = Client::build_with_tls(node, self.certificates.clone()).map_err(|_| {
+            ConfigError::new("a certificate, or its key, is not PEM, or has lost its line breaks")
+        })?;
         Ok(client.get_connection_info().clone())
     }
 
@@ -132,18 +151,26 @@ impl ConnectionSettings {
         // password alone, it would take any error of the server for a wrong password. Without a
         // password, the client does not tell its name, since that would hide why a server hangs up.
         let tells_name = redis.password().is_some();
-        node.set_redis_settings(if tells_name { redis } else { redis.set_skip_set_lib_name() })
+        node.set_redis_settings(if tells_name {
+            redis
+        } else {
+            redis.set_skip_set_lib_name()
+        })
     }
 }
 
 pub(super) fn without_timeouts() -> AsyncConnectionConfig {
-    AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None)
+    AsyncConnectionConfig::new()
+        .set_connection_timeout(None)
+        .set_response_timeout(None)
 }
 
 pub(super) fn tcp_settings() -> TcpSettings {
-    let tcp = TcpSettings::default()
-        .set_nodelay(true)
-        .set_keepalive(TcpKeepalive::new().with_time(PEER_TIMEOUT).with_interval(PEER_TIMEOUT));
+    let tcp = TcpSettings::default().set_nodelay(true).set_keepalive(
+        TcpKeepalive::new()
+            .with_time(PEER_TIMEOUT)
+            .with_interval(PEER_TIMEOUT),
+    );
     #[cfg(target_os = "linux")]
     let tcp = tcp.set_user_timeout(PEER_TIMEOUT);
     tcp

@@ -27,7 +27,8 @@ use super::{
 };
 
 /// A function that opens connections of the application, within the timeouts of the settings.
-pub(crate) type Source = Arc<dyn Fn(&ConnectionSettings) -> RedisFuture<'static, ServerConnection> + Send + Sync>;
+pub(crate) type Source =
+    Arc<dyn Fn(&ConnectionSettings) -> RedisFuture<'static, ServerConnection> + Send + Sync>;
 
 /// A source of the connections that a closure opens. The argument of the closure is the time after
 /// which the closure should try another way to get a connection.
@@ -43,7 +44,9 @@ where
         let reply_timeout = settings.reply_timeout;
         Box::pin(async move {
             let mut connection = opening.await?;
-            if let Some(connection) = (&mut connection as &mut dyn Any).downcast_mut::<MultiplexedConnection>() {
+            if let Some(connection) =
+                (&mut connection as &mut dyn Any).downcast_mut::<MultiplexedConnection>()
+            {
                 connection.set_response_timeout(reply_timeout);
             }
             Ok(shared(connection))
@@ -65,7 +68,8 @@ where
     M: ManageConnection<Error = RedisError>,
     M::Connection: ConnectionLike + Clone + Sync,
 {
-    let home = Arc::new(Handle::try_current().map_or_else(|_| OnceLock::new(), |home| home.id().into()));
+    let home =
+        Arc::new(Handle::try_current().map_or_else(|_| OnceLock::new(), |home| home.id().into()));
     of_closure(move |patience| {
         let pool = pool.clone();
         let home = Arc::clone(&home);
@@ -91,7 +95,12 @@ where
     let pooled = timeout(patience, pool.get()).await.ok()?.ok()?;
     let mut connection = M::Connection::clone(&pooled);
     drop(pooled);
-    let info = timeout(patience, connection.req_packed_command(cmd("INFO").arg("REPLICATION"))).await.ok()?;
+    let info = timeout(
+        patience,
+        connection.req_packed_command(cmd("INFO").arg("REPLICATION")),
+    )
+    .await
+    .ok()?;
     let is_of_use = match info.and_then(|info| Ok(from_redis_value::<String>(info)?)) {
         Ok(info) => !info.contains("role:slave"),
         Err(error) => !error.is_unrecoverable_error() && !error.is_timeout(),

@@ -50,7 +50,12 @@ impl Batch {
     pub(super) fn new(jobs: Vec<Box<Job>>, slot: Option<u16>, common: &Arc<Common>) -> Self {
         let mut jobs = if jobs.len() > 1 { join(jobs) } else { jobs };
         jobs.iter_mut().for_each(|job| job.set_id());
-        Self { common: Arc::clone(common), jobs, slot, is_in_doubt: false }
+        Self {
+            common: Arc::clone(common),
+            jobs,
+            slot,
+            is_in_doubt: false,
+        }
     }
 
     /// Keeps the jobs that are to be sent again, and fails the others. Returns whether any jobs are
@@ -72,7 +77,11 @@ impl Batch {
     /// If the batch has a check that must not run twice, and the connection was idle, the
     /// connection first has to prove that it works. A second try needs no such proof: its checks
     /// may run twice, or the server has just replied that they have not run.
-    pub(super) async fn send(&mut self, connection: &Connection, again: bool) -> RedisResult<Value> {
+    pub(super) async fn send(
+        &mut self,
+        connection: &Connection,
+        again: bool,
+    ) -> RedisResult<Value> {
         let slot = self.slot.unwrap_or_default();
         if !again && let Some(unrepeatable) = self.jobs.iter().find(|job| !job.is_repeatable()) {
             let now = Instant::now();
@@ -85,9 +94,17 @@ impl Batch {
         if self.jobs.first().is_some_and(|job| job.is_release()) {
             let removals = self.removals();
             let sent = Instant::now();
-            let reply = self.timed(sent, async || connection.send_all(&removals, again, sent).await).await;
+            let reply = self
+                .timed(sent, async || {
+                    connection.send_all(&removals, again, sent).await
+                })
+                .await;
             // An earlier try may have freed the places, so all of them count as freed.
-            return if again { reply.map(|_| Value::Array(vec![Value::Int(1); removals.len()])) } else { reply };
+            return if again {
+                reply.map(|_| Value::Array(vec![Value::Int(1); removals.len()]))
+            } else {
+                reply
+            };
         }
         // Capacity for about all arguments, so that the command is not copied as it grows: a key
         // and an id for each job, and a few arguments for each run of jobs that differ only in
@@ -96,7 +113,9 @@ impl Batch {
         let mut evalsha = Cmd::with_capacity(2 + arguments, 64 + 32 * arguments);
         self.write(evalsha.arg("EVALSHA").arg(&*SHA1), again);
         let sent = Instant::now();
-        let reply = self.timed(sent, async || connection.send(&evalsha, again, sent).await).await;
+        let reply = self
+            .timed(sent, async || connection.send(&evalsha, again, sent).await)
+            .await;
         if reply.is_ok() && !again {
             connection.note_reply(slot, sent);
         }
@@ -106,21 +125,34 @@ impl Batch {
         let mut eval = cmd("EVAL");
         self.write(eval.arg(DECIDE), again);
         let sent = Instant::now();
-        self.timed(sent, async || connection.send(&eval, again, sent).await).await
+        self.timed(sent, async || connection.send(&eval, again, sent).await)
+            .await
     }
 
     /// Sends the batch now, at `sent`, and waits for the reply. Takes note of how long the reply
     /// takes.
-    async fn timed(&mut self, sent: Instant, send: impl AsyncFnOnce() -> RedisResult<Value>) -> RedisResult<Value> {
+    async fn timed(
+        &mut self,
+        sent: Instant,
+        send: impl AsyncFnOnce() -> RedisResult<Value>,
+    ) -> RedisResult<Value> {
         let was_in_doubt = mem::replace(&mut self.is_in_doubt, true);
         let reply = send().await;
-        let is_lost = |error: &RedisError| was_in_doubt || error.is_timeout() || needs_new_connection(error);
+        let is_lost =
+            |error: &RedisError| was_in_doubt || error.is_timeout() || needs_new_connection(error);
         self.is_in_doubt = reply.as_ref().is_err_and(is_lost);
         if reply.is_ok() {
             let part = self.slot.and_then(|slot| self.common.server.node_of(slot));
             // By the clock of a test, a reply takes no time, whatever the machine does meanwhile.
-            let took = if self.common.clock.is_some() { Duration::ZERO } else { sent.elapsed() };
-            self.common.local_state.round_trip.answered(part, sent, took);
+            let took = if self.common.clock.is_some() {
+                Duration::ZERO
+            } else {
+                sent.elapsed()
+            };
+            self.common
+                .local_state
+                .round_trip
+                .answered(part, sent, took);
         }
         if !is_unknown(&reply) {
             metrics::script(sent);
@@ -134,7 +166,10 @@ impl Batch {
         let mut removals = Pipeline::with_capacity(self.jobs.len());
         for job in &self.jobs {
             for charge in job.check().charges() {
-                removals.cmd("ZREM").arg(keys.of(charge.limit(), charge.key())).arg(&job.id.0.to_be_bytes());
+                removals
+                    .cmd("ZREM")
+                    .arg(keys.of(charge.limit(), charge.key()))
+                    .arg(&job.id.0.to_be_bytes());
             }
         }
         removals
@@ -170,7 +205,10 @@ impl Batch {
     /// The time as far as this process knows it.
     fn time(&self) -> u64 {
         let clock = self.common.clock.as_ref();
-        clock.map_or_else(|| micros_since_epoch(SystemTime::now()), ManualClock::micros)
+        clock.map_or_else(
+            || micros_since_epoch(SystemTime::now()),
+            ManualClock::micros,
+        )
     }
 
     /// Gives every caller its answer from the script's reply, or the error.
@@ -197,13 +235,20 @@ impl Batch {
     /// chosen.
     pub(super) fn give_back(&self, jobs: &[Box<Job>], is_chosen: impl Fn(&Charge) -> bool) {
         if self.is_in_doubt {
-            drop(Lost::new(&self.common, jobs.iter().flat_map(|job| job.refunds(&is_chosen)).collect()));
+            drop(Lost::new(
+                &self.common,
+                jobs.iter()
+                    .flat_map(|job| job.refunds(&is_chosen))
+                    .collect(),
+            ));
         }
     }
 
     /// The answer to a check that is alone.
     pub(super) fn only_answer(&self, reply: Value) -> Answer {
-        self.answers(reply)?.pop().unwrap_or_else(|| Err(malformed()))
+        self.answers(reply)?
+            .pop()
+            .unwrap_or_else(|| Err(malformed()))
     }
 
     fn answers(&self, reply: Value) -> Result<Vec<Answer>, StoreError> {
@@ -225,7 +270,8 @@ fn join(jobs: Vec<Box<Job>>) -> Vec<Box<Job>> {
     let digester = Digester::default();
     // For the hash of each key, the index of the last job that touches the key. If two keys have
     // the same hash, equal checks may travel apart, which does no harm.
-    let mut last_touch = ByDigest::<usize>::with_capacity_and_hasher(jobs.len(), Default::default());
+    let mut last_touch =
+        ByDigest::<usize>::with_capacity_and_hasher(jobs.len(), Default::default());
     let mut touched = Vec::new();
     let mut prefetches = Vec::new();
     let mut joined = Vec::<Box<Job>>::with_capacity(jobs.len());
@@ -238,12 +284,19 @@ fn join(jobs: Vec<Box<Job>>) -> Vec<Box<Job>> {
         // Copies mostly come in a row. So if the last job has copies, the new job is compared with
         // it before the keys of the new job are hashed.
         let has_copies = |index: &usize| joined[*index].count() > 1;
-        let mut index = joined.len().checked_sub(1).filter(has_copies).filter(is_equal);
+        let mut index = joined
+            .len()
+            .checked_sub(1)
+            .filter(has_copies)
+            .filter(is_equal);
         if index.is_none() {
             touched.clear();
             touched.extend(job.check().charges().map(|charge| charge.digest(&digester)));
             let mut touches = touched.iter().map(|hash| last_touch.get(hash).copied());
-            index = touches.next().flatten().filter(|last| touches.all(|other| other == Some(*last)));
+            index = touches
+                .next()
+                .flatten()
+                .filter(|last| touches.all(|other| other == Some(*last)));
             index = index.filter(is_equal);
         }
         if let Some(index) = index {
@@ -261,30 +314,46 @@ fn join(jobs: Vec<Box<Job>>) -> Vec<Box<Job>> {
 /// does not work. Any reply of the key's node proves that the connection works.
 async fn prove(job: &Job, connection: &Connection, keys: &Keys, now: Instant) -> RedisResult<()> {
     let charge = job.check().first();
-    let read = cmd("ZCARD").arg(keys.of(charge.limit(), charge.key())).take();
+    let read = cmd("ZCARD")
+        .arg(keys.of(charge.limit(), charge.key()))
+        .take();
     match connection.send(&read, false, now).await {
-        Err(error) if error.is_timeout() || needs_new_connection(&error) || was_not_run(&error) => Err(error),
+        Err(error) if error.is_timeout() || needs_new_connection(&error) || was_not_run(&error) => {
+            Err(error)
+        }
         _ => Ok(()),
     }
 }
 
 fn is_unknown(reply: &RedisResult<Value>) -> bool {
-    reply.as_ref().is_err_and(|error| error.kind() == ErrorKind::Server(ServerErrorKind::NoScript))
+    reply
+        .as_ref()
+        .is_err_and(|error| error.kind() == ErrorKind::Server(ServerErrorKind::NoScript))
 }
 
 /// Appends the argument of the short form, if all jobs are single checks that differ only in their
 /// keys and ids. A check with a place has a short form only if it is alone in its batch. Returns
 /// whether the argument was appended.
 fn write_short(jobs: &[Box<Job>], command: &mut Cmd) -> bool {
-    let Some((first, others)) = jobs.split_first() else { return false };
-    let Some(figures) = single(first) else { return false };
-    if !others.iter().all(|job| !first.check().takes_place() && have_one_shape(first, job)) {
+    let Some((first, others)) = jobs.split_first() else {
+        return false;
+    };
+    let Some(figures) = single(first) else {
+        return false;
+    };
+    if !others
+        .iter()
+        .all(|job| !first.check().takes_place() && have_one_shape(first, job))
+    {
         return false;
     }
     let mut parts = [[0; 8]; MAX_BATCH + 5];
     let mut count = 0;
     let ids = jobs.iter().map(|job| job.id.0.to_be_bytes());
-    for (part, bytes) in parts.iter_mut().zip(ids.chain(figures.map(|figure| (figure as f64).to_le_bytes()))) {
+    for (part, bytes) in parts
+        .iter_mut()
+        .zip(ids.chain(figures.map(|figure| (figure as f64).to_le_bytes())))
+    {
         (*part, count) = (bytes, count + 1);
     }
     command.arg(parts[..count].as_flattened());
@@ -292,7 +361,11 @@ fn write_short(jobs: &[Box<Job>], command: &mut Cmd) -> bool {
 }
 
 fn malformed() -> StoreError {
-    StoreError::new(ASKING, StoreErrorKind::Other, "the reply is not the script's")
+    StoreError::new(
+        ASKING,
+        StoreErrorKind::Other,
+        "the reply is not the script's",
+    )
 }
 
 /// The figures of a charge after all copies of its check are decided: the units used, the
@@ -308,15 +381,22 @@ fn read(reply: Value, jobs: &[Box<Job>], time: impl Fn() -> u64) -> Option<Vec<A
     let mut fields = match reply {
         Value::Array(fields) => fields,
         // The reply to the short form.
-        Value::BulkString(bytes) if bytes.len() % 8 == 0 => {
-            bytes.as_chunks().0.iter().map(|number| Value::Int(f64::from_le_bytes(*number) as i64)).collect()
-        }
+        Value::BulkString(bytes) if bytes.len() % 8 == 0 => bytes
+            .as_chunks()
+            .0
+            .iter()
+            .map(|number| Value::Int(f64::from_le_bytes(*number) as i64))
+            .collect(),
         _ => return None,
     }
     .into_iter();
     // The reply to a release has no time.
     let is_release = jobs.first().is_some_and(|job| job.is_release());
-    let now = if is_release { time() } else { number(&mut fields)? };
+    let now = if is_release {
+        time()
+    } else {
+        number(&mut fields)?
+    };
     // All jobs use the memory of one list. This saves 1.3 % of the work for a check with a key of
     // its own.
     let mut figures: Vec<Figures> = Vec::new();
@@ -331,7 +411,11 @@ fn read(reply: Value, jobs: &[Box<Job>], time: impl Fn() -> u64) -> Option<Vec<A
             for _ in check.charges() {
                 // A place that is freed or renewed has one figure, which says whether the place was
                 // held.
-                let used = if is_of_places { 0 } else { number(&mut fields)? };
+                let used = if is_of_places {
+                    0
+                } else {
+                    number(&mut fields)?
+                };
                 figures.push([used, number(&mut fields)?, 0, 0, 0]);
             }
             let is_known = !is_of_places || figures.iter().any(|figures| figures[1] > 0);
@@ -356,20 +440,30 @@ fn read(reply: Value, jobs: &[Box<Job>], time: impl Fn() -> u64) -> Option<Vec<A
         for copy in 0..count {
             // If an earlier try has counted the copies, all of them get the present status.
             // Otherwise, the status of a copy leaves out the units of later copies.
-            let later = if counted_at.is_some() { 0 } else { admitted.saturating_sub(copy + 1) };
+            let later = if counted_at.is_some() {
+                0
+            } else {
+                admitted.saturating_sub(copy + 1)
+            };
             let mut figures = figures.iter();
-            let decision = Decision::new(check, at, AdmissionId(job.id.0.wrapping_add(copy)), |charge| {
-                let [used, reset, mut reserved, retry, mut least] = figures.next().copied().unwrap_or_default();
-                if charge.limit().is_concurrent() {
-                    // Each place may be free in a moment, so all of them count as reserved.
-                    (reserved, least) = (used, 0);
-                }
-                let has_retry = (copy >= admitted || charge.is_shadow()) && retry > 0;
-                let micros = Duration::from_micros;
-                let waits = has_retry.then(|| (micros(least), micros(retry)));
-                let used = used.saturating_sub(later.saturating_mul(charge.cost()));
-                LimitStatus::new(charge, used, reserved, micros(reset), waits)
-            });
+            let decision = Decision::new(
+                check,
+                at,
+                AdmissionId(job.id.0.wrapping_add(copy)),
+                |charge| {
+                    let [used, reset, mut reserved, retry, mut least] =
+                        figures.next().copied().unwrap_or_default();
+                    if charge.limit().is_concurrent() {
+                        // Each place may be free in a moment, so all of them count as reserved.
+                        (reserved, least) = (used, 0);
+                    }
+                    let has_retry = (copy >= admitted || charge.is_shadow()) && retry > 0;
+                    let micros = Duration::from_micros;
+                    let waits = has_retry.then(|| (micros(least), micros(retry)));
+                    let used = used.saturating_sub(later.saturating_mul(charge.cost()));
+                    LimitStatus::new(charge, used, reserved, micros(reset), waits)
+                },
+            );
             answers.push(Ok((decision, admitted > 0)));
         }
     }
@@ -378,10 +472,16 @@ fn read(reply: Value, jobs: &[Box<Job>], time: impl Fn() -> u64) -> Option<Vec<A
 
 /// Reads the figures of a check's record. Returns how many copies are admitted, and the time at
 /// which an earlier try has counted them. The time is `None` if no earlier try has counted them.
-fn read_record(record: Vec<Value>, check: &Check, figures: &mut Vec<Figures>) -> Option<(u64, Option<u64>)> {
+fn read_record(
+    record: Vec<Value>,
+    check: &Check,
+    figures: &mut Vec<Figures>,
+) -> Option<(u64, Option<u64>)> {
     let mut fields = record.into_iter();
     let admitted = number(&mut fields)?;
-    let Value::Int(at) = fields.next()? else { return None };
+    let Value::Int(at) = fields.next()? else {
+        return None;
+    };
     for _ in check.charges() {
         let mut charge = Figures::default();
         for figure in &mut charge {
@@ -389,11 +489,16 @@ fn read_record(record: Vec<Value>, check: &Check, figures: &mut Vec<Figures>) ->
         }
         figures.push(charge);
     }
-    fields.next().is_none().then_some((admitted, u64::try_from(at).ok()))
+    fields
+        .next()
+        .is_none()
+        .then_some((admitted, u64::try_from(at).ok()))
 }
 
 fn number(fields: &mut impl Iterator<Item = Value>) -> Option<u64> {
-    let Value::Int(number) = fields.next()? else { return None };
+    let Value::Int(number) = fields.next()? else {
+        return None;
+    };
     u64::try_from(number).ok()
 }
 
@@ -403,8 +508,14 @@ fn key_error(check: &Check, text: &[u8]) -> StoreError {
     let text = String::from_utf8_lossy(text);
     let (number, text) = text.split_once(' ').unwrap_or(("", &text));
     let index = number.parse().unwrap_or(1_usize).saturating_sub(1);
-    let limit = check.charges().nth(index).map_or("an unknown limit", |charge| charge.limit().name());
-    let cause = format!("the key of the limit {limit:?} cannot be read or written: {}", text.trim_end());
+    let limit = check
+        .charges()
+        .nth(index)
+        .map_or("an unknown limit", |charge| charge.limit().name());
+    let cause = format!(
+        "the key of the limit {limit:?} cannot be read or written: {}",
+        text.trim_end()
+    );
     StoreError::new(ASKING, kind_of_reply(text), cause).of_one_check()
 }
 
@@ -425,7 +536,8 @@ mod tests {
     }
 
     fn prefetch(key: &str, units: u64) -> Check {
-        Check::new(Charge::prefetch(CALLS, Key::from(key), units, 100_000)).with_id(AdmissionId::fresh())
+        Check::new(Charge::prefetch(CALLS, Key::from(key), units, 100_000))
+            .with_id(AdmissionId::fresh())
     }
 
     /// Joins these checks. Returns the cost of each job, and the number of checks that travel as
@@ -437,27 +549,57 @@ mod tests {
             job
         };
         let jobs = join(checks.into_iter().map(job).collect());
-        jobs.iter().map(|job| (job.check().charges().map(Charge::cost).sum(), job.count())).collect()
+        jobs.iter()
+            .map(|job| (job.check().charges().map(Charge::cost).sum(), job.count()))
+            .collect()
     }
 
     #[test]
     fn checks_keep_their_order_and_prefetches_come_last() {
-        let checks = [prefetch("ada", 20), check("bob", 2), check("eve", 1), prefetch("joe", 30), check("ada", 1)];
+        let checks = [
+            prefetch("ada", 20),
+            check("bob", 2),
+            check("eve", 1),
+            prefetch("joe", 30),
+            check("ada", 1),
+        ];
         assert_eq!(joined(checks), [(2, 1), (1, 1), (1, 1), (20, 1), (30, 1)]);
     }
 
     #[test]
     fn equal_checks_join_if_no_other_is_between_them() {
-        let checks =
-            [check("ada", 1), check("bob", 3), check("ada", 1), check("ada", 2), check("ada", 1), check("bob", 3)];
+        let checks = [
+            check("ada", 1),
+            check("bob", 3),
+            check("ada", 1),
+            check("ada", 2),
+            check("ada", 1),
+            check("bob", 3),
+        ];
         assert_eq!(joined(checks), [(1, 2), (3, 2), (2, 1), (1, 1)]);
     }
 
     #[test]
     fn checks_of_one_key_stay_in_order_before_prefetches() {
-        let both = check("ada", 4).and(Charge::new(CALLS, "bob", 4).unwrap()).unwrap();
-        assert_eq!(joined([both, check("bob", 1), check("eve", 1), check("bob", 1)]), [(8, 1), (1, 2), (1, 1)]);
-        assert_eq!(joined([check("ada", 2), prefetch("ada", 20), check("ada", 1)]), [(2, 1), (1, 1), (20, 1)]);
-        assert_eq!(joined([check("ada", 2), prefetch("ada", 20), prefetch("ada", 30), check("ada", 1)])[1], (1, 1));
+        let both = check("ada", 4)
+            .and(Charge::new(CALLS, "bob", 4).unwrap())
+            .unwrap();
+        assert_eq!(
+            joined([both, check("bob", 1), check("eve", 1), check("bob", 1)]),
+            [(8, 1), (1, 2), (1, 1)]
+        );
+        assert_eq!(
+            joined([check("ada", 2), prefetch("ada", 20), check("ada", 1)]),
+            [(2, 1), (1, 1), (20, 1)]
+        );
+        assert_eq!(
+            joined([
+                check("ada", 2),
+                prefetch("ada", 20),
+                prefetch("ada", 30),
+                check("ada", 1)
+            ])[1],
+            (1, 1)
+        );
     }
 }

@@ -58,39 +58,61 @@ impl Dispatcher {
         Box::pin(async move {
             job.set_id();
             // As long as the `Caller` exists, the task knows that somebody waits.
-            let Some((slots, _caller)) = CrossSlot::new(&self, job.check(), job.id) else { return self.ask(job).await };
+            let Some((slots, _caller)) = CrossSlot::new(&self, job.check(), job.id) else {
+                return self.ask(job).await;
+            };
             let task = match job.settlement() {
                 None => self.runtime.spawn(slots.decide(job.deadline)),
                 Some(settlement) => self.runtime.spawn(slots.settle(settlement.clone())),
             };
             drop(self);
-            task.await.unwrap_or_else(|error| Err(without_runtime(error)))
+            task.await
+                .unwrap_or_else(|error| Err(without_runtime(error)))
         })
     }
 }
 
 impl CrossSlot {
     /// Takes a check apart. `None` if all keys are in one slot.
-    fn new(dispatcher: &Arc<Dispatcher>, check: &Check, id: AdmissionId) -> Option<(Self, Arc<Caller>)> {
+    fn new(
+        dispatcher: &Arc<Dispatcher>,
+        check: &Check,
+        id: AdmissionId,
+    ) -> Option<(Self, Arc<Caller>)> {
         let first = check.first().key();
         if check.charges().all(|charge| charge.key() == first) {
             return None;
         }
         let mut slots = BTreeMap::<u16, (Option<Check>, Vec<usize>)>::new();
         for (index, charge) in check.charges().enumerate() {
-            let (check, indices) = slots.entry(dispatcher.common.keys.hash_slot(charge.key())).or_default();
+            let (check, indices) = slots
+                .entry(dispatcher.common.keys.hash_slot(charge.key()))
+                .or_default();
             Check::push(check, charge.clone());
             indices.push(index);
         }
         let first = slots.keys().next().filter(|_| slots.len() > 1)?;
-        let caller = Arc::new(Caller { queue: Arc::downgrade(dispatcher.queue(*first, false)) });
+        let caller = Arc::new(Caller {
+            queue: Arc::downgrade(dispatcher.queue(*first, false)),
+        });
         let with_id = |(check, indices): (Option<Check>, _)| Some((check?.with_id(id), indices));
         let slots = slots.into_values().filter_map(with_id).collect();
         let statuses = vec![None; check.charges().count()];
         let dispatcher = Arc::clone(dispatcher);
         let check = check.clone();
         let at = SystemTime::UNIX_EPOCH;
-        Some((Self { dispatcher, check, id, slots, statuses, at, caller: Arc::downgrade(&caller) }, caller))
+        Some((
+            Self {
+                dispatcher,
+                check,
+                id,
+                slots,
+                statuses,
+                at,
+                caller: Arc::downgrade(&caller),
+            },
+            caller,
+        ))
     }
 
     /// Decides the check. If a slot fails, or the runtime ends meanwhile, the units that slots may
@@ -104,7 +126,10 @@ impl CrossSlot {
                 job.whole = Some(Box::new(self.caller.clone()));
             }
             if is_given_back {
-                lost.taken.push(Settlement::refund_by_id(self.slots[number].0.clone(), self.id));
+                lost.taken.push(Settlement::refund_by_id(
+                    self.slots[number].0.clone(),
+                    self.id,
+                ));
             }
             let answer = self.ask(job).await;
             // A slot that failed may have counted its charges nevertheless. If the error is of this
@@ -148,7 +173,9 @@ impl CrossSlot {
     async fn ask_untaken(&mut self, first: usize, left: Duration) {
         for slot in first..self.slots.len() {
             if self.caller.strong_count() > 0
-                && let Ok((decision, _)) = self.ask(Job::decide(self.slots[slot].0.without_costs(), left)).await
+                && let Ok((decision, _)) = self
+                    .ask(Job::decide(self.slots[slot].0.without_costs(), left))
+                    .await
             {
                 self.set_untaken(slot, &decision);
             }
@@ -164,7 +191,8 @@ impl CrossSlot {
         for number in 0..self.slots.len() {
             let (check, indices) = &self.slots[number];
             let mut costs = indices.iter().map(|index| costs[*index]);
-            let settlement = Settlement::by_id(check.clone(), self.id, whole.at, |_| costs.next().flatten());
+            let settlement =
+                Settlement::by_id(check.clone(), self.id, whole.at, |_| costs.next().flatten());
             match self.settle_in_slot(settlement).await {
                 Ok((decision, is_known)) => {
                     was_applied |= is_known;
@@ -183,7 +211,8 @@ impl CrossSlot {
     }
 
     async fn settle_in_slot(&self, settlement: Settlement) -> Answer {
-        self.ask(Job::settle(settlement, &self.dispatcher.common.local_state)).await
+        self.ask(Job::settle(settlement, &self.dispatcher.common.local_state))
+            .await
     }
 
     fn set(&mut self, slot: usize, decision: &Decision) {
@@ -196,7 +225,9 @@ impl CrossSlot {
     /// Sets the statuses of a slot that was asked only for its statuses.
     fn set_untaken(&mut self, slot: usize, decision: &Decision) {
         let (check, indices) = &self.slots[slot];
-        for ((index, charge), status) in indices.iter().zip(check.charges()).zip(decision.statuses()) {
+        for ((index, charge), status) in
+            indices.iter().zip(check.charges()).zip(decision.statuses())
+        {
             self.statuses[*index] = Some(status.for_charge(charge).refused_until_reset(charge));
         }
     }
@@ -204,7 +235,10 @@ impl CrossSlot {
     fn decision(&self) -> Decision {
         let mut statuses = self.statuses.iter().cloned();
         Decision::new(&self.check, self.at, self.id, |charge| {
-            statuses.next().flatten().unwrap_or_else(|| LimitStatus::new(charge, 0, 0, Duration::ZERO, None))
+            statuses
+                .next()
+                .flatten()
+                .unwrap_or_else(|| LimitStatus::new(charge, 0, 0, Duration::ZERO, None))
         })
     }
 }

@@ -80,11 +80,22 @@ pub(crate) struct Dispatcher {
 impl Dispatcher {
     pub(super) fn new(common: Arc<Common>, runtime: Handle) -> Self {
         let server = &common.server;
-        let count = if server.is_cluster() { CLUSTER_QUEUES } else { 1 };
+        let count = if server.is_cluster() {
+            CLUSTER_QUEUES
+        } else {
+            1
+        };
         let queue = || Queue::new(server.settings.connections as usize, CAPACITY / count);
-        let queues = iter::repeat_with(|| [queue(), queue()]).take(count).collect();
+        let queues = iter::repeat_with(|| [queue(), queue()])
+            .take(count)
+            .collect();
         let pool = Pool::new(server, Arc::clone(&common.local_state.round_trip.distance));
-        Self { common, runtime, pool, queues }
+        Self {
+            common,
+            runtime,
+            pool,
+            queues,
+        }
     }
 
     pub(super) fn is_worth_another_try(&self, error: &RedisError) -> bool {
@@ -99,13 +110,17 @@ impl Dispatcher {
     pub(crate) async fn reset(self: Arc<Self>, limit: Limit, key: &Key) -> Result<(), StoreError> {
         let _outdated = self.common.local_state.outdate([(&limit, key)], None);
         let key = self.common.keys.of(&limit, key);
-        self.in_task(|dispatcher| async move { dispatcher.send(cmd("UNLINK").arg(key)).await }).await
+        self.in_task(|dispatcher| async move { dispatcher.send(cmd("UNLINK").arg(key)).await })
+            .await
     }
 
     /// Runs a future that needs a connection, in a task. The task ends if the caller stops waiting.
     /// Only the task keeps the dispatcher. So the dispatcher ends with its runtime, even if nobody
     /// polls the caller's future.
-    pub(super) async fn in_task<T, F>(self: Arc<Self>, run: impl FnOnce(Arc<Self>) -> F) -> Result<T, StoreError>
+    pub(super) async fn in_task<T, F>(
+        self: Arc<Self>,
+        run: impl FnOnce(Arc<Self>) -> F,
+    ) -> Result<T, StoreError>
     where
         T: Send + 'static,
         F: Future<Output = Result<T, StoreError>> + Send + 'static,
@@ -113,7 +128,10 @@ impl Dispatcher {
         let runtime = self.runtime.clone();
         let mut task = JoinSet::new();
         task.spawn_on(run(self), &runtime);
-        let result = task.join_next().await.ok_or_else(|| without_runtime("its task is gone"))?;
+        let result = task
+            .join_next()
+            .await
+            .ok_or_else(|| without_runtime("its task is gone"))?;
         result.unwrap_or_else(|error| Err(without_runtime(error)))
     }
 
@@ -125,7 +143,10 @@ impl Dispatcher {
             Ok::<_, StoreError>(connection.send(command, again, Instant::now()).await)
         };
         let mut reply = send(false).await?;
-        if reply.as_ref().is_err_and(|error| self.is_worth_another_try(error)) {
+        if reply
+            .as_ref()
+            .is_err_and(|error| self.is_worth_another_try(error))
+        {
             reply = send(true).await?;
         }
         reply.map(drop).map_err(failure)
@@ -139,10 +160,17 @@ impl Dispatcher {
     pub(crate) async fn try_out(self: Arc<Self>) -> Result<(), StoreError> {
         self.in_task(|dispatcher| async move {
             dispatcher.run_commands().await?;
-            let keys: &[&str] = if dispatcher.is_by_slot() { &["1"] } else { &["1", "2"] };
-            let charge = |key: &&str| Charge::fitting(Limit::per_second("connect", 1), (*key).into(), 0);
+            let keys: &[&str] = if dispatcher.is_by_slot() {
+                &["1"]
+            } else {
+                &["1", "2"]
+            };
+            let charge =
+                |key: &&str| Charge::fitting(Limit::per_second("connect", 1), (*key).into(), 0);
             if let Some(check) = Check::of_distinct(keys.iter().map(charge)) {
-                let _ = Arc::clone(&dispatcher).ask(Job::decide(check, Duration::MAX)).await?;
+                let _ = Arc::clone(&dispatcher)
+                    .ask(Job::decide(check, Duration::MAX))
+                    .await?;
             }
             dispatcher.pool.open_all().await;
             Ok(())
@@ -156,7 +184,10 @@ impl Dispatcher {
         let key = format!("{}:", self.common.keys.prefix);
         let mut runs = JoinSet::new();
         // While a slot moves, the client sends ASKING to the slot's new node.
-        for words in COMMANDS.split(", ").chain(self.common.server.is_cluster().then_some("ASKING")) {
+        for words in COMMANDS
+            .split(", ")
+            .chain(self.common.server.is_cluster().then_some("ASKING"))
+        {
             let mut command = Cmd::new();
             for word in words.split(' ') {
                 command.arg(if word == "KEY" { &key } else { word });
@@ -169,7 +200,8 @@ impl Dispatcher {
                 // Before 7.0, Redis does not know PEXPIRETIME, and the script does without it. An
                 // error for lack of memory is no failure either, since the server may have memory
                 // later.
-                (words, Err(error)) if error.kind == StoreErrorKind::Other && words.starts_with("PEXPIRETIME") => {}
+                (words, Err(error))
+                    if error.kind == StoreErrorKind::Other && words.starts_with("PEXPIRETIME") => {}
                 (_, Err(error)) if error.kind != StoreErrorKind::OutOfMemory => return Err(error),
                 _ => {}
             }

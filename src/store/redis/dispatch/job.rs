@@ -80,15 +80,33 @@ impl Job {
         let keeps = |charge: &Charge, cost: Option<u64>| {
             charge.life().is_some() || cost.is_none_or(|cost| charge.takes_place() && cost > 0)
         };
-        let others = settlement.accounts().filter(|(charge, cost)| !keeps(charge, *cost));
-        let outdated = local_state.outdate(others.map(|(charge, _)| (charge.limit(), charge.key())), None);
+        let others = settlement
+            .accounts()
+            .filter(|(charge, cost)| !keeps(charge, *cost));
+        let outdated = local_state.outdate(
+            others.map(|(charge, _)| (charge.limit(), charge.key())),
+            None,
+        );
         let id = settlement.id;
-        let settling = Settling { settlement, _outdated: outdated, _underway: local_state.owed.begin() };
+        let settling = Settling {
+            settlement,
+            _outdated: outdated,
+            _underway: local_state.owed.begin(),
+        };
         Self::new(id, Work::Settle(Box::new(settling)), Duration::MAX)
     }
 
     fn new(id: AdmissionId, work: Work, deadline: Duration) -> Box<Self> {
-        Box::new(Self { work, id, caller: None, copies: Vec::new(), deadline, end: None, crowd: None, whole: None })
+        Box::new(Self {
+            work,
+            id,
+            caller: None,
+            copies: Vec::new(),
+            deadline,
+            end: None,
+            crowd: None,
+            whole: None,
+        })
     }
 
     /// Lets the caller of the job wait while a task sends the job.
@@ -117,7 +135,9 @@ impl Job {
     /// Gives the check and its copies their ids: the caller's own, or fresh ones.
     pub(super) fn set_id(&mut self) {
         if let Work::Decide(check) = &self.work {
-            self.id = check.id().unwrap_or_else(|| AdmissionId::fresh_run(self.count()));
+            self.id = check
+                .id()
+                .unwrap_or_else(|| AdmissionId::fresh_run(self.count()));
         }
     }
 
@@ -126,9 +146,16 @@ impl Job {
     /// again.
     pub(super) fn refunds(&self, is_chosen: impl Fn(&Charge) -> bool) -> Vec<Settlement> {
         let is_given_back = self.is_check() && self.check().id().is_none();
-        let chosen = self.check().charges().filter(|charge| is_given_back && is_chosen(charge));
-        let Some(chosen) = Check::of_distinct(chosen.cloned()) else { return Vec::new() };
-        let refund = |copy| Settlement::refund_by_id(chosen.clone(), AdmissionId(self.id.0.wrapping_add(copy)));
+        let chosen = self
+            .check()
+            .charges()
+            .filter(|charge| is_given_back && is_chosen(charge));
+        let Some(chosen) = Check::of_distinct(chosen.cloned()) else {
+            return Vec::new();
+        };
+        let refund = |copy| {
+            Settlement::refund_by_id(chosen.clone(), AdmissionId(self.id.0.wrapping_add(copy)))
+        };
         (0..self.count()).map(refund).collect()
     }
 
@@ -139,19 +166,28 @@ impl Job {
 
     /// Whether the job frees places, and does nothing else.
     pub(super) fn is_release(&self) -> bool {
-        let is_freed = |(charge, cost): (&Charge, Option<u64>)| charge.takes_place() && cost == Some(0);
-        self.settlement().is_some_and(|settlement| settlement.accounts().all(is_freed))
+        let is_freed =
+            |(charge, cost): (&Charge, Option<u64>)| charge.takes_place() && cost == Some(0);
+        self.settlement()
+            .is_some_and(|settlement| settlement.accounts().all(is_freed))
     }
 
     /// Whether the job renews a place, and does nothing else.
     pub(super) fn is_renewal(&self) -> bool {
-        let is_held = |(charge, cost): (&Charge, Option<u64>)| charge.takes_place() && cost > Some(0);
+        let is_held =
+            |(charge, cost): (&Charge, Option<u64>)| charge.takes_place() && cost > Some(0);
         self.check().only_charge().is_some()
-            && self.settlement().is_some_and(|settlement| settlement.accounts().all(is_held))
+            && self
+                .settlement()
+                .is_some_and(|settlement| settlement.accounts().all(is_held))
     }
 
     pub(crate) fn settlement(&self) -> Option<&Settlement> {
-        if let Work::Settle(settling) = &self.work { Some(&settling.settlement) } else { None }
+        if let Work::Settle(settling) = &self.work {
+            Some(&settling.settlement)
+        } else {
+            None
+        }
     }
 
     /// Whether the job takes a prefetch, or gives one back.
@@ -180,7 +216,8 @@ impl Job {
 
     /// Whether the job counts once even if it is sent twice, because the store remembers its id.
     pub(super) fn is_repeatable(&self) -> bool {
-        let is_kept = |charge: &Charge| charge.units() == 0 || charge.lease().is_some() || charge.is_exact();
+        let is_kept =
+            |charge: &Charge| charge.units() == 0 || charge.lease().is_some() || charge.is_exact();
         !self.is_check() || self.check().id().is_some() || self.check().charges().all(is_kept)
     }
 
@@ -206,9 +243,14 @@ impl Job {
 
     /// Whether all callers of the check have stopped waiting. A settlement is never cancelled.
     pub(super) fn is_cancelled(&self) -> bool {
-        let has_left = self.caller.as_ref().is_some_and(Sender::is_closed) && self.copies.iter().all(Sender::is_closed);
+        let has_left = self.caller.as_ref().is_some_and(Sender::is_closed)
+            && self.copies.iter().all(Sender::is_closed);
         let is_over = || self.end.is_some_and(|end| end <= Instant::now());
-        let has_left = has_left || self.whole.as_ref().is_some_and(|caller| caller.strong_count() == 0);
+        let has_left = has_left
+            || self
+                .whole
+                .as_ref()
+                .is_some_and(|caller| caller.strong_count() == 0);
         self.is_check() && (has_left || is_over())
     }
 }
@@ -223,11 +265,18 @@ pub(super) fn only_slot(check: &Check, keys: &Keys) -> Option<u16> {
 
 /// Appends the arguments that are the same for all jobs that differ only in their keys and ids.
 /// `now` is the time as far as this process knows it.
-#[cfg_attr(not(feature = "calendar"), expect(unused_variables, reason = "only periods of the calendar depend on it"))]
+#[cfg_attr(
+    not(feature = "calendar"),
+    expect(unused_variables, reason = "only periods of the calendar depend on it")
+)]
 pub(super) fn write_shape(job: &Job, command: &mut Cmd, again: bool, now: impl Fn() -> u64) {
     let check = job.check();
     if let Some(figures) = single(job).filter(|_| !again) {
-        command.arg(if check.takes_place() { "place" } else { "single" });
+        command.arg(if check.takes_place() {
+            "place"
+        } else {
+            "single"
+        });
         figures.for_each(|figure| _ = command.arg(figure));
         return;
     }
@@ -244,12 +293,22 @@ pub(super) fn write_shape(job: &Job, command: &mut Cmd, again: bool, now: impl F
         Work::Decide(_) if check.charges().all(is_plain) => "plain",
         Work::Decide(_) => "any",
     };
-    command.arg(kind).arg(job.count()).arg(check.charges().count());
-    let mut costs = job.settlement().into_iter().flat_map(Settlement::accounts).map(|(_, cost)| cost);
+    command
+        .arg(kind)
+        .arg(job.count())
+        .arg(check.charges().count());
+    let mut costs = job
+        .settlement()
+        .into_iter()
+        .flat_map(Settlement::accounts)
+        .map(|(_, cost)| cost);
     for charge in check.charges() {
         let limit = charge.limit();
         let cost = costs.next().flatten();
-        command.arg(limit.units()).arg(charge.cost()).arg(limit.window_micros());
+        command
+            .arg(limit.units())
+            .arg(charge.cost())
+            .arg(limit.window_micros());
         if kind == "plain" {
             continue;
         }
@@ -274,27 +333,49 @@ pub(super) fn write_shape(job: &Job, command: &mut Cmd, again: bool, now: impl F
 
 /// Whether two checks, or two renewals, differ only in their keys and ids.
 pub(super) fn have_one_shape(job: &Job, other: &Job) -> bool {
-    let kind = |job: &Job| (job.is_check(), job.is_renewal(), job.check().id().is_some(), job.count());
+    let kind = |job: &Job| {
+        (
+            job.is_check(),
+            job.is_renewal(),
+            job.check().id().is_some(),
+            job.count(),
+        )
+    };
     let figures = |charge: &Charge| {
         let limit = charge.limit();
         let numbers = (limit.units(), charge.cost(), limit.window_micros());
-        (numbers, limit.algorithm(), charge.lease_micros(), mode(charge))
+        (
+            numbers,
+            limit.algorithm(),
+            charge.lease_micros(),
+            mode(charge),
+        )
     };
     (job.is_check() || job.is_renewal())
         && kind(job) == kind(other)
-        && job.check().charges().map(figures).eq(other.check().charges().map(figures))
+        && job
+            .check()
+            .charges()
+            .map(figures)
+            .eq(other.check().charges().map(figures))
 }
 
 /// The figures of a single check: two for its unit, and three more if it takes a place. A single
 /// check takes one unit, one place, or both, has a new id, and has no copies. `None` for any other
 /// job.
 pub(super) fn single(job: &Job) -> Option<impl Iterator<Item = u64> + use<>> {
-    let Work::Decide(check) = &job.work else { return None };
+    let Work::Decide(check) = &job.work else {
+        return None;
+    };
     let mut figures = [0; 5];
     for (charge, key) in check.charges().zip(1..) {
         let limit = charge.limit();
         let [unit, window, place, life, its_key] = &mut figures;
-        let (units, time) = if limit.is_concurrent() { (place, life) } else { (unit, window) };
+        let (units, time) = if limit.is_concurrent() {
+            (place, life)
+        } else {
+            (unit, window)
+        };
         if charge.cost() != 1 || !is_plain(charge) || *units > 0 {
             return None;
         }
@@ -310,7 +391,10 @@ pub(super) fn single(job: &Job) -> Option<impl Iterator<Item = u64> + use<>> {
 /// Whether a charge is of the most frequent kind: it counts exactly, has a cost, reserves nothing,
 /// and is either counted or refused.
 fn is_plain(charge: &Charge) -> bool {
-    charge.cost() > 0 && charge.is_exact() && charge.lease_micros().is_none() && mode(charge).is_empty()
+    charge.cost() > 0
+        && charge.is_exact()
+        && charge.lease_micros().is_none()
+        && mode(charge).is_empty()
 }
 
 /// The script's word for a charge that is spent, that never refuses, or that takes nothing. The

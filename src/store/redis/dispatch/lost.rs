@@ -25,7 +25,12 @@ pub(super) struct Lost {
 
 impl Lost {
     pub(super) fn new(common: &Arc<Common>, taken: Vec<Settlement>) -> Self {
-        Self { common: Arc::clone(common), taken, underway: common.local_state.owed.begin(), is_in_task: false }
+        Self {
+            common: Arc::clone(common),
+            taken,
+            underway: common.local_state.owed.begin(),
+            is_in_task: false,
+        }
     }
 }
 
@@ -39,7 +44,12 @@ impl Drop for Lost {
         let underway = self.underway.clone();
         match Handle::try_current() {
             Ok(runtime) if !self.is_in_task => {
-                let mut lost = Self { common, taken, underway, is_in_task: true };
+                let mut lost = Self {
+                    common,
+                    taken,
+                    underway,
+                    is_in_task: true,
+                };
                 runtime.spawn(async move {
                     free(&lost.common, &lost.taken).await;
                     lost.taken.clear();
@@ -67,7 +77,12 @@ async fn free(common: &Arc<Common>, taken: &[Settlement]) {
             };
             give_back(vec![taken.clone()], settle)
         };
-        taken.iter().map(give_back).collect::<JoinSet<_>>().join_all().await;
+        taken
+            .iter()
+            .map(give_back)
+            .collect::<JoinSet<_>>()
+            .join_all()
+            .await;
     };
     release().await;
     sleep(BEFORE_SECOND_RELEASE).await;

@@ -6,7 +6,10 @@
 //! 3. A batch takes jobs out of the queue, writes them as one script call, and reads the reply.
 //! 4. `cross_slot.rs` takes apart a check whose keys are in several slots of a cluster.
 
-#![expect(clippy::vec_box, reason = "a job moves several times, so it is a pointer everywhere")]
+#![expect(
+    clippy::vec_box,
+    reason = "a job moves several times, so it is a pointer everywhere"
+)]
 
 mod batch;
 mod cross_slot;

@@ -159,12 +159,18 @@ impl Queue {
             return None;
         }
         state.alone += 1;
-        Some(Permit { queue: Arc::downgrade(self), is_lone: true })
+        Some(Permit {
+            queue: Arc::downgrade(self),
+            is_lone: true,
+        })
     }
 
     /// Queues a job. If the job cannot be queued, returns its answer, boxed since that is rare.
     /// When a job is queued, a task has to [serve](Self::batch_permit) the queue.
-    pub(super) fn push(self: &Arc<Self>, mut job: Box<Job>) -> Result<(Receiver<Answer>, Caller), Box<Answer>> {
+    pub(super) fn push(
+        self: &Arc<Self>,
+        mut job: Box<Job>,
+    ) -> Result<(Receiver<Answer>, Caller), Box<Answer>> {
         let mut state = self.lock();
         if state.alone >= MOST_ALONE {
             state.until_alone = ALONE;
@@ -172,17 +178,27 @@ impl Queue {
         let turn = state.turn_of(&job, &self.digester);
         // This keeps prefetches of thousands of keys from delaying or failing the checks of
         // callers.
-        if job.is_check() && job.is_of_prefetch() && state.waiting > self.capacity / PART_OF_PREFETCHES {
+        if job.is_check()
+            && job.is_of_prefetch()
+            && state.waiting > self.capacity / PART_OF_PREFETCHES
+        {
             return Err(Box::new(Err(state.refusal(turn))));
         }
         let is_check = job.is_check();
         let most_crowds = FEW + 2 * state.waiting;
         let crowd = turn.filter(|_| is_check);
-        let crowd = crowd.and_then(|_| Crowd::join(&mut state.crowds, job.check(), &self.digester, most_crowds));
-        let is_behind = |crowd: &&Crowd, state: &State| crowd.refuses(job.check(), || state.cancelled_in(turn, crowd));
+        let crowd = crowd
+            .and_then(|_| Crowd::join(&mut state.crowds, job.check(), &self.digester, most_crowds));
+        let is_behind = |crowd: &&Crowd, state: &State| {
+            crowd.refuses(job.check(), || state.cancelled_in(turn, crowd))
+        };
         let behind = |state: &State| crowd.as_ref().filter(|crowd| is_behind(crowd, state));
         // A settlement that is refused is lost, so checks leave room for settlements.
-        let most = if is_check { self.capacity } else { 2 * self.capacity };
+        let most = if is_check {
+            self.capacity
+        } else {
+            2 * self.capacity
+        };
         let is_too_long = |state: &State| state.waiting >= most || state.wait(turn) > job.deadline;
         if behind(&state).is_some() || is_too_long(&state) {
             let is_any_over = state.first_end.is_some_and(|end| end <= Instant::now());
@@ -205,17 +221,28 @@ impl Queue {
             state.first_end.get_or_insert(end);
         }
         state.push(job, turn);
-        Ok((answer, Caller { queue: Arc::downgrade(self) }))
+        Ok((
+            answer,
+            Caller {
+                queue: Arc::downgrade(self),
+            },
+        ))
     }
 
     /// The permit to have one batch in flight. `None` if all permits are taken: the tasks that have
     /// these permits send the waiting jobs. If the server is far away, `for_distance` may allow
     /// more batches in flight than the queue does.
-    pub(super) fn batch_permit(self: &Arc<Self>, for_distance: impl FnOnce() -> usize) -> Option<Permit> {
+    pub(super) fn batch_permit(
+        self: &Arc<Self>,
+        for_distance: impl FnOnce() -> usize,
+    ) -> Option<Permit> {
         let mut state = self.lock();
         let is_free = state.in_flight < self.max_in_flight || state.in_flight < for_distance();
         state.in_flight += usize::from(is_free);
-        is_free.then(|| Permit { queue: Arc::downgrade(self), is_lone: false })
+        is_free.then(|| Permit {
+            queue: Arc::downgrade(self),
+            is_lone: false,
+        })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -234,8 +261,13 @@ impl State {
     /// The number of cancelled checks of this turn and crowd.
     fn cancelled_in(&self, turn: Option<u64>, crowd: &Crowd) -> u64 {
         let is_in = |job: &Job| job.crowd.as_ref().is_some_and(|other| other.is(crowd));
-        let of_turn = turn.and_then(|digest| self.many.get(&digest)).into_iter().flatten();
-        of_turn.filter(|job| is_in(job) && job.is_cancelled()).count() as u64
+        let of_turn = turn
+            .and_then(|digest| self.many.get(&digest))
+            .into_iter()
+            .flatten();
+        of_turn
+            .filter(|job| is_in(job) && job.is_cancelled())
+            .count() as u64
     }
 
     /// The estimated time until a job of this turn has its answer, if the job comes now. All jobs
@@ -243,23 +275,38 @@ impl State {
     /// batches that take longer than usual. Without this addition, more checks would be answered
     /// too late, and such checks only delay other checks.
     fn wait(&self, turn: Option<u64>) -> Duration {
-        let of_its_own = turn.and_then(|digest| self.many.get(&digest)).map_or(0, VecDeque::len);
-        let ahead = self.waiting.min(self.few.len() + self.turns.len() * (of_its_own + 1)) + self.in_flight * MAX_BATCH;
-        self.time_per_check.saturating_mul((ahead + ahead / 3) as u32)
+        let of_its_own = turn
+            .and_then(|digest| self.many.get(&digest))
+            .map_or(0, VecDeque::len);
+        let ahead = self
+            .waiting
+            .min(self.few.len() + self.turns.len() * (of_its_own + 1))
+            + self.in_flight * MAX_BATCH;
+        self.time_per_check
+            .saturating_mul((ahead + ahead / 3) as u32)
     }
 
     /// The error of a check that cannot be queued. The store still decides the checks in the queue.
     /// So this error is no failure of the store, and a breaker must not count it.
     fn refusal(&self, turn: Option<u64>) -> StoreError {
         let wait = self.wait(turn);
-        let takes = if wait.is_zero() { "an unknown time".into() } else { format!("about {wait:?}") };
-        let cause = format!("{} checks are waiting for Redis, which takes {takes}", self.waiting);
+        let takes = if wait.is_zero() {
+            "an unknown time".into()
+        } else {
+            format!("about {wait:?}")
+        };
+        let cause = format!(
+            "{} checks are waiting for Redis, which takes {takes}",
+            self.waiting
+        );
         StoreError::new(ASKING, StoreErrorKind::TimedOut, cause).of_one_check()
     }
 
     fn push(&mut self, job: Box<Job>, turn: Option<u64>) {
         self.waiting += 1;
-        let Some(digest) = turn else { return self.few.push_back(job) };
+        let Some(digest) = turn else {
+            return self.few.push_back(job);
+        };
         let jobs = self.many.entry(digest).or_default();
         if jobs.is_empty() {
             self.turns.push_back(digest);
@@ -274,7 +321,9 @@ impl State {
     }
 
     fn pop_in_turn(&mut self) -> Option<Box<Job>> {
-        let Entry::Occupied(mut jobs) = self.many.entry(*self.turns.front()?) else { return None };
+        let Entry::Occupied(mut jobs) = self.many.entry(*self.turns.front()?) else {
+            return None;
+        };
         let job = jobs.get_mut().pop_front()?;
         if jobs.get().is_empty() {
             jobs.remove();
@@ -314,7 +363,10 @@ impl State {
     /// flight, since all of these batches may leave together.
     fn measure(&mut self, now: Instant, checks: usize) {
         if let Some((before, checks)) = self.last_batch {
-            let most = self.time_per_check.max(SHORT_TIME).saturating_mul(4 * self.in_flight as u32);
+            let most = self
+                .time_per_check
+                .max(SHORT_TIME)
+                .saturating_mul(4 * self.in_flight as u32);
             let took = (now.saturating_duration_since(before) / checks).min(most);
             self.time_per_check = (self.time_per_check * 7 + took) / 8;
         }
@@ -338,7 +390,9 @@ impl Permit {
 
     /// Whether any jobs wait in the queue.
     pub(super) fn has_waiting(&self) -> bool {
-        self.queue.upgrade().is_some_and(|queue| queue.lock().waiting > 0)
+        self.queue
+            .upgrade()
+            .is_some_and(|queue| queue.lock().waiting > 0)
     }
 
     /// Takes the next batch out of the queue. If the queue is empty, returns `None` and ends the
@@ -350,12 +404,17 @@ impl Permit {
         let waiting = state.waiting;
         if jobs.is_empty() {
             state.in_flight -= 1;
-            (state.time_per_check, state.last_batch, state.first_end) = (Duration::ZERO, None, None);
+            (state.time_per_check, state.last_batch, state.first_end) =
+                (Duration::ZERO, None, None);
             self.queue = Weak::new();
             return None;
         }
         state.measure(Instant::now(), jobs.len());
-        state.until_alone = if jobs.len() > 1 { ALONE } else { state.until_alone.saturating_sub(1) };
+        state.until_alone = if jobs.len() > 1 {
+            ALONE
+        } else {
+            state.until_alone.saturating_sub(1)
+        };
         drop(state);
         metrics::batch(jobs.len(), || waiting);
         Some(jobs)
@@ -423,7 +482,10 @@ mod tests {
 
     impl Crowd {
         fn push(&mut self, key: impl Into<Key>, cost: u64) {
-            let mut job = Job::decide(Check::new(Charge::new(CALLS, key, cost).unwrap()), Duration::MAX);
+            let mut job = Job::decide(
+                Check::new(Charge::new(CALLS, key, cost).unwrap()),
+                Duration::MAX,
+            );
             self.callers.push(job.wait());
             let turn = self.state.turn_of(&job, &self.digester);
             self.state.push(job, turn);
@@ -448,9 +510,15 @@ mod tests {
         Check::new(Charge::new(LOGINS, key, cost).unwrap())
     }
 
-    fn push(queue: &Arc<Queue>, key: u64, deadline: u64) -> Result<(Receiver<Answer>, Caller), String> {
+    fn push(
+        queue: &Arc<Queue>,
+        key: u64,
+        deadline: u64,
+    ) -> Result<(Receiver<Answer>, Caller), String> {
         let check = Check::new(Charge::new(CALLS, key, 1).unwrap());
-        queue.push(Job::decide(check, Duration::from_millis(deadline))).map_err(|error| format!("{error:?}"))
+        queue
+            .push(Job::decide(check, Duration::from_millis(deadline)))
+            .map_err(|error| format!("{error:?}"))
     }
 
     /// After the deadline, the callers have left, and only tasks wait, to free the places.
@@ -459,12 +527,17 @@ mod tests {
         on_one_thread(|| {
             let queue = Queue::new(2, 4);
             let push = |deadline| {
-                let check = Check::new(Charge::new(Limit::concurrent("places", 1), "ada", 1).unwrap());
+                let check =
+                    Check::new(Charge::new(Limit::concurrent("places", 1), "ada", 1).unwrap());
                 queue.push(Job::decide(check, deadline))
             };
             let mut asked: Vec<_> = (0..4).map(|_| push(Duration::ZERO).unwrap()).collect();
-            asked.push(push(Duration::MAX).unwrap_or_else(|answer| panic!("they still wait: {answer:?}")));
-            let batch = queue.batch_permit(|| 0).and_then(|mut permit| permit.next_batch());
+            asked.push(
+                push(Duration::MAX).unwrap_or_else(|answer| panic!("they still wait: {answer:?}")),
+            );
+            let batch = queue
+                .batch_permit(|| 0)
+                .and_then(|mut permit| permit.next_batch());
             assert_eq!(batch.map(|jobs| jobs.len()), Some(1));
         });
     }
@@ -473,10 +546,19 @@ mod tests {
     /// have a check each in the queue, and for each check that leaves, another key's check comes.
     #[test]
     fn cancelled_checks_delay_no_other_of_their_key() {
-        for (cancelled, are_removed) in [(0, false), (200, false), (4_000, false), (200, true), (4_000, true)] {
+        for (cancelled, are_removed) in [
+            (0, false),
+            (200, false),
+            (4_000, false),
+            (200, true),
+            (4_000, true),
+        ] {
             let mut crowd = Crowd::default();
             let mut others = (0..400_u64).cycle();
-            others.by_ref().take(400).for_each(|other| crowd.push(other, 1));
+            others
+                .by_ref()
+                .take(400)
+                .for_each(|other| crowd.push(other, 1));
             (0..cancelled).for_each(|_| crowd.push_cancelled("ada"));
             if are_removed {
                 crowd.state.remove_cancelled();
@@ -485,11 +567,18 @@ mod tests {
             crowd.push("ada", 2);
             let has_left = |_: &i32| {
                 let jobs = crowd.state.next_batch();
-                others.by_ref().take(jobs.len()).for_each(|other| crowd.push(other, 1));
-                jobs.iter().any(|job| job.check().charges().any(|charge| charge.cost() == 2))
+                others
+                    .by_ref()
+                    .take(jobs.len())
+                    .for_each(|other| crowd.push(other, 1));
+                jobs.iter()
+                    .any(|job| job.check().charges().any(|charge| charge.cost() == 2))
             };
             let batch = (1..1_000).find(has_left);
-            assert!(batch.is_some_and(|batch| batch <= 8), "{batch:?}, {cancelled} cancelled, removed: {are_removed}");
+            assert!(
+                batch.is_some_and(|batch| batch <= 8),
+                "{batch:?}, {cancelled} cancelled, removed: {are_removed}"
+            );
         }
     }
 
@@ -506,7 +595,9 @@ mod tests {
         }
         assert_eq!(crowd.state.waiting, FEW + 6);
         let jobs = from_fn(|| crowd.state.pop()).skip(FEW);
-        let costs: Vec<_> = jobs.map(|job| job.check().charges().map(Charge::cost).sum::<u64>()).collect();
+        let costs: Vec<_> = jobs
+            .map(|job| job.check().charges().map(Charge::cost).sum::<u64>())
+            .collect();
         assert_eq!(costs, [1, 3, 5, 2, 6, 4]);
         assert_eq!((crowd.state.waiting, crowd.state.many.len()), (0, 0));
     }
@@ -533,13 +624,23 @@ mod tests {
                 }
             }
             let key = Key::from(dice(keys));
-            let job = Job::decide(Check::new(Charge::new(CALLS, key.clone(), 2).unwrap()), Duration::MAX);
-            let Some(turn) = crowd.state.turn_of(&job, &crowd.digester) else { continue };
+            let job = Job::decide(
+                Check::new(Charge::new(CALLS, key.clone(), 2).unwrap()),
+                Duration::MAX,
+            );
+            let Some(turn) = crowd.state.turn_of(&job, &crowd.digester) else {
+                continue;
+            };
             let most = crowd.state.wait(Some(turn)).as_millis() as usize * 3 / 4;
             crowd.push(key, 2);
             let is_last = |job: &Job| job.check().charges().any(|charge| charge.cost() == 2);
-            let ahead = from_fn(|| crowd.state.pop()).filter(|job| !job.is_cancelled()).position(|job| is_last(&job));
-            assert!(ahead.is_some_and(|ahead| ahead <= most), "round {round}: {ahead:?} of {most}");
+            let ahead = from_fn(|| crowd.state.pop())
+                .filter(|job| !job.is_cancelled())
+                .position(|job| is_last(&job));
+            assert!(
+                ahead.is_some_and(|ahead| ahead <= most),
+                "round {round}: {ahead:?} of {most}"
+            );
             long += 1;
         }
         assert!(long > 20, "only {long} queues were long");
@@ -559,18 +660,30 @@ mod tests {
             crowd.state.time_per_check.as_micros()
         };
         crowd.push(0, 1);
-        assert_eq!((leave(&mut crowd, 1), crowd.state.last_batch), (0, None), "nobody waited behind it");
+        assert_eq!(
+            (leave(&mut crowd, 1), crowd.state.last_batch),
+            (0, None),
+            "nobody waited behind it"
+        );
         (0..3_000_u64).for_each(|key| crowd.push(key, 1));
         assert_eq!(leave(&mut crowd, 60_000), 0, "nobody has waited for it");
         let measured: Vec<_> = (0..40).map(|_| leave(&mut crowd, 10)).collect();
-        assert!(measured.is_sorted() && measured[0] == 19 && measured[39] > 150 && measured[39] <= 156, "{measured:?}");
+        assert!(
+            measured.is_sorted() && measured[0] == 19 && measured[39] > 150 && measured[39] <= 156,
+            "{measured:?}"
+        );
     }
 
     /// Four batches are in flight, and leave together every 40 ms. Then the server pauses for a
     /// second, or becomes slow.
     #[test]
     fn a_pause_changes_the_time_per_check_little() {
-        for (batches_before, later, most) in [(0, 40, 200), (1, 40, 200), (40, 40, 500), (40, 1_000, 6_000)] {
+        for (batches_before, later, most) in [
+            (0, 40, 200),
+            (1, 40, 200),
+            (40, 40, 500),
+            (40, 1_000, 6_000),
+        ] {
             let mut crowd = Crowd::default();
             let mut now = Instant::now();
             crowd.state.in_flight = 4;
@@ -588,8 +701,14 @@ mod tests {
             }
             leave(1_000);
             let measured: Vec<_> = (0..10).map(|_| leave(later)).collect();
-            assert!(measured.iter().all(|time| *time <= most), "{batches_before}, {later}: {measured:?}");
-            assert!(measured[9] > most / 4, "{batches_before}, {later}: {measured:?}");
+            assert!(
+                measured.iter().all(|time| *time <= most),
+                "{batches_before}, {later}: {measured:?}"
+            );
+            assert!(
+                measured[9] > most / 4,
+                "{batches_before}, {later}: {measured:?}"
+            );
         }
     }
 
@@ -600,18 +719,25 @@ mod tests {
             let queue = Queue::new(4, CAPACITY);
             let mut callers = Vec::new();
             let _permit = queue.batch_permit(|| 0);
-            let mut push = |key, deadline| push(&queue, key, deadline).map(|queued| callers.push(queued));
-            assert!((0..1_000).all(|key| push(key, 1).is_ok()), "nothing is known");
-            queue.lock().time_per_check = Duration::from_micros(100);
+            let mut push =
+                |key, deadline| push(&queue, key, deadline).map(|queued| callers.push(queued));
             assert!(
-                push(1_000, 141)
-                    .is_err_and(|error| error.contains("1000 checks are") && error.contains("about 141.8ms"))
+                (0..1_000).all(|key| push(key, 1).is_ok()),
+                "nothing is known"
             );
+            queue.lock().time_per_check = Duration::from_micros(100);
+            assert!(push(1_000, 141).is_err_and(
+                |error| error.contains("1000 checks are") && error.contains("about 141.8ms")
+            ));
             assert_eq!((push(1_000, 143), push(1_001, 1_000)), (Ok(()), Ok(())));
             // A key that floods the queue delays only its own checks.
             assert!((0..500).all(|_| push(0, 60_000).is_ok()));
             assert_eq!((push(1_002, 143), push(0, 143).is_ok()), (Ok(()), false));
-            assert_eq!(queue.lock().waiting, 1_503, "no check waits that was refused");
+            assert_eq!(
+                queue.lock().waiting,
+                1_503,
+                "no check waits that was refused"
+            );
         });
     }
 
@@ -656,9 +782,18 @@ mod tests {
             callers.extend((0..FEW as u64).map(|key| push(key, 1).unwrap()));
             let mut logins: Vec<_> = (0..5).map(|_| push(9_999, 1).unwrap()).collect();
             let refusal = push(9_999, 1).err().unwrap().unwrap().0;
-            assert!(!refusal.is_allowed() && refusal.retry_after() == Some(Duration::from_secs(1)), "{refusal:?}");
-            assert!(refusal.binding().is_refused_by_reservations(), "it begins no ban");
-            assert!(push(9_998, 1).is_ok() && push(9_999, 2).is_ok(), "another key, and another cost");
+            assert!(
+                !refusal.is_allowed() && refusal.retry_after() == Some(Duration::from_secs(1)),
+                "{refusal:?}"
+            );
+            assert!(
+                refusal.binding().is_refused_by_reservations(),
+                "it begins no ban"
+            );
+            assert!(
+                push(9_998, 1).is_ok() && push(9_999, 2).is_ok(),
+                "another key, and another cost"
+            );
             let others = [
                 Check::new(check_of(1)).with_id(AdmissionId(7)),
                 Check::new(check_of(1).in_shadow()),
@@ -666,7 +801,11 @@ mod tests {
                 Check::new(Charge::any_left(LOGINS, 9_999).unwrap()),
             ];
             for other in others {
-                callers.extend((0..9).map(|_| queue.push(Job::decide(other.clone(), Duration::MAX)).unwrap()));
+                callers.extend((0..9).map(|_| {
+                    queue
+                        .push(Job::decide(other.clone(), Duration::MAX))
+                        .unwrap()
+                }));
             }
             drop(logins.pop());
             logins.push(push(9_999, 1).unwrap());
@@ -686,12 +825,16 @@ mod tests {
             let serve = |keys: &[u64]| {
                 let callers: Vec<_> = keys.iter().map(|key| push(&queue, *key, 50)).collect();
                 let mut permit = queue.batch_permit(|| 0).unwrap();
-                let sent: Vec<_> = from_fn(|| permit.next_batch()).map(|jobs| jobs.len()).collect();
+                let sent: Vec<_> = from_fn(|| permit.next_batch())
+                    .map(|jobs| jobs.len())
+                    .collect();
                 drop(callers);
                 sent
             };
             let batches_until_alone = || {
-                let is_alone = |batch: &u64| queue.lone_permit().map(Permit::end).is_some() || serve(&[*batch]) != [1];
+                let is_alone = |batch: &u64| {
+                    queue.lone_permit().map(Permit::end).is_some() || serve(&[*batch]) != [1]
+                };
                 (0..100).find(is_alone)
             };
             assert_eq!(batches_until_alone(), Some(0), "nothing has come before");
@@ -702,7 +845,11 @@ mod tests {
             assert_eq!(serve(&[1, 2]), [2]);
             assert_eq!(batches_until_alone(), Some(ALONE.into()));
             drop(queue.lone_permit());
-            assert_eq!(batches_until_alone(), Some(ALONE.into()), "a caller has left without its reply");
+            assert_eq!(
+                batches_until_alone(),
+                Some(ALONE.into()),
+                "a caller has left without its reply"
+            );
         });
     }
 
@@ -712,13 +859,25 @@ mod tests {
         on_one_thread(|| {
             let queue = Queue::new(1, 10);
             let local_state = LocalState::by(&ManualClock::new());
-            let checks: Vec<_> = (0..12).map_while(|key| push(&queue, key, 50).ok()).collect();
+            let checks: Vec<_> = (0..12)
+                .map_while(|key| push(&queue, key, 50).ok())
+                .collect();
             let settle = || {
                 let check = Check::new(Charge::prefetch(CALLS, Key::from("ada"), 10, 100_000));
-                queue.push(Job::settle(Settlement::refund_by_id(check, AdmissionId::fresh()), &local_state))
+                queue.push(Job::settle(
+                    Settlement::refund_by_id(check, AdmissionId::fresh()),
+                    &local_state,
+                ))
             };
-            let settlements: Vec<_> = from_fn(|| Some(settle())).map_while(Result::ok).take(30).collect();
-            assert_eq!((checks.len(), settlements.len()), (10, 10), "both are bounded");
+            let settlements: Vec<_> = from_fn(|| Some(settle()))
+                .map_while(Result::ok)
+                .take(30)
+                .collect();
+            assert_eq!(
+                (checks.len(), settlements.len()),
+                (10, 10),
+                "both are bounded"
+            );
             let _permit = queue.batch_permit(|| 0);
             queue.lock().time_per_check = Duration::from_secs(1);
             let sent = queue.lock().next_batch();
@@ -737,10 +896,16 @@ mod tests {
             let mut push = |charge: Charge| {
                 let pushed = queue.push(Job::decide(Check::new(charge), Duration::MAX));
                 pushed
-                    .inspect_err(|error| assert!(format!("{error:?}").contains("an unknown time"), "{error:?}"))
+                    .inspect_err(|error| {
+                        assert!(
+                            format!("{error:?}").contains("an unknown time"),
+                            "{error:?}"
+                        )
+                    })
                     .map(|queued| callers.push(queued))
             };
-            let mut push_all = |charge: &dyn Fn() -> Charge| (0..700).filter(|_| push(charge()).is_ok()).count();
+            let mut push_all =
+                |charge: &dyn Fn() -> Charge| (0..700).filter(|_| push(charge()).is_ok()).count();
             let prefetches = push_all(&|| Charge::prefetch(CALLS, Key::from("ada"), 10, 100_000));
             let checks = push_all(&|| Charge::new(CALLS, "ada", 1).unwrap());
             assert_eq!((prefetches, checks), (11, 629), "of 640");
@@ -760,12 +925,17 @@ mod models {
     };
 
     fn job(key: &'static str) -> Box<Job> {
-        Job::decide(Check::new(Charge::new(Limit::per_hour("calls", 100), key, 1).unwrap()), Duration::MAX)
+        Job::decide(
+            Check::new(Charge::new(Limit::per_hour("calls", 100), key, 1).unwrap()),
+            Duration::MAX,
+        )
     }
 
     /// Serves the queue as a task does, and returns how many jobs it has sent.
     fn serve(queue: &Arc<Queue>) -> usize {
-        let Some(mut permit) = queue.batch_permit(|| 0) else { return 0 };
+        let Some(mut permit) = queue.batch_permit(|| 0) else {
+            return 0;
+        };
         let mut sent = 0;
         while let Some(jobs) = permit.next_batch() {
             sent += jobs.len();
@@ -800,7 +970,10 @@ mod models {
                         })
                     })
                     .collect();
-                let ended: Vec<_> = callers.into_iter().map(|caller| caller.join().unwrap()).collect();
+                let ended: Vec<_> = callers
+                    .into_iter()
+                    .map(|caller| caller.join().unwrap())
+                    .collect();
                 assert_eq!(ended.iter().map(|(sent, _)| sent).sum::<usize>(), threads);
                 assert_idle(&queue);
             });

@@ -78,7 +78,8 @@ impl Dispatcher {
     }
 
     pub(super) fn queue(&self, slot: u16, is_release: bool) -> &Arc<Queue> {
-        &self.queues[usize::from(slot) * self.queues.len() / usize::from(HASH_SLOTS)][usize::from(is_release)]
+        &self.queues[usize::from(slot) * self.queues.len() / usize::from(HASH_SLOTS)]
+            [usize::from(is_release)]
     }
 
     /// Sends a job, or lets a task send it. While this future waits for the answer, it does not
@@ -88,7 +89,9 @@ impl Dispatcher {
     /// If few checks are in flight and a connection works, the caller of a check sends it.
     pub(crate) async fn ask(self: Arc<Self>, job: Box<Job>) -> Answer {
         // A check of several slots was taken apart before.
-        let slot = self.is_by_slot().then(|| self.common.keys.hash_slot(job.check().first().key()));
+        let slot = self
+            .is_by_slot()
+            .then(|| self.common.keys.hash_slot(job.check().first().key()));
         let queue = self.queue(slot.unwrap_or(0), job.is_release());
         let wait = job.may_wait();
         // Until the first reply, a task sends the check, and hears the reply even if it comes too
@@ -114,7 +117,8 @@ impl Dispatcher {
         };
         if let Some(wait) = wait {
             if !queue.is_gathering.swap(true, Ordering::SeqCst) {
-                self.runtime.spawn(Arc::clone(&self).serve_after(wait, Arc::clone(queue)));
+                self.runtime
+                    .spawn(Arc::clone(&self).serve_after(wait, Arc::clone(queue)));
             }
         } else if let Some(permit) = self.batch_permit(queue) {
             self.runtime.spawn(Arc::clone(&self).serve(permit));
@@ -157,7 +161,9 @@ impl Dispatcher {
             if !was_alone || permit.has_waiting() {
                 yield_now().await;
             }
-            let Some(jobs) = permit.next_batch() else { return };
+            let Some(jobs) = permit.next_batch() else {
+                return;
+            };
             was_alone = jobs.len() == 1;
             self.send_all(jobs).await;
         }
@@ -173,7 +179,10 @@ impl Dispatcher {
         // check.
         let mut slots = BTreeMap::<Option<u16>, Vec<_>>::new();
         for job in jobs {
-            slots.entry(only_slot(job.check(), &self.common.keys)).or_default().push(job);
+            slots
+                .entry(only_slot(job.check(), &self.common.keys))
+                .or_default()
+                .push(job);
         }
         let send = |(slot, jobs)| {
             let dispatcher = Arc::clone(self);
@@ -202,7 +211,9 @@ impl Dispatcher {
             // of every batch.
             reply = Box::pin(self.try_again(&mut batch, reply)).await;
         }
-        let is_refused = |error: &RedisError| error.kind() == ErrorKind::Server(CrossSlot) && batch.slot.is_none();
+        let is_refused = |error: &RedisError| {
+            error.kind() == ErrorKind::Server(CrossSlot) && batch.slot.is_none()
+        };
         if !matches!(&reply, Ok(Err(error)) if is_refused(error)) {
             return batch.finish(reply.and_then(|reply| reply.map_err(failure)));
         }
@@ -211,7 +222,10 @@ impl Dispatcher {
         self.common.is_by_slot.store(true, Ordering::Relaxed);
         // Each job gets a new id. An earlier try may have counted it under the old one.
         batch.give_back(&batch.jobs, |_| true);
-        for (job, caller) in mem::take(&mut batch.jobs).into_iter().flat_map(|job| job.apart()) {
+        for (job, caller) in mem::take(&mut batch.jobs)
+            .into_iter()
+            .flat_map(|job| job.apart())
+        {
             let answer = Arc::clone(self).ask_slots(job);
             self.runtime.spawn(async move { caller.send(answer.await) });
         }
@@ -267,5 +281,7 @@ async fn send_alone(
     let answer = job.wait();
     let runtime = dispatcher.runtime.clone();
     runtime.spawn(async move { dispatcher.conclude(batch, Ok(Err(error))).await });
-    answer.await.unwrap_or_else(|error| Err(without_runtime(error)))
+    answer
+        .await
+        .unwrap_or_else(|error| Err(without_runtime(error)))
 }

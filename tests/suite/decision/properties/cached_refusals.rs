@@ -6,7 +6,9 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use tower_sliding_window::{Charge, Check, Decision, Key, Limit, check::Takes, decision::LimitStatus};
+use tower_sliding_window::{
+    Charge, Check, Decision, Key, Limit, check::Takes, decision::LimitStatus,
+};
 
 use crate::support::Figures;
 
@@ -38,14 +40,26 @@ pub(super) struct Decided<'a> {
 }
 
 impl Refusals {
-    pub(super) fn note(&mut self, Decided { now, check, decision, .. }: Decided<'_>) {
+    pub(super) fn note(
+        &mut self,
+        Decided {
+            now,
+            check,
+            decision,
+            ..
+        }: Decided<'_>,
+    ) {
         if check.id().is_some() || decision.is_allowed() {
             return;
         }
         for (charge, status) in iter::zip(check.charges(), decision.statuses()) {
             let refused = self.0.entry(place(charge)).or_default();
             refused.retain(|refused| refused.age(now) < refused.own_time().max(MAX_AGE));
-            refused.push(Refused { at: now, cost: charge.cost(), figures: Figures::of(status) });
+            refused.push(Refused {
+                at: now,
+                cost: charge.cost(),
+                figures: Figures::of(status),
+            });
         }
     }
 
@@ -53,19 +67,31 @@ impl Refusals {
     /// for at least as long. While others are asked about, also by a refusal that is older than the
     /// greatest age.
     pub(super) fn have_refused(&self, decided: Decided<'_>, expected: &Decision) -> bool {
-        let Decided { now, check, decision, is_alone } = decided;
-        let is_reported = |charge: &Charge, reported: &LimitStatus, expected: &LimitStatus, max_age: Duration| {
-            let mut refused = self.0.get(&place(charge)).into_iter().flatten();
-            refused.any(|refused| refused.age(now) < max_age && refused.is_reported(now, charge, reported, expected))
-        };
+        let Decided {
+            now,
+            check,
+            decision,
+            is_alone,
+        } = decided;
+        let is_reported =
+            |charge: &Charge, reported: &LimitStatus, expected: &LimitStatus, max_age: Duration| {
+                let mut refused = self.0.get(&place(charge)).into_iter().flatten();
+                refused.any(|refused| {
+                    refused.age(now) < max_age
+                        && refused.is_reported(now, charge, reported, expected)
+                })
+            };
         let mut is_known = true;
         // One limit that is known to refuse is enough.
         let mut is_young = !is_alone;
-        for (charge, (reported, expected)) in
-            iter::zip(check.charges(), iter::zip(decision.statuses(), expected.statuses()))
-        {
-            is_known &= is_unknown(reported) || is_reported(charge, reported, expected, Duration::MAX);
-            is_young |= reported.retry_after().is_some() && is_reported(charge, reported, expected, MAX_AGE);
+        for (charge, (reported, expected)) in iter::zip(
+            check.charges(),
+            iter::zip(decision.statuses(), expected.statuses()),
+        ) {
+            is_known &=
+                is_unknown(reported) || is_reported(charge, reported, expected, Duration::MAX);
+            is_young |= reported.retry_after().is_some()
+                && is_reported(charge, reported, expected, MAX_AGE);
         }
         let is_no_longer = decision.retry_after() <= expected.retry_after();
         check.id().is_none() && is_known && is_young && !decision.is_allowed() && is_no_longer
@@ -79,11 +105,19 @@ impl Refused {
 
     /// The time in which it cannot have become less.
     fn own_time(&self) -> Duration {
-        self.figures.retry.map_or(self.figures.reset, |retry| retry.min(self.figures.reset))
+        self.figures
+            .retry
+            .map_or(self.figures.reset, |retry| retry.min(self.figures.reset))
     }
 
     /// Whether the status of a charge follows from this refusal and is correct.
-    fn is_reported(&self, now: SystemTime, charge: &Charge, reported: &LimitStatus, expected: &LimitStatus) -> bool {
+    fn is_reported(
+        &self,
+        now: SystemTime,
+        charge: &Charge,
+        reported: &LimitStatus,
+        expected: &LimitStatus,
+    ) -> bool {
         let known = &self.figures;
         let reported = Figures::of(reported);
         let expected = Figures::of(expected);
@@ -95,7 +129,11 @@ impl Refused {
         let fits_without_reserved = known.used - known.reserved + charge.cost() <= units;
         // Until a unit leaves. If returned reservations would be enough, at most
         // `RETRY_RESERVED_AFTER`.
-        let least = if fits_without_reserved { reset.min(RETRY_RESERVED_AFTER) } else { reset };
+        let least = if fits_without_reserved {
+            reset.min(RETRY_RESERVED_AFTER)
+        } else {
+            reset
+        };
         let not_before = match refused {
             Some(refused) if known.reserved == 0 => refused.saturating_sub(age),
             // Part of the retry time is exact, and part waits for reservations.
@@ -111,7 +149,10 @@ impl Refused {
             is_by_reservations: refuses && reported.is_by_reservations && fits_without_reserved,
         };
         // With no units left nothing can be admitted, but spent units still count.
-        let is_exact = left == 0 && refused.is_some() && self.cost == charge.cost() && known.used == expected.used;
+        let is_exact = left == 0
+            && refused.is_some()
+            && self.cost == charge.cost()
+            && known.used == expected.used;
         age < if refuses { known.reset } else { MAX_AGE }
             && reported == follows
             && reported.used <= expected.used

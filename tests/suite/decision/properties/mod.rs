@@ -21,8 +21,8 @@ use proptest::{
 };
 use tokio::task::JoinHandle;
 use tower_sliding_window::{
-    Algorithm, Check, Decision, Key, Limit, Limiter, MemoryStore, check::AdmissionId, settlement::Settlement,
-    store::ManualClock,
+    Algorithm, Check, Decision, Key, Limit, Limiter, MemoryStore, check::AdmissionId,
+    settlement::Settlement, store::ManualClock,
 };
 use tower_sliding_window_conformance::Oracle;
 
@@ -41,11 +41,13 @@ const LIMITS: [Limit; 10] = [
     Limit::per_minute("large", 200),
     // Its log is longer than the number of entries that the script reads at once.
     Limit::per_hour("huge", 1_500),
-    Limit::per("rough", 10, Duration::from_millis(10_007)).with_algorithm(Algorithm::compact_log(3)),
+    Limit::per("rough", 10, Duration::from_millis(10_007))
+        .with_algorithm(Algorithm::compact_log(3)),
     Limit::per_minute("compact", 200).with_algorithm(Algorithm::compact_log(16)),
     Limit::per_hour("fine", 1_500).with_algorithm(Algorithm::compact_log(128)),
     Limit::per("fixed", 10, Duration::from_millis(10_007)).with_algorithm(Algorithm::FIXED_WINDOW),
-    Limit::per("counter", 10, Duration::from_millis(10_007)).with_algorithm(Algorithm::SLIDING_WINDOW_COUNTER),
+    Limit::per("counter", 10, Duration::from_millis(10_007))
+        .with_algorithm(Algorithm::SLIDING_WINDOW_COUNTER),
     Limit::per_minute("counters", 200).with_algorithm(Algorithm::SLIDING_WINDOW_COUNTER),
 ];
 
@@ -94,7 +96,9 @@ async fn replay(
     // Each limiter has its own refusal cache.
     let mut refusals = [Refusals::default(), Refusals::default()];
     for (number, step) in steps.iter().enumerate() {
-        let differs = |difference: String| TestCaseError::fail(format!("step {number}: {difference}, in {step:?}"));
+        let differs = |difference: String| {
+            TestCaseError::fail(format!("step {number}: {difference}, in {step:?}"))
+        };
         match step {
             Step::Advance(micros) => clock.advance(Duration::from_micros(*micros)),
             Step::Rewind(micros) => clock.step_back(Duration::from_micros(*micros)),
@@ -109,22 +113,41 @@ async fn replay(
                 }
             }
             Step::Settle { back, cost, times } => {
-                let Some(Admitted { check, decision, .. }) = admitted.iter().rev().nth(*back) else { continue };
-                let settlement = Settlement::by_id(check.clone(), decision.id(), decision.at(), |_| Some(*cost));
+                let Some(Admitted {
+                    check, decision, ..
+                }) = admitted.iter().rev().nth(*back)
+                else {
+                    continue;
+                };
+                let settlement =
+                    Settlement::by_id(check.clone(), decision.id(), decision.at(), |_| Some(*cost));
                 // Each limiter's store must also forget its cached refusals.
                 for limiter in [alone, together].into_iter().cycle().take(2 * times) {
                     let settled = limiter.settle(settlement.clone()).await.unwrap();
-                    oracle.settle(clock.now(), &settlement, &settled).map_err(differs)?;
+                    oracle
+                        .settle(clock.now(), &settlement, &settled)
+                        .map_err(differs)?;
                 }
             }
             Step::Repeat { back } => {
                 let mut before = admitted.iter().rev().filter(|admitted| admitted.is_alone);
-                let Some(Admitted { check, decision, .. }) = before.nth(*back) else { continue };
+                let Some(Admitted {
+                    check, decision, ..
+                }) = before.nth(*back)
+                else {
+                    continue;
+                };
                 let check = check.clone().with_id(decision.id());
                 let decision = alone.check_all(check.clone()).await.unwrap();
-                oracle.decide(clock.now(), &check, &decision).map_err(differs)?;
+                oracle
+                    .decide(clock.now(), &check, &decision)
+                    .map_err(differs)?;
                 if decision.is_allowed() {
-                    admitted.push(Admitted { check, decision, is_alone: true });
+                    admitted.push(Admitted {
+                        check,
+                        decision,
+                        is_alone: true,
+                    });
                 }
             }
             Step::Checks(asked) => {
@@ -134,11 +157,18 @@ async fn replay(
                 let limiter = if is_alone { alone } else { together };
                 // On a runtime of one thread, the tasks are polled in this order before anything is
                 // sent.
-                let decisions: Vec<JoinHandle<_>> =
-                    checks.iter().map(|check| tokio::spawn(limiter.check_all(check.clone()))).collect();
+                let decisions: Vec<JoinHandle<_>> = checks
+                    .iter()
+                    .map(|check| tokio::spawn(limiter.check_all(check.clone())))
+                    .collect();
                 for (check, decision) in iter::zip(checks, decisions) {
                     let decision = decision.await.unwrap().unwrap();
-                    let decided = Decided { now, check: &check, decision: &decision, is_alone };
+                    let decided = Decided {
+                        now,
+                        check: &check,
+                        decision: &decision,
+                        is_alone,
+                    };
                     let refusals = &mut refusals[usize::from(!is_alone)];
                     match oracle.decide(now, &check, &decision) {
                         Ok(()) => refusals.note(decided),
@@ -147,7 +177,11 @@ async fn replay(
                     }
                     last_retry = decision.retry_after().unwrap_or(last_retry);
                     if decision.is_allowed() {
-                        admitted.push(Admitted { check, decision, is_alone });
+                        admitted.push(Admitted {
+                            check,
+                            decision,
+                            is_alone,
+                        });
                     }
                 }
             }
@@ -160,19 +194,34 @@ fn micros(time: SystemTime) -> u64 {
     u64::try_from(time.duration_since(UNIX_EPOCH).unwrap().as_micros()).unwrap()
 }
 
-fn run(clocks: Clocks, limits: Range<usize>, history: impl Fn(Vec<Step>) -> Result<(), TestCaseError>) {
-    let seed = env::var("SEED").map_or_else(|_| random_seed(), |seed| seed.parse().expect("SEED is a number"));
+fn run(
+    clocks: Clocks,
+    limits: Range<usize>,
+    history: impl Fn(Vec<Step>) -> Result<(), TestCaseError>,
+) {
+    let seed = env::var("SEED").map_or_else(
+        |_| random_seed(),
+        |seed| seed.parse().expect("SEED is a number"),
+    );
     println!("SEED={seed}");
     let mut bytes = [0; 32];
     bytes[..8].copy_from_slice(&u64::to_le_bytes(seed));
     let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &bytes);
-    let cases = env::var("HISTORIES").map_or(HISTORIES, |number| number.parse().expect("HISTORIES is a number"));
-    let config = Config { cases, failure_persistence: None, max_shrink_time: MAX_SHRINK_MILLIS, ..Config::default() };
-    let steps_taken = Cell::new(0);
-    let outcome = TestRunner::new_with_rng(config, rng).run(&vec(step(clocks, limits), STEPS), |steps| {
-        steps_taken.set(steps_taken.get() + steps.len());
-        history(steps)
+    let cases = env::var("HISTORIES").map_or(HISTORIES, |number| {
+        number.parse().expect("HISTORIES is a number")
     });
+    let config = Config {
+        cases,
+        failure_persistence: None,
+        max_shrink_time: MAX_SHRINK_MILLIS,
+        ..Config::default()
+    };
+    let steps_taken = Cell::new(0);
+    let outcome =
+        TestRunner::new_with_rng(config, rng).run(&vec(step(clocks, limits), STEPS), |steps| {
+            steps_taken.set(steps_taken.get() + steps.len());
+            history(steps)
+        });
     if let Err(failure) = outcome {
         panic!("SEED={seed} finds a difference to the oracle:\n{failure}");
     }
@@ -229,11 +278,26 @@ fn redis(clocks: Clocks, limits: Range<usize>, refusal_cache: Duration) {
     let clock = ManualClock::new();
     // Over one connection, checks are decided in order of arrival. Only with two does a single
     // check skip the queue.
-    let stores = [2, 1].map(|connections| server.store().clock(&clock).connections(connections).build().unwrap());
+    let stores = [2, 1].map(|connections| {
+        server
+            .store()
+            .clock(&clock)
+            .connections(connections)
+            .build()
+            .unwrap()
+    });
     run(clocks, limits, |steps| {
         server.run::<()>("FLUSHALL");
-        let [alone, together] =
-            stores.clone().map(|store| Limiter::new(store).deadline(TEST_TIMEOUT).refusal_cache(refusal_cache));
-        runtime.block_on(replay([&alone, &together], &clock, Oracle::new().reading_entries(ENTRIES_READ), &steps))
+        let [alone, together] = stores.clone().map(|store| {
+            Limiter::new(store)
+                .deadline(TEST_TIMEOUT)
+                .refusal_cache(refusal_cache)
+        });
+        runtime.block_on(replay(
+            [&alone, &together],
+            &clock,
+            Oracle::new().reading_entries(ENTRIES_READ),
+            &steps,
+        ))
     });
 }

@@ -90,19 +90,30 @@ impl World {
     fn of(charge: &Charge) -> Counter {
         let name = |limit: &Limit| limit.name() == charge.limit().name();
         let key = |key: &&str| Key::from(*key) == *charge.key();
-        (limits(1, LIFE).iter().position(name).unwrap(), KEYS.into_iter().find(key).unwrap())
+        (
+            limits(1, LIFE).iter().position(name).unwrap(),
+            KEYS.into_iter().find(key).unwrap(),
+        )
     }
 
     /// Units of a compact log count until the end of their sub-window.
     fn rounding(counter: Counter) -> u64 {
-        if counter.0 == 1 { (WINDOW / PARTS).as_micros() as u64 + 1 } else { 0 }
+        if counter.0 == 1 {
+            (WINDOW / PARTS).as_micros() as u64 + 1
+        } else {
+            0
+        }
     }
 
     /// A prefetch that was taken under earlier units may be spent after the limit has these units
     /// again.
     fn most_units(&self, units: u64) -> u64 {
         let since = self.now() - LIFE.as_micros() as u64;
-        let earlier = self.earlier_units.iter().filter(|(until, _)| *until > since).map(|(_, units)| *units);
+        let earlier = self
+            .earlier_units
+            .iter()
+            .filter(|(until, _)| *until > since)
+            .map(|(_, units)| *units);
         earlier.fold(units, u64::max)
     }
 
@@ -115,7 +126,9 @@ impl World {
             admitted.retain(|(at, _)| at + charge.limit().window().as_micros() as u64 > now);
             let used: u64 = admitted.iter().map(|(_, units)| units).sum();
             if used + charge.cost() > units {
-                return Err(format!("{used} units are used, and {charge:?} was admitted"));
+                return Err(format!(
+                    "{used} units are used, and {charge:?} was admitted"
+                ));
             }
             admitted.push((now, charge.cost()));
         }
@@ -136,7 +149,10 @@ impl World {
     /// The same, but only those that were asked for after this check.
     fn charged_since(&self, asked: u64, charge: &Charge) -> u64 {
         let charged = self.charged.get(&Self::of(charge)).into_iter().flatten();
-        charged.filter(|charged| charged.asked > asked).map(|charged| charged.units).sum()
+        charged
+            .filter(|charged| charged.asked > asked)
+            .map(|charged| charged.units)
+            .sum()
     }
 
     /// Redis may count a check from now on.
@@ -144,8 +160,16 @@ impl World {
         self.asked += 1;
         for charge in check.charges().filter(|charge| charge.cost() > 0) {
             let (units, prefetch) = (charge.cost(), charge.lease().and_then(|_| check.id()));
-            let charged = Charged { asked: self.asked, units, until: u64::MAX, prefetch };
-            self.charged.entry(Self::of(charge)).or_default().push(charged);
+            let charged = Charged {
+                asked: self.asked,
+                units,
+                until: u64::MAX,
+                prefetch,
+            };
+            self.charged
+                .entry(Self::of(charge))
+                .or_default()
+                .push(charged);
         }
         self.asked
     }
@@ -159,7 +183,10 @@ impl World {
                 charged.retain(|charged| charged.asked != asked);
                 continue;
             };
-            let counts_for = charge.lease().unwrap_or_else(|| charge.limit().window()).as_micros() as u64;
+            let counts_for = charge
+                .lease()
+                .unwrap_or_else(|| charge.limit().window())
+                .as_micros() as u64;
             for charged in charged.iter_mut().filter(|charged| charged.asked == asked) {
                 charged.until = at + counts_for + Self::rounding(counter);
             }
@@ -171,7 +198,10 @@ impl World {
             let (counter, units) = (Self::of(charge), units.unwrap());
             let until = now + charge.limit().window().as_micros() as u64 + Self::rounding(counter);
             let charged = self.charged.entry(counter).or_default();
-            for prefetch in charged.iter_mut().filter(|charged| charged.prefetch == Some(settlement.id)) {
+            for prefetch in charged
+                .iter_mut()
+                .filter(|charged| charged.prefetch == Some(settlement.id))
+            {
                 (prefetch.units, prefetch.until) = (units, prefetch.until.min(until));
             }
         }
@@ -190,7 +220,11 @@ struct ProcessStore {
 impl ProcessStore {
     fn lose<T>(&self, reply: Result<T, StoreError>) -> Result<T, StoreError> {
         if self.loses.load(Ordering::Relaxed) {
-            Err(StoreError::new("asking Redis", StoreErrorKind::Other, "the reply is lost"))
+            Err(StoreError::new(
+                "asking Redis",
+                StoreErrorKind::Other,
+                "the reply is lost",
+            ))
         } else {
             reply
         }
@@ -221,7 +255,10 @@ impl Store for ProcessStore {
                 let at = micros(settled.decision.at()) + world.behind;
                 world.settle(&settlement, at);
             }
-            settlement.check.charges().for_each(|charge| store.state.forget_refusals(charge.limit(), charge.key()));
+            settlement
+                .check
+                .charges()
+                .for_each(|charge| store.state.forget_refusals(charge.limit(), charge.key()));
             store.lose(reply)
         })
     }
@@ -245,7 +282,11 @@ struct Asking {
 impl Asking {
     fn of(world: &Arc<Mutex<World>>, check: &Check) -> Self {
         let asked = Some(world.lock().unwrap().charge(check));
-        Self { world: Arc::clone(world), check: check.clone(), asked }
+        Self {
+            world: Arc::clone(world),
+            check: check.clone(),
+            asked,
+        }
     }
 
     fn replied(mut self, reply: &Result<Decision, StoreError>) {
@@ -285,15 +326,37 @@ impl Process {
         round_trip: Duration,
     ) -> Self {
         let clock = world.lock().unwrap().clock.clone();
-        let (redis, loses) = (server.store().clock(&clock).build().unwrap(), Arc::default());
+        let (redis, loses) = (
+            server.store().clock(&clock).build().unwrap(),
+            Arc::default(),
+        );
         let state = LocalState::by(local).with_prefetch();
         // One that is far away has prefetches of a short life, which the distance makes longer.
-        let life = if round_trip.is_zero() { LIFE } else { LIFE / 20 };
+        let life = if round_trip.is_zero() {
+            LIFE
+        } else {
+            LIFE / 20
+        };
         (0..20).for_each(|_| state.answered_in(round_trip));
-        let store = ProcessStore { redis, state, world: Arc::clone(world), loses: Arc::clone(&loses) };
+        let store = ProcessStore {
+            redis,
+            state,
+            world: Arc::clone(world),
+            loses: Arc::clone(&loses),
+        };
         let limiter = Limiter::new(store).deadline(TEST_TIMEOUT);
-        let limiter = if has_cache { limiter } else { limiter.refusal_cache(Duration::ZERO) };
-        Self { runtime: one_thread(), limiter, loses, units, life }
+        let limiter = if has_cache {
+            limiter
+        } else {
+            limiter.refusal_cache(Duration::ZERO)
+        };
+        Self {
+            runtime: one_thread(),
+            limiter,
+            loses,
+            units,
+            life,
+        }
     }
 
     fn check(&self, check: &Check) -> Result<Decision, Error> {
@@ -323,14 +386,25 @@ fn run(seed: u64, steps: usize, clock_steps: bool) -> Result<(u64, u64, u64), St
     // Each process may be elsewhere.
     let start = |units, below: &mut dyn FnMut(u64) -> u64| {
         let round_trip = Duration::from_millis([0, 5, 80, 300][below(4) as usize]);
-        Process::start(&server, &local, &world, units, clock_steps && below(2) == 0, round_trip)
+        Process::start(
+            &server,
+            &local,
+            &world,
+            units,
+            clock_steps && below(2) == 0,
+            round_trip,
+        )
     };
     // In some histories each process has its own idea of the limit. Then all of them together keep
     // the largest one.
     let (is_mixed, first_units) = (below(4) == 0, units(&mut below));
     let mut processes: Vec<Process> = Vec::new();
     for _ in 0..2 + below(7) {
-        let units = if is_mixed { units(&mut below) } else { first_units };
+        let units = if is_mixed {
+            units(&mut below)
+        } else {
+            first_units
+        };
         processes.push(start(units, &mut below));
     }
     let (mut admitted, mut in_process, mut refused) = (0, 0, 0);
@@ -339,8 +413,12 @@ fn run(seed: u64, steps: usize, clock_steps: bool) -> Result<(u64, u64, u64), St
         match below(1_000) {
             0..950 => {
                 let process = &processes[place];
-                let (limits, key) = (limits(process.units, process.life), KEYS[below(8) as usize / 7]);
-                let charge = |limit: usize, cost| Charge::new(limits[limit].clone(), key, cost).unwrap();
+                let (limits, key) = (
+                    limits(process.units, process.life),
+                    KEYS[below(8) as usize / 7],
+                );
+                let charge =
+                    |limit: usize, cost| Charge::new(limits[limit].clone(), key, cost).unwrap();
                 let cost = 1 + below(4) / 3;
                 let mut check = Check::new(charge(if below(8) > 0 { 0 } else { 1 }, cost));
                 match below(20) {
@@ -359,17 +437,24 @@ fn run(seed: u64, steps: usize, clock_steps: bool) -> Result<(u64, u64, u64), St
                     let mut world = world.lock().unwrap();
                     match outcome {
                         Ok(decision) if decision.is_allowed() => {
-                            let most = if is_mixed { 1_000 } else { world.most_units(process.units) };
-                            world.admit(&check, most).map_err(|error| format!("step {number}: {error}"))?;
+                            let most = if is_mixed {
+                                1_000
+                            } else {
+                                world.most_units(process.units)
+                            };
+                            world
+                                .admit(&check, most)
+                                .map_err(|error| format!("step {number}: {error}"))?;
                             admitted += 1;
                             in_process += u64::from(world.asked == asked);
                         }
                         Ok(decision) => {
                             refused += 1;
-                            let is_justified = check.charges().zip(&before).any(|(charge, before)| {
-                                let used = before + world.charged_since(asked, charge);
-                                used + charge.cost() > charge.limit().units()
-                            });
+                            let is_justified =
+                                check.charges().zip(&before).any(|(charge, before)| {
+                                    let used = before + world.charged_since(asked, charge);
+                                    used + charge.cost() > charge.limit().units()
+                                });
                             // A refusal that is known stands while the store fails.
                             let fails = process.loses.load(Ordering::Relaxed);
                             if !clock_steps && !is_justified && !fails {
@@ -385,15 +470,21 @@ fn run(seed: u64, steps: usize, clock_steps: bool) -> Result<(u64, u64, u64), St
             }
             950..975 => {
                 let time = Duration::from_micros(
-                    [below(20_000), below(1_100_000), 8_800_000 + below(2_400_000), below(15_000_000)]
-                        [below(4) as usize],
+                    [
+                        below(20_000),
+                        below(1_100_000),
+                        8_800_000 + below(2_400_000),
+                        below(15_000_000),
+                    ][below(4) as usize],
                 );
                 local.advance(time);
                 clock.advance(time);
             }
             975..983 => {
                 // Time for the tasks of a process.
-                processes[place].runtime.block_on(async { sleep(Duration::from_micros(300)).await });
+                processes[place]
+                    .runtime
+                    .block_on(async { sleep(Duration::from_micros(300)).await });
             }
             983..988 => {
                 let killed = processes.swap_remove(place);
@@ -408,7 +499,9 @@ fn run(seed: u64, steps: usize, clock_steps: bool) -> Result<(u64, u64, u64), St
                 let (mut world, units) = (world.lock().unwrap(), units(&mut below));
                 let now = world.now();
                 world.earlier_units.push((now, processes[place].units));
-                processes.iter_mut().for_each(|process| process.units = units);
+                processes
+                    .iter_mut()
+                    .for_each(|process| process.units = units);
             }
             _ if clock_steps => {
                 let time = below(3_000_000);
@@ -422,8 +515,13 @@ fn run(seed: u64, steps: usize, clock_steps: bool) -> Result<(u64, u64, u64), St
 }
 
 fn run_all(clock_steps: bool) {
-    let steps = env::var("PREFETCH_STEPS").map_or(15_000, |steps| steps.parse().expect("PREFETCH_STEPS is a number"));
-    let seed = env::var("SEED").map_or_else(|_| random_seed(), |seed| seed.parse().expect("SEED is a number"));
+    let steps = env::var("PREFETCH_STEPS").map_or(15_000, |steps| {
+        steps.parse().expect("PREFETCH_STEPS is a number")
+    });
+    let seed = env::var("SEED").map_or_else(
+        |_| random_seed(),
+        |seed| seed.parse().expect("SEED is a number"),
+    );
     println!("SEED={seed}");
     let mut sums = [0; 3];
     for history in 0..steps / 3_000 {
@@ -437,8 +535,13 @@ fn run_all(clock_steps: bool) {
         }
     }
     let [admitted, in_process, refused] = sums;
-    println!("{admitted} checks admitted, {in_process} of them in a process, and {refused} refused");
-    assert!(in_process * 10 > admitted && refused * 50 > admitted, "{sums:?}");
+    println!(
+        "{admitted} checks admitted, {in_process} of them in a process, and {refused} refused"
+    );
+    assert!(
+        in_process * 10 > admitted && refused * 50 > admitted,
+        "{sums:?}"
+    );
 }
 
 #[test]

@@ -59,20 +59,37 @@ pub(super) struct Asked {
 }
 
 pub(super) fn step(clocks: Clocks, limits: Range<usize>) -> impl Strategy<Value = Step> {
-    let buckets: Vec<(usize, usize)> = limits.clone().flat_map(|limit| [(limit, 0), (limit, 1)]).collect();
+    let buckets: Vec<(usize, usize)> = limits
+        .clone()
+        .flat_map(|limit| [(limit, 0), (limit, 1)])
+        .collect();
     let cost = prop_oneof![6 => Just(1), 3 => 0..=10u64, 2 => 0..=200u64, 1 => 100..=1_500u64];
     let id = prop_oneof![4 => Just(None), 1 => (0..6u64).prop_map(Some)];
     let copies = prop_oneof![6 => Just(1), 1 => 1..=20usize];
-    let lease =
-        prop_oneof![5 => Just(None), 1 => (0..3usize, prop_oneof![1..=1_000u64, 1..=70_000_000u64]).prop_map(Some)];
+    let lease = prop_oneof![5 => Just(None), 1 => (0..3usize, prop_oneof![1..=1_000u64, 1..=70_000_000u64]).prop_map(Some)];
     let shadow = prop_oneof![8 => Just(None), 1 => (0..3usize).prop_map(Some)];
     let takes = prop_oneof![
         8 => Just(None),
         1 => (0..3usize, select(vec![Takes::Nothing, Takes::Always])).prop_map(Some)
     ];
-    let asked = (subsequence(buckets, 1..=3), cost, id, copies, (lease, shadow, takes)).prop_map(
-        |(buckets, cost, id, copies, (lease, shadow, takes))| Asked { buckets, cost, id, copies, lease, shadow, takes },
-    );
+    let asked = (
+        subsequence(buckets, 1..=3),
+        cost,
+        id,
+        copies,
+        (lease, shadow, takes),
+    )
+        .prop_map(
+            |(buckets, cost, id, copies, (lease, shadow, takes))| Asked {
+                buckets,
+                cost,
+                id,
+                copies,
+                lease,
+                shadow,
+                takes,
+            },
+        );
     let settled = prop_oneof![3 => Just(0), 3 => 0..=10u64, 1 => 0..=2_000u64];
     let time = prop_oneof![
         0..=3u64,
@@ -98,15 +115,26 @@ pub(super) fn step(clocks: Clocks, limits: Range<usize>) -> impl Strategy<Value 
 
 impl Asked {
     pub(super) fn checks(&self) -> impl Iterator<Item = Check> {
-        let charges = self.buckets.iter().enumerate().map(|(place, &(limit, key))| self.charge(place, limit, key));
-        let check = self.id.map(AdmissionId).into_iter().fold(check_of(charges), Check::with_id);
+        let charges = self
+            .buckets
+            .iter()
+            .enumerate()
+            .map(|(place, &(limit, key))| self.charge(place, limit, key));
+        let check = self
+            .id
+            .map(AdmissionId)
+            .into_iter()
+            .fold(check_of(charges), Check::with_id);
         iter::repeat_n(check, self.copies)
     }
 
     fn charge(&self, place: usize, limit: usize, key: usize) -> Charge {
         let limit = LIMITS[limit].clone();
         let cost = self.cost.min(limit.units());
-        let takes = self.takes.filter(|(of, _)| *of == place).map(|(_, takes)| takes);
+        let takes = self
+            .takes
+            .filter(|(of, _)| *of == place)
+            .map(|(_, takes)| takes);
         let charge = match takes {
             Some(Takes::Nothing) => Charge::any_left(limit, KEYS[key]).unwrap(),
             Some(Takes::Always) => Charge::spent(limit, KEYS[key], cost),
@@ -115,6 +143,10 @@ impl Asked {
         let lease = self.lease.filter(|(of, _)| *of == place && takes.is_none());
         let leases = lease.map(|(_, lease)| Duration::from_micros(lease));
         let charge = leases.into_iter().fold(charge, Charge::reserve);
-        if self.shadow == Some(place) { charge.in_shadow() } else { charge }
+        if self.shadow == Some(place) {
+            charge.in_shadow()
+        } else {
+            charge
+        }
     }
 }

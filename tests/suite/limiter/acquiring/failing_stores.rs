@@ -22,12 +22,17 @@ use tower_sliding_window::{
 };
 
 use super::Test;
-use crate::support::{TEST_TIMEOUT, check_of, let_tasks_run, ms, redis_server::RedisServer, seconds, stores::failing};
+use crate::support::{
+    TEST_TIMEOUT, check_of, let_tasks_run, ms, redis_server::RedisServer, seconds, stores::failing,
+};
 
 /// The check of a caller under a limit that all share, and one that is its own.
 fn shared_by_all(name: &'static str, shared: &Limit) -> Check {
     let own = Limit::per_hour("own", 9);
-    check_of([Charge::new(shared.clone(), "all", 1).unwrap(), Charge::new(own, name, 1).unwrap()])
+    check_of([
+        Charge::new(shared.clone(), "all", 1).unwrap(),
+        Charge::new(own, name, 1).unwrap(),
+    ])
 }
 
 /// With a store that remembers refusals.
@@ -59,8 +64,14 @@ async fn a_wait_ends_at_once_where_waiting_does_not_help() {
     server.run::<()>("CONFIG SET requirepass s3cret");
     let wrong = server.url().replace("redis://", "redis://:wrong@");
     let limiter = Limiter::new(RedisStore::builder(&wrong).build().unwrap()).deadline(TEST_TIMEOUT);
-    let failed = timeout(TEST_TIMEOUT, limiter.acquire(&Limit::per_hour("calls", 1), "ada", 1, Duration::MAX)).await;
-    let Ok(Err(Error::Unavailable(error))) = failed else { panic!("{failed:?}") };
+    let failed = timeout(
+        TEST_TIMEOUT,
+        limiter.acquire(&Limit::per_hour("calls", 1), "ada", 1, Duration::MAX),
+    )
+    .await;
+    let Ok(Err(Error::Unavailable(error))) = failed else {
+        panic!("{failed:?}")
+    };
     assert_eq!(error.kind, StoreErrorKind::Denied);
 }
 
@@ -68,11 +79,21 @@ async fn a_wait_ends_at_once_where_waiting_does_not_help() {
 #[tokio::test(start_paused = true)]
 async fn a_reply_of_a_share_hides_no_unit_of_the_store() {
     let test = Test::start();
-    let test = Test { limiter: test.limiter.clone().fail_local(Share::one_of(1)), ..test };
+    let test = Test {
+        limiter: test.limiter.clone().fail_local(Share::one_of(1)),
+        ..test
+    };
     let shared = Limit::per_hour("shared", 1);
-    assert!(test.limiter.check(&shared, "all", 1).await.unwrap().is_allowed());
+    assert!(
+        test.limiter
+            .check(&shared, "all", 1)
+            .await
+            .unwrap()
+            .is_allowed()
+    );
     for name in ["a", "b"] {
-        test.wait(name, shared_by_all(name, &shared), Duration::MAX).await;
+        test.wait(name, shared_by_all(name, &shared), Duration::MAX)
+            .await;
     }
     test.limiter.reset(&shared, "all").await.unwrap();
     test.store.fails.store(true, Ordering::SeqCst);
@@ -90,16 +111,36 @@ async fn a_reply_of_a_share_hides_no_unit_of_the_store() {
 async fn a_settled_unit_of_a_share_sends_one_caller_and_no_more() {
     const CALLERS: usize = 50;
     let test = Test::start();
-    let test = Test { limiter: test.limiter.clone().fail_local(Share::one_of(1)), ..test };
+    let test = Test {
+        limiter: test.limiter.clone().fail_local(Share::one_of(1)),
+        ..test
+    };
     let shared = Limit::per_hour("shared", 100);
-    assert!(test.limiter.check(&shared, "all", 100).await.unwrap().is_allowed());
+    assert!(
+        test.limiter
+            .check(&shared, "all", 100)
+            .await
+            .unwrap()
+            .is_allowed()
+    );
     test.store.fails.store(true, Ordering::SeqCst);
-    let reservation = test.limiter.reserve(&shared, "all", 1, ms(10_000)).await.unwrap().unwrap();
-    let _other = test.limiter.reserve(&shared, "all", 1, ms(10_000)).await.unwrap().unwrap();
+    let reservation = test
+        .limiter
+        .reserve(&shared, "all", 1, ms(10_000))
+        .await
+        .unwrap()
+        .unwrap();
+    let _other = test
+        .limiter
+        .reserve(&shared, "all", 1, ms(10_000))
+        .await
+        .unwrap()
+        .unwrap();
     test.store.fails.store(false, Ordering::SeqCst);
     for number in 0..CALLERS {
         let name = &*format!("{number}").leak();
-        test.wait(name, shared_by_all(name, &shared), Duration::MAX).await;
+        test.wait(name, shared_by_all(name, &shared), Duration::MAX)
+            .await;
     }
     assert_eq!(test.lines(), CALLERS);
     test.checks_sent();
@@ -112,9 +153,15 @@ async fn a_settled_unit_of_a_share_sends_one_caller_and_no_more() {
 #[tokio::test(start_paused = true)]
 async fn a_settlement_that_succeeds_at_last_is_not_waited_for_any_more() {
     let store = FaultyStore::new(MemoryStore::new());
-    let limiter = Limiter::new(store.clone()).deadline(ms(800)).retry_reserved_after(Duration::MAX);
+    let limiter = Limiter::new(store.clone())
+        .deadline(ms(800))
+        .retry_reserved_after(Duration::MAX);
     let limit = Limit::per_hour("calls", 1);
-    let reservation = limiter.reserve(&limit, "ada", 1, Duration::MAX).await.unwrap().unwrap();
+    let reservation = limiter
+        .reserve(&limit, "ada", 1, Duration::MAX)
+        .await
+        .unwrap()
+        .unwrap();
     let waiting = tokio::spawn({
         let limiter = limiter.clone();
         let limit = limit.clone();
@@ -135,8 +182,14 @@ struct OneNodeDown(MemoryStore, Arc<AtomicBool>);
 
 impl Store for OneNodeDown {
     fn decide(&self, check: Check) -> StoreFuture<Decision> {
-        let is_bad = check.charges().any(|charge| *charge.key() == Key::from("bad"));
-        if is_bad && self.1.load(Ordering::SeqCst) { failing().decide(check) } else { self.0.decide(check) }
+        let is_bad = check
+            .charges()
+            .any(|charge| *charge.key() == Key::from("bad"));
+        if is_bad && self.1.load(Ordering::SeqCst) {
+            failing().decide(check)
+        } else {
+            self.0.decide(check)
+        }
     }
 
     fn settle(&self, settlement: Settlement) -> StoreFuture<Settled> {
@@ -152,13 +205,18 @@ impl Store for OneNodeDown {
 #[tokio::test(start_paused = true)]
 async fn a_caller_is_woken_although_the_calls_of_another_fail() {
     let fails = Arc::new(AtomicBool::new(false));
-    let limiter = Limiter::new(OneNodeDown(MemoryStore::new(), Arc::clone(&fails))).breaker(Breaker::OFF);
+    let limiter =
+        Limiter::new(OneNodeDown(MemoryStore::new(), Arc::clone(&fails))).breaker(Breaker::OFF);
     let limit = Limit::per("calls", 10, seconds(100));
     let five = Check::new(Charge::new(limit.clone(), "ada", 5).unwrap());
     let admitted = limiter.check_all(five.clone()).await.unwrap();
     assert!(limiter.check(&limit, "ada", 4).await.unwrap().is_allowed());
     // A reservation refuses the first caller, which asks again each second.
-    let _reserved = limiter.reserve(&limit, "ada", 1, seconds(90)).await.unwrap().unwrap();
+    let _reserved = limiter
+        .reserve(&limit, "ada", 1, seconds(90))
+        .await
+        .unwrap()
+        .unwrap();
     let other = Charge::new(Limit::per_hour("other", 10), "bad", 1).unwrap();
     let both = check_of([Charge::new(limit.clone(), "ada", 1).unwrap(), other]);
     let failing = tokio::spawn({
@@ -174,7 +232,13 @@ async fn a_caller_is_woken_although_the_calls_of_another_fail() {
     fails.store(true, Ordering::SeqCst);
     sleep(ms(2_500)).await;
     assert!(!failing.is_finished() && !waiting.is_finished());
-    assert!(limiter.settle(Settlement::new(five, &admitted, |_| Some(0))).await.unwrap().was_applied);
+    assert!(
+        limiter
+            .settle(Settlement::new(five, &admitted, |_| Some(0)))
+            .await
+            .unwrap()
+            .was_applied
+    );
     sleep(ms(10)).await;
     assert!(waiting.is_finished());
     assert!(waiting.await.unwrap().unwrap().is_allowed());
@@ -184,7 +248,10 @@ async fn a_caller_is_woken_although_the_calls_of_another_fail() {
 async fn gets_its_units(waiting: &JoinHandle<Result<Decision, Error>>) {
     let begun = Instant::now();
     while !waiting.is_finished() {
-        assert!(begun.elapsed() < seconds(5), "five units are free, and the caller that fits waits");
+        assert!(
+            begun.elapsed() < seconds(5),
+            "five units are free, and the caller that fits waits"
+        );
         sleep(ms(10)).await;
     }
 }
@@ -194,7 +261,8 @@ async fn gets_its_units(waiting: &JoinHandle<Result<Decision, Error>>) {
 #[tokio::test(start_paused = true)]
 async fn units_for_which_a_failing_caller_was_woken_go_to_the_next() {
     let fails = Arc::new(AtomicBool::new(false));
-    let limiter = Limiter::new(OneNodeDown(MemoryStore::new(), Arc::clone(&fails))).breaker(Breaker::OFF);
+    let limiter =
+        Limiter::new(OneNodeDown(MemoryStore::new(), Arc::clone(&fails))).breaker(Breaker::OFF);
     let limit = Limit::per("calls", 10, seconds(1_000));
     let five = Check::new(Charge::new(limit.clone(), "ada", 5).unwrap());
     let admitted = limiter.check_all(five.clone()).await.unwrap();
@@ -213,7 +281,13 @@ async fn units_for_which_a_failing_caller_was_woken_go_to_the_next() {
     let_tasks_run().await;
     assert!(!first.is_finished() && !waiting.is_finished());
     fails.store(true, Ordering::SeqCst);
-    assert!(limiter.settle(Settlement::new(five, &admitted, |_| Some(0))).await.unwrap().was_applied);
+    assert!(
+        limiter
+            .settle(Settlement::new(five, &admitted, |_| Some(0)))
+            .await
+            .unwrap()
+            .was_applied
+    );
     gets_its_units(&waiting).await;
 }
 
@@ -222,7 +296,9 @@ async fn units_for_which_a_failing_caller_was_woken_go_to_the_next() {
 #[tokio::test(start_paused = true)]
 async fn units_for_which_a_hasty_caller_was_woken_go_to_a_patient_one() {
     let store = FaultyStore::new(MemoryStore::new());
-    let patient = Limiter::new(store.clone()).breaker(Breaker::OFF).deadline(seconds(1));
+    let patient = Limiter::new(store.clone())
+        .breaker(Breaker::OFF)
+        .deadline(seconds(1));
     let hasty = patient.clone().deadline(ms(10));
     let limit = Limit::per("calls", 10, seconds(1_000));
     let five = Check::new(Charge::new(limit.clone(), "ada", 5).unwrap());
@@ -231,10 +307,18 @@ async fn units_for_which_a_hasty_caller_was_woken_go_to_a_patient_one() {
     let mut callers = Vec::new();
     for limiter in [hasty, patient.clone()] {
         let limit = limit.clone();
-        callers.push(tokio::spawn(async move { limiter.acquire(&limit, "ada", 5, seconds(2_000)).await }));
+        callers.push(tokio::spawn(async move {
+            limiter.acquire(&limit, "ada", 5, seconds(2_000)).await
+        }));
         let_tasks_run().await;
     }
     store.set(Fault::Slow(ms(50)));
-    assert!(patient.settle(Settlement::new(five, &admitted, |_| Some(0))).await.unwrap().was_applied);
+    assert!(
+        patient
+            .settle(Settlement::new(five, &admitted, |_| Some(0)))
+            .await
+            .unwrap()
+            .was_applied
+    );
     gets_its_units(&callers[1]).await;
 }

@@ -9,7 +9,10 @@ use crate::support::{check_of, let_tasks_run, ms};
 
 /// A caller in a line of its own.
 fn own(cost: u64, name: &'static str) -> Check {
-    check_of([Charge::new(CALLS, "ada", cost).unwrap(), Charge::new(Limit::per_hour("own", 9), name, 1).unwrap()])
+    check_of([
+        Charge::new(CALLS, "ada", cost).unwrap(),
+        Charge::new(Limit::per_hour("own", 9), name, 1).unwrap(),
+    ])
 }
 
 impl Test {
@@ -60,7 +63,14 @@ async fn no_other_caller_asks_a_store_that_has_failed() {
     let refund = Settlement::new(check_of_ada(3), &spent, |_| Some(2));
     assert!(test.limiter.settle(refund).await.unwrap().was_applied);
     let_tasks_run().await;
-    assert_eq!((failed.is_finished(), waiting.is_finished(), test.checks_sent()), (false, false, 1));
+    assert_eq!(
+        (
+            failed.is_finished(),
+            waiting.is_finished(),
+            test.checks_sent()
+        ),
+        (false, false, 1)
+    );
 
     test.store.fails.store(false, Ordering::SeqCst);
     test.pass(ms(99)).await;

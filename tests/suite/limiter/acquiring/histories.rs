@@ -33,7 +33,11 @@ struct Delayed {
 
 impl Delayed {
     fn new(seed: u64, most: u64) -> Self {
-        Self { store: MemoryStore::new(), delays: Arc::new(Mutex::new(Numbers(seed))), most }
+        Self {
+            store: MemoryStore::new(),
+            delays: Arc::new(Mutex::new(Numbers(seed))),
+            most,
+        }
     }
 
     fn delay(&self) -> Duration {
@@ -102,21 +106,35 @@ async fn history(seed: u64, kind: Kind) -> Result<(), String> {
     let events: Arc<Mutex<Vec<String>>> = Arc::default();
     let begun = Instant::now();
     let log = move |events: &Mutex<Vec<String>>, event: String| {
-        events.lock().unwrap().push(format!("{:?} {event}", begun.elapsed()));
+        events
+            .lock()
+            .unwrap()
+            .push(format!("{:?} {event}", begun.elapsed()));
     };
     // The cost and the line of each caller.
     let waiting: Arc<Mutex<BTreeMap<u64, (u64, u64)>>> = Arc::default();
     let (mut callers, mut others) = (JoinSet::new(), JoinSet::new());
     for number in 0..numbers.below(4) + 2 {
         let (at, cost) = (ms(numbers.below(40)), numbers.below(kind.most_cost) + 1);
-        let line = if kind.has_two_lines { numbers.below(2) } else { number };
-        let patience = if kind.hang_up && numbers.below(2) == 0 { ms(1 + numbers.below(60)) } else { Duration::MAX };
+        let line = if kind.has_two_lines {
+            numbers.below(2)
+        } else {
+            number
+        };
+        let patience = if kind.hang_up && numbers.below(2) == 0 {
+            ms(1 + numbers.below(60))
+        } else {
+            Duration::MAX
+        };
         let check = check_of([of(&shared, "all", cost), of(&own, line, 1)]);
         let (limiter, waiting, events) = (limiter.clone(), waiting.clone(), events.clone());
         callers.spawn(async move {
             sleep(at).await;
             waiting.lock().unwrap().insert(number, (cost, line));
-            log(&events, format!("caller {number} of {cost} arrives in line {line}"));
+            log(
+                &events,
+                format!("caller {number} of {cost} arrives in line {line}"),
+            );
             let outcome = timeout(patience, limiter.acquire_all(check, Duration::MAX)).await;
             let outcome = outcome.map(|decision| decision.unwrap().is_allowed());
             log(&events, format!("caller {number} leaves: {outcome:?}"));
@@ -130,8 +148,14 @@ async fn history(seed: u64, kind: Kind) -> Result<(), String> {
             if returns {
                 sleep(at).await;
                 log(&events, "a settlement begins".to_owned());
-                let settled = limiter.settle(Settlement::new(check, &decision, |_| Some(0))).await.unwrap();
-                log(&events, format!("settled: {} left", settled.decision.remaining()));
+                let settled = limiter
+                    .settle(Settlement::new(check, &decision, |_| Some(0)))
+                    .await
+                    .unwrap();
+                log(
+                    &events,
+                    format!("settled: {} left", settled.decision.remaining()),
+                );
             }
         });
     }
@@ -140,23 +164,41 @@ async fn history(seed: u64, kind: Kind) -> Result<(), String> {
         let (limiter, events, shared) = (limiter.clone(), events.clone(), shared.clone());
         others.spawn(async move {
             sleep(at).await;
-            let is_allowed = limiter.check(&shared, "all", cost).await.unwrap().is_allowed();
+            let is_allowed = limiter
+                .check(&shared, "all", cost)
+                .await
+                .unwrap()
+                .is_allowed();
             log(&events, format!("a check of {cost}: {is_allowed}"));
         });
     }
     others.join_all().await;
     sleep(Duration::from_secs(2)).await;
-    let left = Limiter::new(store.store).peek(&shared, "all").await.unwrap().remaining();
+    let left = Limiter::new(store.store)
+        .peek(&shared, "all")
+        .await
+        .unwrap()
+        .remaining();
     let waiting = waiting.lock().unwrap().clone();
     callers.abort_all();
     // Of several callers in a line, the one that was refused first is the first.
-    let fits = |line: u64| waiting.values().filter(|(_, of)| *of == line).all(|(cost, _)| *cost <= left);
-    let lost: Vec<_> = waiting.iter().filter(|(_, (_, line))| fits(*line)).collect();
+    let fits = |line: u64| {
+        waiting
+            .values()
+            .filter(|(_, of)| *of == line)
+            .all(|(cost, _)| *cost <= left)
+    };
+    let lost: Vec<_> = waiting
+        .iter()
+        .filter(|(_, (_, line))| fits(*line))
+        .collect();
     if lost.is_empty() {
         return Ok(());
     }
     let events = events.lock().unwrap().join("\n");
-    Err(format!("seed {seed}, {kind:?}: {left} left, and (caller, (cost, line)) wait: {lost:?}\n{events}"))
+    Err(format!(
+        "seed {seed}, {kind:?}: {left} left, and (caller, (cost, line)) wait: {lost:?}\n{events}"
+    ))
 }
 
 #[tokio::test(start_paused = true)]
@@ -165,10 +207,24 @@ async fn no_caller_waits_for_units_that_are_left() {
     for seed in 0..3_000 {
         let chosen = |bit: u64| seed >> bit & 1 == 1;
         let (has_two_lines, hang_up, has_checks) = (chosen(0), chosen(1), chosen(2));
-        let (most_cost, most_delay) = (if chosen(3) { 1 } else { 5 }, if chosen(4) && chosen(5) { 0 } else { 8 });
-        let kind = Kind { most_cost, has_two_lines, hang_up, has_checks, most_delay };
+        let (most_cost, most_delay) = (
+            if chosen(3) { 1 } else { 5 },
+            if chosen(4) && chosen(5) { 0 } else { 8 },
+        );
+        let kind = Kind {
+            most_cost,
+            has_two_lines,
+            hang_up,
+            has_checks,
+            most_delay,
+        };
         failures.extend(history(seed, kind).await.err());
     }
     let shortest = failures.iter().min_by_key(|failure| failure.len());
-    assert!(failures.is_empty(), "{} of 3,000 histories; the shortest: {}", failures.len(), shortest.unwrap());
+    assert!(
+        failures.is_empty(),
+        "{} of 3,000 histories; the shortest: {}",
+        failures.len(),
+        shortest.unwrap()
+    );
 }

@@ -4,7 +4,9 @@
 use std::time::Duration;
 
 use tokio::time::timeout;
-use tower_sliding_window::{Algorithm, Charge, Check, Key, Limit, check::AdmissionId, settlement::Settlement};
+use tower_sliding_window::{
+    Algorithm, Charge, Check, Key, Limit, check::AdmissionId, settlement::Settlement,
+};
 
 use super::Test;
 use crate::support::{check_of, let_tasks_run, ms};
@@ -22,10 +24,27 @@ async fn units_settled_under_a_smaller_limit_of_the_identity_wake_callers_under_
     let small = Check::new(of(&free, "ada", 10));
     let decision = test.limiter.check_all(small.clone()).await.unwrap();
     assert!(decision.is_allowed());
-    assert!(test.limiter.check(&premium, "ada", 990).await.unwrap().is_allowed());
-    test.wait("a", Check::new(of(&premium, "ada", 10)), Duration::MAX).await;
-    test.limiter.settle(Settlement::new(small, &decision, |_| Some(0))).await.unwrap();
-    assert_eq!(test.limiter.peek(&premium, "ada").await.unwrap().remaining(), 10);
+    assert!(
+        test.limiter
+            .check(&premium, "ada", 990)
+            .await
+            .unwrap()
+            .is_allowed()
+    );
+    test.wait("a", Check::new(of(&premium, "ada", 10)), Duration::MAX)
+        .await;
+    test.limiter
+        .settle(Settlement::new(small, &decision, |_| Some(0)))
+        .await
+        .unwrap();
+    assert_eq!(
+        test.limiter
+            .peek(&premium, "ada")
+            .await
+            .unwrap()
+            .remaining(),
+        10
+    );
     let_tasks_run().await;
     assert_eq!(test.admitted(), ["a"]);
 }
@@ -34,10 +53,24 @@ async fn units_settled_under_a_smaller_limit_of_the_identity_wake_callers_under_
 async fn a_reset_under_a_smaller_limit_of_the_identity_wakes_callers_under_a_larger_one() {
     let test = Test::start();
     let (free, premium) = (Limit::per_hour("api", 10), Limit::per_hour("api", 1_000));
-    assert!(test.limiter.check(&premium, "ada", 1_000).await.unwrap().is_allowed());
-    test.wait("a", Check::new(of(&premium, "ada", 11)), Duration::MAX).await;
+    assert!(
+        test.limiter
+            .check(&premium, "ada", 1_000)
+            .await
+            .unwrap()
+            .is_allowed()
+    );
+    test.wait("a", Check::new(of(&premium, "ada", 11)), Duration::MAX)
+        .await;
     test.limiter.reset(&free, "ada").await.unwrap();
-    assert_eq!(test.limiter.peek(&premium, "ada").await.unwrap().remaining(), 1_000);
+    assert_eq!(
+        test.limiter
+            .peek(&premium, "ada")
+            .await
+            .unwrap()
+            .remaining(),
+        1_000
+    );
     let_tasks_run().await;
     assert_eq!(test.admitted(), ["a"]);
 }
@@ -48,10 +81,23 @@ async fn a_limit_of_another_algorithm_has_a_line_of_its_own() {
     let test = Test::start();
     let log = Limit::per_hour("api", 1);
     let fixed = Limit::per_hour("api", 1).with_algorithm(Algorithm::FIXED_WINDOW);
-    assert!(test.limiter.check(&log, "ada", 1).await.unwrap().is_allowed());
-    test.wait("a", Check::new(of(&log, "ada", 1)), Duration::MAX).await;
-    assert_eq!(test.limiter.peek(&fixed, "ada").await.unwrap().remaining(), 1);
-    let decision = timeout(ms(1_000), test.limiter.acquire(&fixed, "ada", 1, ms(500))).await.unwrap().unwrap();
+    assert!(
+        test.limiter
+            .check(&log, "ada", 1)
+            .await
+            .unwrap()
+            .is_allowed()
+    );
+    test.wait("a", Check::new(of(&log, "ada", 1)), Duration::MAX)
+        .await;
+    assert_eq!(
+        test.limiter.peek(&fixed, "ada").await.unwrap().remaining(),
+        1
+    );
+    let decision = timeout(ms(1_000), test.limiter.acquire(&fixed, "ada", 1, ms(500)))
+        .await
+        .unwrap()
+        .unwrap();
     assert!(decision.is_allowed(), "{decision:?}");
 }
 
@@ -63,14 +109,39 @@ async fn units_of_one_algorithm_are_not_given_to_callers_of_another() {
     let log = Limit::new("api", log.units(), fixed.window()).unwrap();
     let spent = Check::new(of(&fixed, "ada", 1)).with_id(AdmissionId(77));
     let decision = test.limiter.check_all(spent.clone()).await.unwrap();
-    assert!(test.limiter.check(&log, "ada", 1).await.unwrap().is_allowed());
-    test.wait("log", check_of([of(&log, "ada", 1), of(&own, "log", 1)]), Duration::MAX).await;
-    test.wait("fixed", check_of([of(&fixed, "ada", 1), of(&own, "fixed", 1)]), Duration::MAX).await;
+    assert!(
+        test.limiter
+            .check(&log, "ada", 1)
+            .await
+            .unwrap()
+            .is_allowed()
+    );
+    test.wait(
+        "log",
+        check_of([of(&log, "ada", 1), of(&own, "log", 1)]),
+        Duration::MAX,
+    )
+    .await;
+    test.wait(
+        "fixed",
+        check_of([of(&fixed, "ada", 1), of(&own, "fixed", 1)]),
+        Duration::MAX,
+    )
+    .await;
     test.checks_sent();
-    test.limiter.settle(Settlement::new(spent, &decision, |_| Some(0))).await.unwrap();
+    test.limiter
+        .settle(Settlement::new(spent, &decision, |_| Some(0)))
+        .await
+        .unwrap();
     let_tasks_run().await;
     let admitted = test.admitted();
-    assert_eq!((test.limiter.peek(&fixed, "ada").await.unwrap().remaining(), admitted), (0, vec!["fixed"]));
+    assert_eq!(
+        (
+            test.limiter.peek(&fixed, "ada").await.unwrap().remaining(),
+            admitted
+        ),
+        (0, vec!["fixed"])
+    );
 }
 
 /// Docs of `in_shadow`: it never refuses the check. Here a caller that nothing refuses is refused
@@ -84,9 +155,26 @@ async fn a_charge_that_cannot_refuse_makes_no_caller_wait() {
     let mut refused = Vec::new();
     for (name, check) in [("shadow", shadow), ("spent", spent), ("no cost", free)] {
         let test = Test::start();
-        assert!(test.limiter.check(&full, "ada", 3).await.unwrap().is_allowed());
-        assert!(test.limiter.check_all(check.clone()).await.unwrap().is_allowed());
-        test.wait("a", check_of([of(&full, "ada", 1), of(&other, "ada", 1)]), Duration::MAX).await;
+        assert!(
+            test.limiter
+                .check(&full, "ada", 3)
+                .await
+                .unwrap()
+                .is_allowed()
+        );
+        assert!(
+            test.limiter
+                .check_all(check.clone())
+                .await
+                .unwrap()
+                .is_allowed()
+        );
+        test.wait(
+            "a",
+            check_of([of(&full, "ada", 1), of(&other, "ada", 1)]),
+            Duration::MAX,
+        )
+        .await;
         let decision = test.limiter.acquire_all(check, ms(500)).await.unwrap();
         if !decision.is_allowed() {
             refused.push((name, decision.retry_after()));
@@ -102,7 +190,13 @@ async fn a_caller_that_leaves_with_a_limit_of_its_own_ends_no_line_of_others() {
     let test = Test::start();
     let full = Limit::per_hour("full", 1);
     let tried = Limit::per_hour("tried", 9);
-    assert!(test.limiter.check(&full, "ada", 1).await.unwrap().is_allowed());
+    assert!(
+        test.limiter
+            .check(&full, "ada", 1)
+            .await
+            .unwrap()
+            .is_allowed()
+    );
     let check = |own| check_of([of(&full, "ada", 1), of(&tried, own, 1).in_shadow()]);
     let first = test.wait("a", check("a"), Duration::MAX).await;
     for own in ["b", "c"] {

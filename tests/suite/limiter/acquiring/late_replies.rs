@@ -41,13 +41,18 @@ impl std::fmt::Debug for Scripted {
 
 impl Scripted {
     fn new(delays: &[Delays]) -> Self {
-        Self { store: MemoryStore::new(), delays: Arc::new(Mutex::new(delays.to_vec())) }
+        Self {
+            store: MemoryStore::new(),
+            delays: Arc::new(Mutex::new(delays.to_vec())),
+        }
     }
 
     fn of(&self, check: &Check) -> (Duration, Duration) {
         let key = check.charges().last().unwrap().key().clone();
         let mut delays = self.delays.lock().unwrap();
-        let place = delays.iter().position(|(name, ..)| name.as_bytes() == key.value());
+        let place = delays
+            .iter()
+            .position(|(name, ..)| name.as_bytes() == key.value());
         place.map_or((ms(0), ms(0)), |place| {
             let (_, before, after) = delays.remove(place);
             (ms(before), ms(after))
@@ -98,22 +103,40 @@ async fn scripted(
 ) -> (Vec<&'static str>, u64) {
     let store = Scripted::new(delays);
     let limiter = Limiter::new(store.clone()).deadline(Duration::from_secs(100));
-    let (shared, own) = (Limit::per_hour("shared", units), Limit::per_hour("own", 1_000));
+    let (shared, own) = (
+        Limit::per_hour("shared", units),
+        Limit::per_hour("own", 1_000),
+    );
     let events: Vec<_> = events.into_iter().collect();
     let mut spent = BTreeMap::new();
     let mut rest = units;
     for (_, event) in &events {
         if let Event::Returns(name, units) = event {
             let check = check_of([of(&shared, "all", *units), of(&own, *name, 1)]);
-            spent.insert(*name, (check.clone(), store.store.decide(check).await.unwrap()));
+            spent.insert(
+                *name,
+                (check.clone(), store.store.decide(check).await.unwrap()),
+            );
             rest -= units;
         }
     }
-    assert!(store.store.decide(Check::new(of(&shared, "all", rest))).await.unwrap().is_allowed());
+    assert!(
+        store
+            .store
+            .decide(Check::new(of(&shared, "all", rest)))
+            .await
+            .unwrap()
+            .is_allowed()
+    );
     let waiting: Arc<Mutex<Vec<&'static str>>> = Arc::default();
     let mut tasks = JoinSet::new();
     for (at, event) in events {
-        let (limiter, waiting, shared, own) = (limiter.clone(), waiting.clone(), shared.clone(), own.clone());
+        let (limiter, waiting, shared, own) = (
+            limiter.clone(),
+            waiting.clone(),
+            shared.clone(),
+            own.clone(),
+        );
         let spent = match &event {
             Event::Returns(name, _) => spent.remove(name),
             _ => None,
@@ -124,23 +147,45 @@ async fn scripted(
                 Event::Arrives(name, cost) => {
                     waiting.lock().unwrap().push(name);
                     let check = check_of([of(&shared, "all", cost), of(&own, name, 1)]);
-                    assert!(limiter.acquire_all(check, Duration::MAX).await.unwrap().is_allowed());
+                    assert!(
+                        limiter
+                            .acquire_all(check, Duration::MAX)
+                            .await
+                            .unwrap()
+                            .is_allowed()
+                    );
                     waiting.lock().unwrap().retain(|other| *other != name);
                 }
                 Event::Returns(..) => {
                     let (check, decision) = spent.unwrap();
                     let shared = &shared;
                     let cost = |charge: &Charge| (charge.limit() == shared).then_some(0);
-                    assert!(limiter.settle(Settlement::new(check, &decision, cost)).await.unwrap().was_applied);
+                    assert!(
+                        limiter
+                            .settle(Settlement::new(check, &decision, cost))
+                            .await
+                            .unwrap()
+                            .was_applied
+                    );
                 }
                 Event::Checks(cost) => {
-                    assert!(limiter.check(&shared, "all", cost).await.unwrap().is_allowed());
+                    assert!(
+                        limiter
+                            .check(&shared, "all", cost)
+                            .await
+                            .unwrap()
+                            .is_allowed()
+                    );
                 }
             }
         });
     }
     sleep(ms(1_000)).await;
-    let left = Limiter::new(store.store.clone()).peek(&shared, "all").await.unwrap().remaining();
+    let left = Limiter::new(store.store.clone())
+        .peek(&shared, "all")
+        .await
+        .unwrap()
+        .remaining();
     tasks.abort_all();
     let waiting = waiting.lock().unwrap().clone();
     (waiting, left)
@@ -152,7 +197,12 @@ async fn scripted(
 async fn a_refusal_that_is_late_hides_no_unit_that_returned_since() {
     use Event::{Arrives, Checks, Returns};
     let delays = [("a", 0, 0), ("a", 5, 10)];
-    let events = [(0, Arrives("a", 1)), (10, Returns("first", 1)), (12, Checks(1)), (18, Returns("second", 1))];
+    let events = [
+        (0, Arrives("a", 1)),
+        (10, Returns("first", 1)),
+        (12, Checks(1)),
+        (18, Returns("second", 1)),
+    ];
     assert_eq!(scripted(&delays, 4, events).await, (vec![], 0));
 }
 
@@ -162,8 +212,12 @@ async fn a_refusal_that_is_late_hides_no_unit_that_returned_since() {
 async fn a_caller_of_a_large_cost_claims_no_units_that_it_leaves() {
     use Event::{Arrives, Returns};
     let delays = [("small", 0, 50), ("large", 0, 20)];
-    let events =
-        [(0, Arrives("small", 1)), (10, Returns("first", 5)), (11, Arrives("large", 6)), (20, Returns("second", 3))];
+    let events = [
+        (0, Arrives("small", 1)),
+        (10, Returns("first", 5)),
+        (11, Arrives("large", 6)),
+        (20, Returns("second", 3)),
+    ];
     assert_eq!(scripted(&delays, 8, events).await, (vec![], 1));
 }
 
@@ -172,7 +226,11 @@ async fn a_caller_of_a_large_cost_claims_no_units_that_it_leaves() {
 async fn replies_to_settlements_in_another_order_hide_no_units() {
     use Event::{Arrives, Returns};
     let delays = [("a", 0, 50), ("first", 0, 20), ("second", 0, 0)];
-    let events = [(0, Arrives("a", 2)), (10, Returns("first", 1)), (20, Returns("second", 1))];
+    let events = [
+        (0, Arrives("a", 2)),
+        (10, Returns("first", 1)),
+        (20, Returns("second", 1)),
+    ];
     assert_eq!(scripted(&delays, 4, events).await, (vec![], 0));
 }
 
@@ -181,7 +239,13 @@ async fn replies_to_settlements_in_another_order_hide_no_units() {
 #[tokio::test(start_paused = true)]
 async fn a_late_reply_does_not_hide_that_units_were_used_since() {
     let (shared, own) = (Limit::per_hour("shared", 4), Limit::per_hour("own", 1_000));
-    let store = Scripted::new(&[("late", 0, 50), ("a", 0, 0), ("a", 0, 0), ("b", 0, 0), ("b", 0, 0)]);
+    let store = Scripted::new(&[
+        ("late", 0, 50),
+        ("a", 0, 0),
+        ("a", 0, 0),
+        ("b", 0, 0),
+        ("b", 0, 0),
+    ]);
     let limiter = Limiter::new(store.clone());
     let mut tasks = JoinSet::new();
     let acquire = |name| check_of([of(&shared, "all", 1), of(&own, name, 1)]);
@@ -198,9 +262,19 @@ async fn a_late_reply_does_not_hide_that_units_were_used_since() {
     let spent = limiter.check_all(three.clone()).await.unwrap();
     assert!(spent.is_allowed());
     sleep(ms(90)).await;
-    assert!(limiter.settle(Settlement::new(three, &spent, |_| Some(2))).await.unwrap().was_applied);
+    assert!(
+        limiter
+            .settle(Settlement::new(three, &spent, |_| Some(2)))
+            .await
+            .unwrap()
+            .was_applied
+    );
     sleep(ms(10)).await;
-    assert_eq!(*store.delays.lock().unwrap(), [("b", 0, 0)], "only the first has asked again");
+    assert_eq!(
+        *store.delays.lock().unwrap(),
+        [("b", 0, 0)],
+        "only the first has asked again"
+    );
 }
 
 /// Two settlements return a unit each, and the later reply says that more are used. The caller that
@@ -214,16 +288,28 @@ async fn a_caller_that_leaves_hides_no_units_that_a_late_reply_has_hidden() {
     for name in ["first", "second"] {
         let check = check_of([of(&shared, "all", 1), of(&own, name, 1)]);
         let decision = store.store.decide(check.clone()).await.unwrap();
-        spent.push(Settlement::new(check, &decision, |charge| (charge.key() == &Key::from("all")).then_some(0)));
+        spent.push(Settlement::new(check, &decision, |charge| {
+            (charge.key() == &Key::from("all")).then_some(0)
+        }));
     }
-    assert!(store.store.decide(Check::new(of(&shared, "all", 2))).await.unwrap().is_allowed());
+    assert!(
+        store
+            .store
+            .decide(Check::new(of(&shared, "all", 2)))
+            .await
+            .unwrap()
+            .is_allowed()
+    );
     let acquire = |name, cost| {
         let limiter = limiter.clone();
         let check = check_of([of(&shared, "all", cost), of(&own, name, 1)]);
         async move { limiter.acquire_all(check, Duration::MAX).await }
     };
     let mut small = Box::pin(acquire("small", 1));
-    assert!(timeout(ms(5), &mut small).await.is_err(), "it is refused, and not polled any more");
+    assert!(
+        timeout(ms(5), &mut small).await.is_err(),
+        "it is refused, and not polled any more"
+    );
     let large = tokio::spawn(acquire("large", 2));
     sleep(ms(1)).await;
     let [first, second] = <[Settlement; 2]>::try_from(spent).ok().unwrap();

@@ -36,8 +36,16 @@ async fn assert_many_waiting_callers_never_exceed_the_limit(limiters: [Limiter; 
     let limit = Limit::per("many", 5, ms(150));
     let mut waiting = JoinSet::new();
     for number in 0..23 {
-        let (limiter, limit) = (limiters[number % 2].clone().deadline(TEST_TIMEOUT), limit.clone());
-        waiting.spawn(async move { limiter.acquire(&limit, "ada", 1, TEST_TIMEOUT).await.unwrap() });
+        let (limiter, limit) = (
+            limiters[number % 2].clone().deadline(TEST_TIMEOUT),
+            limit.clone(),
+        );
+        waiting.spawn(async move {
+            limiter
+                .acquire(&limit, "ada", 1, TEST_TIMEOUT)
+                .await
+                .unwrap()
+        });
     }
     let decisions = waiting.join_all().await;
     assert!(decisions.iter().all(Decision::is_allowed));
@@ -51,7 +59,10 @@ async fn assert_many_waiting_callers_never_exceed_the_limit(limiters: [Limiter; 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_waiting_callers_never_exceed_the_limit_in_process() {
     let store = MemoryStore::new();
-    assert_many_waiting_callers_never_exceed_the_limit([(); 2].map(|()| Limiter::new(store.clone()))).await;
+    assert_many_waiting_callers_never_exceed_the_limit(
+        [(); 2].map(|()| Limiter::new(store.clone())),
+    )
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -70,9 +81,12 @@ async fn assert_units_that_are_given_back_reach_all_callers(limiter: Limiter) {
         let (limiter, all, each) = (limiter.clone(), all.clone(), each.clone());
         callers.spawn(async move {
             for round in 0..8 {
-                let charge = |limit: &Limit, key, cost| Charge::new(limit.clone(), key, cost).unwrap();
+                let charge =
+                    |limit: &Limit, key, cost| Charge::new(limit.clone(), key, cost).unwrap();
                 let check = Check::new(charge(&all, 0, 1 + number % 3));
-                let check = check.and(charge(&each, 1 + (number + round) % 7, 1 + round % 2)).unwrap();
+                let check = check
+                    .and(charge(&each, 1 + (number + round) % 7, 1 + round % 2))
+                    .unwrap();
                 let acquired = limiter.acquire_all(check.clone(), Duration::MAX);
                 let acquired = match (number + round) % 5 {
                     0 => timeout(Duration::from_micros(300 * round), acquired).await,
@@ -80,18 +94,26 @@ async fn assert_units_that_are_given_back_reach_all_callers(limiter: Limiter) {
                 };
                 let Ok(decision) = acquired else { continue };
                 yield_now().await;
-                limiter.settle(Settlement::new(check, &decision.unwrap(), |_| Some(0))).await.unwrap();
+                limiter
+                    .settle(Settlement::new(check, &decision.unwrap(), |_| Some(0)))
+                    .await
+                    .unwrap();
             }
         });
     }
-    timeout(TEST_TIMEOUT, callers.join_all()).await.expect("a caller still waits");
+    timeout(TEST_TIMEOUT, callers.join_all())
+        .await
+        .expect("a caller still waits");
     assert!(format!("{limiter:?}").contains("Lines(0)"));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn units_that_are_given_back_reach_all_callers() {
     assert_units_that_are_given_back_reach_all_callers(Limiter::new(MemoryStore::new())).await;
-    assert_units_that_are_given_back_reach_all_callers(Limiter::new(FaultyStore::new(MemoryStore::new()))).await;
+    assert_units_that_are_given_back_reach_all_callers(Limiter::new(FaultyStore::new(
+        MemoryStore::new(),
+    )))
+    .await;
 }
 
 /// Only the first caller in line asks Redis, and so does each caller that is refused because its
@@ -101,7 +123,8 @@ async fn only_the_first_in_line_asks_redis() {
     let server = RedisServer::start();
     let limiter = Limiter::new(server.store().build().unwrap()).deadline(TEST_TIMEOUT);
     let limit = Limit::per_minute("calls", 3);
-    let check = |id| Check::new(Charge::new(limit.clone(), "ada", 1).unwrap()).with_id(AdmissionId(id));
+    let check =
+        |id| Check::new(Charge::new(limit.clone(), "ada", 1).unwrap()).with_id(AdmissionId(id));
     assert!(limiter.check(&limit, "ada", 3).await.unwrap().is_allowed());
     let mut waiting = JoinSet::new();
     for id in 0..50 {
@@ -115,9 +138,15 @@ async fn only_the_first_in_line_asks_redis() {
     }
     server.run::<()>("CONFIG RESETSTAT");
     for id in 50..60 {
-        let refused = limiter.acquire_all(check(id), Duration::from_secs(1)).await.unwrap();
+        let refused = limiter
+            .acquire_all(check(id), Duration::from_secs(1))
+            .await
+            .unwrap();
         let wait = refused.retry_after().unwrap();
-        assert!(wait > limit.window() - TEST_TIMEOUT && wait <= limit.window(), "{wait:?}");
+        assert!(
+            wait > limit.window() - TEST_TIMEOUT && wait <= limit.window(),
+            "{wait:?}"
+        );
         assert_eq!((refused.binding().used, refused.id()), (3, AdmissionId(id)));
     }
     assert_eq!(server.script_calls(), 10);
@@ -134,7 +163,11 @@ async fn a_caller_waits_exactly_as_long_as_the_refusal_says() {
     assert!(!waiting.is_finished());
     test.pass(ms(1)).await;
     assert_eq!(waiting.await.unwrap().unwrap().binding().used, 1);
-    assert_eq!(test.checks_sent(), 3, "the first, the refused, and the admitted");
+    assert_eq!(
+        test.checks_sent(),
+        3,
+        "the first, the refused, and the admitted"
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -142,11 +175,21 @@ async fn a_wait_longer_than_max_wait_is_refused_at_once() {
     let test = Test::spent().await;
     let begun = Instant::now();
     for max_wait in [ms(0), ms(50), ms(100) - Duration::from_micros(1)] {
-        let refused = test.limiter.acquire(&CALLS, "ada", 1, max_wait).await.unwrap();
-        assert_eq!((refused.retry_after(), refused.binding().used), (Some(ms(100)), 3));
+        let refused = test
+            .limiter
+            .acquire(&CALLS, "ada", 1, max_wait)
+            .await
+            .unwrap();
+        assert_eq!(
+            (refused.retry_after(), refused.binding().used),
+            (Some(ms(100)), 3)
+        );
     }
     assert_eq!((begun.elapsed(), test.lines()), (Duration::ZERO, 0));
-    assert!(matches!(test.limiter.acquire(&CALLS, "ada", 4, TEST_TIMEOUT).await, Err(Error::NeverFits(_))));
+    assert!(matches!(
+        test.limiter.acquire(&CALLS, "ada", 4, TEST_TIMEOUT).await,
+        Err(Error::NeverFits(_))
+    ));
 }
 
 /// A check outside of the line may spend units and make the wait too long.
@@ -155,7 +198,13 @@ async fn a_wait_that_becomes_too_long_ends_in_a_refusal() {
     let test = Test::spent().await;
     let waiting = test.wait("ada", check_of_ada(1), ms(150)).await;
     test.clock.advance(ms(100));
-    assert!(test.limiter.check(&CALLS, "ada", 3).await.unwrap().is_allowed());
+    assert!(
+        test.limiter
+            .check(&CALLS, "ada", 3)
+            .await
+            .unwrap()
+            .is_allowed()
+    );
     advance(ms(100)).await;
     assert_eq!(waiting.await.unwrap().unwrap().retry_after(), Some(ms(100)));
 }
@@ -167,7 +216,11 @@ async fn callers_are_admitted_in_the_order_of_arrival() {
     for name in names {
         test.wait(name, check_of_ada(1), TEST_TIMEOUT).await;
     }
-    assert_eq!((test.checks_sent(), test.lines()), (2, 1), "only the first in line has asked");
+    assert_eq!(
+        (test.checks_sent(), test.lines()),
+        (2, 1),
+        "only the first in line has asked"
+    );
     for admitted in [0, 3, 6, 7] {
         assert_eq!(test.admitted(), names[..admitted]);
         test.pass(ms(100)).await;
@@ -180,7 +233,13 @@ async fn callers_are_admitted_in_the_order_of_arrival() {
 async fn cheap_checks_do_not_overtake_an_expensive_one() {
     let test = Test::start();
     for _ in 0..2 {
-        assert!(test.limiter.check(&CALLS, "ada", 1).await.unwrap().is_allowed());
+        assert!(
+            test.limiter
+                .check(&CALLS, "ada", 1)
+                .await
+                .unwrap()
+                .is_allowed()
+        );
         test.pass(ms(40)).await;
     }
     test.wait("costly", check_of_ada(3), TEST_TIMEOUT).await;
@@ -198,7 +257,13 @@ async fn cheap_checks_do_not_overtake_an_expensive_one() {
 #[tokio::test(start_paused = true)]
 async fn a_dropped_caller_leaves_the_line_and_the_next_one_proceeds() {
     let test = Test::start();
-    assert!(test.limiter.check(&CALLS, "ada", 1).await.unwrap().is_allowed());
+    assert!(
+        test.limiter
+            .check(&CALLS, "ada", 1)
+            .await
+            .unwrap()
+            .is_allowed()
+    );
     let first = test.wait("first", check_of_ada(3), TEST_TIMEOUT).await;
     let second = test.wait("second", check_of_ada(3), TEST_TIMEOUT).await;
     let _third = test.wait("third", check_of_ada(2), TEST_TIMEOUT).await;
@@ -215,20 +280,52 @@ async fn a_dropped_caller_leaves_the_line_and_the_next_one_proceeds() {
 #[tokio::test(start_paused = true)]
 async fn a_caller_that_cannot_reach_the_front_in_time_is_refused_without_spending() {
     let test = Test::start();
-    assert!(test.limiter.check(&CALLS, "ada", 1).await.unwrap().is_allowed());
+    assert!(
+        test.limiter
+            .check(&CALLS, "ada", 1)
+            .await
+            .unwrap()
+            .is_allowed()
+    );
     test.pass(ms(40)).await;
-    assert!(test.limiter.check(&CALLS, "ada", 1).await.unwrap().is_allowed());
+    assert!(
+        test.limiter
+            .check(&CALLS, "ada", 1)
+            .await
+            .unwrap()
+            .is_allowed()
+    );
     let _first = test.wait("first", check_of_ada(3), TEST_TIMEOUT).await;
     let second = test.wait("second", check_of_ada(3), ms(100)).await;
     test.pass(ms(60)).await;
     test.checks_sent();
-    let (begun, refused) = (Instant::now(), test.limiter.acquire(&CALLS, "ada", 1, ms(39)).await.unwrap());
-    assert_eq!((refused.retry_after(), refused.binding().used, begun.elapsed()), (Some(ms(40)), 1, Duration::ZERO));
+    let (begun, refused) = (
+        Instant::now(),
+        test.limiter
+            .acquire(&CALLS, "ada", 1, ms(39))
+            .await
+            .unwrap(),
+    );
+    assert_eq!(
+        (
+            refused.retry_after(),
+            refused.binding().used,
+            begun.elapsed()
+        ),
+        (Some(ms(40)), 1, Duration::ZERO)
+    );
 
     test.pass(ms(40)).await;
     let refused = second.await.unwrap().unwrap();
     assert_eq!(test.admitted(), ["first"]);
-    assert_eq!((refused.is_allowed(), refused.binding().used, refused.remaining()), (false, 3, 0));
+    assert_eq!(
+        (
+            refused.is_allowed(),
+            refused.binding().used,
+            refused.remaining()
+        ),
+        (false, 3, 0)
+    );
     assert!(refused.retry_after().unwrap() > Duration::ZERO);
 }
 
@@ -239,7 +336,13 @@ async fn a_check_that_cannot_be_refused_does_not_wait_in_line() {
     let shadow = Check::new(Charge::new(CALLS, "ada", 1).unwrap().in_shadow());
     let begun = Instant::now();
     for check in [check_of_ada(0), shadow] {
-        assert!(test.limiter.acquire_all(check, TEST_TIMEOUT).await.unwrap().is_allowed());
+        assert!(
+            test.limiter
+                .acquire_all(check, TEST_TIMEOUT)
+                .await
+                .unwrap()
+                .is_allowed()
+        );
     }
     assert_eq!(begun.elapsed(), Duration::ZERO);
 }
@@ -249,14 +352,24 @@ async fn checks_of_the_same_limits_and_keys_share_a_line_in_any_order() {
     let test = Test::spent().await;
     let charge = |limit: &Limit, key, cost| Charge::new(limit.clone(), key, cost).unwrap();
     let other = Limit::per("other", 3, ms(100));
-    let both = |cost| Check::new(charge(&CALLS, "ada", cost)).and(charge(&other, "ada", cost)).unwrap();
-    let turned = Check::new(charge(&other, "ada", 1)).and(charge(&CALLS, "ada", 1)).unwrap();
+    let both = |cost| {
+        Check::new(charge(&CALLS, "ada", cost))
+            .and(charge(&other, "ada", cost))
+            .unwrap()
+    };
+    let turned = Check::new(charge(&other, "ada", 1))
+        .and(charge(&CALLS, "ada", 1))
+        .unwrap();
     let _both = test.wait("both", both(3), TEST_TIMEOUT).await;
     let _turned = test.wait("turned", turned, TEST_TIMEOUT).await;
     assert_eq!((test.admitted(), test.lines()), (vec![], 1));
 
-    let _bob = test.wait("bob", Check::new(charge(&CALLS, "bob", 1)), TEST_TIMEOUT).await;
-    let _other = test.wait("other", Check::new(charge(&other, "ada", 1)), TEST_TIMEOUT).await;
+    let _bob = test
+        .wait("bob", Check::new(charge(&CALLS, "bob", 1)), TEST_TIMEOUT)
+        .await;
+    let _other = test
+        .wait("other", Check::new(charge(&other, "ada", 1)), TEST_TIMEOUT)
+        .await;
     assert_eq!(test.admitted(), ["bob", "other"]);
     let _alone = test.wait("alone", check_of_ada(1), TEST_TIMEOUT).await;
     assert_eq!(test.lines(), 2);
@@ -265,14 +378,20 @@ async fn checks_of_the_same_limits_and_keys_share_a_line_in_any_order() {
 #[tokio::test(start_paused = true)]
 async fn a_store_that_fails_to_the_end_of_a_wait_ends_it_with_its_error() {
     let test = Test::spent().await;
-    let waiting = [test.wait("a", check_of_ada(1), ms(900)).await, test.wait("b", check_of_ada(1), ms(950)).await];
+    let waiting = [
+        test.wait("a", check_of_ada(1), ms(900)).await,
+        test.wait("b", check_of_ada(1), ms(950)).await,
+    ];
     test.store.fails.store(true, Ordering::SeqCst);
     for _ in 0..9 {
         assert!(waiting.iter().all(|waiting| !waiting.is_finished()));
         test.pass(ms(100)).await;
     }
     for waiting in waiting {
-        assert!(matches!(waiting.await.unwrap(), Err(Error::Unavailable(_) | Error::BreakerOpen(_))));
+        assert!(matches!(
+            waiting.await.unwrap(),
+            Err(Error::Unavailable(_) | Error::BreakerOpen(_))
+        ));
     }
     assert_eq!((test.admitted(), test.lines()), (vec![], 0));
 }
@@ -285,12 +404,24 @@ async fn a_line_does_not_move_by_one_caller_in_each_round_trip() {
     let store = with_fault(Fault::Slow(ms(80)));
     let limiter = Limiter::new(store.clone()).deadline(TEST_TIMEOUT);
     let (admitted, mut waiting) = (Arc::new(Mutex::new(Vec::new())), JoinSet::new());
-    assert!(limiter.check(&limit, "ada", 100).await.unwrap().is_allowed());
+    assert!(
+        limiter
+            .check(&limit, "ada", 100)
+            .await
+            .unwrap()
+            .is_allowed()
+    );
     let begun = Instant::now();
     for number in 0..400 {
         let (limiter, limit, admitted) = (limiter.clone(), limit.clone(), Arc::clone(&admitted));
         waiting.spawn(async move {
-            assert!(limiter.acquire(&limit, "ada", 1, TEST_TIMEOUT).await.unwrap().is_allowed());
+            assert!(
+                limiter
+                    .acquire(&limit, "ada", 1, TEST_TIMEOUT)
+                    .await
+                    .unwrap()
+                    .is_allowed()
+            );
             admitted.lock().unwrap().push(number);
         });
         let_tasks_run().await;
@@ -305,8 +436,16 @@ async fn a_line_does_not_move_by_one_caller_in_each_round_trip() {
         .map(|(place, number): (usize, &usize)| place.abs_diff(*number))
         .max();
     assert!(displaced <= Some(64), "{displaced:?} places");
-    assert!(begun.elapsed() < Duration::from_secs(7), "{:?} for four windows", begun.elapsed());
-    assert!(store.calls() < 1_000, "{} checks for 400 admissions", store.calls());
+    assert!(
+        begun.elapsed() < Duration::from_secs(7),
+        "{:?} for four windows",
+        begun.elapsed()
+    );
+    assert!(
+        store.calls() < 1_000,
+        "{} checks for 400 admissions",
+        store.calls()
+    );
 }
 
 /// Only the first in line asks meanwhile, so the store is not asked more often the more callers
@@ -336,15 +475,23 @@ async fn a_failure_that_is_over_ends_no_wait() {
 async fn the_deadline_limits_each_check_and_not_the_whole_wait() {
     let test = Test::spent().await;
     let limiter = test.limiter.clone().deadline(ms(1));
-    let waiting = tokio::spawn(async move { limiter.acquire(&CALLS, "ada", 1, TEST_TIMEOUT).await });
+    let waiting =
+        tokio::spawn(async move { limiter.acquire(&CALLS, "ada", 1, TEST_TIMEOUT).await });
     let_tasks_run().await;
     test.pass(ms(100)).await;
     assert!(waiting.await.unwrap().unwrap().is_allowed());
 
     let begun = Instant::now();
-    let silent = Limiter::new(silent()).deadline(ms(50)).acquire(&CALLS, "ada", 1, ms(400)).await;
+    let silent = Limiter::new(silent())
+        .deadline(ms(50))
+        .acquire(&CALLS, "ada", 1, ms(400))
+        .await;
     assert!(matches!(silent, Err(Error::TimedOut { .. })));
-    assert!((ms(350)..ms(410)).contains(&begun.elapsed()), "{:?}", begun.elapsed());
+    assert!(
+        (ms(350)..ms(410)).contains(&begun.elapsed()),
+        "{:?}",
+        begun.elapsed()
+    );
 }
 
 /// A store that is so far away, and tells it.
@@ -361,13 +508,20 @@ impl FarStore {
     fn at(away: Duration) -> Self {
         let store = MemoryStore::new();
         let (state, away_micros) = (LocalState::default(), Arc::default());
-        let far = Self { store, state, away_micros, asking: Arc::default(), most_asking: Arc::default() };
+        let far = Self {
+            store,
+            state,
+            away_micros,
+            asking: Arc::default(),
+            most_asking: Arc::default(),
+        };
         far.move_to(away);
         far
     }
 
     fn move_to(&self, away: Duration) {
-        self.away_micros.store(away.as_micros() as u64, Ordering::SeqCst);
+        self.away_micros
+            .store(away.as_micros() as u64, Ordering::SeqCst);
         self.state.answered_in(away);
     }
 }
@@ -376,8 +530,14 @@ impl Store for FarStore {
     fn decide(&self, check: Check) -> StoreFuture<Decision> {
         let far = self.clone();
         Box::pin(async move {
-            far.most_asking.fetch_max(far.asking.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
-            sleep(Duration::from_micros(far.away_micros.load(Ordering::SeqCst))).await;
+            far.most_asking.fetch_max(
+                far.asking.fetch_add(1, Ordering::SeqCst) + 1,
+                Ordering::SeqCst,
+            );
+            sleep(Duration::from_micros(
+                far.away_micros.load(Ordering::SeqCst),
+            ))
+            .await;
             far.asking.fetch_sub(1, Ordering::SeqCst);
             far.store.decide(check).await
         })
@@ -400,16 +560,29 @@ impl Store for FarStore {
 #[tokio::test(start_paused = true)]
 async fn one_caller_asks_at_a_time_when_the_store_has_moved_away() {
     let store = FarStore::at(ms(1));
-    let (limiter, limit) = (Limiter::new(store.clone()), Limit::per("slow", 1, Duration::from_secs(2)));
+    let (limiter, limit) = (
+        Limiter::new(store.clone()),
+        Limit::per("slow", 1, Duration::from_secs(2)),
+    );
     assert!(limiter.check(&limit, "ada", 1).await.unwrap().is_allowed());
     let mut waiting = JoinSet::new();
     for _ in 0..4 {
         let (limiter, limit) = (limiter.clone(), limit.clone());
-        waiting.spawn(async move { limiter.acquire(&limit, "ada", 1, Duration::from_secs(60)).await });
+        waiting.spawn(async move {
+            limiter
+                .acquire(&limit, "ada", 1, Duration::from_secs(60))
+                .await
+        });
         sleep(ms(10)).await;
     }
     store.move_to(ms(400));
-    assert!(waiting.join_all().await.iter().all(|outcome| outcome.as_ref().is_ok_and(Decision::is_allowed)));
+    assert!(
+        waiting
+            .join_all()
+            .await
+            .iter()
+            .all(|outcome| outcome.as_ref().is_ok_and(Decision::is_allowed))
+    );
     assert_eq!(store.most_asking.load(Ordering::SeqCst), 1);
 }
 
@@ -420,7 +593,13 @@ async fn a_deadline_that_is_too_short_holds_up_no_caller_with_a_longer_one() {
     let hasty = tokio::spawn(async move { hasty.acquire(&CALLS, "ada", 1, ms(900)).await });
     sleep(ms(50)).await;
     let begun = Instant::now();
-    assert!(limiter.acquire(&CALLS, "ada", 1, TEST_TIMEOUT).await.unwrap().is_allowed());
+    assert!(
+        limiter
+            .acquire(&CALLS, "ada", 1, TEST_TIMEOUT)
+            .await
+            .unwrap()
+            .is_allowed()
+    );
     assert!(begun.elapsed() < ms(20), "{:?}", begun.elapsed());
     assert!(hasty.await.unwrap().is_err());
 }
@@ -429,18 +608,28 @@ async fn a_deadline_that_is_too_short_holds_up_no_caller_with_a_longer_one() {
 #[tokio::test(start_paused = true)]
 async fn a_caller_that_its_share_refuses_asks_the_store_again() {
     let test = Test::start();
-    let (limiter, limit) = (test.limiter.clone().fail_local(Share::one_of(3)), Limit::per_hour("upstream", 3));
+    let (limiter, limit) = (
+        test.limiter.clone().fail_local(Share::one_of(3)),
+        Limit::per_hour("upstream", 3),
+    );
     test.store.fails.store(true, Ordering::SeqCst);
     assert!(limiter.check(&limit, "ada", 1).await.unwrap().is_allowed());
-    let refused = limiter.acquire(&limit, "ada", 1, TEST_TIMEOUT).await.unwrap();
+    let refused = limiter
+        .acquire(&limit, "ada", 1, TEST_TIMEOUT)
+        .await
+        .unwrap();
     assert!(!refused.is_allowed(), "the hour is longer than its wait");
-    let waiting = tokio::spawn(async move { limiter.acquire(&limit, "ada", 1, Duration::MAX).await });
+    let waiting =
+        tokio::spawn(async move { limiter.acquire(&limit, "ada", 1, Duration::MAX).await });
     let_tasks_run().await;
     test.store.fails.store(false, Ordering::SeqCst);
     test.pass(ms(100)).await;
     assert!(waiting.is_finished());
     let admitted = waiting.await.unwrap().unwrap();
-    assert!(admitted.is_allowed() && admitted.local_cause().is_none(), "{admitted:?}");
+    assert!(
+        admitted.is_allowed() && admitted.local_cause().is_none(),
+        "{admitted:?}"
+    );
 }
 
 /// The store refuses with a retry time of zero.
@@ -453,9 +642,20 @@ async fn acquire_pauses_between_checks_when_the_retry_time_is_zero() {
         fn decide(&self, check: Check) -> StoreFuture<Decision> {
             self.0.fetch_add(1, Ordering::SeqCst);
             let status = |charge: &Charge| {
-                LimitStatus::new(charge, 3, 0, Duration::ZERO, Some((Duration::ZERO, Duration::ZERO)))
+                LimitStatus::new(
+                    charge,
+                    3,
+                    0,
+                    Duration::ZERO,
+                    Some((Duration::ZERO, Duration::ZERO)),
+                )
             };
-            Box::pin(ready(Ok(Decision::new(&check, SystemTime::now(), AdmissionId::fresh(), status))))
+            Box::pin(ready(Ok(Decision::new(
+                &check,
+                SystemTime::now(),
+                AdmissionId::fresh(),
+                status,
+            ))))
         }
 
         fn settle(&self, _: Settlement) -> StoreFuture<Settled> {
@@ -469,7 +669,13 @@ async fn acquire_pauses_between_checks_when_the_retry_time_is_zero() {
 
     let checks_sent = Arc::new(AtomicU64::new(0));
     let waiting = Limiter::new(RefusesForNoTime(Arc::clone(&checks_sent)));
-    let refused = timeout(TEST_TIMEOUT, waiting.acquire(&CALLS, "ada", 1, ms(100))).await.unwrap().unwrap();
+    let refused = timeout(TEST_TIMEOUT, waiting.acquire(&CALLS, "ada", 1, ms(100)))
+        .await
+        .unwrap()
+        .unwrap();
     assert!(!refused.is_allowed());
-    assert!((2..=102).contains(&checks_sent.load(Ordering::SeqCst)), "{checks_sent:?}");
+    assert!(
+        (2..=102).contains(&checks_sent.load(Ordering::SeqCst)),
+        "{checks_sent:?}"
+    );
 }

@@ -78,14 +78,29 @@ impl Test {
     fn start() -> Self {
         let clock = ManualClock::new();
         let store = MemoryStore::new().clock(&clock);
-        let store = CountingStore { store, checks_sent: Arc::default(), fails: Arc::default() };
-        Self { limiter: Limiter::new(store.clone()), store, clock, admitted: Arc::default() }
+        let store = CountingStore {
+            store,
+            checks_sent: Arc::default(),
+            fails: Arc::default(),
+        };
+        Self {
+            limiter: Limiter::new(store.clone()),
+            store,
+            clock,
+            admitted: Arc::default(),
+        }
     }
 
     /// A test in which all units of `CALLS` are spent.
     async fn spent() -> Self {
         let test = Self::start();
-        assert!(test.limiter.check(&CALLS, "ada", 3).await.unwrap().is_allowed());
+        assert!(
+            test.limiter
+                .check(&CALLS, "ada", 3)
+                .await
+                .unwrap()
+                .is_allowed()
+        );
         test
     }
 

@@ -10,7 +10,9 @@ use tokio::{
 use tower_sliding_window::{Decision, Limit, Limiter, MemoryStore, store::ManualClock};
 
 use super::lines;
-use crate::support::{TEST_TIMEOUT, is_refused_by_reservations, let_tasks_run, ms, redis_server::RedisServer, seconds};
+use crate::support::{
+    TEST_TIMEOUT, is_refused_by_reservations, let_tasks_run, ms, redis_server::RedisServer, seconds,
+};
 
 const SECOND: Duration = Duration::from_secs(1);
 const TOKENS: Limit = Limit::per_minute("tokens", 100);
@@ -33,8 +35,15 @@ async fn a_caller_that_waits_for_others_reservations_asks_again_after_the_settin
     ] {
         let clock = ManualClock::new();
         let store = MemoryStore::new().clock(&clock);
-        let (limiter, elsewhere) = (Limiter::new(store.clone()).retry_reserved_after(setting), Limiter::new(store));
-        let reservation = elsewhere.reserve(&TOKENS, "ada", 100, Duration::MAX).await.unwrap().unwrap();
+        let (limiter, elsewhere) = (
+            Limiter::new(store.clone()).retry_reserved_after(setting),
+            Limiter::new(store),
+        );
+        let reservation = elsewhere
+            .reserve(&TOKENS, "ada", 100, Duration::MAX)
+            .await
+            .unwrap()
+            .unwrap();
         let begun = Instant::now();
         let waiting = tokio::spawn(async move {
             let decision = limiter.acquire(&TOKENS, "ada", 1, max_wait).await.unwrap();
@@ -45,10 +54,17 @@ async fn a_caller_that_waits_for_others_reservations_asks_again_after_the_settin
         let (decision, elapsed) = waiting.await.unwrap();
         let case = format!("{setting:?} {max_wait:?} {given_back_after:?}");
         assert_eq!(decision.is_allowed(), admitted_after.is_ok(), "{case}");
-        assert_eq!(is_refused_by_reservations(&decision), admitted_after.is_err(), "{case}");
+        assert_eq!(
+            is_refused_by_reservations(&decision),
+            admitted_after.is_err(),
+            "{case}"
+        );
         let (Ok(expected) | Err(expected)) = admitted_after;
         // Between two checks there is a pause of at least a millisecond.
-        assert!((expected..=expected + ms(2)).contains(&elapsed), "{case}: {elapsed:?}");
+        assert!(
+            (expected..=expected + ms(2)).contains(&elapsed),
+            "{case}: {elapsed:?}"
+        );
     }
 }
 
@@ -57,12 +73,21 @@ async fn a_caller_that_waits_for_others_reservations_asks_again_after_the_settin
 async fn a_caller_sees_units_returned_through_its_limiter_at_once() {
     for setting in [ms(50), SECOND, seconds(3_600)] {
         let limiter = Limiter::new(MemoryStore::new()).retry_reserved_after(setting);
-        let reservation = limiter.reserve(&TOKENS, "ada", 100, Duration::MAX).await.unwrap().unwrap();
+        let reservation = limiter
+            .reserve(&TOKENS, "ada", 100, Duration::MAX)
+            .await
+            .unwrap()
+            .unwrap();
         let mut waiting = JoinSet::new();
         let begun = Instant::now();
         for _ in 0..3 {
             let limiter = limiter.clone();
-            waiting.spawn(async move { limiter.acquire(&TOKENS, "ada", 10, TEST_TIMEOUT).await.unwrap() });
+            waiting.spawn(async move {
+                limiter
+                    .acquire(&TOKENS, "ada", 10, TEST_TIMEOUT)
+                    .await
+                    .unwrap()
+            });
         }
         sleep(ms(20)).await;
         reservation.settle(30).await.unwrap();
@@ -84,15 +109,38 @@ async fn a_caller_asks_again_when_a_lease_ends() {
         let_tasks_run().await;
     };
     // 60 units leave after 60 s, and the others are reserved for 5.7 s.
-    assert!(elsewhere.check(&TOKENS, "ada", 60).await.unwrap().is_allowed());
-    let _kept = elsewhere.reserve(&TOKENS, "ada", 40, ms(5_700)).await.unwrap().unwrap();
+    assert!(
+        elsewhere
+            .check(&TOKENS, "ada", 60)
+            .await
+            .unwrap()
+            .is_allowed()
+    );
+    let _kept = elsewhere
+        .reserve(&TOKENS, "ada", 40, ms(5_700))
+        .await
+        .unwrap()
+        .unwrap();
     let waiting = |cost, max_wait| {
         let limiter = limiter.clone();
-        tokio::spawn(async move { limiter.acquire(&TOKENS, "ada", cost, max_wait).await.unwrap() })
+        tokio::spawn(async move {
+            limiter
+                .acquire(&TOKENS, "ada", cost, max_wait)
+                .await
+                .unwrap()
+        })
     };
     let sure = waiting(50, seconds(30)).await.unwrap();
-    let reported = (sure.is_allowed(), sure.retry_after(), is_refused_by_reservations(&sure));
-    assert_eq!(reported, (false, Some(seconds(60)), false), "a wait longer than max_wait is refused at once");
+    let reported = (
+        sure.is_allowed(),
+        sure.retry_after(),
+        is_refused_by_reservations(&sure),
+    );
+    assert_eq!(
+        reported,
+        (false, Some(seconds(60)), false),
+        "a wait longer than max_wait is refused at once"
+    );
 
     let first = waiting(10, seconds(30));
     let_tasks_run().await;
@@ -113,7 +161,11 @@ async fn a_caller_on_redis_asks_again_after_the_setting() {
     let limiter = || Limiter::new(server.store().build().unwrap()).deadline(TEST_TIMEOUT);
     for (setting, max_wait) in [(ms(300), TEST_TIMEOUT), (seconds(60), ms(300))] {
         let (here, there) = (limiter().retry_reserved_after(setting), limiter());
-        let reservation = there.reserve(&TOKENS, "ada", 100, Duration::MAX).await.unwrap().unwrap();
+        let reservation = there
+            .reserve(&TOKENS, "ada", 100, Duration::MAX)
+            .await
+            .unwrap()
+            .unwrap();
         // A caller asks earlier by a part of the round trip, so that its check arrives in time. On
         // a busy machine that takes many milliseconds.
         let asked = std::time::Instant::now();
@@ -131,15 +183,25 @@ async fn a_caller_on_redis_asks_again_after_the_setting() {
         reservation.settle(0).await.unwrap();
         let decision = waiting.await.unwrap();
         let elapsed = begun.elapsed();
-        assert!(decision.is_allowed(), "{setting:?} {max_wait:?}: {decision:?}");
+        assert!(
+            decision.is_allowed(),
+            "{setting:?} {max_wait:?}: {decision:?}"
+        );
         let earliest = ms(299).saturating_sub(round_trip);
-        assert!(elapsed >= earliest && elapsed < seconds(10), "{setting:?} {max_wait:?}: {elapsed:?}");
+        assert!(
+            elapsed >= earliest && elapsed < seconds(10),
+            "{setting:?} {max_wait:?}: {elapsed:?}"
+        );
 
         // A settlement through the same limiter wakes the caller, which would ask again after a
         // minute otherwise.
         here.reset(&TOKENS, "ada").await.unwrap();
         let here = here.retry_reserved_after(seconds(60));
-        let reservation = here.reserve(&TOKENS, "ada", 100, Duration::MAX).await.unwrap().unwrap();
+        let reservation = here
+            .reserve(&TOKENS, "ada", 100, Duration::MAX)
+            .await
+            .unwrap()
+            .unwrap();
         let begun = std::time::Instant::now();
         let waiting = tokio::spawn({
             let here = here.clone();
@@ -151,7 +213,11 @@ async fn a_caller_on_redis_asks_again_after_the_setting() {
         }
         reservation.settle(0).await.unwrap();
         assert!(waiting.await.unwrap().is_allowed());
-        assert!(begun.elapsed() < seconds(10), "{setting:?}: {:?}", begun.elapsed());
+        assert!(
+            begun.elapsed() < seconds(10),
+            "{setting:?}: {:?}",
+            begun.elapsed()
+        );
         here.reset(&TOKENS, "ada").await.unwrap();
     }
 }

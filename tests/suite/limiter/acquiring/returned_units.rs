@@ -19,7 +19,12 @@ use crate::support::{TEST_TIMEOUT, let_tasks_run, ms, redis_server::RedisServer}
 #[tokio::test(start_paused = true)]
 async fn the_first_in_line_uses_returned_units_at_once() {
     let test = Test::start();
-    let reservation = test.limiter.reserve(&CALLS, "ada", 3, ms(100)).await.unwrap().unwrap();
+    let reservation = test
+        .limiter
+        .reserve(&CALLS, "ada", 3, ms(100))
+        .await
+        .unwrap()
+        .unwrap();
     let begun = Instant::now();
     for name in ["a", "b", "c"] {
         test.wait(name, check_of_ada(2), TEST_TIMEOUT).await;
@@ -29,34 +34,51 @@ async fn the_first_in_line_uses_returned_units_at_once() {
     assert_eq!(test.admitted(), ["a"]);
     test.limiter.reset(&CALLS, "ada").await.unwrap();
     let_tasks_run().await;
-    assert_eq!((test.admitted(), begun.elapsed()), (vec!["a", "b"], Duration::ZERO));
+    assert_eq!(
+        (test.admitted(), begun.elapsed()),
+        (vec!["a", "b"], Duration::ZERO)
+    );
 }
 
 /// The line waits for several limits. A check outside of the line returns units of one of them.
 #[tokio::test(start_paused = true)]
 async fn units_returned_to_one_limit_wake_every_line_that_waits_for_it() {
     let test = Test::start();
-    let reservation = test.limiter.reserve(&CALLS, "ada", 3, ms(100)).await.unwrap().unwrap();
+    let reservation = test
+        .limiter
+        .reserve(&CALLS, "ada", 3, ms(100))
+        .await
+        .unwrap()
+        .unwrap();
     let begun = Instant::now();
     let other = Limit::per("other", 3, ms(100));
     for (name, key) in [("a", "bob"), ("b", "cy")] {
-        let both = check_of_ada(1).and(Charge::new(other.clone(), key, 1).unwrap()).unwrap();
+        let both = check_of_ada(1)
+            .and(Charge::new(other.clone(), key, 1).unwrap())
+            .unwrap();
         test.wait(name, both, TEST_TIMEOUT).await;
     }
     assert_eq!((test.admitted(), test.lines()), (vec![], 2));
     reservation.settle(0).await.unwrap();
     let_tasks_run().await;
-    assert_eq!((test.admitted(), test.lines(), begun.elapsed()), (vec!["a", "b"], 0, Duration::ZERO));
+    assert_eq!(
+        (test.admitted(), test.lines(), begun.elapsed()),
+        (vec!["a", "b"], 0, Duration::ZERO)
+    );
 }
 
 /// The check of a caller under a limit that all share, and one that is its own.
 fn check_of(name: &'static str, shared: &Limit, own: &Limit) -> Check {
     let charge = |limit: &Limit, key| Charge::new(limit.clone(), key, 1).unwrap();
-    Check::new(charge(shared, "all")).and(charge(own, name)).unwrap()
+    Check::new(charge(shared, "all"))
+        .and(charge(own, name))
+        .unwrap()
 }
 
 fn names(count: usize) -> Vec<&'static str> {
-    (0..count).map(|number| &*format!("{number}").leak()).collect()
+    (0..count)
+        .map(|number| &*format!("{number}").leak())
+        .collect()
 }
 
 #[tokio::test(start_paused = true)]
@@ -64,13 +86,25 @@ async fn returned_units_wake_no_caller_that_another_limit_has_refused() {
     let (test, names) = (Test::start(), names(200));
     let (shared, own) = (Limit::per_hour("shared", 1_000), Limit::per_hour("own", 1));
     for name in &names {
-        assert!(test.limiter.check(&own, *name, 1).await.unwrap().is_allowed());
-        test.wait(name, check_of(name, &shared, &own), Duration::MAX).await;
+        assert!(
+            test.limiter
+                .check(&own, *name, 1)
+                .await
+                .unwrap()
+                .is_allowed()
+        );
+        test.wait(name, check_of(name, &shared, &own), Duration::MAX)
+            .await;
     }
     assert_eq!(test.lines(), 200);
     test.checks_sent();
     for _ in 0..40 {
-        let reservation = test.limiter.reserve(&shared, "all", 1, ms(100)).await.unwrap().unwrap();
+        let reservation = test
+            .limiter
+            .reserve(&shared, "all", 1, ms(100))
+            .await
+            .unwrap()
+            .unwrap();
         reservation.settle(0).await.unwrap();
         let_tasks_run().await;
     }
@@ -87,13 +121,17 @@ async fn returned_units_wake_as_many_callers_as_they_admit() {
     let (shared, own) = (Limit::per_hour("shared", 4), Limit::per_hour("own", 1));
     let reservations = four_reservations(&test, &shared).await;
     for name in &names {
-        test.wait(name, check_of(name, &shared, &own), Duration::MAX).await;
+        test.wait(name, check_of(name, &shared, &own), Duration::MAX)
+            .await;
     }
     test.checks_sent();
     for (before, reservation) in reservations.iter().enumerate() {
         reservation.settle(0).await.unwrap();
         let_tasks_run().await;
-        assert_eq!((test.admitted(), test.checks_sent()), (names[..=before].to_vec(), 1));
+        assert_eq!(
+            (test.admitted(), test.checks_sent()),
+            (names[..=before].to_vec(), 1)
+        );
     }
 }
 
@@ -105,7 +143,9 @@ async fn returned_units_reach_a_caller_behind_one_that_needs_more() {
     let reservations = four_reservations(&test, &shared).await;
     for (name, cost) in [("a", 3), ("b", 1), ("c", 1)] {
         let charge = |limit: &Limit, key, cost| Charge::new(limit.clone(), key, cost).unwrap();
-        let check = Check::new(charge(&shared, "all", cost)).and(charge(&other, name, 1)).unwrap();
+        let check = Check::new(charge(&shared, "all", cost))
+            .and(charge(&other, name, 1))
+            .unwrap();
         test.wait(name, check, Duration::MAX).await;
     }
     for (reservation, admitted) in reservations.iter().zip([1, 2, 2, 2]) {
@@ -123,7 +163,13 @@ async fn returned_units_reach_a_caller_behind_one_that_needs_more() {
 async fn four_reservations(test: &Test, shared: &Limit) -> Vec<Reservation> {
     let mut reservations = Vec::new();
     for _ in 0..4 {
-        reservations.push(test.limiter.reserve(shared, "all", 1, Duration::MAX).await.unwrap().unwrap());
+        reservations.push(
+            test.limiter
+                .reserve(shared, "all", 1, Duration::MAX)
+                .await
+                .unwrap()
+                .unwrap(),
+        );
     }
     reservations
 }
@@ -135,14 +181,18 @@ async fn units_returned_at_once_wake_no_more_callers_than_they_admit() {
     let (shared, own) = (Limit::per_hour("shared", 4), Limit::per_hour("own", 1));
     let reservations = four_reservations(&test, &shared).await;
     for name in &names {
-        test.wait(name, check_of(name, &shared, &own), Duration::MAX).await;
+        test.wait(name, check_of(name, &shared, &own), Duration::MAX)
+            .await;
     }
     test.checks_sent();
     for reservation in reservations {
         reservation.settle(0).await.unwrap();
     }
     let_tasks_run().await;
-    assert_eq!((test.admitted(), test.checks_sent()), (names[..4].to_vec(), 4));
+    assert_eq!(
+        (test.admitted(), test.checks_sent()),
+        (names[..4].to_vec(), 4)
+    );
 }
 
 /// The callers are refused by the shared limit and by one of their own, and the shared one refuses
@@ -151,12 +201,26 @@ async fn units_returned_at_once_wake_no_more_callers_than_they_admit() {
 async fn returned_units_reach_the_caller_that_nothing_else_refuses() {
     let (test, names) = (Test::start(), names(20));
     let (shared, own) = (Limit::per_hour("shared", 4), Limit::per_minute("own", 1));
-    assert!(test.limiter.check(&shared, "all", 4).await.unwrap().is_allowed());
+    assert!(
+        test.limiter
+            .check(&shared, "all", 4)
+            .await
+            .unwrap()
+            .is_allowed()
+    );
     for name in &names {
-        assert!(test.limiter.check(&own, *name, 1).await.unwrap().is_allowed());
-        test.wait(name, check_of(name, &shared, &own), Duration::MAX).await;
+        assert!(
+            test.limiter
+                .check(&own, *name, 1)
+                .await
+                .unwrap()
+                .is_allowed()
+        );
+        test.wait(name, check_of(name, &shared, &own), Duration::MAX)
+            .await;
     }
-    test.wait("free", check_of("free", &shared, &own), Duration::MAX).await;
+    test.wait("free", check_of("free", &shared, &own), Duration::MAX)
+        .await;
     test.checks_sent();
     test.limiter.reset(&shared, "all").await.unwrap();
     let_tasks_run().await;
@@ -173,12 +237,19 @@ async fn returned_units_reach_the_caller_that_nothing_else_refuses() {
 /// One settlement returns units of all limits that refuse the caller.
 #[tokio::test(start_paused = true)]
 async fn units_of_two_limits_that_return_together_wake_a_caller_once() {
-    let (test, shared, own) = (Test::start(), Limit::per_hour("shared", 1), Limit::per_minute("own", 1));
+    let (test, shared, own) = (
+        Test::start(),
+        Limit::per_hour("shared", 1),
+        Limit::per_minute("own", 1),
+    );
     let check = check_of("a", &shared, &own);
     let decision = test.limiter.check_all(check.clone()).await.unwrap();
     test.wait("a", check.clone(), Duration::MAX).await;
     test.checks_sent();
-    test.limiter.settle(Settlement::new(check, &decision, |_| Some(0))).await.unwrap();
+    test.limiter
+        .settle(Settlement::new(check, &decision, |_| Some(0)))
+        .await
+        .unwrap();
     let_tasks_run().await;
     assert_eq!((test.admitted(), test.checks_sent()), (vec!["a"], 1));
 }
@@ -191,9 +262,14 @@ async fn a_unit_that_a_woken_caller_does_not_use_is_for_the_next() {
         let test = Test::start();
         let reservations = four_reservations(&test, &shared).await;
         let any_left = Check::new(Charge::any_left(shared.clone(), "all").unwrap());
-        let check = if case == "takes nothing" { any_left } else { check_of("a", &shared, &own) };
+        let check = if case == "takes nothing" {
+            any_left
+        } else {
+            check_of("a", &shared, &own)
+        };
         let mut first = poll_once_for(&test.limiter, check, Duration::MAX).await;
-        test.wait("b", check_of("b", &shared, &own), Duration::MAX).await;
+        test.wait("b", check_of("b", &shared, &own), Duration::MAX)
+            .await;
         reservations[0].settle(0).await.unwrap();
         if case == "takes nothing" {
             assert!((&mut first).await.unwrap().is_allowed());
@@ -210,16 +286,23 @@ async fn a_unit_that_a_woken_caller_does_not_use_is_for_the_next() {
 #[tokio::test(start_paused = true)]
 async fn a_returned_unit_lets_one_caller_ask_again_of_those_whose_checks_are_on_their_way() {
     let (test, names) = (Test::start(), names(20));
-    let test = Test { limiter: Limiter::new(SlowStore(test.store.clone())), ..test };
+    let test = Test {
+        limiter: Limiter::new(SlowStore(test.store.clone())),
+        ..test
+    };
     let (shared, own) = (Limit::per_hour("shared", 4), Limit::per_hour("own", 1));
     let reservations = four_reservations(&test, &shared).await;
     test.checks_sent();
     for name in &names {
-        test.wait(name, check_of(name, &shared, &own), Duration::MAX).await;
+        test.wait(name, check_of(name, &shared, &own), Duration::MAX)
+            .await;
     }
     reservations[0].settle(0).await.unwrap();
     sleep(ms(30)).await;
-    assert_eq!((test.admitted(), test.checks_sent()), (names[..1].to_vec(), 20 + 1));
+    assert_eq!(
+        (test.admitted(), test.checks_sent()),
+        (names[..1].to_vec(), 20 + 1)
+    );
 }
 
 /// A store whose replies take 10 ms.
@@ -250,12 +333,24 @@ impl Store for SlowStore {
 #[tokio::test(start_paused = true)]
 async fn returned_units_reach_every_waiting_caller() {
     for given_back_after in [ms(5), ms(15)] {
-        let (limiter, limit) = (Limiter::new(SlowStore(Test::start().store)), Limit::per_hour("calls", 4));
-        let reservation = limiter.reserve(&limit, "ada", 4, Duration::MAX).await.unwrap().unwrap();
+        let (limiter, limit) = (
+            Limiter::new(SlowStore(Test::start().store)),
+            Limit::per_hour("calls", 4),
+        );
+        let reservation = limiter
+            .reserve(&limit, "ada", 4, Duration::MAX)
+            .await
+            .unwrap()
+            .unwrap();
         let mut waiting = JoinSet::new();
         for _ in 0..3 {
             let (limiter, limit) = (limiter.clone(), limit.clone());
-            waiting.spawn(async move { limiter.acquire(&limit, "ada", 1, Duration::MAX).await.unwrap() });
+            waiting.spawn(async move {
+                limiter
+                    .acquire(&limit, "ada", 1, Duration::MAX)
+                    .await
+                    .unwrap()
+            });
         }
         let begun = Instant::now();
         sleep(given_back_after).await;
@@ -285,11 +380,23 @@ async fn a_failed_reset_ends_no_wait() {
 async fn a_settlement_whose_caller_left_still_wakes_the_line() {
     let server = RedisServer::start();
     let store = server.store().build().unwrap();
-    let (limiter, limit) = (Limiter::new(store).deadline(TEST_TIMEOUT), Limit::per_hour("calls", 10));
-    let reservation = limiter.reserve(&limit, "ada", 10, Duration::MAX).await.unwrap().unwrap();
+    let (limiter, limit) = (
+        Limiter::new(store).deadline(TEST_TIMEOUT),
+        Limit::per_hour("calls", 10),
+    );
+    let reservation = limiter
+        .reserve(&limit, "ada", 10, Duration::MAX)
+        .await
+        .unwrap()
+        .unwrap();
     let waiting = tokio::spawn({
         let (limiter, limit) = (limiter.clone(), limit.clone());
-        async move { limiter.acquire(&limit, "ada", 1, Duration::MAX).await.unwrap() }
+        async move {
+            limiter
+                .acquire(&limit, "ada", 1, Duration::MAX)
+                .await
+                .unwrap()
+        }
     });
     while lines(&limiter) == 0 {
         yield_now().await;
@@ -298,5 +405,11 @@ async fn a_settlement_whose_caller_left_still_wakes_the_line() {
         let mut settling = pin!(reservation.settle(1));
         assert!(poll_fn(|cx| Poll::Ready(settling.as_mut().poll(cx).is_pending())).await);
     }
-    assert!(timeout(TEST_TIMEOUT, waiting).await.expect("the caller still sleeps").unwrap().is_allowed());
+    assert!(
+        timeout(TEST_TIMEOUT, waiting)
+            .await
+            .expect("the caller still sleeps")
+            .unwrap()
+            .is_allowed()
+    );
 }

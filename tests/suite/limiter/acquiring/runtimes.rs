@@ -37,17 +37,37 @@ fn callers_of_other_lines_do_not_delay_a_takeover() {
     let _kept = undriven.block_on(async {
         assert!(limiter.check(&limit, "ada", 3).await.unwrap().is_allowed());
         let first = poll_once_for(&limiter, check(&limit), Duration::MAX).await;
-        (first, poll_once_for(&limiter, check(&limit), Duration::MAX).await)
+        (
+            first,
+            poll_once_for(&limiter, check(&limit), Duration::MAX).await,
+        )
     });
     driven.block_on(async {
         for other in 0..2_000 {
-            assert!(limiter.acquire(&limit, format!("{other}"), 1, ms(1)).await.unwrap().is_allowed());
+            assert!(
+                limiter
+                    .acquire(&limit, format!("{other}"), 1, ms(1))
+                    .await
+                    .unwrap()
+                    .is_allowed()
+            );
         }
         let (begun, lateness) = (Instant::now(), Lateness::start());
-        let decision = timeout(TEST_TIMEOUT / 2, limiter.acquire(&limit, "ada", 1, Duration::MAX)).await;
-        assert!(decision.is_ok(), "the third in line still waits after {:?}", begun.elapsed());
+        let decision = timeout(
+            TEST_TIMEOUT / 2,
+            limiter.acquire(&limit, "ada", 1, Duration::MAX),
+        )
+        .await;
+        assert!(
+            decision.is_ok(),
+            "the third in line still waits after {:?}",
+            begun.elapsed()
+        );
         let (waited, late) = (begun.elapsed(), lateness.so_far());
-        assert!(waited < ms(2_500) + late, "{waited:?}, timers were late by {late:?}");
+        assert!(
+            waited < ms(2_500) + late,
+            "{waited:?}, timers were late by {late:?}"
+        );
     });
 }
 
@@ -60,14 +80,28 @@ fn a_takeover_from_a_runtime_that_is_not_driven_takes_a_second() {
     let _kept = undriven.block_on(async {
         assert!(limiter.check(&limit, "ada", 3).await.unwrap().is_allowed());
         let first = poll_once_for(&limiter, check(&limit), Duration::MAX).await;
-        (first, poll_once_for(&limiter, check(&limit), Duration::MAX).await)
+        (
+            first,
+            poll_once_for(&limiter, check(&limit), Duration::MAX).await,
+        )
     });
     driven.block_on(async {
         let (begun, lateness) = (Instant::now(), Lateness::start());
-        let decision = timeout(TEST_TIMEOUT / 2, limiter.acquire(&limit, "ada", 1, Duration::MAX)).await;
-        assert!(decision.is_ok(), "the third in line still waits after {:?}", begun.elapsed());
+        let decision = timeout(
+            TEST_TIMEOUT / 2,
+            limiter.acquire(&limit, "ada", 1, Duration::MAX),
+        )
+        .await;
+        assert!(
+            decision.is_ok(),
+            "the third in line still waits after {:?}",
+            begun.elapsed()
+        );
         let (waited, late) = (begun.elapsed(), lateness.so_far());
-        assert!(waited < ms(2_500) + late, "{waited:?}, timers were late by {late:?}");
+        assert!(
+            waited < ms(2_500) + late,
+            "{waited:?}, timers were late by {late:?}"
+        );
     });
 }
 
@@ -88,7 +122,10 @@ impl Task {
         let waker = Waker::from(Arc::clone(&self));
         let mut future = self.future.lock().unwrap();
         if let Some(wait) = future.as_mut()
-            && wait.as_mut().poll(&mut Context::from_waker(&waker)).is_ready()
+            && wait
+                .as_mut()
+                .poll(&mut Context::from_waker(&waker))
+                .is_ready()
         {
             *future = None;
         }
@@ -100,25 +137,42 @@ impl Task {
 fn the_last_waker_of_a_caller_is_not_dropped_under_the_lock() {
     let (sent, ended) = mpsc::channel();
     thread::spawn(move || {
-        let (runtime, limit) = (crate::support::two_threads(), Limit::per("calls", 3, ms(200)));
+        let (runtime, limit) = (
+            crate::support::two_threads(),
+            Limit::per("calls", 3, ms(200)),
+        );
         let limiter = Limiter::new(MemoryStore::new());
         let _entered = runtime.enter();
-        assert!(runtime.block_on(limiter.check(&limit, "ada", 3)).unwrap().is_allowed());
+        assert!(
+            runtime
+                .block_on(limiter.check(&limit, "ada", 3))
+                .unwrap()
+                .is_allowed()
+        );
         {
             let (queue, woken) = mpsc::channel();
             let wait = {
                 let (limiter, check) = (limiter.clone(), check(&limit));
                 async move { limiter.acquire_all(check, Duration::MAX).await }
             };
-            Arc::new(Task { future: Mutex::new(Some(Box::pin(wait))), queue }).poll();
+            Arc::new(Task {
+                future: Mutex::new(Some(Box::pin(wait))),
+                queue,
+            })
+            .poll();
             // The executor ends when the task is woken.
             drop(woken.recv().unwrap());
         }
-        let second =
-            runtime.block_on(async { timeout(ms(3_000), limiter.acquire(&limit, "ada", 1, Duration::MAX)).await });
+        let second = runtime.block_on(async {
+            timeout(ms(3_000), limiter.acquire(&limit, "ada", 1, Duration::MAX)).await
+        });
         let _ = sent.send(second.is_ok_and(|decision| decision.unwrap().is_allowed()));
     });
-    assert_eq!(ended.recv_timeout(TEST_TIMEOUT), Ok(true), "the limiter hangs");
+    assert_eq!(
+        ended.recv_timeout(TEST_TIMEOUT),
+        Ok(true),
+        "the limiter hangs"
+    );
 }
 
 /// A caller that waits is polled on another runtime after its own has ended.
@@ -132,15 +186,26 @@ fn a_caller_whose_runtime_has_ended_does_not_panic() {
             assert!(limiter.check(&limit, "ada", 3).await.unwrap().is_allowed());
             let first = poll_once_for(&limiter, check(&limit), Duration::MAX).await;
             let second = poll_once_for(&limiter, check(&limit), Duration::MAX).await;
-            if place == "first" { (first, second) } else { (second, first) }
+            if place == "first" {
+                (first, second)
+            } else {
+                (second, first)
+            }
         });
         drop(first);
         let other = one_thread();
         let polled = catch_unwind(AssertUnwindSafe(|| {
-            other.block_on(async { timeout(TEST_TIMEOUT, poll_fn(|cx| Pin::new(&mut kept.0).poll(cx))).await })
+            other.block_on(async {
+                timeout(TEST_TIMEOUT, poll_fn(|cx| Pin::new(&mut kept.0).poll(cx))).await
+            })
         }));
-        let polled =
-            polled.map(|polled| polled.map(|outcome| outcome.map(|decision| decision.is_allowed()).map_err(|_| ())));
+        let polled = polled.map(|polled| {
+            polled.map(|outcome| {
+                outcome
+                    .map(|decision| decision.is_allowed())
+                    .map_err(|_| ())
+            })
+        });
         assert!(matches!(polled, Ok(Ok(_))), "{place}: {polled:?}");
     }
 }
@@ -149,13 +214,18 @@ fn a_caller_whose_runtime_has_ended_does_not_panic() {
 /// in the middle of its wait.
 #[test]
 fn a_line_goes_on_when_the_runtime_of_its_first_caller_ends() {
-    let (limiter, limit) = (Limiter::new(MemoryStore::new()), Limit::per("calls", 3, ms(500)));
+    let (limiter, limit) = (
+        Limiter::new(MemoryStore::new()),
+        Limit::per("calls", 3, ms(500)),
+    );
     let (first, other) = (one_thread(), one_thread());
     first.block_on(async {
         assert!(limiter.check(&limit, "ada", 3).await.unwrap().is_allowed());
         for _ in 0..3 {
             let (limiter, check) = (limiter.clone(), check(&limit));
-            drop(tokio::spawn(async move { limiter.acquire_all(check, Duration::MAX).await }));
+            drop(tokio::spawn(async move {
+                limiter.acquire_all(check, Duration::MAX).await
+            }));
         }
         for _ in 0..50 {
             yield_now().await;
@@ -167,7 +237,11 @@ fn a_line_goes_on_when_the_runtime_of_its_first_caller_ends() {
     });
     other.block_on(async {
         let begun = Instant::now();
-        let decision = timeout(TEST_TIMEOUT / 2, limiter.acquire(&limit, "ada", 1, Duration::MAX)).await;
+        let decision = timeout(
+            TEST_TIMEOUT / 2,
+            limiter.acquire(&limit, "ada", 1, Duration::MAX),
+        )
+        .await;
         assert!(decision.is_ok_and(|decision| decision.unwrap().is_allowed()));
         assert!(begun.elapsed() < ms(1_500), "{:?}", begun.elapsed());
     });
@@ -180,7 +254,11 @@ fn a_line_goes_on_when_the_runtime_of_its_first_caller_ends() {
 fn a_line_ends_with_its_last_caller_when_its_runtime_has_ended() {
     let limit = Limit::per("calls", 3, ms(50));
     let limiter = Limiter::new(MemoryStore::new());
-    let runtime = Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
+    let runtime = Builder::new_current_thread()
+        .enable_all()
+        .start_paused(true)
+        .build()
+        .unwrap();
     let kept = runtime.block_on(async {
         assert!(limiter.check(&limit, "ada", 3).await.unwrap().is_allowed());
         let mut kept = Vec::new();

@@ -27,15 +27,24 @@ async fn poll_once(limiter: &Limiter, check: Check) -> UnpolledWait {
     poll_once_for(limiter, check, TEST_TIMEOUT).await
 }
 
-pub(super) async fn poll_once_for(limiter: &Limiter, check: Check, max_wait: Duration) -> UnpolledWait {
+pub(super) async fn poll_once_for(
+    limiter: &Limiter,
+    check: Check,
+    max_wait: Duration,
+) -> UnpolledWait {
     let limiter = limiter.clone();
-    let mut kept: UnpolledWait = Box::pin(async move { limiter.acquire_all(check, max_wait).await });
+    let mut kept: UnpolledWait =
+        Box::pin(async move { limiter.acquire_all(check, max_wait).await });
     assert!(poll_fn(|cx| Poll::Ready(kept.as_mut().poll(cx).is_pending())).await);
     kept
 }
 
 async fn finish_in_time(waiting: Waiting) -> Decision {
-    timeout(TEST_TIMEOUT, waiting).await.expect("the line is blocked").unwrap().unwrap()
+    timeout(TEST_TIMEOUT, waiting)
+        .await
+        .expect("the line is blocked")
+        .unwrap()
+        .unwrap()
 }
 
 #[tokio::test(start_paused = true)]
@@ -45,7 +54,11 @@ async fn the_line_passes_a_first_caller_that_is_not_polled() {
     let _second = test.wait("second", check_of_ada(1), TEST_TIMEOUT).await;
     let _third = test.wait("third", check_of_ada(1), TEST_TIMEOUT).await;
     test.pass(ms(100)).await;
-    assert_eq!(test.admitted(), Vec::<&str>::new(), "the first caller still has its grace");
+    assert_eq!(
+        test.admitted(),
+        Vec::<&str>::new(),
+        "the first caller still has its grace"
+    );
     test.pass(GRACE).await;
     assert_eq!(test.admitted(), ["second", "third"]);
 
@@ -93,7 +106,10 @@ async fn polled_callers_are_admitted_while_others_are_not_polled() {
 /// Units return, and only the second caller can use them.
 #[tokio::test(start_paused = true)]
 async fn a_first_caller_that_is_not_polled_does_not_withhold_returned_units() {
-    let (limiter, limit) = (Limiter::new(MemoryStore::new()), Limit::per_hour("calls", 3));
+    let (limiter, limit) = (
+        Limiter::new(MemoryStore::new()),
+        Limit::per_hour("calls", 3),
+    );
     let check = || Check::new(Charge::new(limit.clone(), "ada", 1).unwrap());
     assert!(limiter.check(&limit, "ada", 3).await.unwrap().is_allowed());
     let _first = poll_once_for(&limiter, check(), Duration::MAX).await;
@@ -169,10 +185,18 @@ async fn the_line_passes_many_callers_that_are_not_polled_as_quickly_as_one() {
 fn the_line_passes_callers_whose_runtime_is_not_driven() {
     let runtime = || Builder::new_current_thread().enable_all().build().unwrap();
     let (kept, driven) = (runtime(), runtime());
-    let (limiter, limit) = (Limiter::new(MemoryStore::new()), Limit::per("calls", 1, ms(100)));
+    let (limiter, limit) = (
+        Limiter::new(MemoryStore::new()),
+        Limit::per("calls", 1, ms(100)),
+    );
     let wait = || {
         let (limiter, limit) = (limiter.clone(), limit.clone());
-        async move { limiter.acquire(&limit, "ada", 1, Duration::MAX).await.unwrap() }
+        async move {
+            limiter
+                .acquire(&limit, "ada", 1, Duration::MAX)
+                .await
+                .unwrap()
+        }
     };
     kept.block_on(async {
         assert!(wait().await.is_allowed());
@@ -180,7 +204,11 @@ fn the_line_passes_callers_whose_runtime_is_not_driven() {
         tokio::spawn(wait());
         let_tasks_run().await;
     });
-    let admitted = driven.block_on(async { timeout(TEST_TIMEOUT, wait()).await.expect("the line is blocked") });
+    let admitted = driven.block_on(async {
+        timeout(TEST_TIMEOUT, wait())
+            .await
+            .expect("the line is blocked")
+    });
     assert!(admitted.is_allowed());
 }
 
@@ -188,7 +216,10 @@ fn the_line_passes_callers_whose_runtime_is_not_driven() {
 #[tokio::test(start_paused = true)]
 async fn an_unpolled_check_blocks_the_line_until_its_deadline_plus_a_grace() {
     let store = FaultyStore::new(MemoryStore::new());
-    let (limiter, limit) = (Limiter::new(store.clone()).deadline(ms(50)), Limit::per_hour("calls", 3));
+    let (limiter, limit) = (
+        Limiter::new(store.clone()).deadline(ms(50)),
+        Limit::per_hour("calls", 3),
+    );
     let check = || Check::new(Charge::new(limit.clone(), "ada", 1).unwrap());
     assert!(limiter.check(&limit, "ada", 3).await.unwrap().is_allowed());
     let mut first = poll_once_for(&limiter, check(), Duration::MAX).await;
@@ -205,7 +236,10 @@ async fn an_unpolled_check_blocks_the_line_until_its_deadline_plus_a_grace() {
     let begun = Instant::now();
     assert!(finish_in_time(second).await.is_allowed());
     let waited = begun.elapsed();
-    assert!((ms(50)..=ms(50) + GRACE + ms(2)).contains(&waited), "{waited:?}");
+    assert!(
+        (ms(50)..=ms(50) + GRACE + ms(2)).contains(&waited),
+        "{waited:?}"
+    );
 }
 
 /// The first two in line are not polled. The third is woken to take over; before it is polled, a
@@ -214,7 +248,13 @@ async fn an_unpolled_check_blocks_the_line_until_its_deadline_plus_a_grace() {
 async fn a_new_caller_does_not_overtake_those_that_were_woken() {
     for arrives_at in 95..110 {
         let test = Test::start();
-        assert!(test.limiter.check(&CALLS_AN_HOUR, "ada", 3).await.unwrap().is_allowed());
+        assert!(
+            test.limiter
+                .check(&CALLS_AN_HOUR, "ada", 3)
+                .await
+                .unwrap()
+                .is_allowed()
+        );
         let check = Check::new(Charge::new(CALLS_AN_HOUR, "ada", 1).unwrap());
         let _first = poll_once_for(&test.limiter, check.clone(), Duration::MAX).await;
         let _second = poll_once_for(&test.limiter, check.clone(), Duration::MAX).await;
@@ -223,6 +263,10 @@ async fn a_new_caller_does_not_overtake_those_that_were_woken() {
         sleep(ms(arrives_at)).await;
         test.wait("new", check, Duration::MAX).await;
         sleep(ms(300)).await;
-        assert_eq!(test.admitted(), ["third", "new"], "arrives at {arrives_at} ms");
+        assert_eq!(
+            test.admitted(),
+            ["third", "new"],
+            "arrives at {arrives_at} ms"
+        );
     }
 }

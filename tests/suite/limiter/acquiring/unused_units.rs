@@ -33,8 +33,16 @@ struct WithBrokenKey(MemoryStore, Arc<AtomicBool>);
 
 impl Store for WithBrokenKey {
     fn decide(&self, check: Check) -> StoreFuture<Decision> {
-        if self.1.load(Ordering::SeqCst) && check.charges().any(|charge| charge.key() == &"broken".into()) {
-            let error = StoreError::new("deciding a check", StoreErrorKind::WrongType, "foreign content");
+        if self.1.load(Ordering::SeqCst)
+            && check
+                .charges()
+                .any(|charge| charge.key() == &"broken".into())
+        {
+            let error = StoreError::new(
+                "deciding a check",
+                StoreErrorKind::WrongType,
+                "foreign content",
+            );
             return Box::pin(async move { Err(error.of_one_check()) });
         }
         self.0.decide(check)
@@ -55,13 +63,22 @@ async fn a_unit_of_a_caller_whose_own_check_fails_is_for_the_next() {
     let is_broken = Arc::new(AtomicBool::new(false));
     let limiter = Limiter::new(WithBrokenKey(MemoryStore::new(), Arc::clone(&is_broken)));
     let (shared, own) = (Limit::per_hour("shared", 1), Limit::per_hour("own", 9));
-    let reservation = limiter.reserve(&shared, "all", 1, Duration::MAX).await.unwrap().unwrap();
+    let reservation = limiter
+        .reserve(&shared, "all", 1, Duration::MAX)
+        .await
+        .unwrap()
+        .unwrap();
     let limiter = limiter.retry_reserved_after(Duration::from_secs(3_000));
     let mut waiting = Vec::new();
     for name in ["broken", "whole"] {
         let charge = |limit: &Limit, key| Charge::new(limit.clone(), key, 1).unwrap();
-        let (limiter, check) = (limiter.clone(), check_of([charge(&shared, "all"), charge(&own, name)]));
-        waiting.push(tokio::spawn(async move { limiter.acquire_all(check, Duration::MAX).await }));
+        let (limiter, check) = (
+            limiter.clone(),
+            check_of([charge(&shared, "all"), charge(&own, name)]),
+        );
+        waiting.push(tokio::spawn(async move {
+            limiter.acquire_all(check, Duration::MAX).await
+        }));
         let_tasks_run().await;
     }
     is_broken.store(true, Ordering::SeqCst);
@@ -80,11 +97,23 @@ async fn units_that_come_back_after_their_caller_has_left_are_for_those_that_wai
     let (server, limit) = (RedisServer::start(), Limit::per_hour("calls", 1));
     for connections in [1, 8] {
         let store = server.store().connections(connections).build().unwrap();
-        let limiter = Limiter::new(store).deadline(TEST_TIMEOUT).retry_reserved_after(Duration::from_secs(3_000));
+        let limiter = Limiter::new(store)
+            .deadline(TEST_TIMEOUT)
+            .retry_reserved_after(Duration::from_secs(3_000));
         let (mut waiting, mut reservations) = (JoinSet::new(), Vec::new());
         for caller in 0..CALLERS {
-            let (limiter, limit, key) = (limiter.clone(), limit.clone(), format!("{connections}-{caller}"));
-            reservations.push(limiter.reserve(&limit, &key, 1, Duration::MAX).await.unwrap().unwrap());
+            let (limiter, limit, key) = (
+                limiter.clone(),
+                limit.clone(),
+                format!("{connections}-{caller}"),
+            );
+            reservations.push(
+                limiter
+                    .reserve(&limit, &key, 1, Duration::MAX)
+                    .await
+                    .unwrap()
+                    .unwrap(),
+            );
             waiting.spawn(async move { limiter.acquire(&limit, key, 1, Duration::MAX).await });
         }
         while lines(&limiter) < CALLERS {
@@ -109,6 +138,10 @@ async fn units_that_come_back_after_their_caller_has_left_are_for_those_that_wai
                 assert!(outcome.unwrap().unwrap().is_allowed());
             }
         });
-        assert!(admitted.await.is_ok(), "{} of {CALLERS} callers still wait", waiting.len());
+        assert!(
+            admitted.await.is_ok(),
+            "{} of {CALLERS} callers still wait",
+            waiting.len()
+        );
     }
 }

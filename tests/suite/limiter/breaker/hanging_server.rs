@@ -31,23 +31,37 @@ use crate::support::{
 
 #[tokio::test]
 async fn a_layer_follows_its_failure_mode_while_the_breaker_is_open() {
-    for mode in [FailureMode::Open, FailureMode::Closed, FailureMode::Local(Share::one_of(2))] {
+    for mode in [
+        FailureMode::Open,
+        FailureMode::Closed,
+        FailureMode::Local(Share::one_of(2)),
+    ] {
         let layer = in_mode(RateLimitLayer::new(failing()).limit(CALLS.by(anyone)), mode);
         let app = layer.layer(service_fn(hello));
         for number in 0..100 {
             let response = at_once(app.clone().oneshot(request())).unwrap();
             assert_mode(&response, mode);
             let degraded: &Degraded = response.extensions().get().unwrap();
-            assert_eq!(matches!(&degraded.error, Error::BreakerOpen(_)), number >= 5);
+            assert_eq!(
+                matches!(&degraded.error, Error::BreakerOpen(_)),
+                number >= 5
+            );
         }
     }
 }
 
 fn assert_mode(response: &Response<Body>, mode: FailureMode) {
     assert_eq!(response.extensions().get::<Degraded>().unwrap().mode, mode);
-    let expected = if mode == FailureMode::Closed { StatusCode::SERVICE_UNAVAILABLE } else { StatusCode::OK };
+    let expected = if mode == FailureMode::Closed {
+        StatusCode::SERVICE_UNAVAILABLE
+    } else {
+        StatusCode::OK
+    };
     assert_eq!(response.status(), expected);
-    assert_eq!(response.extensions().get::<Rejection>().is_some(), mode == FailureMode::Closed);
+    assert_eq!(
+        response.extensions().get::<Rejection>().is_some(),
+        mode == FailureMode::Closed
+    );
 }
 
 /// 200 clients meet a hanging server. Each gets a response in the route's failure mode: at the
@@ -56,14 +70,20 @@ fn assert_mode(response: &Response<Body>, mode: FailureMode) {
 async fn a_hanging_server_delays_no_request_beyond_the_deadline() {
     let server = RedisServer::start();
     let (mut until_open, mut when_open, mut answers) = (Duration::ZERO, Vec::new(), 0);
-    for mode in [FailureMode::Closed, FailureMode::Open, FailureMode::Local(Share::one_of(2))] {
+    for mode in [
+        FailureMode::Closed,
+        FailureMode::Open,
+        FailureMode::Local(Share::one_of(2)),
+    ] {
         let store = RedisStore::builder(&server.url()).build().unwrap();
-        let layer = in_mode(RateLimitLayer::new(store).limit(CALLS.by(anyone)), mode).deadline(DEADLINE);
+        let layer =
+            in_mode(RateLimitLayer::new(store).limit(CALLS.by(anyone)), mode).deadline(DEADLINE);
         let app = layer.layer(service_fn(hello));
         let degraded = |response: &Response<Body>| response.extensions().get::<Degraded>().cloned();
         let is_degraded = |response: &Response<Body>| degraded(response).is_some();
-        let has_open_breaker =
-            |response: &Response<Body>| degraded(response).is_some_and(|it| matches!(it.error, Error::BreakerOpen(_)));
+        let has_open_breaker = |response: &Response<Body>| {
+            degraded(response).is_some_and(|it| matches!(it.error, Error::BreakerOpen(_)))
+        };
         while is_degraded(&app.clone().oneshot(request()).await.unwrap()) {}
 
         server.pause();
@@ -91,7 +111,8 @@ async fn a_hanging_server_delays_no_request_beyond_the_deadline() {
             clients.spawn(async move {
                 let mut waited = Vec::new();
                 for _ in 0..100 {
-                    let (asked, mut answer) = (Instant::now(), Box::pin(app.clone().oneshot(request())));
+                    let (asked, mut answer) =
+                        (Instant::now(), Box::pin(app.clone().oneshot(request())));
                     let response = match poll_fn(|cx| Poll::Ready(answer.as_mut().poll(cx))).await {
                         Poll::Ready(response) => {
                             waited.push(asked.elapsed());
@@ -109,7 +130,10 @@ async fn a_hanging_server_delays_no_request_beyond_the_deadline() {
         }
         let waited: Vec<_> = clients.join_all().await.into_iter().flatten().collect();
         let (probes, overdue) = (CLIENTS * 100 - waited.len(), 2 * (INTERVAL + DEADLINE));
-        assert!(overdue * u32::try_from(probes).unwrap() <= hangs.elapsed(), "{probes} requests were probes");
+        assert!(
+            overdue * u32::try_from(probes).unwrap() <= hangs.elapsed(),
+            "{probes} requests were probes"
+        );
         when_open.extend(waited);
 
         server.resume();
@@ -145,7 +169,8 @@ async fn a_slow_server_does_not_pile_up_requests() {
     let _ = limiter.peek(&CALLS, "ada").await;
 
     let waiting = Arc::new(AtomicUsize::new(0));
-    let (mut worst, mut checks, slow_until) = (0, JoinSet::new(), Instant::now() + Duration::from_secs(1));
+    let (mut worst, mut checks, slow_until) =
+        (0, JoinSet::new(), Instant::now() + Duration::from_secs(1));
     while Instant::now() < slow_until {
         server.pause();
         for _ in 0..40 {
@@ -171,7 +196,14 @@ async fn a_slow_server_does_not_pile_up_requests() {
     assert!(worst < spawned / 2, "{worst} of {spawned} waited at once");
 
     // Abandoned checks are not counted later.
-    let used =
-        limiter.clone().deadline(TEST_TIMEOUT).breaker(Breaker::OFF).peek(&CALLS, "ada").await.unwrap().binding().used;
+    let used = limiter
+        .clone()
+        .deadline(TEST_TIMEOUT)
+        .breaker(Breaker::OFF)
+        .peek(&CALLS, "ada")
+        .await
+        .unwrap()
+        .binding()
+        .used;
     assert!(used <= spawned as u64, "{used} of {spawned}");
 }

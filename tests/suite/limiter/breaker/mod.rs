@@ -39,12 +39,18 @@ async fn limiter_with_open_breaker(fault: Fault) -> (Limiter, FaultyStore) {
     let limiter = Limiter::new(store.clone());
     for _ in 0..5 {
         let error = limiter.check(&CALLS, "ada", 1).await.unwrap_err();
-        assert!(matches!(error, Error::Unavailable(_) | Error::TimedOut { .. }));
+        assert!(matches!(
+            error,
+            Error::Unavailable(_) | Error::TimedOut { .. }
+        ));
     }
     assert_eq!(store.calls(), 5);
     (limiter, store)
 }
 
 fn is_open(limiter: &Limiter) -> bool {
-    matches!(at_once(limiter.check(&CALLS, "ada", 1)), Err(Error::BreakerOpen(_)))
+    matches!(
+        at_once(limiter.check(&CALLS, "ada", 1)),
+        Err(Error::BreakerOpen(_))
+    )
 }

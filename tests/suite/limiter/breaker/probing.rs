@@ -28,8 +28,12 @@ async fn an_open_breaker_sends_the_store_only_probes() {
         let (limiter, store) = limiter_with_open_breaker(fault).await;
         for _ in 0..1_000 {
             match (at_once(limiter.check(&CALLS, "ada", 1)), fault) {
-                (Err(Error::BreakerOpen(cause)), Fault::Fails) => assert!(matches!(*cause, Error::Unavailable(_))),
-                (Err(Error::BreakerOpen(cause)), _) => assert!(matches!(*cause, Error::TimedOut { .. })),
+                (Err(Error::BreakerOpen(cause)), Fault::Fails) => {
+                    assert!(matches!(*cause, Error::Unavailable(_)))
+                }
+                (Err(Error::BreakerOpen(cause)), _) => {
+                    assert!(matches!(*cause, Error::TimedOut { .. }))
+                }
                 (answer, _) => panic!("{answer:?}"),
             }
         }
@@ -69,7 +73,10 @@ async fn the_first_check_long_after_it_has_opened_asks_the_store() {
         store.set(Fault::None);
         advance(Duration::from_secs(3_600)).await;
         let_tasks_run().await;
-        assert!(limiter.check(&CALLS, "ada", 1).await.is_ok(), "after {failures} failures");
+        assert!(
+            limiter.check(&CALLS, "ada", 1).await.is_ok(),
+            "after {failures} failures"
+        );
     }
 }
 
@@ -85,8 +92,20 @@ async fn after_the_first_caller_probes_continue_until_the_breaker_closes() {
         sleep(INTERVAL).await;
         assert_eq!(store.calls(), 5 + 11);
         sleep(10 * INTERVAL).await;
-        assert_eq!(store.calls(), 5 + 11, "the breaker is closed and sends no more probes");
-        assert_eq!(limiter.check(&CALLS, "ada", 1).await.unwrap().binding().used, 1);
+        assert_eq!(
+            store.calls(),
+            5 + 11,
+            "the breaker is closed and sends no more probes"
+        );
+        assert_eq!(
+            limiter
+                .check(&CALLS, "ada", 1)
+                .await
+                .unwrap()
+                .binding()
+                .used,
+            1
+        );
     }
 }
 
@@ -98,7 +117,10 @@ async fn one_failure_after_a_probe_reopens_the_breaker_and_five_after_a_reply() 
     assert!(is_open(&limiter));
     let_tasks_run().await;
     store.set(Fault::Fails);
-    assert!(matches!(limiter.check(&CALLS, "ada", 1).await, Err(Error::Unavailable(_))));
+    assert!(matches!(
+        limiter.check(&CALLS, "ada", 1).await,
+        Err(Error::Unavailable(_))
+    ));
     assert!(is_open(&limiter));
 
     store.set(Fault::None);
@@ -106,7 +128,10 @@ async fn one_failure_after_a_probe_reopens_the_breaker_and_five_after_a_reply() 
     assert!(limiter.check(&CALLS, "ada", 1).await.unwrap().is_allowed());
     store.set(Fault::Fails);
     for _ in 0..5 {
-        assert!(matches!(limiter.check(&CALLS, "ada", 1).await, Err(Error::Unavailable(_))));
+        assert!(matches!(
+            limiter.check(&CALLS, "ada", 1).await,
+            Err(Error::Unavailable(_))
+        ));
     }
     assert!(is_open(&limiter));
 }
@@ -116,7 +141,11 @@ async fn a_success_restarts_the_failure_count() {
     let store = with_fault(Fault::Fails);
     let limiter = Limiter::new(store.clone());
     for round in 0..100 {
-        store.set(if round % 5 == 4 { Fault::None } else { Fault::Fails });
+        store.set(if round % 5 == 4 {
+            Fault::None
+        } else {
+            Fault::Fails
+        });
         let answer = limiter.check(&CALLS, "ada", 1).await;
         assert!(!matches!(answer, Err(Error::BreakerOpen(_))), "{round}");
     }
@@ -155,21 +184,40 @@ async fn a_probe_is_dropped_with_the_last_clone_of_its_limiter() {
 async fn settlements_and_resets_fail_at_once_while_the_breaker_is_open() {
     let store = FaultyStore::new(MemoryStore::new());
     let limiter = Limiter::new(store.clone());
-    let reservation = limiter.reserve(&CALLS, "ada", 10, Duration::MAX).await.unwrap().unwrap();
+    let reservation = limiter
+        .reserve(&CALLS, "ada", 10, Duration::MAX)
+        .await
+        .unwrap()
+        .unwrap();
     store.set(Fault::Hangs);
     for _ in 0..3 {
-        assert!(matches!(reservation.settle(1).await, Err(Error::TimedOut { .. })));
+        assert!(matches!(
+            reservation.settle(1).await,
+            Err(Error::TimedOut { .. })
+        ));
     }
     for _ in 0..2 {
-        assert!(matches!(limiter.reset(&CALLS, "ada").await, Err(Error::TimedOut { .. })));
+        assert!(matches!(
+            limiter.reset(&CALLS, "ada").await,
+            Err(Error::TimedOut { .. })
+        ));
     }
-    assert!(matches!(at_once(reservation.settle(1)), Err(Error::BreakerOpen(_))));
-    assert!(matches!(at_once(limiter.reset(&CALLS, "ada")), Err(Error::BreakerOpen(_))));
+    assert!(matches!(
+        at_once(reservation.settle(1)),
+        Err(Error::BreakerOpen(_))
+    ));
+    assert!(matches!(
+        at_once(limiter.reset(&CALLS, "ada")),
+        Err(Error::BreakerOpen(_))
+    ));
 
     // A caller that only settles also gets the breaker closed.
     let_tasks_run().await;
     store.set(Fault::None);
-    assert!(matches!(at_once(reservation.settle(1)), Err(Error::BreakerOpen(_))));
+    assert!(matches!(
+        at_once(reservation.settle(1)),
+        Err(Error::BreakerOpen(_))
+    ));
     sleep(2 * INTERVAL).await;
     assert!(reservation.settle(1).await.unwrap().was_applied);
 }
@@ -179,10 +227,17 @@ struct LogsOnly(MemoryStore);
 
 impl Store for LogsOnly {
     fn decide(&self, check: Check) -> StoreFuture<Decision> {
-        if check.charges().all(|charge| charge.limit().algorithm() == Algorithm::SLIDING_LOG) {
+        if check
+            .charges()
+            .all(|charge| charge.limit().algorithm() == Algorithm::SLIDING_LOG)
+        {
             return self.0.decide(check);
         }
-        let error = StoreError::new("deciding a check", StoreErrorKind::Other, "this store counts by exact logs only");
+        let error = StoreError::new(
+            "deciding a check",
+            StoreErrorKind::Other,
+            "this store counts by exact logs only",
+        );
         Box::pin(ready(Err(error.of_one_check())))
     }
 
@@ -208,7 +263,10 @@ async fn errors_that_are_not_store_failures_do_not_count() {
     let limiter = Limiter::new(LogsOnly(MemoryStore::new()));
     let counted = CALLS.with_algorithm(Algorithm::SLIDING_WINDOW_COUNTER);
     for _ in 0..10 {
-        assert!(matches!(limiter.check(&counted, "ada", 1).await, Err(Error::Unavailable(_))));
+        assert!(matches!(
+            limiter.check(&counted, "ada", 1).await,
+            Err(Error::Unavailable(_))
+        ));
     }
     assert!(limiter.check(&CALLS, "ada", 1).await.unwrap().is_allowed());
 }
@@ -219,7 +277,10 @@ async fn the_breaker_can_be_configured_and_switched_off() {
     for breaker in [Breaker::OFF, Breaker::new(21, Duration::from_millis(200))] {
         let limiter = Limiter::new(store.clone()).breaker(breaker);
         for _ in 0..21 {
-            assert!(matches!(limiter.check(&CALLS, "ada", 1).await, Err(Error::Unavailable(_))));
+            assert!(matches!(
+                limiter.check(&CALLS, "ada", 1).await,
+                Err(Error::Unavailable(_))
+            ));
         }
         assert_eq!(is_open(&limiter), breaker != Breaker::OFF);
     }
@@ -229,9 +290,13 @@ async fn the_breaker_can_be_configured_and_switched_off() {
 #[tokio::test]
 async fn a_breaker_opens_after_ten_thousand_failures_at_the_latest() {
     let store = with_fault(Fault::Fails);
-    let limiter = Limiter::new(store.clone()).breaker(Breaker::new(u32::MAX, Duration::from_millis(200)));
+    let limiter =
+        Limiter::new(store.clone()).breaker(Breaker::new(u32::MAX, Duration::from_millis(200)));
     for _ in 0..10_000 {
-        assert!(matches!(limiter.check(&CALLS, "ada", 1).await, Err(Error::Unavailable(_))));
+        assert!(matches!(
+            limiter.check(&CALLS, "ada", 1).await,
+            Err(Error::Unavailable(_))
+        ));
     }
     assert!(is_open(&limiter) && store.calls() == 10_000);
 }
@@ -239,13 +304,22 @@ async fn a_breaker_opens_after_ten_thousand_failures_at_the_latest() {
 #[test]
 fn without_a_runtime_the_callers_own_check_is_the_probe() {
     let store = with_fault(Fault::Fails);
-    let limiter = Limiter::new(store.clone()).deadline(INTERVAL).breaker(Breaker::new(1, INTERVAL));
-    assert!(matches!(at_once(limiter.check(&CALLS, "ada", 1)), Err(Error::Unavailable(_))));
+    let limiter = Limiter::new(store.clone())
+        .deadline(INTERVAL)
+        .breaker(Breaker::new(1, INTERVAL));
+    assert!(matches!(
+        at_once(limiter.check(&CALLS, "ada", 1)),
+        Err(Error::Unavailable(_))
+    ));
     assert!(is_open(&limiter));
     store.set(Fault::None);
     // Twice the sum of the interval and the deadline.
     thread::sleep(4 * INTERVAL);
-    assert!(at_once(limiter.check(&CALLS, "ada", 1)).unwrap().is_allowed());
+    assert!(
+        at_once(limiter.check(&CALLS, "ada", 1))
+            .unwrap()
+            .is_allowed()
+    );
     assert!(!is_open(&limiter));
 }
 
@@ -255,13 +329,20 @@ fn a_callers_own_check_is_the_probe_when_no_runtime_drives_one() {
     let store = with_fault(Fault::Fails);
     let limiter = Limiter::new(store.clone()).deadline(Duration::from_millis(1));
     let limiter = limiter.breaker(Breaker::new(1, Duration::from_millis(1)));
-    let runtime = runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    let runtime = runtime::Builder::new_current_thread()
+        .enable_time()
+        .build()
+        .unwrap();
     let check = || runtime.block_on(limiter.check(&CALLS, "ada", 1));
     assert!(matches!(check(), Err(Error::Unavailable(_))));
     store.set(Fault::None);
     let begun = Instant::now();
     while check().is_err() {
-        assert!(begun.elapsed() < TEST_TIMEOUT, "asked {} times", store.calls());
+        assert!(
+            begun.elapsed() < TEST_TIMEOUT,
+            "asked {} times",
+            store.calls()
+        );
         thread::sleep(Duration::from_millis(1));
     }
 }
@@ -282,6 +363,10 @@ async fn opening_and_closing_are_logged_once_a_second() {
     }
     let text = log.text();
     let count = |what| text.matches(what).count();
-    assert_eq!((count("the breaker opens"), count("the breaker closes")), (1, 1), "{text}");
+    assert_eq!(
+        (count("the breaker opens"), count("the breaker closes")),
+        (1, 1),
+        "{text}"
+    );
     assert!(text.contains("out of order"), "with the cause: {text}");
 }

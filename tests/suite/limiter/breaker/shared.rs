@@ -14,14 +14,23 @@ async fn limiters_on_clones_of_a_store_share_one_breaker() {
     let store = with_fault(Fault::Fails).with_local_state();
     for _ in 0..5 {
         let each = Limiter::new(store.clone());
-        assert!(matches!(each.check(&CALLS, "ada", 1).await, Err(Error::Unavailable(_))));
+        assert!(matches!(
+            each.check(&CALLS, "ada", 1).await,
+            Err(Error::Unavailable(_))
+        ));
     }
     let [one, other] = [(); 2].map(|()| Limiter::new(store.clone()));
     assert!(is_open(&one) && is_open(&other));
     let_tasks_run().await;
     assert_eq!(store.calls(), 6, "one probe for both");
     let own = Limiter::new(store.clone()).breaker(Breaker::default());
-    assert!(matches!(own.check(&CALLS, "ada", 1).await, Err(Error::Unavailable(_))), "its own is closed");
+    assert!(
+        matches!(
+            own.check(&CALLS, "ada", 1).await,
+            Err(Error::Unavailable(_))
+        ),
+        "its own is closed"
+    );
 
     store.set(Fault::None);
     sleep(2 * INTERVAL).await;
@@ -69,7 +78,10 @@ async fn a_short_deadline_opens_no_breaker_for_longer_deadlines() {
         }
         assert!(patient.check(&CALLS, "bob", 1).await.is_ok(), "{round}");
     }
-    assert!(refused >= 90, "the breaker was open {refused} times for the short deadline");
+    assert!(
+        refused >= 90,
+        "the breaker was open {refused} times for the short deadline"
+    );
 }
 
 /// A reply counts for all deadlines that are at least as long as it took.
@@ -79,13 +91,19 @@ async fn a_fast_reply_closes_the_breaker_for_every_deadline() {
     let hasty = Limiter::new(store.clone()).deadline(Duration::from_millis(10));
     for (takes, closes) in [(20, false), (5, true)] {
         store.set(Fault::Hangs);
-        while !matches!(hasty.check(&CALLS, "ada", 1).await, Err(Error::BreakerOpen(_))) {}
+        while !matches!(
+            hasty.check(&CALLS, "ada", 1).await,
+            Err(Error::BreakerOpen(_))
+        ) {}
         // A probe is in flight and gets no reply.
         let_tasks_run().await;
         store.set(Fault::Slow(Duration::from_millis(takes)));
         let patient = Limiter::new(store.clone());
         assert!(patient.check(&CALLS, "bob", 1).await.is_ok());
-        let is_open = matches!(hasty.check(&CALLS, "ada", 1).await, Err(Error::BreakerOpen(_)));
+        let is_open = matches!(
+            hasty.check(&CALLS, "ada", 1).await,
+            Err(Error::BreakerOpen(_))
+        );
         assert_eq!(is_open, !closes, "after {takes} ms");
     }
 }
@@ -95,13 +113,20 @@ async fn a_fast_reply_closes_the_breaker_for_every_deadline() {
 async fn a_long_deadline_opens_the_breaker_for_shorter_ones() {
     let store = with_fault(Fault::Hangs).with_local_state();
     let patient = Limiter::new(store.clone());
-    let [hasty, longer] = [1, 100].map(|millis| Limiter::new(store.clone()).deadline(Duration::from_millis(millis)));
+    let [hasty, longer] =
+        [1, 100].map(|millis| Limiter::new(store.clone()).deadline(Duration::from_millis(millis)));
     for _ in 0..5 {
-        assert!(matches!(patient.check(&CALLS, "ada", 1).await, Err(Error::TimedOut { .. })));
+        assert!(matches!(
+            patient.check(&CALLS, "ada", 1).await,
+            Err(Error::TimedOut { .. })
+        ));
     }
     assert!(is_open(&patient) && is_open(&hasty));
     for _ in 0..5 {
-        assert!(matches!(longer.check(&CALLS, "ada", 1).await, Err(Error::TimedOut { .. })));
+        assert!(matches!(
+            longer.check(&CALLS, "ada", 1).await,
+            Err(Error::TimedOut { .. })
+        ));
     }
     assert!(is_open(&longer));
 
@@ -109,7 +134,10 @@ async fn a_long_deadline_opens_the_breaker_for_shorter_ones() {
     store.set(Fault::Slow(Duration::from_millis(80)));
     sleep(2 * INTERVAL).await;
     assert!(longer.check(&CALLS, "ada", 1).await.is_ok());
-    assert!(matches!(patient.check(&CALLS, "ada", 1).await, Err(Error::TimedOut { .. })));
+    assert!(matches!(
+        patient.check(&CALLS, "ada", 1).await,
+        Err(Error::TimedOut { .. })
+    ));
 }
 
 /// A failure of the longer deadline counts for both, and stays counted when the breaker has opened
@@ -117,7 +145,8 @@ async fn a_long_deadline_opens_the_breaker_for_shorter_ones() {
 #[tokio::test(start_paused = true)]
 async fn checks_with_two_deadlines_in_turn_wait_no_more_often_than_with_one() {
     let store = with_fault(Fault::Hangs).with_local_state();
-    let limiters = [10, 100].map(|millis| Limiter::new(store.clone()).deadline(Duration::from_millis(millis)));
+    let limiters =
+        [10, 100].map(|millis| Limiter::new(store.clone()).deadline(Duration::from_millis(millis)));
     let mut waits = [0, 0];
     for _ in 0..10 {
         for (limiter, waits) in limiters.iter().zip(&mut waits) {
@@ -134,7 +163,12 @@ async fn checks_with_two_deadlines_in_turn_wait_no_more_often_than_with_one() {
 /// the store is back.
 #[test]
 fn another_runtime_takes_over_probing_when_the_first_ends_or_stalls() {
-    let runtime = || runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    let runtime = || {
+        runtime::Builder::new_current_thread()
+            .enable_time()
+            .build()
+            .unwrap()
+    };
     for ends in [true, false] {
         let store = with_fault(Fault::Fails).with_local_state();
         let first = runtime();
@@ -171,12 +205,19 @@ fn another_runtime_takes_over_probing_when_the_first_ends_or_stalls() {
 async fn limiters_that_live_for_one_check_do_not_keep_the_breaker_open() {
     let store = with_fault(Fault::Fails).with_local_state();
     for _ in 0..6 {
-        Limiter::new(store.clone()).check(&CALLS, "ada", 1).await.unwrap_err();
+        Limiter::new(store.clone())
+            .check(&CALLS, "ada", 1)
+            .await
+            .unwrap_err();
     }
     assert!(is_open(&Limiter::new(store.clone())));
     store.set(Fault::None);
     for _ in 0..100 {
-        if Limiter::new(store.clone()).check(&CALLS, "ada", 1).await.is_ok() {
+        if Limiter::new(store.clone())
+            .check(&CALLS, "ada", 1)
+            .await
+            .is_ok()
+        {
             return;
         }
         sleep(ms(10)).await;
@@ -190,7 +231,10 @@ async fn limiters_that_live_for_one_check_do_not_keep_the_breaker_open() {
 async fn limiters_that_live_shorter_than_a_probe_do_not_keep_the_breaker_open() {
     let store = with_fault(Fault::Fails).with_local_state();
     for _ in 0..6 {
-        Limiter::new(store.clone()).check(&CALLS, "ada", 1).await.unwrap_err();
+        Limiter::new(store.clone())
+            .check(&CALLS, "ada", 1)
+            .await
+            .unwrap_err();
     }
     store.set(Fault::Slow(ms(20)));
     for _ in 0..200 {
@@ -209,7 +253,12 @@ async fn limiters_that_live_shorter_than_a_probe_do_not_keep_the_breaker_open() 
 /// for ever.
 #[test]
 fn a_runtime_that_has_ended_delays_no_probe() {
-    let runtime = || runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    let runtime = || {
+        runtime::Builder::new_current_thread()
+            .enable_time()
+            .build()
+            .unwrap()
+    };
     for deadline in [Duration::from_secs(60), Duration::MAX] {
         let store = with_fault(Fault::Fails).with_local_state();
         let limiter = Limiter::new(store.clone()).deadline(deadline);
@@ -223,7 +272,11 @@ fn a_runtime_that_has_ended_delays_no_probe() {
         runtime().block_on(async {
             let begun = Instant::now();
             while limiter.check(&CALLS, "ada", 1).await.is_err() {
-                assert!(begun.elapsed() < SLACK, "{deadline:?}: asked {} times", store.calls());
+                assert!(
+                    begun.elapsed() < SLACK,
+                    "{deadline:?}: asked {} times",
+                    store.calls()
+                );
                 sleep(ms(1)).await;
             }
         });

@@ -28,16 +28,34 @@ async fn limiter(server: &RedisServer) -> Limiter {
 async fn one_of_two_places_that_is_lost_is_taken_again() {
     let server = RedisServer::start();
     let (own, other) = (limiter(&server).await, limiter(&server).await);
-    let held = own.check_all(check_of([charge(&SHORT, 1), charge(&STREAMS, 1)])).await.unwrap();
+    let held = own
+        .check_all(check_of([charge(&SHORT, 1), charge(&STREAMS, 1)]))
+        .await
+        .unwrap();
     // Nothing of this runtime runs meanwhile. Whoever asks drops a place whose life is over.
     std::thread::sleep(ms(1_200));
     std::thread::scope(|scope| {
-        let ask = async { limiter(&server).await.peek(&SHORT, "ada").await.unwrap().binding().used };
-        assert_eq!(scope.spawn(|| one_thread().block_on(ask)).join().unwrap(), 0);
+        let ask = async {
+            limiter(&server)
+                .await
+                .peek(&SHORT, "ada")
+                .await
+                .unwrap()
+                .binding()
+                .used
+        };
+        assert_eq!(
+            scope.spawn(|| one_thread().block_on(ask)).join().unwrap(),
+            0
+        );
     });
     until_held(&other, &SHORT, 1).await;
     assert!(held.has_lost_place());
-    let key = server.keys().into_iter().find(|key| key.contains(STREAMS.name())).unwrap();
+    let key = server
+        .keys()
+        .into_iter()
+        .find(|key| key.contains(STREAMS.name()))
+        .unwrap();
     assert_eq!(server.run::<u64>(&format!("UNLINK {key}")), 1);
     until_held(&other, &STREAMS, 1).await;
     drop(held);
@@ -74,7 +92,11 @@ fn a_runtime_that_ends_or_stands_still_loses_no_place_of_another() {
             for _ in 0..30 {
                 sleep(ms(100)).await;
                 let used = async |key| limiter.peek(&SHORT, key).await.unwrap().binding().used;
-                assert_eq!([used("ada").await, used("bob").await], [1, 1], "the first runtime has ended: {ends}");
+                assert_eq!(
+                    [used("ada").await, used("bob").await],
+                    [1, 1],
+                    "the first runtime has ended: {ends}"
+                );
             }
         });
         assert!(!held.has_lost_place() && !of_first.has_lost_place());
@@ -101,10 +123,15 @@ async fn many_places_are_renewed_in_a_far_redis() {
     let server = RedisServer::start();
     let proxy = Proxy::start(&server).await;
     proxy.delay_replies(ms(250));
-    let limiter = Limiter::new(RedisStore::connect(proxy.url()).await.unwrap()).deadline(TEST_TIMEOUT);
+    let limiter =
+        Limiter::new(RedisStore::connect(proxy.url()).await.unwrap()).deadline(TEST_TIMEOUT);
     let many = Limit::concurrent("many", 2_000).freed_after(seconds(3));
     let places = (0..2_000).map(|_| limiter.check(&many, "ada", 1));
-    let held: Vec<_> = join_all(places).await.into_iter().map(Result::unwrap).collect();
+    let held: Vec<_> = join_all(places)
+        .await
+        .into_iter()
+        .map(Result::unwrap)
+        .collect();
     sleep(seconds(7)).await;
     let lost = held.iter().filter(|place| place.has_lost_place()).count();
     assert_eq!(lost, 0, "of {}", held.len());
@@ -135,14 +162,25 @@ impl Store for Counted {
 #[tokio::test]
 async fn a_renewal_wakes_no_caller_that_waits() {
     let (server, checks) = (RedisServer::start(), Arc::new(AtomicU64::new(0)));
-    let store = Counted(RedisStore::connect(&server.url()).await.unwrap(), Arc::clone(&checks), true);
-    let limiter = Limiter::new(store).deadline(TEST_TIMEOUT).retry_reserved_after(seconds(3_600));
+    let store = Counted(
+        RedisStore::connect(&server.url()).await.unwrap(),
+        Arc::clone(&checks),
+        true,
+    );
+    let limiter = Limiter::new(store)
+        .deadline(TEST_TIMEOUT)
+        .retry_reserved_after(seconds(3_600));
     // A caller that waits asks again at the end of the life, if not before.
     let long = Limit::concurrent("long", 1).freed_after(seconds(6));
     let held = enter(&limiter, &long).await;
     let waiting = tokio::spawn({
         let (limiter, long) = (limiter.clone(), long.clone());
-        async move { limiter.acquire(&long, "ada", 1, TEST_TIMEOUT).await.unwrap() }
+        async move {
+            limiter
+                .acquire(&long, "ada", 1, TEST_TIMEOUT)
+                .await
+                .unwrap()
+        }
     });
     sleep(ms(500)).await;
     let before = checks.load(Ordering::Relaxed);
@@ -156,7 +194,11 @@ async fn a_renewal_wakes_no_caller_that_waits() {
 #[tokio::test]
 async fn places_of_a_wrapped_store_without_a_local_state_are_renewed() {
     let server = RedisServer::start();
-    let store = Counted(RedisStore::connect(&server.url()).await.unwrap(), Arc::default(), false);
+    let store = Counted(
+        RedisStore::connect(&server.url()).await.unwrap(),
+        Arc::default(),
+        false,
+    );
     let limiter = Limiter::new(store).deadline(TEST_TIMEOUT);
     let held = [enter(&limiter, &SHORT).await, enter(&limiter, &SHORT).await];
     sleep(seconds(3)).await;
@@ -169,7 +211,10 @@ async fn places_of_a_wrapped_store_without_a_local_state_are_renewed() {
 #[tokio::test]
 async fn each_of_ten_thousand_places_is_freed_once() {
     let server = RedisServer::start();
-    let (limiter, other) = (limiter(&server).await.deadline(ms(200)), limiter(&server).await);
+    let (limiter, other) = (
+        limiter(&server).await.deadline(ms(200)),
+        limiter(&server).await,
+    );
     let many = Limit::concurrent("many", 100_000);
     let mut held = Vec::new();
     while held.len() < 10_000 {

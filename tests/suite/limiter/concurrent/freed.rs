@@ -25,7 +25,12 @@ fn long() -> Limit {
     Limit::concurrent("long", 1_000).freed_after(seconds(3_600))
 }
 
-async fn enter_all(limiter: &Limiter, limit: &Limit, key: &'static str, places: usize) -> Vec<Decision> {
+async fn enter_all(
+    limiter: &Limiter,
+    limit: &Limit,
+    key: &'static str,
+    places: usize,
+) -> Vec<Decision> {
     let held = join_all((0..places).map(|_| limiter.check(limit, key, 1))).await;
     held.into_iter().map(Result::unwrap).collect()
 }
@@ -46,7 +51,12 @@ struct Wrapped<S> {
 impl<S: Store> Wrapped<S> {
     fn new(store: S) -> Self {
         let settle = |store: &S, settlement| store.settle(settlement);
-        Self { store, settle, take_again: |decision| decision, is_taking: Arc::default() }
+        Self {
+            store,
+            settle,
+            take_again: |decision| decision,
+            is_taking: Arc::default(),
+        }
     }
 }
 
@@ -74,7 +84,10 @@ impl<S: Store> Store for Wrapped<S> {
 
 #[test]
 fn a_store_that_decides_at_once_may_fail_without_a_runtime() {
-    let store = Wrapped { settle: |_, _| Box::pin(ready(Err(failure()))), ..Wrapped::new(MemoryStore::new()) };
+    let store = Wrapped {
+        settle: |_, _| Box::pin(ready(Err(failure()))),
+        ..Wrapped::new(MemoryStore::new())
+    };
     let limiter = Limiter::new(store);
     let held = one_thread().block_on(enter(&limiter, &STREAMS));
     drop(held);
@@ -90,10 +103,17 @@ async fn a_store_that_is_back_frees_places() {
         store.set_for_settlements(Fault::Fails);
         drop(held);
         sleep(seconds(outage)).await;
-        assert_eq!(limiter.peek(&long(), "ada").await.unwrap().binding().used, 1);
+        assert_eq!(
+            limiter.peek(&long(), "ada").await.unwrap().binding().used,
+            1
+        );
         store.set_for_settlements(Fault::None);
         sleep(ms(1_200)).await;
-        assert_eq!(limiter.peek(&long(), "ada").await.unwrap().binding().used, 0, "after {outage} s");
+        assert_eq!(
+            limiter.peek(&long(), "ada").await.unwrap().binding().used,
+            0,
+            "after {outage} s"
+        );
     }
 }
 
@@ -102,13 +122,27 @@ async fn a_store_that_is_back_frees_places() {
 async fn renewals_that_hang_delay_no_other() {
     let server = RedisServer::start();
     let settle = |store: &RedisStore, settlement: Settlement| -> StoreFuture<Settled> {
-        let hangs = settlement.check.charges().any(|charge| *charge.key() == Key::from("bob"));
-        if hangs { Box::pin(pending()) } else { store.settle(settlement) }
+        let hangs = settlement
+            .check
+            .charges()
+            .any(|charge| *charge.key() == Key::from("bob"));
+        if hangs {
+            Box::pin(pending())
+        } else {
+            store.settle(settlement)
+        }
     };
     let store = RedisStore::connect(&server.url()).await.unwrap();
-    let limiter = Limiter::new(Wrapped { settle, ..Wrapped::new(store) }).deadline(TEST_TIMEOUT);
+    let limiter = Limiter::new(Wrapped {
+        settle,
+        ..Wrapped::new(store)
+    })
+    .deadline(TEST_TIMEOUT);
     let life = Limit::concurrent("life", 1_000).freed_after(seconds(3));
-    let (_bob, ada) = (enter_all(&limiter, &life, "bob", 1_000).await, enter(&limiter, &life).await);
+    let (_bob, ada) = (
+        enter_all(&limiter, &life, "bob", 1_000).await,
+        enter(&limiter, &life).await,
+    );
     let begun = Instant::now();
     while begun.elapsed() < seconds(6) {
         assert!(!ada.has_lost_place(), "after {:?}", begun.elapsed());
@@ -123,14 +157,26 @@ async fn a_renewal_that_hangs_is_tried_again() {
     let server = RedisServer::start();
     let settle = |store: &RedisStore, settlement: Settlement| -> StoreFuture<Settled> {
         let hangs = HANG.fetch_add(1, Ordering::SeqCst) < 10;
-        if hangs { Box::pin(pending()) } else { store.settle(settlement) }
+        if hangs {
+            Box::pin(pending())
+        } else {
+            store.settle(settlement)
+        }
     };
     let store = RedisStore::connect(&server.url()).await.unwrap();
-    let limiter = Limiter::new(Wrapped { settle, ..Wrapped::new(store) }).deadline(TEST_TIMEOUT);
+    let limiter = Limiter::new(Wrapped {
+        settle,
+        ..Wrapped::new(store)
+    })
+    .deadline(TEST_TIMEOUT);
     let life = Limit::concurrent("life", 10).freed_after(seconds(3));
     let (held, begun) = (enter_all(&limiter, &life, "ada", 10).await, Instant::now());
     while begun.elapsed() < seconds(6) {
-        assert!(!held.iter().any(Decision::has_lost_place), "after {:?}", begun.elapsed());
+        assert!(
+            !held.iter().any(Decision::has_lost_place),
+            "after {:?}",
+            begun.elapsed()
+        );
         sleep(ms(20)).await;
     }
 }
@@ -178,8 +224,14 @@ async fn a_place_that_is_taken_again_meanwhile_is_freed() {
             Err(failure())
         })
     };
-    let store = Wrapped { take_again, ..Wrapped::new(RedisStore::connect(&server.url()).await.unwrap()) };
-    let (is_taking, limiter) = (Arc::clone(&store.is_taking), Limiter::new(store).deadline(TEST_TIMEOUT));
+    let store = Wrapped {
+        take_again,
+        ..Wrapped::new(RedisStore::connect(&server.url()).await.unwrap())
+    };
+    let (is_taking, limiter) = (
+        Arc::clone(&store.is_taking),
+        Limiter::new(store).deadline(TEST_TIMEOUT),
+    );
     let life = Limit::concurrent("life", 1).freed_after(seconds(6));
     let held = enter(&limiter, &life).await;
     server.run::<()>("FLUSHALL");
@@ -194,21 +246,38 @@ async fn a_place_that_is_taken_again_meanwhile_is_freed() {
 #[tokio::test]
 async fn a_settlement_that_frees_a_place_has_the_time_of_the_store() {
     let (server, clock) = (RedisServer::start(), ManualClock::new());
-    let limiter = Limiter::new(server.store().clock(&clock).build().unwrap()).deadline(TEST_TIMEOUT);
+    let limiter =
+        Limiter::new(server.store().clock(&clock).build().unwrap()).deadline(TEST_TIMEOUT);
     clock.advance(seconds(3_600));
-    let (check, held) = (Check::new(charge(&STREAMS, 1)), enter(&limiter, &STREAMS).await);
-    let settled = limiter.settle(Settlement::new(check, &held, |_| Some(0))).await.unwrap();
-    assert_eq!((settled.decision.at(), settled.was_applied), (clock.now(), true));
+    let (check, held) = (
+        Check::new(charge(&STREAMS, 1)),
+        enter(&limiter, &STREAMS).await,
+    );
+    let settled = limiter
+        .settle(Settlement::new(check, &held, |_| Some(0)))
+        .await
+        .unwrap();
+    assert_eq!(
+        (settled.decision.at(), settled.was_applied),
+        (clock.now(), true)
+    );
 }
 
 #[tokio::test]
 async fn a_release_whose_reply_is_lost_was_applied() {
     let server = RedisServer::start();
     let proxy = Proxy::start(&server).await;
-    let limiter = Limiter::new(RedisStore::connect(proxy.url()).await.unwrap()).deadline(TEST_TIMEOUT);
-    let (check, held) = (Check::new(charge(&long(), 1)), enter(&limiter, &long()).await);
+    let limiter =
+        Limiter::new(RedisStore::connect(proxy.url()).await.unwrap()).deadline(TEST_TIMEOUT);
+    let (check, held) = (
+        Check::new(charge(&long(), 1)),
+        enter(&limiter, &long()).await,
+    );
     proxy.lose_replies(1);
-    let settled = limiter.settle(Settlement::new(check, &held, |_| Some(0))).await.unwrap();
+    let settled = limiter
+        .settle(Settlement::new(check, &held, |_| Some(0)))
+        .await
+        .unwrap();
     assert!(proxy.has_lost_them() && settled.was_applied);
 }
 
@@ -221,7 +290,11 @@ async fn places_whose_slot_moves_are_freed() {
     let cluster = RedisCluster::start(3).await;
     let limiter = cluster.limiter(cluster.builder()).deadline(TEST_TIMEOUT);
     let held = enter_all(&limiter, &long(), "ada", 600).await;
-    let from = cluster.0.iter().position(|node| !node.keys().is_empty()).unwrap();
+    let from = cluster
+        .0
+        .iter()
+        .position(|node| !node.keys().is_empty())
+        .unwrap();
     let (to, key) = ((from + 1) % 3, cluster.0[from].only_key());
     let id = |node: usize| cluster.0[node].run::<String>("CLUSTER MYID");
     let slot: u16 = cluster.0[from].run(&format!("CLUSTER KEYSLOT {key}"));
@@ -229,7 +302,10 @@ async fn places_whose_slot_moves_are_freed() {
     cluster.0[from].run::<()>(&format!("CLUSTER SETSLOT {slot} MIGRATING {}", id(to)));
     let address = cluster.0[to].address().replace(':', " ");
     cluster.0[from].run::<()>(&format!("MIGRATE {address} {key} 0 5000"));
-    assert_eq!(limiter.peek(&long(), "ada").await.unwrap().binding().used, 600);
+    assert_eq!(
+        limiter.peek(&long(), "ada").await.unwrap().binding().used,
+        600
+    );
     drop(held);
     until("some are never freed", || cluster.0[to].keys().is_empty()).await;
 }

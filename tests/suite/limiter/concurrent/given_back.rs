@@ -78,7 +78,10 @@ impl Store for Yielding {
 async fn leave(limiter: &Limiter, observer: &Limiter) {
     for callers in [1, 1, 200] {
         let asked = (0..callers).map(|_| timeout(ms(20), limiter.check(&long(), "ada", 1)));
-        assert!(join_all(asked).await.iter().all(Result::is_err), "the reply comes later");
+        assert!(
+            join_all(asked).await.iter().all(Result::is_err),
+            "the reply comes later"
+        );
         sleep(ms(600)).await;
         until_held(observer, &long(), 0).await;
     }
@@ -93,20 +96,30 @@ async fn a_place_whose_caller_has_hung_up_is_freed() {
     proxy.delay_replies(ms(500));
     leave(&far, &observer).await;
     let memory = MemoryStore::new();
-    leave(&Limiter::new(Slow(memory.clone(), ms(500))).deadline(TEST_TIMEOUT), &Limiter::new(memory)).await;
+    leave(
+        &Limiter::new(Slow(memory.clone(), ms(500))).deadline(TEST_TIMEOUT),
+        &Limiter::new(memory),
+    )
+    .await;
 }
 
 #[tokio::test]
 async fn a_pause_of_redis_costs_no_places() {
     let server = RedisServer::start();
-    let (limiter, observer) = (Limiter::new(RedisStore::connect(&server.url()).await.unwrap()), limiter(&server).await);
+    let (limiter, observer) = (
+        Limiter::new(RedisStore::connect(&server.url()).await.unwrap()),
+        limiter(&server).await,
+    );
     for _ in 0..20 {
         drop(enter(&limiter, &long()).await);
     }
     server.pause();
     let asked = join_all((0..200).map(|_| limiter.check(&long(), "ada", 1))).await;
     server.resume();
-    assert!(asked.iter().all(Result::is_err), "the pause is longer than the deadline");
+    assert!(
+        asked.iter().all(Result::is_err),
+        "the pause is longer than the deadline"
+    );
     until_held(&observer, &long(), 0).await;
 }
 
@@ -114,14 +127,22 @@ async fn a_pause_of_redis_costs_no_places() {
 #[tokio::test]
 async fn a_pause_that_is_longer_than_a_reply_may_take_costs_no_places() {
     let server = RedisServer::start();
-    let store = server.store().reply_timeout(ms(100)).connect().await.unwrap();
+    let store = server
+        .store()
+        .reply_timeout(ms(100))
+        .connect()
+        .await
+        .unwrap();
     let (limiter, observer) = (Limiter::new(store), limiter(&server).await);
     drop(enter(&limiter, &long()).await);
     server.pause();
     let asked = join_all((0..200).map(|_| limiter.check(&long(), "ada", 1))).await;
     sleep(ms(300)).await;
     server.resume();
-    assert!(asked.iter().all(Result::is_err), "the pause is longer than the deadline");
+    assert!(
+        asked.iter().all(Result::is_err),
+        "the pause is longer than the deadline"
+    );
     sleep(ms(50)).await;
     until_held(&observer, &long(), 0).await;
 }
@@ -211,17 +232,31 @@ async fn a_place_is_renewed_although_the_limiter_of_another_has_ended() {
 #[tokio::test]
 async fn a_shutdown_frees_all_places_on_the_clones_of_a_store() {
     let server = RedisServer::start();
-    let (store, observer) = (RedisStore::connect(&server.url()).await.unwrap(), limiter(&server).await);
+    let (store, observer) = (
+        RedisStore::connect(&server.url()).await.unwrap(),
+        limiter(&server).await,
+    );
     let [one, other, last] = [(); 3].map(|()| Limiter::new(store.clone()).deadline(TEST_TIMEOUT));
-    let mut held = vec![enter(&one, &long()).await, enter(&one, &long()).await, enter(&other, &long()).await];
+    let mut held = vec![
+        enter(&one, &long()).await,
+        enter(&one, &long()).await,
+        enter(&other, &long()).await,
+    ];
     last.shutdown(TEST_TIMEOUT).await.unwrap();
-    assert_eq!(observer.peek(&long(), "ada").await.unwrap().binding().used, 0);
+    assert_eq!(
+        observer.peek(&long(), "ada").await.unwrap().binding().used,
+        0
+    );
     assert!(held.iter().all(Decision::has_lost_place));
     let later = enter(&one, &long()).await;
     held.clear();
     sleep(ms(100)).await;
     assert!(!later.has_lost_place());
-    assert_eq!(observer.peek(&long(), "ada").await.unwrap().binding().used, 1, "later requests hold their places");
+    assert_eq!(
+        observer.peek(&long(), "ada").await.unwrap().binding().used,
+        1,
+        "later requests hold their places"
+    );
     drop(later);
     one.shutdown(TEST_TIMEOUT).await.unwrap();
     assert!(server.keys().is_empty());
@@ -232,21 +267,34 @@ async fn a_shutdown_frees_all_places_on_the_clones_of_a_store() {
 async fn a_shutdown_completes_settlements_and_releases_that_are_on_their_way() {
     let server = RedisServer::start();
     let (proxy, observer) = (Proxy::start(&server).await, limiter(&server).await);
-    let limiter = Limiter::new(RedisStore::connect(proxy.url()).await.unwrap()).deadline(TEST_TIMEOUT);
+    let limiter =
+        Limiter::new(RedisStore::connect(proxy.url()).await.unwrap()).deadline(TEST_TIMEOUT);
     let calls = Limit::per_hour("calls", 100);
-    let (held, check) = (enter(&limiter, &long()).await, Check::new(charge(&calls, 9)));
+    let (held, check) = (
+        enter(&limiter, &long()).await,
+        Check::new(charge(&calls, 9)),
+    );
     let admitted = limiter.check_all(check.clone()).await.unwrap();
     proxy.delay_replies(ms(200));
     drop(held);
     {
         let settling = pin!(limiter.settle(Settlement::new(check, &admitted, |_| Some(2))));
-        assert!(matches!(settling.poll(&mut Context::from_waker(Waker::noop())), Poll::Pending));
+        assert!(matches!(
+            settling.poll(&mut Context::from_waker(Waker::noop())),
+            Poll::Pending
+        ));
     }
     let begun = Instant::now();
     limiter.shutdown(TEST_TIMEOUT).await.unwrap();
     assert!(begun.elapsed() > ms(150), "it waits for the replies");
-    assert_eq!(observer.peek(&calls, "ada").await.unwrap().binding().used, 2);
-    assert_eq!(observer.peek(&long(), "ada").await.unwrap().binding().used, 0);
+    assert_eq!(
+        observer.peek(&calls, "ada").await.unwrap().binding().used,
+        2
+    );
+    assert_eq!(
+        observer.peek(&long(), "ada").await.unwrap().binding().used,
+        0
+    );
 }
 
 #[tokio::test]
@@ -257,7 +305,10 @@ async fn a_shutdown_ends_in_time_and_says_what_is_left() {
     server.pause();
     let ended = limiter.shutdown(ms(100)).await;
     server.resume();
-    assert!(matches!(ended, Err(tower_sliding_window::Error::TimedOut { .. })), "{ended:?}");
+    assert!(
+        matches!(ended, Err(tower_sliding_window::Error::TimedOut { .. })),
+        "{ended:?}"
+    );
     limiter.shutdown(TEST_TIMEOUT).await.unwrap();
     assert!(server.keys().is_empty());
 }
@@ -298,7 +349,12 @@ mod processes {
         runtime.block_on(async {
             // Many processes start at once, on a machine that may be busy.
             let store = RedisStore::builder(&env::var("REDIS_URL").unwrap());
-            let store = store.connect_timeout(TEST_TIMEOUT).reply_timeout(TEST_TIMEOUT).connect().await.unwrap();
+            let store = store
+                .connect_timeout(TEST_TIMEOUT)
+                .reply_timeout(TEST_TIMEOUT)
+                .connect()
+                .await
+                .unwrap();
             let limiter = Limiter::new(store).deadline(TEST_TIMEOUT);
             match &*kind {
                 "job" => drop(enter(&limiter, &long()).await),
@@ -310,38 +366,68 @@ mod processes {
 
     /// Shuts down while streams are open.
     async fn serve(limiter: &Limiter) {
-        let layer = RateLimitLayer::new(limiter.clone()).limit(long().by(crate::support::requests::anyone));
-        let stream = || async { Body::from_stream(futures_util::stream::pending::<Result<String, std::io::Error>>()) };
+        let layer =
+            RateLimitLayer::new(limiter.clone()).limit(long().by(crate::support::requests::anyone));
+        let stream = || async {
+            Body::from_stream(futures_util::stream::pending::<
+                Result<String, std::io::Error>,
+            >())
+        };
         let app = Router::new().route("/", get(stream).layer(layer));
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (shut_down, signal) = tokio::sync::oneshot::channel::<()>();
-        let served = axum::serve(listener, app).with_graceful_shutdown(async { drop(signal.await) });
+        let served =
+            axum::serve(listener, app).with_graceful_shutdown(async { drop(signal.await) });
         let served = tokio::spawn(served.into_future());
         let mut streams = Vec::new();
         for _ in 0..5 {
             let mut stream = TcpStream::connect(address).await.unwrap();
-            stream.write_all(b"GET / HTTP/1.1\r\nhost: here\r\n\r\n").await.unwrap();
+            stream
+                .write_all(b"GET / HTTP/1.1\r\nhost: here\r\n\r\n")
+                .await
+                .unwrap();
             stream.read_u8().await.unwrap();
             streams.push(stream);
         }
         shut_down.send(()).unwrap();
-        assert!(timeout(ms(50), served).await.is_err(), "the streams are open");
+        assert!(
+            timeout(ms(50), served).await.is_err(),
+            "the streams are open"
+        );
     }
 
     #[tokio::test]
     async fn processes_that_end_in_order_leave_no_place() {
         let server = RedisServer::start();
-        let test = concat!(module_path!(), "::process").split_once("::").unwrap().1;
+        let test = concat!(module_path!(), "::process")
+            .split_once("::")
+            .unwrap()
+            .1;
         for (kind, threads) in [("job", "1"), ("job", "2"), ("server", "1"), ("server", "2")] {
             let start = || {
                 let mut process = Command::new(env::current_exe().unwrap());
-                process.args([test, "--exact", "--ignored"]).stdout(Stdio::null());
-                process.envs([("REDIS_URL", &*server.url()), ("KIND", kind), ("THREADS", threads)]).spawn().unwrap()
+                process
+                    .args([test, "--exact", "--ignored"])
+                    .stdout(Stdio::null());
+                process
+                    .envs([
+                        ("REDIS_URL", &*server.url()),
+                        ("KIND", kind),
+                        ("THREADS", threads),
+                    ])
+                    .spawn()
+                    .unwrap()
             };
             let processes: Vec<_> = (0..PROCESSES).map(|_| start()).collect();
-            processes.into_iter().for_each(|mut process| assert!(process.wait().unwrap().success()));
-            assert!(server.keys().is_empty(), "{kind} on {threads} leave {:?}", server.keys());
+            processes
+                .into_iter()
+                .for_each(|mut process| assert!(process.wait().unwrap().success()));
+            assert!(
+                server.keys().is_empty(),
+                "{kind} on {threads} leave {:?}",
+                server.keys()
+            );
         }
     }
 }
@@ -355,10 +441,17 @@ fn a_check_that_is_dropped_without_a_runtime_leaves_no_place() {
     runtime.block_on(async { drop(limiter.check(&long(), "ada", 1).await.unwrap()) });
     for callers in [1, 100] {
         server.pause();
-        let mut asked: Vec<_> = (0..callers).map(|_| Box::pin(limiter.check(&long(), "ada", 1))).collect();
+        let mut asked: Vec<_> = (0..callers)
+            .map(|_| Box::pin(limiter.check(&long(), "ada", 1)))
+            .collect();
         runtime.block_on(async {
             for asked in &mut asked {
-                assert!(asked.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+                assert!(
+                    asked
+                        .as_mut()
+                        .poll(&mut Context::from_waker(Waker::noop()))
+                        .is_pending()
+                );
             }
             sleep(ms(50)).await;
         });

@@ -33,11 +33,19 @@ const TASKS: u64 = 8;
 
 /// `PLACES_SECONDS` sets another time.
 fn lasting() -> Duration {
-    seconds(env::var("PLACES_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(8))
+    seconds(
+        env::var("PLACES_SECONDS")
+            .ok()
+            .and_then(|text| text.parse().ok())
+            .unwrap_or(8),
+    )
 }
 
 fn now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_micros() as u64
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap()
+        .as_micros() as u64
 }
 
 /// A process that takes and frees places as often as it can. It writes the key, start and end of
@@ -47,7 +55,10 @@ fn now() -> u64 {
 async fn process() {
     let (url, log) = (env::var("REDIS_URL").unwrap(), env::var("LOG").unwrap());
     let limiter = Limiter::new(RedisStore::builder(&url).build().unwrap());
-    let (log, asked) = (Arc::new(Mutex::new(File::create(log).unwrap())), Arc::new(AtomicU64::new(0)));
+    let (log, asked) = (
+        Arc::new(Mutex::new(File::create(log).unwrap())),
+        Arc::new(AtomicU64::new(0)),
+    );
     let mut tasks = tokio::task::JoinSet::new();
     for task in 0..TASKS {
         let (limiter, log, asked) = (limiter.clone(), Arc::clone(&log), Arc::clone(&asked));
@@ -67,13 +78,26 @@ async fn process() {
                 };
                 let start = now();
                 // Some are held for longer than a life.
-                let planned = if numbers.below(40) == 0 { 2_400 } else { numbers.below(15) };
+                let planned = if numbers.below(40) == 0 {
+                    2_400
+                } else {
+                    numbers.below(15)
+                };
                 sleep(ms(planned)).await;
                 let end = now();
                 let is_lost = held.has_lost_place();
-                let fields = [key, start, end, asked.swap(0, Ordering::Relaxed), is_lost.into()];
+                let fields = [
+                    key,
+                    start,
+                    end,
+                    asked.swap(0, Ordering::Relaxed),
+                    is_lost.into(),
+                ];
                 // Under the lock of the file, the place is still held.
-                log.lock().unwrap().write_all(fields.map(u64::to_le_bytes).as_flattened()).unwrap();
+                log.lock()
+                    .unwrap()
+                    .write_all(fields.map(u64::to_le_bytes).as_flattened())
+                    .unwrap();
                 drop(held);
             }
         });
@@ -86,7 +110,10 @@ struct Process(Child);
 
 impl Process {
     fn start(url: &str, log: &Path) -> Self {
-        let test = concat!(module_path!(), "::process").split_once("::").unwrap().1;
+        let test = concat!(module_path!(), "::process")
+            .split_once("::")
+            .unwrap()
+            .1;
         let process = Command::new(env::current_exe().unwrap())
             .args([test, "--exact", "--ignored"])
             .env("REDIS_URL", url)
@@ -97,7 +124,13 @@ impl Process {
     }
 
     fn signal(&self, signal: &str) {
-        assert!(Command::new("kill").args([signal, &self.0.id().to_string()]).status().unwrap().success());
+        assert!(
+            Command::new("kill")
+                .args([signal, &self.0.id().to_string()])
+                .status()
+                .unwrap()
+                .success()
+        );
     }
 }
 
@@ -123,9 +156,13 @@ impl Held {
         let mut held = Self::default();
         for log in logs {
             let mut bytes = Vec::new();
-            File::open(log).map(|mut file| file.read_to_end(&mut bytes).unwrap()).unwrap_or_default();
+            File::open(log)
+                .map(|mut file| file.read_to_end(&mut bytes).unwrap())
+                .unwrap_or_default();
             for entry in bytes.chunks_exact(40) {
-                let field = |place: usize| u64::from_le_bytes(entry[8 * place..8 * place + 8].try_into().unwrap());
+                let field = |place: usize| {
+                    u64::from_le_bytes(entry[8 * place..8 * place + 8].try_into().unwrap())
+                };
                 if field(4) == 0 {
                     held.spans.push([field(0), field(1), field(2)]);
                 }
@@ -138,9 +175,14 @@ impl Held {
 
     /// The most that certainly were held at once, of a key, or of all.
     fn most(&self, key: Option<u64>) -> i64 {
-        let of_key = self.spans.iter().filter(|[of, ..]| key.is_none_or(|key| key == *of));
+        let of_key = self
+            .spans
+            .iter()
+            .filter(|[of, ..]| key.is_none_or(|key| key == *of));
         // An end comes before a start of the same time.
-        let mut steps: Vec<(u64, i64)> = of_key.flat_map(|[_, start, end]| [(*start, 1), (*end, -1)]).collect();
+        let mut steps: Vec<(u64, i64)> = of_key
+            .flat_map(|[_, start, end]| [(*start, 1), (*end, -1)])
+            .collect();
         steps.sort_unstable();
         let (mut open, mut most) = (0, 0);
         for (_, step) in steps {
@@ -177,7 +219,11 @@ async fn killed_and_stopped_processes_together_keep_the_limit() {
                 processes.push(start(&mut logs));
             }
             3..5 => {
-                let millis = if !is_overtime && numbers.below(2) == 0 { 400 } else { 3_000 };
+                let millis = if !is_overtime && numbers.below(2) == 0 {
+                    400
+                } else {
+                    3_000
+                };
                 // Any of them: the places stay mostly in the processes that have some.
                 let stopped = &processes[numbers.below(PROCESSES as u64) as usize];
                 stopped.signal("-STOP");
@@ -196,13 +242,29 @@ async fn killed_and_stopped_processes_together_keep_the_limit() {
         "{processes} processes asked {} times and held {places} places, at most {most:?} at once; {} may have been lost",
         held.asked, held.exceptions
     );
-    assert!(most[0] <= 6 && most[1] <= 6 && most[2] <= 9, "{most:?} at once");
-    assert!(is_enough(&logs), "{most:?} of {places}: the limits are never reached, or no place is lost");
+    assert!(
+        most[0] <= 6 && most[1] <= 6 && most[2] <= 9,
+        "{most:?} at once"
+    );
+    assert!(
+        is_enough(&logs),
+        "{most:?} of {places}: the limits are never reached, or no place is lost"
+    );
     // Nothing of them stays.
     let limiter = Limiter::new(RedisStore::connect(&server.url()).await.unwrap());
     let died = Instant::now();
-    while limiter.peek(&ALL, "everybody").await.unwrap().binding().used > 0 {
-        assert!(died.elapsed() < LIFE + ms(500), "the places of killed processes are still held");
+    while limiter
+        .peek(&ALL, "everybody")
+        .await
+        .unwrap()
+        .binding()
+        .used
+        > 0
+    {
+        assert!(
+            died.elapsed() < LIFE + ms(500),
+            "the places of killed processes are still held"
+        );
         sleep(ms(10)).await;
     }
     println!("all places were free after {:?}", died.elapsed());

@@ -19,7 +19,8 @@ use tokio::{
 };
 use tower::{Layer, Service};
 use tower_sliding_window::{
-    Charge, Check, Limit, Limiter, RateLimitLayer, RedisStore, Store, limiter::Breaker, store::RedisStoreBuilder,
+    Charge, Check, Limit, Limiter, RateLimitLayer, RedisStore, Store, limiter::Breaker,
+    store::RedisStoreBuilder,
 };
 
 #[cfg(feature = "cluster")]
@@ -40,7 +41,9 @@ fn long() -> Limit {
 }
 
 fn limiter(builder: RedisStoreBuilder) -> Limiter {
-    Limiter::new(builder.build().unwrap()).deadline(TEST_TIMEOUT).breaker(Breaker::OFF)
+    Limiter::new(builder.build().unwrap())
+        .deadline(TEST_TIMEOUT)
+        .breaker(Breaker::OFF)
 }
 
 /// The places of `ada` that are held after a while.
@@ -69,9 +72,15 @@ fn threads() -> usize {
 /// Runs an ignored test in a process of its own.
 fn alone(test: &str) {
     let name = format!("limiter::concurrent::left_behind::{test}");
-    let output = Command::new(env::current_exe().unwrap()).args(["--exact", &name, "--ignored"]).output().unwrap();
+    let output = Command::new(env::current_exe().unwrap())
+        .args(["--exact", &name, "--ignored"])
+        .output()
+        .unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success() && text.contains("1 passed"), "{text}");
+    assert!(
+        output.status.success() && text.contains("1 passed"),
+        "{text}"
+    );
 }
 
 /// The reply has come, and the runtime ends before the caller is polled.
@@ -120,7 +129,12 @@ fn places_that_were_answered_are_freed_when_their_runtime_ends() {
 /// has ended.
 #[test]
 fn a_check_that_is_dropped_within_an_ended_runtime_leaves_no_place() {
-    let (server, observer, own, ended) = (RedisServer::start(), one_thread(), two_threads(), one_thread());
+    let (server, observer, own, ended) = (
+        RedisServer::start(),
+        one_thread(),
+        two_threads(),
+        one_thread(),
+    );
     let limiter = limiter(server.store().connections(1));
     own.block_on(async { drop(limiter.check(&long(), "ada", 1).await.unwrap()) });
     server.pause();
@@ -170,8 +184,10 @@ fn a_lone_check_that_outlives_its_runtime_leaves_no_place() {
 fn a_batch_that_is_about_to_be_sent_again_leaves_no_place() {
     let (server, observer, ending) = (RedisServer::start(), two_threads(), one_thread());
     let proxy = observer.block_on(Proxy::start(&server));
-    let store =
-        RedisStore::builder(proxy.url()).connections(1).connect_timeout(TEST_TIMEOUT).reply_timeout(TEST_TIMEOUT);
+    let store = RedisStore::builder(proxy.url())
+        .connections(1)
+        .connect_timeout(TEST_TIMEOUT)
+        .reply_timeout(TEST_TIMEOUT);
     let limiter = limiter(store);
     ending.block_on(async {
         drop(limiter.check(&long(), "ada", 1).await.unwrap());
@@ -196,7 +212,10 @@ fn all_places_of_a_lost_batch_are_freed_far_away() {
     let (server, observer) = (RedisServer::start(), two_threads());
     let proxy = observer.block_on(Proxy::start(&server));
     let limiter = limiter(
-        RedisStore::builder(proxy.url()).connections(1).connect_timeout(TEST_TIMEOUT).reply_timeout(TEST_TIMEOUT),
+        RedisStore::builder(proxy.url())
+            .connections(1)
+            .connect_timeout(TEST_TIMEOUT)
+            .reply_timeout(TEST_TIMEOUT),
     );
     proxy.delay_replies(ms(400));
     let ending = one_thread();
@@ -227,8 +246,9 @@ fn process_of_many_slots() {
     let (one, other) = (two_threads(), two_threads());
     let cluster = other.block_on(RedisCluster::start(1));
     let server = &cluster.0[0];
-    let limiter =
-        Limiter::new(other.block_on(server.store().connect()).unwrap()).deadline(TEST_TIMEOUT).breaker(Breaker::OFF);
+    let limiter = Limiter::new(other.block_on(server.store().connect()).unwrap())
+        .deadline(TEST_TIMEOUT)
+        .breaker(Breaker::OFF);
     let calls = Limit::per_hour("calls", 1_000_000);
     let pair = |number: usize| {
         let charge = |slot| Charge::new(calls.clone(), format!("{slot}-{number}"), 1).unwrap();
@@ -268,7 +288,9 @@ fn process_of_many_dropped() {
     runtime.block_on(async { drop(limiter.check(&long(), "ada", 1).await.unwrap()) });
     let before = threads();
     server.pause();
-    let mut asked: Vec<_> = (0..2_000).map(|_| Box::pin(limiter.check(&long(), "ada", 1))).collect();
+    let mut asked: Vec<_> = (0..2_000)
+        .map(|_| Box::pin(limiter.check(&long(), "ada", 1)))
+        .collect();
     runtime.block_on(async {
         asked.retain_mut(|asked| poll_now(asked.as_mut()).is_pending());
         time::sleep(ms(50)).await;
@@ -287,7 +309,9 @@ fn a_shutdown_does_not_wait_for_a_request_that_was_never_polled() {
     runtime.block_on(async {
         let limiter = limiter(server.store());
         drop(limiter.check(&long(), "ada", 1).await.unwrap());
-        let mut app = RateLimitLayer::new(limiter.clone()).limit(long().by(anyone)).layer(handler());
+        let mut app = RateLimitLayer::new(limiter.clone())
+            .limit(long().by(anyone))
+            .layer(handler());
         poll_fn(|cx| app.poll_ready(cx)).await.unwrap();
         let _kept = app.call(request());
         let begun = Instant::now();
@@ -321,7 +345,11 @@ fn a_check_that_is_asked_again_slot_by_slot_is_not_behind_itself() {
                 }
             }
         }
-        assert_eq!((admitted, refused, failed), (4_000, 0, 0), "each is the only one of its key");
+        assert_eq!(
+            (admitted, refused, failed),
+            (4_000, 0, 0),
+            "each is the only one of its key"
+        );
     });
 }
 
@@ -356,20 +384,41 @@ fn process_of_many_hang_ups() {
 fn places_of_a_lost_batch_are_freed_at_a_full_server() {
     let (server, own) = (RedisServer::start(), two_threads());
     let mut control = server.connect();
-    let mut ask = |words: &[&str]| redis::cmd(words[0]).arg(&words[1..]).query::<redis::Value>(&mut control).unwrap();
+    let mut ask = |words: &[&str]| {
+        redis::cmd(words[0])
+            .arg(&words[1..])
+            .query::<redis::Value>(&mut control)
+            .unwrap()
+    };
     own.block_on(async {
-        let store = server.store().reply_timeout(ms(200)).connect().await.unwrap();
-        let limiter = Limiter::new(store).deadline(seconds(2)).breaker(Breaker::OFF);
+        let store = server
+            .store()
+            .reply_timeout(ms(200))
+            .connect()
+            .await
+            .unwrap();
+        let limiter = Limiter::new(store)
+            .deadline(seconds(2))
+            .breaker(Breaker::OFF);
         let place = limiter.check(&long(), "ada", 1).await.unwrap();
         // Those that are open.
-        ask(&["CONFIG", "SET", "maxclients", &server.connections().to_string()]);
+        ask(&[
+            "CONFIG",
+            "SET",
+            "maxclients",
+            &server.connections().to_string(),
+        ]);
         server.pause();
         let lost: JoinSet<_> = (0..50).map(|_| limiter.check(&long(), "ada", 1)).collect();
         assert!(lost.join_all().await.iter().any(Result::is_err));
         server.resume();
         drop(place);
         let begun = Instant::now();
-        while limiter.peek(&long(), "ada").await.is_ok_and(|peeked| peeked.binding().used > 0) {
+        while limiter
+            .peek(&long(), "ada")
+            .await
+            .is_ok_and(|peeked| peeked.binding().used > 0)
+        {
             assert!(begun.elapsed() < TEST_TIMEOUT, "places are left");
             time::sleep(ms(50)).await;
         }

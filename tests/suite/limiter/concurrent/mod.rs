@@ -21,7 +21,10 @@ const STREAMS: Limit = Limit::concurrent("streams", 4);
 async fn until_held(limiter: &Limiter, limit: &Limit, places: u64) {
     let begun = Instant::now();
     while limiter.peek(limit, "ada").await.unwrap().binding().used != places {
-        assert!(begun.elapsed() < TEST_TIMEOUT, "{places} places are never held");
+        assert!(
+            begun.elapsed() < TEST_TIMEOUT,
+            "{places} places are never held"
+        );
         sleep(ms(5)).await;
     }
 }

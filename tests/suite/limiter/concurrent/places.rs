@@ -6,7 +6,8 @@ use super::*;
 async fn on_each_store(test: impl AsyncFn(Limiter)) {
     test(Limiter::new(MemoryStore::new())).await;
     let server = RedisServer::start();
-    test(Limiter::new(RedisStore::connect(&server.url()).await.unwrap()).deadline(TEST_TIMEOUT)).await;
+    test(Limiter::new(RedisStore::connect(&server.url()).await.unwrap()).deadline(TEST_TIMEOUT))
+        .await;
 }
 
 #[tokio::test]
@@ -16,7 +17,10 @@ async fn no_more_are_held_than_the_limit_and_each_is_freed_by_its_decision() {
         for places in 1..=4 {
             let decision = enter(&limiter, &STREAMS).await;
             assert!(decision.is_allowed() && decision.holds_place());
-            assert_eq!((decision.binding().used, decision.remaining()), (places, 4 - places));
+            assert_eq!(
+                (decision.binding().used, decision.remaining()),
+                (places, 4 - places)
+            );
             held.push(decision);
         }
         let refused = enter(&limiter, &STREAMS).await;
@@ -26,7 +30,10 @@ async fn no_more_are_held_than_the_limit_and_each_is_freed_by_its_decision() {
 
         let clone = held[0].clone();
         drop(held.remove(0));
-        assert!(!enter(&limiter, &STREAMS).await.is_allowed(), "a clone holds the place");
+        assert!(
+            !enter(&limiter, &STREAMS).await.is_allowed(),
+            "a clone holds the place"
+        );
         drop(clone);
         until_held(&limiter, &STREAMS, 3).await;
         assert!(enter(&limiter, &STREAMS).await.is_allowed());
@@ -47,13 +54,23 @@ async fn a_refusal_of_another_limit_takes_no_place_and_a_full_one_takes_no_units
             held
         };
         assert!(held.iter().all(Decision::holds_place));
-        assert_eq!(held[2].binding().limit.name(), "requests", "places do not hide the window");
+        assert_eq!(
+            held[2].binding().limit.name(),
+            "requests",
+            "places do not hide the window"
+        );
         assert!(!limiter.check_all(check()).await.unwrap().is_allowed());
-        assert_eq!(limiter.peek(&STREAMS, "ada").await.unwrap().binding().used, 3);
+        assert_eq!(
+            limiter.peek(&STREAMS, "ada").await.unwrap().binding().used,
+            3
+        );
 
         let one = Limit::concurrent("streams", 3);
         let wide = Limit::per_minute("wide", 100);
-        let refused = limiter.check_all(check_of([charge(&wide, 1), charge(&one, 1)])).await.unwrap();
+        let refused = limiter
+            .check_all(check_of([charge(&wide, 1), charge(&one, 1)]))
+            .await
+            .unwrap();
         assert_eq!(refused.binding().limit.name(), "streams");
         assert_eq!(limiter.peek(&wide, "ada").await.unwrap().binding().used, 0);
     })
@@ -71,11 +88,18 @@ async fn a_place_and_a_window_have_figures_of_their_own_in_any_order() {
                 charges.insert(place, charge(&places, 1));
                 check_of(charges)
             };
-            let mut held = vec![enter(&limiter, &places).await, limiter.check_all(check()).await.unwrap()];
+            let mut held = vec![
+                enter(&limiter, &places).await,
+                limiter.check_all(check()).await.unwrap(),
+            ];
             sleep(ms(300)).await;
             held.push(limiter.check_all(check()).await.unwrap());
             let used: Vec<_> = held[2].statuses().map(|status| status.used).collect();
-            assert_eq!((used[place], used[1 - place]), (3, 1), "the place is {name}");
+            assert_eq!(
+                (used[place], used[1 - place]),
+                (3, 1),
+                "the place is {name}"
+            );
         }
     })
     .await;
@@ -86,7 +110,10 @@ async fn an_admission_takes_one_place_whatever_it_costs() {
     on_each_store(async |limiter: Limiter| {
         let dear = Charge::new(STREAMS, "ada", 1_000).unwrap();
         let _held = limiter.check_all(Check::new(dear)).await.unwrap();
-        assert_eq!(limiter.peek(&STREAMS, "ada").await.unwrap().binding().used, 1);
+        assert_eq!(
+            limiter.peek(&STREAMS, "ada").await.unwrap().binding().used,
+            1
+        );
         let free = limiter.check(&STREAMS, "ada", 0).await.unwrap();
         assert!(free.is_allowed() && !free.holds_place());
     })
@@ -107,7 +134,10 @@ async fn a_caller_waits_until_a_place_is_free() {
         let begun = Instant::now();
         drop(held);
         assert!(waiting.await.unwrap().holds_place());
-        assert!(begun.elapsed() < ms(900), "it asks at once, and not when its retry time is over");
+        assert!(
+            begun.elapsed() < ms(900),
+            "it asks at once, and not when its retry time is over"
+        );
         let held = enter(&limiter, &Limit::concurrent("two", 1)).await;
         let two = Limit::concurrent("two", 1);
         let first = tokio::spawn({
@@ -116,7 +146,11 @@ async fn a_caller_waits_until_a_place_is_free() {
         });
         sleep(ms(50)).await;
         let second = limiter.acquire(&two, "ada", 1, ms(100)).await.unwrap();
-        assert_eq!(second.retry_after(), Some(seconds(1)), "behind another, too");
+        assert_eq!(
+            second.retry_after(),
+            Some(seconds(1)),
+            "behind another, too"
+        );
         assert!(!first.await.unwrap().is_allowed());
         drop(held);
     })
@@ -137,7 +171,10 @@ async fn a_place_in_this_process_is_held_however_long() {
     clock.step_back(Duration::from_secs(60 * 60));
     assert!(!enter(&limiter, &STREAMS).await.is_allowed());
     places.clear();
-    assert_eq!(limiter.peek(&STREAMS, "ada").await.unwrap().binding().used, 0);
+    assert_eq!(
+        limiter.peek(&STREAMS, "ada").await.unwrap().binding().used,
+        0
+    );
     assert!(!places.iter().any(Decision::has_lost_place));
 }
 
@@ -147,7 +184,13 @@ async fn a_repeated_check_has_the_time_of_the_first() {
     on_each_store(async |limiter: Limiter| {
         let window = Limit::per_minute("window", 9);
         let id = tower_sliding_window::check::AdmissionId(9);
-        let both = || check_of([charge(&STREAMS.freed_after(seconds(1)), 1), charge(&window, 1)]).with_id(id);
+        let both = || {
+            check_of([
+                charge(&STREAMS.freed_after(seconds(1)), 1),
+                charge(&window, 1),
+            ])
+            .with_id(id)
+        };
         let first = limiter.check_all(both()).await.unwrap();
         sleep(ms(700)).await;
         assert_eq!(limiter.check_all(both()).await.unwrap().at(), first.at());
@@ -155,7 +198,11 @@ async fn a_repeated_check_has_the_time_of_the_first() {
         let alone = || Check::new(charge(&STREAMS, 1)).with_id(id);
         let first = limiter.check_all(alone()).await.unwrap();
         let again = limiter.check_all(alone()).await.unwrap();
-        assert!(again.at() >= first.at() && again.at() <= first.at() + TEST_TIMEOUT, "{:?}", again.at());
+        assert!(
+            again.at() >= first.at() && again.at() <= first.at() + TEST_TIMEOUT,
+            "{:?}",
+            again.at()
+        );
     })
     .await;
 }
@@ -166,13 +213,24 @@ async fn places_of_a_full_store_are_freed() {
     let limiter = Limiter::new(MemoryStore::new().capacity(8));
     let mut held = Vec::new();
     for key in 0..100 {
-        let decision = limiter.check(&STREAMS, format!("key {key}"), 1).await.unwrap();
+        let decision = limiter
+            .check(&STREAMS, format!("key {key}"), 1)
+            .await
+            .unwrap();
         assert!(decision.is_allowed() && decision.binding().used == 1);
         held.push(decision);
     }
     held.clear();
     for key in 0..100 {
-        assert_eq!(limiter.peek(&STREAMS, format!("key {key}")).await.unwrap().binding().used, 0);
+        assert_eq!(
+            limiter
+                .peek(&STREAMS, format!("key {key}"))
+                .await
+                .unwrap()
+                .binding()
+                .used,
+            0
+        );
     }
 }
 
@@ -185,7 +243,14 @@ async fn places_take_no_room_from_other_limits() {
         held.push(limiter.check(&STREAMS, key.to_string(), 1).await.unwrap());
     }
     for key in 0..40 {
-        assert!(limiter.check(&once, key.to_string(), 1).await.unwrap().is_allowed(), "key {key}");
+        assert!(
+            limiter
+                .check(&once, key.to_string(), 1)
+                .await
+                .unwrap()
+                .is_allowed(),
+            "key {key}"
+        );
     }
     drop(held);
 }
@@ -195,14 +260,24 @@ fn a_place_in_this_process_is_freed_without_a_runtime() {
     let limiter = Limiter::new(MemoryStore::new());
     let held = one_thread().block_on(enter(&limiter, &STREAMS));
     drop(held);
-    assert_eq!(one_thread().block_on(limiter.peek(&STREAMS, "ada")).unwrap().binding().used, 0);
+    assert_eq!(
+        one_thread()
+            .block_on(limiter.peek(&STREAMS, "ada"))
+            .unwrap()
+            .binding()
+            .used,
+        0
+    );
 }
 
 #[tokio::test]
 async fn a_place_of_a_share_is_freed_in_this_process() {
     let store = stores::failing();
     let limiter = Limiter::new(store).fail_local(tower_sliding_window::limiter::Share::one_of(2));
-    let held = [enter(&limiter, &STREAMS).await, enter(&limiter, &STREAMS).await];
+    let held = [
+        enter(&limiter, &STREAMS).await,
+        enter(&limiter, &STREAMS).await,
+    ];
     assert!(held.iter().all(Decision::holds_place));
     assert!(!enter(&limiter, &STREAMS).await.is_allowed());
     drop(held);
@@ -214,9 +289,17 @@ fn a_concurrent_limit_is_read_and_written() {
     assert_eq!("streams=4/10s concurrent".parse(), Ok(STREAMS));
     assert_eq!("streams=4 concurrent".parse(), Ok(STREAMS));
     assert_eq!(STREAMS.to_string(), "streams=4/10s concurrent");
-    assert_eq!(STREAMS.freed_after(seconds(60)).to_string(), "streams=4/min concurrent");
-    let error = Limit::parse("streams", "4/500ms concurrent").unwrap_err().to_string();
-    assert!(error.contains("1 s to 365 days") && error.contains("500ms"), "{error}");
+    assert_eq!(
+        STREAMS.freed_after(seconds(60)).to_string(),
+        "streams=4/min concurrent"
+    );
+    let error = Limit::parse("streams", "4/500ms concurrent")
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("1 s to 365 days") && error.contains("500ms"),
+        "{error}"
+    );
     // Shorter than a renewal takes.
     let brief = Limit::per("streams", 4, ms(1)).with_algorithm(STREAMS.algorithm());
     assert_eq!(brief, STREAMS);

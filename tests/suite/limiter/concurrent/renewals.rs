@@ -70,7 +70,12 @@ fn enter_meanwhile(server: &RedisServer, limit: &Limit, times: usize) -> Vec<Dec
         }
         decisions
     };
-    std::thread::scope(|scope| scope.spawn(|| one_thread().block_on(enter_all)).join().unwrap())
+    std::thread::scope(|scope| {
+        scope
+            .spawn(|| one_thread().block_on(enter_all))
+            .join()
+            .unwrap()
+    })
 }
 
 /// The place counts beyond the limit then, so that no other comes on top.
@@ -95,7 +100,10 @@ async fn a_place_that_nobody_has_got_while_its_process_stood_still_is_not_lost()
     let (limiter, begun) = (limiter(&server).await, Instant::now());
     let held = [enter(&limiter, &SHORT).await, enter(&limiter, &SHORT).await];
     std::thread::sleep(ms(1_200));
-    assert!(held.iter().all(Decision::has_lost_place), "another may get it");
+    assert!(
+        held.iter().all(Decision::has_lost_place),
+        "another may get it"
+    );
     while held.iter().any(Decision::has_lost_place) {
         assert!(begun.elapsed() < TEST_TIMEOUT);
         sleep(ms(10)).await;
@@ -132,7 +140,10 @@ async fn a_server_that_may_not_write_for_a_while_loses_no_place_and_keeps_none()
     assert_eq!(other.peek(&life, "ada").await.unwrap().binding().used, 2);
     assert!(!held.iter().any(Decision::has_lost_place));
 
-    let both = limiter.check_all(check_of([charge(&long, 1), charge(&STREAMS, 1)])).await.unwrap();
+    let both = limiter
+        .check_all(check_of([charge(&long, 1), charge(&STREAMS, 1)]))
+        .await
+        .unwrap();
     server.run::<()>("CONFIG SET min-replicas-to-write 1");
     drop((held, both));
     sleep(ms(300)).await;
@@ -164,7 +175,8 @@ async fn places_of_several_slots_are_renewed_and_freed() {
     let all = Limit::concurrent("all", 3).freed_after(Duration::from_secs(1));
     let check = |key: &str| {
         let own = Check::new(Charge::new(SHORT, key, 1).unwrap());
-        own.and(Charge::new(all.clone(), "everybody", 1).unwrap()).unwrap()
+        own.and(Charge::new(all.clone(), "everybody", 1).unwrap())
+            .unwrap()
     };
     let mut held = Vec::new();
     for key in ["ada", "ada", "bob"] {
@@ -172,24 +184,49 @@ async fn places_of_several_slots_are_renewed_and_freed() {
     }
     assert!(held.iter().all(Decision::holds_place));
     sleep(seconds(3)).await;
-    assert!(!limiter.check_all(check("eve")).await.unwrap().is_allowed(), "all places of everybody are held");
-    assert_eq!(limiter.peek(&SHORT, "eve").await.unwrap().binding().used, 0, "what a slot has counted is given back");
+    assert!(
+        !limiter.check_all(check("eve")).await.unwrap().is_allowed(),
+        "all places of everybody are held"
+    );
+    assert_eq!(
+        limiter.peek(&SHORT, "eve").await.unwrap().binding().used,
+        0,
+        "what a slot has counted is given back"
+    );
     drop(held);
     // Each slot is freed by a call of its own.
     until_held(&limiter, &SHORT, 0).await;
     let freed = async {
-        while limiter.peek(&all, "everybody").await.unwrap().binding().used > 0 {
+        while limiter
+            .peek(&all, "everybody")
+            .await
+            .unwrap()
+            .binding()
+            .used
+            > 0
+        {
             sleep(ms(5)).await;
         }
     };
     tokio::time::timeout(TEST_TIMEOUT, freed).await.unwrap();
-    assert!(!limiter.check_all(check("eve")).await.unwrap().statuses().any(|status| status.used > 1));
+    assert!(
+        !limiter
+            .check_all(check("eve"))
+            .await
+            .unwrap()
+            .statuses()
+            .any(|status| status.used > 1)
+    );
 }
 
 #[tokio::test]
 async fn a_clock_that_steps_back_frees_no_place() {
-    let (server, clock) = (RedisServer::start(), tower_sliding_window::store::ManualClock::new());
-    let limiter = Limiter::new(server.store().clock(&clock).build().unwrap()).deadline(TEST_TIMEOUT);
+    let (server, clock) = (
+        RedisServer::start(),
+        tower_sliding_window::store::ManualClock::new(),
+    );
+    let limiter =
+        Limiter::new(server.store().clock(&clock).build().unwrap()).deadline(TEST_TIMEOUT);
     let held = [enter(&limiter, &SHORT).await, enter(&limiter, &SHORT).await];
     clock.step_back(Duration::from_secs(60 * 60));
     for _ in 0..10 {
@@ -200,5 +237,8 @@ async fn a_clock_that_steps_back_frees_no_place() {
     assert!(!held.iter().any(Decision::has_lost_place));
     drop(held);
     until_held(&limiter, &SHORT, 0).await;
-    assert!(enter(&limiter, &SHORT).await.is_allowed(), "an hour ahead, nothing is left");
+    assert!(
+        enter(&limiter, &SHORT).await.is_allowed(),
+        "an hour ahead, nothing is left"
+    );
 }

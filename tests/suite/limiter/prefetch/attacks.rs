@@ -63,7 +63,10 @@ fn giving_back_ends_without_a_runtime_and_within_one_that_has_ended() {
         std::thread::spawn(move || {
             let _entered = is_entered.then(|| context.enter());
             let mut ended = Box::pin(limiter.shutdown(Duration::from_secs(1)));
-            let ended = ended.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready();
+            let ended = ended
+                .as_mut()
+                .poll(&mut Context::from_waker(Waker::noop()))
+                .is_ready();
             done.send(ended).unwrap();
         });
         assert_eq!(is_done.recv_timeout(TEST_TIMEOUT), Ok(true), "{is_entered}");
@@ -102,8 +105,15 @@ async fn giving_back_to_a_store_that_fails_ends_in_time() {
     server.kill();
     let begun = SystemInstant::now();
     let ended = limiter.shutdown(Duration::from_secs(5)).await;
-    assert!(matches!(ended, Err(tower_sliding_window::Error::TimedOut { .. })), "{ended:?}");
-    assert!(begun.elapsed() < Duration::from_secs(11), "{:?}", begun.elapsed());
+    assert!(
+        matches!(ended, Err(tower_sliding_window::Error::TimedOut { .. })),
+        "{ended:?}"
+    );
+    assert!(
+        begun.elapsed() < Duration::from_secs(11),
+        "{:?}",
+        begun.elapsed()
+    );
 }
 
 #[test]
@@ -113,8 +123,12 @@ fn giving_back_ends_after_ten_seconds_although_a_runtime_is_not_driven() {
     let idle = one_thread();
     idle.block_on(hold(&server, &limiter, &API, "ada"));
     let ended = limiter.shutdown(Duration::from_secs(10));
-    let ended = one_thread().block_on(async { tokio::time::timeout(TEST_TIMEOUT, ended).await.unwrap() });
-    assert!(matches!(ended, Err(tower_sliding_window::Error::TimedOut { .. })), "{ended:?}");
+    let ended =
+        one_thread().block_on(async { tokio::time::timeout(TEST_TIMEOUT, ended).await.unwrap() });
+    assert!(
+        matches!(ended, Err(tower_sliding_window::Error::TimedOut { .. })),
+        "{ended:?}"
+    );
     drop(idle);
 }
 
@@ -130,14 +144,25 @@ async fn giving_back_while_a_prefetch_is_being_refused_ends_with_the_reply() {
     server.pause();
     // The last of the prefetch: the task asks for the next one.
     let spending = async { while check(&limiter, &limit, "ada", 1).await.is_allowed() {} };
-    assert!(tokio::time::timeout(LIFE, spending).await.is_err(), "Redis does not reply");
+    assert!(
+        tokio::time::timeout(LIFE, spending).await.is_err(),
+        "Redis does not reply"
+    );
     let begun = SystemInstant::now();
     let resume = async {
         sleep(LIFE).await;
         server.resume();
     };
-    assert!(tokio::join!(limiter.shutdown(TEST_TIMEOUT), resume).0.is_ok());
-    assert!(begun.elapsed() < Duration::from_secs(8), "{:?}", begun.elapsed());
+    assert!(
+        tokio::join!(limiter.shutdown(TEST_TIMEOUT), resume)
+            .0
+            .is_ok()
+    );
+    assert!(
+        begun.elapsed() < Duration::from_secs(8),
+        "{:?}",
+        begun.elapsed()
+    );
     assert_eq!(used(&server, &clock, &limit, "ada").await.1, 0);
 }
 
@@ -212,7 +237,8 @@ async fn checks_of_several_limits_never_wait_for_each_other() {
     use tower_sliding_window::{Charge, Check};
     let server = RedisServer::start();
     let limiter = limiter(&server);
-    let limits: [Limit; 3] = ["a", "b", "c"].map(|name| Limit::per_minute(name, 100_000_000).prefetch(2 * LIFE));
+    let limits: [Limit; 3] =
+        ["a", "b", "c"].map(|name| Limit::per_minute(name, 100_000_000).prefetch(2 * LIFE));
     let tasks: Vec<_> = (0..12)
         .map(|number| {
             let (limiter, mut limits) = (limiter.clone(), limits.clone());
@@ -223,7 +249,9 @@ async fn checks_of_several_limits_never_wait_for_each_other() {
             tokio::spawn(async move {
                 for round in 0..3_000 {
                     let charge = |limit: &Limit| Charge::new(limit.clone(), "ada", 1).unwrap();
-                    let check = Check::new(charge(&limits[0])).and(charge(&limits[1])).unwrap();
+                    let check = Check::new(charge(&limits[0]))
+                        .and(charge(&limits[1]))
+                        .unwrap();
                     let check = check.and(charge(&limits[2])).unwrap();
                     assert!(limiter.check_all(check).await.unwrap().is_allowed());
                     if round % 1_000 == 999 && number == 0 {
@@ -237,7 +265,10 @@ async fn checks_of_several_limits_never_wait_for_each_other() {
         })
         .collect();
     for task in tasks {
-        tokio::time::timeout(TEST_TIMEOUT, task).await.unwrap().unwrap();
+        tokio::time::timeout(TEST_TIMEOUT, task)
+            .await
+            .unwrap()
+            .unwrap();
     }
     limiter.shutdown(TEST_TIMEOUT).await.unwrap();
 }
@@ -247,7 +278,11 @@ async fn checks_of_several_limits_never_wait_for_each_other() {
 async fn many_keys_leave_no_task_and_no_held_unit() {
     let server = RedisServer::start();
     let limiter = limiter(&server);
-    let tasks = || tokio::runtime::Handle::current().metrics().num_alive_tasks();
+    let tasks = || {
+        tokio::runtime::Handle::current()
+            .metrics()
+            .num_alive_tasks()
+    };
     for round in 0..40 {
         let checks = (0..250).flat_map(|key| {
             let limiter = limiter.clone();
@@ -262,7 +297,10 @@ async fn many_keys_leave_no_task_and_no_held_unit() {
     assert!(tasks() < 10, "{} tasks", tasks());
     // Of the last round: on a slow machine, the first one has left the window.
     let decision = limiter.peek(&API, "39-0").await.unwrap();
-    assert_eq!((decision.binding().used, decision.binding().reserved), (17, 0));
+    assert_eq!(
+        (decision.binding().used, decision.binding().reserved),
+        (17, 0)
+    );
 }
 
 /// A server without memory refuses prefetches, and takes back those that were taken before.
@@ -309,7 +347,10 @@ async fn units_of_prefetches_stay_counted_after_a_process_with_a_shorter_window_
     }
     for (key, admitted) in KEYS.iter().zip(spend(1_800).await) {
         let used = check(&later, &limit, key, 0).await.binding().used;
-        assert!(used >= admitted, "{used} used after {admitted} were admitted for {key}");
+        assert!(
+            used >= admitted,
+            "{used} used after {admitted} were admitted for {key}"
+        );
     }
 }
 
@@ -321,10 +362,19 @@ async fn requests_that_are_first_together_share_their_prefetches() {
     let limit = API.prefetch(MAX_LIFE);
     let mut late = 0;
     for number in 0..100 {
-        let (limiter, key, barrier) = (limiter(&server), format!("key-{number}"), Arc::new(Barrier::new(40)));
+        let (limiter, key, barrier) = (
+            limiter(&server),
+            format!("key-{number}"),
+            Arc::new(Barrier::new(40)),
+        );
         let mut tasks = JoinSet::new();
         for _ in 0..40 {
-            let (limiter, limit, key, barrier) = (limiter.clone(), limit.clone(), key.clone(), Arc::clone(&barrier));
+            let (limiter, limit, key, barrier) = (
+                limiter.clone(),
+                limit.clone(),
+                key.clone(),
+                Arc::clone(&barrier),
+            );
             tasks.spawn(async move {
                 barrier.wait().await;
                 check(&limiter, &limit, &key, 1).await

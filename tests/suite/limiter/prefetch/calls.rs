@@ -30,14 +30,28 @@ async fn a_prefetch_is_taken_and_given_back_by_few_calls() {
         server.run::<()>("CONFIG RESETSTAT");
         if key == "given back" {
             limiter.shutdown(TEST_TIMEOUT).await.unwrap();
-            assert_eq!(calls(&server), ["zadd 2", "zcount 1", "zrange 1", "zrem 2", "zrevrange 3", "zscore 2"]);
+            assert_eq!(
+                calls(&server),
+                [
+                    "zadd 2",
+                    "zcount 1",
+                    "zrange 1",
+                    "zrem 2",
+                    "zrevrange 3",
+                    "zscore 2"
+                ]
+            );
         }
     }
     while server.script_calls() == 0 {
         assert!(check(&limiter, &LONG, "spent", 1).await.is_allowed());
         sleep(Duration::from_millis(10)).await;
     }
-    assert_eq!(calls(&server), ["zadd 2", "zcount 1", "zrevrange 2"], "the next prefetch, while some units are left");
+    assert_eq!(
+        calls(&server),
+        ["zadd 2", "zcount 1", "zrevrange 2"],
+        "the next prefetch, while some units are left"
+    );
 }
 
 #[tokio::test]
@@ -52,5 +66,8 @@ async fn prefetches_of_many_keys_travel_together() {
     let before = server.script_calls();
     limiter.shutdown(TEST_TIMEOUT).await.unwrap();
     let scripts = server.script_calls() - before;
-    assert!(scripts > 0 && scripts < KEYS / 2, "{scripts} scripts for {KEYS} keys");
+    assert!(
+        scripts > 0 && scripts < KEYS / 2,
+        "{scripts} scripts for {KEYS} keys"
+    );
 }

@@ -38,18 +38,32 @@ impl Counting {
     fn at(trip: Duration) -> Self {
         let state = LocalState::default().with_prefetch();
         state.answered_in(trip);
-        Self { memory: MemoryStore::new(), state, trip, checks: Arc::default(), prefetches: Arc::default() }
+        Self {
+            memory: MemoryStore::new(),
+            state,
+            trip,
+            checks: Arc::default(),
+            prefetches: Arc::default(),
+        }
     }
 
     fn calls(&self) -> (u64, u64) {
-        (self.checks.load(Ordering::SeqCst), self.prefetches.load(Ordering::SeqCst))
+        (
+            self.checks.load(Ordering::SeqCst),
+            self.prefetches.load(Ordering::SeqCst),
+        )
     }
 }
 
 impl Store for Counting {
     fn decide(&self, check: Check) -> StoreFuture<Decision> {
         let is_prefetch = check.charges().any(|charge| charge.lease().is_some());
-        if is_prefetch { &self.prefetches } else { &self.checks }.fetch_add(1, Ordering::SeqCst);
+        if is_prefetch {
+            &self.prefetches
+        } else {
+            &self.checks
+        }
+        .fetch_add(1, Ordering::SeqCst);
         let store = self.clone();
         Box::pin(async move {
             sleep(store.trip).await;
@@ -88,10 +102,16 @@ struct Burst {
 
 /// Returns the requests, the checks that asked the store, and the calls of prefetches.
 fn run(trip: Duration, limit: &Limit, bursts: &[Burst]) -> (u64, u64, u64) {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .start_paused(true)
+        .build()
+        .unwrap();
     runtime.block_on(async {
         let store = Counting::at(trip);
-        let limiter = Limiter::new(store.clone()).deadline(TEST_TIMEOUT).refusal_cache(Duration::ZERO);
+        let limiter = Limiter::new(store.clone())
+            .deadline(TEST_TIMEOUT)
+            .refusal_cache(Duration::ZERO);
         let mut requests = 0;
         for burst in bursts {
             sleep(burst.after).await;
@@ -123,9 +143,17 @@ fn run(trip: Duration, limit: &Limit, bursts: &[Burst]) -> (u64, u64, u64) {
 
 fn assert_cheap((requests, checks, prefetches): (u64, u64, u64)) -> Result<(), TestCaseError> {
     let figures = format!("{requests} requests, {checks} checks, {prefetches} calls of prefetches");
-    prop_assert!((checks + prefetches) * 10 <= (requests + FIRST) * 11, "{}", figures);
+    prop_assert!(
+        (checks + prefetches) * 10 <= (requests + FIRST) * 11,
+        "{}",
+        figures
+    );
     let time = checks + TIME_OF_PREFETCH * prefetches;
-    prop_assert!(time * 10 <= requests * 12 + FIRST * TIME_OF_PREFETCH * 10, "{}", figures);
+    prop_assert!(
+        time * 10 <= requests * 12 + FIRST * TIME_OF_PREFETCH * 10,
+        "{}",
+        figures
+    );
     Ok(())
 }
 
@@ -157,11 +185,16 @@ async fn keys_that_fall_quiet_far_away_take_hardly_more_work_of_redis() {
         let server = RedisServer::start();
         let proxy = Proxy::start(&server).await;
         proxy.delay_replies(Duration::from_millis(80));
-        let limiter = Limiter::new(RedisStore::connect(proxy.url()).await.unwrap()).deadline(TEST_TIMEOUT);
+        let limiter =
+            Limiter::new(RedisStore::connect(proxy.url()).await.unwrap()).deadline(TEST_TIMEOUT);
         for round in 0..4 {
             let ask = async |key: u64| {
                 for _ in 0..3 {
-                    assert!(check(&limiter, limit, &format!("{round}-{key}"), 1).await.is_allowed());
+                    assert!(
+                        check(&limiter, limit, &format!("{round}-{key}"), 1)
+                            .await
+                            .is_allowed()
+                    );
                 }
             };
             join_all((0..KEYS).map(ask)).await;
@@ -172,35 +205,80 @@ async fn keys_that_fall_quiet_far_away_take_hardly_more_work_of_redis() {
     }
     let [plain, prefetched] = work;
     // Taking a prefetch and giving it back take eleven commands.
-    assert!(prefetched * 10 <= plain * 12 + 64 * 11 * 10, "{prefetched} commands, and {plain} without prefetch");
+    assert!(
+        prefetched * 10 <= plain * 12 + 64 * 11 * 10,
+        "{prefetched} commands, and {plain} without prefetch"
+    );
 }
 
 /// A busy key pays for its prefetches, near and far, whatever others have wasted before.
 #[test]
 fn a_busy_key_is_decided_in_the_process_after_others_have_wasted_their_prefetches() {
     for millis in [1, 80] {
-        let wasted = Burst { keys: 2_000, first_key: 1, requests: 20, in_turn: false, after: Duration::ZERO };
-        let busy = Burst { keys: 1, first_key: 0, requests: 5_000, in_turn: true, after: Duration::from_secs(3) };
-        let before = run(Duration::from_millis(millis), &API, std::slice::from_ref(&wasted));
+        let wasted = Burst {
+            keys: 2_000,
+            first_key: 1,
+            requests: 20,
+            in_turn: false,
+            after: Duration::ZERO,
+        };
+        let busy = Burst {
+            keys: 1,
+            first_key: 0,
+            requests: 5_000,
+            in_turn: true,
+            after: Duration::from_secs(3),
+        };
+        let before = run(
+            Duration::from_millis(millis),
+            &API,
+            std::slice::from_ref(&wasted),
+        );
         let after = run(Duration::from_millis(millis), &API, &[wasted, busy]);
         let [checks, prefetches] = [after.1 - before.1, after.2 - before.2];
         println!("{millis} ms: {checks} of 5,000 asked, {prefetches} calls of prefetches");
-        assert!(checks <= 500 && prefetches <= 500, "{millis} ms: {checks} checks, {prefetches} calls");
+        assert!(
+            checks <= 500 && prefetches <= 500,
+            "{millis} ms: {checks} checks, {prefetches} calls"
+        );
     }
 }
 
 #[test]
 fn no_traffic_makes_prefetches_that_cost_more_than_they_save() {
-    let burst = (1..150_u64, 0..1_000_u64, 1..30_u64, any::<bool>(), 0..2_000_u64).prop_map(
-        |(keys, first_key, requests, in_turn, after)| {
+    let burst = (
+        1..150_u64,
+        0..1_000_u64,
+        1..30_u64,
+        any::<bool>(),
+        0..2_000_u64,
+    )
+        .prop_map(|(keys, first_key, requests, in_turn, after)| {
             let after = Duration::from_millis(after);
-            Burst { keys, first_key, requests, in_turn, after }
-        },
+            Burst {
+                keys,
+                first_key,
+                requests,
+                in_turn,
+                after,
+            }
+        });
+    let limit = prop_oneof![
+        Just(API),
+        Just(Limit::per_second("few", 200).prefetch(DEFAULT_LIFE))
+    ];
+    let traffic = (
+        prop_oneof![Just(0_u64), 1..200_u64],
+        limit,
+        vec(burst, 1..12),
     );
-    let limit = prop_oneof![Just(API), Just(Limit::per_second("few", 200).prefetch(DEFAULT_LIFE))];
-    let traffic = (prop_oneof![Just(0_u64), 1..200_u64], limit, vec(burst, 1..12));
-    let mut runner = TestRunner::new(ProptestConfig { cases: 32, failure_persistence: None, ..Default::default() });
-    let outcome =
-        runner.run(&traffic, |(trip, limit, bursts)| assert_cheap(run(Duration::from_millis(trip), &limit, &bursts)));
+    let mut runner = TestRunner::new(ProptestConfig {
+        cases: 32,
+        failure_persistence: None,
+        ..Default::default()
+    });
+    let outcome = runner.run(&traffic, |(trip, limit, bursts)| {
+        assert_cheap(run(Duration::from_millis(trip), &limit, &bursts))
+    });
     outcome.unwrap();
 }

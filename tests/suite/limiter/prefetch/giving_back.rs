@@ -11,10 +11,16 @@ async fn unspent_units_are_given_back_after_the_life_of_a_prefetch() {
     let limit = API.prefetch(life);
     let requests = hold(&server, &limiter, &limit, "ada").await;
     let held = check(&other, &limit, "ada", 0).await;
-    assert!(held.binding().used > requests && held.binding().reserved > 0, "{held:?}");
+    assert!(
+        held.binding().used > requests && held.binding().reserved > 0,
+        "{held:?}"
+    );
     sleep(2 * life).await;
     let decision = check(&other, &limit, "ada", 0).await;
-    assert_eq!((decision.binding().used, decision.binding().reserved), (requests, 0));
+    assert_eq!(
+        (decision.binding().used, decision.binding().reserved),
+        (requests, 0)
+    );
 }
 
 #[tokio::test]
@@ -78,11 +84,18 @@ fn the_units_of_a_runtime_that_has_ended_count_for_a_window_and_a_life() {
     let limiter = limiter_by(&server, &clock);
     let requests = one_thread().block_on(hold(&server, &limiter, &API, "ada"));
     one_thread().block_on(async {
-        assert!(is_in_process(&server, &limiter, &API, "ada").await, "another runtime spends the rest");
+        assert!(
+            is_in_process(&server, &limiter, &API, "ada").await,
+            "another runtime spends the rest"
+        );
         let (all, held) = used(&server, &clock, &API, "ada").await;
         assert!(held >= 16 && all > requests);
         clock.advance(API.window() + LIFE - Duration::from_micros(1));
-        assert_eq!(used(&server, &clock, &API, "ada").await, (held, held), "single units have left");
+        assert_eq!(
+            used(&server, &clock, &API, "ada").await,
+            (held, held),
+            "single units have left"
+        );
         clock.advance(Duration::from_micros(1));
         assert_eq!(used(&server, &clock, &API, "ada").await, (0, 0));
     });
@@ -98,7 +111,10 @@ fn what_a_runtime_has_left_is_given_back_by_another() {
         clock.advance(LIFE);
         let more = hold(&server, &limiter, &API, "ada").await;
         limiter.shutdown(TEST_TIMEOUT).await.unwrap();
-        assert_eq!(used(&server, &clock, &API, "ada").await, (requests + more, 0));
+        assert_eq!(
+            used(&server, &clock, &API, "ada").await,
+            (requests + more, 0)
+        );
     });
 }
 
@@ -118,7 +134,10 @@ fn a_prefetch_that_an_ended_runtime_has_asked_for_is_given_back_by_another() {
     one_thread().block_on(async {
         let begun = Instant::now();
         while used(&server, &clock, &API, "ada").await.1 == 0 {
-            assert!(begun.elapsed() < TEST_TIMEOUT, "the prefetch was never counted");
+            assert!(
+                begun.elapsed() < TEST_TIMEOUT,
+                "the prefetch was never counted"
+            );
             sleep(Duration::from_millis(5)).await;
         }
         limiter.shutdown(TEST_TIMEOUT).await.unwrap();

@@ -18,12 +18,16 @@ use super::*;
 /// Long enough for several windows, which are short so that they often are full.
 const LASTING: Duration = Duration::from_secs(6);
 
-const LIMIT: Limit = Limit::per("calls", 1_000, Duration::from_millis(400)).prefetch(Duration::from_millis(40));
+const LIMIT: Limit =
+    Limit::per("calls", 1_000, Duration::from_millis(400)).prefetch(Duration::from_millis(40));
 
 const PROCESSES: usize = 4;
 
 fn now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_micros() as u64
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap()
+        .as_micros() as u64
 }
 
 /// A process that asks as often as it can for a while, and then for another while not at all.
@@ -31,7 +35,10 @@ fn now() -> u64 {
 #[ignore = "a process of killed_processes_together_keep_the_limit"]
 async fn process() {
     let (url, log) = (env::var("REDIS_URL").unwrap(), env::var("LOG").unwrap());
-    let (limiter, mut log) = (Limiter::new(RedisStore::builder(&url).build().unwrap()), File::create(log).unwrap());
+    let (limiter, mut log) = (
+        Limiter::new(RedisStore::builder(&url).build().unwrap()),
+        File::create(log).unwrap(),
+    );
     for number in 0_u64.. {
         let block = Duration::from_millis(100 + 97 * number % 500);
         let begun = Instant::now();
@@ -39,7 +46,10 @@ async fn process() {
             let mut spans = Vec::new();
             for _ in 0..20 {
                 let before = now();
-                let is_admitted = limiter.check(&LIMIT, "ada", 1).await.is_ok_and(|decision| decision.is_allowed());
+                let is_admitted = limiter
+                    .check(&LIMIT, "ada", 1)
+                    .await
+                    .is_ok_and(|decision| decision.is_allowed());
                 if is_admitted {
                     spans.extend([before, now()].map(u64::to_le_bytes).concat());
                 }
@@ -56,7 +66,10 @@ struct Process(Child);
 
 impl Process {
     fn start(server: &RedisServer, log: &Path) -> Self {
-        let test = concat!(module_path!(), "::process").split_once("::").unwrap().1;
+        let test = concat!(module_path!(), "::process")
+            .split_once("::")
+            .unwrap()
+            .1;
         let process = Command::new(env::current_exe().unwrap())
             .args([test, "--exact", "--ignored"])
             .env("REDIS_URL", server.url())
@@ -86,9 +99,12 @@ impl Admitted {
         let (mut starts, mut ends) = (Vec::new(), Vec::new());
         for log in logs {
             let mut bytes = Vec::new();
-            File::open(log).map(|mut file| file.read_to_end(&mut bytes).unwrap()).unwrap_or_default();
+            File::open(log)
+                .map(|mut file| file.read_to_end(&mut bytes).unwrap())
+                .unwrap_or_default();
             for span in bytes.chunks_exact(16) {
-                let time = |place: usize| u64::from_le_bytes(span[place..place + 8].try_into().unwrap());
+                let time =
+                    |place: usize| u64::from_le_bytes(span[place..place + 8].try_into().unwrap());
                 starts.push(time(0));
                 ends.push(time(8));
             }
@@ -127,7 +143,9 @@ async fn killed_processes_together_keep_the_limit() {
     for number in 0_u64.. {
         sleep(Duration::from_millis(40 + 61 * number % 170)).await;
         // A slow machine takes longer to come near the limit.
-        if begun.elapsed() > LASTING && (Admitted::read(&logs).are_enough() || begun.elapsed() > 5 * LASTING) {
+        if begun.elapsed() > LASTING
+            && (Admitted::read(&logs).are_enough() || begun.elapsed() > 5 * LASTING)
+        {
             break;
         }
         processes.remove(0);
@@ -138,7 +156,12 @@ async fn killed_processes_together_keep_the_limit() {
     let admitted = Admitted::read(&logs);
     let most = admitted.most_in_a_window();
     let (processes, checks, scripts) = (logs.len(), admitted.ends.len(), server.script_calls());
-    println!("{processes} processes admitted {checks} checks with {scripts} scripts, at most {most} in a window");
+    println!(
+        "{processes} processes admitted {checks} checks with {scripts} scripts, at most {most} in a window"
+    );
     assert!(most <= LIMIT.units(), "{most} in a window");
-    assert!(admitted.are_enough(), "{most} of {checks} in a window: the limit is never near");
+    assert!(
+        admitted.are_enough(),
+        "{most} of {checks} in a window: the limit is never near"
+    );
 }

@@ -33,7 +33,11 @@ struct Takes {
 impl Takes {
     fn new(server: &RedisServer, clock: &ManualClock) -> Self {
         let store = server.store().clock(clock).build().unwrap();
-        Self { store, state: LocalState::by(clock).with_prefetch(), outcome: Arc::default() }
+        Self {
+            store,
+            state: LocalState::by(clock).with_prefetch(),
+            outcome: Arc::default(),
+        }
     }
 
     fn set(&self, outcome: u8) {
@@ -41,17 +45,25 @@ impl Takes {
     }
 
     fn limiter(&self) -> Limiter {
-        Limiter::new(self.clone()).deadline(TEST_TIMEOUT).breaker(Breaker::OFF)
+        Limiter::new(self.clone())
+            .deadline(TEST_TIMEOUT)
+            .breaker(Breaker::OFF)
     }
 }
 
 impl Store for Takes {
     fn decide(&self, check: Check) -> StoreFuture<Decision> {
-        let is_prefetch = check.charges().any(|charge| charge.lease().is_some_and(|lease| lease > API.window()));
+        let is_prefetch = check
+            .charges()
+            .any(|charge| charge.lease().is_some_and(|lease| lease > API.window()));
         match self.outcome.load(Ordering::SeqCst) {
-            FAILED if is_prefetch => {
-                Box::pin(async { Err(StoreError::new("deciding a check", StoreErrorKind::Other, "it fails")) })
-            }
+            FAILED if is_prefetch => Box::pin(async {
+                Err(StoreError::new(
+                    "deciding a check",
+                    StoreErrorKind::Other,
+                    "it fails",
+                ))
+            }),
             UNANSWERED if is_prefetch => Box::pin(pending()),
             _ => self.store.decide(check),
         }
@@ -98,15 +110,28 @@ async fn units_that_this_process_holds_are_given_back_for_its_own_checks() {
     let requests = hold(&server, &limiter, &limit, "ada").await;
     let (all, reserved) = used(&server, &clock, &limit, "ada").await;
     let unspent = all - requests;
-    assert!((1..reserved).contains(&unspent), "{all} {reserved} {requests}");
+    assert!(
+        (1..reserved).contains(&unspent),
+        "{all} {reserved} {requests}"
+    );
     // One is left in Redis. The clock stands still, so no prefetch ends, and no refusal is
     // forgotten.
-    assert!(check(&other, &limit, "ada", limit.units() - all - 1).await.is_allowed());
+    assert!(
+        check(&other, &limit, "ada", limit.units() - all - 1)
+            .await
+            .is_allowed()
+    );
     // By its clock, the process would remember a refusal for ever.
     let limiter = limiter.refusal_cache(Duration::ZERO);
     let begun = Instant::now();
-    while !check(&limiter, &limit, "ada", unspent + 1).await.is_allowed() {
-        assert!(begun.elapsed() < TEST_TIMEOUT / 4, "{unspent} units are held, and one is left");
+    while !check(&limiter, &limit, "ada", unspent + 1)
+        .await
+        .is_allowed()
+    {
+        assert!(
+            begun.elapsed() < TEST_TIMEOUT / 4,
+            "{unspent} units are held, and one is left"
+        );
         sleep(Duration::from_millis(5)).await;
     }
 }
@@ -129,11 +154,21 @@ async fn units_that_this_process_holds_are_given_back_for_its_own_reservations()
     let limiter = limiter.refusal_cache(Duration::ZERO);
     let begun = Instant::now();
     loop {
-        let charge = Charge::new(limit.clone(), "ada", 2).unwrap().reserve(Duration::from_secs(10));
-        if limiter.check_all(Check::new(charge)).await.unwrap().is_allowed() {
+        let charge = Charge::new(limit.clone(), "ada", 2)
+            .unwrap()
+            .reserve(Duration::from_secs(10));
+        if limiter
+            .check_all(Check::new(charge))
+            .await
+            .unwrap()
+            .is_allowed()
+        {
             return;
         }
-        assert!(begun.elapsed() < TEST_TIMEOUT / 4, "held units are missing to the process that holds them");
+        assert!(
+            begun.elapsed() < TEST_TIMEOUT / 4,
+            "held units are missing to the process that holds them"
+        );
         sleep(Duration::from_millis(5)).await;
     }
 }
@@ -159,7 +194,11 @@ async fn a_clock_that_steps_back_keeps_no_task_and_no_key_from_prefetches() {
     clock.advance(LIFE);
     let begun = Instant::now();
     while tasks() > before {
-        assert!(begun.elapsed() < TEST_TIMEOUT / 4, "the task is alive {:?} after the step", begun.elapsed());
+        assert!(
+            begun.elapsed() < TEST_TIMEOUT / 4,
+            "the task is alive {:?} after the step",
+            begun.elapsed()
+        );
         sleep(Duration::from_millis(5)).await;
     }
     hold(&server, &limiter, &API, "ada").await;

@@ -79,10 +79,20 @@ async fn hold(server: &RedisServer, limiter: &Limiter, limit: &Limit, key: &str)
 }
 
 /// Waits until Redis counts so many units, of which none are held.
-async fn wait_until_used(server: &RedisServer, clock: &ManualClock, limit: &Limit, key: &str, units: u64) {
+async fn wait_until_used(
+    server: &RedisServer,
+    clock: &ManualClock,
+    limit: &Limit,
+    key: &str,
+    units: u64,
+) {
     let begun = Instant::now();
     while used(server, clock, limit, key).await != (units, 0) {
-        assert!(begun.elapsed() < TEST_TIMEOUT, "{:?}, not {units}", used(server, clock, limit, key).await);
+        assert!(
+            begun.elapsed() < TEST_TIMEOUT,
+            "{:?}, not {units}",
+            used(server, clock, limit, key).await
+        );
         sleep(Duration::from_millis(5)).await;
     }
 }

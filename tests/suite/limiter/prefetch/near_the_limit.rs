@@ -11,9 +11,15 @@ async fn a_small_limit_has_no_prefetches() {
     let small = Limit::per_minute("small", 15).prefetch(DEFAULT_LIFE);
     for used in 1..=15 {
         assert!(!is_in_process(&server, &limiter, &small, "ada").await);
-        assert_eq!(limiter.peek(&small, "ada").await.unwrap().binding().used, used);
+        assert_eq!(
+            limiter.peek(&small, "ada").await.unwrap().binding().used,
+            used
+        );
     }
-    assert_eq!(check(&limiter, &small, "ada", 1).await.retry_after(), Some(small.window()));
+    assert_eq!(
+        check(&limiter, &small, "ada", 1).await.retry_after(),
+        Some(small.window())
+    );
 }
 
 /// An eighth of them is less than the sixteen requests that a prefetch is taken for.
@@ -36,9 +42,15 @@ async fn a_prefetch_is_at_most_an_eighth_of_the_rest() {
     let limit = Limit::per_minute("limit", 1_000).prefetch(DEFAULT_LIFE);
     for before in 0..1_000 {
         // An eighth, and at most a quarter of the prefetch before.
-        let (unspent, rest) = (used(&server, &clock, &limit, "ada").await.0 - before, 1_000 - before);
+        let (unspent, rest) = (
+            used(&server, &clock, &limit, "ada").await.0 - before,
+            1_000 - before,
+        );
         assert!(5 * unspent <= rest, "{unspent} of {rest}");
-        assert!(check(&limiter, &limit, "ada", 1).await.is_allowed(), "after {before} units");
+        assert!(
+            check(&limiter, &limit, "ada", 1).await.is_allowed(),
+            "after {before} units"
+        );
         sleep(Duration::from_micros(100)).await;
     }
     clock.advance(LIFE);
@@ -65,17 +77,26 @@ async fn four_processes_admit_the_whole_limit() {
         let decision = check(&processes[request % 4], &limit, "ada", 1).await;
         admitted += u64::from(decision.is_allowed());
         refused_early += u64::from(!decision.is_allowed());
-        assert!(request < 950 || decision.is_allowed(), "request {request}, {admitted} admitted");
+        assert!(
+            request < 950 || decision.is_allowed(),
+            "request {request}, {admitted} admitted"
+        );
         if let Some(wait) = decision.retry_after() {
             // Only held units refuse, so the retry time is that of a prefetch.
-            assert!(wait <= LIFE && is_refused_by_reservations(&decision), "{decision:?}");
+            assert!(
+                wait <= LIFE && is_refused_by_reservations(&decision),
+                "{decision:?}"
+            );
         }
     }
     assert_eq!(admitted + refused_early, 1_000);
     for _ in 0..refused_early {
         assert!(check(&processes[0], &limit, "ada", 1).await.is_allowed());
     }
-    assert!(!check(&processes[1], &limit, "ada", 1).await.is_allowed(), "1,000 units are spent");
+    assert!(
+        !check(&processes[1], &limit, "ada", 1).await.is_allowed(),
+        "1,000 units are spent"
+    );
 }
 
 #[tokio::test]
@@ -84,7 +105,11 @@ async fn a_thousand_processes_on_a_limit_of_ten_are_exact() {
     let limit = Limit::per_minute("limit", 10).prefetch(DEFAULT_LIFE);
     let mut admitted = 0;
     for _ in 0..1_000 {
-        admitted += u64::from(check(&limiter_by(&server, &clock), &limit, "ada", 1).await.is_allowed());
+        admitted += u64::from(
+            check(&limiter_by(&server, &clock), &limit, "ada", 1)
+                .await
+                .is_allowed(),
+        );
     }
     assert_eq!(admitted, 10);
 }

@@ -18,7 +18,9 @@ async fn spend_all(limiters: &[Limiter], limit: &Limit, key: &str) -> u64 {
                 let decision = check(&limiter, &limit, &key, 1).await;
                 match decision.retry_after() {
                     None => admitted += 1,
-                    Some(_) if is_refused_by_reservations(&decision) => sleep(Duration::from_millis(5)).await,
+                    Some(_) if is_refused_by_reservations(&decision) => {
+                        sleep(Duration::from_millis(5)).await
+                    }
                     Some(_) => return admitted,
                 }
             }
@@ -29,7 +31,11 @@ async fn spend_all(limiters: &[Limiter], limit: &Limit, key: &str) -> u64 {
 
 /// The entries of all keys: one for each unit without prefetches, and one for each prefetch.
 fn entries(server: &RedisServer) -> u64 {
-    server.keys().iter().map(|key| server.run::<u64>(&format!("ZCARD {key}"))).sum()
+    server
+        .keys()
+        .iter()
+        .map(|key| server.run::<u64>(&format!("ZCARD {key}")))
+        .sum()
 }
 
 #[cfg(feature = "cluster")]
@@ -46,11 +52,18 @@ async fn a_cluster_admits_the_whole_limit_and_is_hardly_asked() {
     let entries: u64 = cluster.0.iter().map(entries).sum();
     assert!(entries < 20_000, "{entries} of 80,000 units");
     // The parts of a limit are on several nodes, and each has prefetches of its own.
-    let split = Limit::per_minute("split", 40_000).prefetch(DEFAULT_LIFE).split(4);
+    let split = Limit::per_minute("split", 40_000)
+        .prefetch(DEFAULT_LIFE)
+        .split(4);
     for key in split.keys("ada") {
         let mut admitted = 0;
         for limiter in &limiters {
-            while limiter.check(&split.part, key.clone(), 100).await.unwrap().is_allowed() {
+            while limiter
+                .check(&split.part, key.clone(), 100)
+                .await
+                .unwrap()
+                .is_allowed()
+            {
                 admitted += 100;
             }
             limiter.shutdown(TEST_TIMEOUT).await.unwrap();
@@ -80,7 +93,10 @@ async fn a_server_that_loses_its_data_counts_no_prefetch_twice() {
         clock.advance(LIFE);
         limiter.shutdown(TEST_TIMEOUT).await.unwrap();
         let (all, held) = used(&server, &clock, &API, "ada").await;
-        assert!(all <= requests + spent && held == 0, "{all} of {requests} and {spent}, {held} held");
+        assert!(
+            all <= requests + spent && held == 0,
+            "{all} of {requests} and {spent}, {held} held"
+        );
         limiter.reset(&API, "ada").await.unwrap();
         clock.advance(API.window() + LIFE);
         assert_eq!(used(&server, &clock, &API, "ada").await, (0, 0));
@@ -92,13 +108,24 @@ async fn a_server_that_loses_its_data_counts_no_prefetch_twice() {
 #[tokio::test]
 async fn prefetches_whose_replies_come_too_late_end_with_their_lives() {
     let (server, clock) = (RedisServer::start(), ManualClock::new());
-    let store = server.store().clock(&clock).reply_timeout(Duration::from_secs(1)).build().unwrap();
-    let limiter = Limiter::new(store).deadline(TEST_TIMEOUT).breaker(Breaker::OFF);
+    let store = server
+        .store()
+        .clock(&clock)
+        .reply_timeout(Duration::from_secs(1))
+        .build()
+        .unwrap();
+    let limiter = Limiter::new(store)
+        .deadline(TEST_TIMEOUT)
+        .breaker(Breaker::OFF);
     let mut admitted = hold(&server, &limiter, &API, "ada").await;
     for _ in 0..2 {
         server.pause();
         let burst = join_all((0..200).map(|_| limiter.check(&API, "ada", 1))).await;
-        admitted += burst.iter().flatten().filter(|decision| decision.is_allowed()).count() as u64;
+        admitted += burst
+            .iter()
+            .flatten()
+            .filter(|decision| decision.is_allowed())
+            .count() as u64;
         clock.advance(LIFE);
         server.resume();
         while limiter.check(&API, "ada", 1).await.is_err() {}

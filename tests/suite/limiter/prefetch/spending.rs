@@ -1,6 +1,8 @@
 //! Which checks are decided in the process, and with which figures.
 
-use tower_sliding_window::{Algorithm, Charge, Check, MemoryStore, check::AdmissionId, settlement::Settlement};
+use tower_sliding_window::{
+    Algorithm, Charge, Check, MemoryStore, check::AdmissionId, settlement::Settlement,
+};
 
 use super::*;
 use crate::support::MICROSECOND;
@@ -46,19 +48,31 @@ async fn figures_count_what_this_process_has_spent() {
     let (server, clock) = (RedisServer::start(), ManualClock::new());
     let (limiter, other) = (limiter_by(&server, &clock), limiter_by(&server, &clock));
     // So that the first prefetch is as large as the rate allows.
-    assert_eq!(check(&other, &API, "ada", 1_000).await.binding().used, 1_000);
+    assert_eq!(
+        check(&other, &API, "ada", 1_000).await.binding().used,
+        1_000
+    );
     let used_before = 1_000 + hold(&server, &limiter, &API, "ada").await;
     // Redis counts the whole prefetch. The limiter knows which part of it is its own.
     let peek = async || limiter.peek(&API, "ada").await.unwrap();
-    assert_eq!((peek().await.binding().used, peek().await.binding().reserved), (used_before, 0));
+    assert_eq!(
+        (peek().await.binding().used, peek().await.binding().reserved),
+        (used_before, 0)
+    );
     for more in 1..=5 {
         let decision = check(&limiter, &API, "ada", 1).await;
         let status = decision.binding();
         assert_eq!((status.used, status.reserved), (used_before + more, 0));
         assert_eq!(decision.remaining(), API.units() - used_before - more);
-        assert!(decision.binding().reset_after() <= API.window() + LIFE, "{decision:?}");
+        assert!(
+            decision.binding().reset_after() <= API.window() + LIFE,
+            "{decision:?}"
+        );
     }
-    assert_eq!((peek().await.binding().used, peek().await.binding().reserved), (used_before + 5, 0));
+    assert_eq!(
+        (peek().await.binding().used, peek().await.binding().reserved),
+        (used_before + 5, 0)
+    );
     assert!(used(&server, &clock, &API, "ada").await.1 >= 64);
 }
 
@@ -69,7 +83,10 @@ async fn the_time_of_a_decision_is_that_of_the_store() {
     hold(&server, &limiter, &API, "ada").await;
     clock.advance(LIFE / 2);
     let (before, decision) = (server.script_calls(), check(&limiter, &API, "ada", 1).await);
-    assert_eq!((server.script_calls(), decision.at()), (before, clock.now()));
+    assert_eq!(
+        (server.script_calls(), decision.at()),
+        (before, clock.now())
+    );
 }
 
 #[tokio::test]
@@ -78,14 +95,21 @@ async fn a_check_of_several_limits_is_decided_in_the_process_if_all_of_them_are_
     let limiter = limiter_by(&server, &clock);
     let hourly = Limit::per_hour("hourly", 1_000_000).prefetch(DEFAULT_LIFE);
     let charge = |limit: &Limit, cost| Charge::new(limit.clone(), "ada", cost).unwrap();
-    let both = |cost| Check::new(charge(&API, 1)).and(charge(&hourly, cost)).unwrap();
+    let both = |cost| {
+        Check::new(charge(&API, 1))
+            .and(charge(&hourly, cost))
+            .unwrap()
+    };
     hold(&server, &limiter, &API, "ada").await;
     let scripts = server.script_calls();
     assert!(limiter.check_all(both(1)).await.unwrap().is_allowed());
     assert!(server.script_calls() > scripts, "one of them is not held");
 
     hold(&server, &limiter, &hourly, "ada").await;
-    let (api, scripts) = (limiter.peek(&API, "ada").await.unwrap().binding().used, server.script_calls());
+    let (api, scripts) = (
+        limiter.peek(&API, "ada").await.unwrap().binding().used,
+        server.script_calls(),
+    );
     let decision = limiter.check_all(both(2)).await.unwrap();
     assert!(decision.is_allowed() && decision.statuses().next().unwrap().used == api + 1);
     assert_eq!(server.script_calls(), scripts);
@@ -109,13 +133,18 @@ async fn checks_that_the_store_has_to_know_always_ask_it() {
         Check::new(Charge::any_left(API, "ada").unwrap()),
         Check::new(Charge::spent(API, "ada", 1)),
         Check::new(Charge::new(API, "ada", 0).unwrap()),
-        Check::new(charge()).and(Charge::new(plain, "ada", 1).unwrap()).unwrap(),
+        Check::new(charge())
+            .and(Charge::new(plain, "ada", 1).unwrap())
+            .unwrap(),
     ] {
         let scripts = server.script_calls();
         assert!(limiter.check_all(check.clone()).await.unwrap().is_allowed());
         assert!(server.script_calls() > scripts, "{check:?}");
     }
-    assert!(is_in_process(&server, &limiter, &API, "ada").await, "the prefetch is there all the time");
+    assert!(
+        is_in_process(&server, &limiter, &API, "ada").await,
+        "the prefetch is there all the time"
+    );
 }
 
 #[tokio::test]
@@ -124,11 +153,17 @@ async fn limits_in_the_shadow_and_hidden_ones_are_decided_in_the_process() {
     let limiter = limiter_by(&server, &clock);
     hold(&server, &limiter, &API, "ada").await;
     let charge = || Charge::new(API, "ada", 1).unwrap();
-    for (charge, is_shadow, is_hidden) in [(charge().in_shadow(), true, false), (charge().hidden(), false, true)] {
+    for (charge, is_shadow, is_hidden) in [
+        (charge().in_shadow(), true, false),
+        (charge().hidden(), false, true),
+    ] {
         let scripts = server.script_calls();
         let decision = limiter.check_all(Check::new(charge.clone())).await.unwrap();
         let status = decision.binding();
-        assert_eq!((status.is_shadow, status.is_hidden()), (is_shadow, is_hidden));
+        assert_eq!(
+            (status.is_shadow, status.is_hidden()),
+            (is_shadow, is_hidden)
+        );
         assert!(decision.is_allowed() && server.script_calls() == scripts);
     }
 }
@@ -140,7 +175,13 @@ async fn an_admission_in_the_process_cannot_be_settled() {
     hold(&server, &limiter, &API, "ada").await;
     let one = Check::new(Charge::new(API, "ada", 1).unwrap());
     let decision = limiter.check_all(one.clone()).await.unwrap();
-    assert!(!limiter.settle(Settlement::new(one, &decision, |_| Some(0))).await.unwrap().was_applied);
+    assert!(
+        !limiter
+            .settle(Settlement::new(one, &decision, |_| Some(0)))
+            .await
+            .unwrap()
+            .was_applied
+    );
 }
 
 #[tokio::test]
@@ -152,7 +193,13 @@ async fn a_limit_that_has_changed_does_not_spend_earlier_prefetches() {
     let scripts = server.script_calls();
     // Redis counts what is held as well, so it refuses until that is given back.
     let decision = check(&limiter, &lowered, "ada", 4).await;
-    assert_eq!((is_refused_by_reservations(&decision), decision.retry_after()), (true, Some(LIFE)));
+    assert_eq!(
+        (
+            is_refused_by_reservations(&decision),
+            decision.retry_after()
+        ),
+        (true, Some(LIFE))
+    );
     assert!(server.script_calls() > scripts);
     assert!(is_in_process(&server, &limiter, &API, "ada").await);
 }
@@ -161,7 +208,9 @@ async fn a_limit_that_has_changed_does_not_spend_earlier_prefetches() {
 async fn a_compact_log_is_held_and_given_back() {
     let (server, clock) = (RedisServer::start(), ManualClock::new());
     let limiter = limiter_by(&server, &clock);
-    let limit = Limit::per_minute("rough", 1_000_000).with_algorithm(Algorithm::compact_log(16)).prefetch(DEFAULT_LIFE);
+    let limit = Limit::per_minute("rough", 1_000_000)
+        .with_algorithm(Algorithm::compact_log(16))
+        .prefetch(DEFAULT_LIFE);
     let requests = hold(&server, &limiter, &limit, "ada").await;
     assert!(used(&server, &clock, &limit, "ada").await.1 >= 8);
     limiter.shutdown(TEST_TIMEOUT).await.unwrap();
@@ -173,7 +222,10 @@ async fn prefetches_have_no_effect_in_process() {
     let clock = ManualClock::new();
     let limiter = Limiter::new(MemoryStore::new().clock(&clock));
     for used in 1..=100 {
-        assert_eq!(limiter.check(&API, "ada", 1).await.unwrap().binding().used, used);
+        assert_eq!(
+            limiter.check(&API, "ada", 1).await.unwrap().binding().used,
+            used
+        );
     }
     limiter.shutdown(TEST_TIMEOUT).await.unwrap();
     clock.advance(API.window());
@@ -186,7 +238,10 @@ async fn a_cost_above_the_prefetch_asks_redis_and_leaves_the_prefetch() {
     let limiter = limiter_by(&server, &clock);
     let requests = hold(&server, &limiter, &API, "ada").await;
     let scripts = server.script_calls();
-    assert_eq!(check(&limiter, &API, "ada", 1_000).await.binding().used, requests + 1_000);
+    assert_eq!(
+        check(&limiter, &API, "ada", 1_000).await.binding().used,
+        requests + 1_000
+    );
     assert!(server.script_calls() > scripts);
     assert!(is_in_process(&server, &limiter, &API, "ada").await);
 }
@@ -198,10 +253,17 @@ async fn a_reset_reaches_prefetches_of_others_after_a_life() {
     let (holder, other) = (limiter_by(&server, &clock), limiter_by(&server, &clock));
     let requests = hold(&server, &holder, &API, "ada").await;
     other.reset(&API, "ada").await.unwrap();
-    assert!(check(&holder, &API, "ada", 0).await.binding().used < requests, "a check at no cost asks Redis");
+    assert!(
+        check(&holder, &API, "ada", 0).await.binding().used < requests,
+        "a check at no cost asks Redis"
+    );
     clock.advance(LIFE);
     let after = check(&holder, &API, "ada", 1).await;
-    assert!(after.is_allowed() && after.binding().used < requests, "{} after {requests}", after.binding().used);
+    assert!(
+        after.is_allowed() && after.binding().used < requests,
+        "{} after {requests}",
+        after.binding().used
+    );
 }
 
 /// Redis's clock goes on while a machine is suspended, and the clock of its process does not.
@@ -212,8 +274,14 @@ async fn a_suspended_machine_spends_the_rest_of_its_prefetches() {
     let limit = Limit::per_minute("api", 1_000).prefetch(DEFAULT_LIFE);
     hold(&server, &holder, &limit, "ada").await;
     clock.advance(limit.window() + 2 * LIFE);
-    assert!(check(&other, &limit, "ada", 1_000).await.is_allowed(), "all units have left the window");
-    assert!(is_in_process(&server, &holder, &limit, "ada").await, "a unit above the limit");
+    assert!(
+        check(&other, &limit, "ada", 1_000).await.is_allowed(),
+        "all units have left the window"
+    );
+    assert!(
+        is_in_process(&server, &holder, &limit, "ada").await,
+        "a unit above the limit"
+    );
     suspended.advance(limit.window() + 2 * LIFE);
     assert!(!check(&holder, &limit, "ada", 1).await.is_allowed());
 }
@@ -227,7 +295,9 @@ async fn a_busy_limit_takes_no_prefetches_for_checks_with_a_quiet_one() {
     let quiet = Limit::per_hour("quiet", 1_000_000).prefetch(DEFAULT_LIFE);
     for request in 0..100 {
         let both = Check::new(Charge::new(API, "ada", 1).unwrap());
-        let both = both.and(Charge::new(quiet.clone(), format!("address-{request}"), 1).unwrap()).unwrap();
+        let both = both
+            .and(Charge::new(quiet.clone(), format!("address-{request}"), 1).unwrap())
+            .unwrap();
         assert!(limiter.check_all(both).await.unwrap().is_allowed());
     }
     assert_eq!(used(&server, &clock, &API, "ada").await, (100, 0));
@@ -238,8 +308,11 @@ async fn checks_of_two_busy_limits_take_prefetches_of_both() {
     let (server, clock) = (RedisServer::start(), ManualClock::new());
     let limiter = limiter_by(&server, &clock);
     let hourly = Limit::per_hour("hourly", 1_000_000).prefetch(DEFAULT_LIFE);
-    let both =
-        || Check::new(Charge::new(API, "ada", 1).unwrap()).and(Charge::new(hourly.clone(), "ada", 1).unwrap()).unwrap();
+    let both = || {
+        Check::new(Charge::new(API, "ada", 1).unwrap())
+            .and(Charge::new(hourly.clone(), "ada", 1).unwrap())
+            .unwrap()
+    };
     let begun = Instant::now();
     loop {
         let scripts = server.script_calls();

@@ -32,7 +32,11 @@ async fn a_reset_by_another_process_is_seen_within_max_age() {
     let test = Test::start();
     let limiter = test.refused().await;
     let elsewhere = build_with_clock(&test.clock, test.server.store());
-    Limiter::new(elsewhere).deadline(TEST_TIMEOUT).reset(&CALLS, "ada").await.unwrap();
+    Limiter::new(elsewhere)
+        .deadline(TEST_TIMEOUT)
+        .reset(&CALLS, "ada")
+        .await
+        .unwrap();
     assert!(!limiter.check(&CALLS, "ada", 1).await.unwrap().is_allowed());
     test.clock.advance(Duration::from_secs(1));
     assert!(limiter.check(&CALLS, "ada", 1).await.unwrap().is_allowed());
@@ -84,18 +88,34 @@ async fn a_refusal_by_reservations_is_cached_no_longer_than_retry_reserved_after
     ] {
         for by_settled_as_well in [false, true] {
             let test = Test::start();
-            let limiter = test.limiter().refusal_cache(cache).retry_reserved_after(setting);
-            let elsewhere = Limiter::new(build_with_clock(&test.clock, test.server.store())).deadline(TEST_TIMEOUT);
+            let limiter = test
+                .limiter()
+                .refusal_cache(cache)
+                .retry_reserved_after(setting);
+            let elsewhere = Limiter::new(build_with_clock(&test.clock, test.server.store()))
+                .deadline(TEST_TIMEOUT);
             let other = Limit::per_minute("other", 1);
             let check = match by_settled_as_well {
                 true => {
-                    assert!(elsewhere.check(&other, "ada", 1).await.unwrap().is_allowed());
+                    assert!(
+                        elsewhere
+                            .check(&other, "ada", 1)
+                            .await
+                            .unwrap()
+                            .is_allowed()
+                    );
                     let charge = Charge::new(other.clone(), "ada", 1).unwrap();
-                    Check::new(Charge::new(CALLS, "ada", 1).unwrap()).and(charge).unwrap()
+                    Check::new(Charge::new(CALLS, "ada", 1).unwrap())
+                        .and(charge)
+                        .unwrap()
                 }
                 false => Check::new(Charge::new(CALLS, "ada", 1).unwrap()),
             };
-            let reservation = elsewhere.reserve(&CALLS, "ada", 2, Duration::MAX).await.unwrap().unwrap();
+            let reservation = elsewhere
+                .reserve(&CALLS, "ada", 2, Duration::MAX)
+                .await
+                .unwrap()
+                .unwrap();
             let first = limiter.check_all(check.clone()).await.unwrap();
             assert_eq!(is_refused_by_reservations(&first), !by_settled_as_well);
             test.scripts();
@@ -104,9 +124,16 @@ async fn a_refusal_by_reservations_is_cached_no_longer_than_retry_reserved_after
             if !remembered.is_zero() {
                 test.clock.advance(remembered - Duration::from_micros(1));
                 let again = limiter.check_all(check.clone()).await.unwrap();
-                let wait = if by_settled_as_well { CALLS.window() - remembered } else { setting };
+                let wait = if by_settled_as_well {
+                    CALLS.window() - remembered
+                } else {
+                    setting
+                };
                 let late = again.retry_after().unwrap() - wait;
-                assert!(!again.is_allowed() && late <= Duration::from_micros(1), "{setting:?} {cache:?}: {again:?}");
+                assert!(
+                    !again.is_allowed() && late <= Duration::from_micros(1),
+                    "{setting:?} {cache:?}: {again:?}"
+                );
                 assert_eq!(again.statuses().next().unwrap().reserved, 2);
                 assert_eq!(test.scripts(), 0, "{setting:?} {cache:?}");
                 test.clock.advance(Duration::from_micros(1));
@@ -114,7 +141,11 @@ async fn a_refusal_by_reservations_is_cached_no_longer_than_retry_reserved_after
             let then = limiter.check_all(check.clone()).await.unwrap();
             // The refusal of the other limit is enough, for as long as it is not asked about again.
             let scripts = u64::from(!by_settled_as_well || remembered == cache);
-            assert_eq!((then.is_allowed(), test.scripts()), (!by_settled_as_well, scripts), "{setting:?} {cache:?}");
+            assert_eq!(
+                (then.is_allowed(), test.scripts()),
+                (!by_settled_as_well, scripts),
+                "{setting:?} {cache:?}"
+            );
             assert!(!is_refused_by_reservations(&then));
         }
     }
@@ -126,11 +157,21 @@ async fn a_refusal_by_reservations_is_cached_no_longer_than_retry_reserved_after
 async fn a_cached_refusal_by_reservations_also_refuses_other_costs() {
     let test = Test::start();
     let (limiter, limit) = (test.limiter(), Limit::per_minute("calls", 10));
-    for lease in [Duration::from_secs(30), Duration::from_millis(600), Duration::MAX] {
+    for lease in [
+        Duration::from_secs(30),
+        Duration::from_millis(600),
+        Duration::MAX,
+    ] {
         assert!(limiter.check(&limit, "ada", 3).await.unwrap().is_allowed());
         test.clock.advance(Duration::from_secs(10));
-        let reservation = limiter.reserve(&limit, "ada", 6, lease).await.unwrap().unwrap();
-        assert!(is_refused_by_reservations(&limiter.check(&limit, "ada", 5).await.unwrap()));
+        let reservation = limiter
+            .reserve(&limit, "ada", 6, lease)
+            .await
+            .unwrap()
+            .unwrap();
+        assert!(is_refused_by_reservations(
+            &limiter.check(&limit, "ada", 5).await.unwrap()
+        ));
         test.scripts();
         test.clock.advance(Duration::from_millis(100));
         let mut reported = Vec::new();
@@ -150,13 +191,30 @@ async fn a_cached_refusal_by_reservations_also_refuses_other_costs() {
                 )
             };
             assert_eq!(figures(&reported), figures(&exact), "{cost} {lease:?}");
-            assert_eq!(is_refused_by_reservations(&reported), cost <= 7, "{cost} {lease:?}");
-            assert_eq!(is_refused_by_reservations(&exact), cost <= 7, "{cost} {lease:?}");
-            assert!(reported.retry_after() <= exact.retry_after(), "{cost} {lease:?}: {reported:?} {exact:?}");
+            assert_eq!(
+                is_refused_by_reservations(&reported),
+                cost <= 7,
+                "{cost} {lease:?}"
+            );
+            assert_eq!(
+                is_refused_by_reservations(&exact),
+                cost <= 7,
+                "{cost} {lease:?}"
+            );
+            assert!(
+                reported.retry_after() <= exact.retry_after(),
+                "{cost} {lease:?}: {reported:?} {exact:?}"
+            );
             let is_exact = reported.retry_after() == exact.retry_after();
-            assert!(is_exact || cost > 7, "{cost} {lease:?}: {reported:?} {exact:?}");
+            assert!(
+                is_exact || cost > 7,
+                "{cost} {lease:?}: {reported:?} {exact:?}"
+            );
         }
-        assert!(limiter.check(&limit, "ada", 1).await.unwrap().is_allowed(), "a check that fits asks Redis");
+        assert!(
+            limiter.check(&limit, "ada", 1).await.unwrap().is_allowed(),
+            "a check that fits asks Redis"
+        );
         reservation.settle(0).await.unwrap();
         test.clock.advance(limit.window());
     }
@@ -169,11 +227,16 @@ async fn a_refusal_is_cached_no_longer_than_its_own_window() {
     let (server, clock) = (RedisServer::start(), ManualClock::new());
     let store = server.store().clock(&clock).build().unwrap();
     let cached = Limiter::new(store.clone()).deadline(TEST_TIMEOUT);
-    let asking = Limiter::new(store).deadline(TEST_TIMEOUT).refusal_cache(Duration::ZERO);
+    let asking = Limiter::new(store)
+        .deadline(TEST_TIMEOUT)
+        .refusal_cache(Duration::ZERO);
     let (long, short) = (Limit::per_hour("calls", 3), Limit::per_minute("calls", 3));
     assert!(asking.check(&long, "ada", 3).await.unwrap().is_allowed());
     assert!(!cached.check(&long, "ada", 1).await.unwrap().is_allowed());
-    assert!(cached.check(&short, "ada", 3).await.unwrap().is_allowed(), "nothing is used in its window");
+    assert!(
+        cached.check(&short, "ada", 3).await.unwrap().is_allowed(),
+        "nothing is used in its window"
+    );
     assert!(!cached.check(&short, "ada", 1).await.unwrap().is_allowed());
     assert!(!cached.check(&long, "ada", 1).await.unwrap().is_allowed());
     clock.advance(short.window());

@@ -25,7 +25,11 @@ impl Test {
     fn start() -> Self {
         let (server, clock) = (RedisServer::start(), ManualClock::new());
         let store = build_with_clock(&clock, server.store());
-        Self { server, clock, store }
+        Self {
+            server,
+            clock,
+            store,
+        }
     }
 
     fn limiter(&self) -> Limiter {
@@ -36,7 +40,10 @@ impl Test {
     async fn refused(&self) -> Limiter {
         let limiter = self.limiter();
         for admitted in [true, true, false] {
-            assert_eq!(limiter.check(&CALLS, "ada", 1).await.unwrap().is_allowed(), admitted);
+            assert_eq!(
+                limiter.check(&CALLS, "ada", 1).await.unwrap().is_allowed(),
+                admitted
+            );
         }
         limiter
     }

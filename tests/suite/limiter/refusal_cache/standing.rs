@@ -12,7 +12,9 @@ use tower_sliding_window::{
 };
 
 use super::{CALLS, Test};
-use crate::support::{MICROSECOND, TEST_TIMEOUT, charge, check_of, ms, redis_server::RedisServer, seconds};
+use crate::support::{
+    MICROSECOND, TEST_TIMEOUT, charge, check_of, ms, redis_server::RedisServer, seconds,
+};
 
 const PLACES: Limit = Limit::concurrent("places", 50);
 
@@ -44,7 +46,10 @@ async fn a_refusal_beside_a_place_asks_redis_as_rarely_as_alone() {
             calls += test.scripts();
             test.clock.advance(ms(100));
         }
-        assert!((3..=4).contains(&calls), "{calls} calls in four seconds: {check:?}");
+        assert!(
+            (3..=4).contains(&calls),
+            "{calls} calls in four seconds: {check:?}"
+        );
     }
 }
 
@@ -54,7 +59,11 @@ async fn settlements_of_other_keys_leave_a_refusal_alone() {
     let test = Test::start();
     let limiter = test.refused().await;
     for other in 0..50_u64 {
-        let reservation = limiter.reserve(&CALLS, other, 1, seconds(10)).await.unwrap().unwrap();
+        let reservation = limiter
+            .reserve(&CALLS, other, 1, seconds(10))
+            .await
+            .unwrap()
+            .unwrap();
         reservation.settle(0).await.unwrap();
         test.scripts();
         assert!(!limiter.check(&CALLS, "ada", 1).await.unwrap().is_allowed());
@@ -72,12 +81,22 @@ async fn one_check_asks_while_the_others_are_refused() {
     test.server.pause();
     let asking = tokio::spawn(limiter.check(&CALLS, "ada", 1));
     tokio::task::yield_now().await;
-    assert!(join_all((0..100).map(|_| limiter.check(&CALLS, "ada", 1))).await.iter().all(is_refused));
+    assert!(
+        join_all((0..100).map(|_| limiter.check(&CALLS, "ada", 1)))
+            .await
+            .iter()
+            .all(is_refused)
+    );
     // Another one asks if there is no reply.
     test.clock.advance(ms(100));
     let asking_as_well = tokio::spawn(limiter.check(&CALLS, "ada", 1));
     tokio::task::yield_now().await;
-    assert!(join_all((0..100).map(|_| limiter.check(&CALLS, "ada", 1))).await.iter().all(is_refused));
+    assert!(
+        join_all((0..100).map(|_| limiter.check(&CALLS, "ada", 1)))
+            .await
+            .iter()
+            .all(is_refused)
+    );
     test.server.resume();
     assert!(is_refused(&asking.await.unwrap()) && is_refused(&asking_as_well.await.unwrap()));
     assert!((1..=2).contains(&test.scripts()));
@@ -89,7 +108,10 @@ async fn without_a_refusal_cache_a_known_refusal_stands_while_redis_fails() {
     let mut test = Test::start();
     let limiter = test.limiter().refusal_cache(Duration::ZERO);
     for admitted in [true, true, false] {
-        assert_eq!(limiter.check(&CALLS, "ada", 1).await.unwrap().is_allowed(), admitted);
+        assert_eq!(
+            limiter.check(&CALLS, "ada", 1).await.unwrap().is_allowed(),
+            admitted
+        );
     }
     test.scripts();
     for _ in 0..3 {
@@ -102,7 +124,10 @@ async fn without_a_refusal_cache_a_known_refusal_stands_while_redis_fails() {
     assert_eq!(wait, Some(seconds(30)));
     assert!(limiter.check(&CALLS, "bob", 1).await.is_err());
     test.clock.advance(seconds(30));
-    assert!(limiter.check(&CALLS, "ada", 1).await.is_err(), "its time has passed");
+    assert!(
+        limiter.check(&CALLS, "ada", 1).await.is_err(),
+        "its time has passed"
+    );
 }
 
 /// A caller that waits for reserved units asks Redis each time, and is refused as is known when
@@ -137,12 +162,22 @@ impl Overtaking {
     fn on(store: &MemoryStore) -> Self {
         let clock = ManualClock::new();
         let [decides, replies] = [(); 2].map(|()| Arc::new(Notify::new()));
-        Self { store: store.clone(), local_state: LocalState::by(&clock), clock, decides, replies }
+        Self {
+            store: store.clone(),
+            local_state: LocalState::by(&clock),
+            clock,
+            decides,
+            replies,
+        }
     }
 
     /// Asks for one unit and then for two. The store decides on two units, `between` happens, and
     /// the store decides on one unit. The decision on two units is told last.
-    async fn overtake(&self, limiter: &Limiter, between: impl AsyncFnOnce()) -> [Result<Decision, Error>; 2] {
+    async fn overtake(
+        &self,
+        limiter: &Limiter,
+        between: impl AsyncFnOnce(),
+    ) -> [Result<Decision, Error>; 2] {
         let later = tokio::spawn(limiter.check(&CALLS, "ada", 1));
         yield_now().await;
         self.clock.advance(MICROSECOND);
@@ -159,7 +194,12 @@ impl Overtaking {
 
 impl Store for Overtaking {
     fn decide(&self, check: Check) -> StoreFuture<Decision> {
-        let Self { store, decides, replies, .. } = self.clone();
+        let Self {
+            store,
+            decides,
+            replies,
+            ..
+        } = self.clone();
         Box::pin(async move {
             if check.charges().all(|charge| charge.cost() == 1) {
                 decides.notified().await;
@@ -196,12 +236,19 @@ async fn a_refusal_that_was_decided_earlier_replaces_no_later_one() {
         assert!(others.check(&CALLS, "ada", 1).await.unwrap().is_allowed());
         let outcomes = overtaking.overtake(&limiter, async || {
             assert!(others.check(&CALLS, "ada", 1).await.unwrap().is_allowed());
-            clock.advance(if is_in_one_batch { Duration::ZERO } else { MICROSECOND });
+            clock.advance(if is_in_one_batch {
+                Duration::ZERO
+            } else {
+                MICROSECOND
+            });
         });
         assert!(outcomes.await.iter().all(is_refused));
         let known = tokio::spawn(limiter.check(&CALLS, "ada", 1));
         yield_now().await;
-        assert!(known.is_finished() && is_refused(&known.await.unwrap()), "{is_in_one_batch}");
+        assert!(
+            known.is_finished() && is_refused(&known.await.unwrap()),
+            "{is_in_one_batch}"
+        );
     }
 }
 
@@ -211,16 +258,26 @@ async fn an_admission_that_was_decided_earlier_ends_no_later_refusal() {
     let clock = ManualClock::new();
     let store = MemoryStore::new().clock(&clock);
     let overtaking = Overtaking::on(&store);
-    let limiter = Limiter::new(overtaking.clone()).deadline(TEST_TIMEOUT).refusal_cache(Duration::ZERO);
+    let limiter = Limiter::new(overtaking.clone())
+        .deadline(TEST_TIMEOUT)
+        .refusal_cache(Duration::ZERO);
     let others = Limiter::new(store);
     assert!(others.check(&CALLS, "ada", 2).await.unwrap().is_allowed());
     overtaking.replies.notify_one();
     assert!(is_refused(&limiter.check(&CALLS, "ada", 2).await));
     others.reset(&CALLS, "ada").await.unwrap();
-    let [admitted, refused] = overtaking.overtake(&limiter, async || clock.advance(MICROSECOND)).await;
+    let [admitted, refused] = overtaking
+        .overtake(&limiter, async || clock.advance(MICROSECOND))
+        .await;
     assert!(admitted.unwrap().is_allowed() && is_refused(&refused));
     // The store does not decide this check.
-    assert!(is_refused(&limiter.clone().deadline(ms(10)).check(&CALLS, "ada", 1).await));
+    assert!(is_refused(
+        &limiter
+            .clone()
+            .deadline(ms(10))
+            .check(&CALLS, "ada", 1)
+            .await
+    ));
 }
 
 /// A used-up window and a place, thousands of checks at once, and Redis stands still for moments.
@@ -238,7 +295,10 @@ async fn no_flood_passes_a_used_up_window_beside_a_place() {
             server.pause();
         }
         let outcomes = join_all((0..8_192).map(|_| limiter.check_all(with_place()))).await;
-        not_refused += outcomes.iter().filter(|outcome| !is_refused(outcome)).count();
+        not_refused += outcomes
+            .iter()
+            .filter(|outcome| !is_refused(outcome))
+            .count();
         server.resume();
         sleep(ms(100)).await;
     }

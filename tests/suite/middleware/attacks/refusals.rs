@@ -10,7 +10,8 @@ use super::*;
 async fn own_figures_survive(lines: &'static [&'static [u8]]) {
     let layer = RateLimitLayer::new(MemoryStore::new()).limit(Limit::per_hour("own", 5).by(anyone));
     let app = around(&layer.headers(HeaderSets::RATE_LIMIT), sending(lines));
-    let items = items(ask(&app).await.headers(), "ratelimit").expect("clients ignore the whole field");
+    let items =
+        items(ask(&app).await.headers(), "ratelimit").expect("clients ignore the whole field");
     assert_eq!(of(&items, "own").unwrap()["r"], 4);
 }
 
@@ -40,8 +41,15 @@ async fn after_a_limit_was_lowered_a_client_that_waits_for_t_is_not_refused_agai
     let (store, clock) = clocked();
     let units = Arc::new(AtomicU64::new(3));
     let plan = Arc::clone(&units);
-    let chosen = KeyedLimit::chosen(anyone, move |_| Limit::per_hour("plan", plan.load(Ordering::Relaxed)));
-    let app = around(&RateLimitLayer::new(store).limit(chosen).headers(HeaderSets::RATE_LIMIT), handler());
+    let chosen = KeyedLimit::chosen(anyone, move |_| {
+        Limit::per_hour("plan", plan.load(Ordering::Relaxed))
+    });
+    let app = around(
+        &RateLimitLayer::new(store)
+            .limit(chosen)
+            .headers(HeaderSets::RATE_LIMIT),
+        handler(),
+    );
     for _ in 0..3 {
         assert_eq!(ask(&app).await.status(), 200);
         clock.advance(minutes(10));
@@ -51,7 +59,13 @@ async fn after_a_limit_was_lowered_a_client_that_waits_for_t_is_not_refused_agai
     assert_eq!(refused.status(), 429);
     clock.advance(obedient_wait(refused.headers()));
     let again = ask(&app).await;
-    assert_eq!(again.status(), 200, "{:?} {:?}", refused.headers(), again.headers());
+    assert_eq!(
+        again.status(),
+        200,
+        "{:?} {:?}",
+        refused.headers(),
+        again.headers()
+    );
 }
 
 /// A block also uses more units than the limit has.
@@ -64,12 +78,25 @@ async fn while_a_limit_is_blocked_a_client_that_waits_for_t_is_not_refused_again
     let app = around(&layer.headers(HeaderSets::RATE_LIMIT), handler());
     assert_eq!(ask(&app).await.status(), 200);
     clock.advance(minutes(30));
-    limiter.block(&calls, anyone(&request().into_parts().0).unwrap(), minutes(55)).await.unwrap();
+    limiter
+        .block(
+            &calls,
+            anyone(&request().into_parts().0).unwrap(),
+            minutes(55),
+        )
+        .await
+        .unwrap();
     let refused = ask(&app).await;
     assert_eq!(refused.status(), 429);
     clock.advance(obedient_wait(refused.headers()));
     let again = ask(&app).await;
-    assert_eq!(again.status(), 200, "{:?} {:?}", refused.headers(), again.headers());
+    assert_eq!(
+        again.status(),
+        200,
+        "{:?} {:?}",
+        refused.headers(),
+        again.headers()
+    );
 }
 
 #[tokio::test]
@@ -79,7 +106,12 @@ async fn a_shadow_limit_next_to_a_hidden_one_is_not_shown() {
         .limit(Limit::per_hour("tried", 1).by(anyone).in_shadow());
     let app = around(&layer.headers(HeaderSets::RATE_LIMIT), handler());
     let response = ask(&app).await;
-    assert_eq!(items(response.headers(), "ratelimit").unwrap(), [], "{:?}", response.headers());
+    assert_eq!(
+        items(response.headers(), "ratelimit").unwrap(),
+        [],
+        "{:?}",
+        response.headers()
+    );
 }
 
 /// A layer that waits for an hour for the tight limit holds the line, and one that waits for a
@@ -90,7 +122,10 @@ async fn refused_in_line(tight: KeyedLimit) -> Response {
     refused
 }
 
-async fn refused_in_line_by(tight: KeyedLimit, guard: impl FnOnce(RateLimitLayer) -> App) -> Response {
+async fn refused_in_line_by(
+    tight: KeyedLimit,
+    guard: impl FnOnce(RateLimitLayer) -> App,
+) -> Response {
     let (store, _clock) = clocked();
     let layer = RateLimitLayer::new(store)
         .limit(tight)
@@ -106,7 +141,12 @@ async fn refused_in_line_by(tight: KeyedLimit, guard: impl FnOnce(RateLimitLayer
     })
     .await;
     let refused = ask(&hasty).await;
-    assert!(refused.extensions().get::<tower_sliding_window::Rejection>().is_some());
+    assert!(
+        refused
+            .extensions()
+            .get::<tower_sliding_window::Rejection>()
+            .is_some()
+    );
     refused
 }
 
@@ -117,7 +157,11 @@ async fn a_refusal_in_line_names_only_the_limits_that_are_used_up() {
     let body = json(refused).await;
     let problem: serde_json::Value = serde_json::from_str(&body).unwrap();
     let counters = recorded.counters();
-    assert_eq!(problem["violated-policies"], serde_json::json!(["tight"]), "{body} {counters:?}");
+    assert_eq!(
+        problem["violated-policies"],
+        serde_json::json!(["tight"]),
+        "{body} {counters:?}"
+    );
 }
 
 #[tokio::test]
@@ -125,7 +169,11 @@ async fn a_refusal_in_line_counts_only_for_the_limits_that_are_used_up() {
     let recorded = Recorded::start();
     refused_in_line(Limit::per_hour("tight", 1).by(anyone)).await;
     let counters = recorded.counters();
-    assert_eq!(counters.get("rate_limit_decisions_total  plenty refused"), None, "{counters:?}");
+    assert_eq!(
+        counters.get("rate_limit_decisions_total  plenty refused"),
+        None,
+        "{counters:?}"
+    );
 }
 
 #[tokio::test]
@@ -139,11 +187,16 @@ async fn a_refusal_in_line_for_a_hidden_limit_blames_no_other() {
 async fn a_quota_failure_in_line_names_only_the_limits_that_are_used_up() {
     use tonic_types::StatusExt;
 
-    let guard = |hasty: RateLimitLayer| BoxCloneService::new(hasty.respond_with(GrpcResponse).layer(handler()));
+    let guard = |hasty: RateLimitLayer| {
+        BoxCloneService::new(hasty.respond_with(GrpcResponse).layer(handler()))
+    };
     let refused = refused_in_line_by(Limit::per_hour("tight", 1).by(anyone), guard).await;
     let status = tonic::Status::from_header_map(refused.headers()).unwrap();
     let violations = status.get_details_quota_failure().unwrap().violations;
-    let subjects: Vec<_> = violations.into_iter().map(|violation| violation.subject).collect();
+    let subjects: Vec<_> = violations
+        .into_iter()
+        .map(|violation| violation.subject)
+        .collect();
     assert_eq!(subjects, ["tight"]);
 }
 
@@ -162,5 +215,13 @@ async fn a_decision_of_a_store_that_is_polled_after_its_end_charges_once() {
         Poll::Ready(())
     })
     .await;
-    assert_eq!(Limiter::new(store).peek(&calls, "ada").await.unwrap().binding().used, 1);
+    assert_eq!(
+        Limiter::new(store)
+            .peek(&calls, "ada")
+            .await
+            .unwrap()
+            .binding()
+            .used,
+        1
+    );
 }

@@ -36,5 +36,8 @@ fn chosen(limit: impl Into<Option<Limit>>) -> KeyedLimit {
 }
 
 fn request_of_plan(plan: &str) -> Request<Body> {
-    Request::get("/").header("x-plan", plan).body(Body::empty()).unwrap()
+    Request::get("/")
+        .header("x-plan", plan)
+        .body(Body::empty())
+        .unwrap()
 }

@@ -28,9 +28,17 @@ async fn exhausted() -> String {
 }
 
 fn assert_refused_in_grpc(answer: &Answer, content_type: &str) {
-    assert_eq!((answer.status.as_u16(), answer.number("grpc-status")), (200, Some(8)));
+    assert_eq!(
+        (answer.status.as_u16(), answer.number("grpc-status")),
+        (200, Some(8))
+    );
     assert_eq!(answer.headers["content-type"], content_type);
-    for name in ["grpc-message", "grpc-status-details-bin", "grpc-retry-pushback-ms", "retry-after"] {
+    for name in [
+        "grpc-message",
+        "grpc-status-details-bin",
+        "grpc-retry-pushback-ms",
+        "retry-after",
+    ] {
         assert!(answer.headers.contains_key(name), "{name}");
     }
     assert_eq!(answer.body, "");
@@ -68,13 +76,21 @@ async fn the_content_type_chooses_the_language() {
         &too_long,
     ];
     for client in [HttpClient::new(), HttpClient::http2()] {
-        let send = async |content_type| client.send("POST", &url, &[("content-type", content_type)]).await;
+        let send = async |content_type| {
+            client
+                .send("POST", &url, &[("content-type", content_type)])
+                .await
+        };
         for (content_type, of_response) in grpc {
             assert_refused_in_grpc(&send(content_type).await, of_response);
         }
         for content_type in junk {
             let answer = send(content_type).await;
-            assert_eq!((answer.status.as_u16(), answer.number("grpc-status")), (429, None), "{content_type:?}");
+            assert_eq!(
+                (answer.status.as_u16(), answer.number("grpc-status")),
+                (429, None),
+                "{content_type:?}"
+            );
             assert_eq!(answer.headers["content-type"], "application/problem+json");
         }
         assert_eq!(client.send("POST", &url, &[]).await.status, 429);
@@ -86,9 +102,17 @@ async fn the_content_type_chooses_the_language() {
 async fn a_broken_te_header_makes_no_difference() {
     let url = exhausted().await;
     for client in [HttpClient::new(), HttpClient::http2()] {
-        for te in [&[][..], &[("te", "trailers")], &[("te", "gzip;q=x, \u{e9}")], &[("te", ""), ("te", "trailers")]] {
+        for te in [
+            &[][..],
+            &[("te", "trailers")],
+            &[("te", "gzip;q=x, \u{e9}")],
+            &[("te", ""), ("te", "trailers")],
+        ] {
             let headers = [&[("content-type", "application/grpc")], te].concat();
-            assert_refused_in_grpc(&client.send("POST", &url, &headers).await, "application/grpc");
+            assert_refused_in_grpc(
+                &client.send("POST", &url, &headers).await,
+                "application/grpc",
+            );
         }
     }
 }
@@ -101,8 +125,13 @@ async fn a_server_of_grpc_alone_answers_everything_in_grpc() {
         ("application/grpc-web", "application/grpc-web+proto"),
         ("text/html", "application/grpc"),
     ] {
-        let answer = HttpClient::http2().send("POST", &url, &[("content-type", content_type)]).await;
-        assert_eq!((answer.status.as_u16(), answer.number("grpc-status")), (200, Some(8)));
+        let answer = HttpClient::http2()
+            .send("POST", &url, &[("content-type", content_type)])
+            .await;
+        assert_eq!(
+            (answer.status.as_u16(), answer.number("grpc-status")),
+            (200, Some(8))
+        );
         assert_eq!(answer.headers["content-type"], of_response);
     }
 }
@@ -111,26 +140,43 @@ async fn a_server_of_grpc_alone_answers_everything_in_grpc() {
 async fn an_http_1_client_ends_its_own_connection_only() {
     let url = serve(by_peer()).await;
     let mut client = connect(&url).await;
-    for junk in ["GET / HTTP/1.1\r\nhost: localhost\r\n\r\n", "\r\n\r\n\0\0\0", "PRI * HTTP/2.0\r\n\r\nxx"] {
-        let mut stream = TcpStream::connect(url.trim_start_matches("http://")).await.unwrap();
+    for junk in [
+        "GET / HTTP/1.1\r\nhost: localhost\r\n\r\n",
+        "\r\n\r\n\0\0\0",
+        "PRI * HTTP/2.0\r\n\r\nxx",
+    ] {
+        let mut stream = TcpStream::connect(url.trim_start_matches("http://"))
+            .await
+            .unwrap();
         stream.write_all(junk.as_bytes()).await.unwrap();
         stream.shutdown().await.unwrap();
         let mut reply = Vec::new();
         // A reset is an error, and also an end.
-        let _ = timeout(TEST_TIMEOUT, stream.read_to_end(&mut reply)).await.expect("the server holds the connection");
+        let _ = timeout(TEST_TIMEOUT, stream.read_to_end(&mut reply))
+            .await
+            .expect("the server holds the connection");
     }
-    assert_eq!(text(&check(&mut client).await.unwrap(), "x-ratelimit-remaining"), Some("1"), "nothing was counted");
+    assert_eq!(
+        text(&check(&mut client).await.unwrap(), "x-ratelimit-remaining"),
+        Some("1"),
+        "nothing was counted"
+    );
 }
 
 #[tokio::test]
 async fn a_server_that_accepts_http_1_refuses_it_in_grpc() {
     let (incoming, url) = listen().await;
-    let server = Server::builder().accept_http1(true).layer(by_peer().cost(|_| 2)).add_service(health());
+    let server = Server::builder()
+        .accept_http1(true)
+        .layer(by_peer().cost(|_| 2))
+        .add_service(health());
     tokio::spawn(server.serve_with_incoming(incoming));
     let client = HttpClient::new();
     for _ in 0..2 {
         // The first one is admitted, and reaches no service.
-        timeout(Duration::from_secs(20), client.get(&url)).await.unwrap();
+        timeout(Duration::from_secs(20), client.get(&url))
+            .await
+            .unwrap();
     }
     assert_refused_in_grpc(&client.get(&url).await, "application/grpc");
 }

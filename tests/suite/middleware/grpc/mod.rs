@@ -10,5 +10,7 @@ use tower_sliding_window::{Limit, MemoryStore, PeerIp, RateLimitLayer, middlewar
 const CALLS: Limit = Limit::per_hour("calls", 2);
 
 fn by_peer() -> RateLimitLayer<GrpcResponse> {
-    RateLimitLayer::new(MemoryStore::new()).limit(CALLS.by(PeerIp::new())).respond_with(GrpcResponse)
+    RateLimitLayer::new(MemoryStore::new())
+        .limit(CALLS.by(PeerIp::new()))
+        .respond_with(GrpcResponse)
 }

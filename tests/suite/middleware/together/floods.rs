@@ -68,7 +68,13 @@ async fn flood(
                         break;
                     }
                     let user = user(connection, stream, turn);
-                    seen.push(client.send("GET", &url, &[("x-user", &user)]).await.status.as_u16());
+                    seen.push(
+                        client
+                            .send("GET", &url, &[("x-user", &user)])
+                            .await
+                            .status
+                            .as_u16(),
+                    );
                 }
                 seen
             });
@@ -78,7 +84,9 @@ async fn flood(
     is_over.store(true, Ordering::SeqCst);
     let mut all = BTreeMap::new();
     while let Some(seen) = clients.join_next().await {
-        seen.unwrap().into_iter().for_each(|status| *all.entry(status).or_default() += 1);
+        seen.unwrap()
+            .into_iter()
+            .for_each(|status| *all.entry(status).or_default() += 1);
     }
     all
 }
@@ -115,7 +123,11 @@ async fn a_banned_client_reaches_no_handler_of_two_processes_in_any_mode() {
         }
         tried.store(0, Ordering::SeqCst);
         let user = |connection, stream, turn| {
-            if connection < 48 { "ada".into() } else { format!("{connection}-{stream}-{turn}") }
+            if connection < 48 {
+                "ada".into()
+            } else {
+                format!("{connection}-{stream}-{turn}")
+            }
         };
         let statuses = flood(&urls, user, pauses(slice::from_ref(&server))).await;
         assert_eq!(tried.load(Ordering::SeqCst), 0, "mode {mode}: {statuses:?}");
@@ -138,10 +150,18 @@ async fn a_ban_of_a_shared_key_holds_for_all_and_for_no_other() {
         until_refused(url, 403).await;
     }
     assert_eq!(tried.swap(0, Ordering::SeqCst), 5);
-    let statuses = flood(&urls, |_, _, _| "ada".into(), pauses(slice::from_ref(&server))).await;
+    let statuses = flood(
+        &urls,
+        |_, _, _| "ada".into(),
+        pauses(slice::from_ref(&server)),
+    )
+    .await;
     assert_eq!(tried.load(Ordering::SeqCst), 0, "{statuses:?}");
     let key = Everyone.extract(&Request::new(()).into_parts().0).unwrap();
-    assert_eq!(held_when_quiet(&server, &Limit::concurrent("all", 500), key).await, 0);
+    assert_eq!(
+        held_when_quiet(&server, &Limit::concurrent("all", 500), key).await,
+        0
+    );
 }
 
 /// A window that is used up beside places.
@@ -160,9 +180,17 @@ async fn a_used_up_window_beside_places_admits_nobody() {
             until_refused(url, 429).await;
         }
         assert_eq!(tried.swap(0, Ordering::SeqCst), 7);
-        let statuses = flood(&urls, |_, _, _| "ada".into(), pauses(slice::from_ref(&server))).await;
+        let statuses = flood(
+            &urls,
+            |_, _, _| "ada".into(),
+            pauses(slice::from_ref(&server)),
+        )
+        .await;
         assert_eq!(tried.load(Ordering::SeqCst), 0, "mode {mode}: {statuses:?}");
-        assert_eq!(held_when_quiet(&server, &Limit::concurrent("places", 50), user("ada")).await, 0);
+        assert_eq!(
+            held_when_quiet(&server, &Limit::concurrent("places", 50), user("ada")).await,
+            0
+        );
     }
 }
 
@@ -183,11 +211,16 @@ async fn three_layers_on_a_cluster_hold_no_more_than_any_limit() {
 async fn three_layers(store: impl Fn() -> RedisStoreBuilder, servers: &[RedisServer]) {
     const FOR_ALL: Limit = Limit::concurrent("for-all", 40);
     const OF_CLIENT: Limit = Limit::concurrent("of-client", 3);
-    let (all, clients, mut urls) =
-        (Arc::<Inside>::default(), array::from_fn::<_, 32, _>(|_| Arc::<Inside>::default()), Vec::new());
+    let (all, clients, mut urls) = (
+        Arc::<Inside>::default(),
+        array::from_fn::<_, 32, _>(|_| Arc::<Inside>::default()),
+        Vec::new(),
+    );
     for _ in 0..2 {
         let limiter = Limiter::new(store().build().unwrap());
-        let outer = RateLimitLayer::new(limiter.clone()).limit(FOR_ALL.by(Everyone)).fail_closed();
+        let outer = RateLimitLayer::new(limiter.clone())
+            .limit(FOR_ALL.by(Everyone))
+            .fail_closed();
         let middle = login(limiter.clone()).fail_closed();
         let inner = RateLimitLayer::new(limiter)
             .limit(OF_CLIENT.by(by_user()))
@@ -204,14 +237,25 @@ async fn three_layers(store: impl Fn() -> RedisStoreBuilder, servers: &[RedisSer
                 drop(place);
             });
         };
-        let router = Router::new().route("/", get(handler)).layer(inner).layer(middle).layer(outer);
+        let router = Router::new()
+            .route("/", get(handler))
+            .layer(inner)
+            .layer(middle)
+            .layer(outer);
         urls.push(serve(router).await);
     }
     let user = |connection: u32, stream: u32, _| (connection * stream % 32).to_string();
     let statuses = flood(&urls, user, pauses(servers)).await;
     sleep(ms(800)).await;
-    let most = clients.iter().map(|client| client.most.load(Ordering::SeqCst)).max().unwrap();
-    assert!(all.most.load(Ordering::SeqCst) <= 40 && most <= 3, "{most} of a client: {statuses:?}");
+    let most = clients
+        .iter()
+        .map(|client| client.most.load(Ordering::SeqCst))
+        .max()
+        .unwrap();
+    assert!(
+        all.most.load(Ordering::SeqCst) <= 40 && most <= 3,
+        "{most} of a client: {statuses:?}"
+    );
     assert!(statuses[&200] > 0, "{statuses:?}");
     for server in servers {
         let is_held = |key: &String| key.contains("for-all") || key.contains("of-client");

@@ -18,14 +18,17 @@ use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{Everyone, Limit, Limiter, RateLimitLayer, Rejection};
 
 use super::{BAN, LOGIN, ask, by_user, login, modes, serve_logins, start, until_refused};
-use crate::support::{TEST_TIMEOUT, http_client::HttpClient, ms, redis_server::RedisServer, seconds};
+use crate::support::{
+    TEST_TIMEOUT, http_client::HttpClient, ms, redis_server::RedisServer, seconds,
+};
 
 const CALLS: Limit = Limit::per_minute("calls", 3);
 
 #[tokio::test]
 async fn a_known_refusal_stands_in_every_failure_mode_while_redis_is_gone() {
     let (mut server, clock, store) = start();
-    let layer = RateLimitLayer::new(Limiter::new(store).deadline(TEST_TIMEOUT)).limit(CALLS.by(by_user()));
+    let layer =
+        RateLimitLayer::new(Limiter::new(store).deadline(TEST_TIMEOUT)).limit(CALLS.by(by_user()));
     for _ in 0..4 {
         ask(&layer, "ada").await;
     }
@@ -34,7 +37,11 @@ async fn a_known_refusal_stands_in_every_failure_mode_while_redis_is_gone() {
     for (layer, otherwise) in modes(&layer) {
         let statuses = join_all((0..50).map(|_| ask(&layer, "ada"))).await;
         assert_eq!(statuses, [429; 50], "{layer:?}");
-        assert_eq!(ask(&layer, "bob").await, otherwise, "what is not known meets the mode");
+        assert_eq!(
+            ask(&layer, "bob").await,
+            otherwise,
+            "what is not known meets the mode"
+        );
         clock.advance(seconds(2));
     }
     // Its own time has passed.
@@ -56,10 +63,18 @@ async fn a_known_ban_stands_in_every_failure_mode_while_redis_does_not_answer() 
     let hasty = layer.clone().deadline(ms(50));
     for (layer, otherwise) in modes(&hasty) {
         for _ in 0..12 {
-            assert_eq!(join_all((0..20).map(|_| ask(&layer, "ada"))).await, [403; 20], "{layer:?}");
+            assert_eq!(
+                join_all((0..20).map(|_| ask(&layer, "ada"))).await,
+                [403; 20],
+                "{layer:?}"
+            );
             clock.advance(seconds(5));
         }
-        assert_eq!(ask(&layer, "bob").await, otherwise, "what is not known meets the mode");
+        assert_eq!(
+            ask(&layer, "bob").await,
+            otherwise,
+            "what is not known meets the mode"
+        );
     }
     server.resume();
     clock.advance(seconds(600));
@@ -78,7 +93,11 @@ async fn a_known_ban_stands_in_every_failure_mode_while_redis_does_not_answer() 
 async fn a_known_ban_of_a_shared_key_stands_between_other_layers() {
     let (mut server, clock, store) = start();
     let limiter = Limiter::new(store).deadline(TEST_TIMEOUT);
-    let layer = |limit| RateLimitLayer::new(limiter.clone()).limit(limit).fail_open();
+    let layer = |limit| {
+        RateLimitLayer::new(limiter.clone())
+            .limit(limit)
+            .fail_open()
+    };
     let outer = layer(Limit::per_minute("outer", 1_000).by(Everyone));
     let middle = layer(LOGIN.by(Everyone).ban(BAN, seconds(900)));
     let inner = layer(Limit::concurrent("inner", 100).by(Everyone));
@@ -100,7 +119,11 @@ async fn a_known_ban_of_a_shared_key_stands_between_other_layers() {
     server.kill();
     for _ in 0..20 {
         let responses = join_all((0..20).map(|_| ask())).await;
-        assert!(responses.iter().all(|response| matches!(response.extensions().get(), Some(Rejection::Banned(_)))));
+        assert!(
+            responses
+                .iter()
+                .all(|response| matches!(response.extensions().get(), Some(Rejection::Banned(_))))
+        );
         clock.advance(seconds(30));
     }
     assert_eq!(reached.load(Ordering::SeqCst), 0);
@@ -110,11 +133,16 @@ async fn a_known_ban_of_a_shared_key_stands_between_other_layers() {
 async fn an_application_far_from_its_limit_stays_open_before_a_slow_redis() {
     let (server, _clock, store) = start();
     let total = Limit::per_minute("total", 1_000_000).by(Everyone);
-    let layer = RateLimitLayer::new(Limiter::new(store).deadline(TEST_TIMEOUT)).limit(total).fail_open();
+    let layer = RateLimitLayer::new(Limiter::new(store).deadline(TEST_TIMEOUT))
+        .limit(total)
+        .fail_open();
     assert_eq!(ask(&layer, "bob").await, 200);
     server.pause();
     let hasty = layer.deadline(ms(50));
-    assert_eq!(join_all((0..2_000).map(|_| ask(&hasty, "bob"))).await, [200; 2_000]);
+    assert_eq!(
+        join_all((0..2_000).map(|_| ask(&hasty, "bob"))).await,
+        [200; 2_000]
+    );
     server.resume();
 }
 
@@ -134,8 +162,12 @@ async fn a_banned_flooder_reaches_no_handler_while_others_log_in() {
     for connection in 0..9 {
         let client = HttpClient::http2();
         for stream in 0..128 {
-            let (client, url, is_over, refused) =
-                (client.clone(), url.clone(), Arc::clone(&is_over), Arc::clone(&refused));
+            let (client, url, is_over, refused) = (
+                client.clone(),
+                url.clone(),
+                Arc::clone(&is_over),
+                Arc::clone(&refused),
+            );
             clients.spawn(async move {
                 for turn in 0.. {
                     if is_over.load(Ordering::SeqCst) {

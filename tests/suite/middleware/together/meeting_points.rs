@@ -18,7 +18,9 @@ const PLACES: Limit = Limit::concurrent("places", 4);
 
 async fn ask_as(layer: &RateLimitLayer, users: Range<u32>) {
     for first in users.clone().step_by(200) {
-        let names: Vec<_> = (first..users.end.min(first + 200)).map(|user| format!("user-{user}")).collect();
+        let names: Vec<_> = (first..users.end.min(first + 200))
+            .map(|user| format!("user-{user}"))
+            .collect();
         join_all(names.iter().map(|name| ask(layer, name))).await;
     }
 }
@@ -46,7 +48,10 @@ async fn a_known_ban_stands_however_many_others_have_settled() {
         server.kill();
         let layer = layer.fail_open();
         let refused = join_all(banned.iter().map(|name| ask(&layer, name))).await;
-        stood.push((others, refused.iter().filter(|status| **status == 403).count()));
+        stood.push((
+            others,
+            refused.iter().filter(|status| **status == 403).count(),
+        ));
     }
     println!("others that settled, and bans of 20 that stand: {stood:?}");
     assert!(stood.iter().all(|(_, bans)| *bans == 20), "{stood:?}");
@@ -82,14 +87,25 @@ async fn callers_that_are_not_polled_refuse_no_other() {
     let flood = |part: u32| {
         let limiter = limiter.clone();
         (0..600).map(move |user| {
-            tokio::spawn(limiter.check(&Limit::per_day("many", 1_000_000), format!("{part}-{user}"), 1))
+            tokio::spawn(limiter.check(
+                &Limit::per_day("many", 1_000_000),
+                format!("{part}-{user}"),
+                1,
+            ))
         })
     };
     let first: Vec<_> = flood(0).collect();
     sleep(ms(50)).await;
-    let mut kept: Vec<_> = (0..5).map(|_| Box::pin(limiter.check(&LOGIN, "ada", 1))).collect();
+    let mut kept: Vec<_> = (0..5)
+        .map(|_| Box::pin(limiter.check(&LOGIN, "ada", 1)))
+        .collect();
     for future in &mut kept {
-        assert!(future.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        assert!(
+            future
+                .as_mut()
+                .poll(&mut Context::from_waker(Waker::noop()))
+                .is_pending()
+        );
     }
     server.resume();
     join_all(first).await;
@@ -108,7 +124,10 @@ async fn callers_that_are_not_polled_refuse_no_other() {
     let decision = honest.await.unwrap().unwrap();
     join_all(second).await;
     drop(kept);
-    assert!(decision.is_allowed(), "refused without Redis: {was_decided_without_redis}: {decision:?}");
+    assert!(
+        decision.is_allowed(),
+        "refused without Redis: {was_decided_without_redis}: {decision:?}"
+    );
 }
 
 /// The deadlines of the first checks have passed: none of them is sent any more.
@@ -118,10 +137,14 @@ async fn checks_of_places_that_have_timed_out_refuse_no_other() {
     let limiter = Limiter::new(store.clone()).deadline(TEST_TIMEOUT);
     drop(limiter.check(&LOGIN, "first", 1).await.unwrap());
     let hasty = Limiter::new(store).deadline(ms(60)).breaker(Breaker::OFF);
-    let layer = RateLimitLayer::new(hasty).limit(PLACES.by(by_user())).fail_open();
+    let layer = RateLimitLayer::new(hasty)
+        .limit(PLACES.by(by_user()))
+        .fail_open();
     server.pause();
     let many = Limit::per_day("many", 1_000_000);
-    let flood: Vec<_> = (0..600).map(|user| tokio::spawn(limiter.check(&many, format!("{user}"), 1))).collect();
+    let flood: Vec<_> = (0..600)
+        .map(|user| tokio::spawn(limiter.check(&many, format!("{user}"), 1)))
+        .collect();
     sleep(ms(50)).await;
     let mut statuses = Vec::new();
     for _ in 0..8 {
@@ -129,7 +152,10 @@ async fn checks_of_places_that_have_timed_out_refuse_no_other() {
     }
     server.resume();
     join_all(flood).await;
-    assert_eq!(statuses, [200; 8], "one after the other, under fail-open, with a limit of 4 at once");
+    assert_eq!(
+        statuses, [200; 8],
+        "one after the other, under fail-open, with a limit of 4 at once"
+    );
 }
 
 /// Ten thousand streams of other clients end while Redis does not answer. The banned clients ask
@@ -141,13 +167,17 @@ async fn a_known_ban_stands_while_the_streams_of_others_end() {
     let layer = login(limiter.clone());
     let mut streams = Vec::new();
     for first in (0..10_000).step_by(200) {
-        let open = (first..first + 200).map(|user| limiter.check(&PLACES, format!("user-{user}"), 1));
+        let open =
+            (first..first + 200).map(|user| limiter.check(&PLACES, format!("user-{user}"), 1));
         streams.extend(join_all(open).await);
     }
     let banned = ban_twenty(&limiter, &layer).await;
     server.pause();
     let hasty = layer.deadline(ms(50)).fail_open();
-    assert_eq!(join_all(banned.iter().map(|name| ask(&hasty, name))).await, [403; 20]);
+    assert_eq!(
+        join_all(banned.iter().map(|name| ask(&hasty, name))).await,
+        [403; 20]
+    );
     drop(streams);
     sleep(ms(300)).await;
     let statuses = join_all(banned.iter().map(|name| ask(&hasty, name))).await;
@@ -162,11 +192,19 @@ async fn a_known_ban_stands_if_it_cannot_be_prolonged() {
     let (mut server, _clock, store) = start();
     let limiter = Limiter::new(store).deadline(TEST_TIMEOUT);
     let layer = login(limiter.clone()).fail_open();
-    limiter.block(&BAN, user("bob"), seconds(900)).await.unwrap();
+    limiter
+        .block(&BAN, user("bob"), seconds(900))
+        .await
+        .unwrap();
     assert_eq!(ask(&layer, "bob").await, 403);
     server.kill();
     assert_eq!(ask(&layer, "bob").await, 403);
-    assert!(limiter.block(&BAN, user("bob"), seconds(3_600)).await.is_err());
+    assert!(
+        limiter
+            .block(&BAN, user("bob"), seconds(3_600))
+            .await
+            .is_err()
+    );
     assert_eq!(ask(&layer, "bob").await, 403);
 }
 
@@ -177,7 +215,9 @@ async fn places_of_checks_on_their_way_are_free_when_the_limiter_has_ended() {
     let limiter = Limiter::new(store).deadline(TEST_TIMEOUT);
     drop(limiter.check(&PLACES, "ada", 1).await.unwrap());
     server.pause();
-    let asking: Vec<_> = (0..4).map(|_| tokio::spawn(limiter.check(&PLACES, "ada", 1))).collect();
+    let asking: Vec<_> = (0..4)
+        .map(|_| tokio::spawn(limiter.check(&PLACES, "ada", 1)))
+        .collect();
     sleep(ms(50)).await;
     let ending = tokio::spawn({
         let limiter = limiter.clone();
@@ -231,7 +271,10 @@ async fn a_client_that_hangs_up_keeps_no_lifted_refusal_in_force() {
     while refused && tries < 300 {
         clock.advance(ms(110));
         let mut hanging_up = Box::pin(limiter.check(&shared, "all", 1));
-        let is_pending = hanging_up.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending();
+        let is_pending = hanging_up
+            .as_mut()
+            .poll(&mut Context::from_waker(Waker::noop()))
+            .is_pending();
         // As long as Redis takes for the reply.
         sleep(ms(2)).await;
         drop(hanging_up);
@@ -242,7 +285,11 @@ async fn a_client_that_hangs_up_keeps_no_lifted_refusal_in_force() {
         refused = !limiter.check(&shared, "all", 1).await.unwrap().is_allowed();
         tries += 1;
     }
-    assert!(!refused, "refused for {:?} after the reset", ms(110 * tries) + seconds(1));
+    assert!(
+        !refused,
+        "refused for {:?} after the reset",
+        ms(110 * tries) + seconds(1)
+    );
 }
 
 /// How often requests ask Redis, with each option.
@@ -261,12 +308,35 @@ async fn options_cost_no_calls_that_they_do_not_need() {
         ("ban", layer().limit(limit().ban(BAN, seconds(9))), 1),
         ("wait", layer().limit(limit()).wait_up_to(seconds(1)), 1),
         ("open", layer().limit(limit()).fail_open(), 1),
-        ("breaker", RateLimitLayer::new(limiter.clone().breaker(Breaker::default())).limit(limit()), 1),
-        ("no cache", RateLimitLayer::new(limiter.clone().refusal_cache(ms(0))).limit(limit()), 1),
-        ("place", layer().limit(limit()).limit(PLACES.by(by_user())), 2),
-        ("head", layer().limit(limit()).limit(PLACES.by(by_user())).free_with_head(), 2),
+        (
+            "breaker",
+            RateLimitLayer::new(limiter.clone().breaker(Breaker::default())).limit(limit()),
+            1,
+        ),
+        (
+            "no cache",
+            RateLimitLayer::new(limiter.clone().refusal_cache(ms(0))).limit(limit()),
+            1,
+        ),
+        (
+            "place",
+            layer().limit(limit()).limit(PLACES.by(by_user())),
+            2,
+        ),
+        (
+            "head",
+            layer()
+                .limit(limit())
+                .limit(PLACES.by(by_user()))
+                .free_with_head(),
+            2,
+        ),
         ("settles", layer().limit(limit().settle(|_| 1)), 2),
-        ("afterwards, none", layer().limit(limit().count_afterwards(|_| 0)), 1),
+        (
+            "afterwards, none",
+            layer().limit(limit().count_afterwards(|_| 0)),
+            1,
+        ),
         ("heeds upstream", layer().limit(limit().heed_upstream()), 2),
     ];
     let mut found = Vec::new();
@@ -274,7 +344,14 @@ async fn options_cost_no_calls_that_they_do_not_need() {
         ask(&layer, "warm").await;
         sleep(ms(30)).await;
         // A release is a command of its own; in a script, the same command is part of a call.
-        let calls = || server.script_calls() + if most == 2 && name.len() < 6 { server.calls("zrem") } else { 0 };
+        let calls = || {
+            server.script_calls()
+                + if most == 2 && name.len() < 6 {
+                    server.calls("zrem")
+                } else {
+                    0
+                }
+        };
         let before = calls();
         for user in 0..20 {
             assert_eq!(ask(&layer, &format!("{name}-{user}")).await, 200);
@@ -283,5 +360,8 @@ async fn options_cost_no_calls_that_they_do_not_need() {
         found.push((name, calls() - before, 20 * most));
     }
     println!("{found:?}");
-    assert!(found.iter().all(|(_, calls, most)| calls <= most), "{found:?}");
+    assert!(
+        found.iter().all(|(_, calls, most)| calls <= most),
+        "{found:?}"
+    );
 }

@@ -18,11 +18,13 @@ use axum::{Router, body::Body, middleware::map_response, routing::get};
 use http::{HeaderMap, Request, Response, StatusCode};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
-    Header, Key, KeyExtractor, Limit, Limiter, RateLimitLayer, RedisStore, Rejection, limiter::Share,
-    store::ManualClock,
+    Header, Key, KeyExtractor, Limit, Limiter, RateLimitLayer, RedisStore, Rejection,
+    limiter::Share, store::ManualClock,
 };
 
-use crate::support::{TEST_TIMEOUT, http_client::HttpClient, http_server::serve, redis_server::RedisServer, seconds};
+use crate::support::{
+    TEST_TIMEOUT, http_client::HttpClient, http_server::serve, redis_server::RedisServer, seconds,
+};
 
 const LOGIN: Limit = Limit::per_minute("login", 5);
 const BAN: Limit = Limit::per_day("login.ban", 1);
@@ -33,7 +35,16 @@ fn by_user() -> Header {
 
 /// The key of a user.
 fn user(name: &str) -> Key {
-    by_user().extract(&Request::get("/").header("x-user", name).body(()).unwrap().into_parts().0).unwrap()
+    by_user()
+        .extract(
+            &Request::get("/")
+                .header("x-user", name)
+                .body(())
+                .unwrap()
+                .into_parts()
+                .0,
+        )
+        .unwrap()
 }
 
 /// The login layer of the docs of `ban`.
@@ -56,7 +67,11 @@ fn show_bans(mut response: Response<Body>) -> Response<Body> {
 /// The layer in each failure mode, and the status of a request that the mode decides.
 fn modes(layer: &RateLimitLayer) -> [(RateLimitLayer, u16); 3] {
     let layer = || layer.clone();
-    [(layer().fail_open(), 200), (layer().fail_closed(), 503), (layer().fail_local(Share::one_of(2)), 200)]
+    [
+        (layer().fail_open(), 200),
+        (layer().fail_closed(), 503),
+        (layer().fail_local(Share::one_of(2)), 200),
+    ]
 }
 
 fn start() -> (RedisServer, ManualClock, RedisStore) {
@@ -68,21 +83,42 @@ fn start() -> (RedisServer, ManualClock, RedisStore) {
 /// The status of the response to a user whom the service answers with 401 if it is `ada`.
 async fn ask(layer: &RateLimitLayer, user: &str) -> u16 {
     let service = service_fn(|request: Request<Body>| async move {
-        let status = if request.headers()["x-user"] == "ada" { 401 } else { 200 };
-        Ok::<_, Infallible>(http::Response::builder().status(status).body(Body::empty()).unwrap())
+        let status = if request.headers()["x-user"] == "ada" {
+            401
+        } else {
+            200
+        };
+        Ok::<_, Infallible>(
+            http::Response::builder()
+                .status(status)
+                .body(Body::empty())
+                .unwrap(),
+        )
     });
-    let request = Request::get("/").header("x-user", user).body(Body::empty()).unwrap();
-    show_bans(layer.clone().layer(service).oneshot(request).await.unwrap()).status().as_u16()
+    let request = Request::get("/")
+        .header("x-user", user)
+        .body(Body::empty())
+        .unwrap();
+    show_bans(layer.clone().layer(service).oneshot(request).await.unwrap())
+        .status()
+        .as_u16()
 }
 
 /// A server behind these layers, the inner one first. Its handler refuses the user `ada`, and
 /// counts how often that user has `tried`.
-async fn serve_logins<const N: usize>(layers: [RateLimitLayer; N], tried: &Arc<AtomicU64>) -> String {
+async fn serve_logins<const N: usize>(
+    layers: [RateLimitLayer; N],
+    tried: &Arc<AtomicU64>,
+) -> String {
     let count = Arc::clone(tried);
     let handler = move |headers: HeaderMap| async move {
         let is_ada = headers.get("x-user").is_some_and(|user| user == "ada");
         count.fetch_add(u64::from(is_ada), Ordering::SeqCst);
-        if is_ada { StatusCode::UNAUTHORIZED } else { StatusCode::OK }
+        if is_ada {
+            StatusCode::UNAUTHORIZED
+        } else {
+            StatusCode::OK
+        }
     };
     let router = Router::new().route("/", get(handler));
     let limited = layers.into_iter().fold(router, Router::layer);

@@ -78,36 +78,64 @@ impl Clone for Planted {
             Fault::CountsOnEachCloneAlone => planted(self.clock.clone(), self.fault),
             fault => {
                 let seen = Arc::clone(&self.seen);
-                Self { store: self.store.clone(), clock: self.clock.clone(), fault, seen }
+                Self {
+                    store: self.store.clone(),
+                    clock: self.clock.clone(),
+                    fault,
+                    seen,
+                }
             }
         }
     }
 }
 
 fn planted(clock: ManualClock, fault: Fault) -> Planted {
-    Planted { store: MemoryStore::new().clock(&clock), clock, fault, seen: Arc::default() }
+    Planted {
+        store: MemoryStore::new().clock(&clock),
+        clock,
+        fault,
+        seen: Arc::default(),
+    }
 }
 
 /// The same charges, as units that were spent before.
 fn as_spent(check: &Check) -> Check {
-    with_charges(check, |charge| Charge::spent(charge.limit().clone(), charge.key(), charge.cost()))
+    with_charges(check, |charge| {
+        Charge::spent(charge.limit().clone(), charge.key(), charge.cost())
+    })
 }
 
 /// The same charges and id, with other leases.
 fn with_leases(check: &Check, lease: impl Fn(Duration) -> Duration) -> Check {
-    let charge = |charge: &Charge| charge.lease().map(&lease).into_iter().fold(charge.clone(), Charge::reserve);
-    check.id().into_iter().fold(check_of(check.charges().map(charge)), Check::with_id)
+    let charge = |charge: &Charge| {
+        charge
+            .lease()
+            .map(&lease)
+            .into_iter()
+            .fold(charge.clone(), Charge::reserve)
+    };
+    check
+        .id()
+        .into_iter()
+        .fold(check_of(check.charges().map(charge)), Check::with_id)
 }
 
 /// The same check with other charges.
 fn with_charges(check: &Check, charge: impl Fn(&Charge) -> Charge) -> Check {
-    check.id().into_iter().fold(check_of(check.charges().map(charge)), Check::with_id)
+    check
+        .id()
+        .into_iter()
+        .fold(check_of(check.charges().map(charge)), Check::with_id)
 }
 
 /// The same charge of another limit, key and cost.
 fn rebuilt(charge: &Charge, limit: Limit, key: Key, cost: u64) -> Charge {
     let rebuilt = without_shadow(charge, limit, key, cost);
-    if charge.is_shadow() { rebuilt.in_shadow() } else { rebuilt }
+    if charge.is_shadow() {
+        rebuilt.in_shadow()
+    } else {
+        rebuilt
+    }
 }
 
 /// The same, and in no shadow.
@@ -145,8 +173,18 @@ fn with_times(
         if status.reserved > 0 && retry.is_some() {
             return status.clone();
         }
-        let least = if status.is_refused_by_reservations() { Duration::ZERO } else { retry.unwrap_or_default() };
-        LimitStatus::new(charge, status.used, status.reserved, reset, retry.map(|retry| (least, retry)))
+        let least = if status.is_refused_by_reservations() {
+            Duration::ZERO
+        } else {
+            retry.unwrap_or_default()
+        };
+        LimitStatus::new(
+            charge,
+            status.used,
+            status.reserved,
+            reset,
+            retry.map(|retry| (least, retry)),
+        )
     })
 }
 
@@ -176,44 +214,70 @@ impl Planted {
             Fault::RetriesWhenTheOldestUnitsLeave => {
                 let decision = self.ask(check);
                 with_times(check, &decision, |status| {
-                    (status.reset_after(), status.retry_after().map(|_| status.reset_after()))
+                    (
+                        status.reset_after(),
+                        status.retry_after().map(|_| status.reset_after()),
+                    )
                 })
             }
             Fault::CountsEachCheckAsOneUnit => self.ask(&with_charges(check, |charge| {
-                rebuilt(charge, charge.limit().clone(), charge.key().clone(), charge.cost().min(1))
+                rebuilt(
+                    charge,
+                    charge.limit().clone(),
+                    charge.key().clone(),
+                    charge.cost().min(1),
+                )
             })),
             Fault::IgnoresLeases => self.ask(&with_charges(check, |charge| match charge.lease() {
                 Some(_) if charge.is_shadow() => plain(charge).in_shadow(),
                 Some(_) => plain(charge),
                 None => charge.clone(),
             })),
-            Fault::RefusesByShadowLimits => self.ask(&with_charges(check, |charge| match charge.is_shadow() {
-                true => without_shadow(charge, charge.limit().clone(), charge.key().clone(), charge.cost()),
-                false => charge.clone(),
-            })),
-            Fault::CountsWhatTakesNothing => {
-                self.ask(&with_charges(check, |charge| match charge.takes() == Takes::Nothing {
-                    true => plain(charge),
+            Fault::RefusesByShadowLimits => {
+                self.ask(&with_charges(check, |charge| match charge.is_shadow() {
+                    true => without_shadow(
+                        charge,
+                        charge.limit().clone(),
+                        charge.key().clone(),
+                        charge.cost(),
+                    ),
                     false => charge.clone(),
                 }))
             }
+            Fault::CountsWhatTakesNothing => self.ask(&with_charges(check, |charge| {
+                match charge.takes() == Takes::Nothing {
+                    true => plain(charge),
+                    false => charge.clone(),
+                }
+            })),
             Fault::ReadsKeysInLowerCase => self.ask(&with_charges(check, |charge| {
-                let key = Key::new(charge.key().namespace(), charge.key().value().to_ascii_lowercase());
+                let key = Key::new(
+                    charge.key().namespace(),
+                    charge.key().value().to_ascii_lowercase(),
+                );
                 rebuilt(charge, charge.limit().clone(), key, charge.cost())
             })),
             Fault::CountsForEveryLimitOfTheKey => {
                 let decision = self.ask(check);
-                let counts = check.charges().find(|charge| decision.is_allowed() && charge.takes() != Takes::Nothing);
+                let counts = check
+                    .charges()
+                    .find(|charge| decision.is_allowed() && charge.takes() != Takes::Nothing);
                 let mut seen = self.seen.lock().unwrap();
                 seen.charges.extend(check.charges().cloned());
                 let other = counts.and_then(|charge| {
                     seen.charges.iter().find(|other| {
                         other.key() == charge.key()
-                            && check.charges().all(|charge| !is_one_limit(other.limit(), charge.limit()))
+                            && check
+                                .charges()
+                                .all(|charge| !is_one_limit(other.limit(), charge.limit()))
                     })
                 });
                 if let (Some(other), Some(charge)) = (other, counts) {
-                    let _ = self.ask(&Check::new(Charge::spent(other.limit().clone(), other.key(), charge.cost())));
+                    let _ = self.ask(&Check::new(Charge::spent(
+                        other.limit().clone(),
+                        other.key(),
+                        charge.cost(),
+                    )));
                 }
                 decision
             }
@@ -221,7 +285,9 @@ impl Planted {
                 let mut seen = self.seen.lock().unwrap();
                 let now = self.clock.now();
                 if seen.latest.replace(now).is_some_and(|latest| now < latest) {
-                    seen.charges.drain(..).for_each(|charge| self.forget(&charge));
+                    seen.charges
+                        .drain(..)
+                        .for_each(|charge| self.forget(&charge));
                 }
                 seen.charges.extend(check.charges().cloned());
                 self.ask(check)
@@ -229,8 +295,9 @@ impl Planted {
             Fault::ForgetsAChangedLimit => {
                 let mut seen = self.seen.lock().unwrap();
                 for charge in check.charges() {
-                    let is_it =
-                        |other: &&Charge| is_one_limit(other.limit(), charge.limit()) && other.key() == charge.key();
+                    let is_it = |other: &&Charge| {
+                        is_one_limit(other.limit(), charge.limit()) && other.key() == charge.key()
+                    };
                     let last = seen.charges.iter().rev().find(is_it);
                     if last.is_some_and(|last| last.limit().units() != charge.limit().units()) {
                         self.forget(charge);
@@ -245,9 +312,23 @@ impl Planted {
                 seen.charges.extend(check.charges().cloned());
                 let known = |charge: &Charge| {
                     let limit = charge.limit();
-                    let first = seen.charges.iter().find(|other| other.limit().name() == limit.name()).unwrap();
-                    let known = Limit::new(limit.name().to_owned(), limit.units(), first.limit().window()).unwrap();
-                    rebuilt(charge, known.with_algorithm(limit.algorithm()), charge.key().clone(), charge.cost())
+                    let first = seen
+                        .charges
+                        .iter()
+                        .find(|other| other.limit().name() == limit.name())
+                        .unwrap();
+                    let known = Limit::new(
+                        limit.name().to_owned(),
+                        limit.units(),
+                        first.limit().window(),
+                    )
+                    .unwrap();
+                    rebuilt(
+                        charge,
+                        known.with_algorithm(limit.algorithm()),
+                        charge.key().clone(),
+                        charge.cost(),
+                    )
                 };
                 let is_same = |one: &Charge, other: &Charge| {
                     (one.limit().name(), one.key()) == (other.limit().name(), other.key())
@@ -258,13 +339,28 @@ impl Planted {
                         apart.push(charge);
                     }
                 }
-                let decision = self.ask(&check.id().into_iter().fold(check_of(apart.clone()), Check::with_id));
+                let decision = self.ask(
+                    &check
+                        .id()
+                        .into_iter()
+                        .fold(check_of(apart.clone()), Check::with_id),
+                );
                 Decision::new(check, decision.at(), decision.id(), |charge| {
                     let place = apart.iter().position(|other| is_same(other, charge));
                     let status = decision.statuses().nth(place.unwrap()).unwrap();
-                    let least = if status.is_refused_by_reservations() { Duration::ZERO } else { Duration::MAX };
+                    let least = if status.is_refused_by_reservations() {
+                        Duration::ZERO
+                    } else {
+                        Duration::MAX
+                    };
                     let waits = status.retry_after().map(|retry| (least, retry));
-                    LimitStatus::new(charge, status.used, status.reserved, status.reset_after(), waits)
+                    LimitStatus::new(
+                        charge,
+                        status.used,
+                        status.reserved,
+                        status.reset_after(),
+                        waits,
+                    )
                 })
             }
             Fault::DropsLimitsAfterTheFourth => {
@@ -272,7 +368,8 @@ impl Planted {
                 let decision = self.ask(&check.id().into_iter().fold(four, Check::with_id));
                 let mut statuses = decision.statuses();
                 Decision::new(check, decision.at(), decision.id(), |charge| {
-                    let unseen = || LimitStatus::new(charge, charge.cost(), 0, Duration::ZERO, None);
+                    let unseen =
+                        || LimitStatus::new(charge, charge.cost(), 0, Duration::ZERO, None);
                     statuses.next().cloned().unwrap_or_else(unseen)
                 })
             }
@@ -282,7 +379,9 @@ impl Planted {
                     return decision;
                 }
                 let mut statuses = decision.statuses();
-                Decision::new(check, decision.at() - MICROSECOND, decision.id(), |_| statuses.next().unwrap().clone())
+                Decision::new(check, decision.at() - MICROSECOND, decision.id(), |_| {
+                    statuses.next().unwrap().clone()
+                })
             }
             Fault::AdmitsOneUnitTooMany => {
                 let decision = self.ask(check);
@@ -303,13 +402,21 @@ impl Planted {
             Fault::ResetsTooEarly => {
                 let decision = self.ask(check);
                 with_times(check, &decision, |status| {
-                    (status.reset_after().saturating_sub(MICROSECOND), status.retry_after())
+                    (
+                        status.reset_after().saturating_sub(MICROSECOND),
+                        status.retry_after(),
+                    )
                 })
             }
             Fault::RetriesTooEarly => {
                 let decision = self.ask(check);
                 with_times(check, &decision, |status| {
-                    (status.reset_after(), status.retry_after().map(|wait| wait.saturating_sub(MICROSECOND)))
+                    (
+                        status.reset_after(),
+                        status
+                            .retry_after()
+                            .map(|wait| wait.saturating_sub(MICROSECOND)),
+                    )
                 })
             }
             Fault::ForgetsIds => self.ask(&check_of(check.charges().cloned())),
@@ -318,39 +425,61 @@ impl Planted {
                 let alone = |charge: &Charge| self.ask(&Check::new(charge.clone()).with_id(id));
                 let decisions: Vec<Decision> = check.charges().map(alone).collect();
                 let mut statuses = decisions.iter().map(Decision::binding);
-                Decision::new(check, decisions[0].at(), id, |_| statuses.next().unwrap().clone())
+                Decision::new(check, decisions[0].at(), id, |_| {
+                    statuses.next().unwrap().clone()
+                })
             }
             Fault::NeverEndsLeases => self.ask(&with_leases(check, |_| Duration::MAX)),
             Fault::RefusesAtTheEndOfALease => {
                 let decision = self.ask(&with_leases(check, |lease| lease + MICROSECOND));
                 with_times(check, &decision, |status| {
                     let retry = status.retry_after();
-                    (status.reset_after(), retry.map(|wait| if wait == MICROSECOND { Duration::ZERO } else { wait }))
+                    (
+                        status.reset_after(),
+                        retry.map(|wait| {
+                            if wait == MICROSECOND {
+                                Duration::ZERO
+                            } else {
+                                wait
+                            }
+                        }),
+                    )
                 })
             }
         }
     }
 
     fn forget(&self, charge: &Charge) {
-        let reset = self.store.reset(charge.limit().clone(), charge.key().clone());
+        let reset = self
+            .store
+            .reset(charge.limit().clone(), charge.key().clone());
         reset.now_or_never().unwrap().unwrap();
     }
 
     /// The same charges at no cost.
     fn look(&self, check: &Check) -> Decision {
-        let nothing = |charge: &Charge| Charge::new(charge.limit().clone(), charge.key().clone(), 0).unwrap();
+        let nothing =
+            |charge: &Charge| Charge::new(charge.limit().clone(), charge.key().clone(), 0).unwrap();
         self.ask(&check_of(check.charges().map(nothing)))
     }
 
     /// Reads what is left, and counts in a second step what has fitted in the first.
     async fn decide_in_two_steps(&self, check: &Check) -> Decision {
         let read = self.look(check);
-        let fits = check.charges().zip(read.statuses()).all(|(charge, status)| charge.cost() <= status.remaining());
-        let is_plain =
-            |charge: &Charge| !(charge.is_shadow() || charge.takes() == Takes::Nothing || charge.lease().is_some());
+        let fits = check
+            .charges()
+            .zip(read.statuses())
+            .all(|(charge, status)| charge.cost() <= status.remaining());
+        let is_plain = |charge: &Charge| {
+            !(charge.is_shadow() || charge.takes() == Takes::Nothing || charge.lease().is_some())
+        };
         yield_now().await;
         let counts = fits && check.id().is_none() && check.charges().all(is_plain);
-        if counts { self.ask(&as_spent(check)) } else { self.ask(check) }
+        if counts {
+            self.ask(&as_spent(check))
+        } else {
+            self.ask(check)
+        }
     }
 }
 
@@ -362,11 +491,19 @@ impl Store for Planted {
                 Box::pin(ready(Ok(self.decide_at_once(&check))))
             }
             Fault::FailsForAllOfTheStore
-                if check.charges().any(|charge| charge.limit().algorithm() != Algorithm::SLIDING_LOG) =>
+                if check
+                    .charges()
+                    .any(|charge| charge.limit().algorithm() != Algorithm::SLIDING_LOG) =>
             {
-                Box::pin(ready(Err(StoreError::new("deciding a check", StoreErrorKind::Other, "only logs"))))
+                Box::pin(ready(Err(StoreError::new(
+                    "deciding a check",
+                    StoreErrorKind::Other,
+                    "only logs",
+                ))))
             }
-            Fault::WritesInASecondStep => Box::pin(async move { Ok(planted.decide_in_two_steps(&check).await) }),
+            Fault::WritesInASecondStep => {
+                Box::pin(async move { Ok(planted.decide_in_two_steps(&check).await) })
+            }
             _ => Box::pin(async move { Ok(planted.decide_at_once(&check)) }),
         }
     }
@@ -375,9 +512,18 @@ impl Store for Planted {
         let planted = self.clone();
         Box::pin(async move {
             let now = planted.clock.now();
-            let is_late = |charge: &Charge| charge.lease().is_some_and(|lease| settlement.at + lease <= now);
-            if matches!(planted.fault, Fault::IgnoresLateSettlements) && settlement.check.charges().any(is_late) {
-                return Ok(Settled { decision: planted.look(&settlement.check), was_applied: false });
+            let is_late = |charge: &Charge| {
+                charge
+                    .lease()
+                    .is_some_and(|lease| settlement.at + lease <= now)
+            };
+            if matches!(planted.fault, Fault::IgnoresLateSettlements)
+                && settlement.check.charges().any(is_late)
+            {
+                return Ok(Settled {
+                    decision: planted.look(&settlement.check),
+                    was_applied: false,
+                });
             }
             let settlement = match planted.fault {
                 Fault::SettlesAtTheReservedCost => {
@@ -393,12 +539,19 @@ impl Store for Planted {
             }
             match planted.fault {
                 Fault::CountsEachSettlement => {
-                    let again = |charge: &Charge| Charge::spent(charge.limit().clone(), charge.key(), 1);
+                    let again =
+                        |charge: &Charge| Charge::spent(charge.limit().clone(), charge.key(), 1);
                     let counted = planted.ask(&check_of(settlement.check.charges().map(again)));
-                    Ok(Settled { decision: counted, was_applied: true })
+                    Ok(Settled {
+                        decision: counted,
+                        was_applied: true,
+                    })
                 }
                 Fault::FreesTheKeyBySecondSettlements => {
-                    settlement.check.charges().for_each(|charge| planted.forget(charge));
+                    settlement
+                        .check
+                        .charges()
+                        .for_each(|charge| planted.forget(charge));
                     Ok(settled)
                 }
                 _ => Ok(settled),

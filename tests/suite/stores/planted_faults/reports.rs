@@ -9,10 +9,16 @@ use crate::support::stores::broken_rules;
 /// What the suite says of the fault, without the steps that lead there: the rules that it breaks,
 /// and how a history differs.
 async fn report_on(fault: Fault, seed: u64) -> String {
-    let exact = Conformance::new().algorithms([Algorithm::SLIDING_LOG]).seeds(seed..seed + 30);
+    let exact = Conformance::new()
+        .algorithms([Algorithm::SLIDING_LOG])
+        .seeds(seed..seed + 30);
     let report = broken_rules(&exact, async |clock| planted(clock, fault)).await;
     println!("{report}");
-    report.lines().filter(|line| !line.starts_with("    ")).collect::<Vec<_>>().join("\n")
+    report
+        .lines()
+        .filter(|line| !line.starts_with("    "))
+        .collect::<Vec<_>>()
+        .join("\n")
 }
 
 #[tokio::test]
@@ -108,13 +114,22 @@ faults! {
 /// Histories that differ end with the step that shows the fault.
 #[tokio::test]
 async fn the_steps_of_a_report_show_the_fault() {
-    let exact = Conformance::new().algorithms([Algorithm::SLIDING_LOG]).seeds(27..57);
+    let exact = Conformance::new()
+        .algorithms([Algorithm::SLIDING_LOG])
+        .seeds(27..57);
     for (fault, step) in [
         (Fault::ForgetsAllAfterAStepBack, "step the clock back"),
         (Fault::ResetsNothing, ": reset "),
         (Fault::NeverEndsLeases, "reserved for"),
     ] {
         let report = broken_rules(&exact, async |clock| planted(clock, fault)).await;
-        assert!(report.split_once("The steps that lead there:").unwrap().1.contains(step), "{report}");
+        assert!(
+            report
+                .split_once("The steps that lead there:")
+                .unwrap()
+                .1
+                .contains(step),
+            "{report}"
+        );
     }
 }

@@ -9,7 +9,13 @@ use tower_sliding_window::{Algorithm, Limit};
 async fn admitted(test: &Trial, limit: &Limit, units: u64) -> u64 {
     let mut admitted = 0;
     for _ in 0..units {
-        admitted += u64::from(test.limiter.check(limit, "ada", 1).await.unwrap().is_allowed());
+        admitted += u64::from(
+            test.limiter
+                .check(limit, "ada", 1)
+                .await
+                .unwrap()
+                .is_allowed(),
+        );
     }
     admitted
 }
@@ -18,13 +24,21 @@ async fn admitted(test: &Trial, limit: &Limit, units: u64) -> u64 {
 /// once.
 pub(super) async fn only_a_fixed_window_admits_twice_the_limit_across_a_boundary(test: Trial) {
     for algorithm in test.algorithms() {
-        let expected = if algorithm == Algorithm::FIXED_WINDOW { 50 + 50 } else { 50 };
+        let expected = if algorithm == Algorithm::FIXED_WINDOW {
+            50 + 50
+        } else {
+            50
+        };
         let limit = Limit::per_minute("calls", 50).with_algorithm(algorithm);
         to_next_window(&test.clock, limit.window());
         test.clock.advance(limit.window() - MICROSECOND);
         let before = admitted(&test, &limit, 100).await;
         test.clock.advance(MICROSECOND);
-        assert_eq!(before + admitted(&test, &limit, 100).await, expected, "{algorithm:?}");
+        assert_eq!(
+            before + admitted(&test, &limit, 100).await,
+            expected,
+            "{algorithm:?}"
+        );
     }
 }
 
@@ -36,15 +50,30 @@ pub(super) async fn a_counter_weights_the_previous_window(test: Trial) {
         return;
     }
     for (previous, is_allowed) in [(8, false), (4, true)] {
-        let limit = |units| Limit::per_minute("calls", units).with_algorithm(Algorithm::SLIDING_WINDOW_COUNTER);
+        let limit = |units| {
+            Limit::per_minute("calls", units).with_algorithm(Algorithm::SLIDING_WINDOW_COUNTER)
+        };
         to_next_window(&test.clock, limit(100).window());
         assert_eq!(admitted(&test, &limit(100), previous).await, previous);
         test.clock.advance(Duration::from_secs(60));
         assert_eq!(admitted(&test, &limit(100), 3).await, 3);
         test.clock.advance(Duration::from_secs(45));
-        let used = test.limiter.peek(&limit(5), "ada").await.unwrap().binding().used;
+        let used = test
+            .limiter
+            .peek(&limit(5), "ada")
+            .await
+            .unwrap()
+            .binding()
+            .used;
         assert_eq!(used, previous / 4 + 3);
-        assert_eq!(test.limiter.check(&limit(5), "ada", 1).await.unwrap().is_allowed(), is_allowed);
+        assert_eq!(
+            test.limiter
+                .check(&limit(5), "ada", 1)
+                .await
+                .unwrap()
+                .is_allowed(),
+            is_allowed
+        );
         test.limiter.reset(&limit(5), "ada").await.unwrap();
     }
 }
@@ -61,15 +90,28 @@ pub(super) async fn a_counter_errs_by_at_most_one_limit(test: Trial) {
     assert_eq!(admitted(&test, &limit, 100).await, 50);
     // At the last moment of the next window, the counter has nearly forgotten the late units.
     test.clock.advance(limit.window() - MICROSECOND);
-    assert_eq!(admitted(&test, &limit, 100).await, 49, "99 within less than a window");
+    assert_eq!(
+        admitted(&test, &limit, 100).await,
+        49,
+        "99 within less than a window"
+    );
 
     to_next_window(&test.clock, limit.window());
     test.clock.advance(2 * limit.window());
     assert_eq!(admitted(&test, &limit, 100).await, 50);
     test.clock.advance(limit.window());
     assert_eq!(admitted(&test, &limit, 100).await, 0, "a window after them");
-    let wait = test.limiter.check(&limit, "ada", 1).await.unwrap().retry_after().unwrap();
-    assert!(wait <= limit.window() / 50, "the estimate frees one unit each fiftieth of the window");
+    let wait = test
+        .limiter
+        .check(&limit, "ada", 1)
+        .await
+        .unwrap()
+        .retry_after()
+        .unwrap();
+    assert!(
+        wait <= limit.window() / 50,
+        "the estimate frees one unit each fiftieth of the window"
+    );
 }
 
 /// One check may hold limits of different algorithms.
@@ -87,6 +129,10 @@ pub(super) async fn limits_of_different_algorithms_are_decided_together(test: Tr
         let check = check_of(limits[..=place].iter().map(|limit| charge(limit, 1)));
         assert!(test.decide(&check).await.is_allowed());
         let refused = test.decide(&check).await;
-        assert_eq!((refused.is_allowed(), &refused.binding().limit), (false, limit), "the last limit is exhausted");
+        assert_eq!(
+            (refused.is_allowed(), &refused.binding().limit),
+            (false, limit),
+            "the last limit is exhausted"
+        );
     }
 }

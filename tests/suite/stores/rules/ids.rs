@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use super::trial::{MICROSECOND, Trial, charge, check_of, ms, seconds, to_the_start_of_a_window};
 use tower_sliding_window::{
-    Algorithm, Charge, Check, Decision, Limit, check::AdmissionId, decision::LimitStatus, settlement::Settlement,
+    Algorithm, Charge, Check, Decision, Limit, check::AdmissionId, decision::LimitStatus,
+    settlement::Settlement,
 };
 
 const MANY: Limit = Limit::per_minute("many", 1_200);
@@ -19,11 +20,21 @@ fn used(decision: &Decision) -> Vec<u64> {
 
 impl Trial {
     async fn fill(&self, limit: &Limit, cost: u64) {
-        assert!(self.limiter.check(limit, "ada", cost).await.unwrap().is_allowed());
+        assert!(
+            self.limiter
+                .check(limit, "ada", cost)
+                .await
+                .unwrap()
+                .is_allowed()
+        );
     }
 
     async fn refund(&self, check: &Check, decision: &Decision) -> (bool, Vec<u64>) {
-        let settled = self.limiter.settle(Settlement::new(check.clone(), decision, |_| Some(0))).await.unwrap();
+        let settled = self
+            .limiter
+            .settle(Settlement::new(check.clone(), decision, |_| Some(0)))
+            .await
+            .unwrap();
         (settled.was_applied, used(&settled.decision))
     }
 }
@@ -38,34 +49,56 @@ pub(super) async fn a_repeated_id_counts_once(test: Trial) {
     let order = || Check::new(charge(&limit, 4)).with_id(AdmissionId(7));
     for _ in 0..3 {
         let decision = test.limiter.check_all(order()).await.unwrap();
-        assert_eq!((decision.is_allowed(), decision.binding().used, decision.id()), (true, 4, AdmissionId(7)));
+        assert_eq!(
+            (
+                decision.is_allowed(),
+                decision.binding().used,
+                decision.id()
+            ),
+            (true, 4, AdmissionId(7))
+        );
     }
     assert!(test.spend(&limit, 6).await.is_allowed());
-    assert!(test.limiter.check_all(order()).await.unwrap().is_allowed(), "also when the limit is used up");
+    assert!(
+        test.limiter.check_all(order()).await.unwrap().is_allowed(),
+        "also when the limit is used up"
+    );
 
     test.clock.advance(limit.window());
     assert_eq!(
-        test.limiter.check_all(order()).await.unwrap().binding().used,
+        test.limiter
+            .check_all(order())
+            .await
+            .unwrap()
+            .binding()
+            .used,
         4,
         "after a window it is a new admission"
     );
 }
 
 /// The shorter window has passed, and others have spent all units of both limits since.
-pub(super) async fn a_repeated_check_is_neither_charged_nor_refused_while_any_limit_knows_it(test: Trial) {
+pub(super) async fn a_repeated_check_is_neither_charged_nor_refused_while_any_limit_knows_it(
+    test: Trial,
+) {
     for (number, (short, long)) in test
         .algorithms()
         .into_iter()
         .flat_map(|short| test.algorithms().into_iter().map(move |long| (short, long)))
         .enumerate()
     {
-        for (lease, is_reversed) in
-            [(None, false), (None, true), (Some(seconds(600)), false), (Some(seconds(600)), true)]
-        {
+        for (lease, is_reversed) in [
+            (None, false),
+            (None, true),
+            (Some(seconds(600)), false),
+            (Some(seconds(600)), true),
+        ] {
             let case = format!("{short:?} {long:?} {lease:?} {is_reversed}");
             to_the_start_of_a_window(&test.clock, LONG.window());
             let limits = [SHORT.with_algorithm(short), LONG.with_algorithm(long)];
-            let mut charges = limits.each_ref().map(|limit| lease.into_iter().fold(charge(limit, 1), Charge::reserve));
+            let mut charges = limits
+                .each_ref()
+                .map(|limit| lease.into_iter().fold(charge(limit, 1), Charge::reserve));
             if is_reversed {
                 charges.reverse();
             }
@@ -80,20 +113,38 @@ pub(super) async fn a_repeated_check_is_neither_charged_nor_refused_while_any_li
             let again = test.decide(&check).await;
             assert!(again.is_allowed() && again.id() == id, "{case}: {again:?}");
             assert_eq!(used(&again), [3, 3], "{case}");
-            assert_eq!(again.statuses().filter_map(LimitStatus::retry_after).count(), 0, "{case}");
+            assert_eq!(
+                again
+                    .statuses()
+                    .filter_map(LimitStatus::retry_after)
+                    .count(),
+                0,
+                "{case}"
+            );
             if long == Algorithm::SLIDING_LOG {
                 assert_eq!(again.at(), first.at(), "{case}");
             }
 
             // One refund returns everything that the check has charged.
             let left = if is_reversed { [2, 3] } else { [3, 2] };
-            assert_eq!(test.refund(&check, &again).await, (true, left.to_vec()), "{case}");
-            assert_eq!(test.refund(&check, &first).await, (false, left.to_vec()), "{case}");
+            assert_eq!(
+                test.refund(&check, &again).await,
+                (true, left.to_vec()),
+                "{case}"
+            );
+            assert_eq!(
+                test.refund(&check, &first).await,
+                (false, left.to_vec()),
+                "{case}"
+            );
 
             // After the refund, the id belongs to a new admission. The same holds after the longest
             // window.
             let refused = test.decide(&check).await;
-            assert!(!refused.is_allowed() && refused.binding().limit == limits[0], "{case}");
+            assert!(
+                !refused.is_allowed() && refused.binding().limit == limits[0],
+                "{case}"
+            );
             for limit in &limits {
                 test.limiter.reset(limit, "ada").await.unwrap();
             }
@@ -101,7 +152,11 @@ pub(super) async fn a_repeated_check_is_neither_charged_nor_refused_while_any_li
             assert!(known.is_allowed() && used(&known) == [1, 1], "{case}");
             test.clock.advance(3 * LONG.window());
             let new = test.decide(&check).await;
-            assert_eq!((new.is_allowed(), new.at(), used(&new)), (true, test.clock.now(), vec![1, 1]), "{case}");
+            assert_eq!(
+                (new.is_allowed(), new.at(), used(&new)),
+                (true, test.clock.now(), vec![1, 1]),
+                "{case}"
+            );
             for limit in &limits {
                 test.limiter.reset(limit, "ada").await.unwrap();
             }
@@ -132,8 +187,17 @@ pub(super) async fn a_repeated_check_may_hold_charges_of_every_kind(test: Trial)
             let check = check_of(charges).with_id(AdmissionId(2_000 + number as u64));
             let first = test.decide(&check).await;
             let reported = |decision: &Decision| {
-                let used_of = |name| decision.statuses().find(|status| status.limit.name() == name).unwrap().used;
-                (decision.is_allowed(), [used_of("short"), used_of("long"), used_of("third")])
+                let used_of = |name| {
+                    decision
+                        .statuses()
+                        .find(|status| status.limit.name() == name)
+                        .unwrap()
+                        .used
+                };
+                (
+                    decision.is_allowed(),
+                    [used_of("short"), used_of("long"), used_of("third")],
+                )
             };
             assert_eq!(reported(&first), (true, [1, 1, units]), "{kind}");
 
@@ -144,8 +208,16 @@ pub(super) async fn a_repeated_check_may_hold_charges_of_every_kind(test: Trial)
                 test.fill(&third(3), more).await;
             }
             let again = test.decide(&check).await;
-            assert_eq!(reported(&again), (true, [0, 1, units.max(3)]), "{kind}: {again:?}");
-            assert_eq!((again.at(), again.shadow_refusals().count()), (first.at(), 0), "{kind}");
+            assert_eq!(
+                reported(&again),
+                (true, [0, 1, units.max(3)]),
+                "{kind}: {again:?}"
+            );
+            assert_eq!(
+                (again.at(), again.shadow_refusals().count()),
+                (first.at(), 0),
+                "{kind}"
+            );
             for limit in [&SHORT, &LONG, &third(3)] {
                 test.limiter.reset(limit, "ada").await.unwrap();
             }
@@ -158,12 +230,16 @@ pub(super) async fn a_repeated_check_may_hold_charges_of_every_kind(test: Trial)
         if spent_before > 0 {
             test.fill(&LONG, spent_before).await;
         }
-        let check = check_of([charge(&SHORT, 1), charge(&LONG, 1).in_shadow()]).with_id(AdmissionId(3_000));
+        let check =
+            check_of([charge(&SHORT, 1), charge(&LONG, 1).in_shadow()]).with_id(AdmissionId(3_000));
         let first = test.decide(&check).await;
         assert_eq!(first.shadow_refusals().count(), usize::from(!is_known));
         test.clock.advance(2 * SHORT.window());
         let again = test.decide(&check).await;
-        assert_eq!((again.is_allowed(), again.at() == first.at()), (true, is_known));
+        assert_eq!(
+            (again.is_allowed(), again.at() == first.at()),
+            (true, is_known)
+        );
         assert_eq!(used(&again)[0], u64::from(!is_known));
         test.limiter.reset(&LONG, "ada").await.unwrap();
         test.limiter.reset(&SHORT, "ada").await.unwrap();
@@ -181,14 +257,28 @@ pub(super) async fn a_repeated_check_may_hold_charges_of_every_kind(test: Trial)
 /// The clock of the second try may be behind or far ahead of the first. The settlement finds the
 /// admission by the time of either decision.
 pub(super) async fn a_settlement_finds_a_repeated_check_after_clock_steps(test: Trial) {
-    let steps = [Duration::from_micros(1), ms(1), seconds(1), seconds(30), seconds(600)];
-    let (long, forever) = (Limit::per_day("tokens", 100), Limit::per("forever", 100, seconds(86_400 * 7)));
+    let steps = [
+        Duration::from_micros(1),
+        ms(1),
+        seconds(1),
+        seconds(30),
+        seconds(600),
+    ];
+    let (long, forever) = (
+        Limit::per_day("tokens", 100),
+        Limit::per("forever", 100, seconds(86_400 * 7)),
+    );
     for (number, algorithm) in test.algorithms().into_iter().enumerate() {
         for lease in [None, Some(seconds(3_600)), Some(seconds(20 * 3_600))] {
-            for (step, is_back) in steps.into_iter().flat_map(|step| [(step, true), (step, false)]) {
+            for (step, is_back) in steps
+                .into_iter()
+                .flat_map(|step| [(step, true), (step, false)])
+            {
                 for cost in [1, 7] {
                     for by_second in [true, false] {
-                        let case = format!("{algorithm:?} {lease:?} {step:?} {is_back} {cost} {by_second}");
+                        let case = format!(
+                            "{algorithm:?} {lease:?} {step:?} {is_back} {cost} {by_second}"
+                        );
                         to_the_start_of_a_window(&test.clock, LONG.window());
                         let charges = [&long, &forever].map(|limit| {
                             let charge = charge(&limit.clone().with_algorithm(algorithm), cost);
@@ -202,7 +292,10 @@ pub(super) async fn a_settlement_finds_a_repeated_check_after_clock_steps(test: 
                             test.clock.advance(step);
                         }
                         let second = test.decide(&check).await;
-                        assert!(second.is_allowed() && used(&second) == [cost, cost], "{case}");
+                        assert!(
+                            second.is_allowed() && used(&second) == [cost, cost],
+                            "{case}"
+                        );
                         // The other algorithms report the time that they have recorded.
                         if algorithm == Algorithm::SLIDING_LOG {
                             assert_eq!(second.at(), first.at(), "{case}");
@@ -222,7 +315,12 @@ pub(super) async fn a_settlement_finds_a_repeated_check_after_clock_steps(test: 
 pub(super) async fn a_settlement_finds_its_admission_among_many(test: Trial) {
     let calls = Limit::per_hour("calls", 1_000_000);
     let check = |id: u64, lease: Option<Duration>| {
-        Check::new(lease.into_iter().fold(charge(&calls, 1 + id % 3), Charge::reserve)).with_id(AdmissionId(id))
+        Check::new(
+            lease
+                .into_iter()
+                .fold(charge(&calls, 1 + id % 3), Charge::reserve),
+        )
+        .with_id(AdmissionId(id))
     };
     for lease in [None, Some(seconds(3_600))] {
         let mut asked = Vec::new();
@@ -236,7 +334,10 @@ pub(super) async fn a_settlement_finds_its_admission_among_many(test: Trial) {
         }
         // All checks are repeated by a clock that is behind.
         test.clock.step_back(ms(5));
-        let mut left: u64 = asked.iter().map(|(_, check)| check.charges().map(Charge::cost).sum::<u64>()).sum();
+        let mut left: u64 = asked
+            .iter()
+            .map(|(_, check)| check.charges().map(Charge::cost).sum::<u64>())
+            .sum();
         for (first, check) in &asked {
             let again = test.decide(check).await;
             assert_eq!((again.at(), again.binding().used), (first.at(), left));
@@ -250,12 +351,24 @@ pub(super) async fn a_settlement_finds_its_admission_among_many(test: Trial) {
 /// More entries have expired than one check drops, so an expired entry is still stored.
 async fn fill_and_let_half_expire(test: &Trial) {
     for id in 0..600 {
-        assert!(test.limiter.check_all(check_with_id(id)).await.unwrap().is_allowed());
+        assert!(
+            test.limiter
+                .check_all(check_with_id(id))
+                .await
+                .unwrap()
+                .is_allowed()
+        );
         test.clock.advance(MICROSECOND);
     }
     test.clock.advance(MANY.window() / 2);
     for id in 600..1_200 {
-        assert!(test.limiter.check_all(check_with_id(id)).await.unwrap().is_allowed());
+        assert!(
+            test.limiter
+                .check_all(check_with_id(id))
+                .await
+                .unwrap()
+                .is_allowed()
+        );
     }
     test.clock.advance(MANY.window() / 2);
 }
@@ -271,17 +384,34 @@ pub(super) async fn an_expired_id_counts_as_a_new_admission(test: Trial) {
 pub(super) async fn an_expired_admission_is_not_settled(test: Trial) {
     let test = test.without_refusal_cache();
     fill_and_let_half_expire(&test).await;
-    let refund = Settlement::by_id(check_with_id(599), AdmissionId(599), test.clock.now(), |_| Some(0));
+    let refund = Settlement::by_id(
+        check_with_id(599),
+        AdmissionId(599),
+        test.clock.now(),
+        |_| Some(0),
+    );
     let settled = test.limiter.settle(refund).await.unwrap();
-    assert_eq!((settled.was_applied, settled.decision.binding().used), (false, 600));
+    assert_eq!(
+        (settled.was_applied, settled.decision.binding().used),
+        (false, 600)
+    );
 }
 
 /// An id belongs to the keys of its check.
 pub(super) async fn an_id_given_for_another_key_is_another_admission(test: Trial) {
-    let check = |key: &'static str| Check::new(Charge::new(SHORT, key, 2).unwrap()).with_id(AdmissionId(7));
+    let check =
+        |key: &'static str| Check::new(Charge::new(SHORT, key, 2).unwrap()).with_id(AdmissionId(7));
     for key in ["ada", "bob", "ada"] {
         let decision = test.take(&check(key)).await;
         assert_eq!(decision.binding().used, 2, "{key}");
     }
-    assert_eq!(test.limiter.peek(&SHORT, "bob").await.unwrap().binding().used, 2);
+    assert_eq!(
+        test.limiter
+            .peek(&SHORT, "bob")
+            .await
+            .unwrap()
+            .binding()
+            .used,
+        2
+    );
 }

@@ -48,12 +48,23 @@ pub(super) async fn retry_after_is_exact_to_the_microsecond(test: Trial) {
                 break;
             }
         }
-        let Some(retry_after) = retry_after else { panic!("{TRIES} checks of cost {cost} in a row were admitted") };
-        assert!(!retry_after.is_zero(), "cost {cost} refused with a retry time of zero");
+        let Some(retry_after) = retry_after else {
+            panic!("{TRIES} checks of cost {cost} in a row were admitted")
+        };
+        assert!(
+            !retry_after.is_zero(),
+            "cost {cost} refused with a retry time of zero"
+        );
         test.clock.advance(retry_after - MICROSECOND);
-        assert!(!test.spend_all(limits, cost).await.is_allowed(), "cost {cost} admitted early");
+        assert!(
+            !test.spend_all(limits, cost).await.is_allowed(),
+            "cost {cost} admitted early"
+        );
         test.clock.advance(MICROSECOND);
-        assert!(test.spend_all(limits, cost).await.is_allowed(), "cost {cost} refused at its time");
+        assert!(
+            test.spend_all(limits, cost).await.is_allowed(),
+            "cost {cost} refused at its time"
+        );
     }
 }
 
@@ -67,6 +78,10 @@ pub(super) async fn retry_after_waits_for_enough_units(test: Trial) {
     }
     for (cost, wait) in [(1, 57), (2, 57), (3, 58), (5, 58), (6, 59), (10, 59)] {
         let refused = test.spend(&limit, cost).await;
-        assert_eq!(refused.retry_after(), Some(Duration::from_secs(wait)), "cost {cost}");
+        assert_eq!(
+            refused.retry_after(),
+            Some(Duration::from_secs(wait)),
+            "cost {cost}"
+        );
     }
 }

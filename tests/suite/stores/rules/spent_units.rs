@@ -13,30 +13,62 @@ pub(super) async fn spent_units_count_beyond_the_limit_and_refuse_until_they_lea
     for algorithm in test.algorithms() {
         to_the_start_of_a_window(&test.clock, FAILURES.window());
         let limit = FAILURES.with_algorithm(algorithm);
-        let any_left =
-            async || test.limiter.check_all(Check::new(Charge::any_left(limit.clone(), "ada").unwrap())).await.unwrap();
+        let any_left = async || {
+            test.limiter
+                .check_all(Check::new(Charge::any_left(limit.clone(), "ada").unwrap()))
+                .await
+                .unwrap()
+        };
         let spent = async |cost| {
             let check = Check::new(Charge::spent(limit.clone(), "ada", cost));
             test.limiter.check_all(check).await.unwrap()
         };
         for used in 0..5 {
-            assert_eq!((any_left().await.is_allowed(), any_left().await.binding().used), (true, used), "{algorithm:?}");
-            assert_eq!((spent(1).await.is_allowed(), spent(0).await.binding().used), (true, used + 1));
+            assert_eq!(
+                (
+                    any_left().await.is_allowed(),
+                    any_left().await.binding().used
+                ),
+                (true, used),
+                "{algorithm:?}"
+            );
+            assert_eq!(
+                (spent(1).await.is_allowed(), spent(0).await.binding().used),
+                (true, used + 1)
+            );
         }
         let refused = any_left().await;
-        assert_eq!((refused.is_allowed(), is_refused_by_reservations(&refused)), (false, false));
+        assert_eq!(
+            (refused.is_allowed(), is_refused_by_reservations(&refused)),
+            (false, false)
+        );
         test.clock.advance(Duration::from_secs(20));
         let beyond = spent(8).await;
-        assert_eq!((beyond.is_allowed(), beyond.binding().used, beyond.remaining()), (true, 13, 0));
+        assert_eq!(
+            (
+                beyond.is_allowed(),
+                beyond.binding().used,
+                beyond.remaining()
+            ),
+            (true, 13, 0)
+        );
 
         // The retry time is exact. The refusal cache is off, so that the store itself decides.
         let limiter = test.limiter.clone().refusal_cache(Duration::ZERO);
-        let ask =
-            async || limiter.check_all(Check::new(Charge::any_left(limit.clone(), "ada").unwrap())).await.unwrap();
+        let ask = async || {
+            limiter
+                .check_all(Check::new(Charge::any_left(limit.clone(), "ada").unwrap()))
+                .await
+                .unwrap()
+        };
         let wait = ask().await.retry_after().unwrap();
         assert!(wait >= Duration::from_secs(39), "{algorithm:?}: {wait:?}");
         test.clock.advance(wait - MICROSECOND);
-        assert_eq!(ask().await.retry_after(), Some(MICROSECOND), "{algorithm:?}");
+        assert_eq!(
+            ask().await.retry_after(),
+            Some(MICROSECOND),
+            "{algorithm:?}"
+        );
         test.clock.advance(MICROSECOND);
         assert!(ask().await.is_allowed(), "{algorithm:?}");
         test.clock.advance(3 * limit.window());
@@ -55,7 +87,14 @@ pub(super) async fn absurd_costs_are_counted_without_overflow(test: Trial) {
         let refused = test.limiter.check(&limit, "ada", 1).await.unwrap();
         assert!(refused.retry_after().unwrap() <= 2 * limit.window());
         test.clock.advance(3 * limit.window());
-        assert!(test.limiter.check(&limit, "ada", 5).await.unwrap().is_allowed(), "{algorithm:?}");
+        assert!(
+            test.limiter
+                .check(&limit, "ada", 5)
+                .await
+                .unwrap()
+                .is_allowed(),
+            "{algorithm:?}"
+        );
     }
 }
 
@@ -66,7 +105,15 @@ pub(super) async fn endless_spending_never_admits_again(test: Trial) {
             let spent = Check::new(Charge::spent(limit.clone(), "ada", u64::MAX));
             let _ = test.limiter.check_all(spent).await.unwrap();
         }
-        assert!(!test.limiter.check(&limit, "ada", 1).await.unwrap().is_allowed(), "{algorithm:?}");
+        assert!(
+            !test
+                .limiter
+                .check(&limit, "ada", 1)
+                .await
+                .unwrap()
+                .is_allowed(),
+            "{algorithm:?}"
+        );
         test.limiter.reset(&limit, "ada").await.unwrap();
     }
 }
@@ -86,12 +133,32 @@ pub(super) async fn spent_units_of_the_largest_limit_leave(test: Trial) {
         test.clock.advance(seconds(105));
         let mut admitted = 0;
         for _ in 0..4 {
-            let half = test.limiter.check(&limit, "ada", Limit::MAX_UNITS / 2).await.unwrap();
+            let half = test
+                .limiter
+                .check(&limit, "ada", Limit::MAX_UNITS / 2)
+                .await
+                .unwrap();
             admitted += u32::from(half.is_allowed());
         }
         let is_counter = algorithm == Algorithm::SLIDING_WINDOW_COUNTER;
-        assert!(if is_counter { admitted <= 1 } else { admitted == 2 }, "{algorithm:?}: {admitted}");
+        assert!(
+            if is_counter {
+                admitted <= 1
+            } else {
+                admitted == 2
+            },
+            "{algorithm:?}: {admitted}"
+        );
         test.clock.advance(seconds(130));
-        assert_eq!(test.limiter.check(&limit, "ada", 1).await.unwrap().binding().used, 1, "{algorithm:?}");
+        assert_eq!(
+            test.limiter
+                .check(&limit, "ada", 1)
+                .await
+                .unwrap()
+                .binding()
+                .used,
+            1,
+            "{algorithm:?}"
+        );
     }
 }

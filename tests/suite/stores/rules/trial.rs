@@ -4,7 +4,8 @@
 use std::time::{Duration, UNIX_EPOCH};
 
 use tower_sliding_window::{
-    Algorithm, Charge, Check, Decision, Limit, Limiter, Store, settlement::Settlement, store::ManualClock,
+    Algorithm, Charge, Check, Decision, Limit, Limiter, Store, settlement::Settlement,
+    store::ManualClock,
 };
 
 use crate::support::{ALGORITHMS, Fixture};
@@ -20,12 +21,19 @@ pub(super) struct Trial {
 
 impl Trial {
     pub(super) fn of<S: Store>(fixture: Fixture<S>) -> Self {
-        Self { limiter: fixture.limiter.clone(), clock: fixture.clock.clone(), _store: Box::new(fixture) }
+        Self {
+            limiter: fixture.limiter.clone(),
+            clock: fixture.clock.clone(),
+            _store: Box::new(fixture),
+        }
     }
 
     /// Every check reaches the store.
     pub(super) fn without_refusal_cache(self) -> Self {
-        Self { limiter: self.limiter.refusal_cache(Duration::ZERO), ..self }
+        Self {
+            limiter: self.limiter.refusal_cache(Duration::ZERO),
+            ..self
+        }
     }
 
     pub(super) fn algorithms(&self) -> Vec<Algorithm> {
@@ -43,7 +51,8 @@ impl Trial {
 
     /// Decides all limits together, for the key `ada`.
     pub(super) async fn spend_all(&self, limits: &[Limit], cost: u64) -> Decision {
-        self.decide(&check_of(limits.iter().map(|limit| charge(limit, cost)))).await
+        self.decide(&check_of(limits.iter().map(|limit| charge(limit, cost))))
+            .await
     }
 
     pub(super) async fn decide(&self, check: &Check) -> Decision {
@@ -58,14 +67,28 @@ impl Trial {
     }
 
     /// Settles, and returns whether it was applied and how many units are used then.
-    pub(super) async fn settled(&self, check: &Check, admitted: &Decision, cost: u64) -> (bool, u64) {
-        let settled = self.limiter.settle(Settlement::new(check.clone(), admitted, |_| Some(cost))).await.unwrap();
+    pub(super) async fn settled(
+        &self,
+        check: &Check,
+        admitted: &Decision,
+        cost: u64,
+    ) -> (bool, u64) {
+        let settled = self
+            .limiter
+            .settle(Settlement::new(check.clone(), admitted, |_| Some(cost)))
+            .await
+            .unwrap();
         (settled.was_applied, settled.decision.binding().used)
     }
 
     /// The units that the key `ada` has used.
     pub(super) async fn used(&self, limit: &Limit) -> u64 {
-        self.limiter.peek(limit, "ada").await.unwrap().binding().used
+        self.limiter
+            .peek(limit, "ada")
+            .await
+            .unwrap()
+            .binding()
+            .used
     }
 }
 
@@ -115,7 +138,10 @@ pub(super) struct Numbers(pub(super) u64);
 
 impl Numbers {
     pub(super) fn below(&mut self, end: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) % end
     }
 }

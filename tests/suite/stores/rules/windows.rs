@@ -36,7 +36,15 @@ pub(super) async fn several_admissions_fit_into_one_microsecond(test: Trial) {
     let check = Check::new(charge(&limit, 1));
     for used in 1..=5 {
         // A caller may send the same check again. Without an id, each time is a new admission.
-        assert_eq!(test.limiter.check_all(check.clone()).await.unwrap().binding().used, used);
+        assert_eq!(
+            test.limiter
+                .check_all(check.clone())
+                .await
+                .unwrap()
+                .binding()
+                .used,
+            used
+        );
     }
     assert!(!test.limiter.check_all(check).await.unwrap().is_allowed());
 }
@@ -46,7 +54,14 @@ pub(super) async fn a_changed_limit_applies_to_the_recorded_history(test: Trial)
     let limit = |units| Limit::per_minute("plan", units);
     assert!(test.spend(&limit(10), 8).await.is_allowed());
     let lowered = test.spend(&limit(5), 1).await;
-    assert_eq!((lowered.is_allowed(), lowered.binding().used, lowered.remaining()), (false, 8, 0));
+    assert_eq!(
+        (
+            lowered.is_allowed(),
+            lowered.binding().used,
+            lowered.remaining()
+        ),
+        (false, 8, 0)
+    );
     let raised = test.spend(&limit(20), 10).await;
     assert_eq!((raised.is_allowed(), raised.remaining()), (true, 2));
 }
@@ -56,8 +71,8 @@ pub(super) async fn a_changed_limit_applies_to_the_recorded_history(test: Trial)
 pub(super) async fn no_window_admits_more_because_another_limit_has_its_name(test: Trial) {
     let test = test.without_refusal_cache();
     for algorithm in test.algorithms() {
-        let [hourly, brief] =
-            [Limit::per_hour("api", 10), Limit::per_second("api", 10)].map(|limit| limit.with_algorithm(algorithm));
+        let [hourly, brief] = [Limit::per_hour("api", 10), Limit::per_second("api", 10)]
+            .map(|limit| limit.with_algorithm(algorithm));
         to_the_start_of_a_window(&test.clock, hourly.window());
         let (mut admitted, mut briefly) = (0, 0);
         for _ in 0..20 {
@@ -76,17 +91,32 @@ pub(super) async fn no_window_admits_more_because_another_limit_has_its_name(tes
 /// reset, blocked and settled apart.
 pub(super) async fn limits_of_one_name_and_other_windows_are_apart(test: Trial) {
     let test = test.without_refusal_cache();
-    let (hourly, lowered, daily) = (Limit::per_hour("api", 10), Limit::per_hour("api", 5), Limit::per_day("api", 10));
+    let (hourly, lowered, daily) = (
+        Limit::per_hour("api", 10),
+        Limit::per_hour("api", 5),
+        Limit::per_day("api", 10),
+    );
     let both = plain_check(&hourly, 3).and(charge(&daily, 4)).unwrap();
     let admitted = test.take(&both).await;
-    let used = async || (test.used(&hourly).await, test.used(&lowered).await, test.used(&daily).await);
+    let used = async || {
+        (
+            test.used(&hourly).await,
+            test.used(&lowered).await,
+            test.used(&daily).await,
+        )
+    };
     assert_eq!(used().await, (3, 3, 4));
-    let settlement = Settlement::new(both, &admitted, |charge| (charge.limit() == &daily).then_some(7));
+    let settlement = Settlement::new(both, &admitted, |charge| {
+        (charge.limit() == &daily).then_some(7)
+    });
     assert!(test.limiter.settle(settlement).await.unwrap().was_applied);
     assert_eq!(used().await, (3, 3, 7));
     test.limiter.reset(&lowered, "ada").await.unwrap();
     assert_eq!(used().await, (0, 0, 7));
-    test.limiter.block(&hourly, "ada", seconds(60)).await.unwrap();
+    test.limiter
+        .block(&hourly, "ada", seconds(60))
+        .await
+        .unwrap();
     assert!(!test.spend(&lowered, 1).await.is_allowed());
     assert!(test.spend(&daily, 1).await.is_allowed());
 }
@@ -94,7 +124,10 @@ pub(super) async fn limits_of_one_name_and_other_windows_are_apart(test: Trial) 
 /// The largest and smallest numbers of a limit are counted exactly.
 pub(super) async fn extreme_numbers_are_exact(test: Trial) {
     let large = Limit::per("large", Limit::MAX_UNITS, Limit::MAX_WINDOW);
-    assert_eq!(test.spend(&large, Limit::MAX_UNITS - 1).await.remaining(), 1);
+    assert_eq!(
+        test.spend(&large, Limit::MAX_UNITS - 1).await.remaining(),
+        1
+    );
     assert!(test.spend(&large, 1).await.is_allowed());
     let refused = test.spend(&large, Limit::MAX_UNITS).await;
     assert_eq!(refused.retry_after(), Some(Limit::MAX_WINDOW));
@@ -113,9 +146,16 @@ pub(super) async fn a_key_recovers_one_window_after_the_clock_steps_back(test: T
     test.clock.step_back(Duration::from_secs(3_600));
     assert!(test.spend(&limit, 1).await.is_allowed());
     test.clock.advance(Duration::from_secs(1));
-    assert!(!test.spend(&limit, 1).await.is_allowed(), "never more than the limit");
+    assert!(
+        !test.spend(&limit, 1).await.is_allowed(),
+        "never more than the limit"
+    );
     test.clock.advance(limit.window());
-    assert_eq!(test.spend(&limit, 10).await.remaining(), 0, "all units are free again");
+    assert_eq!(
+        test.spend(&limit, 10).await.remaining(),
+        0,
+        "all units are free again"
+    );
 }
 
 /// Logs that are longer than one read of the script, with single units and with larger costs. They
@@ -123,7 +163,11 @@ pub(super) async fn a_key_recovers_one_window_after_the_clock_steps_back(test: T
 pub(super) async fn long_logs_are_exact(test: Trial) {
     let test = test.without_refusal_cache();
     for cost in [1, 2] {
-        let limit = Limit::per(["single", "weighted"][usize::from(cost == 2)], 1_200 * cost, Duration::from_secs(10));
+        let limit = Limit::per(
+            ["single", "weighted"][usize::from(cost == 2)],
+            1_200 * cost,
+            Duration::from_secs(10),
+        );
         for _ in 0..1_200 {
             assert!(test.spend(&limit, cost).await.is_allowed());
             test.clock.advance(Duration::from_millis(1));
@@ -131,14 +175,24 @@ pub(super) async fn long_logs_are_exact(test: Trial) {
         // A store may look at a hundred entries for a retry time, or at more.
         let leaves = |entry: u64| Duration::from_millis(10_000 - 1_200 + entry - 1);
         for entries in [1, 2, 99, 100, 900] {
-            let retry_after = test.spend(&limit, entries * cost).await.retry_after().unwrap();
+            let retry_after = test
+                .spend(&limit, entries * cost)
+                .await
+                .retry_after()
+                .unwrap();
             let least = if cost == 1 { entries } else { entries.min(100) };
-            assert!((leaves(least)..=leaves(entries)).contains(&retry_after), "{entries} of {cost}: {retry_after:?}");
+            assert!(
+                (leaves(least)..=leaves(entries)).contains(&retry_after),
+                "{entries} of {cost}: {retry_after:?}"
+            );
         }
 
         test.clock.advance(leaves(700));
         assert_eq!(test.used(&limit).await, 500 * cost, "700 are gone");
-        assert_eq!(test.spend(&limit, 701 * cost).await.retry_after(), Some(Duration::from_millis(1)));
+        assert_eq!(
+            test.spend(&limit, 701 * cost).await.retry_after(),
+            Some(Duration::from_millis(1))
+        );
         test.clock.advance(Duration::from_millis(499));
         assert_eq!(test.used(&limit).await, cost, "one entry is left");
         test.clock.advance(Duration::from_millis(1));
@@ -148,6 +202,10 @@ pub(super) async fn long_logs_are_exact(test: Trial) {
             assert!(test.spend(&limit, cost).await.is_allowed());
         }
         test.clock.advance(limit.window());
-        assert_eq!(test.spend(&limit, 1_200 * cost).await.binding().used, 1_200 * cost, "all entries leave at once");
+        assert_eq!(
+            test.spend(&limit, 1_200 * cost).await.binding().used,
+            1_200 * cost,
+            "all entries leave at once"
+        );
     }
 }
