@@ -19,6 +19,11 @@
 //! 5. Limits that differ in their period, first day or time zone count apart. Time zones are told
 //!    apart by their names. So `Asia/Calcutta` and `Asia/Kolkata` are two time zones, although both
 //!    have the same rules.
+//! 6. Processes that share limits need the same edition of the time zone database. Where an edition
+//!    moves the end of a period, each admission counts until the end that its own process knows. So
+//!    processes of two editions never admit more than the limit between two neighbouring ends, but
+//!    up to twice the limit in the period of either edition. Update all processes before the end
+//!    that moves.
 //!
 //! ```
 //! use tower_sliding_window::Limit;
@@ -119,14 +124,11 @@ impl Calendar {
         let (present, distance) = match self.period {
             Period::Hour => (date.at(local.hour(), 0, 0, 0), number.hours()),
             Period::Day => (date.into(), number.days()),
-            Period::Week => (
-                date.tomorrow()
-                    .ok()?
-                    .nth_weekday(-1, Weekday::Monday)
-                    .ok()?
-                    .into(),
-                number.weeks(),
-            ),
+            Period::Week => {
+                let tomorrow = date.tomorrow().ok()?;
+                let monday = tomorrow.nth_weekday(-1, Weekday::Monday).ok()?;
+                (monday.into(), number.weeks())
+            }
             Period::Month(day) => {
                 // A date before `day` is in the period that began in the month before.
                 let after_first = i64::from(day - 1).days();
@@ -139,10 +141,8 @@ impl Calendar {
 
     fn zone(self) -> TimeZone {
         let zones = ZONES.read().unwrap_or_else(PoisonError::into_inner);
-        zones
-            .get(usize::from(self.zone))
-            .cloned()
-            .unwrap_or(TimeZone::UTC)
+        let zone = zones.get(usize::from(self.zone)).cloned();
+        zone.unwrap_or(TimeZone::UTC)
     }
 
     /// Reads the calendar in the text of a limit: a period such as `month` or `month(15)`, and a

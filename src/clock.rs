@@ -1,8 +1,9 @@
 //! The clocks that stores decide by, and times as numbers.
 
 use std::{
+    fmt,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicU64, Ordering},
     },
     time::{self, Duration, SystemTime},
@@ -29,15 +30,29 @@ use tokio::time::Instant;
 /// assert!(limiter.check(&limit, "ada", 1).await?.is_allowed());
 /// # Ok(()) }
 /// ```
-#[derive(Clone, Debug)]
-pub struct ManualClock(Arc<AtomicU64>);
+#[derive(Clone)]
+pub struct ManualClock(Arc<Shown>);
+
+/// The time of a manual clock in microseconds, and the hook of a test.
+struct Shown {
+    micros: AtomicU64,
+    after_reading: OnceLock<Box<dyn Fn() + Send + Sync>>,
+}
 
 impl ManualClock {
     /// A clock that shows the present time.
     pub fn new() -> Self {
-        Self(Arc::new(AtomicU64::new(micros_since_epoch(
-            SystemTime::now(),
-        ))))
+        Self(Arc::new(Shown {
+            micros: AtomicU64::new(micros_since_epoch(SystemTime::now())),
+            after_reading: OnceLock::new(),
+        }))
+    }
+
+    /// Calls `hook` after each reading of the clock, on the thread that has read it. So a test can
+    /// stop a thread between its reading and its decision. Only the first hook of a clock is
+    /// called.
+    pub fn after_reading(&self, hook: impl Fn() + Send + Sync + 'static) {
+        let _ = self.0.after_reading.set(Box::new(hook));
     }
 
     /// Moves the clock forward by `by`, which is rounded down to microseconds.
@@ -59,11 +74,22 @@ impl ManualClock {
     fn set(&self, time: impl Fn(u64) -> u64) {
         let _ = self
             .0
+            .micros
             .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |now| Some(time(now)));
     }
 
     pub(crate) fn micros(&self) -> u64 {
-        self.0.load(Ordering::SeqCst)
+        let micros = self.0.micros.load(Ordering::SeqCst);
+        if let Some(hook) = self.0.after_reading.get() {
+            hook();
+        }
+        micros
+    }
+}
+
+impl fmt::Debug for ManualClock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("ManualClock").field(&self.now()).finish()
     }
 }
 
@@ -118,19 +144,23 @@ impl Following {
     #[cold]
     fn compare(&self, elapsed: u64) {
         self.compared_at.store(elapsed, Ordering::Relaxed);
+        let known = self.epoch.load(Ordering::Relaxed);
         let before = self.really_started.elapsed();
         let system = SystemTime::now();
         if self.really_started.elapsed().saturating_sub(before) <= PRECISION {
-            self.follow(micros(before), micros_since_epoch(system));
+            self.follow(known, micros(before), micros_since_epoch(system));
         }
     }
 
     /// Follows the system clock if the system clock has stepped. `system` is the time of the system
-    /// clock, and `elapsed` is the time since the start.
-    fn follow(&self, elapsed: u64, system: u64) {
+    /// clock, `elapsed` the time since the start, and `known` the epoch before both were read. If
+    /// another thread has followed a step since, these readings are old, and are dropped.
+    fn follow(&self, known: u64, elapsed: u64, system: u64) {
         let epoch = system.saturating_sub(elapsed);
-        if epoch.abs_diff(self.epoch.load(Ordering::Relaxed)) > STEP {
-            self.epoch.store(epoch, Ordering::Relaxed);
+        if epoch.abs_diff(known) > STEP {
+            let _ = self
+                .epoch
+                .compare_exchange(known, epoch, Ordering::Relaxed, Ordering::Relaxed);
         }
     }
 }
@@ -187,7 +217,7 @@ mod tests {
         let hour = 3_600_000_000;
         clock.epoch.store(start, Ordering::Relaxed);
         let shown = |elapsed, system| {
-            clock.follow(elapsed, system);
+            clock.follow(clock.epoch.load(Ordering::Relaxed), elapsed, system);
             clock.epoch.load(Ordering::Relaxed) + elapsed
         };
         assert_eq!(shown(5, start + 5), start + 5);
@@ -208,6 +238,12 @@ mod tests {
             "it was a day ahead"
         );
         assert_eq!(shown(3 * hour, 0), 3 * hour, "before 1970");
+        clock.follow(start, 3 * hour, start + hour);
+        assert_eq!(
+            clock.epoch.load(Ordering::Relaxed),
+            0,
+            "a late thread undoes no step that another thread has followed"
+        );
     }
 
     /// A test that pauses tokio's time also stops this clock. The pause does not count as a step of

@@ -75,19 +75,15 @@ impl Charge {
     ///
     /// [`NeverFits`] if the cost is above the limit.
     pub fn new(limit: Limit, key: impl Into<Key>, cost: u64) -> Result<Self, NeverFits> {
-        let needs = if limit.is_concurrent() {
-            cost.min(1)
-        } else {
-            cost
-        };
-        if needs > limit.units() {
+        let charge = Self::fitting(limit, key.into(), cost);
+        if charge.cost > charge.limit.units() {
             return Err(NeverFits {
-                limit,
+                limit: charge.limit,
                 cost,
                 is_hidden: false,
             });
         }
-        Ok(Self::fitting(limit, key.into(), cost))
+        Ok(charge)
     }
 
     /// Makes a charge without comparing its cost with the limit. Under a concurrent limit, a cost
@@ -145,18 +141,12 @@ impl Charge {
     /// If two limits have the same ban, each has a charge that asks whether the ban has begun.
     /// Merges the two charges. The result is hidden if either charge is hidden, and in the shadow
     /// only if both charges are in the shadow. Any other charge stays as it is.
-    pub(crate) fn asked_with(self, other: &Self) -> Self {
-        let is_shadow = self.is_shadow && other.is_shadow;
-        let is_hidden = self.is_hidden || other.is_hidden;
+    pub(crate) fn asked_with(mut self, other: &Self) -> Self {
         if self.is_ban {
-            Self {
-                is_shadow,
-                is_hidden,
-                ..self
-            }
-        } else {
-            self
+            self.is_shadow &= other.is_shadow;
+            self.is_hidden |= other.is_hidden;
         }
+        self
     }
 
     /// A charge of units that have been spent already. The charge counts in full, even above the
@@ -168,15 +158,11 @@ impl Charge {
     /// free.
     pub fn spent(limit: Limit, key: impl Into<Key>, cost: u64) -> Self {
         let cost = cost.min(limit.most_spent());
-        let takes = if limit.is_concurrent() {
-            Takes::IfAdmitted
-        } else {
-            Takes::Always
-        };
-        Self {
-            takes,
-            ..Self::fitting(limit, key.into(), cost)
+        let mut charge = Self::fitting(limit, key.into(), cost);
+        if !charge.limit.is_concurrent() {
+            charge.takes = Takes::Always;
         }
+        charge
     }
 
     /// Returns the same charge under `limit`, for `cost` units that have been [spent](Self::spent).
@@ -235,10 +221,9 @@ impl Charge {
     /// window. A place of a [concurrent](Limit::concurrent) limit has no lease, since the decision
     /// holds the place.
     pub fn reserve(mut self, lease: Duration) -> Self {
-        if self.limit.is_concurrent() {
-            return self;
+        if !self.limit.is_concurrent() {
+            self.lease = micros(lease).clamp(1, self.limit.window_micros());
         }
-        self.lease = micros(lease).clamp(1, self.limit.window_micros());
         self
     }
 
@@ -268,9 +253,34 @@ impl Charge {
     }
 
     /// The digest of the charge's limit and key.
+    /// True if both charges have one identity and one key, so that they share their units.
+    pub(crate) fn is_one_with(&self, other: &Self) -> bool {
+        self.limit.is_one_with(&other.limit) && self.key == other.key
+    }
+
+    /// Whether the charge is of the most frequent kind: it counts exactly, and is either counted or
+    /// refused.
+    #[cfg(feature = "redis")]
+    pub(crate) fn is_plain(&self) -> bool {
+        self.is_exact() && self.is_counted_or_refused()
+    }
+
+    /// True for a charge that has a cost, reserves nothing, and is either counted or refused.
+    #[cfg(feature = "redis")]
+    pub(crate) fn is_counted_or_refused(&self) -> bool {
+        let has_mode = self.is_shadow || self.is_spent() || self.takes_nothing();
+        self.cost > 0 && self.lease == 0 && !has_mode
+    }
+
     #[inline]
     pub(crate) fn digest(&self, digester: &Digester) -> u64 {
         self.limit.digest(digester, &self.key)
+    }
+
+    /// The digest of the charge's limit and key that stands for both.
+    #[inline]
+    pub(crate) fn long_digest(&self, digester: &Digester) -> u128 {
+        self.limit.long_digest(digester, &self.key)
     }
 
     /// Returns the same charge under a share of its limit: one of `processes` equal shares. `None`
@@ -309,6 +319,12 @@ impl Charge {
     /// Whether every admission under the limit has an entry of its own.
     pub(crate) fn is_exact(&self) -> bool {
         matches!(self.limit.algorithm().kind, Kind::Log | Kind::Concurrent)
+    }
+
+    /// True if an admission has an entry of its own under its id. Other units are in a sum.
+    #[cfg(feature = "redis")]
+    pub(crate) fn is_found_by_id(&self) -> bool {
+        self.is_exact() || self.lease > 0
     }
 
     /// Whether the entry of an admission shows the time of the admission to the microsecond.

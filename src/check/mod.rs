@@ -68,6 +68,9 @@ pub struct Check {
     first: Charge,
     rest: Vec<Charge>,
     id: Option<AdmissionId>,
+    /// True while the caller waits in a line of `acquire`. Its last try may be on its way still, so
+    /// it is not behind equal checks.
+    pub(crate) is_waiting: bool,
 }
 
 impl Check {
@@ -77,6 +80,7 @@ impl Check {
             first: charge,
             rest: Vec::new(),
             id: None,
+            is_waiting: false,
         }
     }
 
@@ -88,10 +92,7 @@ impl Check {
     /// name, window and algorithm: add up the costs instead. If the keys, the windows or the
     /// algorithms differ, two charges may have limits of one name.
     pub fn and(mut self, charge: Charge) -> Result<Self, ConfigError> {
-        if self
-            .charges()
-            .any(|other| other.limit().is_one_with(charge.limit()) && other.key() == charge.key())
-        {
+        if self.charges().any(|other| other.is_one_with(&charge)) {
             return Err(charged_twice(charge.limit()));
         }
         self.rest.push(charge);
@@ -115,6 +116,7 @@ impl Check {
             first: charges.next()?,
             rest: charges.collect(),
             id: None,
+            is_waiting: false,
         })
     }
 
@@ -123,6 +125,16 @@ impl Check {
     pub fn with_id(mut self, id: AdmissionId) -> Self {
         self.id = Some(id);
         self
+    }
+
+    /// Gives the check the id that the caller has given `other`, if there is one.
+    #[cfg(feature = "redis")]
+    pub(crate) fn with_id_of(self, other: &Self) -> Self {
+        Self {
+            id: other.id,
+            is_waiting: other.is_waiting,
+            ..self
+        }
     }
 
     /// The charges, in the order in which they were added. There is at least one.
@@ -163,6 +175,7 @@ impl Check {
             first: first?,
             rest: rest.into_iter().collect::<Option<_>>()?,
             id: self.id,
+            is_waiting: self.is_waiting,
         })
     }
 
@@ -178,6 +191,7 @@ impl Check {
             first,
             rest,
             id: self.id,
+            is_waiting: self.is_waiting,
         }
     }
 
@@ -209,13 +223,12 @@ impl Check {
         (first, rest)
     }
 
-    /// Whether the store may give the admission of either check to the caller of the other. The two
-    /// checks then have equal charges and no id from a caller, and all of their charges are
+    /// Whether the store may give the admission of either check to the caller of the other, if no
+    /// caller has given an id. The two checks then have equal charges, and all of their charges are
     /// [interchangeable](Charge::is_interchangeable).
     #[cfg(feature = "redis")]
     pub(crate) fn is_interchangeable_with(&self, other: &Self) -> bool {
-        self.id.or(other.id).is_none()
-            && self.first == other.first
+        self.first == other.first
             && self.rest == other.rest
             && self.charges().all(Charge::is_interchangeable)
     }
@@ -228,12 +241,9 @@ impl Check {
 
 /// The error of a check that charges a limit twice.
 pub(crate) fn charged_twice(limit: &Limit) -> ConfigError {
-    let mistake = format!(
-        "one check charges the limit {:?} twice for the same key",
-        limit.name()
-    );
+    let name = limit.name();
     ConfigError::new(format!(
-        "{mistake}: add up the costs, or give one limit another name"
+        "one check charges the limit {name:?} twice for the same key: add up the costs, or give one limit another name"
     ))
 }
 

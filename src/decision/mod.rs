@@ -61,6 +61,7 @@ pub(crate) use self::{
 };
 use crate::{
     check::{AdmissionId, Charge, Check},
+    clock::micros,
     error::Error,
 };
 
@@ -69,9 +70,12 @@ use crate::{
 #[must_use = "a refusal is a decision, too: see `is_allowed`"]
 pub struct Decision {
     fields: Arc<Fields>,
-    /// The address in memory of the layer that has put this decision into the extensions of a
-    /// request. 0 if no layer has done so.
-    layer: usize,
+    // Both numbers are short, so that a decision moves in two registers.
+    /// The number of the layer that has put this decision into the extensions of a request. 0 if no
+    /// layer has done so.
+    layer: u32,
+    /// How long that request had waited for decisions by then, in microseconds.
+    waited: u32,
 }
 
 #[derive(Clone, Debug)]
@@ -134,6 +138,7 @@ impl Decision {
                 origin: None,
             }),
             layer: 0,
+            waited: 0,
         }
     }
 
@@ -159,9 +164,24 @@ impl Decision {
             .is_none_or(|origin| origin.instead_of.is_none() && !origin.is_repeated)
     }
 
+    /// Whether the decision is a refusal that is expected, and the store has told none of its
+    /// figures.
+    pub(crate) fn is_estimate(&self) -> bool {
+        self.statuses().all(|status| status.is_estimate)
+    }
+
     /// Lets the decision hold places.
     pub(crate) fn holding(mut self, places: Arc<dyn Places>) -> Self {
         self.origin_mut().places = Some(places);
+        self
+    }
+
+    /// Returns the decision of one layer without its places, so that it may be kept for longer
+    /// than they are held.
+    pub(crate) fn without_places(mut self) -> Self {
+        if self.holds_place() {
+            self.origin_mut().places = None;
+        }
         self
     }
 
@@ -169,13 +189,8 @@ impl Decision {
     /// refuses. If all charges fit, each charge that can refuse does so, except bans.
     pub(crate) fn refused_for(mut self, check: &Check, wait: Duration) -> Self {
         let fits = |charge: &Charge, status: &LimitStatus| charge.cost() <= status.remaining();
-        let refusing = || {
-            check
-                .charges()
-                .zip(self.statuses())
-                .filter(|(charge, _)| charge.can_refuse())
-        };
-        let all_fit = refusing().all(|(charge, status)| fits(charge, status));
+        let all_fit = iter::zip(check.charges(), self.statuses())
+            .all(|(charge, status)| !charge.can_refuse() || fits(charge, status));
         for (charge, status) in check.charges().zip(self.statuses_mut()) {
             if charge.can_refuse() && (all_fit && !charge.is_ban || !fits(charge, status)) {
                 status.refused_for(wait);
@@ -189,8 +204,9 @@ impl Decision {
     pub(crate) fn with_retry_reserved_after(mut self, wait: Duration) -> Self {
         // Most decisions need no change.
         if self.statuses().any(LimitStatus::waits_for_reserved) {
-            self.statuses_mut()
-                .for_each(|status| status.set_retry_reserved_after(wait));
+            for status in self.statuses_mut() {
+                status.set_retry_reserved_after(wait);
+            }
         }
         self
     }
@@ -221,6 +237,16 @@ impl Decision {
         self
     }
 
+    /// The error that the decision answers, without those of layers further out.
+    fn own_cause(&self) -> Option<&Error> {
+        self.fields.origin.as_ref()?.instead_of.as_deref()
+    }
+
+    /// The statuses of the limits that refuse the check.
+    pub(crate) fn refusing(&self) -> impl Iterator<Item = &LimitStatus> {
+        self.statuses().filter(|status| status.refuses().is_some())
+    }
+
     fn origin_mut(&mut self) -> &mut Origin {
         Arc::make_mut(&mut self.fields)
             .origin
@@ -228,9 +254,19 @@ impl Decision {
     }
 
     /// Marks the decision as one that a layer puts into the extensions of a request. `layer` is the
-    /// address of this layer in memory.
-    pub(crate) fn left_by(self, layer: usize) -> Self {
-        Self { layer, ..self }
+    /// number of this layer. The request has `waited` for decisions so far.
+    pub(crate) fn left_by(self, layer: u32, waited: Duration) -> Self {
+        Self {
+            layer,
+            waited: u32::try_from(micros(waited)).unwrap_or(u32::MAX),
+            ..self
+        }
+    }
+
+    /// How long the request has waited for decisions, if a layer has put this decision into its
+    /// extensions.
+    pub(crate) fn waited(&self) -> Duration {
+        Duration::from_micros(self.waited.into())
     }
 
     /// Whether the layer that made this decision has also made one of the decisions further out.
@@ -280,20 +316,14 @@ impl Decision {
 
     /// Whether the check was refused, and would have been admitted without the reserved units.
     pub(crate) fn is_refused_by_reservations(&self) -> bool {
-        !self.is_allowed()
-            && self
-                .statuses()
-                .filter(|status| status.refuses().is_some())
-                .all(LimitStatus::is_refused_by_reservations)
+        !self.is_allowed() && self.refusing().all(LimitStatus::is_refused_by_reservations)
     }
 
     /// The limit whose figures count as those of the decision. See rule 5 of the [module
     /// docs](self).
     pub fn binding(&self) -> &LimitStatus {
-        self.fields
-            .rest
-            .iter()
-            .fold(&self.fields.first, LimitStatus::binding)
+        let Fields { first, rest, .. } = &*self.fields;
+        rest.iter().fold(first, LimitStatus::binding)
     }
 
     /// The limit whose figures clients see. Among the limits that are not [hidden](Charge::hidden),
@@ -339,8 +369,7 @@ impl Decision {
     /// decision of the store. Behind several layers, the failure is that of the innermost layer for
     /// which the store has failed.
     pub fn local_cause(&self) -> Option<&Error> {
-        self.layers()
-            .find_map(|decision| decision.fields.origin.as_ref()?.instead_of.as_deref())
+        self.layers().find_map(Self::own_cause)
     }
 
     /// Whether the decision holds places of [concurrent](crate::Limit::concurrent) limits. The
@@ -357,7 +386,7 @@ impl Decision {
     ///    reply to an admission was lost on the way from Redis, the place is freed once Redis
     ///    answers again.
     /// 4. The clone that is dropped last frees the places, on any thread. When a process ends,
-    ///    [`shutdown`](crate::Limiter::shutdown) frees all places.
+    ///    [`shutdown`](crate::Limiter::shutdown) frees all places that are held.
     pub fn holds_place(&self) -> bool {
         self.places().next().is_some()
     }

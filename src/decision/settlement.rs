@@ -135,11 +135,7 @@ impl Settlement {
     ) -> Self {
         // Only the admission of this layer is settled. So it does not matter who decided for the
         // layers further out: the store, or this process in its place.
-        let is_local = admitted
-            .fields
-            .origin
-            .as_ref()
-            .is_some_and(|origin| origin.instead_of.is_some());
+        let is_local = admitted.own_cause().is_some();
         // If this process decided in the store's place, it counted under shares of the limits. So
         // the settlement is under the same shares.
         let mut statuses = admitted.statuses();
@@ -211,6 +207,14 @@ impl Settlement {
     /// as it is.
     pub fn accounts(&self) -> impl Iterator<Item = (&Charge, Option<u64>)> {
         iter::zip(self.check.charges(), self.costs.iter().copied())
+    }
+
+    /// True if the units may still count at this time.
+    #[cfg(feature = "redis")]
+    pub(crate) fn may_count_at(&self, now: SystemTime) -> bool {
+        let ends =
+            |charge: &Charge| self.at + charge.lease().unwrap_or_else(|| charge.limit().window());
+        self.check.charges().any(|charge| ends(charge) > now)
     }
 
     pub(crate) fn at_micros(&self) -> u64 {

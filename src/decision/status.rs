@@ -90,17 +90,10 @@ impl LimitStatus {
         };
         // The units count as reserved, since they may not be spent after all: some of the checks
         // that wait may be refused, or their callers may leave.
-        let status = Self::new(
-            charge,
-            units,
-            units,
-            time,
-            refuses.then_some((Duration::ZERO, time)),
-        );
-        Self {
-            is_estimate: true,
-            ..status
-        }
+        let waits = refuses.then_some((Duration::ZERO, time));
+        let mut status = Self::new(charge, units, units, time, waits);
+        status.is_estimate = true;
+        status
     }
 
     /// Returns the same figures. If the charge does not fit, the limit refuses until the reset
@@ -121,13 +114,11 @@ impl LimitStatus {
 
     /// Makes the limit refuse for the time `wait`. A concurrent limit refuses for the retry time of
     /// reserved units, if that is longer than `wait`.
-    pub(crate) fn refused_for(&mut self, wait: Duration) {
+    pub(crate) fn refused_for(&mut self, mut wait: Duration) {
         // A place becomes free when another request ends, and `wait` cannot tell when that is.
-        let wait = if self.limit.is_concurrent() {
-            wait.max(self.reserved_after)
-        } else {
-            wait
-        };
+        if self.limit.is_concurrent() {
+            wait = wait.max(self.reserved_after);
+        }
         self.waits = Some((wait, wait));
     }
 
@@ -153,6 +144,21 @@ impl LimitStatus {
     pub(crate) fn leave_out(&mut self, held: u64, reserved: u64) {
         self.used = self.used.saturating_sub(held);
         self.reserved = self.reserved.saturating_sub(reserved);
+    }
+
+    /// The figures without the units of this charge, which were counted and are given back.
+    #[cfg(feature = "redis")]
+    pub(crate) fn given_back(mut self, charge: &Charge) -> Self {
+        // A charge in the shadow that does not fit was not counted.
+        if self.waits.is_none() {
+            let is_reserved =
+                charge.takes_place() || charge.lease().is_some() && !charge.is_spent();
+            self.leave_out(charge.units(), if is_reserved { charge.units() } else { 0 });
+        }
+        if self.used == 0 {
+            self.leaves_after = Duration::ZERO;
+        }
+        self
     }
 
     /// The units that are left; 0 if more than the limit is used, for example after the limit was
@@ -206,14 +212,12 @@ impl LimitStatus {
         // figures of a concurrent limit tell little. So of two limits with the same retry time, or
         // with none, a limit with a window is binding rather than a concurrent limit.
         let rank = |status: &Self| {
-            let longest_refusal = Reverse(status.retry_after());
-            let latest_reset = Reverse(status.leaves_after);
             (
                 status.is_shadow,
-                longest_refusal,
+                Reverse(status.retry_after()),
                 status.limit.is_concurrent(),
                 status.remaining(),
-                latest_reset,
+                Reverse(status.leaves_after),
             )
         };
         if rank(other) < rank(self) {

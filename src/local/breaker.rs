@@ -111,16 +111,15 @@ impl SharedBreaker {
         took: impl FnOnce() -> Duration,
     ) {
         match outcome {
-            Ok(_) if !self.may_be_open() => {}
-            Ok(_) => {
-                let took = took();
+            Ok(_) if self.may_be_open() => {
+                let (part, took) = (part(), took());
                 self.0
-                    .count_answer(&part(), |failing| failing.learn_answer(took));
+                    .count_answer(&part, |failing| failing.learn_answer(took));
             }
             Err(error) if error.is_the_stores() && self.0.settings.failures > 0 => {
-                self.0.count_failure(&part(), error)
+                self.0.count_failure(&part(), error);
             }
-            Err(_) => {}
+            _ => {}
         }
     }
 
@@ -150,11 +149,9 @@ impl SharedBreaker {
         // shorter time, the runtime of the task may only be busy, and not blocked. If the runtime
         // has ended, so has the task, and no probe is on its way.
         let every = self.0.settings.probe_every.max(Duration::from_millis(1));
-        let has_ended = open.probes.as_ref().is_some_and(AbortHandle::is_finished);
-        let takes = if has_ended {
-            Duration::ZERO
-        } else {
-            open.probe_takes
+        let takes = match &open.probes {
+            Some(task) if task.is_finished() => Duration::ZERO,
+            _ => open.probe_takes,
         };
         let is_overdue = open.probed_at.elapsed() >= every.saturating_add(takes).saturating_mul(2);
         if is_overdue {
@@ -198,25 +195,19 @@ impl BreakerState {
                     .count_answer(part, |failing| failing.learn_probe(self.settings.failures));
             }
         }
-        if let Some(open) = self
-            .failing()
-            .get_mut(part)
-            .and_then(|failing| failing.open.as_mut())
-        {
+        let mut parts = self.failing();
+        let failing = parts.get_mut(part);
+        if let Some(open) = failing.and_then(|failing| failing.open.as_mut()) {
             open.probed_at = Instant::now();
-            open.probe_takes = open
-                .probe_takes
-                .saturating_mul(2)
-                .min(open.longest)
-                .max(open.probe_takes);
+            let twice = open.probe_takes.saturating_mul(2);
+            open.probe_takes = twice.min(open.longest).max(open.probe_takes);
         }
     }
 
     fn count_failure(&self, part: &Part, error: &Error) {
-        let deadline = if let Error::TimedOut { deadline, .. } = error {
-            *deadline
-        } else {
-            Duration::MAX
+        let deadline = match error {
+            Error::TimedOut { deadline, .. } => *deadline,
+            _ => Duration::MAX,
         };
         let last = Arc::new(error.clone());
         let mut parts = self.failing();
@@ -450,7 +441,7 @@ mod models {
                 );
             };
             ::metrics::with_local_recorder(&recorder, || {
-                orders.check(move || check(&assert_gauge))
+                orders.check(move || check(&assert_gauge));
             });
         }
     }
@@ -526,7 +517,7 @@ mod models {
                 let ending = runtime();
                 let breaker = open_breaker(1);
                 ending.block_on(async {
-                    assert_eq!(refuse(&breaker, outcome.clone()), (true, true))
+                    assert_eq!(refuse(&breaker, outcome.clone()), (true, true));
                 });
                 is_polled.then(|| ending.block_on(yield_now()));
                 wait(&breaker);

@@ -20,12 +20,11 @@ use std::{
     time::Duration,
 };
 
-#[cfg(feature = "redis")]
 pub(crate) use self::round_trip::LONGEST_DEADLINE;
 use self::{breaker::BreakerState, refusals::Generations};
 pub(crate) use self::{
     breaker::SharedBreaker,
-    owed::{Detachable, Holder, Owed, Underway},
+    owed::{Detachable, Holder, Owed, SharedPlaces, Underway},
     prefetch::{KeptHolding, Prefetches, Step},
     refusals::{Lookup, Refusals},
     round_trip::{RoundTrip, SHORTEST_DEADLINE},
@@ -231,11 +230,6 @@ impl LocalState {
     /// The breaker of all limiters on the store.
     pub(crate) fn breaker(&self) -> SharedBreaker {
         SharedBreaker::of(&self.breaker)
-    }
-
-    /// The refusals of one limiter, which asks the store again after `max_age`.
-    pub(crate) fn own_refusals(&self, max_age: Duration) -> Refusals {
-        Refusals::new(max_age, Arc::clone(&self.refusals.generations))
     }
 }
 

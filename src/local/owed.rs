@@ -5,29 +5,37 @@
 //! thread, which ends with the last of them.
 
 use std::{
+    cell::Cell,
     future::Future,
-    mem,
     pin::Pin,
-    sync::{Arc, Mutex, Weak},
+    sync::{Arc, Mutex, Weak, atomic::AtomicBool},
     task::{Context, Poll},
     thread,
-    time::Duration,
 };
 
 use tokio::{
     runtime::{Builder, Handle},
-    sync::watch,
-    task::JoinSet,
-    time::timeout,
+    spawn,
+    sync::{
+        RwLock,
+        mpsc::{UnboundedSender, WeakUnboundedSender, unbounded_channel},
+        watch,
+    },
 };
 
 use super::lock;
+use crate::{
+    check::Check,
+    key::{ByDigest, Digester},
+};
 
 /// The name of the thread.
 const THREAD: &str = "rate limits owed";
 
-/// The longest time until the thread looks for further calls.
-const PAUSE: Duration = Duration::from_millis(10);
+thread_local! {
+    /// True on the thread.
+    static IS_BRIEF: Cell<bool> = const { Cell::new(false) };
+}
 
 /// The places that all limiters and layers on the clones of a store have to give back, and the
 /// calls that they have to complete.
@@ -36,20 +44,29 @@ pub(crate) struct Owed {
     /// Each call that is on its way has a receiver of this channel.
     underway: watch::Sender<()>,
     holders: Mutex<Vec<Weak<dyn Holder>>>,
-    /// The calls for the thread; `None` if no thread runs.
-    on_thread: Mutex<Option<Vec<Call>>>,
+    /// Sends calls to the thread. Each call that is on the thread has a sender, so the thread ends
+    /// with the last call. `None` until there is a thread.
+    thread: Mutex<Option<WeakUnboundedSender<Call>>>,
+    digester: Digester,
+    /// The places under ids of callers, each by the digest of its check and id.
+    shared: Mutex<ByDigest<Weak<SharedPlaces>>>,
 }
+
+/// Places under an id of the caller's. The tries and the decisions that use them share the lock,
+/// and a call that frees them has it alone. `true` if the last of these users has to free them.
+pub(crate) type SharedPlaces = RwLock<AtomicBool>;
 
 type Call = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// A call counts as on its way as long as this value is kept.
+/// A call counts as on its way as long as this value is kept. It has changed if everything was
+/// given back since the call began.
 pub(crate) type Underway = watch::Receiver<()>;
 
 /// A value that has taken something, and has to give it back.
 pub(crate) trait Holder: Send + Sync {
-    /// Begins to give everything back, and returns whether there was anything to give back. The
-    /// calls that give it back are [underway](Owed::begin) from then on.
-    fn give_back(&self) -> bool;
+    /// Begins to give everything back. The calls that give it back are [underway](Owed::begin)
+    /// from then on.
+    fn give_back(&self);
 }
 
 impl Owed {
@@ -57,6 +74,25 @@ impl Owed {
     /// dropped.
     pub(crate) fn begin(&self) -> Underway {
         self.underway.subscribe()
+    }
+
+    /// The places of a check, if the caller has given it an id: then another try of this process
+    /// may use the same places.
+    pub(crate) fn shared_places(&self, check: &Check, is_local: bool) -> Option<Arc<SharedPlaces>> {
+        let mut digest = check.id()?.0.wrapping_add(is_local.into());
+        for charge in check.charges().filter(|charge| charge.takes_place()) {
+            digest = digest.wrapping_add(charge.digest(&self.digester));
+        }
+        let mut shared = lock(&self.shared);
+        if let Some(known) = shared.get(&digest).and_then(Weak::upgrade) {
+            return Some(known);
+        }
+        if shared.len() == shared.capacity() {
+            shared.retain(|_, places| places.strong_count() > 0);
+        }
+        let new = Arc::default();
+        shared.insert(digest, Arc::downgrade(&new));
+        Some(new)
     }
 
     /// Takes note that a holder may have something to give back from now on. A holder may register
@@ -68,13 +104,14 @@ impl Owed {
         holders.push(holder);
     }
 
-    /// Lets all holders give everything back, and returns whether there was anything to give back.
-    pub(crate) fn give_back(&self) -> bool {
-        let holders = lock(&self.holders).clone();
-        holders
-            .iter()
-            .filter_map(Weak::upgrade)
-            .fold(false, |any, holder| any | holder.give_back())
+    /// Lets all holders give everything back.
+    pub(crate) fn give_back(&self) {
+        self.underway.send_replace(());
+        for holder in lock(&self.holders).clone() {
+            if let Some(holder) = holder.upgrade() {
+                holder.give_back();
+            }
+        }
     }
 
     /// Waits until no call is on its way.
@@ -99,57 +136,86 @@ impl Owed {
         }
     }
 
-    /// Completes a call on the thread. The call is dropped if no thread can be started.
-    pub(crate) fn on_thread(self: &Arc<Self>, call: impl Future<Output = ()> + Send + 'static) {
-        let mut on_thread = lock(&self.on_thread);
-        if let Some(calls) = &mut *on_thread {
-            return calls.push(Box::pin(call));
-        }
-        *on_thread = Some(vec![Box::pin(call)]);
-        drop(on_thread);
-        let owed = Arc::clone(self);
-        let run = move || match Builder::new_current_thread().enable_all().build() {
-            Ok(runtime) => runtime.block_on(owed.complete_all()),
-            Err(_) => owed.drop_calls(),
+    /// Completes a call in a task of `runtime`. If there is no runtime, or if it ends before the
+    /// call does, the thread makes the call anew: timers of a runtime that has ended are of no use.
+    pub(crate) fn complete(
+        self: &Arc<Self>,
+        runtime: Option<Handle>,
+        call: impl Fn() -> Call + Send + Sync + 'static,
+    ) {
+        let mut unfinished = Unfinished {
+            owed: Arc::clone(self),
+            underway: self.begin(),
+            call: Some(Box::new(call)),
         };
-        if thread::Builder::new()
-            .name(THREAD.to_owned())
-            .spawn(run)
-            .is_err()
-        {
-            self.drop_calls();
+        if let Some(runtime) = runtime {
+            runtime.spawn(async move {
+                if let Some(call) = &unfinished.call {
+                    call().await;
+                }
+                drop(unfinished.call.take());
+            });
         }
     }
 
-    /// Whether the current runtime is the runtime of the thread.
+    /// Completes a call on the thread. The call is dropped if no thread can be started.
+    fn on_thread(&self, call: impl Future<Output = ()> + Send + 'static) {
+        let mut thread = lock(&self.thread);
+        let running = thread.as_ref().and_then(WeakUnboundedSender::upgrade);
+        let Some(calls) = running.or_else(start_thread) else {
+            return;
+        };
+        *thread = Some(calls.downgrade());
+        // A call that is dropped may need the thread for another call.
+        drop(thread);
+        let is_running = calls.clone();
+        let _ = calls.send(Box::pin(async move {
+            call.await;
+            drop(is_running);
+        }));
+    }
+
+    /// True if the current runtime is the one of the thread, which ends with its calls.
     #[cfg(feature = "redis")]
     pub(crate) fn is_in_brief_runtime() -> bool {
-        thread::current().name() == Some(THREAD)
+        IS_BRIEF.get()
     }
+}
 
-    async fn complete_all(&self) {
-        let mut running = JoinSet::new();
-        while let Some(calls) = self.next_calls(running.is_empty()) {
-            calls.into_iter().for_each(|call| drop(running.spawn(call)));
-            let _ = timeout(PAUSE, running.join_next()).await;
+/// Starts the thread. It ends when all clones of the returned sender are dropped.
+fn start_thread() -> Option<UnboundedSender<Call>> {
+    let (sender, mut calls) = unbounded_channel();
+    let complete_all = async move {
+        IS_BRIEF.set(true);
+        while let Some(call) = calls.recv().await {
+            spawn::<Call>(call);
         }
-    }
+    };
+    let run = || match Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime.block_on(complete_all),
+        Err(_) => drop(complete_all),
+    };
+    let thread = thread::Builder::new().name(THREAD.to_owned()).spawn(run);
+    thread.is_ok().then_some(sender)
+}
 
-    /// Takes the calls that wait for the thread. Returns `None`, which ends the thread, if no call
-    /// waits and none is running.
-    fn next_calls(&self, is_idle: bool) -> Option<Vec<Call>> {
-        let mut on_thread = lock(&self.on_thread);
-        let calls = mem::take(on_thread.as_mut()?);
-        if calls.is_empty() && is_idle {
-            *on_thread = None;
-            return None;
+/// A call that the thread makes anew if this value is dropped before the call has ended.
+struct Unfinished {
+    owed: Arc<Owed>,
+    underway: Underway,
+    /// `None` once the call has ended.
+    call: Option<Box<dyn Fn() -> Call + Send + Sync>>,
+}
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        if let Some(call) = self.call.take() {
+            let underway = self.underway.clone();
+            self.owed.on_thread(async move {
+                call().await;
+                drop((call, underway));
+            });
         }
-        Some(calls)
-    }
-
-    fn drop_calls(&self) {
-        let calls = lock(&self.on_thread).take();
-        drop(calls);
     }
 }
 

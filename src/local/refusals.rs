@@ -74,8 +74,9 @@ struct Refusal {
     asked_at: u64,
     /// Until this time, the status refuses each check whose cost is above the units that are left.
     until: u64,
-    /// From this time on, the next check asks the store whether the refusal still stands.
-    asks_at: AtomicU64,
+    /// When the store was asked last whether the refusal still stands. Once `max_age` has passed,
+    /// the next check asks.
+    confirmed_at: AtomicU64,
     /// When the reply arrived. The times of the status count down from then, so that no client is
     /// told to come back too early.
     replied_at: u64,
@@ -92,7 +93,8 @@ struct Known {
     is_sure: bool,
 }
 
-/// A check as the cache looks it up.
+/// The state of the cache when a check was looked up.
+#[derive(Clone, Copy)]
 pub(crate) struct Lookup {
     asked_at: u64,
     generation: u64,
@@ -102,14 +104,6 @@ pub(crate) struct Lookup {
     /// Whether other checks are refused until this check is answered, at most for
     /// [`LONGEST_ANSWER`].
     pub(crate) has_turn: bool,
-    first: Account,
-    others: Box<[Account]>,
-}
-
-/// A charge as the cache knows it, by the digest of its limit and key.
-struct Account {
-    digest: u64,
-    cost: u64,
 }
 
 impl Generations {
@@ -149,27 +143,49 @@ impl Refusals {
         }
     }
 
-    /// The check as the cache looks it up; `None` if the cache cannot remember a refusal of the
-    /// check.
+    /// The same refusals for a limiter that asks the store again after `max_age`.
+    pub(crate) fn with_max_age(&self, max_age: Duration) -> Self {
+        Self {
+            max_age,
+            is_asking: max_age.is_zero(),
+            ..self.clone()
+        }
+    }
+
+    /// The last generation in which units were given back.
+    pub(crate) fn generation(&self) -> u64 {
+        self.generations.last.load(Ordering::SeqCst)
+    }
+
+    /// Remembers the store's refusal of a check whose caller has left. The store was asked `took`
+    /// ago, when `generation` was the last one.
+    #[cfg(feature = "redis")]
+    pub(crate) fn learn_late(
+        &self,
+        check: &Check,
+        refusal: &Decision,
+        took: Duration,
+        generation: u64,
+    ) {
+        if let Some(mut lookup) = self.look_up(check) {
+            lookup.asked_at = lookup.asked_at.saturating_sub(micros(took));
+            lookup.generation = generation;
+            self.learn(&lookup, check, refusal);
+        }
+    }
+
+    /// Looks a check up before the store is asked. Returns `None` if the cache cannot remember a
+    /// refusal of the check.
     pub(crate) fn look_up(&self, check: &Check) -> Option<Lookup> {
-        if check.id().is_some() || !check.can_be_refused() {
+        if !check.can_be_refused() {
             return None;
         }
-        let digester = &self.generations.digester;
-        let account = |charge: &Charge| Account {
-            digest: charge.digest(digester),
-            cost: charge.cost(),
-        };
-        let (first, others) = check.map_charges(account);
-        let generation = self.generations.last.load(Ordering::SeqCst);
-        let asked_at = self.generations.clock.now();
+        let generation = self.generation();
         Some(Lookup {
-            asked_at,
+            asked_at: self.generations.clock.now(),
             generation,
             asks: false,
             has_turn: false,
-            first,
-            others: others.into(),
         })
     }
 
@@ -183,109 +199,95 @@ impl Refusals {
         reserved_for: Duration,
         may_ask: bool,
     ) -> Option<Decision> {
-        let table = self.table.get()?;
+        self.table.get()?;
         let now = lookup.asked_at;
-        let find = |charge: &Charge, digest: u64| {
-            let refusal = table.get(&table_key(digest, charge.limit()))?;
-            // Since the refusal, callers can only have spent further units. So a cost above the
-            // units that were left then does not fit now, either.
-            let refuses = charge.can_refuse() && charge.cost() > refusal.status.remaining();
-            let is_sure = self.is_sure(digest, refusal.generation);
-            let may_stand = is_sure || refuses && refusal.status.reserved == 0;
-            // A status that is younger than `max_age` may be shown in any refusal, even if its own
-            // limit would admit the check.
-            let is_shown = refuses || now < refusal.asked_at.saturating_add(micros(self.max_age));
-            let stands = may_stand && is_shown && refusal.stands_for(charge, now, reserved_for);
-            stands.then_some(Known {
-                refusal,
-                refuses,
-                is_sure,
-            })
-        };
-        let mut charges = check.charges();
-        let first = find(charges.next()?, lookup.first.digest);
-        let others: Vec<_> = charges
-            .zip(&lookup.others)
-            .map(|(charge, account)| find(charge, account.digest))
-            .collect();
-        let known = || iter::once(&first).chain(&others).map(Option::as_ref);
+        let (first, others) = check.map_charges(|charge| self.find(charge, now, reserved_for));
+        let all = || iter::once(&first).chain(&others);
 
         // If units may have been given back to all limits that refuse, each check asks the store.
         // If the store fails, the refusal stands.
-        let is_unsure = !known()
-            .flatten()
-            .any(|known| known.is_sure && known.refuses);
+        let mut known = all().flatten();
+        let is_unsure = !known.any(|known| known.is_sure && known.refuses);
         let counts = |known: &&Known| known.is_sure || is_unsure;
-        let refusing = || {
-            known()
-                .flatten()
-                .filter(counts)
-                .filter(|known| known.refuses)
-        };
+        let refusing = || all().flatten().filter(counts).filter(|known| known.refuses);
         let refused = &refusing().next()?.refusal;
-        let is_due = |known: &Known| known.refusal.asks_at.load(Ordering::Relaxed) <= now;
-        let is_asked_for = || !may_ask || refused.is_asked_for(now, self.max_age);
-        let asks_each_time = self.is_asking || is_unsure;
-        lookup.has_turn = !asks_each_time && refusing().all(is_due) && is_asked_for();
+        // Only the store knows whether an earlier try has counted the id of a caller.
+        let asks_each_time = self.is_asking || is_unsure || check.id().is_some();
+        lookup.has_turn = !asks_each_time
+            && refusing().all(|known| known.refusal.is_due(now, self.max_age))
+            && (!may_ask || refused.is_asked_for(now, self.max_age));
         lookup.asks = asks_each_time || lookup.has_turn;
-        let mut found = known();
-        Some(Decision::new(
-            check,
-            refused.at + refused.age(now),
-            refused.id,
-            |charge| {
-                let known = found.next().flatten().filter(counts);
-                let mut status = known.map_or_else(
-                    || LimitStatus::estimate(charge, false),
-                    |known| known.refusal.status(charge, now),
-                );
-                status.set_retry_reserved_after(reserved_for);
-                status
-            },
-        ))
+        let at = refused.at + refused.age(now);
+        let mut found = all();
+        Some(Decision::new(check, at, refused.id, |charge| {
+            let known = found.next().and_then(Option::as_ref).filter(counts);
+            let mut status = match known {
+                Some(known) => known.refusal.status(charge, now),
+                None => LimitStatus::estimate(charge, false),
+            };
+            status.set_retry_reserved_after(reserved_for);
+            status
+        }))
+    }
+
+    /// Finds what stands for a charge.
+    fn find(&self, charge: &Charge, now: u64, reserved_for: Duration) -> Option<Known> {
+        let digest = charge.digest(&self.generations.digester);
+        let table_key = table_key(digest, charge.limit());
+        let refusal = self.table.get()?.get(&table_key)?;
+        // Since the refusal, callers can only have spent further units. So a cost above the units
+        // that were left then does not fit now, either.
+        let refuses = charge.can_refuse() && charge.cost() > refusal.status.remaining();
+        let is_sure = self.is_sure(digest, refusal.generation);
+        let may_stand = is_sure || refuses && refusal.status.reserved == 0;
+        // A status that is younger than `max_age` may be shown in any refusal, even if its own
+        // limit would admit the check.
+        let is_shown = refuses || now < refusal.asked_at.saturating_add(micros(self.max_age));
+        let stands = may_stand && is_shown && refusal.stands_for(charge, now, reserved_for);
+        stands.then_some(Known {
+            refusal,
+            refuses,
+            is_sure,
+        })
     }
 
     /// Remembers the store's refusal of a check that was looked up before.
-    pub(crate) fn learn(&self, lookup: &Lookup, refusal: &Decision) {
-        let replied_at = self.generations.clock.now();
+    pub(crate) fn learn(&self, lookup: &Lookup, check: &Check, refusal: &Decision) {
+        let clock = &self.generations.clock;
+        let replied_at = clock.now();
         let table = self.table.get_or_init(|| {
-            Cache::with(
-                CAPACITY,
-                CAPACITY as u64,
-                UnitWeighter,
-                Default::default(),
-                Default::default(),
-            )
+            let (hasher, lifecycle) = Default::default();
+            Cache::with(CAPACITY, CAPACITY as u64, UnitWeighter, hasher, lifecycle)
         });
         let asked_at = lookup.asked_at;
-        for (account, status) in lookup
-            .accounts()
-            .zip(refusal.statuses())
-            .filter(|(_, status)| !status.is_estimate)
-        {
+        for (charge, status) in check.charges().zip(refusal.statuses()) {
+            if status.is_estimate {
+                continue;
+            }
+            let digest = charge.digest(&self.generations.digester);
             // Without used units there is no reset time.
             let reset = (status.used > 0).then_some(status.leaves_after);
             let retry = status.waits.map(|(_, most)| most);
-            let after = |time| asked_at.saturating_add(micros(time));
+            let stands_for = reset.into_iter().chain(retry).min().unwrap_or_default();
             // While this check was on its way, the store may have decided another check later, such
             // as a check that has begun a ban. The refusal of that later check stays. Of two checks
             // in one batch, the later one found at least as many units used.
             let is_newer = |known: Arc<Refusal>| {
-                known.overtakes(lookup, replied_at)
+                known.overtakes(lookup, clock)
                     && (known.at, known.status.used) > (refusal.at(), status.used)
-                    && self.is_sure(account.digest, known.generation)
+                    && self.is_sure(digest, known.generation)
             };
-            let table_key = table_key(account.digest, &status.limit);
+            let table_key = table_key(digest, &status.limit);
             if table.peek(&table_key).is_some_and(is_newer) {
                 continue;
             }
             let remembered = Refusal {
                 status: status.clone(),
-                cost: account.cost,
+                cost: charge.cost(),
                 generation: lookup.generation,
                 asked_at,
-                until: after(reset.into_iter().chain(retry).min().unwrap_or_default()),
-                asks_at: AtomicU64::new(after(self.max_age)),
+                until: asked_at.saturating_add(micros(stands_for)),
+                confirmed_at: AtomicU64::new(asked_at),
                 replied_at,
                 at: refusal.at(),
                 id: refusal.id(),
@@ -302,22 +304,18 @@ impl Refusals {
     }
 
     /// Forgets the refusals that an admission by the store contradicts.
-    pub(crate) fn forget(&self, lookup: &Lookup, admission: &Decision) {
+    pub(crate) fn forget(&self, lookup: &Lookup, check: &Check, admission: &Decision) {
         let Some(table) = self.table.get() else {
             return;
         };
-        let now = self.generations.clock.now();
-        for (account, status) in lookup.accounts().zip(admission.statuses()) {
-            let is_older =
-                |known: &Arc<Refusal>| !known.overtakes(lookup, now) || known.at <= admission.at();
-            table.remove_if(&table_key(account.digest, &status.limit), is_older);
+        let clock = &self.generations.clock;
+        for (charge, status) in check.charges().zip(admission.statuses()) {
+            let digest = charge.digest(&self.generations.digester);
+            let is_older = |known: &Arc<Refusal>| {
+                !known.overtakes(lookup, clock) || known.at <= admission.at()
+            };
+            table.remove_if(&table_key(digest, &status.limit), is_older);
         }
-    }
-}
-
-impl Lookup {
-    fn accounts(&self) -> impl Iterator<Item = &Account> {
-        iter::once(&self.first).chain(&self.others)
     }
 }
 
@@ -345,20 +343,30 @@ impl Refusal {
         (self.asked_at..self.until.saturating_sub(slack)).contains(&now) && !is_settled_by()
     }
 
-    /// Whether the store has told this refusal while the check of the look-up was on its way.
-    fn overtakes(&self, lookup: &Lookup, now: u64) -> bool {
-        (lookup.asked_at + 1..=now).contains(&self.replied_at)
+    /// True if the store has told this refusal while the check of the look-up was on its way. The
+    /// clock is read here, since another thread may have learnt the refusal only now. A refusal
+    /// after the present time was learnt before the clock stepped back.
+    fn overtakes(&self, lookup: &Lookup, clock: &Clock) -> bool {
+        (lookup.asked_at + 1..=clock.now()).contains(&self.replied_at)
+    }
+
+    fn is_due(&self, now: u64, max_age: Duration) -> bool {
+        self.confirmed_at
+            .load(Ordering::Relaxed)
+            .saturating_add(micros(max_age))
+            <= now
     }
 
     /// Whether this check now asks the store, on behalf of all other checks. If so, the other
     /// checks are refused for at most [`LONGEST_ANSWER`].
     fn is_asked_for(&self, now: u64, max_age: Duration) -> bool {
-        let asks_at = self.asks_at.load(Ordering::Relaxed);
-        let next = now.saturating_add(micros(LONGEST_ANSWER.min(max_age)));
-        asks_at <= now
+        let confirmed_at = self.confirmed_at.load(Ordering::Relaxed);
+        let due = confirmed_at.saturating_add(micros(max_age));
+        let next = (now + micros(LONGEST_ANSWER.min(max_age))).saturating_sub(micros(max_age));
+        due <= now
             && self
-                .asks_at
-                .compare_exchange(asks_at, next, Ordering::Relaxed, Ordering::Relaxed)
+                .confirmed_at
+                .compare_exchange(confirmed_at, next, Ordering::Relaxed, Ordering::Relaxed)
                 .is_ok()
     }
 
@@ -381,5 +389,71 @@ impl Refusal {
             Some((least, most)) => status.not_before((left(least), left(most))),
             None => status,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        sync::{atomic::AtomicBool, mpsc},
+        thread,
+    };
+
+    use super::*;
+    use crate::clock::ManualClock;
+
+    /// A decision at this time, with a retry time of a minute or without one.
+    fn decided(check: &Check, at: SystemTime, is_refused: bool) -> Decision {
+        let minute = Duration::from_secs(60);
+        let waits = is_refused.then_some((minute, minute));
+        Decision::new(check, at, AdmissionId::fresh(), |charge| {
+            LimitStatus::new(charge, 1, 0, minute, waits)
+        })
+    }
+
+    #[test]
+    fn an_admission_ends_no_refusal_that_is_learnt_meanwhile() {
+        let clock = ManualClock::new();
+        let generations = Arc::new(Generations::new(Clock::Manual(clock.clone())));
+        let refusals = Refusals::new(Duration::from_secs(1), generations);
+        let limit = Limit::per_minute("calls", 1);
+        let check = Check::new(Charge::fitting(limit, "ada".into(), 1));
+        let moment = Duration::from_micros(1);
+        let lookup = refusals.look_up(&check).unwrap();
+        refusals.learn(&lookup, &check, &decided(&check, clock.now(), true));
+        clock.advance(moment);
+        let lookup = refusals.look_up(&check).unwrap();
+        let admission = decided(&check, clock.now(), false);
+
+        // After the next reading of the clock, another thread learns a refusal.
+        let is_next = AtomicBool::new(true);
+        let (learner, asked, time) = (refusals.clone(), check.clone(), clock.clone());
+        let (learnt, has_learnt) = mpsc::channel();
+        let (may_go_on, goes_on) = (learnt.clone(), Arc::new(std::sync::Mutex::new(has_learnt)));
+        let waits = Arc::clone(&goes_on);
+        clock.after_reading(move || {
+            if is_next.swap(false, Ordering::SeqCst) {
+                let (learner, asked, time) = (learner.clone(), asked.clone(), time.clone());
+                let learnt = may_go_on.clone();
+                thread::spawn(move || {
+                    time.advance(moment);
+                    let lookup = learner.look_up(&asked).unwrap();
+                    time.advance(moment);
+                    learner.learn(&lookup, &asked, &decided(&asked, time.now(), true));
+                    learnt.send(()).unwrap();
+                    learnt.send(()).unwrap();
+                });
+                // The cache may rightly be locked here, so the wait is bounded.
+                let _ = waits
+                    .lock()
+                    .unwrap()
+                    .recv_timeout(Duration::from_millis(100));
+            }
+        });
+        refusals.forget(&lookup, &check, &admission);
+        goes_on.lock().unwrap().recv().unwrap();
+        let mut lookup = refusals.look_up(&check).unwrap();
+        let known = refusals.recall(&check, &mut lookup, Duration::MAX, false);
+        assert!(known.is_some());
     }
 }

@@ -38,10 +38,35 @@ pub(crate) struct RoundTrip {
     /// has measured the distance.
     pub(crate) distance: Arc<AtomicU64>,
     first_deadline: Duration,
-    /// The time at which the latest of all answered calls was sent, in microseconds since this
-    /// value was made. `last_answered_by` has the same for each part that has a name.
-    last_answered: AtomicU64,
-    last_answered_by: Mutex<HashMap<Arc<str>, u64>>,
+    /// Of all answered calls, the one that was sent last. `last_answered_by` has the same for each
+    /// part that has a name.
+    last_answered: Answered,
+    last_answered_by: Mutex<HashMap<Arc<str>, Answered>>,
+}
+
+/// A call that was answered: when it was sent, in microseconds since the [`RoundTrip`] was made,
+/// and how many microseconds the answer took. Zero before the first answer.
+#[derive(Default)]
+struct Answered {
+    sent: AtomicU64,
+    took: AtomicU64,
+}
+
+impl Answered {
+    /// Takes note of an answer. If two answers arrive at once, one of them may be missed.
+    #[cfg(feature = "redis")]
+    fn note(&self, sent: u64, took: u64) {
+        if self.sent.fetch_max(sent, Ordering::Relaxed) <= sent {
+            self.took.store(took, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether the answer has arrived within the last `time`, and has taken less than `time`.
+    fn is_within(&self, now: u64, time: u64) -> bool {
+        let sent = self.sent.load(Ordering::Relaxed);
+        let took = self.took.load(Ordering::Relaxed);
+        sent > 0 && took < time && now.saturating_sub(sent.saturating_add(took)) < time
+    }
 }
 
 impl RoundTrip {
@@ -53,7 +78,7 @@ impl RoundTrip {
             learnt_at: AtomicU64::new(0),
             distance: Arc::default(),
             first_deadline,
-            last_answered: AtomicU64::new(0),
+            last_answered: Answered::default(),
             last_answered_by: Mutex::default(),
         }
     }
@@ -63,35 +88,32 @@ impl RoundTrip {
     #[cfg(feature = "redis")]
     pub(crate) fn answered(&self, part: Option<Arc<str>>, sent: Instant, took: Duration) {
         let sent = micros(sent.saturating_duration_since(self.made));
-        self.learn(took, sent.saturating_add(micros(took)));
-        self.last_answered.fetch_max(sent, Ordering::Relaxed);
+        let took_micros = micros(took);
+        self.learn(took, sent.saturating_add(took_micros));
+        self.last_answered.note(sent, took_micros);
         if let Some(part) = part {
             let mut parts = lock(&self.last_answered_by);
             if parts.len() >= MOST_PARTS {
                 parts.clear();
             }
-            let last = parts.entry(part).or_default();
-            *last = sent.max(*last);
+            parts.entry(part).or_default().note(sent, took_micros);
         }
     }
 
-    /// Whether this part of the store has answered a call that was sent within the last `time`. If
-    /// `part` is the name of several parts, each of them must have answered such a call.
+    /// Whether this part of the store has answered a call within the last `time`, and the answer
+    /// has taken less than `time`. If `part` is the name of several parts, each of them must have
+    /// answered such a call.
     pub(crate) fn has_answered_within(&self, part: Option<&str>, time: Duration) -> bool {
-        let is_within = |last: u64| {
-            last > 0
-                && self
-                    .made
-                    .elapsed()
-                    .saturating_sub(Duration::from_micros(last))
-                    < time
-        };
+        let (now, time) = (micros(self.made.elapsed()), micros(time));
         let Some(part) = part else {
-            return is_within(self.last_answered.load(Ordering::Relaxed));
+            return self.last_answered.is_within(now, time);
         };
         let parts = lock(&self.last_answered_by);
-        part.split(' ')
-            .all(|part| parts.get(part).is_some_and(|last| is_within(*last)))
+        part.split(' ').all(|part| {
+            parts
+                .get(part)
+                .is_some_and(|last| last.is_within(now, time))
+        })
     }
 
     /// Takes note of a reply that has taken the time `sample`, and arrives now.
@@ -105,12 +127,11 @@ impl RoundTrip {
     /// Of the replies that arrive as early as expected, only one in each round trip counts, as in
     /// TCP. Otherwise the many early replies of a few batches would outweigh a late reply.
     fn learn(&self, sample: Duration, now: u64) {
-        self.distance.fetch_min(micros(sample), Ordering::Relaxed);
-        let is_new = now
-            >= self
-                .learnt_at
-                .load(Ordering::Relaxed)
-                .saturating_add(self.read().0);
+        if sample < self.distance() {
+            self.distance.fetch_min(micros(sample), Ordering::Relaxed);
+        }
+        let learnt_at = self.learnt_at.load(Ordering::Relaxed);
+        let is_new = now >= learnt_at.saturating_add(self.read().0);
         if !is_new && sample <= self.mostly() {
             return;
         }

@@ -39,6 +39,20 @@ pub(super) struct Sum {
 pub(super) type UnitsOf = fn(Sum) -> u64;
 
 impl Entry {
+    pub(super) fn new(at: u64, id: AdmissionId, kind: Kind, units: u64) -> Self {
+        Self {
+            at,
+            id,
+            kind,
+            units,
+        }
+    }
+
+    /// A sum of units that have no entry of their own.
+    pub(super) fn new_sum(at: u64, units: u64) -> Self {
+        Self::new(at, AdmissionId(0), Kind::Sum, units)
+    }
+
     /// The lowest bit of the kind in a packed entry.
     const KIND: u32 = 62;
 
@@ -55,12 +69,7 @@ impl Entry {
 
     pub(super) fn unpacked(at: u64, id: AdmissionId, packed: u64) -> Self {
         let kind = KINDS[(packed >> Self::KIND) as usize];
-        Self {
-            at,
-            id,
-            kind,
-            units: packed & Self::MOST,
-        }
+        Self::new(at, id, kind, packed & Self::MOST)
     }
 
     /// The sum of packed units.

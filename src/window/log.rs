@@ -7,7 +7,7 @@
 //! ends.
 //!
 //! Most entries are added at the back and dropped at the front. If an entry is added or removed in
-//! the middle, the entries between it and the nearer end are moved. A search for an id begins at
+//! the middle, the entries behind it are moved. A search for an id begins at
 //! the time that the caller passes in, and compares each entry from there to older ones. The search
 //! takes up to a millisecond among half a million entries, the most that a log has by default.
 
@@ -16,41 +16,89 @@ use std::collections::VecDeque;
 use super::entry::{Entry, Kind, Sum, UnitsOf};
 use crate::check::AdmissionId;
 
-/// The units that one limit remembers for one key: the entries in the window. In most logs, all
-/// entries are single units: named entries of one unit. Then each entry takes 16 bytes, and
-/// otherwise 24 bytes.
-#[derive(Default)]
+/// The units that one limit remembers for one key: the entries in the window.
 pub(crate) struct Log {
-    entries: VecDeque<(u64, AdmissionId)>,
-    /// `None` as long as all entries are single units.
-    units: Option<Box<Units>>,
-    /// The time of the oldest entry. With this copy, most checks need not read the entry itself,
-    /// which is seldom in the processor's cache.
-    oldest_at: Option<u64>,
+    /// The time of the oldest entry, or `u64::MAX` in an empty log. With this copy, most checks
+    /// need not read the entry itself, which is seldom in the processor's cache.
+    oldest_at: u64,
+    entries: Entries,
+    /// The entries before this index have left the window.
+    start: u32,
+    /// The number of entries for which the store has taken capacity. Only the store uses it. It is
+    /// here because a record of the store then fits into one cache line.
+    pub(crate) taken: u32,
 }
 
-/// The packed units of each entry, and the sum of all entries.
-struct Units {
+/// The time and the id of an entry.
+type Stamp = (u64, AdmissionId);
+
+/// Most logs have only single units: named entries of one unit, which take 16 bytes each. Other
+/// entries take 24 bytes. A first entry that is a single unit or a sum needs no allocation.
+enum Entries {
+    Single([Stamp; 1]),
+    /// One sum, with its units in place of an id.
+    Sum([Stamp; 1]),
+    Singles(Vec<Stamp>),
+    Mixed(Box<Mixed>),
+}
+
+/// Entries of any kind, the packed units of each, and their sum.
+struct Mixed {
+    stamps: Vec<Stamp>,
     packed: VecDeque<u64>,
     sum: Sum,
+}
+
+/// The number of entries for which the first list of a log has room.
+const FEWEST: usize = 4;
+
+impl Default for Log {
+    fn default() -> Self {
+        Self {
+            oldest_at: u64::MAX,
+            entries: Entries::Singles(Vec::new()),
+            start: 0,
+            taken: 0,
+        }
+    }
 }
 
 impl Log {
     /// The number of entries.
     #[inline]
     pub(crate) fn len(&self) -> usize {
-        self.entries.len()
+        self.stamps().len()
+    }
+
+    /// The times and ids of all entries, the oldest first.
+    #[inline]
+    fn stamps(&self) -> &[Stamp] {
+        let all: &[Stamp] = match &self.entries {
+            Entries::Single(one) | Entries::Sum(one) => one,
+            Entries::Singles(stamps) => stamps,
+            Entries::Mixed(mixed) => &mixed.stamps,
+        };
+        all.get(self.start as usize..).unwrap_or_default()
+    }
+
+    /// The list of times and ids, with those that have left; `None` if the log needs no list.
+    #[inline]
+    fn list(&mut self) -> Option<&mut Vec<Stamp>> {
+        match &mut self.entries {
+            Entries::Single(_) | Entries::Sum(_) => None,
+            Entries::Singles(stamps) => Some(stamps),
+            Entries::Mixed(mixed) => Some(&mut mixed.stamps),
+        }
     }
 
     #[inline]
     pub(super) fn sum(&self) -> Sum {
-        match &self.units {
-            Some(units) => units.sum,
-            None => Sum {
-                units: self.len() as u64,
-                reserved: 0,
-            },
-        }
+        let units = match &self.entries {
+            Entries::Mixed(mixed) => return mixed.sum,
+            Entries::Sum([(_, units)]) => units.0,
+            Entries::Single(_) | Entries::Singles(_) => self.len() as u64,
+        };
+        Sum { units, reserved: 0 }
     }
 
     /// All entries, the oldest first.
@@ -64,20 +112,20 @@ impl Log {
         let Some(gone) = now.checked_sub(window) else {
             return;
         };
-        if self.oldest_at.is_none_or(|oldest| oldest > gone) {
+        if self.oldest_at > gone {
             return;
         }
-        if self.entries.back().is_some_and(|(last, _)| *last <= gone) {
-            self.entries.clear();
-        }
-        while self.entries.front().is_some_and(|(at, _)| *at <= gone) {
-            self.entries.pop_front();
-            if let Some(units) = &mut self.units {
-                units
-                    .sum
-                    .subtract(Entry::sum_of(units.packed.pop_front().unwrap_or_default()));
+        let stamps = self.stamps();
+        let leaving = match stamps.last() {
+            Some((last, _)) if *last <= gone => stamps.len(),
+            _ => stamps.iter().take_while(|(at, _)| *at <= gone).count(),
+        };
+        if let Entries::Mixed(mixed) = &mut self.entries {
+            for packed in mixed.packed.drain(..leaving) {
+                mixed.sum.subtract(Entry::sum_of(packed));
             }
         }
+        self.start += leaving as u32;
         self.changed();
     }
 
@@ -85,19 +133,27 @@ impl Log {
     /// needed.
     pub(crate) fn sweep(&mut self, now: u64, window: u64) {
         self.trim(now, window);
-        if self.entries.capacity() / 4 > self.len() {
-            self.entries.shrink_to_fit();
-            self.units
-                .iter_mut()
-                .for_each(|units| units.packed.shrink_to_fit());
+        let (start, len) = (self.start as usize, self.len());
+        if let Some(stamps) = self.list()
+            && stamps.capacity() / 4 > len
+        {
+            stamps.drain(..start);
+            stamps.shrink_to_fit();
+            self.start = 0;
+            if let Entries::Mixed(mixed) = &mut self.entries {
+                mixed.packed.shrink_to_fit();
+            }
         }
     }
 
     /// The time until the oldest entry leaves the window; 0 if there is none.
     #[inline]
     pub(super) fn reset_after(&self, now: u64, window: u64) -> u64 {
-        self.oldest_at
-            .map_or(0, |oldest| leaves_after(oldest, now, window))
+        if self.len() == 0 {
+            0
+        } else {
+            leaves_after(self.oldest_at, now, window)
+        }
     }
 
     /// The time until at most `most` of the units that `units_of` chooses are left. The time is 0
@@ -107,26 +163,34 @@ impl Log {
         if excess == 0 {
             return 0;
         }
-        let leaves_last = match &self.units {
-            None => Some(excess as usize - 1),
-            Some(units) => units.packed.iter().position(|packed| {
+        let leaves_last = match &self.entries {
+            Entries::Single(_) | Entries::Singles(_) => Some(excess as usize - 1),
+            Entries::Sum(_) => Some(0),
+            Entries::Mixed(mixed) => mixed.packed.iter().position(|packed| {
                 excess = excess.saturating_sub(units_of(Entry::sum_of(*packed)));
                 excess == 0
             }),
         };
-        let departure = leaves_last.and_then(|index| self.entries.get(index));
+        let departure = leaves_last.and_then(|index| self.stamps().get(index));
         departure.map_or(0, |(at, _)| leaves_after(*at, now, window))
     }
 
     /// Moves entries after `present` back to `present`.
     #[inline]
     pub(super) fn pull_back(&mut self, present: u64) {
-        let later = self.up_to(present);
-        if later < self.len() {
-            self.entries
-                .range_mut(later..)
-                .for_each(|(at, _)| *at = present);
-            self.changed();
+        let later = self.up_to(present)..self.len();
+        if later.is_empty() {
+            return;
+        }
+        let moved: Vec<Entry> = self.iter().skip(later.start).collect();
+        for index in later.rev() {
+            self.remove(index);
+        }
+        for entry in moved {
+            self.insert(Entry {
+                at: present,
+                ..entry
+            });
         }
     }
 
@@ -174,12 +238,7 @@ impl Log {
     pub(super) fn add_to_sum(&mut self, at: u64, units: u64) {
         match self.sum_at(at) {
             Some((index, _)) => self.add(index, units),
-            None => self.insert(Entry {
-                at,
-                id: AdmissionId(0),
-                kind: Kind::Sum,
-                units,
-            }),
+            None => self.insert(Entry::new_sum(at, units)),
         }
     }
 
@@ -197,12 +256,7 @@ impl Log {
             units = units.saturating_add(newest.units);
             self.remove(last);
         }
-        self.insert(Entry {
-            at,
-            id: AdmissionId(0),
-            kind: Kind::Sum,
-            units,
-        });
+        self.insert(Entry::new_sum(at, units));
     }
 
     /// Removes the entry of an admission, and returns the entry's time. If the clock has stepped
@@ -218,26 +272,39 @@ impl Log {
     /// Inserts an entry behind the entries of the same time.
     #[inline]
     pub(super) fn insert(&mut self, entry: Entry) {
-        let index = self.up_to(entry.at);
-        if entry.packed() != Entry::SINGLE || self.units.is_some() {
-            self.insert_units(index, entry);
+        let (index, stamp) = (self.up_to(entry.at), (entry.at, entry.id));
+        let is_single = entry.packed() == Entry::SINGLE;
+        self.oldest_at = self.oldest_at.min(entry.at);
+        match &mut self.entries {
+            Entries::Singles(stamps) if is_single && stamps.capacity() == 0 => {
+                self.entries = Entries::Single([stamp]);
+                return;
+            }
+            Entries::Singles(stamps) if entry.kind == Kind::Sum && stamps.capacity() == 0 => {
+                self.entries = Entries::Sum([(entry.at, AdmissionId(entry.units))]);
+                return;
+            }
+            Entries::Singles(_) if is_single => {}
+            Entries::Single([first]) if is_single => {
+                let mut stamps = Vec::with_capacity(FEWEST);
+                stamps.push(*first);
+                self.entries = Entries::Singles(stamps);
+            }
+            _ => {
+                let mixed = self.mixed();
+                mixed.packed.insert(index, entry.packed());
+                mixed.sum.add(entry.sum());
+            }
         }
-        if index == self.len() {
-            self.entries.push_back((entry.at, entry.id));
-        } else {
-            self.entries.insert(index, (entry.at, entry.id));
+        let mut start = self.start as usize;
+        if let Some(stamps) = self.list() {
+            if stamps.len() == stamps.capacity() && start > stamps.len() / 4 {
+                stamps.drain(..start);
+                start = 0;
+            }
+            stamps.insert(start + index, stamp);
+            self.start = start as u32;
         }
-        self.oldest_at = Some(
-            self.oldest_at
-                .map_or(entry.at, |oldest| oldest.min(entry.at)),
-        );
-    }
-
-    #[cold]
-    fn insert_units(&mut self, index: usize, entry: Entry) {
-        let units = self.units();
-        units.packed.insert(index, entry.packed());
-        units.sum.add(entry.sum());
     }
 
     /// Adds units to an entry.
@@ -249,40 +316,67 @@ impl Log {
             units: before.units.saturating_add(units),
             ..before
         };
-        let all = self.units();
-        all.packed[index] = after.packed();
-        all.sum.subtract(before.sum());
-        all.sum.add(after.sum());
+        if let Entries::Sum([(_, sum)]) = &mut self.entries {
+            sum.0 = after.units;
+            return;
+        }
+        let mixed = self.mixed();
+        mixed.packed[index] = after.packed();
+        mixed.sum.subtract(before.sum());
+        mixed.sum.add(after.sum());
+    }
+
+    /// Returns the entries of any kind. Makes their lists first if the log has other ones.
+    #[cold]
+    fn mixed(&mut self) -> &mut Mixed {
+        if !matches!(self.entries, Entries::Mixed(_)) {
+            let all = self
+                .iter()
+                .map(|entry| ((entry.at, entry.id), entry.packed()));
+            let (stamps, packed) = all.unzip();
+            let sum = self.sum();
+            self.entries = Entries::Mixed(Box::new(Mixed {
+                stamps,
+                packed,
+                sum,
+            }));
+            self.start = 0;
+        }
+        match &mut self.entries {
+            Entries::Mixed(mixed) => mixed,
+            _ => unreachable!("the lists were made above"),
+        }
     }
 
     fn remove(&mut self, index: usize) {
         let Some(entry) = self.get(index) else { return };
-        self.entries.remove(index);
-        if let Some(units) = &mut self.units {
-            units.packed.remove(index);
-            units.sum.subtract(entry.sum());
+        if let Entries::Mixed(mixed) = &mut self.entries {
+            mixed.packed.remove(index);
+            mixed.sum.subtract(entry.sum());
+        }
+        let index = self.start as usize + index;
+        match self.list() {
+            Some(stamps) => _ = stamps.remove(index),
+            None => self.entries = Entries::Singles(Vec::new()),
         }
         self.changed();
     }
 
     #[inline]
     pub(super) fn get(&self, index: usize) -> Option<Entry> {
-        let (at, id) = *self.entries.get(index)?;
-        let packed = self
-            .units
-            .as_ref()
-            .and_then(|units| units.packed.get(index));
-        Some(Entry::unpacked(
-            at,
-            id,
-            packed.copied().unwrap_or(Entry::SINGLE),
-        ))
+        let (at, id) = *self.stamps().get(index)?;
+        let packed = match &self.entries {
+            Entries::Single(_) | Entries::Singles(_) => Entry::SINGLE,
+            Entries::Mixed(mixed) => *mixed.packed.get(index)?,
+            Entries::Sum(_) => return Some(Entry::new_sum(at, id.0)),
+        };
+        Some(Entry::unpacked(at, id, packed))
     }
 
     /// The entries with this id up to the time `at`, the newest first, with the index of each.
     /// Entries of earlier times are included, since a step back of the clock may have moved them.
     fn of_id(&self, id: AdmissionId, at: u64) -> impl Iterator<Item = (usize, Entry)> {
-        let until = self.entries.range(..self.up_to(at)).enumerate().rev();
+        let until = self.stamps().iter().take(self.up_to(at)).enumerate().rev();
         until
             .filter(move |(_, (_, other))| *other == id)
             .filter_map(|(index, _)| Some((index, self.get(index)?)))
@@ -291,33 +385,25 @@ impl Log {
     /// The number of entries that are not later than this time.
     #[inline]
     pub(super) fn up_to(&self, at: u64) -> usize {
-        if self.entries.back().is_none_or(|(last, _)| *last <= at) {
-            return self.len();
+        let stamps = self.stamps();
+        if stamps.last().is_none_or(|(last, _)| *last <= at) {
+            return stamps.len();
         }
-        self.entries.partition_point(|(other, _)| *other <= at)
+        stamps.partition_point(|(other, _)| *other <= at)
     }
 
-    /// Returns the units of each entry. Makes the list first if all entries are single units.
-    fn units(&mut self) -> &mut Units {
-        let single = || VecDeque::from(vec![Entry::SINGLE; self.entries.len()]);
-        let sum = Sum {
-            units: self.entries.len() as u64,
-            reserved: 0,
-        };
-        self.units.get_or_insert_with(|| {
-            Box::new(Units {
-                packed: single(),
-                sum,
-            })
-        })
-    }
-
-    /// Updates the fields that depend on the entries, after entries have gone or moved.
+    /// Updates the fields that depend on the entries, after entries have gone or moved. A list of
+    /// single units keeps its allocation until the log is swept.
     #[inline]
     fn changed(&mut self) {
-        self.oldest_at = self.entries.front().map(|(at, _)| *at);
-        if self.entries.is_empty() {
-            self.units = None;
+        let oldest = self.stamps().first().map(|(at, _)| *at);
+        self.oldest_at = oldest.unwrap_or(u64::MAX);
+        if oldest.is_none() {
+            self.start = 0;
+            match &mut self.entries {
+                Entries::Singles(stamps) => stamps.clear(),
+                _ => self.entries = Entries::Singles(Vec::new()),
+            }
         }
     }
 }
@@ -634,7 +720,8 @@ mod tests {
             let oldest = plain.0.first().copied();
             let last = plain.0.last().copied();
             let at = |entry: Option<Entry>| entry.map(|entry| entry.at);
-            assert_eq!((log.len(), log.oldest_at), (plain.0.len(), at(oldest)));
+            let oldest_at = at(oldest).unwrap_or(u64::MAX);
+            assert_eq!((log.len(), log.oldest_at), (plain.0.len(), oldest_at));
             assert_eq!(at(log.iter().last()), at(last));
             let mut sum = Sum::default();
             plain.0.iter().for_each(|entry| sum.add(entry.sum()));

@@ -58,20 +58,20 @@ impl Log {
     /// fit.
     #[inline]
     pub(crate) fn fits(&self, charge: &Charge, now: u64) -> bool {
-        let used = || self.used(charge.limit(), now);
-        charge.cost() == 0
-            || charge.is_spent()
-            || used().saturating_add(charge.cost()) <= charge.limit().units()
+        if charge.cost() == 0 || charge.is_spent() {
+            return true;
+        }
+        let used = self.used(charge.limit(), now);
+        used.saturating_add(charge.cost()) <= charge.limit().units()
     }
 
     /// Whether [`admit`](Self::admit) would add an entry.
     #[inline]
     pub(crate) fn grows(&self, charge: &Charge, context: CheckContext) -> bool {
-        let has_sum = || {
-            self.sum_at(charge.limit().recorded_at(context.now))
-                .is_some()
-        };
-        charge.units() > 0 && (self.is_named(charge, context) || !has_sum())
+        let limit = charge.limit();
+        charge.units() > 0
+            && (self.is_named(charge, context)
+                || self.sum_at(limit.recorded_at(context.now)).is_none())
     }
 
     /// Records an admission. Without room for a new entry, the admission is [merged](Self::merge)
@@ -83,12 +83,8 @@ impl Log {
         } else if !has_room {
             self.merge(now, charge.limit(), charge.units());
         } else if self.is_named(charge, context) {
-            self.insert(Entry {
-                at: charge.named_at(now),
-                id,
-                kind: kind_of(charge),
-                units: charge.units(),
-            });
+            let at = charge.named_at(now);
+            self.insert(Entry::new(at, id, kind_of(charge), charge.units()));
         } else {
             self.add_up(now, charge.limit(), charge.units());
         }
@@ -130,20 +126,12 @@ impl Log {
         } else if !is_of_sums {
             self.pull_back(limit.recorded_at(now));
         }
-        let wait_for = |units_of| {
-            self.wait_for(
-                limit.units().saturating_sub(charge.cost()),
-                limit,
-                now,
-                units_of,
-            )
-        };
-        let most = wait_for(Sum::all);
-        let least = if self.sum().reserved > 0 {
-            wait_for(Sum::not_reserved)
-        } else {
-            most
-        };
+        let fitting = limit.units().saturating_sub(charge.cost());
+        let most = self.wait_for(fitting, limit, now, Sum::all);
+        let mut least = most;
+        if self.sum().reserved > 0 {
+            least = self.wait_for(fitting, limit, now, Sum::not_reserved);
+        }
         Figures {
             retry: Some((least, most)),
             ..self.figures(charge, now)
@@ -178,12 +166,7 @@ impl Log {
         };
         if cost == 0 {
         } else if charge.is_exact() {
-            self.insert(Entry {
-                at,
-                id,
-                kind: Kind::Settled,
-                units: cost,
-            });
+            self.insert(Entry::new(at, id, Kind::Settled, cost));
         } else {
             self.add_up(at, charge.limit(), cost);
         }
@@ -219,12 +202,7 @@ impl Log {
         if !has_room {
             self.merge(now, limit, cost);
         } else if charge.is_exact() || self.len() < MOST_NAMED {
-            self.insert(Entry {
-                at: time,
-                id,
-                kind: Kind::Settled,
-                units: cost,
-            });
+            self.insert(Entry::new(time, id, Kind::Settled, cost));
         } else {
             self.add_up(at, limit, cost);
         }
@@ -234,23 +212,21 @@ impl Log {
     /// The units in the window.
     #[inline]
     fn used(&self, limit: &Limit, now: u64) -> u64 {
-        let faded = if limit.is_counter() {
-            counter::faded(self, now, limit.window_micros())
-        } else {
-            0
-        };
-        self.sum().units.saturating_sub(faded)
+        let mut used = self.sum().units;
+        if limit.is_counter() {
+            used = used.saturating_sub(counter::faded(self, now, limit.window_micros()));
+        }
+        used
     }
 
     /// The time until at most `most` units are in the window. Of the units with an id, only those
     /// count that `units_of` chooses.
     fn wait_for(&self, most: u64, limit: &Limit, now: u64, units_of: UnitsOf) -> u64 {
-        let wait_for = if limit.is_counter() {
-            counter::wait_for
-        } else {
-            Self::time_until
-        };
-        wait_for(self, most, now, limit.window_micros(), units_of)
+        let window = limit.window_micros();
+        if limit.is_counter() {
+            return counter::wait_for(self, most, now, window, units_of);
+        }
+        self.time_until(most, now, window, units_of)
     }
 
     /// Adds units to the sum of their recorded time.
@@ -265,11 +241,8 @@ impl Log {
         if limit.is_counter() {
             self.add_up(now, limit, units);
         } else {
-            self.add_to_sub_window(
-                limit.recorded_at(now),
-                limit.window_micros().div_ceil(2),
-                units,
-            );
+            let half = limit.window_micros().div_ceil(2);
+            self.add_to_sub_window(limit.recorded_at(now), half, units);
         }
     }
 
@@ -288,13 +261,8 @@ impl Figures {
         let retry = self
             .retry
             .map(|(least, most)| (micros(least), micros(most)));
-        LimitStatus::new(
-            charge,
-            self.used,
-            self.reserved,
-            micros(self.reset_after),
-            retry,
-        )
+        let reset_after = micros(self.reset_after);
+        LimitStatus::new(charge, self.used, self.reserved, reset_after, retry)
     }
 }
 

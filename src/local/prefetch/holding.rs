@@ -1,7 +1,6 @@
 //! The prefetches of one limit and key. Times are microseconds of the local clock.
 
 use std::{
-    mem,
     sync::Mutex,
     time::{Duration, SystemTime},
 };
@@ -11,6 +10,7 @@ use tokio::sync::Notify;
 use super::pace::{Pace, Spending};
 use crate::{
     check::{Charge, Check},
+    clock::Clock,
     decision::{Decision, LimitStatus, Settlement},
     key::Key,
     limit::Limit,
@@ -89,8 +89,6 @@ impl Holding {
         now: u64,
         pace: Pace,
     ) -> Self {
-        let limit = charge.limit().clone();
-        let key = charge.key().clone();
         let state = State {
             prefetches: Vec::new(),
             asked: None,
@@ -107,8 +105,8 @@ impl Holding {
         };
         Self {
             digest,
-            limit,
-            key,
+            limit: charge.limit().clone(),
+            key: charge.key().clone(),
             state: Mutex::new(state),
             changed: Notify::new(),
         }
@@ -129,14 +127,12 @@ impl Holding {
         let (before, low) = (state.left(now), state.low(now));
         let left = before.checked_sub(charge.cost())?;
         let mut cost = charge.cost();
-        for prefetch in state
-            .prefetches
-            .iter_mut()
-            .filter(|prefetch| prefetch.is_alive(now))
-        {
-            let part = cost.min(prefetch.left);
-            prefetch.left -= part;
-            cost -= part;
+        for prefetch in &mut state.prefetches {
+            if prefetch.is_alive(now) {
+                let part = cost.min(prefetch.left);
+                prefetch.left -= part;
+                cost -= part;
+            }
         }
         state.spending.count(charge.cost());
         if left == 0 || left <= low && before > low {
@@ -158,20 +154,18 @@ impl Holding {
         status: &LimitStatus,
         at: SystemTime,
         asked_after: u64,
-        now: u64,
+        clock: &Clock,
     ) -> (u64, u64) {
         let mut state = lock(&self.state);
+        let now = clock.now();
         if spent > 0 {
             state.spending.count(spent);
         }
         // If a prefetch was taken after the store was asked, the figures of the check are not used.
         // The status of the check may count this prefetch or not, and the status of the prefetch
         // may count the spent units or not.
-        if state
-            .prefetches
-            .iter()
-            .any(|prefetch| prefetch.number > asked_after)
-        {
+        let mut prefetches = state.prefetches.iter();
+        if prefetches.any(|prefetch| prefetch.number > asked_after) {
             state.used = state.used.saturating_add(spent);
             return (0, 0);
         }
@@ -197,16 +191,13 @@ impl Holding {
     /// Ends all prefetches at once, including the one that is asked for, so that the task gives
     /// them back. Then the task ends.
     pub(super) fn drop_prefetches(&self) {
-        let mut state = lock(&self.state);
+        let mut locked = lock(&self.state);
+        let state = &mut *locked;
         state.ends = true;
-        let State {
-            prefetches, asked, ..
-        } = &mut *state;
-        prefetches
-            .iter_mut()
-            .chain(asked)
-            .for_each(|prefetch| prefetch.until = 0);
-        drop(state);
+        for prefetch in state.prefetches.iter_mut().chain(&mut state.asked) {
+            prefetch.until = 0;
+        }
+        drop(locked);
         self.changed.notify_one();
     }
 
@@ -280,17 +271,14 @@ impl State {
     /// Removes the prefetches that have ended or are used up, and returns the settlements that give
     /// them back.
     pub(super) fn settle_all(&mut self, now: u64) -> Vec<Settlement> {
-        let is_over = |prefetch: &PrefetchedUnits| prefetch.left == 0 || !prefetch.is_alive(now);
-        let (over, kept): (Vec<_>, Vec<_>) = mem::take(&mut self.prefetches)
-            .into_iter()
-            .partition(is_over);
-        self.prefetches = kept;
-        self.used = self
-            .used
-            .saturating_sub(over.iter().map(|prefetch| prefetch.left).sum());
-        over.into_iter()
-            .filter_map(PrefetchedUnits::settlement)
-            .collect()
+        let mut settlements = Vec::new();
+        let is_over =
+            |prefetch: &mut PrefetchedUnits| prefetch.left == 0 || !prefetch.is_alive(now);
+        for over in self.prefetches.extract_if(.., is_over) {
+            self.used = self.used.saturating_sub(over.left);
+            settlements.extend(over.settlement());
+        }
+        settlements
     }
 }
 
@@ -302,16 +290,11 @@ impl PrefetchedUnits {
     }
 
     fn settlement(self) -> Option<Settlement> {
-        let Self {
-            check,
-            admitted,
-            units,
-            left,
-            ..
-        } = self;
-        match admitted {
-            Some(decision) => Some(Settlement::new(check, &decision, |_| Some(units - left))),
-            None => check.id().map(|id| Settlement::refund_by_id(check, id)),
-        }
+        let Some(decision) = self.admitted else {
+            let id = self.check.id()?;
+            return Some(Settlement::refund_by_id(self.check, id));
+        };
+        let spent = self.units - self.left;
+        Some(Settlement::new(self.check, &decision, |_| Some(spent)))
     }
 }

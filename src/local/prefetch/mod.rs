@@ -86,16 +86,13 @@ impl Prefetches {
             return self.spend_all(check);
         };
         let holding = self.find(charge)?;
-        let now = self.now();
         let mut state = lock(&holding.state);
+        let now = self.now();
         let (status, at) = holding.spend(&mut state, charge, now)?;
         state.count_saved(now);
         drop(state);
-        Some(Decision::of_statuses(
-            at,
-            AdmissionId::fresh(),
-            (status, Vec::new()),
-        ))
+        let statuses = (status, Vec::new());
+        Some(Decision::of_statuses(at, AdmissionId::fresh(), statuses))
     }
 
     /// Admits a check of several charges, if this process holds enough units for each of them. All
@@ -112,10 +109,8 @@ impl Prefetches {
             .map(|(charge, holding)| (charge, holding, lock(&holding.state)))
             .collect();
         let now = self.now();
-        if !locked
-            .iter()
-            .all(|(charge, _, state)| state.left(now) >= charge.cost())
-        {
+        let mut all = locked.iter();
+        if !all.all(|(charge, _, state)| state.left(now) >= charge.cost()) {
             return None;
         }
         let spent = locked
@@ -126,11 +121,8 @@ impl Prefetches {
         locked.first_mut()?.2.count_saved(now);
         let at = spent.iter().map(|(_, at)| *at).max()?;
         let mut statuses = spent.into_iter().map(|(status, _)| status);
-        Some(Decision::of_statuses(
-            at,
-            AdmissionId::fresh(),
-            (statuses.next()?, statuses.collect()),
-        ))
+        let statuses = (statuses.next()?, statuses.collect());
+        Some(Decision::of_statuses(at, AdmissionId::fresh(), statuses))
     }
 
     /// The unspent units that this process holds of a limit and key.
@@ -170,9 +162,10 @@ impl Prefetches {
                 continue;
             };
             let spent = if is_worth_it { charge.cost() } else { 0 };
-            let (held, reserved) = holding.learn(spent, status, at, asked_after, now);
+            let clock = &self.generations.clock;
+            let (held, reserved) = holding.learn(spent, status, at, asked_after, clock);
             decision = decision.without_held(index, held, reserved);
-            if is_worth_it && let Some(kept) = self.keep(&holding, now) {
+            if is_worth_it && let Some(kept) = self.keep(&holding) {
                 keep(kept);
             }
         }
@@ -189,50 +182,46 @@ impl Prefetches {
         now: u64,
     ) -> Option<Arc<Holding>> {
         charge.limit().prefetch_life()?;
-        self.find(charge)
-            .filter(|holding| !holding.is_abandoned(now))
-            .or_else(|| {
-                if !charge.is_prefetched() {
-                    return None;
-                }
-                let digest = charge.digest(&self.generations.digester);
-                let pace = self.pace(charge.limit());
-                let requests = self
-                    .demand
-                    .get_or_init(Demand::default)
-                    .count(digest, now, pace)?;
-                let requests = Some(requests).filter(|_| self.budget.has_room())?;
-                let figures = (status.used, status.remaining());
-                let first_units = pace::first_units(requests, charge.cost(), figures, pace)?;
-                Some(Arc::new(Holding::new(
-                    charge,
-                    digest,
-                    first_units,
-                    (status, at),
-                    now,
-                    pace,
-                )))
-            })
+        if let Some(known) = self.find(charge)
+            && !known.is_abandoned(now)
+        {
+            return Some(known);
+        }
+        if !charge.is_prefetched() {
+            return None;
+        }
+        let digest = charge.digest(&self.generations.digester);
+        let pace = self.pace(charge.limit());
+        let demand = self.demand.get_or_init(Demand::default);
+        let requests = demand.count(digest, now, pace)?;
+        if !self.budget.has_room() {
+            return None;
+        }
+        let figures = (status.used, status.remaining());
+        let units = pace::first_units(requests, charge.cost(), figures, pace)?;
+        let holding = Holding::new(charge, digest, units, (status, at), now, pace);
+        Some(Arc::new(holding))
     }
 
     /// Puts a holding into the table, if the table has room. If the table already has a holding of
     /// this digest that is not abandoned, that holding stays instead. If the holding that is then
     /// in the table has no task, returns it, and the caller has to start a task for it.
-    fn keep(self: &Arc<Self>, holding: &Arc<Holding>, now: u64) -> Option<KeptHolding> {
+    fn keep(self: &Arc<Self>, holding: &Arc<Holding>) -> Option<KeptHolding> {
         let mut holdings = self.write();
+        let now = self.now();
         // The holding in the table may be of a limit with other settings. Then the task of that
         // holding gives back the units that are left, and ends.
         if let Some(held) = holdings
             .get(&holding.digest)
             .filter(|held| !held.is_abandoned(now))
         {
-            return KeptHolding::begin(self, held, now);
+            return KeptHolding::begin(self, held);
         }
         if holdings.len() >= CAPACITY {
             return None;
         }
         holdings.insert(holding.digest, Arc::clone(holding));
-        KeptHolding::begin(self, holding, now)
+        KeptHolding::begin(self, holding)
     }
 
     /// Gives back the prefetches of the limit and key with this digest at once, and drops the
@@ -249,12 +238,11 @@ impl Prefetches {
     /// limit and key, the units count until the life of the prefetches is over.
     pub(crate) async fn give_back(self: &Arc<Self>, mut keep: impl FnMut(KeptHolding)) {
         loop {
-            let now = self.now();
             // Holdings whose task has ended with its runtime need a new task.
             let without_task: Vec<_> = self
                 .write()
                 .values()
-                .filter_map(|holding| KeptHolding::begin(self, holding, now))
+                .filter_map(|holding| KeptHolding::begin(self, holding))
                 .collect();
             without_task.into_iter().for_each(&mut keep);
             // A task that could not start has already told that it has ended. So only holdings that
@@ -304,12 +292,61 @@ impl Prefetches {
 
     fn pace(&self, limit: &Limit) -> Pace {
         let set = limit.prefetch_life().map_or(0, micros);
-        let [longest, trip, mostly] = [
-            MAX_LIFE.min(limit.window()),
-            self.round_trip.smoothed(),
-            self.round_trip.mostly(),
-        ]
-        .map(micros);
+        let longest = micros(MAX_LIFE.min(limit.window()));
+        let trip = micros(self.round_trip.smoothed());
+        let mostly = micros(self.round_trip.mostly());
         Pace::new(set, longest, trip, mostly)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{sync::mpsc, thread, time::Duration};
+
+    use super::{holding::PrefetchedUnits, *};
+    use crate::clock::{Clock, ManualClock};
+
+    #[test]
+    fn a_thread_that_waits_for_a_holding_spends_nothing_after_the_life() {
+        let clock = ManualClock::new();
+        let generations = Arc::new(Generations::new(Clock::Manual(clock.clone())));
+        let prefetches = Prefetches::new(generations, Arc::new(RoundTrip::new(Duration::ZERO)));
+        let limit = Limit::per_minute("calls", 100).prefetch(Duration::from_millis(100));
+        let charge = Charge::fitting(limit.clone(), "ada".into(), 1);
+        let check = Check::new(charge.clone());
+        let decision = Decision::new(&check, clock.now(), AdmissionId::fresh(), |charge| {
+            LimitStatus::new(charge, 10, 0, limit.window(), None)
+        });
+        let (now, digest) = (
+            prefetches.now(),
+            charge.digest(&prefetches.generations.digester),
+        );
+        let status = (decision.binding(), decision.at());
+        let pace = prefetches.pace(&limit);
+        let holding = Arc::new(Holding::new(&charge, digest, 10, status, now, pace));
+        lock(&holding.state).prefetches.push(PrefetchedUnits {
+            check: check.clone(),
+            admitted: Some(decision.clone()),
+            number: 1,
+            units: 10,
+            left: 10,
+            low: 0,
+            asked_at: now,
+            until: now + 1_000,
+        });
+        prefetches.write().insert(digest, Arc::clone(&holding));
+        assert!(prefetches.spend(&check).is_some());
+
+        let (read, has_read) = mpsc::channel();
+        clock.after_reading(move || _ = read.send(()));
+        thread::scope(|scope| {
+            let state = lock(&holding.state);
+            let late = scope.spawn(|| prefetches.spend(&check));
+            // A thread that reads the clock before it waits has done so by then.
+            let _ = has_read.recv_timeout(Duration::from_millis(50));
+            clock.advance(Duration::from_millis(1));
+            drop(state);
+            assert!(late.join().unwrap().is_none());
+        });
     }
 }

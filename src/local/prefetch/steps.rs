@@ -41,16 +41,12 @@ pub(crate) enum Step {
 impl KeptHolding {
     /// Returns the holding if no task takes care of it, and `None` otherwise. The caller has locked
     /// the table, and has to start a task for the returned holding.
-    pub(super) fn begin(
-        prefetches: &Arc<Prefetches>,
-        holding: &Arc<Holding>,
-        now: u64,
-    ) -> Option<Self> {
+    pub(super) fn begin(prefetches: &Arc<Prefetches>, holding: &Arc<Holding>) -> Option<Self> {
         let mut state = lock(&holding.state);
         if state.stepped_at.is_some() {
             return None;
         }
-        (state.stepped_at, state.ends) = (Some(now), false);
+        (state.stepped_at, state.ends) = (Some(prefetches.now()), false);
         // If a task has asked for a prefetch, and has ended before the reply, the new task gives
         // this prefetch back.
         let asked = state.asked.take();
@@ -73,8 +69,8 @@ impl KeptHolding {
     /// Chooses the next action. The task takes no prefetch while the breaker is open.
     pub(crate) fn next(&self, is_open: bool) -> Step {
         let holding = &*self.holding;
-        let now = self.prefetches.now();
         let mut state = lock(&holding.state);
+        let now = self.prefetches.now();
         (state.stepped_at, state.pace) = (Some(now), self.prefetches.pace(&holding.limit));
         let life = state.pace.life;
         if state.asks_from > now.saturating_add(micros(MAX_LIFE)) {
@@ -82,18 +78,12 @@ impl KeptHolding {
             // may have been longer when `asks_from` was set.
             state.asks_from = 0;
         }
-        self.prefetches
-            .budget
-            .earn(SAVED.saturating_mul(mem::take(&mut state.saved.0)));
-        let wanted = holding
-            .wanted(&mut state, now)
-            .filter(|_| !is_open && self.prefetches.budget.pay());
-        if wanted.is_none()
-            && state
-                .prefetches
-                .iter()
-                .all(|prefetch| prefetch.is_alive(now))
-        {
+        let budget = &self.prefetches.budget;
+        budget.earn(SAVED.saturating_mul(mem::take(&mut state.saved.0)));
+        let wanted = holding.wanted(&mut state, now);
+        let wanted = wanted.filter(|_| !is_open && budget.pay());
+        let mut prefetches = state.prefetches.iter();
+        if wanted.is_none() && prefetches.all(|prefetch| prefetch.is_alive(now)) {
             // Without a prefetch, the task waits: for the reply if it has asked for a prefetch,
             // otherwise until it may ask again. After this wait, the task ends if the key is not
             // asked for often.
@@ -105,18 +95,11 @@ impl KeptHolding {
             let renewal = state
                 .renewal()
                 .filter(|renewal| *renewal > now && state.asked.is_none());
-            let until = state
-                .prefetches
-                .iter()
-                .map(|prefetch| prefetch.until)
-                .chain(renewal)
-                .min()
-                .unwrap_or(otherwise);
-            let wait = until.saturating_sub(now);
-            return if wait == 0 {
-                Step::End
-            } else {
-                Step::Wait(Duration::from_micros(wait))
+            let ends = state.prefetches.iter().map(|prefetch| prefetch.until);
+            let until = ends.chain(renewal).min().unwrap_or(otherwise);
+            return match until.saturating_sub(now) {
+                0 => Step::End,
+                wait => Step::Wait(Duration::from_micros(wait)),
             };
         }
         // The settlements and the new prefetch begin together, so that they travel in one script. A
@@ -146,8 +129,8 @@ impl KeptHolding {
     pub(crate) fn answer(&self, answer: Result<Decision, StoreError>) {
         let prefetches = &*self.prefetches;
         let number = prefetches.taken.fetch_add(1, Ordering::SeqCst) + 1;
-        let now = prefetches.now();
         let mut state = lock(&self.holding.state);
+        let now = prefetches.now();
         let Some(mut asked) = state.asked.take() else {
             return;
         };
@@ -192,11 +175,8 @@ impl Drop for KeptHolding {
         // in the table, so that callers can spend its units until the life of these units is over.
         let is_over = state.prefetches.is_empty() && state.asked.is_none();
         let digest = self.holding.digest;
-        if is_over
-            && holdings
-                .get(&digest)
-                .is_some_and(|held| Arc::ptr_eq(held, &self.holding))
-        {
+        let held = holdings.get(&digest);
+        if is_over && held.is_some_and(|held| Arc::ptr_eq(held, &self.holding)) {
             holdings.remove(&digest);
         }
         drop((state, holdings));

@@ -10,7 +10,7 @@
 use std::{
     collections::HashMap,
     sync::{
-        Arc, Mutex, PoisonError, RwLock,
+        Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
     },
 };
@@ -18,6 +18,7 @@ use std::{
 use super::cells::Cells;
 use crate::{
     algorithm::Kind,
+    clock::Clock,
     limit::{Identity, Limit},
     local::lock,
     window::Log,
@@ -26,18 +27,24 @@ use crate::{
 /// The admissions that a store remembers by default.
 pub(super) const DEFAULT_CAPACITY: usize = 1_000_000;
 
+/// The most admissions, so that a record can count its own in 32 bits. They would take 64 GiB.
+const MOST_ADMISSIONS: usize = u32::MAX as usize;
+
 /// The number of cells that all limits together have for each admission of the capacity. Two cells
 /// take 24 bytes.
 const CELLS: usize = 2;
 
 pub(super) struct Capacity {
     pub(super) admissions: usize,
+    /// The store's clock. Cells have locks of their own, so they are counted by the time at which
+    /// their lock is held.
+    pub(super) clock: Clock,
     taken: CacheLines<AtomicUsize>,
     /// The number of cells that are left for further limits. A limit that needs cells gets half of
     /// them.
     cells: AtomicUsize,
     /// Names may come from a database, so limits without records and cells are forgotten.
-    limits: RwLock<HashMap<Identity, Arc<LimitUsage>>>,
+    limits: Mutex<HashMap<Identity, Arc<LimitUsage>>>,
 }
 
 /// The capacity and the cells that one limit uses.
@@ -54,12 +61,14 @@ pub(super) struct LimitUsage {
 pub(super) struct CacheLines<T>(pub(super) T);
 
 impl Capacity {
-    pub(super) fn new(admissions: usize) -> Self {
+    pub(super) fn new(clock: Clock, admissions: usize) -> Self {
+        let admissions = admissions.min(MOST_ADMISSIONS);
         Self {
             admissions,
+            clock,
             taken: CacheLines::default(),
             cells: AtomicUsize::new(admissions.saturating_mul(CELLS)),
-            limits: RwLock::default(),
+            limits: Mutex::default(),
         }
     }
 
@@ -69,38 +78,31 @@ impl Capacity {
 
     /// The number of limits with records or cells.
     pub(super) fn limits(&self) -> usize {
-        let limits = self.limits.read().unwrap_or_else(PoisonError::into_inner);
+        let limits = lock(&self.limits);
         limits.values().filter(|usage| is_in_use(usage)).count()
     }
 
     /// The usage of a limit, which all records of the limit share. Makes the usage if the limit has
     /// none yet.
     pub(super) fn usage(&self, limit: &Limit) -> Arc<LimitUsage> {
-        let known = self
-            .limits
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .get(&limit.identity)
-            .cloned();
-        known.unwrap_or_else(|| {
-            let mut limits = self.limits.write().unwrap_or_else(PoisonError::into_inner);
-            let new = || LimitUsage {
-                identity: limit.identity.clone(),
-                cells: Mutex::default(),
-                admissions: CacheLines::default(),
-            };
-            Arc::clone(
-                limits
-                    .entry(limit.identity.clone())
-                    .or_insert_with(|| new().into()),
-            )
-        })
+        let mut limits = lock(&self.limits);
+        if let Some(usage) = limits.get(&limit.identity) {
+            return Arc::clone(usage);
+        }
+        let usage = Arc::new(LimitUsage {
+            identity: limit.identity.clone(),
+            cells: Mutex::default(),
+            admissions: CacheLines::default(),
+        });
+        limits.insert(limit.identity.clone(), Arc::clone(&usage));
+        usage
     }
 
-    pub(super) fn forget_unused(&self, now: u64) {
-        let mut limits = self.limits.write().unwrap_or_else(PoisonError::into_inner);
+    pub(super) fn forget_unused(&self) {
+        let mut limits = lock(&self.limits);
         limits.retain(|_, usage| {
-            if let Some(over) = lock(&usage.cells).take_if(|cells| cells.are_over(now)) {
+            if let Some(over) = lock(&usage.cells).take_if(|cells| cells.are_over(self.clock.now()))
+            {
                 // Each limit has one extra cell, which was not taken from `self.cells`.
                 self.cells.fetch_add(over.len - 1, Ordering::Relaxed);
             }
@@ -125,33 +127,42 @@ impl Capacity {
     /// If the two numbers are equal, nothing is written, so that threads do not wait for a cache
     /// line.
     #[inline]
-    pub(super) fn change(&self, usage: &LimitUsage, before: usize, admissions: usize) {
+    pub(super) fn change(&self, usage: &LimitUsage, before: u32, admissions: u32) {
         if before == admissions || usage.is_of_places() {
             return;
         }
         // A negative change has wrapped. When it is added, the counter wraps too, and so becomes
         // lower.
-        let change = admissions.wrapping_sub(before);
+        let change = (admissions as usize).wrapping_sub(before as usize);
         usage.admissions.0.fetch_add(change, Ordering::Relaxed);
         self.taken.0.fetch_add(change, Ordering::Relaxed);
     }
 
     /// Counts units of a key in the cells of its limit, which has no room for a record.
     #[cold]
-    pub(super) fn count_in_cells(&self, usage: &LimitUsage, digest: u64, now: u64, units: u64) {
-        let half = || {
-            self.cells
-                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |free| Some(free / 2))
+    pub(super) fn count_in_cells(&self, usage: &LimitUsage, digest: u64, units: u64) {
+        let mut cells = lock(&usage.cells);
+        let now = self.clock.now();
+        let cells = cells.get_or_insert_with(|| {
+            let relaxed = Ordering::Relaxed;
+            let left = self
+                .cells
+                .fetch_update(relaxed, relaxed, |free| Some(free / 2));
+            let free = left.unwrap_or_default();
+            Cells::new(usage.identity.window_micros, free.div_ceil(2))
+        });
+        cells.add(digest, now, units);
+    }
+
+    /// The log for a new record of a key. It is empty, or has the units that cells have counted
+    /// for the key.
+    pub(super) fn log_of(&self, usage: &LimitUsage, limit: &Limit, digest: u64) -> Log {
+        let mut cells = lock(&usage.cells);
+        let Some(cells) = &mut *cells else {
+            return Log::default();
         };
-        let new = || {
-            Cells::new(
-                usage.identity.window_micros,
-                half().map_or(0, |free| free.div_ceil(2)),
-            )
-        };
-        lock(&usage.cells)
-            .get_or_insert_with(new)
-            .add(digest, now, units);
+        let now = self.clock.now();
+        Log::of_sums(limit, cells.of_key(digest, now), now)
     }
 }
 
@@ -163,15 +174,6 @@ impl LimitUsage {
     /// Whether keys of the limit were counted in cells lately.
     pub(super) fn has_cells(&self) -> bool {
         lock(&self.cells).is_some()
-    }
-
-    /// The log for a new record of a key. It is empty, or has the units that cells have counted
-    /// for the key.
-    pub(super) fn log_of(&self, limit: &Limit, digest: u64, now: u64) -> Log {
-        match &mut *lock(&self.cells) {
-            Some(cells) => Log::of_sums(limit, cells.of_key(digest, now), now),
-            None => Log::default(),
-        }
     }
 }
 

@@ -52,8 +52,8 @@ impl Cells {
     pub(super) fn add(&mut self, digest: u64, now: u64, units: u64) {
         self.trim(now);
         let cells = self.cells(digest);
-        // Threads may come here in another order than the one in which they have read the clock. So
-        // the newest sub-window may be ahead of `now`. The units then count longer.
+        // After a small step back of the clock, the newest sub-window is ahead of `now`. The units
+        // then count longer.
         let newest = self.newest().max(now / self.sub_window);
         let counts = self
             .sub_windows

@@ -2,28 +2,30 @@
 //!
 //! 1. The store needs no runtime and no task. It decides at once, and never fails. Its clock
 //!    follows steps of the system clock. Its retry times are exact while there is room.
-//! 2. It remembers at most [`capacity`](MemoryStore::capacity) admissions one by one. It never
+//! 2. A decision reads the clock under its last lock. So threads that wait for a lock decide in
+//!    the order of their times, and admit no more than one thread would.
+//! 3. It remembers at most [`capacity`](MemoryStore::capacity) admissions one by one. It never
 //!    forgets an admission that is still in its window, since a client could then spend the same
 //!    unit twice.
-//! 3. A limit takes more capacity only while it has less capacity than is still free. So one limit
+//! 4. A limit takes more capacity only while it has less capacity than is still free. So one limit
 //!    stops at half of the capacity, and two limits that grow together stop at a third each. The
 //!    other limits find room and stay exact.
-//! 4. A limit without room still decides the checks of every key, and admits no more units of a key
+//! 5. A limit without room still decides the checks of every key, and admits no more units of a key
 //!    than the algorithm of the limit allows. If a key has admissions already, its further
 //!    admissions are added up by half windows. So each further admission counts too long, by less
 //!    than half a window. Keys without admissions are counted together, in a fixed number of cells.
 //!    Their counts may be too high, but never too low.
-//! 5. An honest new key of a limit without room may be refused too early, if other keys have raised
+//! 6. An honest new key of a limit without room may be refused too early, if other keys have raised
 //!    the counts of its cells. [`large_limits`](crate::guide::large_limits#a-full-memorystore) has
 //!    the figures, and the tests in `stores/full_memory.rs` measure them.
-//! 6. So a client with endless keys, such as the addresses of an IPv6 network, cannot make a limit
+//! 7. So a client with endless keys, such as the addresses of an IPv6 network, cannot make a limit
 //!    admit too much. But such a client can make the limit refuse other clients. To prevent these
 //!    refusals, count clients under a wider prefix as well, by another limit.
-//! 7. Without room, a reservation counts for the whole window, and its settlement does not find it.
+//! 8. Without room, a reservation counts for the whole window, and its settlement does not find it.
 //!    The settlement only adds the units that were spent above the estimate. A check that comes
 //!    again under the same id may count again. A [reset](crate::Limiter::reset) leaves cells as
 //!    they are. The units of cells leave within one and a half windows.
-//! 8. While checks arrive, they sweep expired admissions in passing: one shard at a time, and all
+//! 9. While checks arrive, they sweep expired admissions in passing: one shard at a time, and all
 //!    shards within a second. The first check after a pause makes up for the sweeps that are due,
 //!    but takes no longer than about a millisecond for them.
 
@@ -113,12 +115,15 @@ impl MemoryStore {
     }
 
     fn with(clock: Clock, capacity: usize) -> Self {
-        Self(Arc::new(Table::new(clock, Capacity::new(capacity))))
+        Self(Arc::new(Table::new(Capacity::new(clock, capacity))))
     }
 
     /// An empty store with the same clock and this capacity. The capacity is the largest number of
-    /// admissions that the store remembers. An admission takes about 16 bytes. It takes 24 bytes if
-    /// it costs several units, or is reserved or settled. Default: 1,000,000.
+    /// admissions that the store remembers, at most 2^32 − 1. Default: 1,000,000.
+    ///
+    /// A key takes 75 to 150 bytes, whatever its length, and its first admission is included. Each
+    /// further admission takes 16 to 32 bytes. It takes 24 to 48 bytes if an admission of the key
+    /// costs several units, or is reserved or settled.
     ///
     /// A single limit gets half of the capacity, rounded up, and each further limit gets half of
     /// the rest. So a new limit always finds capacity. A limit that has used up its share still
@@ -130,15 +135,16 @@ impl MemoryStore {
     /// together are expected to have. Double the capacity again for each limit that clients can
     /// fill.
     ///
-    /// A check takes microseconds, however many admissions of its key are remembered. There are
-    /// five exceptions, which take up to a millisecond if the key has half a million admissions: a
-    /// check with an [id](crate::Check::id) of the caller's, the refusal of a large cost where
-    /// admissions have different costs, a reservation whose lease ends in the middle of the window,
-    /// the settlement of an old admission, and the first refusal after a step back of the clock.
+    /// A check takes microseconds, however many admissions of its key are remembered. There are six
+    /// exceptions, which take up to a millisecond if the key has half a million admissions: a check
+    /// with an [id](crate::Check::id) of the caller's, the refusal of a large cost where admissions
+    /// have different costs, a reservation whose lease ends in the middle of the window, the
+    /// settlement of an old admission, the first refusal after a step back of the clock, and an
+    /// admission for which the list of the key is moved, as one of 100,000 is.
     /// After a pause, a check also sweeps expired admissions of other keys, for up to a
     /// millisecond.
     pub fn capacity(&self, admissions: usize) -> Self {
-        Self::with(self.0.clock.clone(), admissions)
+        Self::with(self.0.capacity.clock.clone(), admissions)
     }
 
     /// An empty store with the same capacity, and this clock instead of [tokio's](#in-tests): for

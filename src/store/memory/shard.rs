@@ -1,6 +1,6 @@
 //! A shard, which has the records under one lock.
 
-use std::{mem, sync::Arc};
+use std::sync::Arc;
 
 use hashbrown::{HashTable, hash_table::OccupiedEntry};
 
@@ -8,7 +8,6 @@ use super::capacity::{Capacity, LimitUsage};
 use crate::{
     check::{AdmissionId, Charge},
     decision::Settlement,
-    key::Key,
     window::{CheckContext, Figures, Log},
 };
 
@@ -17,18 +16,16 @@ use crate::{
 #[derive(Default)]
 pub(super) struct Shard(HashTable<Record>);
 
-/// The record of one limit and key, found by the digest of both. A record takes two cache lines,
-/// which processors load together.
-#[repr(align(128))]
+/// The record of one limit and key, in one cache line.
+#[repr(align(64))]
 struct Record {
-    digest: u64,
-    key: Key,
+    /// Stands for the limit and the key. Two of them never have the same digest, since clients
+    /// cannot compute the digests of a process.
+    digest: u128,
     /// How much capacity all keys of the limit have together.
     usage: Arc<LimitUsage>,
-    /// The number of entries for which capacity is taken. The number is 0 in a new record. The
-    /// log of a new record begins with the units that [cells](super::cells) have counted for the
-    /// key.
-    entries: usize,
+    /// The entries, and the number of them for which capacity is taken. This number is 0 in a new
+    /// record, whose log begins with the units that [cells](super::cells) have counted for the key.
     log: Log,
 }
 
@@ -61,51 +58,39 @@ impl Shard {
     #[inline]
     pub(super) fn open<'a>(
         &'a mut self,
-        digest: u64,
+        digest: u128,
         charge: &Charge,
-        now: u64,
         capacity: &'a Capacity,
     ) -> OpenRecord<'a> {
-        let found = self.0.entry(
-            digest,
-            |record| record.is_of(digest, charge),
-            |record| record.digest,
-        );
+        let is_it = |record: &Record| record.digest == digest;
+        let found = self.0.entry(digest as u64, is_it, Record::hash);
         OpenRecord {
-            record: found.or_insert_with(|| Record::new(digest, charge, now, capacity)),
+            record: found.or_insert_with(|| Record::new(digest, charge, capacity)),
             capacity,
         }
     }
 
     /// Forgets the key of a charge. Units that were counted in cells stay.
-    pub(super) fn remove(&mut self, digest: u64, charge: &Charge, capacity: &Capacity) {
-        if let Ok(record) = self
-            .0
-            .find_entry(digest, |record| record.is_of(digest, charge))
-        {
-            let Record { usage, entries, .. } = record.remove().0;
-            capacity.change(&usage, entries, 0);
+    pub(super) fn remove(&mut self, digest: u128, capacity: &Capacity) {
+        let is_it = |record: &Record| record.digest == digest;
+        if let Ok(record) = self.0.find_entry(digest as u64, is_it) {
+            let Record { usage, log, .. } = record.remove().0;
+            capacity.change(&usage, log.taken, 0);
         }
     }
 
     /// Drops all expired entries.
     pub(super) fn sweep(&mut self, now: u64, capacity: &Capacity) {
-        self.0.retain(
-            |Record {
-                 log,
-                 usage,
-                 entries,
-                 ..
-             }| {
-                log.sweep(now, usage.identity.window_micros);
-                let before = mem::replace(entries, log.len().min(*entries));
-                capacity.change(usage, before, *entries);
-                log.len() > 0
-            },
-        );
+        self.0.retain(|Record { log, usage, .. }| {
+            log.sweep(now, usage.identity.window_micros);
+            let before = log.taken;
+            log.taken = before.min(log.len() as u32);
+            capacity.change(usage, before, log.taken);
+            log.len() > 0
+        });
         // Gives memory back after most of the keys have left.
         if self.0.capacity() / 4 > self.0.len() {
-            self.0.shrink_to_fit(|record| record.digest);
+            self.0.shrink_to_fit(Record::hash);
         }
     }
 
@@ -121,18 +106,17 @@ impl OpenRecord<'_> {
     pub(super) fn look<'a>(&mut self, charge: &'a Charge, context: CheckContext) -> Look<'a> {
         let log = &mut self.record.get_mut().log;
         log.trim(context.now, charge.limit().window_micros());
-        let may_be_counted = context.has_caller_id && charge.units() > 0;
-        let recorded_at = may_be_counted
-            .then(|| log.time_of(context.id, charge.cost()))
-            .flatten();
+        let mut counted_at = None;
+        if context.has_caller_id && charge.units() > 0 {
+            counted_at = log.time_of(context.id, charge.cost());
+        }
         // The time of a place is the time of its last renewal. That time may be in the future if
         // the clock has stepped back.
-        let counted_at = recorded_at.map(|at| {
+        let counted_at = counted_at.map(|at| {
             if charge.takes_place() {
-                at.min(context.now)
-            } else {
-                charge.admitted_at(at)
+                return at.min(context.now);
             }
+            charge.admitted_at(at)
         });
         Look {
             charge,
@@ -159,7 +143,7 @@ impl OpenRecord<'_> {
             }
             _ => log.figures(charge, context.now),
         };
-        self.leave(0, context.now, false);
+        self.leave(0, false);
         figures
     }
 
@@ -176,11 +160,7 @@ impl OpenRecord<'_> {
             log.admit(charge, context, has_room || is_new);
         }
         let figures = log.figures(charge, context.now);
-        self.leave(
-            if begins { charge.units() } else { 0 },
-            context.now,
-            has_room,
-        );
+        self.leave(if begins { charge.units() } else { 0 }, has_room);
         figures
     }
 
@@ -193,26 +173,18 @@ impl OpenRecord<'_> {
         charge: &Charge,
         cost: Option<u64>,
     ) -> (Figures, bool) {
-        self.record
-            .get_mut()
-            .log
-            .trim(now, charge.limit().window_micros());
+        let limit = charge.limit();
+        let log = &mut self.record.get_mut().log;
+        log.trim(now, limit.window_micros());
         let has_room = self.has_room(1);
         let is_new = self.is_new();
-        let Record {
-            usage,
-            log,
-            entries,
-            ..
-        } = self.record.get_mut();
+        let Record { usage, log, .. } = self.record.get_mut();
         let is_known =
             cost.is_some_and(|cost| log.settle(now, settlement, charge, cost, has_room || is_new));
-        let above = cost.unwrap_or_default().saturating_sub(charge.cost());
-        let is_recent = settlement
-            .at_micros()
-            .saturating_add(charge.limit().window_micros())
-            > now;
-        if !is_known && above > 0 && is_recent && usage.has_cells() {
+        let cost = cost.unwrap_or_default();
+        let above = cost.saturating_sub(charge.cost());
+        let until = settlement.at_micros().saturating_add(limit.window_micros());
+        if !is_known && above > 0 && until > now && usage.has_cells() {
             // The admission may have been counted in cells, at its estimate. So the units above the
             // estimate are added.
             let context = CheckContext {
@@ -220,27 +192,28 @@ impl OpenRecord<'_> {
                 id: AdmissionId::fresh(),
                 has_caller_id: false,
             };
-            return (
-                self.admit(
-                    &Charge::spent(charge.limit().clone(), charge.key().clone(), above),
-                    context,
-                ),
-                false,
-            );
+            let above = Charge::spent(limit.clone(), charge.key().clone(), above);
+            return (self.admit(&above, context), false);
         }
         let figures = log.figures(charge, now);
-        let counted = if is_known {
-            cost.unwrap_or_default()
-        } else {
-            0
-        };
-        let has_room = has_room || log.len() <= *entries;
-        self.leave(counted, now, has_room);
+        let has_room = has_room || log.len() <= log.taken as usize;
+        self.leave(if is_known { cost } else { 0 }, has_room);
         (figures, is_known)
     }
 
+    /// The time by which the record is decided, if its shard was locked at the time `now`. A new
+    /// record may have units of cells, which were read after a wait for another lock.
+    #[inline]
+    pub(super) fn opened_at(&self, now: u64) -> u64 {
+        if self.is_new() {
+            self.capacity.clock.now()
+        } else {
+            now
+        }
+    }
+
     fn is_new(&self) -> bool {
-        self.record.get().entries == 0
+        self.record.get().log.taken == 0
     }
 
     /// Whether there is room for this number of further entries. The store's count of taken
@@ -248,47 +221,40 @@ impl OpenRecord<'_> {
     /// threads often write that count.
     #[inline]
     fn has_room(&self, further: usize) -> bool {
-        let Record {
-            usage,
-            log,
-            entries,
-            ..
-        } = self.record.get();
-        let entries_after = log.len() + further;
-        entries_after <= *entries || self.capacity.has_room(usage, entries_after - entries)
+        let Record { usage, log, .. } = self.record.get();
+        let (taken, needed) = (log.taken as usize, log.len() + further);
+        needed <= taken || self.capacity.has_room(usage, needed - taken)
     }
 
     /// Takes capacity for the entries of the record if there is room, and gives back capacity that
     /// is no longer needed. If there is no room, counts the units in cells. Removes the record if
-    /// `entries` is then 0.
+    /// it then has no capacity.
     #[inline]
-    fn leave(mut self, counted: u64, now: u64, has_room: bool) {
+    fn leave(mut self, counted: u64, has_room: bool) {
         let capacity = self.capacity;
-        let is_new = self.is_new();
-        let Record {
-            digest,
-            usage,
-            log,
-            entries,
-            ..
-        } = self.record.get_mut();
+        let Record { digest, usage, log } = self.record.get_mut();
+        let before = log.taken;
         if counted > 0 && !has_room {
-            capacity.count_in_cells(usage, *digest, now, if is_new { counted } else { 0 });
+            let counted = if before == 0 { counted } else { 0 };
+            capacity.count_in_cells(usage, *digest as u64, counted);
         }
-        let before = *entries;
-        *entries = if counted > 0 && has_room {
-            log.len()
-        } else {
-            log.len().min(before)
-        };
-        capacity.change(usage, before, *entries);
-        if *entries == 0 {
+        log.taken = log.len() as u32;
+        if counted == 0 || !has_room {
+            log.taken = log.taken.min(before);
+        }
+        capacity.change(usage, before, log.taken);
+        if log.taken == 0 {
             self.record.remove();
         }
     }
 }
 
 impl Verdict {
+    /// The time of the decision, if the check is decided `now`.
+    pub(super) fn at(self, now: u64) -> u64 {
+        if let Self::Known(at) = self { at } else { now }
+    }
+
     /// The verdict on a check. The check is admitted if each charge that is not in the shadow fits.
     /// If the record of one of its charges shows that the check was admitted before, the check is
     /// not counted again.
@@ -317,23 +283,14 @@ impl Verdict {
 
 impl Record {
     #[cold]
-    fn new(digest: u64, charge: &Charge, now: u64, capacity: &Capacity) -> Self {
+    fn new(digest: u128, charge: &Charge, capacity: &Capacity) -> Self {
         let usage = capacity.usage(charge.limit());
-        let log = usage.log_of(charge.limit(), digest, now);
-        Self {
-            digest,
-            key: charge.key().clone(),
-            usage,
-            entries: 0,
-            log,
-        }
+        let log = capacity.log_of(&usage, charge.limit(), digest as u64);
+        Self { digest, usage, log }
     }
 
-    #[inline]
-    fn is_of(&self, digest: u64, charge: &Charge) -> bool {
-        self.digest == digest
-            && self.key == *charge.key()
-            && self.usage.identity == charge.limit().identity
+    fn hash(&self) -> u64 {
+        self.digest as u64
     }
 }
 
@@ -342,7 +299,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_record_is_two_cache_lines() {
-        assert_eq!(size_of::<Record>(), 128);
+    fn a_record_is_one_cache_line() {
+        assert_eq!(size_of::<Record>(), 64);
     }
 }

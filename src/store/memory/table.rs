@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     check::{AdmissionId, Charge, Check},
-    clock::{Clock, system_time},
+    clock::system_time,
     decision::{Decision, Settled, Settlement},
     key::Digester,
     local::lock,
@@ -39,50 +39,39 @@ const SWEPT_AT_ONCE: usize = 10_000;
 pub(super) struct Table {
     shards: [CacheLines<Mutex<Shard>>; SHARDS],
     digester: Digester,
-    pub(super) clock: Clock,
     pub(super) capacity: Capacity,
     /// The time of the next sweep.
     sweep_due: AtomicU64,
 }
 
 impl Table {
-    pub(super) fn new(clock: Clock, capacity: Capacity) -> Self {
+    pub(super) fn new(capacity: Capacity) -> Self {
         Self {
             shards: array::from_fn(|_| CacheLines::default()),
             digester: Digester::default(),
-            clock,
             capacity,
             sweep_due: AtomicU64::new(0),
         }
     }
 
     pub(super) fn decide(&self, check: &Check) -> Decision {
-        let now = self.clock.now();
-        self.sweep_in_passing(now);
-
-        let id = check.id().unwrap_or_else(AdmissionId::fresh);
         let context = CheckContext {
-            now,
-            id,
+            now: 0,
+            id: check.id().unwrap_or_else(AdmissionId::fresh),
             has_caller_id: check.id().is_some(),
-        };
-        let at = |verdict| {
-            system_time(if let Verdict::Known(at) = verdict {
-                at
-            } else {
-                now
-            })
         };
         // Statuses are made after the locks are free.
         match check.only_charge() {
             Some(charge) => {
-                let (figures, verdict) = self.decide_one(charge, context);
-                Decision::new(check, at(verdict), id, |charge| figures.status(charge))
+                let (figures, at) = self.decide_one(charge, context);
+                Decision::new(check, system_time(at), context.id, |charge| {
+                    figures.status(charge)
+                })
             }
             None => {
-                let (figures, verdict) = self.decide_all(check, context);
+                let (figures, at) = self.decide_all(check, context);
                 let mut figures = figures.into_iter();
-                Decision::new(check, at(verdict), id, |charge| {
+                Decision::new(check, system_time(at), context.id, |charge| {
                     figures.next().unwrap_or_default().status(charge)
                 })
             }
@@ -90,80 +79,104 @@ impl Table {
     }
 
     /// Decides a check of a single charge, as most checks are. This takes one lock, one look-up,
-    /// and no list.
+    /// and no list. Returns the time of the decision, too.
     #[inline]
-    fn decide_one(&self, charge: &Charge, context: CheckContext) -> (Figures, Verdict) {
-        let digest = charge.digest(&self.digester);
-        let mut shard = self.lock(shard_of(digest));
-        let mut record = shard.open(digest, charge, context.now, &self.capacity);
+    fn decide_one(&self, charge: &Charge, context: CheckContext) -> (Figures, u64) {
+        let digest = charge.long_digest(&self.digester);
+        let (mut shard, now) = self.locked(|| self.lock(shard_of(digest)));
+        let mut record = shard.open(digest, charge, &self.capacity);
+        let now = record.opened_at(now);
+        let context = CheckContext { now, ..context };
         let look = record.look(charge, context);
         let verdict = Verdict::of(slice::from_ref(&look));
-        (record.conclude(&look, context, verdict), verdict)
+        (record.conclude(&look, context, verdict), verdict.at(now))
     }
 
     /// Looks at all charges first, and then counts all of them or none.
-    fn decide_all(&self, check: &Check, context: CheckContext) -> (Vec<Figures>, Verdict) {
-        let digests: Vec<u64> = check
+    fn decide_all(&self, check: &Check, context: CheckContext) -> (Vec<Figures>, u64) {
+        let digests: Vec<u128> = check
             .charges()
-            .map(|charge| charge.digest(&self.digester))
+            .map(|charge| charge.long_digest(&self.digester))
             .collect();
         let mut indexes: Vec<usize> = digests.iter().map(|digest| shard_of(*digest)).collect();
         indexes.sort_unstable();
         indexes.dedup();
         // The shards are locked in the order of their indices, so that two checks never block each
         // other for ever.
-        let mut shards: Vec<_> = indexes.iter().map(|index| self.lock(*index)).collect();
+        let (mut shards, mut now) = self.locked(|| {
+            let shards = indexes.iter().map(|index| self.lock(*index));
+            shards.collect::<Vec<_>>()
+        });
         let number_of = |digest| indexes.partition_point(|index| *index < shard_of(digest));
+        for (charge, digest) in check.charges().zip(&digests) {
+            let shard = &mut shards[number_of(*digest)];
+            now = shard.open(*digest, charge, &self.capacity).opened_at(now);
+        }
+        let context = CheckContext { now, ..context };
         let charges = check.charges().zip(&digests);
         let looks: Vec<_> = charges
             .map(|(charge, digest)| {
                 let shard = &mut shards[number_of(*digest)];
                 shard
-                    .open(*digest, charge, context.now, &self.capacity)
+                    .open(*digest, charge, &self.capacity)
                     .look(charge, context)
             })
             .collect();
         let verdict = Verdict::of(&looks);
-        let conclude = |(look, digest): (&Look<'_>, &u64)| {
+        let conclude = |(look, digest): (&Look<'_>, &u128)| {
             let shard = &mut shards[number_of(*digest)];
             shard
-                .open(*digest, look.charge, context.now, &self.capacity)
+                .open(*digest, look.charge, &self.capacity)
                 .conclude(look, context, verdict)
         };
-        (looks.iter().zip(&digests).map(conclude).collect(), verdict)
+        let figures = looks.iter().zip(&digests).map(conclude).collect();
+        (figures, verdict.at(now))
+    }
+
+    /// Locks shards, and reads the clock once they are locked. A time that was read before a wait
+    /// for a lock would be older than what other threads have counted meanwhile.
+    #[inline]
+    fn locked<T>(&self, lock: impl Fn() -> T) -> (T, u64) {
+        let (shards, now) = (lock(), self.capacity.clock.now());
+        let due = self.sweep_due.load(Ordering::Relaxed);
+        // A time far ahead is left over from before the clock stepped back.
+        if due > now && due <= now.saturating_add(SWEEP_INTERVAL) {
+            return (shards, now);
+        }
+        // A sweep locks shards itself, and may make room for this check.
+        drop(shards);
+        self.sweep(now, due);
+        (lock(), self.capacity.clock.now())
     }
 
     /// Settles one charge after the other.
     pub(super) fn settle(&self, settlement: &Settlement) -> Settled {
-        let now = self.clock.now();
         let mut costs = settlement.accounts().map(|(_, cost)| cost);
         let mut was_applied = false;
-        let decision = Decision::new(
-            &settlement.check,
-            system_time(now),
-            settlement.id,
-            |charge| {
-                let digest = charge.digest(&self.digester);
-                let mut shard = self.lock(shard_of(digest));
-                let record = shard.open(digest, charge, now, &self.capacity);
-                let (figures, is_known) =
-                    record.settle(now, settlement, charge, costs.next().flatten());
-                drop(shard);
-                was_applied |= is_known;
-                figures.status(charge)
-            },
-        );
+        let mut at = 0;
+        let statuses = settlement.check.map_charges(|charge| {
+            let digest = charge.long_digest(&self.digester);
+            let mut shard = self.lock(shard_of(digest));
+            let record = shard.open(digest, charge, &self.capacity);
+            // A new record may have waited for the lock of the cells.
+            let now = self.capacity.clock.now();
+            let (figures, is_known) =
+                record.settle(now, settlement, charge, costs.next().flatten());
+            drop(shard);
+            at = now;
+            was_applied |= is_known;
+            figures.status(charge)
+        });
         Settled {
-            decision,
+            decision: Decision::of_statuses(system_time(at), settlement.id, statuses),
             was_applied,
         }
     }
 
     /// Forgets the key of a charge under its limit.
     pub(super) fn reset(&self, charge: &Charge) {
-        let digest = charge.digest(&self.digester);
-        self.lock(shard_of(digest))
-            .remove(digest, charge, &self.capacity);
+        let digest = charge.long_digest(&self.digester);
+        self.lock(shard_of(digest)).remove(digest, &self.capacity);
     }
 
     pub(super) fn keys(&self) -> usize {
@@ -173,15 +186,6 @@ impl Table {
     #[inline]
     fn lock(&self, index: usize) -> MutexGuard<'_, Shard> {
         lock(&self.shards[index].0)
-    }
-
-    #[inline]
-    fn sweep_in_passing(&self, now: u64) {
-        let due = self.sweep_due.load(Ordering::Relaxed);
-        // A time far ahead is left over from before the clock stepped back.
-        if due <= now || due > now.saturating_add(SWEEP_INTERVAL) {
-            self.sweep(now, due);
-        }
     }
 
     /// Makes the sweeps that are due. Stops when another thread begins to make them. If the lock of
@@ -203,10 +207,10 @@ impl Table {
             let index = (next / SWEEP_INTERVAL) as usize % SHARDS;
             if let Ok(mut shard) = self.shards[index].0.try_lock() {
                 keys += shard.keys();
-                shard.sweep(now, &self.capacity);
+                shard.sweep(self.capacity.clock.now(), &self.capacity);
             }
             if index == 0 {
-                self.capacity.forget_unused(now);
+                self.capacity.forget_unused();
             }
             if next > now || keys >= SWEPT_AT_ONCE {
                 return;
@@ -216,8 +220,8 @@ impl Table {
     }
 }
 
-/// The index of the shard of a digest. Bits from the middle of the digest choose it, because the
-/// hash table in a shard uses the lowest and the highest bits.
-fn shard_of(digest: u64) -> usize {
+/// The index of the shard of a digest. Bits from the middle of the lower half choose it, because
+/// the hash table in a shard uses the lowest and the highest bits of that half.
+fn shard_of(digest: u128) -> usize {
     (digest >> 32) as usize % SHARDS
 }
