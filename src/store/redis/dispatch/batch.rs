@@ -4,8 +4,8 @@
 //! one check. The order of arrival still decides: a check joins an earlier one only if no job
 //! between them touches their keys.
 //!
-//! Single checks that differ only in their keys and ids have a short form: `head.lua` says which
-//! checks are single, and describes the form. Places are freed without the script, in batches of
+//! Jobs that differ only in their keys and ids are a run, whose figures are sent once: `head.lua`
+//! describes the arguments. Places are freed without the script, in batches of
 //! their own: in the script, Redis would run 60 % more instructions for each place.
 
 use std::{
@@ -14,21 +14,19 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use redis::{Cmd, ErrorKind, Pipeline, RedisError, RedisResult, ServerErrorKind, Value, cmd};
+use redis::{Cmd, Pipeline, RedisError, RedisResult, Value, cmd};
 
 use super::{
-    dispatcher::Common,
-    job::{Answer, Job, have_one_shape, single, write_shape},
+    dispatcher::{Common, is_unknown, of_double},
+    job::{Answer, Job, Kind, have_one_shape, write_run},
     lost::Lost,
-    queue::MAX_BATCH,
 };
 use crate::{
     check::{AdmissionId, Charge, Check},
-    clock::{ManualClock, micros_since_epoch, system_time},
+    clock::{micros_since_epoch, system_time},
     decision::{Decision, LimitStatus},
     error::{StoreError, StoreErrorKind},
     key::{ByDigest, Digester},
-    metrics,
     store::redis::{
         connect::{ASKING, Connection, kind_of_reply, needs_new_connection, was_not_run},
         keys::Keys,
@@ -44,6 +42,8 @@ pub(super) struct Batch {
     /// Whether the script may have run although no reply says so. This is the case while the batch
     /// waits for its reply, and after a reply was lost.
     pub(super) is_in_doubt: bool,
+    /// When the batch was last sent, and the generation of the refusal cache at that time.
+    asked: Option<(Instant, u64)>,
 }
 
 impl Batch {
@@ -55,6 +55,25 @@ impl Batch {
             jobs,
             slot,
             is_in_doubt: false,
+            asked: None,
+        }
+    }
+
+    /// The batch of a [lone](super::lone) check that was sent when `asked` says, and has this
+    /// reply.
+    pub(super) fn sent(
+        job: Box<Job>,
+        slot: Option<u16>,
+        common: &Arc<Common>,
+        asked: (Instant, u64),
+        reply: &RedisResult<Value>,
+    ) -> Self {
+        Self {
+            common: Arc::clone(common),
+            jobs: vec![job],
+            slot,
+            is_in_doubt: reply.as_ref().is_err_and(is_lost),
+            asked: Some(asked),
         }
     }
 
@@ -94,11 +113,8 @@ impl Batch {
         if self.jobs.first().is_some_and(|job| job.is_release()) {
             let removals = self.removals();
             let sent = Instant::now();
-            let reply = self
-                .timed(sent, async || {
-                    connection.send_all(&removals, again, sent).await
-                })
-                .await;
+            let send = async || connection.send_all(&removals, again, sent).await;
+            let reply = self.timed(sent, send).await;
             // An earlier try may have freed the places, so all of them count as freed.
             return if again {
                 reply.map(|_| Value::Array(vec![Value::Int(1); removals.len()]))
@@ -113,15 +129,23 @@ impl Batch {
         let mut evalsha = Cmd::with_capacity(2 + arguments, 64 + 32 * arguments);
         self.write(evalsha.arg("EVALSHA").arg(&*SHA1), again);
         let sent = Instant::now();
-        let reply = self
-            .timed(sent, async || connection.send(&evalsha, again, sent).await)
-            .await;
+        let send = async || connection.send(&evalsha, again, sent).await;
+        let reply = self.timed(sent, send).await;
         if reply.is_ok() && !again {
             connection.note_reply(slot, sent);
         }
-        if !is_unknown(&reply) {
-            return reply;
+        if is_unknown(&reply) {
+            return self.eval(connection, again).await;
         }
+        reply
+    }
+
+    /// Loads the script and runs it, after the server has replied that it does not know the script.
+    pub(super) async fn eval(
+        &mut self,
+        connection: &Connection,
+        again: bool,
+    ) -> RedisResult<Value> {
         let mut eval = cmd("EVAL");
         self.write(eval.arg(DECIDE), again);
         let sent = Instant::now();
@@ -137,26 +161,12 @@ impl Batch {
         send: impl AsyncFnOnce() -> RedisResult<Value>,
     ) -> RedisResult<Value> {
         let was_in_doubt = mem::replace(&mut self.is_in_doubt, true);
+        self.asked = Some((sent, self.common.local_state.refusals.generation()));
         let reply = send().await;
-        let is_lost =
-            |error: &RedisError| was_in_doubt || error.is_timeout() || needs_new_connection(error);
-        self.is_in_doubt = reply.as_ref().is_err_and(is_lost);
-        if reply.is_ok() {
-            let part = self.slot.and_then(|slot| self.common.server.node_of(slot));
-            // By the clock of a test, a reply takes no time, whatever the machine does meanwhile.
-            let took = if self.common.clock.is_some() {
-                Duration::ZERO
-            } else {
-                sent.elapsed()
-            };
-            self.common
-                .local_state
-                .round_trip
-                .answered(part, sent, took);
-        }
-        if !is_unknown(&reply) {
-            metrics::script(sent);
-        }
+        self.is_in_doubt = reply
+            .as_ref()
+            .is_err_and(|error| was_in_doubt || is_lost(error));
+        self.common.heard(self.slot, sent, Duration::MAX, &reply);
         reply
     }
 
@@ -166,10 +176,9 @@ impl Batch {
         let mut removals = Pipeline::with_capacity(self.jobs.len());
         for job in &self.jobs {
             for charge in job.check().charges() {
-                removals
-                    .cmd("ZREM")
-                    .arg(keys.of(charge.limit(), charge.key()))
-                    .arg(&job.id.0.to_be_bytes());
+                let key = keys.of(charge.limit(), charge.key());
+                let id = job.id.0.to_be_bytes();
+                removals.cmd("ZREM").arg(key).arg(&id);
             }
         }
         removals
@@ -184,39 +193,40 @@ impl Batch {
             command.arg(keys.of(charge.limit(), charge.key()));
         }
         let clock = self.common.clock.as_ref();
-        if clock.is_none() && !again && write_short(&self.jobs, command) {
+        let runs = self.jobs.chunk_by(|job, next| have_one_shape(job, next));
+        if clock.is_none()
+            && let Some(run) = runs.clone().next()
+            && run.len() == self.jobs.len()
+            && Kind::of(&run[0], again) == Kind::Plain
+        {
+            write_run(run, command, again, true, || self.time());
             return;
         }
         command.arg(clock.map_or_else(String::new, |clock| clock.micros().to_string()));
-        for run in self.jobs.chunk_by(|job, next| have_one_shape(job, next)) {
-            write_shape(&run[0], command, again, || self.time());
-            command.arg(run.len());
-            for job in run {
-                command.arg(&job.id.0.to_be_bytes());
-                if let Some(settlement) = job.settlement()
-                    && !job.is_renewal()
-                {
-                    command.arg(settlement.at_micros());
-                }
-            }
-        }
+        runs.for_each(|run| write_run(run, command, again, false, || self.time()));
     }
 
     /// The time as far as this process knows it.
     fn time(&self) -> u64 {
-        let clock = self.common.clock.as_ref();
-        clock.map_or_else(
-            || micros_since_epoch(SystemTime::now()),
-            ManualClock::micros,
-        )
+        match &self.common.clock {
+            Some(clock) => clock.micros(),
+            None => micros_since_epoch(SystemTime::now()),
+        }
     }
 
     /// Gives every caller its answer from the script's reply, or the error.
     pub(super) fn finish(mut self, reply: Result<Value, StoreError>) {
+        // A caller may ask again as soon as it has its answer. None of these checks is ahead of it
+        // then, since Redis has decided all of them.
+        self.jobs.iter().for_each(|job| job.leave_crowd());
         match reply.and_then(|reply| self.answers(reply)) {
             Ok(answers) => {
                 let mut answers = answers.into_iter();
-                self.jobs.drain(..).for_each(|job| job.finish(&mut answers));
+                for job in mem::take(&mut self.jobs) {
+                    job.finish(&mut answers, |check, is_unused, decision, is_counted| {
+                        self.keep_unclaimed(check, is_unused && is_counted, &decision);
+                    });
+                }
             }
             Err(error) => {
                 let jobs = mem::take(&mut self.jobs);
@@ -225,22 +235,35 @@ impl Batch {
         }
     }
 
+    /// Keeps what a decision tells although its caller has left: the next caller gets a refusal at
+    /// once, and units that nobody uses are given back.
+    fn keep_unclaimed(&self, check: &Check, is_unused: bool, decision: &Decision) {
+        if let Some((sent, generation)) = self.asked.filter(|_| !decision.is_allowed()) {
+            let refusals = &self.common.local_state.refusals;
+            refusals.learn_late(check, decision, sent.elapsed(), generation);
+        }
+        // A caller that gave the id may try again, and then uses the units.
+        if is_unused && check.id().is_none() {
+            self.common.give_back(check, decision);
+        }
+    }
+
     fn fail(&self, jobs: Vec<Box<Job>>, error: &StoreError) {
-        self.give_back(&jobs, Charge::takes_place);
+        self.give_back(&jobs, is_given_back);
         let mut errors = iter::repeat_with(|| Err(error.clone()));
-        jobs.into_iter().for_each(|job| job.finish(&mut errors));
+        for job in jobs {
+            job.finish(&mut errors, |_, _, _, _| {});
+        }
     }
 
     /// Gives back what these jobs may have taken although no reply says so, of the charges that are
     /// chosen.
-    pub(super) fn give_back(&self, jobs: &[Box<Job>], is_chosen: impl Fn(&Charge) -> bool) {
+    pub(super) fn give_back(&self, jobs: &[Box<Job>], is_chosen: impl Fn(&Job, &Charge) -> bool) {
         if self.is_in_doubt {
-            drop(Lost::new(
-                &self.common,
-                jobs.iter()
-                    .flat_map(|job| job.refunds(&is_chosen))
-                    .collect(),
-            ));
+            let refunds = jobs
+                .iter()
+                .flat_map(|job| job.refunds(|charge| is_chosen(job, charge)));
+            drop(Lost::new(&self.common, refunds.collect()));
         }
     }
 
@@ -259,8 +282,14 @@ impl Batch {
 /// If the runtime ends before the jobs have their answers, their places are given back.
 impl Drop for Batch {
     fn drop(&mut self) {
-        self.give_back(&self.jobs, Charge::takes_place);
+        self.give_back(&self.jobs, is_given_back);
     }
+}
+
+/// True for a charge that is given back if the reply is lost: a place, or a charge in a part of a
+/// check, which other slots may refuse.
+fn is_given_back(job: &Job, charge: &Charge) -> bool {
+    charge.takes_place() || job.is_part && charge.is_found_by_id()
 }
 
 /// Makes each check a copy of an earlier equal check, where the order of arrival allows it. Puts
@@ -284,23 +313,18 @@ fn join(jobs: Vec<Box<Job>>) -> Vec<Box<Job>> {
         // Copies mostly come in a row. So if the last job has copies, the new job is compared with
         // it before the keys of the new job are hashed.
         let has_copies = |index: &usize| joined[*index].count() > 1;
-        let mut index = joined
-            .len()
-            .checked_sub(1)
-            .filter(has_copies)
-            .filter(is_equal);
+        let last = joined.len().checked_sub(1).filter(has_copies);
+        let mut index = last.filter(is_equal);
         if index.is_none() {
             touched.clear();
             touched.extend(job.check().charges().map(|charge| charge.digest(&digester)));
             let mut touches = touched.iter().map(|hash| last_touch.get(hash).copied());
-            index = touches
-                .next()
-                .flatten()
-                .filter(|last| touches.all(|other| other == Some(*last)));
-            index = index.filter(is_equal);
+            let last = touches.next().flatten();
+            let last = last.filter(|last| touches.all(|other| other == Some(*last)));
+            index = last.filter(is_equal);
         }
         if let Some(index) = index {
-            joined[index].join(job);
+            joined[index].join(*job);
         } else {
             last_touch.extend(touched.iter().map(|hash| (*hash, joined.len())));
             joined.push(job);
@@ -314,9 +338,8 @@ fn join(jobs: Vec<Box<Job>>) -> Vec<Box<Job>> {
 /// does not work. Any reply of the key's node proves that the connection works.
 async fn prove(job: &Job, connection: &Connection, keys: &Keys, now: Instant) -> RedisResult<()> {
     let charge = job.check().first();
-    let read = cmd("ZCARD")
-        .arg(keys.of(charge.limit(), charge.key()))
-        .take();
+    let mut read = cmd("ZCARD");
+    read.arg(keys.of(charge.limit(), charge.key()));
     match connection.send(&read, false, now).await {
         Err(error) if error.is_timeout() || needs_new_connection(&error) || was_not_run(&error) => {
             Err(error)
@@ -325,47 +348,14 @@ async fn prove(job: &Job, connection: &Connection, keys: &Keys, now: Instant) ->
     }
 }
 
-fn is_unknown(reply: &RedisResult<Value>) -> bool {
-    reply
-        .as_ref()
-        .is_err_and(|error| error.kind() == ErrorKind::Server(ServerErrorKind::NoScript))
-}
-
-/// Appends the argument of the short form, if all jobs are single checks that differ only in their
-/// keys and ids. A check with a place has a short form only if it is alone in its batch. Returns
-/// whether the argument was appended.
-fn write_short(jobs: &[Box<Job>], command: &mut Cmd) -> bool {
-    let Some((first, others)) = jobs.split_first() else {
-        return false;
-    };
-    let Some(figures) = single(first) else {
-        return false;
-    };
-    if !others
-        .iter()
-        .all(|job| !first.check().takes_place() && have_one_shape(first, job))
-    {
-        return false;
-    }
-    let mut parts = [[0; 8]; MAX_BATCH + 5];
-    let mut count = 0;
-    let ids = jobs.iter().map(|job| job.id.0.to_be_bytes());
-    for (part, bytes) in parts
-        .iter_mut()
-        .zip(ids.chain(figures.map(|figure| (figure as f64).to_le_bytes())))
-    {
-        (*part, count) = (bytes, count + 1);
-    }
-    command.arg(parts[..count].as_flattened());
-    true
+/// Whether the script may have run although its reply is this error.
+fn is_lost(error: &RedisError) -> bool {
+    error.is_timeout() || needs_new_connection(error)
 }
 
 fn malformed() -> StoreError {
-    StoreError::new(
-        ASKING,
-        StoreErrorKind::Other,
-        "the reply is not the script's",
-    )
+    let cause = "the reply is not the script's";
+    StoreError::new(ASKING, StoreErrorKind::Other, cause)
 }
 
 /// The figures of a charge after all copies of its check are decided: the units used, the
@@ -385,8 +375,8 @@ fn read(reply: Value, jobs: &[Box<Job>], time: impl Fn() -> u64) -> Option<Vec<A
             .as_chunks()
             .0
             .iter()
-            .map(|number| Value::Int(f64::from_le_bytes(*number) as i64))
-            .collect(),
+            .map(|number| Some(Value::Int(of_double(*number)? as i64)))
+            .collect::<Option<_>>()?,
         _ => return None,
     }
     .into_iter();
@@ -446,25 +436,21 @@ fn read(reply: Value, jobs: &[Box<Job>], time: impl Fn() -> u64) -> Option<Vec<A
                 admitted.saturating_sub(copy + 1)
             };
             let mut figures = figures.iter();
-            let decision = Decision::new(
-                check,
-                at,
-                AdmissionId(job.id.0.wrapping_add(copy)),
-                |charge| {
-                    let [used, reset, mut reserved, retry, mut least] =
-                        figures.next().copied().unwrap_or_default();
-                    if charge.limit().is_concurrent() {
-                        // Each place may be free in a moment, so all of them count as reserved.
-                        (reserved, least) = (used, 0);
-                    }
-                    let has_retry = (copy >= admitted || charge.is_shadow()) && retry > 0;
-                    let micros = Duration::from_micros;
-                    let waits = has_retry.then(|| (micros(least), micros(retry)));
-                    let used = used.saturating_sub(later.saturating_mul(charge.cost()));
-                    LimitStatus::new(charge, used, reserved, micros(reset), waits)
-                },
-            );
-            answers.push(Ok((decision, admitted > 0)));
+            let id = AdmissionId(job.id.0.wrapping_add(copy));
+            let decision = Decision::new(check, at, id, |charge| {
+                let [used, reset, mut reserved, retry, mut least] =
+                    figures.next().copied().unwrap_or_default();
+                if charge.limit().is_concurrent() {
+                    // Each place may be free in a moment, so all of them count as reserved.
+                    (reserved, least) = (used, 0);
+                }
+                let has_retry = (copy >= admitted || charge.is_shadow()) && retry > 0;
+                let micros = Duration::from_micros;
+                let waits = has_retry.then(|| (micros(least), micros(retry)));
+                let used = used.saturating_sub(later.saturating_mul(charge.cost()));
+                LimitStatus::new(charge, used, reserved, micros(reset), waits)
+            });
+            answers.push(Ok((decision, admitted > 0 && counted_at.is_none())));
         }
     }
     fields.next().is_none().then_some(answers)

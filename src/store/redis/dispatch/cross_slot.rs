@@ -1,244 +1,205 @@
 //! Checks whose keys are in several slots. In a cluster, and on any other server that refuses keys
 //! of several slots, no script can decide such a check in one step.
 //!
-//! 1. The store asks the slots one after the other, always in the same order. Each slot decides its
-//!    own charges, all or nothing. The check is admitted when the last slot has admitted it. Until
-//!    then, the units of the check may make the limits refuse other checks.
-//! 2. If a slot refuses, the slots before it get back exactly the units that they have counted. The
-//!    slots after it are asked only for their statuses. Each of these slots reports when its next
-//!    unit leaves. At that time, the check may still not fit.
-//! 3. Each slot counts its charges under the id of the check, so that the charges can be given back
-//!    and settled. If the caller has given the id, nothing is given back: an earlier try may have
-//!    counted the units, and the next try uses them.
-//! 4. No limit ever admits too much. If a node stays away for longer than the store tries to give
-//!    units back, those units stay taken until they leave the window.
-//! 5. A task decides the check, so a caller that stops waiting leaves no check half taken. If the
-//!    caller leaves before the first slot was asked, no slot is asked. If the slots were asked
-//!    nevertheless, many callers that time out would keep the queue full of checks for which nobody
-//!    waits.
+//! 1. All slots are asked at the same time. Each slot decides its part of the check, all or
+//!    nothing, so a decision takes one round trip. The check is admitted if all slots admit it.
+//! 2. If a slot refuses, the caller has its answer at once, and what the other slots have counted
+//!    is given back behind it. Until then, a check that meets these units may be refused too early.
+//!    No limit ever admits too much.
+//! 3. All parts count under one id, as the admission of a single slot would. Units that have no id
+//!    of their own, such as those of a compact log, are taken from the sum of their time.
+//! 4. If the caller has given the id, nothing is given back: another try under the same id may rely
+//!    on what this one has counted.
+//! 5. If the caller leaves, parts that wait in a queue are not sent, and parts that are on their
+//!    way are given back by their [batch](super::batch). So are those of a slot whose reply is
+//!    lost.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, Weak},
-    time::{Duration, SystemTime},
-};
+use std::{collections::BTreeMap, sync::Arc, time::SystemTime};
+
+use tokio::sync::oneshot::Receiver;
 
 use super::{
-    dispatcher::{Dispatcher, without_runtime},
+    dispatcher::{Common, Dispatcher, without_runtime},
     job::{Answer, Job},
-    lost::Lost,
     queue::Caller,
 };
 use crate::{
     check::{AdmissionId, Check},
     decision::{Decision, LimitStatus, Settlement},
+    error::StoreError,
     store::StoreFuture,
 };
 
-/// A check of several slots.
-struct CrossSlot {
-    dispatcher: Arc<Dispatcher>,
+/// The part of a check that is in one slot.
+struct Part {
     check: Check,
-    id: AdmissionId,
-    /// For each slot, a check of the slot's charges, and the indices of these charges in the whole
-    /// check.
-    slots: Vec<(Check, Vec<usize>)>,
-    /// The statuses of all charges. `None` for a status that is not known.
-    statuses: Vec<Option<LimitStatus>>,
-    /// The time of the latest decision of a slot.
-    at: SystemTime,
-    caller: Weak<Caller>,
+    /// The indices of its charges in the whole check.
+    indices: Vec<usize>,
+}
+
+/// The decisions on the parts of a check, as they arrive.
+struct Decided<'a> {
+    common: Arc<Common>,
+    /// The parts without an answer.
+    waiting: Vec<(&'a Part, Receiver<Answer>, Caller)>,
+    /// The parts with their decisions, and whether a part was counted or settled just now.
+    parts: Vec<(&'a Part, Decision, bool)>,
+    /// True if what was counted is given back when this value is dropped.
+    is_given_back: bool,
 }
 
 impl Dispatcher {
-    /// Sends a job to a cluster, or to a server that refuses keys of several slots. A task asks
-    /// slot by slot if the keys of the job are in several slots. The future is boxed, since
-    /// [`ask`](Self::ask) may itself wait for such a future.
+    /// Sends a job to a cluster, or to a server that refuses keys of several slots. The future is
+    /// boxed, since [`ask`](Self::ask) may itself wait for such a future.
     pub(crate) fn ask_slots(self: Arc<Self>, mut job: Box<Job>) -> StoreFuture<(Decision, bool)> {
         Box::pin(async move {
-            job.set_id();
-            // As long as the `Caller` exists, the task knows that somebody waits.
-            let Some((slots, _caller)) = CrossSlot::new(&self, job.check(), job.id) else {
+            let Some(parts) = self.parts(job.check()) else {
                 return self.ask(job).await;
             };
-            let task = match job.settlement() {
-                None => self.runtime.spawn(slots.decide(job.deadline)),
-                Some(settlement) => self.runtime.spawn(slots.settle(settlement.clone())),
-            };
-            drop(self);
-            task.await
-                .unwrap_or_else(|error| Err(without_runtime(error)))
+            job.set_id();
+            match job.settlement() {
+                None => self.decide_parts(&job, &parts).await,
+                Some(settlement) => self.settle_parts(settlement, &parts).await,
+            }
         })
     }
-}
 
-impl CrossSlot {
-    /// Takes a check apart. `None` if all keys are in one slot.
-    fn new(
-        dispatcher: &Arc<Dispatcher>,
-        check: &Check,
-        id: AdmissionId,
-    ) -> Option<(Self, Arc<Caller>)> {
+    /// Takes a check apart. Returns `None` if all keys are in one slot.
+    fn parts(&self, check: &Check) -> Option<Vec<Part>> {
         let first = check.first().key();
         if check.charges().all(|charge| charge.key() == first) {
             return None;
         }
         let mut slots = BTreeMap::<u16, (Option<Check>, Vec<usize>)>::new();
         for (index, charge) in check.charges().enumerate() {
-            let (check, indices) = slots
-                .entry(dispatcher.common.keys.hash_slot(charge.key()))
-                .or_default();
-            Check::push(check, charge.clone());
+            let slot = self.common.keys.hash_slot(charge.key());
+            let (part, indices) = slots.entry(slot).or_default();
+            Check::push(part, charge.clone());
             indices.push(index);
         }
-        let first = slots.keys().next().filter(|_| slots.len() > 1)?;
-        let caller = Arc::new(Caller {
-            queue: Arc::downgrade(dispatcher.queue(*first, false)),
-        });
-        let with_id = |(check, indices): (Option<Check>, _)| Some((check?.with_id(id), indices));
-        let slots = slots.into_values().filter_map(with_id).collect();
-        let statuses = vec![None; check.charges().count()];
-        let dispatcher = Arc::clone(dispatcher);
-        let check = check.clone();
-        let at = SystemTime::UNIX_EPOCH;
-        Some((
-            Self {
-                dispatcher,
-                check,
-                id,
-                slots,
-                statuses,
-                at,
-                caller: Arc::downgrade(&caller),
-            },
-            caller,
-        ))
+        let part = |(part, indices): (Option<Check>, _)| {
+            let check = part?.with_id_of(check);
+            Some(Part { check, indices })
+        };
+        let parts: Vec<_> = slots.into_values().map(part).collect::<Option<_>>()?;
+        (parts.len() > 1).then_some(parts)
     }
 
-    /// Decides the check. If a slot fails, or the runtime ends meanwhile, the units that slots may
-    /// have counted are given back in the background.
-    async fn decide(mut self, left: Duration) -> Answer {
-        let is_given_back = self.check.id().is_none();
-        let mut lost = Lost::new(&self.dispatcher.common, Vec::new());
-        for number in 0..self.slots.len() {
-            let mut job = Job::decide(self.slots[number].0.clone(), left);
-            if number == 0 {
-                job.whole = Some(Box::new(self.caller.clone()));
-            }
-            if is_given_back {
-                lost.taken.push(Settlement::refund_by_id(
-                    self.slots[number].0.clone(),
-                    self.id,
-                ));
-            }
-            let answer = self.ask(job).await;
-            // A slot that failed may have counted its charges nevertheless. If the error is of this
-            // check only, the slot has counted nothing: the check was not sent, or its key cannot
-            // be read.
-            let has_refused = match &answer {
-                Ok((decision, _)) => !decision.is_allowed(),
-                Err(error) => error.is_of_one_check,
-            };
-            if has_refused {
-                lost.taken.pop();
-            }
-            let (decision, _) = answer?;
-            self.set(number, &decision);
-            if has_refused {
-                // From here on the check is refused, even if one of the other slots does not reply.
-                self.give_back(lost).await;
-                self.ask_untaken(number + 1, left).await;
-                return Ok((self.decision(), true));
-            }
-        }
-        lost.taken.clear();
-        Ok((self.decision(), true))
-    }
-
-    /// Gives back the units that the slots before the refusal have counted. The units of a slot
-    /// that does not reply are given back in the background.
-    async fn give_back(&mut self, mut lost: Lost) {
-        // The last slot comes first, so that a removal does not move the settlements that are still
-        // to be made.
-        for slot in (0..lost.taken.len()).rev() {
-            if let Ok((decision, _)) = self.settle_in_slot(lost.taken[slot].clone()).await {
-                self.set(slot, &decision);
-                drop(lost.taken.remove(slot));
-            }
-        }
-    }
-
-    /// Asks the slots from this one on for their statuses. Only the caller needs these statuses, so
-    /// the slots are asked only while the caller waits.
-    async fn ask_untaken(&mut self, first: usize, left: Duration) {
-        for slot in first..self.slots.len() {
-            if self.caller.strong_count() > 0
-                && let Ok((decision, _)) = self
-                    .ask(Job::decide(self.slots[slot].0.without_costs(), left))
-                    .await
-            {
-                self.set_untaken(slot, &decision);
-            }
-        }
-    }
-
-    /// Settles each charge that has an actual cost.
-    async fn settle(mut self, whole: Settlement) -> Answer {
-        let costs: Vec<_> = whole.accounts().map(|(_, cost)| cost).collect();
-        let mut was_applied = false;
-        let mut failure = None;
-        self.at = whole.at;
-        for number in 0..self.slots.len() {
-            let (check, indices) = &self.slots[number];
-            let mut costs = indices.iter().map(|index| costs[*index]);
-            let settlement =
-                Settlement::by_id(check.clone(), self.id, whole.at, |_| costs.next().flatten());
-            match self.settle_in_slot(settlement).await {
-                Ok((decision, is_known)) => {
-                    was_applied |= is_known;
-                    self.set(number, &decision);
+    async fn decide_parts(self: Arc<Self>, job: &Job, parts: &[Part]) -> Answer {
+        let is_given_back = job.check().id().is_none();
+        let mut decided = Decided::new(&self.common, is_given_back);
+        for part in parts {
+            match self.enqueue(job.part(part.check.clone())) {
+                Ok((answer, caller)) => decided.waiting.push((part, answer, caller)),
+                // The parts that are queued already are dropped here, which cancels them.
+                Err(answer) => {
+                    let (refusal, _) = (*answer)?;
+                    decided.parts.push((part, refusal, false));
+                    return Ok((decided.whole(job.check(), job.id, false), false));
                 }
-                // The other slots are settled nevertheless. If the settlement comes again, it
-                // counts once in each slot.
-                Err(error) => failure = Some(error),
             }
         }
-        failure.map_or_else(|| Ok((self.decision(), was_applied)), Err)
+        drop(self);
+        let outcome = decided.hear().await;
+        let is_admitted = decided.parts.iter().all(|(_, part, _)| part.is_allowed());
+        if is_admitted {
+            outcome?;
+            decided.is_given_back = false;
+        }
+        let whole = decided.whole(job.check(), job.id, !is_admitted && is_given_back);
+        Ok((whole, is_admitted))
     }
 
-    async fn ask(&self, job: Box<Job>) -> Answer {
-        Arc::clone(&self.dispatcher).ask(job).await
+    /// Settles all parts at the same time. If one of them fails, the others are settled
+    /// nevertheless. If the settlement comes again, it counts once in each slot.
+    async fn settle_parts(self: Arc<Self>, settlement: &Settlement, parts: &[Part]) -> Answer {
+        let mut decided = Decided::new(&self.common, false);
+        let costs: Vec<_> = settlement.accounts().map(|(_, cost)| cost).collect();
+        let mut outcome = Ok(());
+        for part in parts {
+            let mut costs = part.indices.iter().map(|index| costs[*index]);
+            let (check, id, at) = (part.check.clone(), settlement.id, settlement.at);
+            let settlement = Settlement::by_id(check, id, at, |_| costs.next().flatten());
+            match self.enqueue(Job::settle(settlement, &self.common.local_state)) {
+                Ok((answer, caller)) => decided.waiting.push((part, answer, caller)),
+                Err(answer) => outcome = answer.map(drop),
+            }
+        }
+        drop(self);
+        decided.hear().await.and(outcome)?;
+        let whole = decided.whole(&settlement.check, settlement.id, false);
+        let was_applied = decided.parts.iter().any(|(_, _, is_known)| *is_known);
+        Ok((whole, was_applied))
     }
+}
 
-    async fn settle_in_slot(&self, settlement: Settlement) -> Answer {
-        self.ask(Job::settle(settlement, &self.dispatcher.common.local_state))
-            .await
-    }
-
-    fn set(&mut self, slot: usize, decision: &Decision) {
-        self.at = self.at.max(decision.at());
-        for (index, status) in self.slots[slot].1.iter().zip(decision.statuses()) {
-            self.statuses[*index] = Some(status.clone());
+impl Decided<'_> {
+    fn new(common: &Arc<Common>, is_given_back: bool) -> Self {
+        Self {
+            common: Arc::clone(common),
+            waiting: Vec::new(),
+            parts: Vec::new(),
+            is_given_back,
         }
     }
 
-    /// Sets the statuses of a slot that was asked only for its statuses.
-    fn set_untaken(&mut self, slot: usize, decision: &Decision) {
-        let (check, indices) = &self.slots[slot];
-        for ((index, charge), status) in
-            indices.iter().zip(check.charges()).zip(decision.statuses())
-        {
-            self.statuses[*index] = Some(status.for_charge(charge).refused_until_reset(charge));
+    /// Waits for the answers to all parts. Fails if one of them is an error.
+    async fn hear(&mut self) -> Result<(), StoreError> {
+        let mut outcome = Ok(());
+        while let Some((part, answer, _)) = self.waiting.last_mut() {
+            let (part, answer) = (*part, answer.await);
+            if let Some((_, _, caller)) = self.waiting.pop() {
+                caller.leave();
+            }
+            match answer.unwrap_or_else(|error| Err(without_runtime(error))) {
+                Ok((decision, is_new)) => self.parts.push((part, decision, is_new)),
+                Err(error) => outcome = Err(error),
+            }
         }
+        outcome
     }
 
-    fn decision(&self) -> Decision {
-        let mut statuses = self.statuses.iter().cloned();
-        Decision::new(&self.check, self.at, self.id, |charge| {
-            statuses
-                .next()
-                .flatten()
-                .unwrap_or_else(|| LimitStatus::new(charge, 0, 0, Duration::ZERO, None))
+    /// The decision on the whole check. Leaves out the units of parts that are given back. The
+    /// figures of a charge whose slot has not replied are not known.
+    fn whole(&self, check: &Check, id: AdmissionId, is_refused: bool) -> Decision {
+        let mut at = SystemTime::UNIX_EPOCH;
+        let mut statuses = vec![None; check.charges().count()];
+        for (part, decision, is_new) in &self.parts {
+            at = at.max(decision.at());
+            let charges = part.indices.iter().zip(part.check.charges());
+            for ((index, charge), status) in charges.zip(decision.statuses()) {
+                let status = status.clone();
+                statuses[*index] = Some(if is_refused && *is_new {
+                    status.given_back(charge)
+                } else {
+                    status
+                });
+            }
+        }
+        let mut statuses = statuses.into_iter();
+        Decision::new(check, at, id, |charge| {
+            let status = statuses.next().flatten();
+            status.unwrap_or_else(|| LimitStatus::estimate(charge, false))
         })
+    }
+}
+
+impl Drop for Decided<'_> {
+    fn drop(&mut self) {
+        if !self.is_given_back {
+            return;
+        }
+        for (part, answer, _) in &mut self.waiting {
+            // An answer that has come, and was not read yet. Later ones find that nobody waits.
+            answer.close();
+            if let Ok(Ok((decision, is_new))) = answer.try_recv() {
+                self.parts.push((*part, decision, is_new));
+            }
+        }
+        for (part, decision, is_new) in &self.parts {
+            if *is_new {
+                self.common.give_back(&part.check, decision);
+            }
+        }
     }
 }

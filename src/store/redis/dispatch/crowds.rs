@@ -1,6 +1,12 @@
-//! Crowds of equal checks that wait together: see rule 9 of the [queue](super::queue).
+//! Crowds of equal checks that wait together: see [admission](super::admission).
 
-use std::{sync::Arc, time::SystemTime};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::{Duration, SystemTime},
+};
 
 use crate::{
     check::{AdmissionId, Check},
@@ -8,24 +14,39 @@ use crate::{
     key::{ByDigest, Digester},
 };
 
-/// A crowd of equal checks. Each check has a clone of the crowd until the check is answered, so the
-/// number of clones tells the number of checks.
-#[derive(Clone, Default)]
-pub(super) struct Crowd(Arc<()>);
+/// No check waits for as long as this window.
+const SHORTEST_WINDOW: Duration = Duration::from_secs(1);
+
+/// So few crowds are not searched for those without checks.
+const FEW: usize = 256;
+
+#[derive(Default)]
+pub(super) struct Crowds {
+    /// The crowds, by the digests of their checks.
+    by_digest: ByDigest<Arc<AtomicU64>>,
+    /// How many crowds there may be until those without checks are removed. This is twice the
+    /// number that the last removal has left, so that a removal is due for many new crowds only.
+    pub(super) most: usize,
+}
+
+/// The membership of a check in its crowd. It ends with the answer, or when the caller leaves
+/// before the check is sent. A check on its way is ahead of others even after its deadline: it may
+/// have passed by fail-open, and be counted.
+pub(super) struct Crowd {
+    members: Arc<AtomicU64>,
+    has_left: AtomicBool,
+    is_sent: AtomicBool,
+}
 
 impl Crowd {
-    /// Finds or makes the crowd that a check joins. `crowds` has the crowds by the digests of their
-    /// checks. Returns `None` if the limits of the check admit any number of equal checks. Crowds
-    /// without checks are removed once there are more than `most` crowds.
-    pub(super) fn join(
-        crowds: &mut ByDigest<Self>,
-        check: &Check,
-        digester: &Digester,
-        most: usize,
-    ) -> Option<Self> {
+    /// Finds or makes the crowd that a check joins. Returns `None` if the limits of the check admit
+    /// any number of equal checks.
+    pub(super) fn join(crowds: &mut Crowds, check: &Check, digester: &Digester) -> Option<Self> {
         most_admitted(check)?;
-        if crowds.len() > most {
-            crowds.retain(|_, Self(members)| Arc::strong_count(members) > 1);
+        let by_digest = &mut crowds.by_digest;
+        if by_digest.len() > crowds.most.max(FEW) {
+            by_digest.retain(|_, members| Arc::strong_count(members) > 1);
+            crowds.most = 2 * by_digest.len();
         }
         let digest = check.charges().fold(0_u64, |digest, charge| {
             let cost = 2 * charge.cost() + 1;
@@ -33,20 +54,24 @@ impl Crowd {
                 .rotate_left(1)
                 .wrapping_add(charge.digest(digester).wrapping_mul(cost))
         });
-        Some(crowds.entry(digest).or_default().clone())
+        let members = Arc::clone(by_digest.entry(digest).or_default());
+        members.fetch_add(1, Ordering::Relaxed);
+        Some(Self {
+            members,
+            has_left: AtomicBool::new(false),
+            is_sent: AtomicBool::new(false),
+        })
     }
 
-    /// The number of the other checks in the crowd. The clone in the table of crowds and the clone
-    /// of this check are left out.
+    /// The number of the other checks in the crowd.
     fn ahead(&self) -> u64 {
-        Arc::strong_count(&self.0) as u64 - 2
+        self.members.load(Ordering::Relaxed).saturating_sub(1)
     }
 
     /// Returns true if the limits of this check can never admit more equal checks than are ahead of
-    /// it. Cancelled checks, whose number `cancelled` returns, do not count.
-    pub(super) fn refuses(&self, check: &Check, cancelled: impl FnOnce() -> u64) -> bool {
-        most_admitted(check)
-            .is_some_and(|most| self.ahead() >= most && self.ahead() - cancelled() >= most)
+    /// it.
+    pub(super) fn refuses(&self, check: &Check) -> bool {
+        most_admitted(check).is_some_and(|most| self.ahead() >= most)
     }
 
     /// The refusal of this check.
@@ -60,17 +85,40 @@ impl Crowd {
         })
     }
 
-    pub(super) fn is(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
+    /// Notes that the check is sent.
+    pub(super) fn send(&self) {
+        self.is_sent.store(true, Ordering::Relaxed);
+    }
+
+    /// Ends the membership of a caller that leaves.
+    pub(super) fn leave_unsent(&self) {
+        if !self.is_sent.load(Ordering::Relaxed) {
+            self.leave();
+        }
+    }
+
+    /// Lets the check be ahead of no other any more.
+    pub(super) fn leave(&self) {
+        if !self.has_left.swap(true, Ordering::Relaxed) {
+            self.members.fetch_sub(1, Ordering::Relaxed);
+        }
     }
 }
 
-/// The most equal checks that the limits of this check can ever admit together. `None` if no limit
-/// bounds the number. Equal checks under one id are one admission, so no limit bounds their number.
-fn most_admitted(check: &Check) -> Option<u64> {
+impl Drop for Crowd {
+    fn drop(&mut self) {
+        self.leave();
+    }
+}
+
+/// The most equal checks that the limits of this check can admit while they wait. `None` if no
+/// limit bounds the number. Units of a short window may leave meanwhile. An id may have been
+/// counted before, which only the store knows. A caller in line may be behind its own last try.
+pub(super) fn most_admitted(check: &Check) -> Option<u64> {
     let charges = check
         .charges()
-        .filter(|charge| check.id().is_none() && charge.can_refuse());
+        .filter(|charge| check.id().is_none() && !check.is_waiting && charge.can_refuse())
+        .filter(|charge| charge.limit().window() >= SHORTEST_WINDOW);
     charges
         .filter_map(|charge| charge.limit().units().checked_div(charge.units()))
         .min()

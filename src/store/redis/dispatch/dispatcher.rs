@@ -1,25 +1,30 @@
 //! What the dispatchers of a store share, and the state of one dispatcher: its queues and
 //! connections. This file also sends single commands, such as the reset of a key, and tries a new
-//! store out. `send.rs` sends checks and settlements.
+//! store out. `lone.rs` and `send.rs` send checks and settlements.
 
 use std::{
     error::Error,
     future::Future,
     iter,
-    sync::{Arc, Mutex, Weak, atomic::AtomicBool},
+    sync::{
+        Arc, Mutex, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
-use redis::{Cmd, RedisError, cmd};
+use redis::{Cmd, ErrorKind, RedisError, RedisResult, ServerErrorKind, Value, cmd};
 use tokio::{
     runtime::{Handle, Id},
     sync::watch,
     task::JoinSet,
+    time::timeout,
 };
 
 use super::{
+    admission::CAPACITY,
     job::Job,
-    queue::{CAPACITY, Queue},
+    queue::{Permit, Queue},
 };
 use crate::{
     check::{Charge, Check},
@@ -27,16 +32,23 @@ use crate::{
     error::{StoreError, StoreErrorKind},
     key::Key,
     limit::Limit,
-    local::LocalState,
+    local::{LocalState, Owed, lock},
+    metrics,
     store::redis::{
         connect::{ASKING, Pool, Server, failure, needs_new_connection, was_not_run},
-        keys::Keys,
+        keys::{HASH_SLOTS, Keys},
         script::COMMANDS,
     },
 };
 
-/// The number of pairs of queues for a cluster. Most clusters have fewer nodes.
-const CLUSTER_QUEUES: usize = 16;
+/// The number of ranges of slots for a cluster. Most clusters have fewer nodes.
+const CLUSTER_RANGES: usize = 16;
+
+/// A runtime that is driven runs a task within this time, even if the machine is busy.
+const DRIVEN_WITHIN: Duration = Duration::from_secs(1);
+
+/// The largest integer up to which doubles have all integers.
+const MOST_OF_SCRIPT: f64 = 9_007_199_254_740_992.0;
 
 /// The state that all dispatchers of a store share. Each runtime has one dispatcher.
 pub(crate) struct Common {
@@ -72,21 +84,108 @@ pub(crate) struct Dispatcher {
     pub(super) pool: Pool,
     /// Pairs of queues. The second queue of a pair is for releases, which are settlements that only
     /// free places. The first queue is for checks and for all other settlements. For a single
-    /// server there is one pair. For a cluster, the slots are divided into equal parts, and each
-    /// part has a pair, so that a slow node delays only its own checks.
-    pub(super) queues: Box<[[Arc<Queue>; 2]]>,
+    /// server there is one pair. In a cluster, each range of slots has two: one for the nodes with
+    /// even numbers, and one for the others. So a slow node delays only its own checks, also if the
+    /// next node has slots of the same range.
+    pub(super) queues: Box<[[[Arc<Queue>; 2]; 2]]>,
+}
+
+impl Common {
+    /// The dispatcher of the current runtime. The thread that completes calls has a runtime that
+    /// ends soon, and the application should not open connections in it. So if the application
+    /// opens the connections, this runtime gets the dispatcher of another runtime that is driven,
+    /// if there is one.
+    pub(crate) async fn dispatcher(self: &Arc<Self>) -> Result<Arc<Dispatcher>, StoreError> {
+        let runtime = Handle::try_current().map_err(without_runtime)?;
+        if let Some(known) = known(&self.dispatchers, runtime.id()) {
+            return Ok(known);
+        }
+        // Few calls need this future, so it is boxed.
+        if self.server.is_given()
+            && Owed::is_in_brief_runtime()
+            && let Some(driven) = Box::pin(self.driven()).await
+        {
+            return Ok(driven);
+        }
+        self.own_dispatcher()
+    }
+
+    /// The dispatcher of the current runtime.
+    pub(super) fn own_dispatcher(self: &Arc<Self>) -> Result<Arc<Dispatcher>, StoreError> {
+        let runtime = Handle::try_current().map_err(without_runtime)?;
+        let mut all = lock(&self.dispatchers);
+        if let Some(known) = find(&all, runtime.id()) {
+            return Ok(known);
+        }
+        let dispatcher = Arc::new(Dispatcher::new(Arc::clone(self), runtime.clone()));
+        all.retain(|(_, dispatcher)| dispatcher.strong_count() > 0);
+        all.push((runtime.id(), Arc::downgrade(&dispatcher)));
+        drop(all);
+        let owned = Arc::clone(&dispatcher);
+        let mut store = self.store.clone();
+        runtime.spawn(async move {
+            while store.changed().await.is_ok() {}
+            drop(owned);
+        });
+        Ok(dispatcher)
+    }
+
+    /// The dispatcher of another runtime that runs a task soon. A runtime of one thread may be
+    /// driven no more, and would never send anything.
+    async fn driven(&self) -> Option<Arc<Dispatcher>> {
+        let own = Handle::try_current().ok()?.id();
+        let all = lock(&self.dispatchers).clone();
+        let mut tasks = JoinSet::new();
+        for (_, other) in all.into_iter().filter(|(id, _)| *id != own) {
+            if let Some(dispatcher) = other.upgrade() {
+                tasks.spawn_on(async move { other }, &dispatcher.runtime);
+            }
+        }
+        while let Ok(Some(task)) = timeout(DRIVEN_WITHIN, tasks.join_next()).await {
+            if let Some(driven) = task.ok().and_then(|driven| driven.upgrade()) {
+                return Some(driven);
+            }
+        }
+        None
+    }
+
+    /// Learns from a reply how far away the server is. A reply that is read after `most` tells
+    /// nothing of that, since its caller may have polled late.
+    pub(super) fn heard(
+        &self,
+        slot: Option<u16>,
+        sent: Instant,
+        most: Duration,
+        reply: &RedisResult<Value>,
+    ) {
+        if reply.is_ok() {
+            let part = slot.and_then(|slot| self.server.node_of(slot));
+            // By the clock of a test, a reply takes no time, whatever the machine does meanwhile.
+            let took = if self.clock.is_some() {
+                Duration::ZERO
+            } else {
+                sent.elapsed()
+            };
+            if took <= most {
+                self.local_state.round_trip.answered(part, sent, took);
+            }
+        }
+        if !is_unknown(reply) {
+            metrics::script(sent);
+        }
+    }
 }
 
 impl Dispatcher {
     pub(super) fn new(common: Arc<Common>, runtime: Handle) -> Self {
         let server = &common.server;
         let count = if server.is_cluster() {
-            CLUSTER_QUEUES
+            CLUSTER_RANGES
         } else {
             1
         };
         let queue = || Queue::new(server.settings.connections as usize, CAPACITY / count);
-        let queues = iter::repeat_with(|| [queue(), queue()])
+        let queues = iter::repeat_with(|| [[queue(), queue()], [queue(), queue()]])
             .take(count)
             .collect();
         let pool = Pool::new(server, Arc::clone(&common.local_state.round_trip.distance));
@@ -96,6 +195,35 @@ impl Dispatcher {
             pool,
             queues,
         }
+    }
+
+    /// Whether each batch has keys of one slot only.
+    pub(crate) fn is_by_slot(&self) -> bool {
+        self.common.is_by_slot.load(Ordering::Relaxed)
+    }
+
+    /// The slot of a key. `None` if slots make no difference.
+    pub(super) fn slot_of(&self, key: &Key) -> Option<u16> {
+        self.is_by_slot().then(|| self.common.keys.hash_slot(key))
+    }
+
+    /// The queue of a slot: one for releases, and one for other jobs. Nodes with neighbouring slots
+    /// take different queues.
+    pub(super) fn queue(&self, slot: Option<u16>, is_release: bool) -> &Arc<Queue> {
+        let of_release = usize::from(is_release);
+        let Some(slot) = slot else {
+            return &self.queues[0][0][of_release];
+        };
+        let range = usize::from(slot) * self.queues.len() / usize::from(HASH_SLOTS);
+        let node = self.common.server.node_number(slot).unwrap_or(0);
+        &self.queues[range][node % 2][of_release]
+    }
+
+    /// The permit to send a check without the queue. Until the first reply, a task sends each
+    /// check, and hears the reply even if it comes too late for the caller.
+    pub(super) fn lone_permit(&self, slot: Option<u16>) -> Option<Permit> {
+        self.common.local_state.round_trip.known()?;
+        self.queue(slot, false).lone_permit()
     }
 
     pub(super) fn is_worth_another_try(&self, error: &RedisError) -> bool {
@@ -143,9 +271,8 @@ impl Dispatcher {
             Ok::<_, StoreError>(connection.send(command, again, Instant::now()).await)
         };
         let mut reply = send(false).await?;
-        if reply
-            .as_ref()
-            .is_err_and(|error| self.is_worth_another_try(error))
+        if let Err(error) = &reply
+            && self.is_worth_another_try(error)
         {
             reply = send(true).await?;
         }
@@ -160,17 +287,12 @@ impl Dispatcher {
     pub(crate) async fn try_out(self: Arc<Self>) -> Result<(), StoreError> {
         self.in_task(|dispatcher| async move {
             dispatcher.run_commands().await?;
-            let keys: &[&str] = if dispatcher.is_by_slot() {
-                &["1"]
-            } else {
-                &["1", "2"]
-            };
-            let charge =
-                |key: &&str| Charge::fitting(Limit::per_second("connect", 1), (*key).into(), 0);
-            if let Some(check) = Check::of_distinct(keys.iter().map(charge)) {
-                let _ = Arc::clone(&dispatcher)
-                    .ask(Job::decide(check, Duration::MAX))
-                    .await?;
+            let last = if dispatcher.is_by_slot() { 1 } else { 2 };
+            let limit = Limit::per_second("connect", 1);
+            let charges = (1..=last).map(|key: u64| Charge::fitting(limit.clone(), key.into(), 0));
+            if let Some(check) = Check::of_distinct(charges) {
+                let job = Job::decide(check, Duration::MAX);
+                let _ = Arc::clone(&dispatcher).ask(job).await?;
             }
             dispatcher.pool.open_all().await;
             Ok(())
@@ -184,10 +306,8 @@ impl Dispatcher {
         let key = format!("{}:", self.common.keys.prefix);
         let mut runs = JoinSet::new();
         // While a slot moves, the client sends ASKING to the slot's new node.
-        for words in COMMANDS
-            .split(", ")
-            .chain(self.common.server.is_cluster().then_some("ASKING"))
-        {
+        let asking = self.common.server.is_cluster().then_some("ASKING");
+        for words in COMMANDS.split(", ").chain(asking) {
             let mut command = Cmd::new();
             for word in words.split(' ') {
                 command.arg(if word == "KEY" { &key } else { word });
@@ -210,8 +330,51 @@ impl Dispatcher {
     }
 }
 
+/// The dispatcher of a runtime, if it has one.
+pub(super) fn known(
+    all: &Mutex<Vec<(Id, Weak<Dispatcher>)>>,
+    runtime: Id,
+) -> Option<Arc<Dispatcher>> {
+    find(&lock(all), runtime)
+}
+
+fn find(all: &[(Id, Weak<Dispatcher>)], runtime: Id) -> Option<Arc<Dispatcher>> {
+    let mut own = all.iter().filter(|(id, _)| *id == runtime);
+    own.find_map(|(_, dispatcher)| dispatcher.upgrade())
+}
+
+pub(super) fn is_unknown(reply: &RedisResult<Value>) -> bool {
+    reply
+        .as_ref()
+        .is_err_and(|error| error.kind() == ErrorKind::Server(ServerErrorKind::NoScript))
+}
+
+/// A number of the script, which it writes as a double. `None` for a number of no script, such as
+/// that of a proxy.
+pub(super) fn of_double(double: [u8; 8]) -> Option<u64> {
+    let number = f64::from_le_bytes(double);
+    let is_of_script = (0.0..=MOST_OF_SCRIPT).contains(&number) && number.fract() == 0.0;
+    is_of_script.then_some(number as u64)
+}
+
 /// The error when there is no runtime, or when the runtime has ended. This error is no failure of
 /// the store.
 pub(crate) fn without_runtime(cause: impl Into<Box<dyn Error + Send + Sync>>) -> StoreError {
     StoreError::new(ASKING, StoreErrorKind::Other, cause).of_one_check()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_numbers_of_the_script_are_read() {
+        for number in [0.0, 1.0, MOST_OF_SCRIPT] {
+            assert_eq!(of_double(number.to_le_bytes()), Some(number as u64));
+        }
+        for number in [-1.0, 0.5, MOST_OF_SCRIPT * 2.0, f64::NAN, f64::INFINITY] {
+            assert_eq!(of_double(number.to_le_bytes()), None);
+        }
+        assert_eq!(of_double(*b"abcdefgh"), None);
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::{
     mem,
-    sync::Weak,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -11,7 +11,7 @@ use tokio::sync::oneshot::{Receiver, Sender, channel};
 
 use super::crowds::Crowd;
 use crate::{
-    algorithm::Kind,
+    algorithm::Kind as Algorithm,
     check::{AdmissionId, Charge, Check},
     decision::{Decision, Settlement},
     error::StoreError,
@@ -31,45 +31,84 @@ const SHORTEST_WAIT: Duration = Duration::from_millis(1);
 pub(crate) type Answer = Result<(Decision, bool), StoreError>;
 
 enum Work {
-    Decide(Check),
+    Decide(Arc<Check>),
     /// Boxed, so that the many jobs that are checks stay small.
     Settle(Box<Settling>),
 }
 
+type HearsRefund = dyn FnOnce(&Settlement, &Answer) + Send + Sync;
+
 /// A settlement, which goes on if its caller leaves.
 struct Settling {
     settlement: Settlement,
+    /// Hears the answer to a [refund](Job::refund).
+    hears_refund: Option<Box<HearsRefund>>,
     _outdated: Outdated,
     _underway: Underway,
+}
+
+/// A check that travels as a copy of an equal one.
+struct Copied {
+    caller: Sender<Answer>,
+    crowd: Option<Arc<Crowd>>,
+    is_behind: bool,
 }
 
 pub(crate) struct Job {
     work: Work,
     /// The id of the admission. A check gets its id when it joins a batch, and its copies get the
-    /// ids that follow.
+    /// ids that follow. All parts of a check of several slots have one id, from the start.
     pub(super) id: AdmissionId,
     /// The caller that waits while a task sends the job. `None` while the caller sends its check
     /// itself.
     caller: Option<Sender<Answer>>,
-    /// The callers of equal checks, which travel as copies of this one.
-    copies: Vec<Sender<Answer>>,
+    /// Equal checks, which travel as copies of this one.
+    copies: Vec<Copied>,
     /// How long the caller waits for the answer.
     pub(super) deadline: Duration,
     /// The end of the deadline of a check that takes a place. After this time the caller has left,
     /// and only a task still waits for the answer, to free the place. `None` for other jobs.
     pub(super) end: Option<Instant>,
     /// The crowd of equal checks to which this check belongs until it is answered: see
-    /// [`queue`](super::queue).
-    pub(super) crowd: Option<Crowd>,
-    /// The caller of a check of several slots, if this job asks one slot for its part of that
-    /// check. This pointer only tells whether the caller still waits. It is boxed, so that a job is
-    /// small enough to be copied fast.
-    pub(super) whole: Option<Box<Weak<dyn Send + Sync>>>,
+    /// [`admission`](super::admission).
+    pub(super) crowd: Option<Arc<Crowd>>,
+    /// True if this is the part of a [check of several slots](super::cross_slot) that is in one of
+    /// them.
+    pub(super) is_part: bool,
+    /// True if as many equal checks are ahead as the limits can admit. The caller may be told a
+    /// refusal before the reply.
+    pub(super) is_behind: bool,
 }
 
 impl Job {
-    pub(crate) fn decide(check: Check, deadline: Duration) -> Box<Self> {
-        Self::new(AdmissionId(0), Work::Decide(check), deadline)
+    pub(crate) fn decide(check: impl Into<Arc<Check>>, deadline: Duration) -> Box<Self> {
+        Self::decide_as(AdmissionId(0), check.into(), deadline)
+    }
+
+    /// The job of a check that was sent under this id already.
+    pub(super) fn decide_as(id: AdmissionId, check: Arc<Check>, deadline: Duration) -> Box<Self> {
+        Self::new(id, Work::Decide(check), deadline)
+    }
+
+    /// One slot's part of the check of this job. Admissions of all parts have one id.
+    pub(super) fn part(&self, check: Check) -> Box<Self> {
+        let mut part = Self::decide_as(self.id, Arc::new(check), self.deadline);
+        part.is_part = true;
+        part
+    }
+
+    /// Gives back units that the store has certainly counted. Units without an id are taken from
+    /// the sum of their time. `hear` gets the answer, and is dropped if there is none.
+    pub(super) fn refund(
+        settlement: Settlement,
+        local_state: &LocalState,
+        hear: impl FnOnce(&Settlement, &Answer) + Send + Sync + 'static,
+    ) -> Box<Self> {
+        let mut job = Self::settle(settlement, local_state);
+        if let Work::Settle(settling) = &mut job.work {
+            settling.hears_refund = Some(Box::new(hear));
+        }
+        job
     }
 
     pub(crate) fn settle(settlement: Settlement, local_state: &LocalState) -> Box<Self> {
@@ -83,13 +122,12 @@ impl Job {
         let others = settlement
             .accounts()
             .filter(|(charge, cost)| !keeps(charge, *cost));
-        let outdated = local_state.outdate(
-            others.map(|(charge, _)| (charge.limit(), charge.key())),
-            None,
-        );
+        let keys = others.map(|(charge, _)| (charge.limit(), charge.key()));
+        let outdated = local_state.outdate(keys, None);
         let id = settlement.id;
         let settling = Settling {
             settlement,
+            hears_refund: None,
             _outdated: outdated,
             _underway: local_state.owed.begin(),
         };
@@ -105,7 +143,8 @@ impl Job {
             deadline,
             end: None,
             crowd: None,
-            whole: None,
+            is_part: false,
+            is_behind: false,
         })
     }
 
@@ -132,9 +171,12 @@ impl Job {
         matches!(self.work, Work::Decide(_))
     }
 
-    /// Gives the check and its copies their ids: the caller's own, or fresh ones.
+    /// Gives the check and its copies their ids: the caller's own, or fresh ones. A part has its
+    /// id already.
     pub(super) fn set_id(&mut self) {
-        if let Work::Decide(check) = &self.work {
+        if let Work::Decide(check) = &self.work
+            && !self.is_part
+        {
             self.id = check
                 .id()
                 .unwrap_or_else(|| AdmissionId::fresh_run(self.count()));
@@ -145,18 +187,10 @@ impl Job {
     /// are chosen. Empty if the caller of the check gave the id: the caller may then try the check
     /// again.
     pub(super) fn refunds(&self, is_chosen: impl Fn(&Charge) -> bool) -> Vec<Settlement> {
-        let is_given_back = self.is_check() && self.check().id().is_none();
-        let chosen = self
-            .check()
-            .charges()
-            .filter(|charge| is_given_back && is_chosen(charge));
-        let Some(chosen) = Check::of_distinct(chosen.cloned()) else {
-            return Vec::new();
-        };
-        let refund = |copy| {
-            Settlement::refund_by_id(chosen.clone(), AdmissionId(self.id.0.wrapping_add(copy)))
-        };
-        (0..self.count()).map(refund).collect()
+        let copies = if self.is_check() { self.count() } else { 0 };
+        let ids = (0..copies).map(|copy| AdmissionId(self.id.0.wrapping_add(copy)));
+        ids.filter_map(|id| refund_by_id(self.check(), id, &is_chosen))
+            .collect()
     }
 
     /// The number of checks: the job and its copies.
@@ -166,27 +200,31 @@ impl Job {
 
     /// Whether the job frees places, and does nothing else.
     pub(super) fn is_release(&self) -> bool {
-        let is_freed =
-            |(charge, cost): (&Charge, Option<u64>)| charge.takes_place() && cost == Some(0);
-        self.settlement()
-            .is_some_and(|settlement| settlement.accounts().all(is_freed))
+        self.settles_places(|cost| cost == Some(0))
     }
 
     /// Whether the job renews a place, and does nothing else.
     pub(super) fn is_renewal(&self) -> bool {
-        let is_held =
-            |(charge, cost): (&Charge, Option<u64>)| charge.takes_place() && cost > Some(0);
-        self.check().only_charge().is_some()
-            && self
-                .settlement()
-                .is_some_and(|settlement| settlement.accounts().all(is_held))
+        self.check().only_charge().is_some() && self.settles_places(|cost| cost > Some(0))
+    }
+
+    /// True if the job settles places only, at such costs.
+    fn settles_places(&self, is_cost: impl Fn(Option<u64>) -> bool) -> bool {
+        let Some(settlement) = self.settlement() else {
+            return false;
+        };
+        let mut accounts = settlement.accounts();
+        accounts.all(|(charge, cost)| charge.takes_place() && is_cost(cost))
+    }
+
+    fn is_refund(&self) -> bool {
+        matches!(&self.work, Work::Settle(settling) if settling.hears_refund.is_some())
     }
 
     pub(crate) fn settlement(&self) -> Option<&Settlement> {
-        if let Work::Settle(settling) = &self.work {
-            Some(&settling.settlement)
-        } else {
-            None
+        match &self.work {
+            Work::Settle(settling) => Some(&settling.settlement),
+            Work::Decide(_) => None,
         }
     }
 
@@ -203,39 +241,85 @@ impl Job {
 
     /// Whether both jobs are checks whose order makes no difference.
     pub(super) fn is_interchangeable_with(&self, other: &Self) -> bool {
-        self.is_check() && other.is_check() && self.check().is_interchangeable_with(other.check())
+        let is_check = self.is_check() && other.is_check();
+        let has_own_id = self.has_own_id() || other.has_own_id();
+        is_check && !has_own_id && self.check().is_interchangeable_with(other.check())
+    }
+
+    /// True if the id of the check was chosen before it joins a batch.
+    pub(super) fn has_own_id(&self) -> bool {
+        self.is_part || self.check().id().is_some()
     }
 
     /// Makes an interchangeable job a copy of this one.
-    pub(super) fn join(&mut self, mut other: Box<Self>) {
+    pub(super) fn join(&mut self, mut other: Self) {
         if other.end.is_some() {
             self.end = self.end.max(other.end);
         }
-        self.copies.extend(other.caller.take());
+        let (crowd, is_behind) = (other.crowd.take(), other.is_behind);
+        let copied = |caller| Copied {
+            caller,
+            crowd,
+            is_behind,
+        };
+        self.copies.extend(other.caller.take().map(copied));
     }
 
     /// Whether the job counts once even if it is sent twice, because the store remembers its id.
     pub(super) fn is_repeatable(&self) -> bool {
-        let is_kept =
-            |charge: &Charge| charge.units() == 0 || charge.lease().is_some() || charge.is_exact();
-        !self.is_check() || self.check().id().is_some() || self.check().charges().all(is_kept)
+        let is_kept = |charge: &Charge| charge.units() == 0 || charge.is_found_by_id();
+        let is_always_kept = !self.is_check() && !self.is_refund();
+        is_always_kept || self.check().id().is_some() || self.check().charges().all(is_kept)
     }
 
-    /// Gives the next answers to the callers, in order.
-    pub(super) fn finish(self, answers: &mut impl Iterator<Item = Answer>) {
-        drop(self.work);
-        for (caller, answer) in self.caller.into_iter().chain(self.copies).zip(answers) {
-            drop(caller.send(answer));
+    /// Lets the check and its copies be ahead of no other any more.
+    pub(super) fn leave_crowd(&self) {
+        let copies = self.copies.iter().filter_map(|copy| copy.crowd.as_ref());
+        self.crowd.iter().chain(copies).for_each(|it| it.leave());
+    }
+
+    /// Gives the next answers to the callers, in order. Calls `keep` for each decision whose caller
+    /// has left, with the check and whether nobody uses its admission.
+    pub(super) fn finish(
+        self,
+        answers: &mut impl Iterator<Item = Answer>,
+        mut keep: impl FnMut(&Check, bool, Decision, bool),
+    ) {
+        // Before a caller has its answer, since it may ask again at once.
+        self.leave_crowd();
+        let (mut check, mut refund) = (None, None);
+        match self.work {
+            Work::Decide(decided) => check = Some(decided),
+            Work::Settle(settling) => {
+                let Settling {
+                    settlement,
+                    hears_refund,
+                    ..
+                } = *settling;
+                refund = hears_refund.map(|hear| (hear, settlement));
+            }
+        }
+        let first = self.caller.map(|caller| (caller, self.is_behind));
+        let copies = self.copies.into_iter();
+        let copies = copies.map(|copy| (copy.caller, copy.is_behind));
+        for ((caller, is_behind), answer) in first.into_iter().chain(copies).zip(answers) {
+            if let Some((hear, settlement)) = refund.take() {
+                hear(&settlement, &answer);
+            }
+            if let (Err(Ok((decision, is_counted))), Some(check)) = (caller.send(answer), &check) {
+                keep(check, self.is_part || is_behind, decision, is_counted);
+            }
         }
     }
 
     /// Takes a job apart that has not run, so that each of its callers has a job of its own.
     pub(super) fn apart(mut self: Box<Self>) -> Vec<(Box<Self>, Sender<Answer>)> {
+        // The jobs join the queue again, and get crowds there.
+        self.leave_crowd();
         let caller = self.caller.take();
         let copies = mem::take(&mut self.copies);
-        // The job joins the queue again, and gets a crowd there.
-        self.crowd = None;
-        let copy = |caller| (Self::decide(self.check().clone(), self.deadline), caller);
+        let again = || Self::decide(self.check().clone(), self.deadline);
+        let copy = |copy: Copied| (again(), copy.caller);
         let mut apart: Vec<_> = copies.into_iter().map(copy).collect();
         apart.extend(caller.map(|caller| (self, caller)));
         apart
@@ -244,15 +328,24 @@ impl Job {
     /// Whether all callers of the check have stopped waiting. A settlement is never cancelled.
     pub(super) fn is_cancelled(&self) -> bool {
         let has_left = self.caller.as_ref().is_some_and(Sender::is_closed)
-            && self.copies.iter().all(Sender::is_closed);
+            && self.copies.iter().all(|copy| copy.caller.is_closed());
         let is_over = || self.end.is_some_and(|end| end <= Instant::now());
-        let has_left = has_left
-            || self
-                .whole
-                .as_ref()
-                .is_some_and(|caller| caller.strong_count() == 0);
         self.is_check() && (has_left || is_over())
     }
+}
+
+/// Gives back the chosen charges of a check, which may have been counted under this id. `None` if
+/// there are none, or if the caller gave the id: the caller may then try the check again.
+pub(super) fn refund_by_id(
+    check: &Check,
+    id: AdmissionId,
+    is_chosen: impl Fn(&Charge) -> bool,
+) -> Option<Settlement> {
+    let chosen = check
+        .charges()
+        .filter(|charge| check.id().is_none() && is_chosen(charge));
+    let chosen = Check::of_distinct(chosen.cloned())?;
+    Some(Settlement::refund_by_id(chosen, id))
 }
 
 /// The slot of a check, if all of its keys are in the same slot.
@@ -263,69 +356,101 @@ pub(super) fn only_slot(check: &Check, keys: &Keys) -> Option<u16> {
     check.charges().all(is_there).then_some(slot)
 }
 
-/// Appends the arguments that are the same for all jobs that differ only in their keys and ids.
-/// `now` is the time as far as this process knows it.
+/// The script's word for what a job asks: `head.lua` has the meanings.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    Plain,
+    Any,
+    Settle,
+    Renew,
+}
+
+impl Kind {
+    pub(super) fn of(job: &Job, again: bool) -> Self {
+        let check = job.check();
+        match &job.work {
+            Work::Settle(_) if job.is_renewal() => Self::Renew,
+            Work::Settle(_) => Self::Settle,
+            Work::Decide(_) if again || check.id().is_some() => Self::Any,
+            Work::Decide(_) if check.charges().all(Charge::is_plain) => Self::Plain,
+            Work::Decide(_) if sum(check).is_some() => Self::Plain,
+            Work::Decide(_) => Self::Any,
+        }
+    }
+
+    fn word(self) -> &'static str {
+        match self {
+            Self::Plain => "plain",
+            Self::Any => "any",
+            Self::Settle => "settle",
+            Self::Renew => "renew",
+        }
+    }
+}
+
+/// Appends the arguments of jobs that differ only in their keys and ids. If they are all that the
+/// script call asks, their kind is left out. `now` is the time as far as this process knows it.
 #[cfg_attr(
     not(feature = "calendar"),
     expect(unused_variables, reason = "only periods of the calendar depend on it")
 )]
-pub(super) fn write_shape(job: &Job, command: &mut Cmd, again: bool, now: impl Fn() -> u64) {
-    let check = job.check();
-    if let Some(figures) = single(job).filter(|_| !again) {
-        command.arg(if check.takes_place() {
-            "place"
-        } else {
-            "single"
-        });
-        figures.for_each(|figure| _ = command.arg(figure));
-        return;
+pub(super) fn write_run(
+    run: &[Box<Job>],
+    command: &mut Cmd,
+    again: bool,
+    is_all: bool,
+    now: impl Fn() -> u64,
+) {
+    let Some(job) = run.first() else { return };
+    let (check, kind) = (job.check(), Kind::of(job, again));
+    let has_modes = matches!(kind, Kind::Any | Kind::Settle);
+    if !is_all {
+        command.arg(kind.word());
     }
-    if let Some(charge) = check.only_charge().filter(|_| job.is_renewal()) {
-        command.arg("renew").arg(charge.limit().window_micros());
-        return;
-    }
-    let kind = match &job.work {
-        Work::Settle(_) if again => "settle again",
-        Work::Settle(_) => "settle",
-        // If the caller gave the id, the check may have been counted before. A prefetch also comes
-        // with an id, but always with a fresh one.
-        Work::Decide(_) if again || check.id().is_some() && !job.is_of_prefetch() => "again",
-        Work::Decide(_) if check.charges().all(is_plain) => "plain",
-        Work::Decide(_) => "any",
-    };
-    command
-        .arg(kind)
-        .arg(job.count())
-        .arg(check.charges().count());
-    let mut costs = job
-        .settlement()
-        .into_iter()
-        .flat_map(Settlement::accounts)
-        .map(|(_, cost)| cost);
+    let mut figures = Vec::with_capacity(8 + 48 * check.charges().count());
+    figures.extend((job.count() as f64).to_le_bytes());
     for charge in check.charges() {
-        let limit = charge.limit();
-        let cost = costs.next().flatten();
-        command
-            .arg(limit.units())
-            .arg(charge.cost())
-            .arg(limit.window_micros());
-        if kind == "plain" {
-            continue;
+        figures.extend_from_slice(figures_of(charge).map(f64::to_le_bytes).as_flattened());
+        if has_modes {
+            let lease = charge.lease_micros().unwrap_or(0) as f64;
+            figures.extend(lease.to_le_bytes());
         }
-        match limit.algorithm().kind {
+    }
+    let mut ids = Vec::with_capacity(16 * run.len());
+    for job in run {
+        ids.extend(job.id.0.to_be_bytes());
+        if let Some(settlement) = job.settlement()
+            && kind == Kind::Settle
+        {
+            ids.extend((settlement.at_micros() as f64).to_le_bytes());
+        }
+    }
+    command.arg(&figures).arg(&ids);
+    if !has_modes {
+        return;
+    }
+    // If the caller gave the id, the check may have been counted before. A prefetch also comes with
+    // an id, but always with a fresh one.
+    let is_known = job.is_check() && check.id().is_some() && !job.is_of_prefetch();
+    command.arg(if again || is_known { "again" } else { "" });
+    let accounts = job.settlement().into_iter().flat_map(Settlement::accounts);
+    let mut costs = accounts.map(|(_, cost)| cost);
+    for charge in check.charges() {
+        match charge.limit().algorithm().kind {
             #[cfg(feature = "calendar")]
-            Kind::Calendar(calendar) => {
+            Algorithm::Calendar(calendar) => {
                 let ends: Vec<String> = calendar.ends(now()).map(|end| end.to_string()).collect();
-                command.arg(format!("ends {}", ends.join(" ")))
+                command.arg(ends.join(" "))
             }
-            Kind::Compact { entries } => command.arg(entries),
-            _ => command.arg(&*limit.algorithm().word()),
+            _ => command.arg(""),
         };
-        command.arg(charge.lease_micros().unwrap_or(0));
-        match cost {
+        match costs.next().flatten() {
             Some(1..) if charge.takes_place() => command.arg(mode(charge)),
-            Some(cost) if charge.is_spent() => command.arg(format!("spent {cost}")),
-            Some(cost) => command.arg(cost),
+            Some(cost) => {
+                let spent = if charge.is_spent() { "spent " } else { "" };
+                let refund = if job.is_refund() { "refund " } else { "" };
+                command.arg(format!("{spent}{refund}{cost}"))
+            }
             None => command.arg(mode(charge)),
         };
     }
@@ -360,41 +485,37 @@ pub(super) fn have_one_shape(job: &Job, other: &Job) -> bool {
             .eq(other.check().charges().map(figures))
 }
 
-/// The figures of a single check: two for its unit, and three more if it takes a place. A single
-/// check takes one unit, one place, or both, has a new id, and has no copies. `None` for any other
-/// job.
-pub(super) fn single(job: &Job) -> Option<impl Iterator<Item = u64> + use<>> {
-    let Work::Decide(check) = &job.work else {
-        return None;
+/// The figures of a charge: the units of the limit, the cost, the window, and the sub-windows, as
+/// `head.lua` describes them.
+fn figures_of(charge: &Charge) -> [f64; 5] {
+    let limit = charge.limit();
+    let window = limit.window_micros();
+    let (sub_window, later) = match limit.algorithm().kind {
+        Algorithm::Log | Algorithm::Concurrent => (0, 0),
+        Algorithm::Counter => (window, window),
+        Algorithm::Compact { entries } => {
+            let sub_window = window.div_ceil(u64::from(entries) - 2);
+            (sub_window, sub_window - 1)
+        }
+        _ => (window, 0),
     };
-    let mut figures = [0; 5];
-    for (charge, key) in check.charges().zip(1..) {
-        let limit = charge.limit();
-        let [unit, window, place, life, its_key] = &mut figures;
-        let (units, time) = if limit.is_concurrent() {
-            (place, life)
-        } else {
-            (unit, window)
-        };
-        if charge.cost() != 1 || !is_plain(charge) || *units > 0 {
-            return None;
-        }
-        (*units, *time) = (limit.units(), limit.window_micros());
-        if limit.is_concurrent() {
-            *its_key = key;
-        }
+    let [units, cost, mut window, sub_window, later] =
+        [limit.units(), charge.cost(), window, sub_window, later].map(|figure| figure as f64);
+    if limit.is_concurrent() {
+        window = -window;
     }
-    let count = if check.takes_place() { 5 } else { 2 };
-    (check.id().is_none() && job.count() == 1).then(|| figures.into_iter().take(count))
+    [units, cost, window, sub_window, later]
 }
 
-/// Whether a charge is of the most frequent kind: it counts exactly, has a cost, reserves nothing,
-/// and is either counted or refused.
-fn is_plain(charge: &Charge) -> bool {
-    charge.cost() > 0
-        && charge.is_exact()
-        && charge.lease_micros().is_none()
-        && mode(charge).is_empty()
+/// The figures of a check under a fixed window, a counter or a compact log, which counts or
+/// refuses, and whose id the store does not remember. `None` for any other check.
+pub(super) fn sum(check: &Check) -> Option<[f64; 5]> {
+    let charge = check.only_charge()?;
+    let is_sum = matches!(
+        charge.limit().algorithm().kind,
+        Algorithm::Fixed | Algorithm::Counter | Algorithm::Compact { .. }
+    );
+    (is_sum && check.id().is_none() && charge.is_counted_or_refused()).then(|| figures_of(charge))
 }
 
 /// The script's word for a charge that is spent, that never refuses, or that takes nothing. The

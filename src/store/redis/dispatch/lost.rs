@@ -1,12 +1,27 @@
 //! Places and units that may have been taken, although no reply says so. They belong to a batch
 //! whose connection broke or whose runtime ended, or to a check that only some slots have admitted.
 
-use std::{mem, sync::Arc, time::Duration};
+use std::{
+    borrow::Cow,
+    mem,
+    sync::{Arc, LazyLock},
+    time::Duration,
+};
 
 use tokio::{runtime::Handle, task::JoinSet, time::sleep};
 
-use super::{dispatcher::Common, job::Job};
-use crate::{decision::Settlement, local::Underway, store::give_back};
+use super::{
+    dispatcher::Common,
+    job::{Answer, Job, refund_by_id},
+};
+use crate::{
+    check::{Charge, Check},
+    decision::{Decision, Settlement},
+    local::Underway,
+    logging::{Throttle, warn},
+    metrics,
+    store::give_back,
+};
 
 /// Lost places and units are given back twice, and this is the wait between the two times. The
 /// first time may be too early: it uses another connection, so a server that stood still may run
@@ -18,73 +33,106 @@ const BEFORE_SECOND_RELEASE: Duration = Duration::from_millis(500);
 /// thread does it.
 pub(super) struct Lost {
     common: Arc<Common>,
-    pub(super) taken: Vec<Settlement>,
-    underway: Underway,
-    is_in_task: bool,
+    taken: Vec<Settlement>,
+    _underway: Underway,
+}
+
+impl Common {
+    /// Gives back what this check has counted, before the next check of this process. A refund
+    /// whose answer is dropped is sent nevertheless, without a queue if there is no runtime.
+    pub(super) fn give_back(self: &Arc<Self>, check: &Check, decision: &Decision) {
+        let refund = Lost::refund(check, decision, self);
+        if let (Some(refund), Ok(dispatcher)) = (refund, self.own_dispatcher()) {
+            drop(dispatcher.enqueue(refund));
+        }
+    }
 }
 
 impl Lost {
+    /// The job that gives back what a check has counted. `None` if it has counted nothing.
+    pub(super) fn refund(
+        check: &Check,
+        decision: &Decision,
+        common: &Arc<Common>,
+    ) -> Option<Box<Job>> {
+        let (id, mut statuses) = (decision.id(), decision.statuses());
+        let refund = Settlement::by_id(check.clone(), id, decision.at(), |charge| {
+            // A charge in the shadow that does not fit is not counted.
+            let is_counted = statuses.next().is_some_and(|status| status.waits.is_none());
+            (is_counted && charge.units() > 0).then_some(0)
+        });
+        refund
+            .accounts()
+            .find(|(_, cost)| decision.is_allowed() && cost.is_some())?;
+        // Units in a sum are given back once. A second time would take them from other admissions.
+        let again = refund_by_id(check, id, Charge::is_found_by_id);
+        let lost = Self::new(common, again.into_iter().collect());
+        let hear = move |refund: &Settlement, answer: &Answer| lost.hear(refund, answer);
+        Some(Job::refund(refund, &common.local_state, hear))
+    }
+
+    /// Hears the answer to a refund. Units that stay counted are reported.
+    fn hear(mut self, refund: &Settlement, answer: &Answer) {
+        static LINE: LazyLock<Throttle> = LazyLock::new(Throttle::default);
+        let stays = match answer {
+            Ok((decision, was_applied)) => {
+                self.taken.clear();
+                !was_applied && refund.may_count_at(decision.at())
+            }
+            Err(_) => self.taken.is_empty(),
+        };
+        if stays {
+            metrics::failed(Some("not_given_back"), &Cow::Borrowed(""));
+            if let Some(suppressed) = LINE.pass() {
+                let limit = refund.check.first().limit().name();
+                warn!(
+                    limit,
+                    suppressed, "units of a refused check stay counted until they leave the window"
+                );
+            }
+        }
+    }
+
     pub(super) fn new(common: &Arc<Common>, taken: Vec<Settlement>) -> Self {
         Self {
             common: Arc::clone(common),
             taken,
-            underway: common.local_state.owed.begin(),
-            is_in_task: false,
+            _underway: common.local_state.owed.begin(),
         }
     }
 }
 
 impl Drop for Lost {
     fn drop(&mut self) {
-        if self.taken.is_empty() {
-            return;
-        }
-        let common = Arc::clone(&self.common);
-        let taken = mem::take(&mut self.taken);
-        let underway = self.underway.clone();
-        match Handle::try_current() {
-            Ok(runtime) if !self.is_in_task => {
-                let mut lost = Self {
-                    common,
-                    taken,
-                    underway,
-                    is_in_task: true,
-                };
-                runtime.spawn(async move {
-                    free(&lost.common, &lost.taken).await;
-                    lost.taken.clear();
-                });
-            }
-            _ => self.common.local_state.owed.on_thread(async move {
-                free(&common, &taken).await;
-                drop(underway);
-            }),
+        if !self.taken.is_empty() {
+            let (common, taken) = (Arc::clone(&self.common), mem::take(&mut self.taken));
+            let owed = &self.common.local_state.owed;
+            owed.complete(Handle::try_current().ok(), move || {
+                Box::pin(free(Arc::clone(&common), taken.clone()))
+            });
         }
     }
 }
 
-async fn free(common: &Arc<Common>, taken: &[Settlement]) {
-    let release = async || {
-        // All settlements are sent at the same time, so that they travel in one batch.
-        let give_back = |taken: &Settlement| {
-            let common = Arc::clone(common);
-            // Each try finds a dispatcher anew, since the dispatcher of a runtime that ends is of
-            // no use.
-            let settle = move |taken| {
-                let dispatcher = common.dispatcher();
-                let job = Job::settle(taken, &common.local_state);
-                async move { dispatcher?.ask_slots(job).await }
-            };
-            give_back(vec![taken.clone()], settle)
-        };
-        taken
-            .iter()
-            .map(give_back)
-            .collect::<JoinSet<_>>()
-            .join_all()
-            .await;
-    };
-    release().await;
+async fn free(common: Arc<Common>, taken: Vec<Settlement>) {
+    free_once(&common, &taken).await;
     sleep(BEFORE_SECOND_RELEASE).await;
-    release().await;
+    free_once(&common, &taken).await;
+}
+
+/// Sends all settlements at the same time, so that they travel in one batch.
+async fn free_once(common: &Arc<Common>, taken: &[Settlement]) {
+    let mut calls = JoinSet::new();
+    for settlement in taken {
+        let common = Arc::clone(common);
+        // Each try finds a dispatcher anew, since the dispatcher of a runtime that ends is of no
+        // use.
+        let settle = move |settlement| {
+            let common = Arc::clone(&common);
+            let job = Job::settle(settlement, &common.local_state);
+            async move { common.dispatcher().await?.ask_slots(job).await }
+        };
+        calls.spawn(give_back(vec![settlement.clone()], settle));
+    }
+    calls.join_all().await;
 }

@@ -1,8 +1,8 @@
 //! How checks travel to Redis.
 //!
 //! 1. Each runtime has a [`Dispatcher`].
-//! 2. While few checks are in flight, the caller of a check sends it. Other checks and settlements
-//!    wait in a queue, as [`Job`]s.
+//! 2. While few checks are in flight, the caller of a check sends it. If the check is of one unit,
+//!    it is a [`Lone`] check. Other checks and settlements wait in a queue, as [`Job`]s.
 //! 3. A batch takes jobs out of the queue, writes them as one script call, and reads the reply.
 //! 4. `cross_slot.rs` takes apart a check whose keys are in several slots of a cluster.
 
@@ -11,16 +11,20 @@
     reason = "a job moves several times, so it is a pointer everywhere"
 )]
 
+mod admission;
 mod batch;
 mod cross_slot;
 mod crowds;
 mod dispatcher;
 mod job;
+mod lone;
 mod lost;
 mod queue;
 mod send;
+mod turns;
 
 pub(super) use self::{
     dispatcher::Common,
     job::{Answer, Job},
+    lone::Lone,
 };

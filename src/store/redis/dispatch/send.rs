@@ -10,25 +10,20 @@ use std::{
 
 use redis::{ErrorKind, RedisError, RedisResult, ServerErrorKind::CrossSlot, Value};
 use tokio::{
-    runtime::Handle,
     task::{JoinSet, yield_now},
-    time::sleep,
+    time::{sleep, timeout},
 };
 
 use super::{
     batch::Batch,
-    dispatcher::{Common, Dispatcher, without_runtime},
+    dispatcher::{Dispatcher, without_runtime},
     job::{Answer, Job, only_slot},
-    queue::{Permit, Queue},
+    queue::{Permit, Queue, Queued},
 };
 use crate::{
     error::StoreError,
-    local::{Owed, lock},
     metrics,
-    store::redis::{
-        connect::{Connection, Taken, failure},
-        keys::HASH_SLOTS,
-    },
+    store::redis::connect::{Connection, Taken, failure},
 };
 
 /// The most batches that may be in flight because of the distance of the server: one for each
@@ -40,67 +35,18 @@ const MOST_IN_FLIGHT: u128 = 64;
 /// the server.
 type Reply = Result<RedisResult<Value>, StoreError>;
 
-impl Common {
-    /// The dispatcher of the current runtime. The thread that completes calls has a runtime that
-    /// ends soon, and the application must not open connections in it. So if the application opens
-    /// the connections, this runtime gets the dispatcher of another runtime, if there is one.
-    pub(crate) fn dispatcher(self: &Arc<Self>) -> Result<Arc<Dispatcher>, StoreError> {
-        let runtime = Handle::try_current().map_err(without_runtime)?;
-        let mut all = lock(&self.dispatchers);
-        let mut own = all.iter().filter(|(id, _)| *id == runtime.id());
-        if let Some(known) = own.find_map(|(_, dispatcher)| dispatcher.upgrade()) {
-            return Ok(known);
-        }
-        if Owed::is_in_brief_runtime()
-            && self.server.is_given()
-            && let Some(other) = all.iter().find_map(|(_, dispatcher)| dispatcher.upgrade())
-        {
-            return Ok(other);
-        }
-        let dispatcher = Arc::new(Dispatcher::new(Arc::clone(self), runtime.clone()));
-        all.retain(|(_, dispatcher)| dispatcher.strong_count() > 0);
-        all.push((runtime.id(), Arc::downgrade(&dispatcher)));
-        drop(all);
-        let owned = Arc::clone(&dispatcher);
-        let mut store = self.store.clone();
-        runtime.spawn(async move {
-            while store.changed().await.is_ok() {}
-            drop(owned);
-        });
-        Ok(dispatcher)
-    }
-}
-
 impl Dispatcher {
-    /// Whether each batch has keys of one slot only.
-    pub(crate) fn is_by_slot(&self) -> bool {
-        self.common.is_by_slot.load(Ordering::Relaxed)
-    }
-
-    pub(super) fn queue(&self, slot: u16, is_release: bool) -> &Arc<Queue> {
-        &self.queues[usize::from(slot) * self.queues.len() / usize::from(HASH_SLOTS)]
-            [usize::from(is_release)]
-    }
-
     /// Sends a job, or lets a task send it. While this future waits for the answer, it does not
     /// keep the dispatcher. So the dispatcher ends with its runtime, even if nobody polls the
     /// future.
     ///
     /// If few checks are in flight and a connection works, the caller of a check sends it.
     pub(crate) async fn ask(self: Arc<Self>, job: Box<Job>) -> Answer {
-        // A check of several slots was taken apart before.
-        let slot = self
-            .is_by_slot()
-            .then(|| self.common.keys.hash_slot(job.check().first().key()));
-        let queue = self.queue(slot.unwrap_or(0), job.is_release());
-        let wait = job.may_wait();
-        // Until the first reply, a task sends the check, and hears the reply even if it comes too
-        // late for the caller.
+        let slot = self.slot_of(job.check().first().key());
         if job.is_check()
-            && wait.is_none()
-            && self.common.local_state.round_trip.known().is_some()
-            && let Some(permit) = queue.lone_permit()
+            && job.may_wait().is_none()
             && let Some(connection) = self.pool.share()
+            && let Some(permit) = self.lone_permit(slot)
         {
             let batch = Batch::new(vec![job], slot, &self.common);
             let dispatcher = Arc::downgrade(&self);
@@ -109,24 +55,27 @@ impl Dispatcher {
             // boxed, and does not enlarge all futures that wait.
             return Box::pin(send_alone(batch, connection, permit, dispatcher)).await;
         }
-        // `caller` is dropped after `answer`. So if a caller stops waiting, its job is cancelled
-        // before the queue counts it as cancelled.
-        let (answer, caller) = match queue.push(job) {
-            Ok(queued) => queued,
-            Err(answer) => return *answer,
-        };
+        let queued = self.enqueue(job);
+        drop(self);
+        answer_to(queued).await
+    }
+
+    /// Queues a job, and lets a task serve the queue. If the job cannot be queued, returns its
+    /// answer.
+    pub(super) fn enqueue(self: &Arc<Self>, job: Box<Job>) -> Queued {
+        let slot = self.slot_of(job.check().first().key());
+        let queue = self.queue(slot, job.is_release());
+        let wait = job.may_wait();
+        let queued = queue.push(job)?;
         if let Some(wait) = wait {
             if !queue.is_gathering.swap(true, Ordering::SeqCst) {
                 self.runtime
-                    .spawn(Arc::clone(&self).serve_after(wait, Arc::clone(queue)));
+                    .spawn(Arc::clone(self).serve_after(wait, Arc::clone(queue)));
             }
         } else if let Some(permit) = self.batch_permit(queue) {
-            self.runtime.spawn(Arc::clone(&self).serve(permit));
+            self.runtime.spawn(Arc::clone(self).serve(permit));
         }
-        drop(self);
-        let answer = answer.await;
-        caller.leave();
-        answer.unwrap_or_else(|error| Err(without_runtime(error)))
+        Ok(queued)
     }
 
     /// The permit to send a batch. If the server is far away, more batches may be in flight, so
@@ -179,10 +128,8 @@ impl Dispatcher {
         // check.
         let mut slots = BTreeMap::<Option<u16>, Vec<_>>::new();
         for job in jobs {
-            slots
-                .entry(only_slot(job.check(), &self.common.keys))
-                .or_default()
-                .push(job);
+            let slot = only_slot(job.check(), &self.common.keys);
+            slots.entry(slot).or_default().push(job);
         }
         let send = |(slot, jobs)| {
             let dispatcher = Arc::clone(self);
@@ -221,11 +168,9 @@ impl Dispatcher {
         // only.
         self.common.is_by_slot.store(true, Ordering::Relaxed);
         // Each job gets a new id. An earlier try may have counted it under the old one.
-        batch.give_back(&batch.jobs, |_| true);
-        for (job, caller) in mem::take(&mut batch.jobs)
-            .into_iter()
-            .flat_map(|job| job.apart())
-        {
+        batch.give_back(&batch.jobs, |_, _| true);
+        let jobs = mem::take(&mut batch.jobs);
+        for (job, caller) in jobs.into_iter().flat_map(Job::apart) {
             let answer = Arc::clone(self).ask_slots(job);
             self.runtime.spawn(async move { caller.send(answer.await) });
         }
@@ -254,14 +199,32 @@ impl Dispatcher {
     }
 }
 
+/// Waits for the answer to a job that was queued. If the caller stops waiting, the job is cancelled
+/// before the queue counts it as cancelled.
+pub(super) async fn answer_to(queued: Queued) -> Answer {
+    let (answer, mut caller) = match queued {
+        Ok(queued) => queued,
+        Err(answer) => return *answer,
+    };
+    let answer = match caller.expected.take() {
+        None => answer.await,
+        // Few checks wait like this, so the future is boxed.
+        Some((refusal, wait)) => match Box::pin(timeout(wait, answer)).await {
+            Ok(answer) => answer,
+            Err(_) => return Ok((*refusal, false)),
+        },
+    };
+    caller.leave();
+    answer.unwrap_or_else(|error| Err(without_runtime(error)))
+}
+
 /// Sends a batch over a connection.
 async fn try_send(taken: Result<Taken, StoreError>, batch: &mut Batch, again: bool) -> Reply {
     let (connection, _seat) = taken?;
     Ok(batch.send(&connection, again).await)
 }
 
-/// Sends a check in the future of its caller. After an error, a task takes over: the caller may
-/// stop polling its future, and such a future must not wait for a connection.
+/// Sends a check in the future of its caller.
 async fn send_alone(
     mut batch: Batch,
     connection: Arc<Connection>,
@@ -271,6 +234,16 @@ async fn send_alone(
     metrics::batch(1, || 0);
     let reply = batch.send(&connection, false).await;
     permit.end();
+    answer_alone(batch, reply, dispatcher).await
+}
+
+/// The answer to a check that its caller has sent. After an error, a task takes over: the caller
+/// may stop polling its future, and such a future must not wait for a connection.
+pub(super) async fn answer_alone(
+    mut batch: Batch,
+    reply: RedisResult<Value>,
+    dispatcher: Weak<Dispatcher>,
+) -> Answer {
     let error = match reply {
         Ok(reply) => return batch.only_answer(reply),
         Err(error) => error,
@@ -281,7 +254,6 @@ async fn send_alone(
     let answer = job.wait();
     let runtime = dispatcher.runtime.clone();
     runtime.spawn(async move { dispatcher.conclude(batch, Ok(Err(error))).await });
-    answer
-        .await
-        .unwrap_or_else(|error| Err(without_runtime(error)))
+    let answer = answer.await;
+    answer.unwrap_or_else(|error| Err(without_runtime(error)))
 }

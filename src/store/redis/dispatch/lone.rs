@@ -1,0 +1,162 @@
+//! A lone check: one unit of an exact log, or any cost under an algorithm that puts units together,
+//! while few other checks are in flight. Most requests of a process that is not busy make such a
+//! check. Its caller sends it, without a job, a batch or a task. Whatever is unusual goes the
+//! general way: a script that the server does not know, a reply other than the short one, and an
+//! error.
+
+use std::{
+    sync::{Arc, Weak},
+    time::{Duration, Instant},
+};
+
+use redis::{Cmd, RedisResult, Value};
+use tokio::runtime::Handle;
+
+use super::{
+    batch::Batch,
+    dispatcher::{Common, Dispatcher, is_unknown, known, of_double},
+    job::{Job, sum},
+    queue::Permit,
+    send::answer_alone,
+};
+use crate::{
+    check::{AdmissionId, Charge, Check},
+    clock::system_time,
+    decision::{Decision, LimitStatus},
+    error::StoreError,
+    metrics,
+    store::redis::{connect::Connection, script::SHA1},
+};
+
+/// The right to send a lone check, and what it is sent with.
+pub(crate) struct Lone {
+    common: Arc<Common>,
+    dispatcher: Weak<Dispatcher>,
+    slot: Option<u16>,
+    permit: Permit,
+    connection: Arc<Connection>,
+    /// The figures of a check whose units are put together; `None` for a unit of an exact log.
+    sum: Option<[f64; 5]>,
+}
+
+impl Lone {
+    /// `None` if the check has to go the general way. The caller waits for `deadline` at most.
+    pub(crate) fn new(common: &Arc<Common>, check: &Check, deadline: Duration) -> Option<Self> {
+        let charge = check.only_charge()?;
+        let sum = if is_single(charge) {
+            None
+        } else {
+            Some(sum(check)?)
+        };
+        // A caller that leaves within the reply timeout needs no other timer.
+        let is_brief = deadline <= common.server.settings.reply_timeout;
+        if !is_brief || check.id().is_some() || common.clock.is_some() {
+            return None;
+        }
+        let runtime = Handle::try_current().ok()?;
+        let dispatcher = known(&common.dispatchers, runtime.id())?;
+        let slot = dispatcher.slot_of(charge.key());
+        let connection = dispatcher.pool.share()?;
+        // A check without an id must not be sent twice. So the general way tests an idle connection
+        // first.
+        let may_be_closed = || connection.is_idle(slot.unwrap_or_default(), Instant::now());
+        if sum.is_some() && may_be_closed() {
+            return None;
+        }
+        let permit = dispatcher.lone_permit(slot)?;
+        Some(Self {
+            common: Arc::clone(common),
+            dispatcher: Arc::downgrade(&dispatcher),
+            slot,
+            permit,
+            connection,
+            sum,
+        })
+    }
+
+    /// Sends the check, and waits for the decision. The caller gives up after `deadline`.
+    pub(crate) async fn decide(
+        self,
+        check: Arc<Check>,
+        deadline: Duration,
+    ) -> Result<Decision, StoreError> {
+        let Self {
+            common,
+            dispatcher,
+            slot,
+            permit,
+            connection,
+            sum,
+        } = self;
+        metrics::batch(1, || 0);
+        let id = AdmissionId::fresh();
+        let command = common.short(check.first(), id, sum);
+        let sent = Instant::now();
+        let generation = common.local_state.refusals.generation();
+        let reply = connection.send_briefly(&command, sent).await;
+        permit.end();
+        // The caller may have polled late.
+        common.heard(slot, sent, deadline, &reply);
+        if let Some([now, used, reset]) = short_reply(&reply) {
+            connection.note_reply(slot.unwrap_or_default(), sent);
+            return Ok(Decision::new(&check, system_time(now), id, |charge| {
+                LimitStatus::new(charge, used, 0, Duration::from_micros(reset), None)
+            }));
+        }
+        let job = Job::decide_as(id, check, deadline);
+        let mut batch = Batch::sent(job, slot, &common, (sent, generation), &reply);
+        // Few checks need this future, so it is boxed.
+        let answer = Box::pin(async move {
+            let reply = if is_unknown(&reply) {
+                batch.eval(&connection, false).await
+            } else {
+                reply
+            };
+            answer_alone(batch, reply, dispatcher).await
+        });
+        Ok(answer.await?.0)
+    }
+}
+
+impl Common {
+    /// The script call of one check, in its short form: see `head.lua`.
+    fn short(&self, charge: &Charge, id: AdmissionId, sum: Option<[f64; 5]>) -> Cmd {
+        let limit = charge.limit();
+        let key = self.keys.of(limit, charge.key());
+        let double = |figure: u64| (figure as f64).to_le_bytes();
+        let (single, sum) = (
+            [
+                id.0.to_be_bytes(),
+                double(limit.units()),
+                double(limit.window_micros()),
+            ],
+            sum.map(|figures| figures.map(f64::to_le_bytes)),
+        );
+        let short = sum
+            .as_ref()
+            .map_or(single.as_flattened(), |sum| sum.as_flattened());
+        let size = "EVALSHA".len() + SHA1.len() + 1 + key.len() + short.len();
+        let mut command = Cmd::with_capacity(5, size);
+        command.arg("EVALSHA").arg(&*SHA1);
+        command.arg(b"1").arg(key).arg(short);
+        command
+    }
+}
+
+/// Whether a check of this charge alone has the short form of a single unit.
+fn is_single(charge: &Charge) -> bool {
+    charge.cost() == 1 && !charge.limit().is_concurrent() && charge.is_plain()
+}
+
+/// The numbers of the reply to a check that was admitted in the short form.
+fn short_reply(reply: &RedisResult<Value>) -> Option<[u64; 3]> {
+    let Ok(Value::BulkString(bytes)) = reply else {
+        return None;
+    };
+    let (numbers, []) = bytes.as_chunks() else {
+        return None;
+    };
+    let numbers: &[_; 3] = numbers.try_into().ok()?;
+    let [now, used, reset] = numbers.map(of_double);
+    Some([now?, used?, reset?])
+}
