@@ -1,9 +1,66 @@
 -- The golden pairs: calls of the script, of each kind and algorithm. replay.lua has the functions,
 -- head.lua of the script describes the arguments, and golden.txt has the replies.
 
-local case, at, command, call, call_short = cases.case, cases.at, cases.command, cases.call, cases.call_short
-local id, score, run, server = cases.id, cases.score, cases.run, cases.server
+local case, at, command, call = cases.case, cases.at, cases.command, cases.call
+local id, score, server = cases.id, cases.score, cases.server
 local MS, S = 1000, 1000000
+
+-- A charge: its five figures under an algorithm, which is 'log', 'concurrent', 'fixed', 'counter',
+-- the ends of a calendar's periods, or the entries of a compact log; and its lease and mode.
+local function charge(units, cost, window, algorithm, lease, mode)
+  local entries, ends = tonumber(algorithm), string.match(algorithm, '^ends (.*)')
+  local sub_window = entries and math.ceil(window / (entries - 2)) or window
+  local later = entries and sub_window - 1 or algorithm == 'counter' and window or 0
+  if algorithm == 'log' or algorithm == 'concurrent' then sub_window = 0 end
+  if algorithm == 'concurrent' then window = -window end
+  return { figures = { units, cost, window, sub_window, later }, lease = lease, mode = mode, ends = ends or '' }
+end
+
+-- The charges of a unit, or none, and of a place, which has the key of number `p`.
+local function place(units, window, places, life, p)
+  local charges = { charge(places, 1, life, 'concurrent') }
+  if units > 0 then table.insert(charges, 3 - p, charge(units, 1, window, 'log')) end
+  return charges
+end
+
+-- A run of checks, or of settlements: what a case says of them, and then for each check its id, its
+-- keys, and the time `at` at which an admission was decided. A case says: 'single' with units and
+-- window; 'place' with the arguments of `place`; 'plain' with copies, charges, and three figures a
+-- charge; 'sum' with copies and five figures; 'renew' with a life; and the other kinds with copies,
+-- charges, and for each charge three figures, algorithm, lease and mode.
+local function run(words, ...)
+  local kind, again = string.match(words[1], '^(%l+) ?(%l*)$')
+  local made = { kind = kind, again = again, copies = 1, charges = {}, checks = { ... } }
+  if kind == 'single' then
+    made.kind, made.charges = 'plain', { charge(words[2], 1, words[3], 'log') }
+  elseif kind == 'place' then
+    made.kind, made.charges = 'plain', place(unpack(words, 2))
+  elseif kind == 'sum' then
+    made.kind, made.copies, made.charges = 'plain', words[2], { { figures = { unpack(words, 3) } } }
+  elseif kind == 'renew' then
+    made.charges = { charge(1, 1, words[2], 'concurrent') }
+  else
+    made.copies = words[2]
+    for i = 4, #words, kind == 'plain' and 3 or 6 do
+      made.charges[#made.charges + 1] = charge(words[i], words[i + 1], words[i + 2], kind == 'plain' and 'log' or words[i + 3], words[i + 4], words[i + 5])
+    end
+  end
+  if kind == 'again' then made.kind, made.again = 'any', 'again' end
+  return made
+end
+
+-- A call in a short form: two figures of single units; five of a lone sum, without an id; or the
+-- arguments of `place`.
+local function call_short(given, ...)
+  local checks = { ... }
+  if #given == 2 and #checks == 1 then
+    cases.call_lone(given, checks[1])
+  elseif not checks[1].id then
+    cases.call_lone(given, checks[1])
+  else
+    cases.call_short(run({ #given == 2 and 'single' or 'place', unpack(given) }, ...))
+  end
+end
 
 -- The figures of one unit.
 local function one(units, window, algorithm, lease, mode)
@@ -41,6 +98,15 @@ case 'a single unit after others have left, of which some have one unit, and the
 command('ZADD', 'a', 6, 'used', score(-12 * S), id 'gone' .. '3', score(-11 * S), id 'one', score(-4 * S), id 'stays' .. '2')
 command('PEXPIREAT', 'a', 1000000000000 + 9000)
 call('', run({ 'single', 5, 10 * S }, { 'a', id = id 'new' }))
+
+case 'a refusal of a log with a total, of one that is too full, and of one with an entry ahead of the clock'
+command('ZADD', 'a', 2, 'used', score(-4 * S), id 'two' .. '2')
+command('ZADD', 'b', score(-4 * S), id 'first', score(-3 * S), id 'second', score(-2 * S), id 'third')
+command('ZADD', 'c', score(-4 * S), id 'first', score(2 * S), id 'ahead')
+for _, name in ipairs({ 'a', 'b', 'c' }) do
+  command('PEXPIREAT', name, 1000000000000 + 17000)
+  call_short({ 2, 10 * S }, { name, id = id 'new' })
+end
 
 case 'units of a window longer than since 1970'
 call('', run({ 'single', 3, 2000000000 * S }, { 'a', id = id 'new' }, { 'a', id = id 'newer' }))
@@ -137,6 +203,54 @@ at(1500 * MS)
 call('', run(any('any', 5, 1, 10 * S, '12'), { 'a', id = id 'second' }, { 'a', id = id 'third' }))
 call('', run(any('any', 6, 1, 10 * S, '12', 2 * S), { 'a', id = id 'fourth' }))
 call('', run(any('any', 5, 1, 10 * S, '12'), { 'a', id = id 'fifth' }))
+
+-- A check of a sum, by the short way and then by the general way, which have to decide the same.
+local function sum(units, cost, window, sub_window, later, algorithm)
+  call_short({ units, cost, window, sub_window, later }, { 'short' })
+  call('', run({ 'sum', 1, units, cost, window, sub_window, later }, { 'batch', id = id 'new' }),
+    run(any('any', units, cost, window, algorithm), { 'general', id = id 'new' }))
+end
+
+case 'sums alone: a fixed window, until it refuses, and the next one'
+for _, micros in ipairs({ 1 * S, 2 * S, 3 * S, 11 * S }) do
+  at(micros)
+  sum(5, 2, 10 * S, 10 * S, 0, 'fixed')
+end
+
+case 'sums alone: a counter over some windows, with refusals'
+for _, micros in ipairs({ 9 * S, 9 * S, 12 * S, 13 * S, 16 * S, 45 * S }) do
+  at(micros)
+  sum(6, 3, 10 * S, 10 * S, 10 * S, 'counter')
+end
+
+case 'sums alone: a compact log, whose parts leave one by one'
+for _, micros in ipairs({ 0, 1 * S, 1500 * MS, 3 * S, 4 * S, 12 * S, 40 * S }) do
+  at(micros)
+  sum(7, 2, 10 * S, 1 * S, 1 * S - 1, '12')
+end
+
+case 'sums alone, of a step back of the clock'
+for _, micros in ipairs({ 60 * S, 30 * S, 31 * S }) do
+  at(micros)
+  sum(3, 2, 10 * S, 10 * S, 0, 'fixed')
+  sum(3, 1, 20 * S, 2 * S, 2 * S - 1, '12')
+end
+
+case 'sums: copies, some that are admitted in part, reserved units, and keys of another type'
+call('', run({ 'sum', 3, 5, 1, 10 * S, 10 * S, 0 }, { 'a', id = id 'few' }, { 'a', id = id 'more' }))
+call('', run(any('any', 5, 1, 10 * S, 'counter', 3 * S), { 'b', id = id 'held' }))
+call_short({ 5, 1, 10 * S, 10 * S, 10 * S }, { 'b' })
+command('SET', 'text', 'x')
+call_short({ 5, 1, 10 * S, 10 * S, 10 * S }, { 'text' })
+call_short({ 5, 6, 10 * S, 10 * S, 10 * S }, { 'c' })
+
+case 'sums before Redis 7.0, by the clock of a test, and on a server without memory'
+call('test', run({ 'sum', 1, 5, 1, 10 * S, 10 * S, 10 * S }, { 'a', id = id 'test' }))
+server { is_before_7 = true }
+call_short({ 5, 1, 10 * S, 10 * S, 10 * S }, { 'b' })
+server { is_before_7 = false, is_full = true }
+call_short({ 5, 1, 10 * S, 10 * S, 10 * S }, { 'c' })
+call_short({ 1, 1, 10 * S, 10 * S, 10 * S }, { 'b' })
 
 case 'periods of the calendar, and a clock that is too far from them'
 local ENDS = 'ends 1000000005000000 1000000036000000'
@@ -249,7 +363,7 @@ for _, name in ipairs({ 'new', 'newer' }) do
   call('', run(any('any', 1000, 2, 10 * S, 'log'), { 'b', id = id(name) }))
 end
 
-case 'as many entries have left as the fast way drops'
+case 'as many entries have left as take.lua drops'
 for number = 1, 101 do
   command('ZADD', 'a', score((number < 101 and -20 or -5) * S), id('n' .. number))
 end
@@ -278,6 +392,8 @@ call('', run(any('any', 3, 1, 10 * S, 'counter'), { 'c', id = id 'new' }))
 command('ZADD', 'd', '2.5', 'used', score(-1 * S), id 'first')
 command('ZADD', 'e', '5', 'used')
 call('', run(any('any', 9, 1, 10 * S, 'log'), { 'd', id = id 'new' }), run({ 'plain', 1, 1, 9, 1, 10 * S }, { 'e', id = id 'new' }))
+command('ZADD', 'f', 12, 'held', 3, 'used', score(-1 * S), id 'first' .. '3')
+call('', run({ 'plain', 1, 1, 3, 1, 10 * S }, { 'f', id = id 'new' }))
 
 case 'sums near the largest number, and one of no units'
 command('ZADD', 'a', '9007199254740990', 'used', score(0), '..9007199254740990')
@@ -408,8 +524,39 @@ call('', run({ 'plain', 1, 1, 9, 2, 10 * S }, { 'a', id = id 'twice' }))
 call('', run(any('again', 9, 1, 10 * S, 'log'), { 'b', id = id 'twice' }))
 call('', run({ 'single', 9, 10 * S }, { 'b', id = id 'twice' }))
 
+case 'a first try that is read after the second, whose entry has left'
+command('ZADD', 'a', score(-12 * S), id 'late', score(-4 * S), id 'stays')
+command('ZADD', 'b', 5, 'used', score(-12 * S), id 'late' .. '2', score(-4 * S), id 'stays' .. '3')
+command('ZADD', 'p', score(-31 * S), id 'late')
+for _, name in ipairs({ 'a', 'b', 'p' }) do
+  command('PEXPIREAT', name, 1000000000000 + 9000)
+end
+call('', run({ 'single', 3, 10 * S }, { 'a', id = id 'late' }))
+call('', run({ 'plain', 1, 1, 9, 2, 10 * S }, { 'b', id = id 'late' }))
+call('', run({ 'place', 0, 0, 2, 30 * S, 1 }, { 'p', id = id 'late' }))
+
+case 'a log with a total and an entry ahead of the clock keeps its later expiry'
+command('ZADD', 'a', 4, 'used', score(-4 * S), id 'stays' .. '2', score(40 * S), id 'ahead' .. '2')
+command('PEXPIREAT', 'a', 1000000000000 + 61000)
+call('', run({ 'single', 9, 10 * S }, { 'a', id = id 'new' }))
+
+case 'a limit of no units refuses, each way'
+call_short({ 0, 10 * S }, { 'a', id = id 'lone' })
+call('', run({ 'single', 0, 10 * S }, { 'a', id = id 'one' }, { 'a', id = id 'two' }))
+call('', run(any('any', 0, 1, 10 * S, 'log'), { 'a', id = id 'any' }))
+
 case 'errors of the server end the script'
 server { error = 'READONLY You cannot write against a read only replica.' }
 call('', run({ 'single', 3, 10 * S }, { 'a', id = id 'first' }))
 call('', run(any('any', 3, 1, 10 * S, 'fixed'), { 'a', id = id 'first' }))
 call('', run({ 'renew', 30 * S }, { 'p', id = id 'first' }))
+
+case 'members that are no sums'
+for number, members in ipairs({
+  { 2, 'used', score(0), '' }, { 2, 'used', score(0), 'x' }, { 2, 'used', score(0), '..x' }, { 2, 'used' }, { score(0), '..2' },
+  { 2, 'used', score(0), '..-2' }, { 2, 'used', score(0), '..inf' }, { 2, 'used', score(0), '..nan' }, { 2, 'used', score(0), '..2.5' },
+}) do
+  command('ZADD', number, unpack(members))
+  call_short({ 9, 1, 10 * S, 10 * S, 10 * S }, { number })
+  command('UNLINK', number)
+end

@@ -165,25 +165,18 @@ function cases.score(micros)
   return string.format('-%.0f', START + micros)
 end
 
--- A run of checks, or of settlements: these words, and then for each check its id, its keys, and
--- the time `at` at which an admission was decided.
-function cases.run(words, ...)
-  return { words = words, checks = { ... } }
-end
-
 local function text(word)
   return type(word) == 'number' and string.format('%.0f', word) or word
 end
 
-local function call(keys, arguments)
-  local shown = {}
-  for i, argument in ipairs(arguments) do
-    shown[i] = argument == '' and "''" or visible(argument)
+-- Calls the script with these keys and arguments, which are shown as these words.
+local function call(keys, arguments, words)
+  for i, word in ipairs(words) do
+    words[i] = word == '' and "''" or visible(text(word))
   end
-  if #arguments == 1 then shown[1] = 'the short form' end
   print('at %s', since_start(server.now))
   print('  KEYS     %s', table.concat(keys, ' '))
-  print('  ARGV     %s', table.concat(shown, ' '))
+  print('  ARGV     %s', table.concat(words, ' '))
   local api = { call = call_server, pcall = pcall_server, REDIS_VERSION_NUM = not server.is_before_7 and 0x070000 or nil }
   server.has_written, server.commands = false, {}
   local is_done, reply = pcall(script, api, keys, arguments)
@@ -196,39 +189,59 @@ local function call(keys, arguments)
   print_keys()
 end
 
--- Calls the script by this clock: '' is the server's, and 'test' is that of a test.
-function cases.call(clock, ...)
-  local keys, arguments = {}, { clock == '' and '' or text(server.now) }
-  for _, run in ipairs({ ... }) do
-    for _, word in ipairs(run.words) do
-      arguments[#arguments + 1] = text(word)
-    end
-    arguments[#arguments + 1] = text(#run.checks)
-    for _, check in ipairs(run.checks) do
-      arguments[#arguments + 1] = check.id
-      if check.at then arguments[#arguments + 1] = text(START + check.at) end
-      for _, key in ipairs(check) do
-        keys[#keys + 1] = key
-      end
-    end
+local function append(list, ...)
+  for i = 1, select('#', ...) do
+    list[#list + 1] = select(i, ...)
   end
-  call(keys, arguments)
 end
 
--- Calls the script in the short form: these figures, and then the checks.
-function cases.call_short(figures, ...)
-  local keys, ids, numbers = {}, {}, {}
-  for i, check in ipairs({ ... }) do
-    ids[i] = check.id
-    for _, key in ipairs(check) do
-      keys[#keys + 1] = key
+local function doubles(numbers)
+  return struct.pack('<' .. string.rep('d', #numbers), unpack(numbers))
+end
+
+-- Appends what head.lua says of a run, and the same in words. Without `kind`, the run is alone.
+local function write(run, keys, arguments, words, kind)
+  local figures, texts, ids = { run.copies }, {}, {}
+  for _, charge in ipairs(run.charges) do
+    append(figures, unpack(charge.figures))
+    if run.kind == 'any' or run.kind == 'settle' then
+      append(figures, charge.lease)
+      append(texts, charge.ends, charge.mode)
     end
   end
-  for i, figure in ipairs(figures) do
-    numbers[i] = struct.pack('<d', figure)
+  if #texts > 0 then table.insert(texts, 1, run.again) end
+  append(words, kind, unpack(figures))
+  for _, check in ipairs(run.checks) do
+    append(ids, check.id .. (check.at and doubles({ START + check.at }) or ''))
+    append(words, check.id, check.at)
+    append(keys, unpack(check))
   end
-  print('short      %s', table.concat(figures, ' '))
-  call(keys, { table.concat(ids) .. table.concat(numbers) })
+  append(arguments, kind, doubles(figures), table.concat(ids), unpack(texts))
+  append(words, unpack(texts))
+end
+
+-- Calls the script by this clock: '' is the server's, and 'test' is that of a test.
+function cases.call(clock, ...)
+  local now = clock == '' and '' or text(server.now)
+  local keys, arguments, words = {}, { now }, { now }
+  for _, run in ipairs({ ... }) do
+    write(run, keys, arguments, words, run.kind)
+  end
+  call(keys, arguments, words)
+end
+
+-- Calls the script with one run of plain checks, without the clock and the kind.
+function cases.call_short(run)
+  local keys, arguments, words = {}, {}, { 'short' }
+  write(run, keys, arguments, words)
+  call(keys, arguments, words)
+end
+
+-- Calls the script with one argument: the id of a check, if it has one, and these figures.
+function cases.call_lone(figures, check)
+  local words = { 'lone', unpack(figures) }
+  append(words, check.id)
+  call({ check[1] }, { (check.id or '') .. doubles(figures) }, words)
 end
 
 assert(loadstring('local cases = ...\n' .. ARGV[2], '@cases'))(cases)

@@ -1,7 +1,7 @@
 -- Deciding a check: all charges or none.
 --
--- Takes  add_to_sum, call, clamped, count, counts_of, falls_to, find, finish_of, following,
---        heads_of, is_full, LARGEST, LONGEST_LIFE, LOOKED_AT, NAMED, named, now, outlive,
+-- Takes  add_to_sum, call, clamped, count, counts_of, find, finish_of, following, heads_of,
+--        is_full, LARGEST, log_falls_to, LONGEST_LIFE, LOOKED_AT, NAMED, named, now, outlive,
 --        overlapping, read, score_of, shared, text, time_in, time_of, try, weigh
 -- Gives  write_status, failure_of, decide
 
@@ -51,14 +51,14 @@ local function first_fit(log, most, total, entries, with_reserved)
     if with_reserved or not is_reserved then
       if total <= most then
         -- Until the entry leaves, only the estimate of a counter falls.
-        local fits = falls_to(log, most - total, from)
+        local fits = log_falls_to(log, most - total, from)
         if fits < leaves or fits == from then return fits end
       end
       local is_estimated = log.is_counter and string.byte(entries[i]) ~= NAMED
       total, from = is_estimated and total or total - units, math.max(leaves, from)
     end
   end
-  local fits = total > most and leaves or falls_to(log, most - total, from)
+  local fits = total > most and leaves or log_falls_to(log, most - total, from)
   -- Entries that were not read leave later than those that were read, so this is a lower bound.
   return total > 0 and #entries == 2 * LOOKED_AT and math.min(fits, leaves) or fits
 end
@@ -90,7 +90,7 @@ local function write_status(record, r, log, retry, least)
   if log.is_counter and fewer then
     local current, previous = counts_of(log)
     local estimated = current + overlapping(log, previous, finish_of(log), now)
-    if estimated > 0 then fewer = math.min(fewer, falls_to(log, estimated - 1, now)) end
+    if estimated > 0 then fewer = math.min(fewer, log_falls_to(log, estimated - 1, now)) end
   end
   record[r + 1], record[r + 2] = clamped(log.used), log.is_behind and 1 or clamped(fewer and fewer - now)
   record[r + 3], record[r + 4], record[r + 5] = log.reserved, clamped(retry), clamped(log.reserved > 0 and least or retry)
@@ -125,7 +125,7 @@ local function counted_before(logs, id, copies)
       counted = math.max(counted, before)
       if log.lease then time = time + log.window - log.lease end
       -- An exact log tells the time best. The time of a place is the time of its last renewal.
-      local tells = not log.sub_window and not log.is_place
+      local tells = not log.sub_window and not log.lasts
       if tells and not is_exact or tells == is_exact and time > at then at, is_exact = time, tells end
     end
   end

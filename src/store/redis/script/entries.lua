@@ -2,9 +2,10 @@
 -- recorded, negated. So the newest entry comes first, where writing is quick. An entry counts until
 -- a window after its recorded time.
 --
--- Takes  call, is_expiry_telling, is_server_time, now
--- Gives  NAMED, MOST_NAMED, LARGEST, DROPPED, LONGEST_LIFE, text, clamped, time_in,
---        recorded_at, named_at, begin_with, named, weigh, weigh_all, find, outlive
+-- Takes  call, is_expiry_telling, is_server_time, now, SLACK
+-- Gives  charge_of, NAMED, MOST_NAMED, LARGEST, DROPPED, LONGEST_LIFE, text, clamped, time_in,
+--        recorded_at, named_at, begin_with, named, weigh, weigh_all, shared, following, find,
+--        outlive
 --
 -- Time      An exact log records an admission under its time and its id. The other algorithms put admissions of one
 --           recorded time together: a compact log records the end of a sub-window, a fixed window the start of a window, a
@@ -14,7 +15,7 @@
 --           longer than the window, so a prefetch is recorded at the end of its life, ahead of the clock.
 -- Expiry    An exact log of one entry of one unit expires a window + SLACK after that entry. Any other exact log expires
 --           two windows + SLACK after its oldest entry. That is late enough for all entries that come within a window of
---           the oldest, so fast.lua mostly leaves the expiry as it is. fast.lua reads from the expiry when the oldest entry
+--           the oldest, so a check mostly leaves the expiry as it is. take.lua reads from the expiry when the oldest entry
 --           leaves. Only this figure depends on an expiry, and no decision does. Other logs expire a window + SLACK after
 --           their newest entry. On Redis 6.2, and by a clock that is not the server's, exact logs do so, too.
 
@@ -23,6 +24,16 @@ local MOST_NAMED = 10000  -- the most named entries of a key whose memory is bou
 local LARGEST = 2 ^ 53    -- the largest number that doubles count up to
 local DROPPED = 500       -- the most entries that a check drops after they have left, or that it reads to find one entry
 local LONGEST_LIFE = 1000000  -- the most microseconds for which a process may hold a prefetch: no more than SLACK
+
+-- Makes a charge of its five figures: see head.lua.
+local function charge_of(units, cost, window, sub_window, later)
+  local lasts = window < 0
+  if lasts then window = -window end
+  return {
+    units = units, cost = cost, window = window, millis = math.ceil(window / 1000),
+    sub_window = sub_window > 0 and sub_window, later = later, lasts = lasts,
+  }
+end
 
 local function text(number)
   return string.format('%.0f', number)
@@ -39,9 +50,10 @@ local function time_in(text_of_score)
   return clamped(-tonumber(text_of_score))
 end
 
--- The time under which an admission is recorded.
+-- The time under which an admission is recorded. The time of an admission without a reply is not
+-- known: then it is beyond all entries.
 local function recorded_at(charge, time)
-  if not charge.sub_window then return time end
+  if not charge.sub_window or 2 * time >= LARGEST then return time end
   if charge.ends then
     -- The first end is compared with `now`, not with `time`: when an admission is settled, `time`
     -- is earlier.
@@ -102,6 +114,16 @@ local function weigh_all(charge, members, step)
   return total, reserved
 end
 
+-- The member of an entry that copies share.
+local function shared(id, copies, cost)
+  return id .. string.format('%.0f*%.0f', copies, cost)
+end
+
+-- The id of a later copy. There are too few copies for the last byte to overflow.
+local function following(id, places)
+  return string.sub(id, 1, 7) .. string.char(string.byte(id, 8) + places)
+end
+
 -- The time of a named entry, if it has not left the window. An entry that has left may still be in
 -- the key.
 local function find(log, member)
@@ -115,9 +137,10 @@ end
 -- `stays`, a later expiry is left as it is, because it is from before a step back of the clock, or
 -- because sums rely on it.
 local function outlive(log, newest, stays)
-  local time, life = newest, log.life
+  local time, life = newest, log.millis + SLACK
   if not log.sub_window and is_expiry_telling and log.oldest then
-    time, life = log.oldest, (log.has_total or log.total > 1) and log.long_life or log.life
+    time = log.oldest
+    if log.has_total or log.total > 1 then life = life + log.millis end
   end
   local expiry = math.ceil(time / 1000) + life
   if not is_server_time then

@@ -3,58 +3,62 @@
 -- decided as if they came one after the other.
 --
 -- Takes  nothing
--- Gives  SLACK, call, try, ceil, short, now, score, is_server_time, score_of, is_expiry_telling
+-- Gives  SLACK, call, try, ceil, short, now, score, is_server_time, is_expiry_telling
 --
--- The script is the Lua files of this folder in a row, as mod.rs lists them. run.lua goes through
--- the batch. It counts most single units, takes most places, and renews places. For everything else
--- there are two ways, and ways.lua chooses one of them for each check. The fast way (fast.lua)
--- decides checks that only count in exact logs. The general way decides any check, and settles. Its
--- files say how entries look (entries.lua), what a key has (totals.lua, log.lua), and what is done
--- with a key (check.lua, settle.lua). fast.lua says for both ways how copies stand in a log. In
--- each call, Lua makes all functions of a script anew, with the variables that the functions share.
--- So the functions of a way are made only when they are needed. Each function gets, as an argument,
--- the log or charge that it reads and changes.
+-- The script is the Lua files of this folder, as mod.rs lists them. lone.lua counts a single unit
+-- that is alone, and lone_sum.lua decides a lone check of a fixed window, a counter or a compact
+-- log. run.lua goes through any other batch: it decides single units itself, renews places, and
+-- sends other checks one of three ways. sums.lua decides most checks of one fixed window, counter
+-- or compact log. take.lua decides checks of exact logs that have capacity, and of places. The
+-- general way decides any check, and settles. Its files say how entries look (entries.lua), what a
+-- key has (totals.lua, log.lua), and what is done with a key (check.lua, settle.lua). In each call,
+-- Lua makes all functions of a script anew, with the variables that the functions share. So
+-- functions are made only when they are needed. Each function gets, as an argument, the log or
+-- charge that it reads and changes.
+--
+-- A shorter way only decides what it can decide as the general way would: with the same reply, and
+-- the same entries in the key. Here, too, a server without memory refuses the first write.
 --
 -- KEYS   one sorted set a charge
 -- ARGV   now        microseconds since the Unix epoch, or '' for the server's own clock
 --        then runs of checks that differ only in their keys and ids
---          kind     'single': one unit of one exact log, which counts or refuses, under ids that are new. Only units, window
---                     and the checks follow.
---                   'place': a place, and one such unit or none. Units and window of the unit follow, both 0 if there is no
---                     unit. Then follow units and life of the place, and which of the keys the place has.
---                   'renew': a place. Only its life and the checks follow.
---                   'plain': charges of exact logs that count or refuse, at any cost but 0, under ids that are new. Each
---                     charge has three figures.
---                   'any': any charges. Each charge has six figures.
---                   'again': as 'any', and the ids may have been counted before.
---                   'settle', or 'settle again' in a second try: an admission. Each charge has six figures.
---          copies   of each check
---          charges  of each check; then for each charge
+--          kind     'plain': charges of exact logs, or one charge of a fixed window, a counter or a compact log, that count or
+--                     refuse, at any cost but 0, under ids that are new
+--                   'any': any checks
+--                   'settle': admissions, which are settled
+--                   'renew': a place, which is renewed
+--          figures  doubles, little-endian: the copies of each check, and then for each charge
 --            units  the limit
 --            cost   units to take; 0 asks without spending
---            window microseconds
---            and where there are six figures
---            algorithm  'log', 'fixed', 'counter', 'concurrent', 'ends' and when the periods of a calendar end, or the number of
---                       entries of a compact log
---            lease      microseconds for which the units are reserved; 0 if no unit is. A lease is at most the window, except
---                       for a prefetch. The lease of a prefetch is its life and a window: a process spends the units during
---                       the life, and they count for a window after the life
---            mode       of a check: '' if the charge refuses and takes its units, 'shadow' if it never refuses, 'left' if
+--            window microseconds; of a place its life, negated
+--            sub_window  the length of a sub-window; 0 for an exact log and a place; the window for a fixed window, a counter and
+--                       a calendar
+--            later  how much later than its start the admissions of a sub-window are recorded. If this is the window, the
+--                       algorithm is the counter
+--            lease  only of 'any' and 'settle': microseconds for which the units are reserved; 0 if no unit is. A lease is at most
+--                       the window, except for a prefetch. The lease of a prefetch is its life and a window: a process spends
+--                       the units during the life, and they count for a window after the life
+--          ids      for each check, whose charges take the next keys, in order: eight bytes, the id of the first copy; the ids of
+--                     the other copies follow it. If it is an admission that is settled, a double follows: when it was decided
+--          and only of 'any' and 'settle'
+--          again    'again' if an earlier try may have counted the checks, or settled the admission, and otherwise ''
+--          then for each charge
+--            ends   when the periods of a calendar end, or ''
+--            mode   of a check: '' if the charge refuses and takes its units, 'shadow' if it never refuses, 'left' if
 --                       it takes nothing, 'left shadow' for both, 'spent' if it takes its units even beyond the limit; of
---                       an admission: the real cost, with 'spent ' in front of it if its units were spent, or another word to
---                       leave the charge as it is
---          checks   how many follow; then for each check, whose charges take the next keys, in order
---            id     eight bytes: the id of the first copy; the ids of the other copies follow it
---            at     only of an admission that is settled: when the admission was decided
---        or the short form of checks of one run of 'single', or of one of 'place', by the server's clock. This form is one
---        argument: the ids, and then as doubles, little-endian, units and window, and the three figures of a place. With it,
---        Redis needs 23 % fewer instructions for a check that is alone, and 5 % less time for a run of two to eight checks
--- reply  a list: now, then for each check two figures a charge, if run.lua or fast.lua has counted the check,
+--                       an admission: the real cost, with 'spent ' in front of it if its units were spent, and 'refund ' if they were
+--                       certainly counted, possibly without an id; or another word to leave the charge as it is
+--        or, by the server's clock, a short form
+--          of one run of 'plain': its figures and ids, without now and kind
+--          of a single unit that is alone: its id, and as doubles units and window, in one argument
+--          of one check of a fixed window, a counter or a compact log that is alone: its five figures, without an id
+-- reply  a list: now, then for each check two figures a charge, if a shorter way than the general one has counted the check,
 --            used   units in the window after the decision
 --            reset  microseconds until fewer units are used, 0 if none are used. A time that was read from an expiry may be
---                   too late: by up to 1 millisecond, or by the life of a prefetch that was the first entry
+--                   too late: by up to 1 millisecond, or by the life of a prefetch that was the first entry. Also, `used` may count
+--                   entries that have left, if the clock has stepped back or another program has set the expiry
 --        of each place that is renewed, 1 if the place was held, or 0
---        or a record of the general way, which is a list,
+--        or a record, as of each refusal, which is a list,
 --          admitted how many copies are admitted; of an admission that is settled, 1 if any limit knew the admission
 --          at       the time at which an earlier try has counted the check; -1 if none has
 --          then for each charge
@@ -104,31 +108,22 @@
 
 local call, try, ceil = redis.call, redis.pcall, math.ceil
 local short = #ARGV == 1 and ARGV[1]
-local now, score = not short and tonumber(ARGV[1]), nil  -- the time of all checks, and the same time as a score
+local now, score = not short and #ARGV > 2 and tonumber(ARGV[1])  -- the time of all checks, and the same time as a score
 local is_server_time = not now
 -- For how many milliseconds a key outlives its last unit, since the clock of a promoted replica may
 -- be ahead. If the clock is not the server's, it is that of a test. The clock of a test may stand
 -- still, while keys expire by the server's clock. So the keys of a test live longer.
 local SLACK = is_server_time and 1000 or 60000
 
--- The score of an entry of this time. For a time before 1970, the score is a bound beyond which
--- there is no entry. If %.0f wrote the score, a check that is alone would need 5 % more
--- instructions.
-local function score_of(time)
-  if time < 0 then return '(0' end
-  local micros = time % 1000000
-  return string.format('-%d%06d', (time - micros) / 1000000, micros)
-end
-
 if is_server_time then
-  local seconds, micros = unpack(call('TIME'))
-  now = seconds * 1000000 + micros
-  -- TIME gives microseconds without leading zeros. Mostly the microseconds have six digits, and are
-  -- simply joined to the seconds. This saves a check that is alone 3 % of the instructions.
-  -- Microseconds with fewer digits are padded by `score_of`.
-  score = #micros == 6 and '-' .. seconds .. micros
+  local time = call('TIME')
+  local seconds, micros = time[1], time[2]
+  -- TIME gives microseconds without leading zeros.
+  score = '-' .. seconds .. (#micros == 6 and micros or string.format('%06d', micros))
+  now = -score
+else
+  score = string.format('-%.0f', now)
 end
-score = score or score_of(now)
 
 -- Whether the expiry of a key can be read, and tells the times of the key's entries. PEXPIRETIME,
 -- which reads it, came with Redis 7.0, as REDIS_VERSION_NUM did. So a server that has the one has

@@ -1,9 +1,9 @@
 -- How a log counts, whatever the algorithm.
 --
--- Takes  add_named, add_to_sum, add_to_total, call, clamped, countable, entries_of, FEW, heads_of,
---        is_expiry_telling, MOST_NAMED, named, named_at, now, outlive, recorded_at, score_of,
---        shared, sum_at, time_in, time_of, trim
--- Gives  counts_of, faded, falls_to, finish_of, overlapping, read, is_full, count
+-- Takes  add_named, add_to_sum, add_to_total, call, clamped, countable, entries_of, falls_to, FEW,
+--        heads_of, is_expiry_telling, MOST_NAMED, named, named_at, now, outlive, recorded_at,
+--        score_of, shared, sum_at, time_in, time_of, trim
+-- Gives  counts_of, faded, log_falls_to, finish_of, overlapping, read, is_full, count
 --
 -- Counter   A counter estimates. The units of the present window of the clock count in full. The units of the previous
 --           window count in proportion to the part of that window that the sliding window still overlaps, rounded up to
@@ -40,24 +40,10 @@ local function counts_of(log)
   return log.current, log.previous
 end
 
--- The first moment, not before `from`, at which the estimate is at most `most`. Returns `from` for
--- a log that is no counter.
-local function falls_to(log, most, from)
-  local finish, current, previous = finish_of(log), counts_of(log)
-  while current + previous > 0 do
-    if current <= most and from < finish then
-      -- The estimate is computed in doubles, so the true moment may be a microsecond or two before
-      -- or after the computed one.
-      local overlap = previous > 0 and math.floor((most - current) * log.window / previous) or log.window
-      local fits = math.max(from, finish - overlap - 2)
-      while fits < finish and current + overlapping(log, previous, finish, fits) > most do
-        fits = fits + 1
-      end
-      if fits < finish then return fits end
-    end
-    finish, from, current, previous = finish + log.window, math.max(from, finish), 0, current
-  end
-  return from
+-- The first moment, not before `from`, at which the estimate of a log is at most `most`. Returns
+-- `from` for a log that is no counter.
+local function log_falls_to(log, most, from)
+  return falls_to(most, from, log.window, finish_of(log), counts_of(log))
 end
 
 -- Reads the key of a charge, and drops the entries that have left. Returns a log, which has all
@@ -72,9 +58,12 @@ local function read(charge, key)
   local log = setmetatable({
     key = key, used = 0, total = 0, reserved = 0, gone = 0, at = recorded_at(charge, now),
     has_total = false, has_held = false, previous = 0,  -- a table that grows is slow
+    is_counter = charge.later == charge.window, is_reserving = charge.lease and not charge.is_spent,
+    -- Units that have to be left, and units that are counted.
+    needs = charge.is_spent and 0 or charge.cost, takes = charge.is_left and 0 or charge.cost,
   }, { __index = charge })
   -- Counts the entries that have left, and the heads.
-  local beyond = call('ZCOUNT', key, log.cutoff, '+inf')
+  local beyond = call('ZCOUNT', key, score_of(now - log.window), '+inf')
   local last = beyond > 0 and call('ZREVRANGE', key, '0', '1', 'WITHSCORES') or {}
   for i = 1, #last, 2 do
     local units = clamped(tonumber(last[i + 1]))

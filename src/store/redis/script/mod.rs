@@ -5,22 +5,27 @@ use std::sync::LazyLock;
 /// The script that decides and settles. `head.lua` describes its arguments and its reply.
 pub(super) const DECIDE: &str = concat!(
     include_str!("head.lua"),
-    // Most calls never need what the files from `fast.lua` to `ways.lua` define. So these files are
-    // in three functions, each inside the one before: `other_ways`, `general_way` and
-    // `make_settle`. `fast.lua` reads the arguments of `other_ways`, and `ways.lua` ends with its
-    // results.
-    "local function other_ways(...)\n",
-    include_str!("fast.lua"),
-    "local function general_way()\n",
+    include_str!("lone.lua"),
+    // The functions that few calls need are made in functions, whose arguments are what they use
+    // of the files above: a function that refers to locals of another costs more to make.
+    "local function sums(now, SLACK)\n",
+    include_str!("estimates.lua"),
+    include_str!("sums.lua"),
+    "return decide_sum\nend\n",
+    include_str!("lone_sum.lua"),
+    "local function other_ways(now, score, SLACK)\nlocal call, try, ceil = redis.call, redis.pcall, math.ceil\n",
+    include_str!("take.lua"),
+    "return take, score_of, entries_of, FEW, LOOKED_AT\nend\n",
+    "local function general_way(now, SLACK, is_server_time, is_expiry_telling, score_of, entries_of, FEW, LOOKED_AT)\n",
+    "local call, try = redis.call, redis.pcall\n",
+    include_str!("estimates.lua"),
     include_str!("entries.lua"),
     include_str!("totals.lua"),
     include_str!("log.lua"),
     include_str!("check.lua"),
     "local function make_settle()\n",
     include_str!("settle.lua"),
-    "end\nreturn decide, make_settle\nend\n",
-    include_str!("ways.lua"),
-    "end\n",
+    "return settle\nend\nreturn decide, make_settle, charge_of\nend\n",
     include_str!("run.lua"),
 );
 

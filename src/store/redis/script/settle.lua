@@ -3,7 +3,7 @@
 --
 -- Takes  add_to_sum, add_to_total, begin_with, call, countable, DROPPED, faded, failure_of, find,
 --        following, is_full, LOOKED_AT, named, named_at, now, outlive, read, recorded_at, score_of,
---        shared, text, time_in, time_of, write_status
+--        shared, sum_at, text, time_in, time_of, write_status
 -- Gives  settle
 
 local MOST = 128  -- the most copies of a check that travel together
@@ -59,11 +59,11 @@ end
 local function settle_named(log, id, time, cost)
   local member, copies = named(log, id, log.cost, log.is_reserving), 1
   local at = find(log, member)
-  if not at and not log.sub_window and not log.lease and not log.is_place and log.cost > 0 then
+  if not at and not log.sub_window and not log.lease and not log.lasts and log.cost > 0 then
     member, at, copies = find_shared(log, id)
   end
   -- A place may have been renewed since its admission, so its time may be later.
-  if not at or at > named_at(log, time) and not log.is_place then return false end
+  if not at or at > named_at(log, time) and not log.lasts then return false end
   -- A prefetch may be settled before its life ends. Its spent units then count from now, not from
   -- the end of the life.
   time = log.lease and math.min(log.is_prefetch and at or time, now) or at
@@ -84,10 +84,22 @@ local function settle_named(log, id, time, cost)
   return true
 end
 
+-- Takes the units of an admission without an entry of its own from the sum of its time. Returns
+-- false if that sum has fewer units.
+local function take_from_sum(log, time)
+  local at = recorded_at(log, time)
+  if sum_at(log, score_of(at)) < log.cost then return false end
+  add_to_sum(log, at, -log.cost)
+  add_to_total(log, -log.cost)
+  return true
+end
+
 -- Sets the real cost of an admission, as of its own time. Returns whether the admission was known.
-local function settle_charge(log, id, time, cost)
+local function settle_charge(log, id, time, cost, is_again)
   cost = countable(log, cost)
-  if not settle_named(log, id, time, cost) and not settle_late(log, id, time, cost) then return false end
+  local is_known = settle_named(log, id, time, cost) or settle_late(log, id, time, cost)
+    or log.is_refund and log.sub_window and not is_again and take_from_sum(log, time)
+  if not is_known then return false end
   log.oldest = log.total > 0 and time_of(log, 0) or nil
   log.used = log.total - faded(log)
   if log.used == 0 then
@@ -109,12 +121,10 @@ local function settle(charges, k, id, time, is_again)
   for i, charge in ipairs(charges) do
     local is_done, problem = pcall(function()
       local log = read(charge, KEYS[k + i])
-      if log.settled and settle_charge(log, id, time, log.settled) then record[1] = 1 end
+      if log.settled and settle_charge(log, id, time, log.settled, is_again) then record[1] = 1 end
       r = write_status(record, r, log, 0, 0)
     end)
     if not is_done then failure = failure_of(i, problem) end
   end
   return failure or record
 end
-
-return settle

@@ -60,8 +60,8 @@ local function sum_at(log, score)
   return clamped(tonumber(string.sub(member, 3))), member
 end
 
--- Adds units to the sum of their recorded time, or begins that sum. Returns whether there was such
--- a sum.
+-- Adds units to the sum of their recorded time, or begins that sum. A sum without units is removed.
+-- Returns whether there was such a sum.
 local function add_to_sum(log, time, units)
   local score = score_of(time)
   local before, earlier = sum_at(log, score)
@@ -72,7 +72,7 @@ local function add_to_sum(log, time, units)
   -- The earlier sum is removed before the new one is added. With both, a compact log could exceed
   -- 128 entries for a moment, and then Redis changes the encoding of the set for good.
   if earlier and earlier ~= sum then call('ZREM', log.key, earlier) end
-  call('ZADD', log.key, score, sum)
+  if units > 0 then call('ZADD', log.key, score, sum) end
   return before > 0
 end
 
