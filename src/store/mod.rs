@@ -60,7 +60,9 @@
 //!    as if it were made at the admission. The store remembers such a settlement by id and time, so
 //!    that the same settlement changes nothing when it comes again.
 //! 8. All times come from one clock. In tests it is the [`ManualClock`] that the store is given,
-//!    and otherwise for example [`SystemTime::now`](std::time::SystemTime::now). If the clock steps
+//!    and otherwise for example [`SystemTime::now`](std::time::SystemTime::now). The store reads
+//!    the clock under the lock that orders its decisions: a time that was read before a wait makes
+//!    the units of other threads seem to come from the future. If the clock steps
 //!    back, each unit counts for at most one window from the first refusal on. So a key recovers
 //!    within one window.
 //! 9. Costs may be as large as 2^52, and many costs may be counted. So the store adds them up
@@ -137,10 +139,11 @@ pub trait Store: Send + Sync + 'static {
     /// this method fails at once, with an [error of one
     /// check](crate::error::StoreError::of_one_check). Default: [`decide`](Self::decide). A store
     /// that wraps another need not forward this method. Without forwarding, a check that cannot be
-    /// decided in time waits until its deadline.
-    fn decide_within(&self, check: Check, deadline: Duration) -> StoreFuture<Decision> {
+    /// decided in time waits until its deadline. The caller shares the check, which it needs if the
+    /// store fails.
+    fn decide_within(&self, check: Arc<Check>, deadline: Duration) -> StoreFuture<Decision> {
         let _ = deadline;
-        self.decide(check)
+        self.decide(Arc::unwrap_or_clone(check))
     }
 
     /// Decides `check` and counts it now, if no waiting is needed. `None` means that the store has
@@ -183,7 +186,7 @@ impl<S: Store + ?Sized> Store for Arc<S> {
         (**self).decide(check)
     }
 
-    fn decide_within(&self, check: Check, deadline: Duration) -> StoreFuture<Decision> {
+    fn decide_within(&self, check: Arc<Check>, deadline: Duration) -> StoreFuture<Decision> {
         (**self).decide_within(check, deadline)
     }
 
@@ -233,6 +236,10 @@ impl fmt::Debug for dyn Store {
 /// use the builder in the table. With `rediss`, the store reaches all servers by TLS. Schemes are
 /// compared without case (RFC 3986, section 3.1).
 ///
+/// The only option of a URL is `?protocol=resp3`, for RESP3. The URL of a socket has no host, so
+/// database, user and password are options, too: `unix:///path?db=8&user=user&pass=password`. Any
+/// other option is an error, as is a user without a password.
+///
 /// Call this function once, and give clones of the store to all routes. Two stores of `memory:`
 /// count apart, so a limit that two routes share would admit twice its units. Two stores on one
 /// Redis count together.
@@ -249,8 +256,8 @@ impl fmt::Debug for dyn Store {
 ///
 /// # Errors
 ///
-/// [`ConfigError`] if the scheme is unknown or needs a feature that is missing, or if the URL is
-/// not a valid Redis URL.
+/// [`ConfigError`] if the scheme is unknown or needs a feature that is missing, if the URL is not a
+/// valid Redis URL, or if a part of it would be ignored.
 pub fn from_url(url: &str) -> Result<Arc<dyn Store>, ConfigError> {
     if is_memory(url) {
         return Ok(Arc::new(MemoryStore::new()));

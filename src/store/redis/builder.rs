@@ -44,44 +44,46 @@ impl RedisStoreBuilder {
         topology: Topology,
         urls: impl IntoIterator<Item = U>,
     ) -> Self {
-        Self::new(
-            topology,
-            urls.into_iter().map(|url| node(&url.into())).collect(),
-        )
+        let nodes = urls.into_iter().map(|url| node(&url.into())).collect();
+        Self::new(topology, nodes)
     }
 
     /// The settings of a store at the URL of a server, of nodes of a cluster, or of sentinels.
     pub(in crate::store) fn of_any_url(url: &str) -> Self {
+        const NO_CLUSTER: &str = "URLs of a cluster need this crate's feature `cluster`";
+        const ONE_LOGIN: &str = "a URL of several servers has one login, in front of its first host: that of a cluster, or of the primary that sentinels name. For logins of sentinels use `RedisStore::sentinel`. In a user name or password write @ as %40 and , as %2C";
         let (scheme, rest) = url.trim().split_once("://").unwrap_or_default();
-        let (login, hosts) = rest.split_at(rest.rfind('@').map_or(0, |at| at + 1));
-        let (hosts, path) = hosts.split_once('/').unwrap_or((hosts, ""));
-        let urls = |scheme, login, path| {
+        let scheme = scheme.to_ascii_lowercase();
+        let Some((scheme, kind @ ("cluster" | "sentinel"))) = scheme.split_once('+') else {
+            return Self::of_urls(Topology::Node, [url]);
+        };
+        let (login, rest) = rest.split_at(rest.rfind('@').map_or(0, |at| at + 1));
+        let (hosts, tail) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
+        let urls = |login, tail| {
             hosts
                 .split(',')
-                .map(move |host| format!("{scheme}://{login}{host}/{path}"))
+                .map(move |host| format!("{scheme}://{login}{host}{tail}"))
         };
-        match scheme.to_ascii_lowercase().split_once('+') {
-            Some((scheme, "sentinel")) => {
-                let (name, database) = path.split_once('/').unwrap_or((path, ""));
-                let mut sentinels =
-                    Self::of_urls(Topology::Sentinels(name.to_owned()), urls(scheme, "", ""));
-                match node(&format!("{scheme}://{login}primary/{database}")) {
-                    Ok(primary) => sentinels.connection.redis = primary.redis_settings().clone(),
-                    Err(error) => sentinels.nodes = Err(error),
-                }
-                sentinels
+        let mut builder = if kind == "cluster" {
+            Self::of_urls(Topology::Cluster, urls(login, tail))
+        } else {
+            let tail = tail.strip_prefix('/').unwrap_or(tail);
+            let (name, tail) = tail.split_at(tail.find(['/', '?', '#']).unwrap_or(tail.len()));
+            let mut sentinels = Self::of_urls(Topology::Sentinels(name.to_owned()), urls("", ""));
+            match node(&format!("{scheme}://{login}primary{tail}")) {
+                Ok(primary) => sentinels.connection.redis = primary.redis_settings().clone(),
+                Err(error) => sentinels.nodes = Err(error),
             }
-            Some((_, "cluster")) if cfg!(not(feature = "cluster")) => Self::new(
-                Topology::Cluster,
-                Err(ConfigError::new(
-                    "URLs of a cluster need this crate's feature `cluster`",
-                )),
-            ),
-            Some((scheme, "cluster")) => {
-                Self::of_urls(Topology::Cluster, urls(scheme, login, path))
-            }
-            _ => Self::of_urls(Topology::Node, [url]),
+            sentinels
+        };
+        // A login behind the first host would have the hosts in front of it as a part of its user.
+        if login.contains(',') || login.matches('@').count() > 1 {
+            builder.nodes = Err(ConfigError::new(ONE_LOGIN));
         }
+        if kind == "cluster" && cfg!(not(feature = "cluster")) {
+            builder.nodes = Err(ConfigError::new(NO_CLUSTER));
+        }
+        builder
     }
 
     pub(super) fn new(topology: Topology, nodes: Result<Vec<ConnectionInfo>, ConfigError>) -> Self {
@@ -173,11 +175,8 @@ impl RedisStoreBuilder {
     /// logins in the sentinels' URLs are for the sentinels.
     pub fn login(mut self, user: impl Into<String>, password: impl Into<String>) -> Self {
         let opening = self.opening();
-        opening.redis = opening
-            .redis
-            .clone()
-            .set_username(user.into())
-            .set_password(password.into());
+        let redis = opening.redis.clone().set_username(user.into());
+        opening.redis = redis.set_password(password.into());
         self
     }
 
@@ -204,10 +203,8 @@ impl RedisStoreBuilder {
                 client.set_credentials_provider(provider.clone())
             }));
         }
-        opening.signing_in = opening
-            .signing_in
-            .clone()
-            .set_credentials_provider(provider);
+        let config = opening.signing_in.clone();
+        opening.signing_in = config.set_credentials_provider(provider);
         self
     }
 
@@ -231,11 +228,9 @@ impl RedisStoreBuilder {
     /// certificate, both in PEM. Default: none.
     #[cfg(feature = "tls")]
     pub fn client_certificate(mut self, pem: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
-        let client_cert = pem.into();
-        let client_key = key.into();
         self.opening().certificates.client_tls = Some(ClientTlsConfig {
-            client_cert,
-            client_key,
+            client_cert: pem.into(),
+            client_key: key.into(),
         });
         self
     }
@@ -262,9 +257,9 @@ impl RedisStoreBuilder {
     ///
     /// # Errors
     ///
-    /// [`ConfigError`], which names the wrong setting: for example, a URL is missing or is not a
-    /// Redis URL, a certificate is not in PEM, the prefix has characters that are not allowed, or
-    /// the number of connections or a timeout is zero.
+    /// [`ConfigError`], which names the wrong setting: for example, a URL is missing, is not a
+    /// Redis URL or has a part that would be ignored, a certificate is not in PEM, the prefix has
+    /// characters that are not allowed, or the number of connections or a timeout is zero.
     pub fn build(self) -> Result<RedisStore, ConfigError> {
         if !is_fixed_alphabet(&self.prefix) {
             let rule = "the key prefix must be 1 to 64 characters of A-Z a-z 0-9 _ . -, not";
@@ -318,10 +313,9 @@ impl RedisStoreBuilder {
     /// [sources](std::error::Error::source) as well: they have the address and the cause.
     pub async fn connect(self) -> Result<RedisStore, StoreError> {
         let store = self.build().map_err(invalid)?;
-        let tried = async { store.common.dispatcher()?.try_out().await };
-        tried
-            .await
-            .map_err(|error| error.when("connecting to Redis"))?;
+        let tried = async { store.common.dispatcher().await?.try_out().await };
+        let tried = tried.await;
+        tried.map_err(|error| error.when("connecting to Redis"))?;
         Ok(store)
     }
 }

@@ -60,7 +60,7 @@ impl Keys {
         let mut text = String::with_capacity(self.prefix.len() + DIGEST_LENGTH + name.len() + 12);
         text.push_str(&self.prefix);
         text.push_str(":{");
-        text.push_str(&String::from_utf8_lossy(&self.digest(key)));
+        text.extend(str::from_utf8(&self.digest(key)));
         text.push_str("}:");
         text.push_str(name);
         // A limit's name has neither a slash nor a colon.
@@ -101,11 +101,11 @@ impl Keys {
             Some(domain) => u128::from_be_bytes(domain.hash(&parts)),
             None => {
                 let mut sha = Sha256::new();
-                parts.iter().for_each(|part| sha.update(part));
-                sha.finalize()
-                    .into_iter()
-                    .take(16)
-                    .fold(0, |digest, byte| digest << 8 | u128::from(byte))
+                for part in parts {
+                    sha.update(part);
+                }
+                let full = sha.finalize();
+                u128::from_be_bytes(array::from_fn(|index| full[index]))
             }
         };
         // Each character takes six bits, the highest first.

@@ -33,7 +33,7 @@ use tokio::sync::watch;
 pub use self::builder::RedisStoreBuilder;
 use self::{
     connect::{Topology, source},
-    dispatch::{Answer, Common, Job},
+    dispatch::{Answer, Common, Job, Lone},
 };
 use super::{Store, StoreFuture};
 use crate::{
@@ -65,7 +65,7 @@ pub struct RedisStore {
 impl RedisStore {
     /// Sends a job from the current runtime.
     async fn ask(&self, job: Box<Job>) -> Answer {
-        let dispatcher = self.common.dispatcher()?;
+        let dispatcher = self.common.dispatcher().await?;
         if dispatcher.is_by_slot() {
             dispatcher.ask_slots(job).await
         } else {
@@ -107,10 +107,8 @@ impl RedisStore {
     ///
     /// The client is one of the crate `redis` in version 1.
     pub fn from_client(client: &redis::Client) -> RedisStoreBuilder {
-        RedisStoreBuilder::new(
-            Topology::Node,
-            Ok(vec![client.get_connection_info().clone()]),
-        )
+        let node = client.get_connection_info().clone();
+        RedisStoreBuilder::new(Topology::Node, Ok(vec![node]))
     }
 
     /// A store on the connections of the application's pool, such as one of
@@ -161,10 +159,8 @@ impl RedisStore {
         F: Future<Output = redis::RedisResult<C>> + Send + 'static,
         C: redis::aio::ConnectionLike + Clone + Send + Sync + 'static,
     {
-        RedisStoreBuilder::new(
-            Topology::Given(source::of_closure(move |_| open())),
-            Ok(Vec::new()),
-        )
+        let source = source::of_closure(move |_| open());
+        RedisStoreBuilder::new(Topology::Given(source), Ok(Vec::new()))
     }
 
     /// A store on the primary that sentinels know by this name. The sentinels are at URLs such as
@@ -183,22 +179,27 @@ impl RedisStore {
 
     /// A store on the Redis Cluster with nodes at these URLs. The store finds all nodes if one of
     /// these nodes is up. The user and password of the first URL, or of the builder, are for all
-    /// nodes.
+    /// nodes. Building fails if another URL has other ones.
     ///
     /// All limits of one key are in one slot, and are decided as on one server. A check with
     /// several keys mostly has keys in several slots, which no script reaches at once. For such a
-    /// check, the store asks the slots one after the other. If a slot refuses, the store gives back
-    /// the units that the slots before it have counted. So no limit ever admits too much, and a
-    /// refusal costs nothing in the end. Until the units are given back, other checks may be
-    /// refused because of them. A check with several slots differs in four ways:
+    /// check, the store asks all slots at the same time, so a decision takes one round trip. If a
+    /// slot refuses, the caller has the refusal, and the store gives back what the other slots have
+    /// counted. So no limit ever admits too much, and a refusal costs nothing in the end. Such a
+    /// check differs in four ways from a check on one server:
     ///
-    /// * The retry time can be too short: when it has passed, a slot that has not decided yet may
-    ///   refuse.
-    /// * Each admission is an entry of its own, whatever the algorithm of its limits.
-    /// * If the check has an id from its caller and is refused, its units are not given back: the
-    ///   next try with the same id uses them.
-    /// * If a node fails in the middle of the check, the units that the node has counted cannot be
-    ///   given back. These units count until they leave the window.
+    /// * Until the units of a refused check are given back, which takes another round trip, other
+    ///   checks may be refused because of them. The [refusal
+    ///   cache](crate::Limiter::refusal_cache) keeps this rare: a client over its own limit asks no
+    ///   slot, but for one check a second.
+    /// * If a node fails in the middle of the check, units that it has counted without an id stay
+    ///   counted until they leave the window. Units of an exact log, places and reservations have
+    ///   ids, and are given back.
+    /// * If a key is [reset](crate::Limiter::reset) before the units of a refused check are given
+    ///   back, units that were counted after the reset may be given back in their place. An exact
+    ///   log is not affected.
+    /// * If a check with an id from its caller is refused, what slots have counted is not given
+    ///   back: the next try with the same id uses it.
     #[cfg(feature = "cluster")]
     pub fn cluster<U: Into<String>>(urls: impl IntoIterator<Item = U>) -> RedisStoreBuilder {
         RedisStoreBuilder::of_urls(Topology::Cluster, urls)
@@ -207,17 +208,20 @@ impl RedisStore {
 
 impl Store for RedisStore {
     fn decide(&self, check: Check) -> StoreFuture<Decision> {
-        self.decide_within(check, Duration::MAX)
+        self.decide_within(Arc::new(check), Duration::MAX)
     }
 
-    fn decide_within(&self, check: Check, deadline: Duration) -> StoreFuture<Decision> {
+    fn decide_within(&self, check: Arc<Check>, deadline: Duration) -> StoreFuture<Decision> {
         let store = self.clone();
-        let job = Job::decide(check, deadline);
         Box::pin(async move {
-            let answer = store.ask(job).await;
-            answer
-                .map(|(decision, _)| decision)
-                .map_err(|error| error.when("deciding a check"))
+            let decision = match Lone::new(&store.common, &check, deadline) {
+                Some(lone) => lone.decide(check, deadline).await,
+                None => store
+                    .ask(Job::decide(check, deadline))
+                    .await
+                    .map(|(decision, _)| decision),
+            };
+            decision.map_err(|error| error.when("deciding a check"))
         })
     }
 
@@ -239,7 +243,7 @@ impl Store for RedisStore {
             if limit.is_concurrent() {
                 return Ok(());
             }
-            let reset = async { store.common.dispatcher()?.reset(limit, &key).await };
+            let reset = async { store.common.dispatcher().await?.reset(limit, &key).await };
             reset.await.map_err(|error| error.when("resetting a key"))
         })
     }
@@ -271,9 +275,8 @@ impl Store for RedisStore {
 
 impl fmt::Debug for RedisStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let prefix = &self.common.keys.prefix;
         f.debug_struct("RedisStore")
-            .field("prefix", prefix)
+            .field("prefix", &self.common.keys.prefix)
             .finish_non_exhaustive()
     }
 }

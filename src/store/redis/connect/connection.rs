@@ -53,8 +53,13 @@ pub(super) fn shared(
     Arc::new(move || Box::new(connection.clone()))
 }
 
-pub(super) fn late(wait: Duration) -> RedisError {
-    io::Error::new(io::ErrorKind::TimedOut, format!("not within {wait:?}")).into()
+/// Returns what the future returns, or an error if this takes longer than `wait`.
+pub(super) async fn within<T>(
+    wait: Duration,
+    future: impl Future<Output = RedisResult<T>>,
+) -> RedisResult<T> {
+    let late = |_| io::Error::new(io::ErrorKind::TimedOut, format!("not within {wait:?}"));
+    timeout(wait, future).await.map_err(late)?
 }
 
 /// A connection to one server, or the connections to all nodes of a cluster. All senders share it.
@@ -83,16 +88,14 @@ impl Connection {
     /// The connections of the two clients of a cluster.
     #[cfg(feature = "cluster")]
     pub(super) fn to_cluster(clients: [ServerConnection; 2], reply_timeout: Duration) -> Self {
-        // Each client is a generation of its own: it connects again to nodes by itself.
-        let new = |clones| Self::new(clones, reply_timeout, 0, &Arc::default());
-        let [first, again] = clients.map(|clones| Self {
-            is_to_cluster: true,
-            ..new(clones)
+        let [mut first, again] = clients.map(|clones| {
+            // Each client is a generation of its own: it connects again to nodes by itself.
+            let mut client = Self::new(clones, reply_timeout, 0, &Arc::default());
+            client.is_to_cluster = true;
+            client
         });
-        Self {
-            again: Some(Box::new(again)),
-            ..first
-        }
+        first.again = Some(Box::new(again));
+        first
     }
 
     /// A connection to one server, of this `generation`, in a pool whose generation is `current`.
@@ -125,13 +128,17 @@ impl Connection {
         since: Instant,
     ) -> RedisResult<Value> {
         let client = self.client(again);
-        client
-            .hear(
-                since,
-                (client.clones)().req_packed_command(command),
-                Value::extract_error,
-            )
-            .await
+        let mut connection = (client.clones)();
+        let reply = client.in_time(connection.req_packed_command(command));
+        client.hear(since, reply, Value::extract_error).await
+    }
+
+    /// Sends a command now, at `since`, for a caller that drops this future within the reply
+    /// timeout. So the wait for the reply needs no timer of its own.
+    pub(crate) async fn send_briefly(&self, command: &Cmd, since: Instant) -> RedisResult<Value> {
+        let mut connection = (self.clones)();
+        let reply = connection.req_packed_command(command);
+        self.hear(since, reply, Value::extract_error).await
     }
 
     /// Sends commands that remove entries, all at once. Returns the number of entries that each
@@ -149,23 +156,22 @@ impl Connection {
         let client = self.client(again);
         let mut connection = (client.clones)();
         if !again || !self.is_to_cluster {
-            return client
-                .hear(
-                    since,
-                    connection.req_packed_commands(removals, 0, removals.len()),
-                    numbers,
-                )
-                .await;
+            let replies = connection.req_packed_commands(removals, 0, removals.len());
+            return client.hear(since, client.in_time(replies), numbers).await;
         }
         let mut replies = Vec::with_capacity(removals.len());
         for removal in removals.cmd_iter() {
-            replies.push(
-                client
-                    .hear(Instant::now(), connection.req_packed_command(removal), Ok)
-                    .await?,
-            );
+            let reply = client.in_time(connection.req_packed_command(removal));
+            replies.push(client.hear(Instant::now(), reply, Ok).await?);
         }
         numbers(replies)
+    }
+
+    /// The reply, or an error after the reply timeout. In a cluster, the timeout covers all
+    /// repetitions, and new connections as well.
+    fn in_time<T>(&self, reply: RedisFuture<'_, T>) -> impl Future<Output = RedisResult<T>> {
+        let tries = if self.is_to_cluster { 2 } else { 1 };
+        within(self.reply_timeout.saturating_mul(tries), reply)
     }
 
     fn client(&self, again: bool) -> &Self {
@@ -188,29 +194,20 @@ impl Connection {
     async fn hear<T>(
         &self,
         since: Instant,
-        reply: RedisFuture<'_, T>,
+        reply: impl Future<Output = RedisResult<T>>,
         read: impl FnOnce(T) -> RedisResult<Value>,
     ) -> RedisResult<Value> {
         let wait = ReplyWait {
             connection: self,
             since,
         };
-        // In a cluster, this timeout covers all repetitions, and new connections as well.
-        let most = if self.is_to_cluster {
-            self.reply_timeout.saturating_mul(2)
-        } else {
-            self.reply_timeout
-        };
-        let result = timeout(most, reply)
-            .await
-            .unwrap_or_else(|_| Err(late(most)))
-            .and_then(read);
+        let result = reply.await.and_then(read);
         if !result.as_ref().is_err_and(RedisError::is_timeout) {
             mem::forget(wait);
             match &result {
                 // The client of a cluster replaces broken connections by itself.
                 Err(error) if !self.is_to_cluster && needs_new_connection(error) => {
-                    self.end_generation()
+                    self.end_generation();
                 }
                 _ => {
                     self.unanswered.store(0, Ordering::Relaxed);
@@ -225,11 +222,8 @@ impl Connection {
     /// Whether this part of the slots has had no reply for so long that the connection may be
     /// closed.
     pub(crate) fn is_idle(&self, slot: u16, now: Instant) -> bool {
-        self.micros_at(now)
-            >= self
-                .last_reply(slot)
-                .load(Ordering::Relaxed)
-                .saturating_add(clock::micros(IDLE))
+        let last_reply = self.last_reply(slot).load(Ordering::Relaxed);
+        self.micros_at(now) >= last_reply.saturating_add(clock::micros(IDLE))
     }
 
     /// Notes that a request that was sent at this time has its reply.

@@ -36,13 +36,12 @@ use redis::{RedisResult, cmd};
 use tokio::{
     sync::{oneshot, watch},
     task::JoinSet,
-    time::timeout,
 };
 
 #[cfg(feature = "cluster")]
 use super::cluster;
 use super::{
-    connection::{Connection, late},
+    connection::{Connection, within},
     errors,
     server::Server,
 };
@@ -55,13 +54,18 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// The connections of one runtime. Only that runtime may take them.
 pub(crate) struct Pool {
     seats: bb8::Pool<Seats>,
-    /// The connection that callers share. `None` until a connection has been opened.
-    shared: watch::Sender<Option<Arc<Connection>>>,
     /// The tasks that open connections. They end with the pool.
     openings: Mutex<JoinSet<()>>,
-    /// The time of the last opening that has failed.
-    failed_at: Arc<Mutex<Option<Instant>>>,
+    opener: Arc<Opener>,
+}
+
+/// The state that the pool shares with the tasks that open its connections.
+struct Opener {
     server: Arc<Server>,
+    /// The connection that callers share. `None` until a connection has been opened.
+    shared: watch::Sender<Option<Arc<Connection>>>,
+    /// The time of the last opening that has failed.
+    failed_at: Mutex<Option<Instant>>,
     generation: Arc<AtomicU64>,
     distance: Arc<AtomicU64>,
 }
@@ -83,27 +87,25 @@ impl Pool {
             .idle_timeout(None)
             .max_lifetime(None)
             .build_unchecked(Seats);
-        let shared = watch::Sender::default();
-        let openings = Mutex::default();
-        let failed_at = Arc::default();
-        Self {
-            seats,
-            shared,
-            openings,
-            failed_at,
+        let opener = Opener {
             server: Arc::clone(server),
+            shared: watch::Sender::default(),
+            failed_at: Mutex::default(),
             generation: Arc::default(),
             distance,
+        };
+        Self {
+            seats,
+            openings: Mutex::default(),
+            opener: Arc::new(opener),
         }
     }
 
     /// Returns the shared connection, if that connection works. Unlike
     /// [`take`](Self::take), this method reads no clock.
     pub(crate) fn share(&self) -> Option<Arc<Connection>> {
-        self.shared
-            .borrow()
-            .clone()
-            .filter(|connection| connection.works())
+        let shared = self.opener.shared.borrow().clone();
+        shared.filter(|connection| connection.works())
     }
 
     /// Takes a connection. On a single server, the connection comes with its seat, and one batch
@@ -111,25 +113,15 @@ impl Pool {
     /// seat, and batches share it. While a new connection opens, or if it cannot be opened, this
     /// method returns another connection that works. Only a task may call this method.
     pub(crate) async fn take(&self) -> Result<Taken, StoreError> {
-        let wait = self.server.settings.connect_timeout;
-        let shared = async {
-            let may_work = |shared: &Option<Arc<Connection>>| {
-                shared.as_ref().is_some_and(|shared| shared.may_work())
-            };
-            self.shared
-                .subscribe()
-                .wait_for(may_work)
-                .await
-                .ok()?
-                .clone()
-        };
-        let mut filled = pin!(timeout(wait, self.fill()));
-        let mut shared = pin!(shared);
+        let server = &self.opener.server;
+        let mut shared = self.opener.shared.subscribe();
+        let mut shared = pin!(async {
+            let may_work = shared.wait_for(|it| it.as_deref().is_some_and(Connection::may_work));
+            may_work.await.ok()?.clone()
+        });
+        let mut filled = pin!(within(server.settings.connect_timeout, self.fill()));
         poll_fn(|cx| {
-            let filled = filled
-                .as_mut()
-                .poll(cx)
-                .map(|filled| filled.unwrap_or_else(|_| Err(late(wait))));
+            let filled = filled.as_mut().poll(cx);
             if let Poll::Ready(Ok((connection, seat))) = filled {
                 // The seat of a cluster's connections returns to the pool at once: a slow node must
                 // not keep other batches from the other nodes.
@@ -139,7 +131,7 @@ impl Pool {
             match (shared.as_mut().poll(cx), filled) {
                 (Poll::Ready(Some(shared)), _) => Poll::Ready(Ok((shared, None))),
                 (_, Poll::Ready(Err(cause))) => {
-                    Poll::Ready(Err(errors::no_connection(&*self.server, &cause)))
+                    Poll::Ready(Err(errors::no_connection(server, &cause)))
                 }
                 _ => Poll::Pending,
             }
@@ -152,7 +144,7 @@ impl Pool {
     pub(crate) async fn open_all(&self) {
         let mut opening = Vec::new();
         let mut open = Vec::new();
-        for _ in 0..self.server.settings.connections {
+        for _ in 0..self.opener.server.settings.connections {
             let Ok(seat) = self.seats.get_owned().await else {
                 return;
             };
@@ -172,11 +164,12 @@ impl Pool {
         let seat = self.seats.get_owned().await.map_err(io::Error::other)?;
         if let Some(connection) = &*seat {
             if self.share().is_none() {
-                self.shared.send_replace(Some(connection.clone()));
+                let shared = &self.opener.shared;
+                shared.send_replace(Some(connection.clone()));
             }
             return Ok((connection.clone(), seat));
         }
-        let is_paused = lock(&self.failed_at).is_some_and(|at| at.elapsed() < PAUSE);
+        let is_paused = lock(&self.opener.failed_at).is_some_and(|at| at.elapsed() < PAUSE);
         if let Some(shared) = self.share().filter(|_| is_paused) {
             return Ok((shared, seat));
         }
@@ -187,36 +180,32 @@ impl Pool {
 
     /// Opens a connection for an empty seat, in a task.
     fn open(&self, mut seat: Seat) -> oneshot::Receiver<RedisResult<(Arc<Connection>, Seat)>> {
-        let server = Arc::clone(&self.server);
-        let shared = self.shared.clone();
-        let generation = Arc::clone(&self.generation);
-        let distance = Arc::clone(&self.distance);
-        let failed_at = Arc::clone(&self.failed_at);
+        let opener = Arc::clone(&self.opener);
         let (opened, outcome) = oneshot::channel();
         let mut openings = lock(&self.openings);
         while openings.try_join_next().is_some() {}
         openings.spawn(async move {
-            let outcome = open(&server, &generation, &distance).await.map(Arc::new);
+            let outcome = opener.open().await.map(Arc::new);
             let new = outcome.as_ref().ok().cloned();
             if new.is_none() {
-                *lock(&failed_at) = Some(Instant::now());
+                *lock(&opener.failed_at) = Some(Instant::now());
             }
             // If the caller has stopped waiting, the connection is for later callers.
             let _ = opened.send(outcome.map(|connection| {
                 *seat = Some(connection.clone());
-                shared.send_replace(Some(connection.clone()));
+                opener.shared.send_replace(Some(connection.clone()));
                 (connection, seat)
             }));
             // The new connections were handed out before these two commands, so a node that hangs
             // delays no caller.
-            if server.is_cluster()
+            if opener.server.is_cluster()
                 && let Some(new) = new
             {
-                server.learn_nodes(
-                    new.send(cmd("CLUSTER").arg("SLOTS"), true, Instant::now())
-                        .await,
-                );
-                server.warn_of_nodes(new.send(&cmd("INFO"), false, Instant::now()).await);
+                let mut slots = cmd("CLUSTER");
+                let slots = new.send(slots.arg("SLOTS"), true, Instant::now()).await;
+                opener.server.learn_nodes(slots);
+                let info = new.send(&cmd("INFO"), false, Instant::now()).await;
+                opener.server.warn_of_nodes(info);
             }
         });
         outcome
@@ -241,42 +230,38 @@ impl ManageConnection for Seats {
     }
 
     fn has_broken(&self, connection: &mut Option<Arc<Connection>>) -> bool {
-        connection
-            .as_ref()
-            .is_some_and(|connection| !connection.works())
+        connection.as_ref().is_some_and(|open| !open.works())
     }
 }
 
-/// Opens a connection of the current generation. If the generation ends meanwhile, the
-/// connection ends with the generation, since the connection may lead to the old server.
-async fn open(
-    server: &Server,
-    current: &Arc<AtomicU64>,
-    distance: &AtomicU64,
-) -> RedisResult<Connection> {
-    #[cfg(feature = "cluster")]
-    if server.is_cluster() {
-        let clients = cluster::connect(&server.nodes, &server.settings).await?;
-        return Ok(Connection::to_cluster(
-            clients,
-            server.settings.reply_timeout,
-        ));
-    }
-    let generation = current.load(Ordering::Relaxed);
-    let connect = async {
-        match server.connect(distance).await {
-            // The connection was cut in the middle of signing in, for example with `CLIENT
-            // KILL`. A second try may succeed.
-            Err(error) if error.is_connection_dropped() => server.connect(distance).await,
-            outcome => outcome,
+impl Opener {
+    /// Opens a connection of the current generation. If the generation ends meanwhile, the
+    /// connection ends with the generation, since the connection may lead to the old server.
+    async fn open(&self) -> RedisResult<Connection> {
+        let settings = &self.server.settings;
+        let reply_timeout = settings.reply_timeout;
+        #[cfg(feature = "cluster")]
+        if self.server.is_cluster() {
+            let clients = cluster::connect(&self.server.nodes, settings).await?;
+            return Ok(Connection::to_cluster(clients, reply_timeout));
         }
-    };
-    let wait = server.settings.connect_timeout;
-    let clones = timeout(wait, connect).await.map_err(|_| late(wait))??;
-    Ok(Connection::new(
-        clones,
-        server.settings.reply_timeout,
-        generation,
-        current,
-    ))
+        let current = &self.generation;
+        let generation = current.load(Ordering::Relaxed);
+        let clones = within(settings.connect_timeout, async {
+            match self.server.connect(&self.distance).await {
+                // The connection was cut in the middle of signing in, for example with `CLIENT
+                // KILL`. A second try may succeed.
+                Err(error) if error.is_connection_dropped() => {
+                    self.server.connect(&self.distance).await
+                }
+                outcome => outcome,
+            }
+        });
+        Ok(Connection::new(
+            clones.await?,
+            reply_timeout,
+            generation,
+            current,
+        ))
+    }
 }

@@ -20,8 +20,8 @@ use std::{
 };
 
 use redis::{
-    AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, ErrorKind, RedisError,
-    RedisResult, ServerErrorKind, Value,
+    AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, ErrorKind, RedisConnectionInfo,
+    RedisError, RedisResult, ServerErrorKind, Value,
     aio::{ConnectionLike, MultiplexedConnection},
     cmd, from_redis_value,
 };
@@ -32,7 +32,7 @@ use super::cluster;
 use super::{
     connection::{ServerConnection, shared},
     errors::kind,
-    settings::{ConnectionSettings, without_timeouts},
+    settings::{ConnectionSettings, are_equal, without_timeouts},
     source::Source,
 };
 use crate::{
@@ -75,26 +75,41 @@ impl Server {
         if nodes.is_empty() && !matches!(topology, Topology::Given(_)) {
             return Err(ConfigError::new("there must be 1 URL or more, not 0"));
         }
-        if matches!(&topology, Topology::Sentinels(primary) if primary.is_empty()) {
+        if let Topology::Sentinels(primary) = &topology
+            && (primary.is_empty() || primary.contains(['/', '?', '#', '%', ' ', '\t', '\r', '\n']))
+        {
             return Err(ConfigError::new(
-                "the name of the primary must not be empty",
+                "the name of the primary must not be empty, and must not have / ? # % or spaces",
             ));
         }
-        // At a sentinel, the store signs in with the user and password of the sentinel's URL.
-        let signed_in = |node| {
-            if is_sentinel {
-                node
-            } else {
-                settings.sign_in(node)
+        let plain = RedisConnectionInfo::default();
+        let first = nodes
+            .first()
+            .map_or(&plain, ConnectionInfo::redis_settings)
+            .clone();
+        let mut prepared = Vec::with_capacity(nodes.len());
+        for node in nodes {
+            let redis = node.redis_settings();
+            if is_sentinel && redis.db() != 0 {
+                return Err(ConfigError::new(
+                    "a sentinel has no databases, set the number with `database`, not in its URL",
+                ));
             }
-        };
-        let nodes = nodes
-            .into_iter()
-            .map(|node| settings.transport(node).map(signed_in))
-            .collect::<Result<_, _>>()?;
+            if !is_sentinel && !are_equal(redis, &plain) && !are_equal(redis, &first) {
+                return Err(ConfigError::new(
+                    "the URLs of a cluster differ in user, password, database or protocol: write them in the first URL alone",
+                ));
+            }
+            let mut node = settings.transport(node)?;
+            // At a sentinel, the store signs in with the user and password of the sentinel's URL.
+            if !is_sentinel {
+                node = settings.sign_in(node);
+            }
+            prepared.push(node);
+        }
         let server = Self {
             topology,
-            nodes,
+            nodes: prepared,
             settings,
             unsuitable_line: Throttle::default(),
             nodes_of_slots: Mutex::default(),
@@ -123,10 +138,15 @@ impl Server {
     /// The node of a cluster that has a slot, as far as this process knows.
     pub(crate) fn node_of(&self, slot: u16) -> Option<Arc<str>> {
         let nodes = self.is_cluster().then(|| lock(&self.nodes_of_slots))?;
-        nodes
-            .range(..=slot)
-            .next_back()
-            .map(|(_, node)| Arc::clone(node))
+        let (_, node) = nodes.range(..=slot).next_back()?;
+        Some(Arc::clone(node))
+    }
+
+    /// A number of the node that has a slot: 0 for the first node, in the order of their slots.
+    pub(crate) fn node_number(&self, slot: u16) -> Option<usize> {
+        let node = self.node_of(slot)?;
+        let nodes = lock(&self.nodes_of_slots);
+        nodes.values().position(|other| *other == node)
     }
 
     /// Notes which node now has a slot, if the error says that the slot has moved.
@@ -148,26 +168,9 @@ impl Server {
 
     /// Learns which node of a cluster has which slot, from the reply to `CLUSTER SLOTS`.
     pub(super) fn learn_nodes(&self, slots: RedisResult<Value>) {
-        let Ok(Value::Array(ranges)) = slots else {
-            return;
-        };
-        let node = |range| {
-            let Value::Array(fields) = range else {
-                return None;
-            };
-            let [Value::Int(first), _, Value::Array(node), ..] = &*fields else {
-                return None;
-            };
-            let [host, Value::Int(port), ..] = &**node else {
-                return None;
-            };
-            let host = from_redis_value::<String>(host.clone()).unwrap_or_default();
-            Some((
-                u16::try_from(*first).ok()?,
-                Arc::from(format!("{host}:{port}")),
-            ))
-        };
-        *lock(&self.nodes_of_slots) = ranges.into_iter().filter_map(node).collect();
+        if let Ok(Value::Array(ranges)) = slots {
+            *lock(&self.nodes_of_slots) = ranges.iter().filter_map(node_of_range).collect();
+        }
     }
 
     /// A connection to the node or the primary. Measures the distance of the server.
@@ -182,30 +185,22 @@ impl Server {
         // server whose connections are all in use hangs up after its first reply. Any other error
         // is ignored here, since the first batch meets it again.
         let sent = Instant::now();
-        let info = connection()
-            .req_packed_command(&cmd("INFO"))
-            .await
-            .and_then(Value::extract_error);
+        let info = connection().req_packed_command(&cmd("INFO")).await;
         distance.store(clock::micros(sent.elapsed()), Ordering::Relaxed);
-        match info {
-            Err(error) if hangs_up(&error) => Err(error),
-            info => {
-                self.warn_of(
-                    &info
-                        .and_then(|info| Ok(from_redis_value::<String>(info)?))
-                        .unwrap_or_default(),
-                );
-                Ok(connection)
-            }
+        match info.and_then(Value::extract_error) {
+            Err(error) if hangs_up(&error) => return Err(error),
+            Ok(info) => self.warn_of(&from_redis_value::<String>(info).unwrap_or_default()),
+            Err(_) => {}
         }
+        Ok(connection)
     }
 
     /// Warns the operator of unsuitable nodes of a cluster. `info` is the reply to `INFO`.
     pub(super) fn warn_of_nodes(&self, info: RedisResult<Value>) {
         let info = info.and_then(|info| Ok(from_redis_value::<Vec<(String, String)>>(info)?));
-        info.unwrap_or_default()
-            .iter()
-            .for_each(|(_, info)| self.warn_of(info));
+        for (_, info) in info.unwrap_or_default() {
+            self.warn_of(&info);
+        }
     }
 
     /// Warns the operator of a server that may forget limits.
@@ -231,15 +226,8 @@ impl Server {
         let mut steps: JoinSet<_> = self.nodes.iter().map(ask).collect();
         let mut tried = Vec::new();
         let mut failure = None;
-        // Once there is a failure, a server that hangs must not hide it.
-        let patience = |failure: &Option<_>| {
-            if failure.is_some() {
-                self.settings.connect_timeout / 2
-            } else {
-                Duration::MAX
-            }
-        };
-        while let Ok(Some(step)) = timeout(patience(&failure), steps.join_next()).await {
+        let mut patience = Duration::MAX;
+        while let Ok(Some(step)) = timeout(patience, steps.join_next()).await {
             match step.unwrap_or_else(|error| Err(io::Error::other(error).into())) {
                 Ok(Step::Named(address)) if !tried.contains(&address) => {
                     let step = connect_to(
@@ -255,33 +243,31 @@ impl Server {
                 // The error of a primary tells more than the error of a sentinel.
                 Ok(Step::Failed(error)) => failure = Some(refused("the primary refuses", error)),
                 Err(error) => {
-                    failure = failure.or_else(|| Some(refused("a sentinel refuses", error)))
+                    failure = failure.or_else(|| Some(refused("a sentinel refuses", error)));
                 }
             }
+            // Once there is a failure, a server that hangs must not hide it.
+            if failure.is_some() {
+                patience = self.settings.connect_timeout / 2;
+            }
         }
-        Err(failure.unwrap_or_else(unknown))
+        Err(failure.unwrap_or_else(|| no_primary(UNKNOWN)))
     }
 
     /// How to connect to a primary: with the transport of the first sentinel, and with the login of
     /// the settings.
-    fn primary_at(&self, (host, port): (String, u16)) -> ConnectionInfo {
+    fn primary_at(&self, primary: (String, u16)) -> ConnectionInfo {
         let sentinel = &self.nodes[0];
-        let address = match sentinel.addr() {
-            ConnectionAddr::TcpTls {
-                insecure,
-                tls_params,
-                ..
-            } => ConnectionAddr::TcpTls {
-                host,
-                port,
-                insecure: *insecure,
-                tls_params: tls_params.clone(),
-            },
-            _ => ConnectionAddr::Tcp(host, port),
-        };
+        let mut address = sentinel.addr().clone();
+        match &mut address {
+            ConnectionAddr::TcpTls { host, port, .. } => (*host, *port) = primary,
+            plain => *plain = ConnectionAddr::Tcp(primary.0, primary.1),
+        }
         self.settings.sign_in(sentinel.clone().set_addr(address))
     }
 }
+
+const UNKNOWN: &str = "no sentinel knows a primary of this name";
 
 /// A step on the way to a primary.
 enum Step {
@@ -311,12 +297,10 @@ fn hangs_up(error: &RedisError) -> bool {
 /// Asks one sentinel for the address of the primary.
 async fn ask(sentinel: ConnectionInfo, primary: String) -> RedisResult<Step> {
     let mut connection = open(sentinel, &without_timeouts()).await?;
-    let command = cmd("SENTINEL")
-        .arg("GET-MASTER-ADDR-BY-NAME")
-        .arg(primary)
-        .take();
+    let mut command = cmd("SENTINEL");
+    command.arg("GET-MASTER-ADDR-BY-NAME").arg(primary);
     let address: Option<_> = command.query_async(&mut connection).await?;
-    address.map(Step::Named).ok_or_else(unknown)
+    address.map(Step::Named).ok_or_else(|| no_primary(UNKNOWN))
 }
 
 /// Connects to a primary that a sentinel has named. Checks the role of the server, since the
@@ -327,10 +311,7 @@ async fn connect_to(primary: ConnectionInfo, config: AsyncConnectionConfig) -> R
     match connection.req_packed_command(&cmd("ROLE")).await? {
         Value::ServerError(error) if error.code() == "NOAUTH" => Err(error.into()),
         Value::Array(role) if role.first() == Some(&Value::BulkString(b"slave".to_vec())) => {
-            Err(RedisError::from((
-                ErrorKind::MasterNameNotFoundBySentinel,
-                "the sentinels name a replica",
-            )))
+            Err(no_primary("the sentinels name a replica"))
         }
         _ => Ok(Step::Connected(connection)),
     }
@@ -345,11 +326,20 @@ fn refused(by: &'static str, error: RedisError) -> RedisError {
     }
 }
 
-fn unknown() -> RedisError {
-    RedisError::from((
-        ErrorKind::MasterNameNotFoundBySentinel,
-        "no sentinel knows a primary of this name",
-    ))
+fn no_primary(problem: &'static str) -> RedisError {
+    RedisError::from((ErrorKind::MasterNameNotFoundBySentinel, problem))
+}
+
+/// Reads a range of slots in the reply to `CLUSTER SLOTS`. Returns its first slot and its node.
+fn node_of_range(range: &Value) -> Option<(u16, Arc<str>)> {
+    let [Value::Int(first), _, node, ..] = range.as_sequence()? else {
+        return None;
+    };
+    let [host, Value::Int(port), ..] = node.as_sequence()? else {
+        return None;
+    };
+    let host = from_redis_value::<String>(host.clone()).unwrap_or_default();
+    Some((u16::try_from(*first).ok()?, format!("{host}:{port}").into()))
 }
 
 impl fmt::Display for Server {
@@ -360,11 +350,7 @@ impl fmt::Display for Server {
             Topology::Sentinels(primary) => write!(f, "the primary {primary:?} of the sentinels ")?,
             Topology::Cluster => f.write_str("the cluster of ")?,
         }
-        let nodes: Vec<_> = self
-            .nodes
-            .iter()
-            .map(|node| node.addr().to_string())
-            .collect();
-        f.write_str(&nodes.join(" "))
+        let nodes = self.nodes.iter().map(|node| node.addr().to_string());
+        f.write_str(&nodes.collect::<Vec<_>>().join(" "))
     }
 }

@@ -7,11 +7,11 @@ use std::time::Duration;
 #[cfg(all(feature = "cluster", feature = "credentials"))]
 use redis::cluster::ClusterClientBuilder;
 use redis::{
-    AsyncConnectionConfig, ConnectionInfo, IntoConnectionInfo, RedisConnectionInfo,
+    AsyncConnectionConfig, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisConnectionInfo,
     io::tcp::{TcpSettings, socket2::TcpKeepalive},
 };
 #[cfg(feature = "tls")]
-use redis::{Client, ConnectionAddr, TlsCertificates};
+use redis::{Client, TlsCertificates};
 #[cfg(feature = "tls")]
 use rustls::crypto::CryptoProvider;
 
@@ -52,15 +52,36 @@ pub(crate) struct ConnectionSettings {
 pub(crate) fn node(url: &str) -> Result<ConnectionInfo, ConfigError> {
     let info = url
         .into_connection_info()
-        .map_err(|cause| errors::url(url, &cause));
-    // The client's error does not say that a password is the cause, so this error says it.
-    if errors::is_ambiguous(url) && (info.is_ok() || url.contains("//")) {
-        return Err(ConfigError::new(
-            "a URL, not shown since it may hold a password, has an @ behind its host: in a user name or password write \
-             / as %2F, ? as %3F and # as %23",
-        ));
+        .map_err(|cause| errors::url(url, &cause))?;
+    // The Redis client ignores what it does not know.
+    let Some(parts) = redis::parse_redis_url(url) else {
+        return Ok(info);
+    };
+    let is_tls = matches!(info.addr(), ConnectionAddr::TcpTls { .. });
+    let is_socket = matches!(info.addr(), ConnectionAddr::Unix(_));
+    let redis = info.redis_settings();
+    let mut is_read = (is_tls || parts.fragment().is_none())
+        && (!is_socket || matches!(parts.authority(), "" | "localhost"))
+        && (redis.username().is_none() || redis.password().is_some());
+    let mut unused = vec!["protocol"];
+    if is_socket {
+        unused.extend(["db", "user", "pass"]);
     }
-    info
+    for (name, _) in parts.query_pairs() {
+        let before = unused.len();
+        unused.retain(|option| *option != name);
+        is_read &= unused.len() < before;
+    }
+    if !is_read {
+        return Err(errors::url(url, &"a part of it would be ignored"));
+    }
+    Ok(info)
+}
+
+/// True if both have the same user, password, database and protocol.
+pub(super) fn are_equal(one: &RedisConnectionInfo, other: &RedisConnectionInfo) -> bool {
+    (one.username(), one.password()) == (other.username(), other.password())
+        && (one.db(), one.protocol()) == (other.db(), other.protocol())
 }
 
 impl ConnectionSettings {
@@ -115,14 +136,10 @@ impl ConnectionSettings {
                  `rustls::crypto::ring::default_provider().install_default()`, or another provider of rustls 0.23",
             ));
         }
-        let has_certificates = matches!(
-            node.addr(),
-            ConnectionAddr::TcpTls {
-                tls_params: Some(_),
-                ..
-            }
-        );
-        if has_certificates && !self.has_certificates() {
+        if let ConnectionAddr::TcpTls { tls_params, .. } = node.addr()
+            && tls_params.is_some()
+            && !self.has_certificates()
+        {
             return Ok(node);
         }
         let root = self.certificates.root_cert.as_deref();
@@ -146,16 +163,14 @@ impl ConnectionSettings {
 
     /// Sets the user, the password, the database and the protocol.
     pub(super) fn sign_in(&self, node: ConnectionInfo) -> ConnectionInfo {
-        let redis = self.redis.clone();
+        let mut redis = self.redis.clone();
         // With a password, the Redis client also tells the server its name. If the client sent the
         // password alone, it would take any error of the server for a wrong password. Without a
         // password, the client does not tell its name, since that would hide why a server hangs up.
-        let tells_name = redis.password().is_some();
-        node.set_redis_settings(if tells_name {
-            redis
-        } else {
-            redis.set_skip_set_lib_name()
-        })
+        if redis.password().is_none() {
+            redis = redis.set_skip_set_lib_name();
+        }
+        node.set_redis_settings(redis)
     }
 }
 

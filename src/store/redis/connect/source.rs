@@ -95,12 +95,9 @@ where
     let pooled = timeout(patience, pool.get()).await.ok()?.ok()?;
     let mut connection = M::Connection::clone(&pooled);
     drop(pooled);
-    let info = timeout(
-        patience,
-        connection.req_packed_command(cmd("INFO").arg("REPLICATION")),
-    )
-    .await
-    .ok()?;
+    let mut command = cmd("INFO");
+    let info = connection.req_packed_command(command.arg("REPLICATION"));
+    let info = timeout(patience, info).await.ok()?;
     let is_of_use = match info.and_then(|info| Ok(from_redis_value::<String>(info)?)) {
         Ok(info) => !info.contains("role:slave"),
         Err(error) => !error.is_unrecoverable_error() && !error.is_timeout(),
