@@ -1,10 +1,17 @@
 //! Waiting until a check is admitted.
 
-use std::time::Duration;
+use std::{panic::resume_unwind, time::Duration};
 
-use tokio::time::Instant;
+use tokio::{
+    task::JoinSet,
+    time::{Instant, timeout_at},
+};
 
-use super::{Limiter, deadline::later, lines::Position};
+use super::{
+    Limiter,
+    deadline::{current_runtime, later, runtime_has_ended},
+    lines::Place,
+};
 use crate::{
     check::{Charge, Check},
     decision::Decision,
@@ -24,56 +31,38 @@ const PAUSE: Duration = Duration::from_millis(100);
 impl Limiter {
     /// Waits up to `max_wait` until `cost` units of `limit` are left for `key`, and spends them.
     ///
-    /// 1. After a refusal, the caller waits for the retry time, and asks again. If the retry time
-    ///    is longer than the rest of `max_wait`, this method returns the refusal, a [`Decision`],
-    ///    at once. With a `max_wait` of zero, this method does the same as [`check`](Self::check),
-    ///    unless other callers wait.
-    /// 2. A limiter and its clones have one line for each set of limits and keys that can refuse.
-    ///    Checks at different costs wait in the same line. Clones with another
-    ///    [`deadline`](Self::deadline) have lines of their own, since the store may answer only the
-    ///    callers with the longer deadline. A caller that is refused, or arrives while others wait,
-    ///    joins the line. Callers stand in the order of their arrival. Only the first in line asks.
-    ///    After an admission that leaves units, the next callers ask as well, as many as fit into
-    ///    these units together. No caller overtakes another. A caller that gives up or is dropped
-    ///    leaves the line.
-    /// 3. A caller that cannot reach the front of the line in time is refused without spending. The
-    ///    retry time of this refusal is a lower bound: the time that the first in line has to wait.
-    /// 4. A future that is kept but not polled delays the line only for a moment. The next caller
-    ///    takes over 100 ms after the first in line should have asked, or its call should have
-    ///    ended. If the next caller is not polled within a millisecond, any other caller that is
-    ///    polled takes over. A caller that is polled again gets its old position in the line back.
-    /// 5. [`check`](Self::check), limiters of other processes, and checks of other sets of limits
-    ///    or keys do not join the line. Units that are left go to the first check that asks,
-    ///    whether it waits in the line or not.
-    /// 6. After a [settlement](Self::settle) or [reset](Self::reset) through this limiter, waiting
-    ///    callers ask at once, in the order of their arrival. A caller asks if it is the first in
-    ///    its line, fits into the units that are left, and is refused by no other limit or key. If
-    ///    the number of units that are left is unknown, such as after a reset, one caller asks, and
-    ///    the others ask after the reply to that caller. If a caller does not use the freed units,
-    ///    the next caller asks. If the caller of the settlement leaves before the reply, or the
-    ///    call times out, the waiting callers ask after a delay that is as long as the deadline,
-    ///    but at most a second. If the first in line is refused only because units are
-    ///    [reserved](crate::Charge::reserve), that caller asks again after
+    /// 1. **Order.** A limiter and its clones have one line for each set of limits and keys that
+    ///    can refuse, on each tokio runtime, and for each [`deadline`](Self::deadline) of the
+    ///    clones. Checks of different costs wait in the same line. Callers are admitted in the
+    ///    order in which they were first refused, or found others in line. Only the first asks the
+    ///    store. After an admission that leaves units, the next callers ask as well, as many as fit
+    ///    if their costs are equal. [`check`](Self::check), other lines and other processes do not
+    ///    wait in this line: free units go to the first check that asks.
+    /// 2. **Retry time.** A refused caller asks again when its retry time is over. If only
+    ///    [reserved](crate::Charge::reserve) units are in the way, it asks again after
     ///    [`retry_reserved_after`](Self::retry_reserved_after), and for the last time at the end of
-    ///    `max_wait`. A caller that does not fit into the units that are left asks only when its
-    ///    retry time is over, even if the freed units and the units that leave the window would be
-    ///    enough earlier.
-    /// 7. A settlement or reset through another limiter wakes no caller of this limiter, even if
-    ///    both limiters have the same store. The callers of this limiter then ask again when their
-    ///    retry times are over. Only clones of one limiter wake each other's callers.
-    /// 8. The [`deadline`](Self::deadline) limits each call to the store, not the wait. The end of
-    ///    `max_wait` does not interrupt a call. While the store fails or does not answer in time,
-    ///    the first in line asks again every 100 ms. A caller gets the error when less than 100 ms
-    ///    of its `max_wait` are left. If waiting does not help, such as after a wrong password, the
-    ///    caller gets the error at once. Under [`fail_local`](Self::fail_local), the share decides
-    ///    while the store cannot. The store may have counted the units of each call that it did not
-    ///    answer. So one caller that waits while the store stands still may use several times its
-    ///    cost. These units leave with the window.
+    ///    `max_wait`. If the retry time is longer than the rest of `max_wait`, the refusal is
+    ///    returned at once. So is that of a caller that cannot reach the front of the line in time.
+    ///    It spends nothing, and its retry time is a lower bound: the wait of the first in line.
+    /// 3. **Freed units.** A [settlement](Self::settle) or [reset](Self::reset) through this
+    ///    limiter or a clone, and a place that is freed, wake the caller that has waited longest
+    ///    for units of this limit and key, at the front of any line. If its reply says that units
+    ///    are left, and this limit does not refuse it, the next is woken, and so on. If the caller
+    ///    of a settlement leaves before the reply, or the call times out, a caller is woken after
+    ///    the deadline, at most after a second. Other limiters wake nobody here, even on the same
+    ///    store.
+    /// 4. **Failures.** The [`deadline`](Self::deadline) limits each call to the store, not the
+    ///    wait. While the store fails, the first in line asks again every 100 ms. It gets the error
+    ///    when less than 100 ms of its `max_wait` are left, or at once if waiting does not help,
+    ///    such as after a wrong password. Under [`fail_local`](Self::fail_local), the share decides
+    ///    meanwhile. The store may have counted the units of each call that it did not answer.
+    /// 5. **Polling.** While the caller is in line, a task on its runtime waits in its place. So a
+    ///    future that is kept without being polled blocks nobody. It may be admitted meanwhile, and
+    ///    then has spent its units, also if it is dropped before it is polled again. When the
+    ///    future is dropped, the task ends, and the next caller has its turn. Waiting needs a tokio
+    ///    runtime with time. If this runtime ends, the result is an [`Error::Unavailable`].
     ///
-    /// A check that can never be refused, such as a check at a cost of 0, never waits. Waiting
-    /// needs a tokio runtime with time. While several callers wait in a line, a task on the runtime
-    /// of one of them watches the line. If that runtime is not driven, the next caller takes over
-    /// only after another second or so, plus 20 ms for each caller in line.
+    /// A check that can never be refused, such as a check at a cost of 0, never waits.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), tower_sliding_window::Error> {
@@ -127,64 +116,99 @@ impl Limiter {
         if !check.can_be_refused() {
             return self.decide(check, waited).await;
         }
-        let end = later(Instant::now(), max_wait);
-        let (position, mut is_in_line) = self.core.lines.arrive(&check, self.core.deadline);
-        if is_in_line
-            && !is_within(
-                end.saturating_duration_since(Instant::now()),
-                position.first_waits(),
-            )
-        {
-            return self.refuse(&check, &position, waited).await;
+        let mut caller = Caller {
+            limiter: self.clone(),
+            place: self.core.lines.arrive(&check, self.core.deadline),
+            check,
+            end: later(Instant::now(), max_wait),
+            asks_at: None,
+        };
+        let outcome = match caller.place.line_waits() {
+            None => caller.ask(waited).await,
+            Some(wait) if is_within(max_wait, wait) => None,
+            Some(_) => Some(caller.refuse(waited).await),
+        };
+        if let Some(outcome) = outcome {
+            return outcome;
         }
-        let mut limiter = self.clone();
+        *waited = Duration::ZERO;
+        // A task waits in the caller's place, since the caller may not be polled in time.
+        let mut task = JoinSet::new();
+        task.spawn_on(caller.wait(), &current_runtime()?);
+        match task.join_next().await {
+            Some(Ok(outcome)) => outcome,
+            Some(Err(error)) if error.is_panic() => resume_unwind(error.into_panic()),
+            _ => Err(runtime_has_ended()),
+        }
+    }
+}
+
+struct Caller {
+    limiter: Limiter,
+    place: Place,
+    check: Check,
+    end: Instant,
+    /// When the caller asks again after a refusal.
+    asks_at: Option<Instant>,
+}
+
+impl Caller {
+    /// Asks when it is the caller's turn, until the caller need not wait any more.
+    async fn wait(mut self) -> Result<Decision, Error> {
+        // A caller that has waited for others asks as soon as it has its turn.
+        self.asks_at = self.asks_at.filter(|_| self.place.line_waits().is_none());
+        if timeout_at(self.end, self.place.turn()).await.is_err() {
+            return self.refuse(&mut Duration::default()).await;
+        }
+        self.check.is_waiting = true;
         loop {
-            if is_in_line {
-                if !position
-                    .has_turn_before(end, || self.core.deadline())
-                    .await?
-                {
-                    return self.refuse(&check, &position, waited).await;
-                }
-                *waited = Duration::ZERO;
+            if let Some(asks_at) = self.asks_at {
+                self.place.sleep(asks_at).await;
             }
-            let outcome = limiter.decide(check.clone(), waited).await;
-            let asks_at = ask_again_at(end, &outcome, self.core.round_trip.distance());
-            position.answer(&outcome, asks_at);
-            if asks_at.is_none() {
+            if let Some(outcome) = self.ask(&mut Duration::default()).await {
                 return outcome;
-            }
-            (is_in_line, limiter) = (true, self.clone());
-            if outcome.is_ok_and(|decision| decision.is_refused_by_reservations()) {
-                // Other callers may give back units before the next check. The next check therefore
-                // asks the store, even if the refusal cache remembers a refusal.
-                limiter = limiter.asking_each_time();
             }
         }
     }
 
-    /// Refuses a caller that does not reach the front of the line in time.
-    async fn refuse(
-        &self,
-        check: &Check,
-        position: &Position,
-        waited: &mut Duration,
-    ) -> Result<Decision, Error> {
-        let status = match self.decide(check.without_costs(), waited).await {
-            Err(error) => return self.core.known(check).ok_or(error),
+    /// Asks the store once. Returns `None` if the caller has to wait.
+    async fn ask(&mut self, waited: &mut Duration) -> Option<Result<Decision, Error>> {
+        let outcome = self.limiter.decide(self.check.clone(), waited).await;
+        let told = outcome
+            .as_ref()
+            .ok()
+            .filter(|decision| decision.is_the_stores());
+        self.place.hear(told);
+        let distance = self.limiter.core.round_trip.distance();
+        self.asks_at = ask_again_at(self.end, &outcome, distance);
+        if self.asks_at.is_none() {
+            return Some(outcome);
+        }
+        if told.is_some_and(Decision::is_refused_by_reservations) {
+            // Others may give back units, even if the refusal cache remembers a refusal.
+            self.limiter = self.limiter.clone().asking_each_time();
+        }
+        None
+    }
+
+    /// Refuses a caller that does not get its turn in time.
+    async fn refuse(&self, waited: &mut Duration) -> Result<Decision, Error> {
+        let (core, check) = (&self.limiter.core, &self.check);
+        let status = match self.limiter.decide(check.without_costs(), waited).await {
+            Err(error) => return core.known(check).ok_or(error),
             Ok(status) => status,
         };
-        // Units may be left by now. These units are for the first in line, so the callers behind it
-        // are refused all the same.
-        let refusal = status.refused_for(check, position.first_waits().max(LEAST_BLOCK));
-        metrics::decided(&refusal, &self.core.layer);
+        // Units may be left by now. They are for the first in line.
+        let wait = self.place.line_waits().unwrap_or_default();
+        let refusal = status.refused_for(check, wait.max(LEAST_BLOCK));
+        metrics::decided(&refusal, &core.layer);
         Ok(refusal)
     }
 }
 
-/// Returns when to ask again; `None` after an admission, after an error that will not pass, or if
-/// the retry time goes beyond `end`. If only reserved units refuse, the last check is at `end`,
-/// since these units may be given back at any time.
+/// Returns when to ask again; `None` after an admission that has its places, after an error that
+/// will not pass, or if the retry time goes beyond `end`. If only reserved units refuse, the last
+/// check is at `end`, since these units may be given back at any time.
 fn ask_again_at(
     end: Instant,
     outcome: &Result<Decision, Error>,
@@ -193,25 +217,23 @@ fn ask_again_at(
     let now = Instant::now();
     let left = end.saturating_duration_since(now);
     let (wait, asks_after) = match outcome {
+        // A shutdown has freed the place while the reply was on its way.
+        Ok(decision) if decision.has_lost_place() => (PAUSE, PAUSE),
         Ok(decision) => {
-            let wait = decision.retry_after()?;
-            let wait = if decision.is_refused_by_reservations() {
-                wait.min(left)
-            } else {
-                wait
-            };
+            let mut wait = decision.retry_after()?;
+            if decision.is_refused_by_reservations() {
+                wait = wait.min(left);
+            }
             // The retry time counts from the store's decision. Since then the reply has travelled,
             // and the next check will travel. Both together take a round trip, which is subtracted.
             // After a decision in the store's place, the caller asks after a `PAUSE`: the store may
             // be back long before the retry time, with units left.
-            (
-                wait,
-                if decision.is_the_stores() {
-                    wait.saturating_sub(distance)
-                } else {
-                    wait.min(PAUSE)
-                },
-            )
+            let asks_after = if decision.is_the_stores() {
+                wait.saturating_sub(distance)
+            } else {
+                wait.min(PAUSE)
+            };
+            (wait, asks_after)
         }
         Err(error) => error.may_pass().then_some((PAUSE, PAUSE))?,
     };

@@ -1,8 +1,9 @@
 //! The deadline of a limiter, a future with a deadline, and the timer of a deadline.
 
 use std::{
+    cell::Cell,
     future::Future,
-    mem,
+    iter, mem,
     pin::Pin,
     task::{Context, Poll, ready},
     time::Duration,
@@ -21,8 +22,6 @@ use crate::error::{Error, StoreError, StoreErrorKind};
 /// call. A store that is near and works answers within this time.
 const LEAST: Duration = Duration::from_millis(5);
 
-const WAITING: &str = "waiting in a tokio runtime";
-
 /// A deadline or wait of more than thirty years counts as thirty years. Otherwise its end might be
 /// too late for an [`Instant`].
 const LONGEST: Duration = Duration::from_secs(30 * 365 * 24 * 60 * 60);
@@ -34,12 +33,32 @@ impl Core {
     }
 }
 
+/// The most timers that a thread keeps for later waits.
+const MOST_SPARE: usize = 64;
+
+/// A timer that fires later than this is not kept. Until it fires, it keeps the waker of its last
+/// task, and a paused clock of tokio may move to its time.
+const LONGEST_SPARE: Duration = Duration::from_secs(1);
+
+/// A timer of tokio, and the runtime that it belongs to.
+type OwnedSleep = (Id, Pin<Box<Sleep>>);
+
+thread_local! {
+    /// Timers that this thread uses again. Tokio moves a registered timer to a later time in one
+    /// atomic step. A new timer has to be registered, which often wakes the runtime's own driver by
+    /// a system call, and is deregistered after its wait. The timers of a runtime that has ended
+    /// stay, with its driver, until the thread waits in another runtime or ends.
+    static SPARE: Cell<Vec<OwnedSleep>> = const { Cell::new(Vec::new()) };
+}
+
 /// A timer that always belongs to the runtime that polls it. A timer of a runtime that has ended
 /// would panic, and a timer of a runtime that is not driven would never fire.
 #[derive(Default)]
 pub(super) struct Timer {
     // The timer is boxed, so that futures that need no timer stay small.
-    sleep: Option<(Id, Pin<Box<Sleep>>)>,
+    sleep: Option<OwnedSleep>,
+    /// Whether the thread may keep the timer.
+    is_brief: bool,
 }
 
 impl Timer {
@@ -49,15 +68,13 @@ impl Timer {
         at: Instant,
         cx: &mut Context<'_>,
     ) -> Poll<Result<(), Error>> {
-        let runtime = Handle::try_current()
-            .map_err(|cause| StoreError::new(WAITING, StoreErrorKind::Other, cause).of_one_check())?
-            .id();
+        let runtime = current_runtime()?.id();
         let known = self
             .sleep
             .take()
             .filter(|(of, sleep)| *of == runtime && sleep.deadline() == at);
         let (_, sleep) = self.sleep.insert(known.unwrap_or_else(|| {
-            let mut sleep = Box::pin(sleep_until(at));
+            let mut sleep = spare(runtime).unwrap_or_else(|| Box::pin(sleep_until(at)));
             // `reset` registers the timer. Otherwise the first poll would register the timer, and
             // panic in a runtime that has ended. A runtime that has ended fires a registered timer
             // at once.
@@ -67,20 +84,40 @@ impl Timer {
         if !sleep.is_elapsed() {
             return sleep.as_mut().poll(cx).map(Ok);
         }
-        let is_early = || {
-            StoreError::new(WAITING, StoreErrorKind::Other, "the runtime has ended").of_one_check()
-        };
-        Poll::Ready(if Instant::now() < at {
-            Err(is_early().into())
-        } else {
-            Ok(())
-        })
+        if Instant::now() < at {
+            return Poll::Ready(Err(runtime_has_ended()));
+        }
+        Poll::Ready(Ok(()))
     }
 
     /// The time that the timer waits for.
     fn end(&self) -> Option<Instant> {
         self.sleep.as_ref().map(|(_, sleep)| sleep.deadline())
     }
+}
+
+impl Drop for Timer {
+    fn drop(&mut self) {
+        if let Some(unused) = self.sleep.take().filter(|_| self.is_brief) {
+            // A thread that ends keeps no timer.
+            let _ = SPARE.try_with(|spare| {
+                let mut timers = spare.take();
+                if timers.len() < MOST_SPARE {
+                    timers.push(unused);
+                }
+                spare.set(timers);
+            });
+        }
+    }
+}
+
+/// A timer of this runtime that the thread has kept. Drops those of other runtimes, which may have
+/// ended.
+fn spare(runtime: Id) -> Option<Pin<Box<Sleep>>> {
+    let mut timers = SPARE.take();
+    let found = iter::from_fn(|| timers.pop()).find(|(of, _)| *of == runtime);
+    SPARE.set(timers);
+    found.map(|(_, sleep)| sleep)
 }
 
 pin_project! {
@@ -162,10 +199,11 @@ impl<F: Future> Future for Deadline<F> {
         }
         let deadline = *this.deadline;
         let waited = *this.waited;
-        let end = this
-            .timer
-            .end()
-            .unwrap_or_else(|| later(Instant::now(), time_left(deadline, waited)));
+        let end = this.timer.end().unwrap_or_else(|| {
+            let left = time_left(deadline, waited);
+            this.timer.is_brief = left <= LONGEST_SPARE;
+            later(Instant::now(), left)
+        });
         ready!(this.timer.poll_until(end, cx))?;
         if !mem::replace(this.is_over, true) {
             cx.waker().wake_by_ref();
@@ -178,10 +216,49 @@ impl<F: Future> Future for Deadline<F> {
     }
 }
 
+pub(super) fn current_runtime() -> Result<Handle, Error> {
+    Handle::try_current().map_err(cannot_wait)
+}
+
+pub(super) fn runtime_has_ended() -> Error {
+    cannot_wait("the runtime has ended")
+}
+
+fn cannot_wait(cause: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
+    StoreError::new("waiting in a tokio runtime", StoreErrorKind::Other, cause)
+        .of_one_check()
+        .into()
+}
+
 pub(super) fn later(instant: Instant, by: Duration) -> Instant {
     instant + by.min(LONGEST)
 }
 
 pub(super) fn time_left(deadline: Duration, waited: Duration) -> Duration {
     deadline.saturating_sub(waited).max(LEAST.min(deadline))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use tokio::{sync::oneshot::channel, time::sleep};
+
+    use super::*;
+
+    /// While nothing else waits, a paused clock of tokio moves to the next timer.
+    #[tokio::test(start_paused = true)]
+    async fn a_timer_of_a_long_deadline_moves_no_paused_clock_after_the_reply() {
+        let hour = Duration::from_secs(3_600);
+        let reply = Deadline::new(sleep(Duration::from_millis(2)), hour, Duration::ZERO);
+        assert!(reply.await.is_ok());
+        let begun = Instant::now();
+        let (send, sent) = channel();
+        thread::spawn(move || {
+            thread::sleep(Duration::from_millis(50));
+            send.send(())
+        });
+        sent.await.unwrap();
+        assert!(begun.elapsed() <= LONGEST_SPARE, "{:?}", begun.elapsed());
+    }
 }

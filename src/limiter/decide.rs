@@ -6,7 +6,7 @@ use std::{
     future::{Future, pending},
     ops::ControlFlow::{self, Break, Continue},
     pin::Pin,
-    sync::Arc,
+    sync::{Arc, OnceLock},
     task::{Context, Poll, ready},
     time::Duration,
 };
@@ -23,76 +23,61 @@ use crate::{
     error::{Error, StoreError},
     key::Key,
     limit::Limit,
-    local::{Lookup, Underway},
+    local::{LONGEST_DEADLINE, Lookup, Underway},
     metrics,
     store::{MOST_TIME, Store, StoreFuture},
 };
 
 /// Waits for the store's reply to a check within the deadline, and makes a decision of the reply.
-/// The check is boxed, so that this future stays small.
 pub(crate) struct Asking {
     core: Arc<Core>,
     pub(crate) reply: Deadline<StoreFuture<Decision>>,
     /// The result of the look-up of the check in the refusal cache. The cache needs this result to
     /// learn from the store's reply. `None` if the cache cannot remember a refusal of the check.
     lookup: Option<Lookup>,
-    /// The check, if it is needed after the reply. The check is needed if this process may decide
-    /// in the store's place, if a limit has prefetch, if the check asks whether a known refusal
-    /// still holds, or if the check takes a place.
-    kept: Option<Box<Kept>>,
     mode: FailureMode,
     /// The part of the store that decides.
     part: Option<Arc<str>>,
-}
-
-/// A copy of the check, kept until the store's reply. [`Asking::kept`] says which checks are kept.
-#[derive(Clone)]
-struct Kept {
-    check: Check,
-    /// The number of the last prefetch that was taken before the store was asked.
-    asked_after: u64,
+    /// The check, until its outcome is known. If the store fails, this process may decide in its
+    /// place.
+    check: Option<Arc<Check>>,
+    /// The number of the last prefetch that was taken before the store was asked, if a limit has
+    /// prefetch.
+    asked_after: Option<u64>,
     /// Set by the first poll if the check takes places. As long as it is set, `shutdown` waits for
     /// this check.
     underway: Option<Underway>,
+    /// Set when the check is sent, if it takes places under an id of the caller's; `None` for any
+    /// other check.
+    user: Option<Arc<OnceLock<places::User>>>,
 }
 
 impl Future for Asking {
     type Output = Result<Decision, Error>;
 
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let this = &mut *self;
-        if let Some(kept) = this
-            .kept
-            .as_mut()
-            .filter(|kept| kept.underway.is_none() && kept.check.takes_place())
-        {
-            kept.underway = Some(this.core.owed.begin());
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.get_mut();
+        if this.underway.is_none() && this.check.as_ref().is_some_and(|it| it.takes_place()) {
+            this.underway = Some(this.core.owed.begin());
         }
-        let outcome = ready!(Pin::new(&mut self.reply).poll(cx));
+        let outcome = ready!(Pin::new(&mut this.reply).poll(cx));
         if outcome.is_err() {
-            self.let_go();
+            this.let_go();
         }
-        let part = self.part.take();
-        // The copy is taken out, so that dropping this future has nothing left to do.
-        let kept = self.kept.take();
-        let Self {
-            core,
-            reply,
-            lookup,
-            mode,
-            ..
-        } = &*self;
-        let mut outcome = core.heard(reply, part, outcome);
-        if let Some(Kept {
-            check, asked_after, ..
-        }) = kept.as_deref()
-        {
-            outcome = outcome.map(|decision| core.note(check, decision, *asked_after));
+        // The check is taken out, so that dropping this future has nothing left to do.
+        let (part, check) = (this.part.take(), this.check.take());
+        let underway = this.underway.take();
+        let (core, reply, lookup) = (&this.core, &this.reply, this.lookup);
+        let mut outcome = match outcome {
+            // The store has not answered in time, so this is no answer for the breaker.
+            Ok(Ok(refusal)) if refusal.is_estimate() => Ok(refusal),
+            outcome => core.heard(reply, part, outcome),
+        };
+        if let (Some(asked_after), Some(check)) = (this.asked_after, &check) {
+            outcome = outcome.map(|decision| core.note(check, decision, asked_after));
         }
-        let check = kept.as_ref().map(|kept| &kept.check);
-        Poll::Ready(core.conclude(outcome, lookup.as_ref(), check, *mode, || {
-            Some(reply.took())
-        }))
+        let call = || Some((reply.took(), underway.as_ref()?));
+        Poll::Ready(core.conclude(outcome, lookup, check.as_deref(), this.mode, call))
     }
 }
 
@@ -103,30 +88,31 @@ impl Asking {
     /// matters: if the check takes places, or if the refusal cache refuses other checks until this
     /// reply.
     fn let_go(&mut self) {
-        let Some(kept) = self.kept.as_ref().filter(|_| self.reply.has_begun()) else {
+        let Some(check) = self.check.clone().filter(|_| self.reply.has_begun()) else {
             return;
         };
-        if kept.underway.is_none() && !self.lookup.as_ref().is_some_and(|lookup| lookup.has_turn) {
+        let is_queued = self.user.as_ref().is_some_and(|user| user.get().is_none());
+        let has_turn = self.lookup.is_some_and(|lookup| lookup.has_turn);
+        if is_queued || self.underway.is_none() && !has_turn {
             return;
         }
         let core = Arc::clone(&self.core);
-        let kept = kept.clone();
-        let lookup = self.lookup.take();
-        let reply = Deadline::new(
-            self.reply.replace(Box::pin(pending())),
-            MOST_TIME,
-            Duration::ZERO,
-        );
+        let underway = self.underway.clone();
+        let lookup = self.lookup;
+        let reply = self.reply.replace(Box::pin(pending()));
+        // Places are freed even after a very late reply. A refusal is remembered for a short time.
+        let most = if underway.is_some() {
+            MOST_TIME
+        } else {
+            LONGEST_DEADLINE
+        };
+        let reply = Deadline::new(reply, most, Duration::ZERO);
         // A detachable future that is dropped goes on without a caller.
         drop(self.core.owed.detachable(async move {
             if let Ok(Ok(decision)) = reply.await {
-                core.learn(lookup.as_ref(), &decision);
-                drop(places::hold(
-                    &core,
-                    &kept.check,
-                    decision,
-                    Some(Duration::ZERO),
-                ));
+                core.learn(lookup, &check, &decision);
+                let call = underway.as_ref().map(|it| (Duration::ZERO, it));
+                drop(places::hold(&core, &check, decision, call));
             }
         }));
     }
@@ -134,7 +120,7 @@ impl Asking {
 
 impl Drop for Asking {
     fn drop(&mut self) {
-        if self.kept.is_some() {
+        if self.check.is_some() {
             self.let_go();
         }
     }
@@ -238,8 +224,7 @@ impl Limiter {
             .as_ref()
             .and_then(|refusals| refusals.look_up(&check));
         let known = core.recall(&check, lookup.as_mut(), true);
-        if let Some(refusal) = known.filter(|_| lookup.as_ref().is_some_and(|lookup| !lookup.asks))
-        {
+        if let Some(refusal) = known.filter(|_| lookup.is_some_and(|lookup| !lookup.asks)) {
             return Break(Ok(core.repeat(refusal)));
         }
         if let Some(error) = core.refuse(|| check.without_costs()) {
@@ -251,7 +236,7 @@ impl Limiter {
         let outcome = outcome.map_err(Error::from);
         core.breaker
             .count(|| core.store.part_of(&check), &outcome, || Duration::ZERO);
-        Break(core.conclude(outcome, lookup.as_ref(), Some(&check), *mode, || None))
+        Break(core.conclude(outcome, lookup, Some(&check), *mode, || None))
     }
 
     /// Makes the future that asks the store. Not inlined, since a check that is decided at once
@@ -260,34 +245,29 @@ impl Limiter {
     fn asking(&self, check: Check, lookup: Option<Lookup>, waited: Duration) -> Asking {
         let mode = self.failure_mode;
         let core = Arc::clone(&self.core);
-        let is_kept = matches!(mode, FailureMode::Local(_))
-            || core.prefetches.is_some()
-                && check
-                    .charges()
-                    .any(|charge| charge.limit().prefetch_life().is_some())
-            || check.takes_place()
-            || lookup.as_ref().is_some_and(|lookup| lookup.asks);
-        let kept = is_kept.then(|| {
-            let asked_after = core
-                .prefetches
-                .as_ref()
-                .map_or(0, |prefetches| prefetches.last_taken());
-            Box::new(Kept {
-                check: check.clone(),
-                asked_after,
-                underway: None,
-            })
-        });
+        let has_prefetch = |charge: &Charge| charge.limit().prefetch_life().is_some();
+        let prefetches = core.prefetches.as_ref();
+        let prefetches = prefetches.filter(|_| check.charges().any(has_prefetch));
+        let asked_after = prefetches.map(|prefetches| prefetches.last_taken());
         let deadline = core.deadline();
         let part = core.store.part_of(&check);
-        let reply = core.store.decide_within(check, time_left(deadline, waited));
+        let check = Arc::new(check);
+        let left = time_left(deadline, waited);
+        let mut reply = core.store.decide_within(Arc::clone(&check), left);
+        let mut user = None;
+        if check.takes_place() {
+            (user, reply) = places::in_turn(&core, &check, reply);
+        }
         Asking {
             reply: Deadline::new(reply, deadline, waited),
             core,
             lookup,
-            kept,
             mode,
             part,
+            check: Some(check),
+            asked_after,
+            underway: None,
+            user,
         }
     }
 }
@@ -349,9 +329,8 @@ impl Core {
             let round_trip = Arc::clone(&round_trip);
             let reply = Deadline::new(store.decide(probe.clone()), deadline, Duration::ZERO);
             async move {
-                reply
-                    .await
-                    .map_err(|error| error.at_distance(round_trip.known()))
+                let outcome = reply.await;
+                outcome.map_err(|error| error.at_distance(round_trip.known()))
             }
         };
         let longest = self
@@ -361,21 +340,24 @@ impl Core {
     }
 
     /// Makes a decision of the store's reply. After a failure, may decide in the store's place. The
-    /// decision holds the places that the check has taken. `took` is the time until the store's
-    /// reply; `None` if the store decided at once.
+    /// decision holds the places that the check has taken. `call` returns the time until the
+    /// store's reply, and what counts a check that takes places as on its way; `None` if the store
+    /// decided at once.
     #[inline]
-    fn conclude(
+    fn conclude<'a>(
         self: &Arc<Self>,
         outcome: Result<Decision, Error>,
-        lookup: Option<&Lookup>,
+        lookup: Option<Lookup>,
         check: Option<&Check>,
         mode: FailureMode,
-        took: impl FnOnce() -> Option<Duration>,
+        call: impl FnOnce() -> Option<(Duration, &'a Underway)>,
     ) -> Result<Decision, Error> {
         let decision = match outcome {
             Ok(decision) => {
                 metrics::decided(&decision, &self.layer);
-                self.learn(lookup, &decision);
+                if let Some(check) = check {
+                    self.learn(lookup, check, &decision);
+                }
                 decision.with_retry_reserved_after(self.retry_reserved_after)
             }
             // While this check waited for its reply, the store may have refused other checks, and
@@ -384,20 +366,20 @@ impl Core {
             Err(error) => self.decide_instead(check, mode, error)?,
         };
         Ok(match check.filter(|check| check.takes_place()) {
-            Some(check) => places::hold(self, check, decision, took()),
+            Some(check) => places::hold(self, check, decision, call()),
             None => decision,
         })
     }
 
     /// Takes note of the store's reply in the refusal cache.
     #[inline]
-    pub(super) fn learn(&self, lookup: Option<&Lookup>, decision: &Decision) {
+    pub(super) fn learn(&self, lookup: Option<Lookup>, check: &Check, decision: &Decision) {
         let (Some(refusals), Some(lookup)) = (&self.refusals, lookup) else {
             return;
         };
         match decision.is_allowed() {
-            false => refusals.learn(lookup, decision),
-            true if lookup.asks => refusals.forget(lookup, decision),
+            false => refusals.learn(&lookup, check, decision),
+            true if lookup.asks => refusals.forget(&lookup, check, decision),
             true => {}
         }
     }

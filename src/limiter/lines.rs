@@ -1,336 +1,336 @@
-//! The lines of callers that wait in [`Limiter::acquire`](super::Limiter::acquire): one line for
-//! each set of limits and keys. The documentation of `acquire` has the rules. `line.rs` has the
-//! order in one line, and `freed.rs` chooses the callers that ask when units are freed.
+//! The lines of [`Limiter::acquire`](super::Limiter::acquire): a fair semaphore for each set of
+//! limits and keys, and a `Notify` for the freed units of each limit and key.
+//!
+//! 1. A caller asks the store while it has a permit, and keeps the permit after a refusal. A line
+//!    has one permit. After an admission that leaves units, it has as many as further calls fit. It
+//!    has no more than one while a refused caller sleeps, since others would overtake that caller.
+//! 2. A refused caller sleeps at the `Notify` of the limit and key that refuse it for the longest
+//!    time. Freed units wake the caller that has slept longest. If its reply says that units are
+//!    left, the next is woken, and so on.
+//! 3. If units are freed while no caller sleeps, the next to sleep asks again at once, since the
+//!    store may have refused it before.
+//! 4. A woken caller that leaves, or whose call fails, wakes the next. If the freed units are too
+//!    few for a woken caller, it wakes the next when it leaves.
+//! 5. Each runtime has lines of its own, since a runtime may stand still.
 
 use std::{
-    fmt,
-    future::poll_fn,
-    mem,
-    pin::pin,
+    collections::{HashMap, hash_map::Entry},
+    fmt, iter,
     sync::{Arc, Mutex},
-    task::Poll,
     time::Duration,
 };
 
 use tokio::{
-    sync::Notify,
-    time::{Instant, sleep_until},
+    runtime::{Handle, Id},
+    sync::{Notify, Semaphore},
+    task::JoinSet,
+    time::{Instant, sleep, timeout_at},
 };
 
-use super::{
-    deadline::{Timer, later},
-    freed::Pair,
-    line::{Caller, Line, Wanted},
-};
 use crate::{
     check::Check,
     clock::micros,
     decision::Decision,
-    error::Error,
     key::{ByDigest, Digester},
     local::lock,
 };
+
+/// The most permits of a line.
+const MOST_PERMITS: usize = 1_024;
 
 /// The lines of a limiter, which its clones share.
 #[derive(Default)]
 pub(super) struct Lines {
     pub(super) digester: Digester,
     table: Mutex<Table>,
+    /// Tasks that wake callers later. They end with the lines.
+    later: Mutex<JoinSet<()>>,
 }
 
 #[derive(Default)]
 struct Table {
-    last_number: u64,
-    /// The lines, each by the digest of its set of limits and keys. If two sets happen to have the
-    /// same digest, they share a line. Then their callers wait longer than in two lines, but the
-    /// decisions are right.
-    lines: ByDigest<Line>,
-    /// The limits and keys of all callers.
-    pairs: ByDigest<Pair>,
-    /// The callers that are to look at their lines. These callers are woken when the lock is free.
-    woken: Vec<Arc<Caller>>,
+    /// The lines, and how many callers have places in each.
+    lines: HashMap<LineId, (Arc<Line>, usize)>,
+    /// For each limit and key, one `Notify` of each runtime with callers.
+    freed: ByDigest<Vec<(Option<Id>, Arc<Notify>)>>,
 }
 
-/// The position of a caller in a line. When this value is dropped, the caller leaves the line.
-pub(super) struct Position {
+/// The sum of the digests of a line's limits and keys, and its runtime. If two sets happen to have
+/// the same sum, they share a line, and their callers wait longer.
+type LineId = (u64, Option<Id>);
+
+struct Line {
+    /// The permits that no caller has.
+    permits: Semaphore,
+    /// The permits beyond the first, also those that callers have.
+    extra: Mutex<usize>,
+    /// When a caller that sleeps asks again. Each sleeping caller has a clone.
+    asks_at: Arc<Mutex<Instant>>,
+}
+
+/// A caller's place in its line. When this value is dropped, the caller leaves.
+pub(super) struct Place {
     lines: Arc<Lines>,
-    caller: Arc<Caller>,
+    id: LineId,
+    line: Arc<Line>,
+    wanted: Vec<Wanted>,
+    has_permit: bool,
+    /// How many other callers may ask after this one.
+    next: usize,
+    /// What refuses the caller for the longest time; `None` if the store has not decided.
+    refused_by: Option<Arc<Notify>>,
+    /// For which freed units the caller was woken, until a reply of the store.
+    woken_for: Option<Arc<Notify>>,
+    /// The freed units of a limit and key that have woken the caller, and are too few for it. When
+    /// it leaves, they are for the next.
+    too_few: Option<Arc<Notify>>,
+}
+
+/// A limit and key that a caller is charged under.
+struct Wanted {
+    digest: u64,
+    /// The cost; zero if the charge cannot refuse.
+    units: u64,
+    freed: Arc<Notify>,
 }
 
 impl Lines {
-    /// Lets a caller arrive. Returns the position of the caller, and whether other callers are in
-    /// its line. If there are none, the caller asks now.
-    pub(super) fn arrive(
-        self: &Arc<Self>,
-        check: &Check,
-        deadline: Option<Duration>,
-    ) -> (Position, bool) {
+    pub(super) fn arrive(self: &Arc<Self>, check: &Check, deadline: Option<Duration>) -> Place {
+        // The store may answer only callers with a long deadline, so others do not wait with them.
+        let mut sum = deadline.map_or(u64::MAX, micros);
+        let mut wanted = Vec::new();
+        let runtime = Handle::try_current().ok().map(|runtime| runtime.id());
         let mut table = lock(&self.table);
-        let mut line = deadline.map_or(u64::MAX, micros);
-        let wanted = check.charges().map(|charge| {
+        for charge in check.charges() {
             let digest = charge.digest(&self.digester);
-            table.pairs.entry(digest).or_default().callers += 1;
-            let mut room = u64::MAX;
+            let freed = table.freed_on(runtime, digest);
+            let mut units = 0;
             if charge.can_refuse() {
-                // The digests are added up, so that the order of the limits and keys makes no
-                // difference.
-                line = line.wrapping_add(digest);
-                room = charge.limit().units().saturating_sub(charge.cost());
+                (sum, units) = (sum.wrapping_add(digest), charge.cost());
             }
-            Wanted {
+            wanted.push(Wanted {
                 digest,
-                room,
-                takes: charge.units(),
-            }
-        });
-        let wanted = wanted.collect();
-        table.last_number += 1;
-        let caller = Caller {
-            number: table.last_number,
-            line,
-            wanted,
-            wakes: Notify::new(),
-        };
-        (
-            Position {
-                lines: Arc::clone(self),
-                caller: Arc::new(caller),
-            },
-            table.lines.contains_key(&line),
-        )
-    }
-
-    /// Takes note that units of a limit and key were freed, and lets callers ask after `delay`.
-    /// `used` is the number of units that are used now; zero if the number is unknown.
-    pub(super) fn free(self: &Arc<Self>, digest: u64, used: u64, delay: Duration) {
-        self.change(None, |table| {
-            table
-                .pairs
-                .get_mut(&digest)
-                .into_iter()
-                .for_each(|pair| pair.free(used));
-            table.pass_on(digest, delay);
-        });
-    }
-
-    /// Changes lines, and then wakes the callers that are to look at their lines. Also starts the
-    /// tasks that watch lines with callers, and removes empty lines.
-    fn change<T>(self: &Arc<Self>, line: Option<u64>, change: impl FnOnce(&mut Table) -> T) -> T {
-        let mut table = lock(&self.table);
-        let result = change(&mut table);
-        let woken = mem::take(&mut table.woken);
-        for id in woken.iter().map(|caller| caller.line).chain(line) {
-            let Some(line) = table.lines.get_mut(&id) else {
-                continue;
-            };
-            if line.is_empty() {
-                table.lines.remove(&id);
-            } else {
-                line.be_watched(watch(Arc::clone(self), id));
-            }
+                units,
+                freed,
+            });
         }
-        drop(table);
-        woken.iter().for_each(|caller| caller.wakes.notify_one());
-        result
+        let id = (sum, runtime);
+        let (line, callers) = table.lines.entry(id).or_insert_with(|| {
+            let line = Line {
+                permits: Semaphore::new(1),
+                extra: Mutex::default(),
+                asks_at: Arc::new(Mutex::new(Instant::now())),
+            };
+            (Arc::new(line), 0)
+        });
+        *callers += 1;
+        Place {
+            lines: Arc::clone(self),
+            id,
+            line: Arc::clone(line),
+            wanted,
+            has_permit: false,
+            next: 1,
+            refused_by: None,
+            woken_for: None,
+            too_few: None,
+        }
     }
-}
 
-/// Watches whether the first in a line is polled, until the line ends.
-async fn watch(lines: Arc<Lines>, id: u64) {
-    while let Some(due) = lines.change(Some(id), |table| table.look(id)) {
-        sleep_until(due).await;
+    /// Wakes a caller of each runtime for freed units of each of these limits and keys.
+    pub(super) fn free(&self, digests: &[u64]) {
+        let table = lock(&self.table);
+        let freed = digests.iter().filter_map(|digest| table.freed.get(digest));
+        for (_, freed) in freed.flatten() {
+            freed.notify_one();
+        }
+    }
+
+    /// Does the same as [`free`](Self::free) after a `delay`, or at once without a runtime.
+    pub(super) fn free_after(self: &Arc<Self>, delay: Duration, digests: Vec<u64>) {
+        let Ok(runtime) = Handle::try_current() else {
+            return self.free(&digests);
+        };
+        let lines = Arc::downgrade(self);
+        let free = async move {
+            sleep(delay).await;
+            if let Some(lines) = lines.upgrade() {
+                lines.free(&digests);
+            }
+        };
+        let mut later = lock(&self.later);
+        while later.try_join_next().is_some() {}
+        later.spawn_on(free, &runtime);
     }
 }
 
 impl Table {
-    fn line(&mut self, caller: &Caller) -> &mut Line {
-        self.lines.entry(caller.line).or_default()
-    }
-
-    fn pairs_of(&mut self, caller: &Caller, change: impl Fn(&mut Pair, u64)) {
-        for wanted in &caller.wanted {
-            self.pairs
-                .get_mut(&wanted.digest)
-                .into_iter()
-                .for_each(|pair| change(pair, caller.number));
+    fn freed_on(&mut self, runtime: Option<Id>, digest: u64) -> Arc<Notify> {
+        let all = self.freed.entry(digest).or_default();
+        if let Some((_, known)) = all.iter().find(|(of, _)| *of == runtime) {
+            return Arc::clone(known);
         }
-    }
-
-    /// Does the same as [`Line::ask`]. If the caller asks, its limits and keys take note of that.
-    fn ask(
-        &mut self,
-        caller: &Arc<Caller>,
-        takes: impl Fn() -> Duration,
-    ) -> Option<(bool, Instant)> {
-        let look_again = self.line(caller).ask(caller, takes);
-        if look_again.is_none() {
-            self.pairs_of(caller, Pair::ask);
-        }
-        look_again
-    }
-
-    /// Takes note of the reply to a caller. The caller asks again at `asks_at`, or leaves the line
-    /// if `asks_at` is `None`.
-    fn answer(
-        &mut self,
-        caller: &Arc<Caller>,
-        outcome: &Result<Decision, Error>,
-        asks_at: Option<Instant>,
-    ) {
-        let is_first = asks_at.is_some() && self.line(caller).join(caller);
-        let told = outcome
-            .as_ref()
-            .ok()
-            .filter(|decision| decision.is_the_stores());
-        let mut used = Vec::new();
-        let mut refused_by = Vec::new();
-        for (wanted, status) in caller
-            .wanted
-            .iter()
-            .zip(told.into_iter().flat_map(Decision::statuses))
-        {
-            let Some(pair) = self.pairs.get_mut(&wanted.digest) else {
-                continue;
-            };
-            pair.answer(caller.number, wanted, status);
-            used.push((wanted.digest, status.used));
-            if let Some(wait) = status.refuses().filter(|_| is_first) {
-                pair.refuse(caller, *wanted);
-                refused_by.push((wanted.digest, later(Instant::now(), wait)));
-            }
-        }
-        // If the store has not decided, other callers need not ask before this caller asks again.
-        let mut delay = Duration::ZERO;
-        if told.is_none() {
-            self.pairs_of(caller, Pair::leave);
-            delay = asks_at.map_or(delay, |at| at.saturating_duration_since(Instant::now()));
-        }
-        match asks_at {
-            Some(asks_at) if is_first => self.line(caller).wait(refused_by, asks_at),
-            Some(_) => {}
-            None => self.leave(caller),
-        }
-        if let Some(line) = self.lines.get_mut(&caller.line) {
-            let used = told.is_some_and(Decision::is_allowed).then_some(used);
-            line.let_ask(caller.number, used, &mut self.woken);
-        }
-        caller
-            .wanted
-            .iter()
-            .for_each(|wanted| self.pass_on(wanted.digest, delay));
-    }
-
-    /// Lets callers ask after `delay` if they fit into the units that a limit and key has left. A
-    /// caller that was already woken to ask later now asks after `delay`, too.
-    fn pass_on(&mut self, digest: u64, delay: Duration) {
-        let Some(pair) = self.pairs.get_mut(&digest) else {
-            return;
-        };
-        pair.pass_on(|caller| {
-            self.woken.push(Arc::clone(caller));
-            let line = self.lines.get_mut(&caller.line);
-            line.is_some_and(|line| line.has_units_of(digest, later(Instant::now(), delay)))
-        });
-    }
-
-    /// Takes the caller out of its line. If the caller was woken for units, these units go to other
-    /// callers.
-    fn leave(&mut self, caller: &Caller) {
-        if let Some(line) = self.lines.get_mut(&caller.line) {
-            self.woken.extend(line.leave(caller.number));
-        }
-        self.pairs_of(caller, Pair::leave);
-        caller
-            .wanted
-            .iter()
-            .for_each(|wanted| self.pass_on(wanted.digest, Duration::ZERO));
-    }
-
-    /// Looks whether the first in a line is late, and takes a late caller out. Returns when the
-    /// task that watches the line looks again; `None` if the line has ended.
-    fn look(&mut self, id: u64) -> Option<Instant> {
-        let late = self.lines.get_mut(&id)?.look(&mut self.woken);
-        late.iter().for_each(|late| self.leave(late));
-        self.lines.get(&id)?.due
+        let new = Arc::default();
+        all.push((runtime, Arc::clone(&new)));
+        new
     }
 }
 
-impl Position {
-    /// Waits until it is the caller's turn to ask, and returns `true`. Returns `false` if `end`
-    /// comes before the caller is the first in line. `takes` is how long the caller's call to the
-    /// store may take.
-    pub(super) async fn has_turn_before(
-        &self,
-        end: Instant,
-        takes: impl Fn() -> Duration,
-    ) -> Result<bool, Error> {
-        let mut timer = Timer::default();
-        while let Some((is_first, at)) = self.change(|table| table.ask(&self.caller, &takes)) {
-            if !is_first && end <= Instant::now() {
-                self.change(|table| table.leave(&self.caller));
-                return Ok(false);
-            }
-            let at = if is_first { at } else { at.min(end) };
-            let mut woken = pin!(self.caller.wakes.notified());
-            poll_fn(|cx| match woken.as_mut().poll(cx) {
-                Poll::Ready(()) => Poll::Ready(Ok(())),
-                Poll::Pending => timer.poll_until(at, cx),
-            })
-            .await?;
+impl Place {
+    /// The time until a caller in line asks; `None` if nobody is in line.
+    pub(super) fn line_waits(&self) -> Option<Duration> {
+        let asks_at = *lock(&self.line.asks_at);
+        let asks_at = self.line.has_sleeper().then_some(asks_at);
+        let wait = asks_at.map(|at| at.saturating_duration_since(Instant::now()));
+        (self.line.permits.available_permits() == 0).then_some(wait.unwrap_or_default())
+    }
+
+    /// Waits for a permit.
+    pub(super) async fn turn(&mut self) {
+        if let Ok(permit) = self.line.permits.acquire().await {
+            permit.forget();
         }
-        Ok(true)
+        self.has_permit = true;
     }
 
-    /// Takes note of the store's reply to the caller. The caller asks again at `asks_at`, or leaves
-    /// the line if `asks_at` is `None`.
-    pub(super) fn answer(&self, outcome: &Result<Decision, Error>, asks_at: Option<Instant>) {
-        self.change(|table| table.answer(&self.caller, outcome, asks_at));
+    /// Sleeps until `asks_at`, or until units are freed.
+    pub(super) async fn sleep(&mut self, asks_at: Instant) {
+        let sleeper = Arc::clone(&self.line.asks_at);
+        *lock(&sleeper) = asks_at;
+        self.line.forget_extra();
+        let freed = self.refused_by.take().unwrap_or_default();
+        let woken = timeout_at(asks_at, freed.notified()).await;
+        self.pass_on();
+        self.woken_for = woken.ok().map(|()| freed);
     }
 
-    /// The time until the first in line asks.
-    pub(super) fn first_waits(&self) -> Duration {
-        let asks_at = lock(&self.lines.table)
-            .lines
-            .get(&self.caller.line)
-            .and_then(|line| line.asks_at);
-        asks_at.map_or(Duration::ZERO, |at| {
-            at.saturating_duration_since(Instant::now())
-        })
-    }
-
-    fn change<T>(&self, change: impl FnOnce(&mut Table) -> T) -> T {
-        self.lines.change(Some(self.caller.line), change)
-    }
-}
-
-impl Drop for Position {
-    fn drop(&mut self) {
-        self.change(|table| {
-            table.leave(&self.caller);
-            table.pairs_of(&self.caller, |pair, _| pair.callers -= 1);
-            for Wanted { digest, room, .. } in &self.caller.wanted {
-                if table
-                    .pairs
-                    .get(digest)
-                    .is_some_and(|pair| pair.callers == 0)
-                {
-                    table.pairs.remove(digest);
-                    // All callers of a line want the same limits and keys that can refuse. No
-                    // caller wants this limit and key any more, so the line has ended.
-                    if *room < u64::MAX {
-                        table.lines.remove(&self.caller.line);
-                    }
+    /// Records a reply of the store; `None` if it has not decided.
+    pub(super) fn hear(&mut self, reply: Option<&Decision>) {
+        (self.refused_by, self.next) = (None, 1);
+        let Some(reply) = reply else { return };
+        self.next = usize::MAX;
+        for (wanted, status) in iter::zip(&self.wanted, reply.statuses()) {
+            let (wait, left) = (status.refuses(), status.remaining());
+            if let Some(fit) = left.checked_div(wanted.units) {
+                self.next = self.next.min(fit as usize);
+            }
+            if wait.is_some() && wait == reply.retry_after() {
+                self.refused_by = Some(Arc::clone(&wanted.freed));
+            }
+            let is_it = |freed: &mut Arc<_>| Arc::ptr_eq(freed, &wanted.freed);
+            let was_woken = [&mut self.woken_for, &mut self.too_few]
+                .map(|freed| freed.take_if(is_it).is_some())
+                .contains(&true);
+            if was_woken && left > 0 {
+                // A caller that is refused wakes no other yet. Otherwise two that are refused would
+                // wake each other again and again.
+                if wait.is_some() {
+                    self.too_few = Some(Arc::clone(&wanted.freed));
+                } else {
+                    wanted.freed.notify_one();
                 }
             }
-        });
+        }
+    }
+
+    /// Wakes the next caller in the place of this one.
+    fn pass_on(&mut self) {
+        if let Some(freed) = self.woken_for.take() {
+            freed.notify_one();
+        }
+    }
+}
+
+impl Line {
+    fn forget_extra(&self) {
+        let mut extra = lock(&self.extra);
+        *extra -= self.permits.forget_permits(*extra);
+    }
+
+    fn has_sleeper(&self) -> bool {
+        Arc::strong_count(&self.asks_at) > 1
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.pass_on();
+        if let Some(freed) = self.too_few.take() {
+            freed.notify_one();
+        }
+        self.refused_by = None;
+        if self.has_permit {
+            let mut extra = lock(&self.line.extra);
+            let next = self.next.clamp(1, MOST_PERMITS);
+            let next = if self.line.has_sleeper() { 1 } else { next };
+            let new = next.saturating_sub(*extra);
+            *extra = *extra + new - 1;
+            self.line.permits.add_permits(new);
+        }
+        let mut table = lock(&self.lines.table);
+        if let Entry::Occupied(mut line) = table.lines.entry(self.id) {
+            line.get_mut().1 -= 1;
+            if line.get().1 == 0 {
+                line.remove();
+            }
+        }
+        // Each is dropped while the table is locked. Otherwise, of two callers that leave together,
+        // each might count the other.
+        for Wanted { digest, freed, .. } in self.wanted.drain(..) {
+            // The table has one, and this caller the other.
+            if Arc::strong_count(&freed) == 2
+                && let Entry::Occupied(mut all) = table.freed.entry(digest)
+            {
+                all.get_mut().retain(|(of, _)| *of != self.id.1);
+                if all.get().is_empty() {
+                    all.remove();
+                }
+            }
+        }
     }
 }
 
 /// Shows how many lines there are.
 impl fmt::Debug for Lines {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Lines")
-            .field(&lock(&self.table).lines.len())
-            .finish()
+        let table = lock(&self.table);
+        let lines = table.lines.values();
+        let lines = lines.filter(|(line, _)| line.permits.available_permits() == 0);
+        f.debug_tuple("Lines").field(&lines.count()).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        sync::atomic::{AtomicUsize, Ordering},
+        thread,
+    };
+
+    use super::*;
+    use crate::{check::Charge, limit::Limit};
+
+    /// The callers of each line leave at the same time.
+    #[test]
+    fn a_line_is_forgotten_whose_last_callers_leave_together() {
+        const LINES: usize = 20_000;
+        let (lines, ready) = (Arc::new(Lines::default()), AtomicUsize::new(0));
+        let leave = || {
+            for key in 0..LINES {
+                let charge = Charge::new(Limit::per_hour("calls", 1), key as u64, 1).unwrap();
+                let place = lines.arrive(&Check::new(charge), None);
+                ready.fetch_add(1, Ordering::SeqCst);
+                while ready.load(Ordering::SeqCst) < 2 * (key + 1) {
+                    thread::yield_now();
+                }
+                drop(place);
+            }
+        };
+        thread::scope(|scope| {
+            scope.spawn(leave);
+            leave();
+        });
+        let table = lock(&lines.table);
+        assert_eq!((table.lines.len(), table.freed.len()), (0, 0));
     }
 }

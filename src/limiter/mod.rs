@@ -39,8 +39,6 @@ mod acquire;
 mod deadline;
 mod decide;
 mod failure;
-mod freed;
-mod line;
 mod lines;
 mod places;
 mod prefetch;
@@ -48,20 +46,17 @@ mod settle;
 
 use std::{borrow::Cow, fmt, future::Future, sync::Arc, time::Duration};
 
-pub(crate) use self::decide::Asking;
-use self::{deadline::Deadline, lines::Lines, places::Renewals};
+pub(crate) use self::{deadline::Deadline, decide::Asking};
 pub use self::{
     failure::{FailureMode, Share},
     settle::Reservation,
 };
+use self::{lines::Lines, places::Renewals};
 pub use crate::local::Breaker;
 use crate::{
     decision::RETRY_RESERVED_AFTER,
     error::Error,
-    local::{
-        Detachable, LocalState, Owed, Prefetches, Refusals, RoundTrip, SHORTEST_DEADLINE,
-        SharedBreaker,
-    },
+    local::{Detachable, Owed, Prefetches, Refusals, RoundTrip, SHORTEST_DEADLINE, SharedBreaker},
     logging::warn,
     store::{MemoryStore, Store},
 };
@@ -124,10 +119,10 @@ impl Limiter {
             retry_reserved_after: RETRY_RESERVED_AFTER,
             layer: Cow::Borrowed(""),
             refusals: local_state.map(|state| state.refusals.clone()),
-            breaker: local_state.map_or_else(
-                || SharedBreaker::new(Breaker::default()),
-                LocalState::breaker,
-            ),
+            breaker: match local_state {
+                Some(state) => state.breaker(),
+                None => SharedBreaker::new(Breaker::default()),
+            },
             round_trip: round_trip.unwrap_or_else(|| Arc::new(RoundTrip::new(SHORTEST_DEADLINE))),
             prefetches: local_state.and_then(|state| state.prefetches.clone()),
             lines: Arc::default(),
@@ -164,11 +159,8 @@ impl Limiter {
     /// [`guide::redis_is_far_away`](crate::guide::redis_is_far_away) says what else changes if the
     /// store is far away.
     pub fn deadline(self, deadline: Duration) -> Self {
-        if let Some(round_trip) = self
-            .core
-            .round_trip
-            .known()
-            .filter(|round_trip| deadline < *round_trip)
+        if let Some(round_trip) = self.core.round_trip.known()
+            && deadline < round_trip
         {
             warn!(
                 ?deadline,
@@ -230,8 +222,12 @@ impl Limiter {
     ///    collide. By chance, two digests collide once in fifty years, with 10,000 of them
     ///    remembered and a million checks a second.
     /// 6. Stores with a [local state](crate::Store::local_state), such as `RedisStore`, have one
-    ///    refusal cache for all of their clones. A limiter or layer that sets a refusal cache has a
-    ///    cache of its own. `MemoryStore` has none, since it decides as quickly as a cache.
+    ///    refusal cache for all of their clones. A limiter or layer that sets `max_age` shares it,
+    ///    and has only an age of its own. `MemoryStore` has none, since it decides as quickly as a
+    ///    cache.
+    /// 7. A `RedisStore` remembers a refusal also if the caller has left by the time of the reply.
+    ///    While as many equal checks wait as a limit of at most 256 units can admit, the next ones
+    ///    without an id are refused just before their deadline if the reply is late.
     ///
     /// ```
     /// # #[cfg(feature = "redis")]
@@ -247,10 +243,8 @@ impl Limiter {
     /// ```
     pub fn refusal_cache(self, max_age: Duration) -> Self {
         self.set(|core| {
-            core.refusals = core
-                .store
-                .local_state()
-                .map(|state| state.own_refusals(max_age))
+            let state = core.store.local_state();
+            core.refusals = state.map(|state| state.refusals.with_max_age(max_age));
         })
     }
 
@@ -258,9 +252,9 @@ impl Limiter {
     /// a refusal.
     fn asking_each_time(self) -> Self {
         self.set(|core| {
-            core.refusals
-                .iter_mut()
-                .for_each(|refusals| refusals.is_asking = true)
+            if let Some(refusals) = &mut core.refusals {
+                refusals.is_asking = true;
+            }
         })
     }
 
@@ -307,9 +301,9 @@ impl Limiter {
         self
     }
 
-    /// Gives the limiter's deadline to a future that is not a decision.
-    pub(crate) fn within<F>(&self, future: F) -> Deadline<F> {
-        Deadline::new(future, self.core.deadline(), Duration::ZERO)
+    /// Gives the limiter's deadline, less the time in `waited`, to a future that is not a decision.
+    pub(crate) fn within<F>(&self, future: F, waited: Duration) -> Deadline<F> {
+        Deadline::new(future, self.core.deadline(), waited)
     }
 
     /// Gives back the units and places that this process holds, and completes the calls that are on
@@ -322,18 +316,21 @@ impl Limiter {
     /// was on its way is lost.
     ///
     /// 1. `shutdown` gives back all units that are held with prefetch.
-    /// 2. It frees all places, also those of requests that have not ended, such as open streams,
-    ///    and those of checks that are on their way.
+    /// 2. It frees all places that are held when it begins, also those of requests that have not
+    ///    ended, such as open streams, and those of checks that are on their way then.
     ///    [`has_lost_place`](crate::Decision::has_lost_place) is then true for the decisions that
-    ///    held these places.
+    ///    held these places. The freed places wake nobody who waits in line here, since they are
+    ///    for other processes.
     /// 3. It waits for calls to the store that free places, settle, count spent units, ban or
     ///    reset, if these calls have begun. It also waits for such calls if their caller has left.
     ///
     /// `shutdown` ends after `within` at the latest: choose less than the time after which your
     /// platform kills the process. After `within`, the calls to the store that have not ended go on
-    /// as long as the runtime does. Requests that come after `shutdown`, and callers that wait in
-    /// line, are decided as usual. Their places are left behind when the process ends. So stop
-    /// accepting requests first. With streams, [call `shutdown`
+    /// as long as the runtime does. Requests that come after `shutdown` has begun, and callers that
+    /// wait in line, are decided as usual: whoever is admitted keeps the place, and whoever has to
+    /// wait asks again when the retry time is over. The places that they take are left behind when
+    /// the process ends. So stop accepting requests, and cancel jobs that wait, first. With
+    /// streams, [call `shutdown`
     /// twice](crate::guide::at_most_n_at_once#restart-without-refusals). A request that is still in
     /// its handler keeps the units that it has [reserved](crate::limiter::Limiter::reserve) until
     /// their lease ends.
@@ -370,10 +367,6 @@ impl Limiter {
                 prefetches.give_back(|kept| core.hold(kept)).await;
             }
             core.owed.settled().await;
-            // Checks that were on their way may have taken further places.
-            while core.owed.give_back() {
-                core.owed.settled().await;
-            }
         };
         Deadline::new(end, within, Duration::ZERO).await
     }

@@ -13,35 +13,44 @@
 //! 4. A place is freed on the runtime on which it was taken, if that runtime has threads of its
 //!    own. Otherwise that runtime may not be polled, so the place is freed on the runtime of the
 //!    caller that drops the decision. If there is no runtime, or if the runtime ends meanwhile, a
-//!    thread frees the place. [`shutdown`](super::Limiter::shutdown) frees all places.
+//!    thread frees the place. [`shutdown`](super::Limiter::shutdown) frees all places that are held
+//!    when it begins, and those of checks that are on their way then. It wakes no caller in line:
+//!    these places are for other processes, since the requests that had them may go on.
 //! 5. Each runtime on which places are taken has a task of its own. If the places of a runtime are
 //!    overdue, that runtime stands still or has ended, so the tasks of the other runtimes renew its
 //!    places, too.
 //! 6. A store that decides [at once](crate::Store::decide_now), such as `MemoryStore`, forgets no
 //!    place, so its places are not renewed.
+//! 7. Under an id of the caller's, several tries and decisions of the process use one place. They
+//!    share a lock, and the last of them frees the place. A reply that comes too late for its
+//!    caller is such a decision, too. A try waits for the end of a call that frees its place.
 
 use std::{
     collections::{BTreeMap, HashMap},
     fmt, iter, mem,
     pin::pin,
     ptr,
-    sync::{Arc, Mutex, Weak},
+    sync::{
+        Arc, Mutex, OnceLock, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
     task::{Context, Poll, Waker},
     time::{Duration, SystemTime},
 };
 
 use tokio::{
     runtime::{self, Handle, RuntimeFlavor},
+    sync::{OwnedRwLockReadGuard, OwnedRwLockWriteGuard},
     task::{AbortHandle, JoinSet},
     time::{Instant, sleep, timeout},
 };
 
 use super::Core;
 use crate::{
-    check::{AdmissionId, Charge, Check},
+    check::{AdmissionId, Check},
     decision::{Decision, Places, settlement::Settlement},
-    local::{Holder, Underway, lock},
-    store::{MOST_TIME, give_back},
+    local::{Holder, SharedPlaces, Underway, lock},
+    store::{MOST_TIME, StoreFuture, give_back},
 };
 
 /// The life of a place is divided by these numbers. A place is renewed after a half of its life. If
@@ -77,6 +86,8 @@ struct Place {
     id: AdmissionId,
     at: SystemTime,
     runtime: runtime::Id,
+    /// `None` if no other decision can use the place.
+    shared: Option<Arc<SharedPlaces>>,
     /// When the place is renewed next. Only [`Table::delay`] changes this time, since the table is
     /// sorted by it.
     due: Mutex<Instant>,
@@ -87,23 +98,23 @@ struct Place {
 
 /// The places that the clones of a decision hold.
 struct Held {
+    renewed: Vec<Arc<Place>>,
+    user: User,
+}
+
+/// One that uses places: a decision, or a try under an id of the caller's. The last user frees the
+/// places.
+pub(super) struct User {
     core: Arc<Core>,
     /// Frees all places of the admission.
-    free: Option<Settlement>,
-    renewed: Vec<Arc<Place>>,
+    free: Settlement,
+    /// True if this user has to free the places, unless others use them.
+    has_taken: bool,
     /// The runtime on which the places were taken. `None` if the places are freed without a
     /// runtime.
     runtime: Option<Handle>,
-}
-
-/// Places that are freed even if the task that frees them is dropped.
-struct Release {
-    core: Arc<Core>,
-    places: Settlement,
-    /// Whether the places have been freed, or were handed to the thread of
-    /// [`Owed`](crate::local::Owed), which tries for the last time.
-    is_done: bool,
-    _underway: Underway,
+    /// `None` if nobody else can use the places.
+    shared: Option<OwnedRwLockReadGuard<AtomicBool>>,
 }
 
 /// The places that a limiter renews.
@@ -120,59 +131,85 @@ struct Table {
     tasks: HashMap<runtime::Id, AbortHandle>,
 }
 
-/// Lets a decision hold the places that its admission has taken. `took` is the time until the
-/// store's reply; `None` if the store decided at once.
+/// Lets a decision hold the places that its admission has taken. `call` has the time until the
+/// store's reply, and what counts the check as on its way; `None` if the store decided at once. If
+/// a shutdown has begun since then, the places are freed at once.
 #[cold]
 pub(super) fn hold(
     core: &Arc<Core>,
     check: &Check,
     decision: Decision,
-    took: Option<Duration>,
+    call: Option<(Duration, &Underway)>,
 ) -> Decision {
+    let is_local = decision.local_cause().is_some();
+    let shared = core.owed.shared_places(check, is_local);
     let taken = iter::zip(check.charges(), decision.statuses())
         .filter(|(charge, status)| charge.takes_place() && status.retry_after().is_none())
         .map(|(charge, status)| charge.on(status.limit.clone()));
     let Some(check) = Check::of_distinct(taken).filter(|_| decision.is_allowed()) else {
         return decision;
     };
-    let id = decision.id();
-    let at = decision.at();
-    let is_local = decision.local_cause().is_some();
-    let runtime = Handle::try_current()
-        .ok()
-        .filter(|_| !is_local && took.is_some());
-    let place = |charge: &Charge, runtime| {
-        let check = Check::new(charge.clone());
-        let life = charge.limit().window();
-        let now = Instant::now();
-        let took = took.unwrap_or_default();
-        let core = Arc::clone(core);
-        let due = Mutex::new(now + core.renewed_after(life).saturating_sub(took));
-        let kept_until = Mutex::new(Some(now + life.saturating_sub(took)));
-        Arc::new(Place {
-            core,
-            check,
-            life,
-            id,
-            at,
-            runtime,
-            due,
-            kept_until,
-        })
-    };
+    let (id, at) = (decision.id(), decision.at());
+    let call = call.filter(|_| !is_local);
+    let runtime = call.and_then(|_| Handle::try_current().ok());
     let mut renewed = Vec::new();
-    if let Some(runtime) = &runtime {
-        renewed.extend(check.charges().map(|charge| place(charge, runtime.id())));
-        core.renewals.add(&renewed, core, runtime);
+    if let (Some((took, underway)), Some(runtime)) = (call, &runtime) {
+        let now = Instant::now();
+        for charge in check.charges() {
+            let life = charge.limit().window();
+            let due = now + core.renewed_after(life).saturating_sub(took);
+            renewed.push(Arc::new(Place {
+                core: Arc::clone(core),
+                check: Check::new(charge.clone()),
+                life,
+                id,
+                at,
+                runtime: runtime.id(),
+                shared: shared.clone(),
+                due: Mutex::new(due),
+                kept_until: Mutex::new(Some(now + life.saturating_sub(took))),
+            }));
+        }
+        if underway.has_changed().unwrap_or(true) {
+            renewed.iter().for_each(Place::give_back);
+        } else {
+            core.renewals.add(&renewed, core, runtime);
+        }
     }
     let mut free = Settlement::by_id(check, id, at, |_| Some(0));
     free.is_local = is_local;
-    decision.holding(Arc::new(Held {
-        core: Arc::clone(core),
-        free: Some(free),
-        renewed,
-        runtime,
-    }))
+    let user = User::of_taken(core, free, shared, runtime);
+    decision.holding(Arc::new(Held { renewed, user }))
+}
+
+/// Lets a try under an id of the caller's use its places before it is sent, once no call frees
+/// them. The try is sent when `User` is set; `None` for any other check, which need not wait.
+pub(super) fn in_turn(
+    core: &Arc<Core>,
+    check: &Check,
+    reply: StoreFuture<Decision>,
+) -> (Option<Arc<OnceLock<User>>>, StoreFuture<Decision>) {
+    let places = check.charges().filter(|charge| charge.takes_place());
+    let places = check.id().zip(Check::of_distinct(places.cloned()));
+    let shared = core.owed.shared_places(check, false);
+    let (Some((id, places)), Some(shared)) = (places, shared) else {
+        return (None, reply);
+    };
+    let user = Arc::new(OnceLock::new());
+    let (core, is_sent) = (Arc::clone(core), Arc::clone(&user));
+    let reply = async move {
+        let shared = Some(shared.read_owned().await);
+        let _ = is_sent.set(User {
+            core,
+            free: Settlement::refund_by_id(places, id),
+            has_taken: false,
+            runtime: None,
+            shared,
+        });
+        drop(is_sent);
+        reply.await
+    };
+    (Some(user), Box::pin(reply))
 }
 
 impl Place {
@@ -188,6 +225,12 @@ impl Place {
     fn settlement(&self, cost: u64) -> Settlement {
         Settlement::by_id(self.check.clone(), self.id, self.at, |_| Some(cost))
     }
+
+    /// Frees the place before its decision is dropped.
+    fn give_back(self: &Arc<Self>) {
+        *lock(&self.kept_until) = None;
+        free(&self.core, self.settlement(0), false, None, None);
+    }
 }
 
 impl Places for Held {
@@ -201,82 +244,100 @@ impl Places for Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        let are_given_back = self.core.renewals.remove(&self.renewed) < self.renewed.len();
-        let Some(free) = self.free.take().filter(|_| !are_given_back) else {
+        let held = self.user.core.renewals.remove(&self.renewed);
+        // Another decision may have taken shared places after they were given back.
+        self.user.has_taken = held == self.renewed.len() || self.user.shared.is_some();
+    }
+}
+
+impl User {
+    fn of_taken(
+        core: &Arc<Core>,
+        free: Settlement,
+        shared: Option<Arc<SharedPlaces>>,
+        runtime: Option<Handle>,
+    ) -> Self {
+        Self {
+            core: Arc::clone(core),
+            free,
+            has_taken: true,
+            runtime,
+            // This fails only while a call frees the places.
+            shared: shared.and_then(|shared| shared.try_read_owned().ok()),
+        }
+    }
+}
+
+impl Drop for User {
+    fn drop(&mut self) {
+        let mut alone = None;
+        if let Some(guard) = self.shared.take() {
+            guard.fetch_or(self.has_taken, Ordering::SeqCst);
+            let shared = Arc::clone(OwnedRwLockReadGuard::rwlock(&guard));
+            drop(guard);
+            // If this fails, another user has them, and frees them.
+            let Ok(lock) = shared.try_write_owned() else {
+                return;
+            };
+            self.has_taken = lock.swap(false, Ordering::SeqCst);
+            alone = Some(lock);
+        }
+        if !self.has_taken {
             return;
-        };
+        }
         if self.runtime.is_none() {
             // In a store in this process, a release ends with its first poll.
-            let call = self.core.release(free.clone());
+            let call = self.core.release(self.free.clone(), true);
             let mut now = Context::from_waker(Waker::noop());
             if let Poll::Ready(Ok(_)) = pin!(call).poll(&mut now) {
                 return;
             }
         }
-        Release::new(&self.core, free).begin(self.runtime.as_ref());
+        let (places, own) = (self.free.clone(), self.runtime.as_ref());
+        free(&self.core, places, true, own, alone);
     }
 }
 
-impl Release {
-    fn new(core: &Arc<Core>, places: Settlement) -> Self {
-        Self {
-            core: Arc::clone(core),
-            places,
-            is_done: false,
-            _underway: core.owed.begin(),
-        }
-    }
-
-    /// Begins to free the places, on their own runtime if that runtime has threads of its own.
-    /// Otherwise that runtime may no longer be polled, so the runtime of the caller frees the
-    /// places.
-    fn begin(self, own: Option<&Handle>) {
-        let own = own
-            .filter(|own| own.runtime_flavor() != RuntimeFlavor::CurrentThread)
-            .cloned();
-        if let Some(runtime) = own.or_else(|| Handle::try_current().ok()) {
-            runtime.spawn(self.free());
-        }
-    }
-
-    async fn free(mut self) {
-        let release = |places| self.core.release(places);
-        if release(self.places.clone()).await.is_err() {
-            // Most releases succeed at once. The future of the repetitions is boxed, so that the
-            // future of this function stays small.
-            Box::pin(give_back(vec![self.places.clone()], release)).await;
-        }
-        self.is_done = true;
-    }
-}
-
-/// Without a runtime, or with one that has ended, a thread frees the places.
-impl Drop for Release {
-    fn drop(&mut self) {
-        if !self.is_done {
-            let mut last_try = Self::new(&self.core, self.places.clone());
-            last_try.is_done = true;
-            self.core.owed.on_thread(last_try.free());
-        }
-    }
+/// Begins to free places, on their `own` runtime if that runtime has threads of its own. Otherwise
+/// that runtime may no longer be polled, so the runtime of the caller frees the places. If `wakes`,
+/// callers in line may ask for the places. The next try under the same id waits for `alone`, until
+/// the call has ended. Otherwise the call might free the place of that try.
+fn free(
+    core: &Arc<Core>,
+    places: Settlement,
+    wakes: bool,
+    own: Option<&Handle>,
+    alone: Option<OwnedRwLockWriteGuard<AtomicBool>>,
+) {
+    let own = own.filter(|own| own.runtime_flavor() != RuntimeFlavor::CurrentThread);
+    let runtime = own.cloned().or_else(|| Handle::try_current().ok());
+    let call = Arc::new((Arc::clone(core), places, alone));
+    core.owed.complete(runtime, move || {
+        let call = Arc::clone(&call);
+        Box::pin(async move {
+            let (core, places, _) = &*call;
+            let release = |places| core.release(places, wakes);
+            if release(places.clone()).await.is_err() {
+                // Most releases succeed at once. The future of the repetitions is boxed, so that
+                // this future stays small.
+                Box::pin(give_back(vec![places.clone()], release)).await;
+            }
+        })
+    });
 }
 
 impl Renewals {
     fn add(&self, places: &[Arc<Place>], core: &Arc<Core>, runtime: &Handle) {
         let mut table = lock(&self.0);
-        table.held.extend(
-            places
-                .iter()
-                .map(|place| (place.entry(), Arc::clone(place))),
-        );
+        for place in places {
+            table.held.insert(place.entry(), Arc::clone(place));
+        }
         table.tasks.retain(|_, task| !task.is_finished());
-        let task = || {
+        table.tasks.entry(runtime.id()).or_insert_with(|| {
             core.owed.register(&core.renewals);
-            runtime
-                .spawn(renew(Arc::downgrade(&core.renewals), runtime.id()))
-                .abort_handle()
-        };
-        table.tasks.entry(runtime.id()).or_insert_with(task);
+            let renewal = renew(Arc::downgrade(&core.renewals), runtime.id());
+            runtime.spawn(renewal).abort_handle()
+        });
     }
 
     /// Removes places, and returns how many of them were held.
@@ -297,25 +358,20 @@ impl Renewals {
     fn due(&self, runtime: runtime::Id) -> Option<Vec<Arc<Place>>> {
         let mut table = lock(&self.0);
         let now = Instant::now();
-        if table.held.is_empty() {
+        let Some((&(first, _), _)) = table.held.first_key_value() else {
             table.tasks.remove(&runtime);
             return None;
-        }
-        let is_own = |place: &Place| {
-            place.runtime == runtime || *lock(&place.due) + place.life / NEXT_TRY <= now
         };
-        let is_any_due = table
-            .held
-            .first_key_value()
-            .is_some_and(|((due, _), _)| *due <= now);
-        let until = if is_any_due { now + AHEAD } else { now };
-        let soon = table
-            .held
-            .range(..=(until, usize::MAX))
-            .map(|(_, place)| Arc::clone(place));
-        let due: Vec<_> = soon.filter(|place| is_own(place)).collect();
-        due.iter()
-            .for_each(|place| table.delay(place, now + place.life / NEXT_TRY));
+        let until = if first <= now { now + AHEAD } else { now };
+        let mut due = Vec::new();
+        for ((at, _), place) in table.held.range(..=(until, usize::MAX)) {
+            if place.runtime == runtime || *at + place.life / NEXT_TRY <= now {
+                due.push(Arc::clone(place));
+            }
+        }
+        for place in &due {
+            table.delay(place, now + place.life / NEXT_TRY);
+        }
         Some(due)
     }
 }
@@ -337,14 +393,9 @@ impl Drop for Renewals {
 }
 
 impl Holder for Renewals {
-    fn give_back(&self) -> bool {
+    fn give_back(&self) {
         let held = mem::take(&mut lock(&self.0).held);
-        let is_any_held = !held.is_empty();
-        for place in held.into_values() {
-            *lock(&place.kept_until) = None;
-            Release::new(&place.core, place.settlement(0)).begin(None);
-        }
-        is_any_held
+        held.values().for_each(Place::give_back);
     }
 }
 
@@ -402,10 +453,8 @@ async fn renew_one(place: Arc<Place>) {
     let _underway = core.owed.begin();
     let deadline = (place.life / LONGEST_TRY + core.round_trip.smoothed()).min(MOST_TIME);
     let try_again = || lock(&renewals.0).delay(&place, began + place.life / NEXT_TRY);
-    let Ok(settled) = core
-        .upkeep(store.settle(place.settlement(1)), deadline)
-        .await
-    else {
+    let renewal = store.settle(place.settlement(1));
+    let Ok(settled) = core.upkeep(renewal, deadline).await else {
         return try_again();
     };
     if !settled.was_applied && renewals.has(&place) {
@@ -413,13 +462,14 @@ async fn renew_one(place: Arc<Place>) {
         let again = place
             .check
             .map(|charge| charge.as_spent(charge.limit().clone(), charge.cost()));
-        let taken = core
-            .upkeep(store.decide(again.with_id(place.id)), deadline)
-            .await;
+        let again = store.decide(again.with_id(place.id));
+        let taken = core.upkeep(again, deadline).await;
         if !renewals.has(&place) {
             // The place was freed meanwhile. The store may have taken it again, even if no reply
-            // came. So the place is freed once more.
-            return Release::new(core, place.settlement(0)).free().await;
+            // came. So the place is freed once more, unless another decision uses it.
+            let (free, shared) = (place.settlement(0), place.shared.clone());
+            let runtime = Handle::try_current().ok();
+            return drop(User::of_taken(core, free, shared, runtime));
         }
         if taken.is_err() {
             return try_again();
@@ -433,8 +483,6 @@ async fn renew_one(place: Arc<Place>) {
 
 impl fmt::Debug for Held {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Held")
-            .field(&self.free.as_ref().map(|free| &free.check))
-            .finish()
+        f.debug_tuple("Held").field(&self.user.free.check).finish()
     }
 }

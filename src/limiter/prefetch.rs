@@ -31,11 +31,10 @@ impl Core {
         if decision.is_allowed() {
             return prefetches.note(check, decision, asked_after, |kept| self.hold(kept));
         }
-        let refused = check
-            .charges()
-            .zip(decision.statuses())
-            .filter(|(_, status)| status.refuses().is_some());
-        for (charge, status) in refused {
+        for (charge, status) in check.charges().zip(decision.statuses()) {
+            if status.refuses().is_none() {
+                continue;
+            }
             let held = prefetches.held(charge);
             if held > 0 && status.remaining().saturating_add(held) >= charge.cost() {
                 drop(self.outdate(charge.limit(), charge.key()));
@@ -68,7 +67,7 @@ impl Core {
                         if !over.is_empty() {
                             let store = Arc::clone(&core.store);
                             calls.spawn(async move {
-                                give_back(over, |settlement| store.settle(settlement)).await
+                                give_back(over, |settlement| store.settle(settlement)).await;
                             });
                         }
                         if let Some(check) = take {
@@ -91,8 +90,7 @@ impl Core {
     /// Forgets the refusals of a limit and key, and gives back the prefetches of this limit and
     /// key. Does so now, and again when the returned guard is dropped, after the call to the store.
     pub(super) fn outdate(&self, limit: &Limit, key: &Key) -> Option<Outdated> {
-        self.store
-            .local_state()
-            .map(|state| state.outdate([(limit, key)], state.prefetches.clone()))
+        let state = self.store.local_state()?;
+        Some(state.outdate([(limit, key)], state.prefetches.clone()))
     }
 }

@@ -1,6 +1,6 @@
 //! Reservations, settlements, resets and blocks.
 
-use std::{iter, sync::Arc, time::Duration};
+use std::{mem, sync::Arc, time::Duration};
 
 use super::{Core, Limiter, deadline::Deadline, failure::FailureMode, lines::Lines};
 use crate::{
@@ -26,13 +26,11 @@ pub struct Reservation {
     decision: Decision,
 }
 
-/// Units that are being given back. When this value is dropped, the waiting callers that may fit
-/// into these units ask the store.
+/// Units that are being given back. When this value is dropped, a waiting caller asks the store.
 struct Returning<'a> {
     lines: &'a Arc<Lines>,
-    /// The digest of each limit and key, and how many of its units are used afterwards; zero if
-    /// that number is unknown.
-    freed: Vec<(u64, u64)>,
+    /// The digest of each limit and key.
+    freed: Vec<u64>,
     /// The time after which the units are expected to be given back.
     delay: Duration,
 }
@@ -61,11 +59,8 @@ impl Reservation {
     /// [`Error::TimedOut`] past the deadline, [`Error::Unavailable`] if the store fails,
     /// [`Error::BreakerOpen`] if it has failed repeatedly. The call may be tried again.
     pub async fn settle(&self, cost: u64) -> Result<Settled, Error> {
-        self.limiter
-            .settle(Settlement::new(self.check.clone(), &self.decision, |_| {
-                Some(cost)
-            }))
-            .await
+        let settlement = Settlement::new(self.check.clone(), &self.decision, |_| Some(cost));
+        self.limiter.settle(settlement).await
     }
 }
 
@@ -113,16 +108,14 @@ impl Limiter {
         of_window(limit, "reserving units")?;
         let check = Check::new(Charge::new(limit.clone(), key, cost.max(1))?.reserve(lease));
         let decision = self.check_all(check.clone()).await?;
-        let is_allowed = decision.is_allowed();
-        Ok(if is_allowed {
-            Ok(Reservation {
-                limiter: self.clone(),
-                check,
-                decision,
-            })
-        } else {
-            Err(decision)
-        })
+        if !decision.is_allowed() {
+            return Ok(Err(decision));
+        }
+        Ok(Ok(Reservation {
+            limiter: self.clone(),
+            check,
+            decision,
+        }))
     }
 
     /// Sets the actual cost of an admitted check, or gives all its units back: see
@@ -134,24 +127,16 @@ impl Limiter {
     /// [`Error::BreakerOpen`] if it has failed repeatedly. The call may be tried again.
     pub async fn settle(&self, settlement: Settlement) -> Result<Settled, Error> {
         let returning = self.core.returning(&settlement.check);
-        let is_local = settlement.is_local;
-        let outcome = if is_local {
-            self.core
-                .local
-                .settle(settlement)
-                .await
-                .map_err(Error::from)
+        let outcome = if settlement.is_local {
+            let settled = self.core.local.settle(settlement).await;
+            settled.map_err(Error::from)
         } else {
             let check = settlement.check.without_costs();
             self.core
                 .call_store(|store| store.settle(settlement), check)
                 .await
         };
-        returning.end(
-            outcome
-                .as_ref()
-                .map(|settled| (!is_local).then_some(&settled.decision)),
-        );
+        returning.end(outcome.as_ref().err());
         outcome
     }
 
@@ -159,12 +144,11 @@ impl Limiter {
     /// has decided, otherwise in the store. If the store fails, the units do not count under a
     /// share: a ban, and the figures that clients see, would take the share for the limit.
     pub(crate) async fn count(&self, spent: Check, is_local: bool) -> Result<Decision, Error> {
-        let store = self.clone().with_failure_mode(FailureMode::Open);
         if is_local {
-            Ok(self.core.local.decide(spent).await?)
-        } else {
-            store.check_all(spent).await
+            return Ok(self.core.local.decide(spent).await?);
         }
+        let store = self.clone().with_failure_mode(FailureMode::Open);
+        store.check_all(spent).await
     }
 
     /// Forgets the units that `limit` counts for `key`, in the store and in this process, which may
@@ -197,7 +181,7 @@ impl Limiter {
             .call_store(|store| store.reset(limit.clone(), key.clone()), check)
             .await;
         drop(outdated);
-        returning.end(outcome.as_ref().map(|()| None));
+        returning.end(outcome.as_ref().err());
         outcome
     }
 
@@ -290,23 +274,25 @@ impl Limiter {
         // ban is the upper bound.
         let wait = begun.binding().reset_after().min(time);
         let refusal = begun.refused_for(&asks, wait);
-        self.core.learn(lookup.as_ref(), &refusal);
+        self.core.learn(lookup, &asks, &refusal);
         Ok(refusal)
     }
 }
 
 impl Core {
-    /// Frees the places of an admission.
-    pub(super) async fn release(&self, places: Settlement) -> Result<Settled, Error> {
-        let returning = self.returning(&places.check);
-        let is_local = places.is_local;
-        let store: &dyn Store = if is_local { &self.local } else { &self.store };
+    /// Frees the places of an admission. If `wakes`, waiting callers ask for them.
+    pub(super) async fn release(&self, places: Settlement, wakes: bool) -> Result<Settled, Error> {
+        let mut returning = self.returning(&places.check);
+        if !wakes {
+            returning.freed.clear();
+        }
+        let store: &dyn Store = if places.is_local {
+            &self.local
+        } else {
+            &self.store
+        };
         let outcome = self.upkeep(store.settle(places), MOST_TIME).await;
-        returning.end(
-            outcome
-                .as_ref()
-                .map(|settled| (!is_local).then_some(&settled.decision)),
-        );
+        returning.end(outcome.as_ref().err());
         outcome
     }
 
@@ -322,13 +308,12 @@ impl Core {
         outcome.inspect_err(|error| metrics::failed(error.label(), &self.layer))
     }
 
-    /// Takes note that units of a check's limits and keys are about to be given back. The number of
-    /// units that are used afterwards is not known yet.
+    /// Units of a check's limits and keys that are about to be given back.
     fn returning(&self, check: &Check) -> Returning<'_> {
         let lines = &self.lines;
         let freed = check
             .charges()
-            .map(|charge| (charge.digest(&lines.digester), 0))
+            .map(|charge| charge.digest(&lines.digester))
             .collect();
         Returning {
             lines,
@@ -367,31 +352,24 @@ fn of_window(limit: &Limit, doing: &'static str) -> Result<(), StoreError> {
 }
 
 impl Returning<'_> {
-    /// Takes note of the outcome of the call, and of the units that are used now. After a reset and
-    /// after a settlement under a share, the outcome has no decision, so the number of used units
-    /// is unknown. After a timeout, the units may still be given back, so callers ask after the
-    /// delay. After another failure, no caller asks.
-    fn end(mut self, outcome: Result<Option<&Decision>, &Error>) {
-        match outcome {
-            Ok(decision) => {
-                // The number of held places is left out, since each waiting caller learns this
-                // number when the caller asks.
-                let statuses = decision.into_iter().flat_map(Decision::statuses);
-                let counted = iter::zip(&mut self.freed, statuses)
-                    .filter(|(_, status)| !status.limit.is_concurrent());
-                counted.for_each(|((_, used), status)| *used = status.used);
-                self.delay = Duration::ZERO;
-            }
-            Err(Error::TimedOut { .. }) => {}
-            Err(_) => self.freed.clear(),
+    /// Ends the call. After a timeout, the units may still be given back, so a caller asks after
+    /// the delay. After another failure, nobody asks.
+    fn end(mut self, error: Option<&Error>) {
+        match error {
+            None => self.delay = Duration::ZERO,
+            Some(Error::TimedOut { .. }) => {}
+            Some(_) => self.freed.clear(),
         }
     }
 }
 
 impl Drop for Returning<'_> {
     fn drop(&mut self) {
-        for (digest, used) in &self.freed {
-            self.lines.free(*digest, *used, self.delay);
+        let freed = mem::take(&mut self.freed);
+        if self.delay.is_zero() || freed.is_empty() {
+            self.lines.free(&freed);
+        } else {
+            self.lines.free_after(self.delay, freed);
         }
     }
 }
