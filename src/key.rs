@@ -80,26 +80,15 @@ impl Key {
     /// Makes a key whose value is all `parts`, one after the other.
     #[inline]
     pub(crate) fn joined(namespace: &'static str, parts: &[&[u8]]) -> Self {
-        let length: usize = parts.iter().map(|part| part.len()).sum();
-        if length > SHORT {
-            return Self {
-                namespace,
-                value: Value::Long(parts.concat().into()),
-            };
-        }
         let mut bytes = [0; SHORT];
-        let mut end = 0;
-        for part in parts {
-            bytes[end..end + part.len()].copy_from_slice(part);
-            end += part.len();
-        }
-        Self {
-            namespace,
-            value: Value::Short {
+        let value = match join(parts, &mut bytes) {
+            Some(length) => Value::Short {
                 length: length as u8,
                 bytes,
             },
-        }
+            None => Value::Long(parts.concat().into()),
+        };
+        Self { namespace, value }
     }
 
     /// The namespace.
@@ -182,45 +171,76 @@ impl fmt::Debug for Key {
     }
 }
 
-/// Makes digests, by which a table finds the entry of a limit and a key. A digest depends on random
-/// bits of the process. So clients, who choose their keys, cannot make two digests collide.
+/// Makes digests, by which a table finds the entry of a limit and a key. A digest is keyed by
+/// random bits of the process (SipHash). So clients, who choose their keys, cannot make digests
+/// collide.
 #[derive(Debug, Default)]
 pub(crate) struct Digester(RandomState);
 
 impl Digester {
-    /// The most bytes that the hasher gets in one write. If all parts together are longer, each
-    /// part is written by itself.
+    /// The most bytes that are joined without an allocation.
     const JOINED: usize = 128;
 
-    /// Returns the digest of a limit and a key. `name` is the limit's name, and `rest` is a number
-    /// for the rest of the limit's identity: [`Limit::digest`](crate::Limit) passes both.
-    pub(crate) fn of(&self, name: &str, rest: u64, key: &Key) -> u64 {
-        let mut hasher = self.0.build_hasher();
-        // No UTF-8 text contains 0xff, so 0xff ends the name and the namespace. The part after the
-        // value has a fixed length. So two different keys or limits never give the same bytes.
-        let rest = rest.to_le_bytes();
+    /// Returns the digest of 128 bits, which stands for a limit and a key themselves. Its lower
+    /// half is their digest of 64 bits. `name` is the limit's name, and `rest` is a number for the
+    /// rest of the limit's identity.
+    ///
+    /// The upper half is a multiply-fold hash, keyed by the lower half. Two texts that have the
+    /// same lower half by chance have the same factors, which are random and unknown to clients.
+    // Inlined, so that callers that need only the lower half do not compute the upper half.
+    #[inline(always)]
+    pub(crate) fn digest(&self, name: &str, rest: u64, key: &Key) -> u128 {
+        // The lengths come before the parts, so two different keys or limits never give the same
+        // bytes.
+        let lengths = (name.len() as u64) << 32 | key.namespace.len() as u64;
+        let head = [rest.to_le_bytes(), lengths.to_le_bytes()];
         let parts = [
+            head.as_flattened(),
             name.as_bytes(),
-            &[0xff],
-            key.namespace().as_bytes(),
-            &[0xff],
+            key.namespace.as_bytes(),
             key.value(),
-            &rest,
         ];
         // One write of all parts takes half the time of a write for each part.
-        let mut joined = [0; Self::JOINED];
-        let mut end = 0;
-        for part in parts {
-            let Some(target) = joined.get_mut(end..end + part.len()) else {
-                parts.into_iter().for_each(|part| hasher.write(part));
-                return hasher.finish();
-            };
-            target.copy_from_slice(part);
-            end += part.len();
+        let mut bytes = [0; Self::JOINED];
+        match join(&parts, &mut bytes) {
+            Some(length) => self.of(&bytes[..length]),
+            None => self.of(&parts.concat()),
         }
-        hasher.write(&joined[..end]);
-        hasher.finish()
     }
+
+    #[inline(always)]
+    fn of(&self, bytes: &[u8]) -> u128 {
+        let mut hasher = self.0.build_hasher();
+        hasher.write(bytes);
+        let lower = hasher.finish();
+        u128::from(folded(bytes, lower)) << 64 | u128::from(lower)
+    }
+}
+
+/// Returns the multiply-fold hash of at least 16 bytes, keyed by `key`.
+#[inline(always)]
+fn folded(bytes: &[u8], key: u64) -> u64 {
+    // The last block may overlap the block before it.
+    let blocks = bytes.as_chunks().0.iter().chain(bytes.last_chunk());
+    blocks.fold(key.rotate_left(21) ^ bytes.len() as u64, |hash, block| {
+        let block = u128::from_le_bytes(*block);
+        let factors = (block as u64 ^ hash, (block >> 64) as u64 ^ key);
+        let product = u128::from(factors.0) * u128::from(factors.1);
+        product as u64 ^ (product >> 64) as u64
+    })
+}
+
+/// Writes all parts into `bytes`, one after the other. Returns their length, or `None` if there is
+/// too little room.
+#[inline]
+fn join(parts: &[&[u8]], bytes: &mut [u8]) -> Option<usize> {
+    let mut end = 0;
+    for part in parts {
+        let target = bytes.get_mut(end..end + part.len())?;
+        target.copy_from_slice(part);
+        end += part.len();
+    }
+    Some(end)
 }
 
 /// A table whose keys are digests.
@@ -236,9 +256,9 @@ impl Hasher for Prehashed {
     }
 
     fn write(&mut self, bytes: &[u8]) {
-        bytes
-            .iter()
-            .for_each(|byte| self.0 = self.0.rotate_left(8) ^ u64::from(*byte));
+        for byte in bytes {
+            self.0 = self.0.rotate_left(8) ^ u64::from(*byte);
+        }
     }
 
     fn finish(&self) -> u64 {
@@ -327,15 +347,33 @@ mod tests {
         let digester = Digester::default();
         let limit = &Limit::per_second("a", 1);
         let bytes = [7; 400];
-        let digests = (0..bytes.len())
-            .map(|length| limit.digest(&digester, &Key::new("k", &bytes[..length])));
-        let mut digests: Vec<u64> = digests.collect();
-        assert_eq!(
-            digests[300],
-            limit.digest(&digester, &Key::new("k", &bytes[..300]))
-        );
-        digests.sort_unstable();
-        digests.dedup();
-        assert_eq!(digests.len(), bytes.len());
+        let digest = |length| limit.long_digest(&digester, &Key::new("k", &bytes[..length]));
+        let halves: [fn(u128) -> u64; 2] = [|digest| digest as u64, |digest| (digest >> 64) as u64];
+        for half in halves {
+            let mut digests: Vec<u64> = (0..bytes.len()).map(digest).map(half).collect();
+            assert_eq!(digests[300], half(digest(300)));
+            digests.sort_unstable();
+            digests.dedup();
+            assert_eq!(digests.len(), bytes.len());
+        }
+    }
+
+    /// The upper halves of two texts with one lower half are hashes with one key.
+    #[test]
+    fn each_bit_of_a_text_changes_its_hash_under_one_key() {
+        let key = RandomState::new().hash_one(0);
+        for length in [16, 17, 24, 31, 32, 33, 128, 200] {
+            let text = vec![0; length];
+            let mut hashes = vec![folded(&text, key)];
+            for bit in 0..length * 8 {
+                let mut other = text.clone();
+                other[bit / 8] ^= 1 << (bit % 8);
+                hashes.push(folded(&other, key));
+            }
+            let count = hashes.len();
+            hashes.sort_unstable();
+            hashes.dedup();
+            assert_eq!(hashes.len(), count, "{length}");
+        }
     }
 }

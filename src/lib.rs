@@ -100,8 +100,8 @@
 //! * With Redis up, no window of a limit ever admits more than the limit. Limits that choose
 //!   another [`algorithm`] than the exact log, or that [count
 //!   afterwards](KeyedLimit::count_afterwards), promise less.
-//! * A refusal takes nothing from any limit. On a cluster, a check of several keys is decided slot
-//!   by slot. If one slot refuses, the units that other slots have counted are given back.
+//! * A refusal takes nothing from any limit. On a cluster, the slots of a check of several keys
+//!   decide at the same time. If one refuses, what the others have counted is given back.
 //! * The retry time of a refusal is the first moment at which the same check would pass. If only
 //!   reservations are in the way, the retry time is short. Where this moment is not known, the
 //!   retry time is a lower bound: see [`decision`].

@@ -4,8 +4,8 @@
 //! |---|---|---|---|---|
 //! | `rate_limit_decisions_total` | counter | decisions | `layer`; `limit`: the limit's name; `outcome`: `allowed`, `refused`, `shadow_refused` | how often a limit was part of an admission, refused, or would have refused in the [shadow](crate::KeyedLimit::in_shadow); units counted [afterwards](crate::KeyedLimit::count_afterwards), and charges at no cost, such as those of [`peek`](crate::Limiter::peek), are left out |
 //! | `rate_limit_rejections_total` | counter | requests | `layer`; `kind`: `limited`, `never_fits`, `no_key`, `not_set_up`, `denied`, `banned`, `unavailable` | how often a layer, or a handler by a [`Rejection`](crate::Rejection), responded in the service's place: with 429 over a limit, with 429 because the cost is above a limit, with a 4xx because of the key, with 500 because the server is not set up to find a key or to hold a place, with 403, by a [ban](crate::KeyedLimit::ban), with 503 |
-//! | `rate_limit_uncounted_total` | counter | requests | `layer`; `kind`: `skipped`, `exempt` | how often a layer let a request through without looking at its limits: [skipped](crate::RateLimitLayer::skip) requests, [exempt](crate::RateLimitLayer::exempt) keys |
-//! | `rate_limit_failures_total` | counter | failures | `layer`; `cause`: `timed_out`, `unavailable`, `breaker_open` | how often a check, a settlement or a reset failed: see [`Error`](crate::Error) |
+//! | `rate_limit_uncounted_total` | counter | requests | `layer` | how often a layer let an [exempt](crate::RateLimitLayer::exempt) request through without looking at its limits |
+//! | `rate_limit_failures_total` | counter | failures | `layer`; `cause`: `timed_out`, `unavailable`, `breaker_open`, `not_given_back` | how often a check, a settlement or a reset failed: see [`Error`](crate::Error). `not_given_back`: how often units of a check that [several slots](crate::RedisStore::cluster) have refused were not found again |
 //! | `rate_limit_degraded_total` | counter | requests | `layer`; `mode`: `open`, `closed`, `local` | how often a layer's [failure mode](crate::limiter::FailureMode) decided; how often a handler answered 503 by a [`Rejection`](crate::Rejection) |
 //! | `rate_limit_refusal_cache_hits_total` | counter | refusals | | refusals by the [refusal cache](crate::Limiter::refusal_cache), without asking the store |
 //! | `rate_limit_prefetch_hits_total` | counter | checks | | admissions out of [prefetch](crate::limit::prefetch), without asking the store |
@@ -250,8 +250,8 @@ pub(crate) fn rejected(kind: &'static str, layer: &Cow<'static, str>) {
 
 /// Counts a request that a layer lets through without looking at its limits.
 #[inline]
-pub(crate) fn uncounted(kind: &'static str, layer: &Cow<'static, str>) {
-    record! { counter!("rate_limit_uncounted_total", "layer" => layer.clone(), "kind" => kind).increment(1); }
+pub(crate) fn uncounted(layer: &Cow<'static, str>) {
+    record! { counter!("rate_limit_uncounted_total", "layer" => layer.clone()).increment(1); }
 }
 
 /// Counts a refusal by the refusal cache.

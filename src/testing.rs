@@ -112,13 +112,12 @@ pub enum Fault {
 impl FaultyStore {
     /// A store that works until a test sets a fault.
     pub fn new(store: impl Store) -> Self {
-        let (fault, calls, hanging) = Default::default();
         Self {
             store: Arc::new(store),
             local_state: None,
-            fault,
-            calls,
-            hanging,
+            fault: Arc::default(),
+            calls: Arc::default(),
+            hanging: Arc::default(),
         }
     }
 
@@ -192,7 +191,7 @@ impl Store for FaultyStore {
         self.reply("deciding a check", |store| store.decide(check), Vec::new())
     }
 
-    fn decide_within(&self, check: Check, deadline: Duration) -> StoreFuture<Decision> {
+    fn decide_within(&self, check: Arc<Check>, deadline: Duration) -> StoreFuture<Decision> {
         self.reply(
             "deciding a check",
             move |store| store.decide_within(check, deadline),

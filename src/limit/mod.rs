@@ -31,11 +31,13 @@
 //! assert_eq!("login=5/min".parse(), Ok(LOGIN));
 //! ```
 
+mod name;
 pub mod prefetch;
 pub(crate) mod text;
 
 use std::{borrow::Cow, num::NonZeroU32, time::Duration};
 
+pub(crate) use self::name::Name;
 use self::text::{LIFE_RULE, is_life};
 use crate::{
     algorithm::{Algorithm, Kind},
@@ -52,7 +54,7 @@ const DEFAULT_LIFE: Duration = Duration::from_secs(10);
 /// of the limit.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Identity {
-    pub(crate) name: Cow<'static, str>,
+    pub(crate) name: Name,
     pub(crate) window_micros: u64,
     pub(crate) algorithm: Algorithm,
 }
@@ -94,7 +96,7 @@ impl Limit {
                 &format!("{name}={units}/{window:?}"),
                 rule,
             )),
-            None => Ok(Self::of_valid(name, units, window)),
+            None => Ok(Self::of_valid(name.into(), units, window)),
         }
     }
 
@@ -109,10 +111,10 @@ impl Limit {
         if let Some(rule) = text::broken_rule(name, units, window) {
             panic!("{}", rule);
         }
-        Self::of_valid(Cow::Borrowed(name), units, window)
+        Self::of_valid(Name::Literal(name), units, window)
     }
 
-    const fn of_valid(name: Cow<'static, str>, units: u64, window: Duration) -> Self {
+    const fn of_valid(name: Name, units: u64, window: Duration) -> Self {
         // The window is rounded up, so that no unit leaves before its whole window has passed.
         let window_micros = window.as_nanos().div_ceil(1_000) as u64;
         let identity = Identity {
@@ -341,8 +343,14 @@ impl Limit {
     }
 
     /// Returns the digest of the limit's identity and a key.
-    #[inline]
     pub(crate) fn digest(&self, digester: &Digester, key: &Key) -> u64 {
+        self.long_digest(digester, key) as u64
+    }
+
+    /// Returns the digest of 128 bits of the limit's identity and a key.
+    // Inlined as [`Digester::digest`] is.
+    #[inline(always)]
+    pub(crate) fn long_digest(&self, digester: &Digester, key: &Key) -> u128 {
         let Identity {
             name,
             window_micros,
@@ -360,6 +368,7 @@ impl Limit {
             Kind::Calendar(calendar) => calendar.number(),
         };
         // A window has at most 45 bits, so the number fits into the bits above the window.
-        digester.of(name, *window_micros | u64::from(number) << 48, key)
+        let rest = *window_micros | u64::from(number) << 48;
+        digester.digest(name, rest, key)
     }
 }

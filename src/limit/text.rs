@@ -270,7 +270,7 @@ fn read(name: Cow<'static, str>, text: &str) -> Result<Limit, String> {
     if algorithm.kind == Kind::Concurrent && !is_life(window) {
         return Err(LIFE_RULE.to_owned());
     }
-    let limit = Limit::of_valid(name, units, window).with_algorithm(algorithm);
+    let limit = Limit::of_valid(name.into(), units, window).with_algorithm(algorithm);
     match life {
         Some(life) => limit.with_prefetch(life),
         None => Ok(limit),

@@ -39,12 +39,11 @@ impl Events {
         limits: impl FnOnce() -> String,
     ) {
         metrics::degraded(mode.label(), &self.layer);
-        let Some((layer, suppressed)) = self.pass(0) else {
-            return;
-        };
-        let error = Chain(error);
-        let limits = limits();
-        warn!(%error, limits, ?mode, layer, suppressed, "no rate-limit decision");
+        if let Some((layer, suppressed)) = self.pass(0) {
+            let error = Chain(error);
+            let limits = limits();
+            warn!(%error, limits, ?mode, layer, suppressed, "no rate-limit decision");
+        }
     }
 
     /// Reports a response in the service's place.
@@ -108,10 +107,9 @@ impl Events {
     }
 
     pub(crate) fn upstream_blocks(&self, time: Duration) {
-        let Some((layer, suppressed)) = self.pass(6) else {
-            return;
-        };
-        info!(?time, layer, suppressed, "an upstream says to stay away");
+        if let Some((layer, suppressed)) = self.pass(6) {
+            info!(?time, layer, suppressed, "an upstream says to stay away");
+        }
     }
 
     pub(crate) fn not_blocked(&self, error: &Error) {
@@ -128,11 +126,10 @@ impl Events {
 
     /// Writes a log line of this kind, unless it is suppressed.
     fn warn(&self, kind: usize, error: &dyn error::Error, problem: &'static str) {
-        let Some((layer, suppressed)) = self.pass(kind) else {
-            return;
-        };
-        let error = Chain(error);
-        warn!(%error, layer, suppressed, "{problem}");
+        if let Some((layer, suppressed)) = self.pass(kind) {
+            let error = Chain(error);
+            warn!(%error, layer, suppressed, "{problem}");
+        }
     }
 
     /// Asks whether a log line of this kind may be written. Returns the name of the layer, if it

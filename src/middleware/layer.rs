@@ -6,6 +6,7 @@ use std::{fmt, sync::Arc};
 use tower_layer::Layer;
 
 use super::{
+    extract::built,
     policy::{KeyedLimit, Policy},
     rejection::JsonResponse,
     service::RateLimit,
@@ -56,10 +57,7 @@ impl<R> RateLimitLayer<R> {
     /// effect. For names from a configuration, use [`limits`](Self::limits).
     #[track_caller]
     pub fn limit(self, limit: KeyedLimit) -> Self {
-        match self.limits([limit]) {
-            Ok(layer) => layer,
-            Err(error) => panic!("{error}"),
-        }
+        built(self.limits([limit]))
     }
 
     /// Adds limits from a configuration.

@@ -1,7 +1,7 @@
 //! The tower middleware: layer, service, and response future.
 //!
 //! 1. The layer first checks whether it [denies](RateLimitLayer::deny) the request, or lets the
-//!    request through [uncounted](RateLimitLayer::skip).
+//!    request through [uncounted](RateLimitLayer::exempt).
 //! 2. For any other request, the layer computes the cost, extracts the keys,
 //!    [chooses](KeyedLimit::chosen) the limits that depend on the request, and decides all limits
 //!    in one atomic step.
@@ -40,7 +40,7 @@
 //!
 //! | other layer | outside of the limits | inside of the limits |
 //! |---|---|---|
-//! | `CorsLayer` | **Recommended.** `CorsLayer` answers preflights itself, and lets browsers read a 429. Expose [`exposed_headers`] | a browser cannot read a 429, since the 429 has no CORS headers. Preflights are counted, and need a key, unless you [`skip`](RateLimitLayer::skip) `OPTIONS` |
+//! | `CorsLayer` | **Recommended.** `CorsLayer` answers preflights itself, and lets browsers read a 429. Expose [`exposed_headers`] | a browser cannot read a 429, since the 429 has no CORS headers. Preflights are counted, and need a key, unless you [`exempt`](RateLimitLayer::exempt) `OPTIONS` |
 //! | `TraceLayer` | reports rejections too | reports only requests that the limits let through, and wraps the body: see below |
 //! | `TimeoutLayer` | its time includes the wait for the decision. A request that `TimeoutLayer` drops no longer waits in line | its time is the time of the service alone. A request that ends as a 408 or 504 is charged, and its response has figures |
 //! | `CompressionLayer` | compresses rejections too | compresses only responses of the service, and wraps the body: see below |
@@ -124,8 +124,8 @@
 //!   layer that is added by `Router::route_layer`, or by `layer` on the methods of a route, also
 //!   charges requests that end as a 405, but none that end as a 404. A layer that is added by
 //!   `route_layer` on the methods of a route charges neither.
-//! * Within `Router::nest`, costs, keys and [`skip`](RateLimitLayer::skip) see the path without the
-//!   prefix of the nest.
+//! * Within `Router::nest`, costs, keys and [`exempt`](RateLimitLayer::exempt) see the path without
+//!   the prefix of the nest.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -5,16 +5,9 @@ use std::{borrow::Cow, sync::Arc, time::Duration};
 use http::request::Parts;
 
 use super::{
-    events::Events,
-    extract::{AddressList, ClientIp, KeyExtractor},
-    headers::HeaderSets,
-    layer::RateLimitLayer,
-    policy::{address_list, key_list},
+    events::Events, extract::IsMatch, headers::HeaderSets, layer::RateLimitLayer, policy::list,
 };
-use crate::{
-    key::Key,
-    limiter::{FailureMode, Share},
-};
+use crate::limiter::{FailureMode, Share};
 
 impl<R> RateLimitLayer<R> {
     /// Names the layer. The name is the label `layer` of [metrics](mod@crate::metrics), and the
@@ -45,93 +38,54 @@ impl<R> RateLimitLayer<R> {
         self.set(|policy| policy.cost = Some(Arc::new(cost)))
     }
 
-    /// Lets requests through uncounted, such as those of a health check. After several calls of
-    /// `skip`, a request is skipped if any of the closures returns `true`.
+    /// Lets requests through uncounted. The closure tells which. There are closures for a list of
+    /// keys, [`one_of`](super::extract::KeyExtractor::one_of), and of address ranges,
+    /// [`within`](super::extract::ClientIp::within). After several calls of `exempt`, a request is
+    /// exempt if any of the closures says so. A request without a key, or with a key that cannot be
+    /// read, is on no list.
     ///
     /// CORS preflights count like all other requests, except if a `CorsLayer` outside of the limits
-    /// answers them. If `skip` returns `true` for `OPTIONS`, preflights do not count either, but
-    /// then any client can send `OPTIONS` requests uncounted.
+    /// answers them. If `exempt` lets `OPTIONS` through, preflights do not count either, but then
+    /// any client can send `OPTIONS` requests uncounted.
     ///
     /// ```
-    /// # use tower_sliding_window::{Limit, MemoryStore, PeerIp, RateLimitLayer};
-    /// let layer = RateLimitLayer::new(MemoryStore::new())
-    ///     .limit(Limit::per_minute("requests", 60).by(PeerIp::new()))
-    ///     .skip(|request| request.uri.path() == "/health");
-    /// ```
-    pub fn skip(self, skip: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
-        self.set(|policy| {
-            policy
-                .uncounted
-                .push(("skipped", Arc::new(move |parts| Ok(skip(parts)))))
-        })
-    }
-
-    /// Lets requests with one of these keys through uncounted, such as those of a monitor or of
-    /// your own office. A request without a key, or with a key that cannot be read, is not on the
-    /// list.
-    ///
-    /// ```
-    /// # use tower_sliding_window::{ApiKey, Limit, MemoryStore, PeerIp, RateLimitLayer, Secret};
+    /// # use tower_sliding_window::{ApiKey, KeyExtractor, Limit, MemoryStore, PeerIp, RateLimitLayer, Secret};
     /// # fn layer() -> Result<(), Box<dyn std::error::Error>> {
     /// let (peer, api_key) = (PeerIp::new(), ApiKey::bearer(&Secret::new(std::env::var("RATE_LIMIT_SECRET")?)?));
     /// let (office, leaked) = (peer.key("203.0.113.7".parse()?), api_key.key("t0ken"));
     /// let layer = RateLimitLayer::new(MemoryStore::new())
     ///     .limit(Limit::per_minute("requests", 60).by(peer.clone()))
-    ///     .exempt(peer, [office])
-    ///     .deny(api_key, [leaked]);
+    ///     .exempt(|request| request.uri.path() == "/health")
+    ///     .exempt(peer.one_of([office]))
+    ///     .deny(api_key.one_of([leaked]));
     /// # Ok(()) }
     /// ```
-    pub fn exempt(self, extractor: impl KeyExtractor, keys: impl IntoIterator<Item = Key>) -> Self {
-        self.set(|policy| policy.uncounted.push(("exempt", key_list(extractor, keys))))
+    pub fn exempt<T: IsMatch>(
+        self,
+        requests: impl Fn(&Parts) -> T + Send + Sync + 'static,
+    ) -> Self {
+        self.set(|policy| policy.exempt.push(list(requests)))
     }
 
-    /// Responds with 403 to requests with one of these keys, before anything else.
-    /// [`exempt`](Self::exempt) has an example.
+    /// Responds with 403 to requests, before anything else. The closure tells which, as for
+    /// [`exempt`](Self::exempt). After several calls of `deny`, a request is denied if any of the
+    /// closures says so.
     ///
-    /// * A request without a key is not on the list, so `deny` is no authentication.
+    /// * A request without a key is on no list, so `deny` is no authentication.
     /// * A key that is present but cannot be read, such as an `Authorization` sent twice, may be a
     ///   denied key. A request with such a key is rejected with the status of the
     ///   [`KeyError`](super::extract::KeyError): 401 for an [`ApiKey`](super::extract::ApiKey).
-    /// * The list knows only the key that the extractor finds. If your authentication also accepts
-    ///   a token from the query or a cookie, a client can still use a denied token there.
-    pub fn deny(self, extractor: impl KeyExtractor, keys: impl IntoIterator<Item = Key>) -> Self {
-        self.set(|policy| policy.denied.push(key_list(extractor, keys)))
-    }
-
-    /// Lets requests from these addresses through uncounted. The list may be replaced while the
-    /// layer serves requests: [`AddressList`] has an example. A request whose address cannot be
-    /// read is not on the list.
-    pub fn exempt_addresses(self, client_ip: ClientIp, addresses: &AddressList) -> Self {
-        self.set(|policy| {
-            policy
-                .uncounted
-                .push(("exempt", address_list(client_ip, addresses.clone())))
-        })
-    }
-
-    /// Responds with 403 to requests from these addresses, before anything else. The list may be
-    /// replaced while the layer serves requests: [`AddressList`] has an example. A request whose
-    /// address cannot be read is rejected with the status of the
-    /// [`KeyError`](super::extract::KeyError): see [`deny`](Self::deny).
-    pub fn deny_addresses(self, client_ip: ClientIp, addresses: &AddressList) -> Self {
-        self.set(|policy| {
-            policy
-                .denied
-                .push(address_list(client_ip, addresses.clone()))
-        })
-    }
-
-    /// Responds with 403 to requests for which the closure returns `true`, before anything else.
-    /// After several calls of `deny_if`, a request is denied if any of the closures returns `true`.
+    /// * A list knows only the key that the extractor finds. If your authentication also accepts a
+    ///   token from the query or a cookie, a client can still use a denied token there.
     ///
     /// ```
     /// # use tower_sliding_window::{Limit, MemoryStore, PeerIp, RateLimitLayer};
     /// let layer = RateLimitLayer::new(MemoryStore::new())
     ///     .limit(Limit::per_minute("requests", 60).by(PeerIp::new()))
-    ///     .deny_if(|request| request.uri.path().ends_with(".php"));
+    ///     .deny(|request| request.uri.path().ends_with(".php"));
     /// ```
-    pub fn deny_if(self, deny: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
-        self.set(|policy| policy.denied.push(Arc::new(move |parts| Ok(deny(parts)))))
+    pub fn deny<T: IsMatch>(self, requests: impl Fn(&Parts) -> T + Send + Sync + 'static) -> Self {
+        self.set(|policy| policy.denied.push(list(requests)))
     }
 
     /// Sets how long a request waits for a decision before the failure mode decides. Default: the
@@ -216,8 +170,8 @@ impl<R> RateLimitLayer<R> {
     /// let client = ServiceBuilder::new().layer(limits).service(client);
     /// ```
     ///
-    /// * Requests for the same limits and keys wait in one line, which all clones of the layer in
-    ///   this process share: see [`Limiter::acquire`](crate::Limiter::acquire).
+    /// * Requests for the same limits and keys wait in one line, which all clones of the layer on
+    ///   one runtime share: see [`Limiter::acquire`](crate::Limiter::acquire).
     /// * The inner service waits together with the request. So a waiting request holds the permit
     ///   of a `ConcurrencyLimit` inside of the layer.
     /// * The layer does not bound the number of waiting requests. A `ConcurrencyLimit` outside of

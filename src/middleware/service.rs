@@ -17,7 +17,7 @@ use pin_project_lite::pin_project;
 use tower_service::Service;
 
 use super::{
-    plan::{Decided, Pending},
+    plan::{Decided, Pending, TimeWaited},
     policy::Policy,
     rejection::{JsonResponse, RejectionResponse},
     response::{Completion, Settling},
@@ -55,7 +55,7 @@ where
                 pending,
                 kept: Some((self.take(), parts, body)),
             },
-            Err(rejection) => State::Rejected {
+            Err(rejection) => State::Ready {
                 response: Some(
                     self.policy
                         .reject(&parts, rejection, None, None, &*self.responder),
@@ -64,7 +64,7 @@ where
         };
         // A rejected request does not need the ready instance of the inner service. The instance
         // may hold a permit, so the instance is dropped.
-        if matches!(state, State::Rejected { .. }) {
+        if matches!(state, State::Ready { .. }) {
             drop(self.take());
         }
         ResponseFuture { state }
@@ -104,7 +104,7 @@ impl<I, R> RateLimit<I, R> {
                     completion: Some(completion),
                 }
             }
-            Err(response) => State::Rejected {
+            Err(response) => State::Ready {
                 response: Some(response),
             },
         }
@@ -117,8 +117,8 @@ pin_project! {
     /// If the future is dropped before the decision, the inner service is not called, but the check
     /// may have been counted. If the future is dropped before the response, the reserved units stay
     /// reserved until their [lease](super::KeyedLimit::lease) ends. If the future is dropped during
-    /// a settlement, a task of the current runtime completes the settlement. Each call of the store
-    /// takes at most the layer's deadline.
+    /// a settlement, or if the settlement takes longer than the layer's deadline, a task of the
+    /// current runtime completes the settlement.
     #[must_use = "futures do nothing unless polled"]
     pub struct ResponseFuture<I, R, ReqBody, ResBody>
     where
@@ -135,7 +135,7 @@ pin_project! {
         Deciding { #[pin] pending: Pending, kept: Option<(RateLimit<I, R>, Parts, ReqBody)> },
         Forwarded { #[pin] response: F, completion: Option<Completion> },
         Settling { #[pin] settling: Settling, response: Option<(Response<ResBody>, Completion)> },
-        Rejected { response: Option<Response<ResBody>> },
+        Ready { response: Option<Response<ResBody>> },
     }
 }
 
@@ -172,12 +172,21 @@ where
                         },
                     }
                 }
-                StateProjection::Settling { settling, response } => {
-                    let settled = ready!(settling.poll(cx));
-                    let (response, completion) = take(response);
-                    return Poll::Ready(Ok(completion.write(settled.as_ref(), response)));
+                StateProjection::Settling {
+                    mut settling,
+                    response,
+                } => {
+                    let settled = ready!(settling.as_mut().poll(cx)).ok().flatten();
+                    let (mut response, completion) = take(response);
+                    let waited = settling.waited();
+                    if !waited.is_zero() {
+                        response.extensions_mut().insert(TimeWaited(waited));
+                    }
+                    State::Ready {
+                        response: Some(completion.write(settled.as_ref(), response)),
+                    }
                 }
-                StateProjection::Rejected { response } => return Poll::Ready(Ok(take(response))),
+                StateProjection::Ready { response } => return Poll::Ready(Ok(take(response))),
             };
             state.set(next);
         }

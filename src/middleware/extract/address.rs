@@ -88,18 +88,13 @@ pub(super) fn parse_ranges<R: AsRef<str>>(
 
 fn parse_range(text: &str) -> Result<IpNet, ConfigError> {
     let text = text.trim();
-    // `IpNet` alone would accept an address such as `010.0.0.0`, whose first number may be octal.
-    let address = text
-        .split('/')
-        .next()
-        .and_then(|address| address.parse::<IpAddr>().ok());
-    let range = address.and_then(|address| {
-        if text.contains('/') {
-            text.parse().ok()
-        } else {
-            Some(address.into())
-        }
-    });
+    let range = match text.split_once('/') {
+        None => text.parse::<IpAddr>().map(IpNet::from).ok(),
+        // `IpNet` alone would accept an address such as `010.0.0.0`, whose first number may be
+        // octal.
+        Some((address, _)) if address.parse::<IpAddr>().is_err() => None,
+        Some(_) => text.parse().ok(),
+    };
     range.map(canonical_range).ok_or_else(|| {
         ConfigError::new(format!(
             "{text:?} is not an address range such as 10.1.2.0/28 or 2001:db8::/32"
@@ -132,8 +127,8 @@ fn embedded(address: Ipv6Addr) -> Option<Ipv4Addr> {
     }))
 }
 
-/// A list of address ranges that a layer [exempts](crate::RateLimitLayer::exempt_addresses) or
-/// [denies](crate::RateLimitLayer::deny_addresses). All clones of a list share the ranges. So a
+/// A list of address ranges that a layer [exempts](crate::RateLimitLayer::exempt) or
+/// [denies](crate::RateLimitLayer::deny). All clones of a list share the ranges. So a
 /// task can read new ranges now and then, and replace the ranges of every layer through one clone.
 ///
 /// ```
@@ -143,8 +138,8 @@ fn embedded(address: Ipv6Addr) -> Option<Ipv4Addr> {
 /// let (office, abusers) = (AddressList::new(["203.0.113.0/24", "2001:db8:7::/48"])?, AddressList::default());
 /// let layer = RateLimitLayer::new(MemoryStore::new())
 ///     .limit(Limit::per_minute("requests", 60).by(client_ip.clone()))
-///     .exempt_addresses(client_ip.clone(), &office)
-///     .deny_addresses(client_ip, &abusers);
+///     .exempt(client_ip.clone().within(&office))
+///     .deny(client_ip.within(&abusers));
 ///
 /// // Later, while the layer serves requests.
 /// abusers.replace(["198.51.100.0/24", "192.0.2.7"])?;

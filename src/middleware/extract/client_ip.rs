@@ -7,9 +7,9 @@ use ipnet::IpNet;
 
 use super::{
     KeyError, KeyExtractor,
-    address::{self, have, parse_ranges},
+    address::{self, AddressList, have, parse_ranges},
     forwarded::{Hop, Style, hops},
-    header::{header_name, single_value},
+    header::{built, header_name, single_value},
 };
 use crate::{error::ConfigError, key::Key};
 
@@ -115,6 +115,17 @@ impl ClientIp {
         })
     }
 
+    /// Tells whether the address of a request is in one of these ranges, for
+    /// [`exempt`](crate::RateLimitLayer::exempt) and [`deny`](crate::RateLimitLayer::deny). The
+    /// ranges may be replaced while the layer serves requests: [`AddressList`] has an example.
+    pub fn within(
+        self,
+        addresses: &AddressList,
+    ) -> impl Fn(&Parts) -> Result<bool, KeyError> + Send + Sync + 'static + use<> {
+        let addresses = addresses.clone();
+        move |parts| Ok(addresses.contains(self.address(parts)?))
+    }
+
     /// Reads `Forwarded` (RFC 7239) instead of `X-Forwarded-For`.
     pub fn forwarded(mut self) -> Self {
         (self.header, self.style) = (FORWARDED, Style::Rfc7239);
@@ -135,7 +146,7 @@ impl ClientIp {
     /// If `name` is a text that is not a header name. A call with a [`HeaderName`] never panics.
     #[track_caller]
     pub fn single_header(mut self, name: impl TryInto<HeaderName>) -> Self {
-        self.header = header_name(name);
+        self.header = built(header_name(name));
         self.style = if self.header == "cloudfront-viewer-address" {
             Style::SingleWithPort
         } else {
@@ -199,12 +210,7 @@ impl ClientIp {
 
     fn client(&self, parts: &Parts) -> Result<IpAddr, KeyError> {
         let peer = peer(parts)?;
-        let Self {
-            trusted,
-            header,
-            style,
-            ..
-        } = self;
+        let (trusted, header, style) = (&self.trusted, &self.header, self.style);
         if !have(trusted, peer) {
             return Ok(peer);
         }
@@ -216,7 +222,7 @@ impl ClientIp {
                 .ok_or_else(|| invalid("not an address"));
         }
         let mut client = peer;
-        let mut hops = hops(&parts.headers, header, *style).take(MAX_HOPS);
+        let mut hops = hops(&parts.headers, header, style).take(MAX_HOPS);
         while have(trusted, client) {
             match hops.next() {
                 Some(Hop::Address(address)) => client = address,
@@ -237,16 +243,14 @@ impl KeyExtractor for ClientIp {
 /// The peer's address from the extensions, where axum, tonic with and without TLS, or another
 /// server puts it.
 fn peer(parts: &Parts) -> Result<IpAddr, KeyError> {
+    #[cfg(feature = "axum")]
+    use axum::extract::connect_info::{ConnectInfo, MockConnectInfo};
+
     let found = None::<SocketAddr>;
     #[cfg(feature = "axum")]
-    let found = {
-        use axum::extract::connect_info::{ConnectInfo, MockConnectInfo};
-
-        let real = parts.extensions.get().map(|ConnectInfo(peer)| *peer);
-        found
-            .or(real)
-            .or_else(|| parts.extensions.get().map(|MockConnectInfo(peer)| *peer))
-    };
+    let found = found
+        .or_else(|| parts.extensions.get().map(|ConnectInfo(peer)| *peer))
+        .or_else(|| parts.extensions.get().map(|MockConnectInfo(peer)| *peer));
     #[cfg(feature = "grpc")]
     let found = found.or_else(|| {
         parts

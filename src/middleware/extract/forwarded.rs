@@ -98,28 +98,24 @@ impl Style {
 /// Parses an address, with or without brackets and port. The port may be a name (RFC 7239, section
 /// 6.3). A node that is a name, such as `unknown` or `_hidden`, has no address.
 fn parse_node(node: &str) -> Option<IpAddr> {
-    let bracketed = |node: &str| {
-        node.strip_prefix('[')?
-            .strip_suffix(']')?
-            .parse()
-            .map(IpAddr::V6)
-            .ok()
-    };
-    let with_port = || node.parse::<SocketAddr>().map(|address| address.ip()).ok();
-    let with_hidden_port = || {
-        let (address, port) = node.rsplit_once(":_")?;
-        let is_name = !port.is_empty()
-            && port
-                .bytes()
-                .all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte));
-        let address = bracketed(address).or_else(|| address.parse().map(IpAddr::V4).ok());
-        address.filter(|_| is_name)
-    };
-    node.parse()
-        .ok()
-        .or_else(|| bracketed(node))
-        .or_else(with_port)
-        .or_else(with_hidden_port)
+    if let Ok(address) = node.parse() {
+        return Some(address);
+    }
+    if let Ok(address) = node.parse::<SocketAddr>() {
+        return Some(address.ip());
+    }
+    let (address, port) = node.rsplit_once(":_").unwrap_or((node, "none"));
+    if port.is_empty() || !port.bytes().all(may_be_in_name) {
+        return None;
+    }
+    match address.strip_prefix('[') {
+        Some(rest) => rest.strip_suffix(']')?.parse().map(IpAddr::V6).ok(),
+        None => address.parse().map(IpAddr::V4).ok(),
+    }
+}
+
+fn may_be_in_name(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || b"._-".contains(&byte)
 }
 
 /// The value of an element's only `for` parameter, unquoted.
@@ -166,17 +162,10 @@ fn unquote(value: &[u8]) -> Option<Vec<u8>> {
 fn last_outside_quotes(text: &[u8], separator: u8) -> Option<usize> {
     let mut quoted = false;
     for (at, byte) in text.iter().enumerate().rev() {
-        let is_escaped = || {
-            text[..at]
-                .iter()
-                .rev()
-                .take_while(|byte| **byte == b'\\')
-                .count()
-                % 2
-                == 1
-        };
-        if *byte == b'"' && !(quoted && is_escaped()) {
-            quoted = !quoted;
+        if *byte == b'"' {
+            let before = text[..at].iter().rev();
+            let is_escaped = before.take_while(|byte| **byte == b'\\').count() % 2 == 1;
+            quoted = !quoted || is_escaped;
         } else if *byte == separator && !quoted {
             return Some(at);
         }

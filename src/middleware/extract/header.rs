@@ -1,12 +1,12 @@
 //! Keys from the text of a request: the value of a header, an API key or bearer token as a keyed
 //! hash, and the host that a call goes to.
 
-use std::net::Ipv6Addr;
+use std::{net::IpAddr, str::FromStr};
 
 use http::{HeaderMap, HeaderName, HeaderValue, Uri, header::AUTHORIZATION, request::Parts};
 
 use super::{KeyError, KeyExtractor};
-use crate::{key::Key, secret::Secret};
+use crate::{error::ConfigError, key::Key, secret::Secret};
 
 const MAX_LENGTH: usize = 4096;
 
@@ -20,7 +20,8 @@ const MAX_LENGTH: usize = 4096;
 /// than the key of a header with the value `acme`.
 ///
 /// A client that can set the header can spend the units of any other client. So use a header that a
-/// trusted proxy sets. For a secret, use [`ApiKey`].
+/// trusted proxy sets. For a secret, use [`ApiKey`]. If the name of the header is in a
+/// configuration, parse it as a `Header`: mistakes are then errors.
 ///
 /// ```
 /// use http::Request;
@@ -43,13 +44,14 @@ impl Header {
     ///
     /// # Panics
     ///
-    /// If `name` is a text that is not a header name. A call with a [`HeaderName`] never panics.
+    /// If `name` is not a header name, or if the header has an extractor of its own, because
+    /// clients can write one value in several ways or add values: `authorization`,
+    /// `proxy-authorization`, `cookie`, `forwarded`, `x-forwarded-for`, and headers with a single
+    /// address, such as `x-real-ip`. The text names the extractor.
     #[must_use]
     #[track_caller]
     pub fn new(name: impl TryInto<HeaderName>) -> Self {
-        Self {
-            name: header_name(name),
-        }
+        built(key_header(name).map(|name| Self { name }))
     }
 
     /// The key of a value, for `deny`, `exempt` and `reset`. Spaces around the value are trimmed.
@@ -59,6 +61,19 @@ impl Header {
             "header",
             &[self.name.as_str().as_bytes(), b":", value.trim().as_bytes()],
         )
+    }
+}
+
+/// Reads the name of a header.
+///
+/// # Errors
+///
+/// [`ConfigError`] where [`Header::new`] would panic.
+impl FromStr for Header {
+    type Err = ConfigError;
+
+    fn from_str(name: &str) -> Result<Self, ConfigError> {
+        key_header(name).map(|name| Self { name })
     }
 }
 
@@ -100,11 +115,11 @@ impl ApiKey {
     ///
     /// # Panics
     ///
-    /// If `name` is a text that is not a header name. A call with a [`HeaderName`] never panics.
+    /// As [`Header::new`]. A name that is in a configuration can be parsed as a [`Header`] first.
     #[track_caller]
     pub fn header(name: impl TryInto<HeaderName>, secret: &Secret) -> Self {
         Self {
-            header: Some(header_name(name)),
+            header: Some(built(key_header(name))),
             secret: secret.clone(),
         }
     }
@@ -163,12 +178,14 @@ impl KeyExtractor for ApiKey {
 /// The host and port that a request goes to: for a layer around a client that calls several
 /// upstreams.
 ///
-/// The host of the URI is read in lower case, and without a dot at its end. A URI without a port
-/// has the port of its scheme, 80 or 443. A request whose URI has no host, as on a server, is
-/// rejected with a 400.
+/// The host of the URI is read in lower case, and without a dot at its end. An IPv4 address that is
+/// mapped to IPv6 is read as IPv4. A URI without a port has the port of its scheme, 80 or 443. A
+/// request whose URI has no host, as on a server, or an address that is not in its plain form, such
+/// as `127.1`, is rejected with a 400.
 ///
 /// A limit by `UpstreamHost` can [heed](crate::KeyedLimit::heed_upstream) the upstream. Then each
-/// upstream blocks only the calls to itself.
+/// upstream blocks only the calls to itself. The layer knows only the URI of the request, so the
+/// client inside of it must not follow redirects.
 ///
 /// ```
 /// use http::Request;
@@ -186,22 +203,27 @@ impl UpstreamHost {
     ///
     /// # Errors
     ///
-    /// [`KeyError`] if the URI has no host.
+    /// [`KeyError`] if the URI has no host, or an address that is not in its plain form.
     pub fn key(self, uri: &Uri) -> Result<Key, KeyError> {
-        let host = uri
-            .host()
-            .map(|host| host.strip_suffix('.').unwrap_or(host));
-        let host = host
-            .filter(|host| !host.is_empty())
-            .ok_or_else(|| KeyError::missing("host of the URI"))?;
-        let address = host
-            .strip_prefix('[')
-            .and_then(|host| host.strip_suffix(']')?.parse::<Ipv6Addr>().ok());
-        let host = address.map_or_else(|| host.to_ascii_lowercase(), |address| address.to_string());
-        let port = uri.port_u16().or_else(|| match uri.scheme_str() {
-            Some("http" | "ws") => Some(80),
-            Some("https" | "wss") => Some(443),
-            _ => None,
+        const WHAT: &str = "host of the URI";
+        let host = uri.host().unwrap_or_default();
+        let mut host = host.strip_suffix('.').unwrap_or(host).to_ascii_lowercase();
+        if host.is_empty() {
+            return Err(KeyError::missing(WHAT));
+        }
+        if host.starts_with('[') || ends_in_number(&host) {
+            let address = host.trim_matches(['[', ']']).parse::<IpAddr>();
+            let address =
+                address.map_err(|_| KeyError::invalid(WHAT, "not an address in its plain form"))?;
+            host = address.to_canonical().to_string();
+        }
+        let port = uri.port_u16().or_else(|| {
+            let scheme = uri.scheme_str()?.to_ascii_lowercase();
+            match &*scheme {
+                "http" | "ws" => Some(80),
+                "https" | "wss" => Some(443),
+                _ => None,
+            }
         });
         // The port always has two bytes, so different hosts have different keys.
         Ok(Key::joined(
@@ -217,36 +239,79 @@ impl KeyExtractor for UpstreamHost {
     }
 }
 
+/// True if a client takes the host for an IPv4 address (URL Standard, "ends in a number checker").
+/// Such an address has many spellings: `127.0.0.1` is also `127.1`, `0x7f000001` and
+/// `017700000001`.
+fn ends_in_number(host: &str) -> bool {
+    let last = host.rsplit('.').next().unwrap_or_default();
+    match last.strip_prefix("0x") {
+        Some(hex) => hex.bytes().all(|byte| byte.is_ascii_hexdigit()),
+        None => last.bytes().all(|byte| byte.is_ascii_digit()),
+    }
+}
+
 fn bearer_token(credentials: &str) -> Result<&str, KeyError> {
-    let invalid = |problem| Err(KeyError::invalid("authorization", problem));
     // Any white space may separate the scheme from the token, as a lenient authentication allows.
     let (scheme, token) = credentials
         .split_once(char::is_whitespace)
         .unwrap_or((credentials, ""));
     let token = token.trim();
-    if !scheme.eq_ignore_ascii_case("bearer") {
-        return invalid("not a bearer token");
-    }
-    // A token with commas or quotes could have two spellings: a proxy may join two lines with a
-    // comma, and an authentication may remove quotes.
-    if token.is_empty()
-        || !token
-            .bytes()
-            .all(|byte| byte.is_ascii_graphic() && !b",\"".contains(&byte))
-    {
-        return invalid("not one token");
-    }
-    Ok(token)
+    let problem = if !scheme.eq_ignore_ascii_case("bearer") {
+        "not a bearer token"
+    } else if token.is_empty() || !token.bytes().all(may_be_in_token) {
+        "not one token"
+    } else {
+        return Ok(token);
+    };
+    Err(KeyError::invalid("authorization", problem))
 }
 
-/// Makes a header name, and panics if the name is invalid. The name is made while the layer is
-/// built, so no request can cause this panic.
+/// A token with commas or quotes could have two spellings: a proxy may join two lines with a comma,
+/// and an authentication may remove quotes.
+fn may_be_in_token(byte: u8) -> bool {
+    byte.is_ascii_graphic() && !b",\"".contains(&byte)
+}
+
+/// Returns a value that is made while a layer is built, and panics if it is a mistake. So no
+/// request can cause this panic.
 #[track_caller]
-pub(super) fn header_name(name: impl TryInto<HeaderName>) -> HeaderName {
-    match name.try_into() {
-        Ok(name) => name,
-        Err(_) => panic!("a header name must be a token of letters, digits and !#$%&'*+-.^_`|~"),
+pub(in crate::middleware) fn built<T>(value: Result<T, ConfigError>) -> T {
+    match value {
+        Ok(value) => value,
+        Err(error) => panic!("{error}"),
     }
+}
+
+pub(super) fn header_name(name: impl TryInto<HeaderName>) -> Result<HeaderName, ConfigError> {
+    const RULE: &str = "a header name must be a token of letters, digits and !#$%&'*+-.^_`|~";
+    name.try_into().map_err(|_| ConfigError::new(RULE))
+}
+
+/// The name of a header whose whole value is a key. In some headers, clients can write one value in
+/// several ways, or add values of their own. With each spelling, a client would get all units of
+/// the limit again.
+fn key_header(name: impl TryInto<HeaderName>) -> Result<HeaderName, ConfigError> {
+    let name = header_name(name)?;
+    let extractor = match name.as_str() {
+        "authorization" => "`ApiKey::bearer`",
+        "proxy-authorization" | "cookie" => {
+            "a closure that makes a key of one credential by `Secret::key`"
+        }
+        "x-forwarded-for" => "`ClientIp::behind`",
+        "forwarded" => "`ClientIp::forwarded`",
+        "cf-connecting-ip"
+        | "cloudfront-viewer-address"
+        | "fastly-client-ip"
+        | "fly-client-ip"
+        | "true-client-ip"
+        | "x-client-ip"
+        | "x-real-ip" => "`ClientIp::single_header`",
+        _ => return Ok(name),
+    };
+    Err(ConfigError::new(format!(
+        "the whole value of `{name}` is no key, since clients can write one value in several ways or add values: use \
+         {extractor}"
+    )))
 }
 
 /// The trimmed value of a header that must be present exactly once.
@@ -254,24 +319,21 @@ pub(super) fn single_value<'a>(
     headers: &'a HeaderMap,
     name: &HeaderName,
 ) -> Result<&'a str, KeyError> {
-    let invalid = |problem| KeyError::invalid(name.as_str().to_owned(), problem);
     let mut lines = headers.get_all(name).into_iter();
-    let line = lines
-        .next()
-        .ok_or_else(|| KeyError::missing(name.as_str().to_owned()))?;
-    if lines.next().is_some() {
-        return Err(invalid("repeated"));
-    }
+    let Some(line) = lines.next() else {
+        return Err(KeyError::missing(name.as_str().to_owned()));
+    };
     let line = line.as_bytes().trim_ascii();
-    if line.len() > MAX_LENGTH {
-        return Err(invalid("longer than 4 KiB"));
-    }
-    let value = str::from_utf8(line)
-        .map_err(|_| invalid("not UTF-8"))?
-        .trim();
-    if value.is_empty() {
-        Err(invalid("empty"))
+    let problem = if lines.next().is_some() {
+        "repeated"
+    } else if line.len() > MAX_LENGTH {
+        "longer than 4 KiB"
     } else {
-        Ok(value)
-    }
+        match str::from_utf8(line).map(str::trim) {
+            Ok("") => "empty",
+            Ok(value) => return Ok(value),
+            Err(_) => "not UTF-8",
+        }
+    };
+    Err(KeyError::invalid(name.as_str().to_owned(), problem))
 }

@@ -41,10 +41,11 @@ mod client_ip;
 mod forwarded;
 mod header;
 
-use std::{borrow::Cow, error, fmt};
+use std::{borrow::Cow, collections::HashSet, error, fmt};
 
 use http::{HeaderValue, StatusCode, request::Parts};
 
+pub(super) use self::header::built;
 pub use self::{
     address::AddressList,
     client_ip::{ClientIp, PeerIp},
@@ -87,6 +88,42 @@ pub trait KeyExtractor: Send + Sync + 'static {
             Err(error) if error.is_missing => other.extract(parts),
             outcome => outcome,
         }
+    }
+
+    /// Tells whether the key of a request is one of these, for
+    /// [`exempt`](crate::RateLimitLayer::exempt) and [`deny`](crate::RateLimitLayer::deny).
+    fn one_of(
+        self,
+        keys: impl IntoIterator<Item = Key>,
+    ) -> impl Fn(&Parts) -> Result<bool, KeyError> + Send + Sync + 'static
+    where
+        Self: Sized,
+    {
+        let keys: HashSet<Key> = keys.into_iter().collect();
+        move |parts| self.extract(parts).map(|key| keys.contains(&key))
+    }
+}
+
+/// What the closure of an option says of a request: a `bool`, or a `Result` whose error says that
+/// the key of the request cannot be read.
+pub trait IsMatch {
+    /// Whether the option is about the request.
+    ///
+    /// # Errors
+    ///
+    /// [`KeyError`] if the key of the request cannot be read.
+    fn into_result(self) -> Result<bool, KeyError>;
+}
+
+impl IsMatch for bool {
+    fn into_result(self) -> Result<bool, KeyError> {
+        Ok(self)
+    }
+}
+
+impl IsMatch for Result<bool, KeyError> {
+    fn into_result(self) -> Self {
+        self
     }
 }
 

@@ -66,24 +66,25 @@ pub fn exposed_headers() -> Vec<HeaderName> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub struct HeaderSets {
-    x_rate_limit: bool,
-    reset_is_unix_time: bool,
+    x_rate_limit: Option<Reset>,
     rate_limit: bool,
+}
+
+/// The format of `X-RateLimit-Reset`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reset {
+    /// The seconds from now.
+    Seconds,
+    /// The Unix time in seconds.
+    UnixTime,
 }
 
 impl HeaderSets {
     /// No set.
-    pub const NONE: Self = Self {
-        x_rate_limit: false,
-        reset_is_unix_time: false,
-        rate_limit: false,
-    };
+    pub const NONE: Self = Self::of(None, false);
 
     /// `X-RateLimit-Limit`, `-Remaining` and `-Reset`. The default.
-    pub const X_RATE_LIMIT: Self = Self {
-        x_rate_limit: true,
-        ..Self::NONE
-    };
+    pub const X_RATE_LIMIT: Self = Self::of(Some(Reset::Seconds), false);
 
     /// `RateLimit-Policy` and `RateLimit`, as an Internet-Draft of the IETF defines them:
     /// [draft-ietf-httpapi-ratelimit-headers-11](https://datatracker.ietf.org/doc/html/draft-ietf-httpapi-ratelimit-headers-11).
@@ -112,16 +113,10 @@ impl HeaderSets {
     ///   removes that line. With that line, clients would ignore the whole field.
     /// * A number above 999,999,999,999,999, the largest Integer of a Structured Field, is shown as
     ///   this Integer.
-    pub const RATE_LIMIT: Self = Self {
-        rate_limit: true,
-        ..Self::NONE
-    };
+    pub const RATE_LIMIT: Self = Self::of(None, true);
 
     /// Both sets.
-    pub const BOTH: Self = Self {
-        x_rate_limit: true,
-        ..Self::RATE_LIMIT
-    };
+    pub const BOTH: Self = Self::of(Some(Reset::Seconds), true);
 
     /// `X-RateLimit-*`, with a Unix time in seconds as `-Reset`, rounded up, by the store's clock.
     /// In [`X_RATE_LIMIT`](Self::X_RATE_LIMIT) and [`BOTH`](Self::BOTH), `-Reset` is the seconds
@@ -131,25 +126,26 @@ impl HeaderSets {
     /// in the format of that layer. A client that takes seconds for a Unix time retries at once. If
     /// stacked layers have both formats, a log line warns of this. With axum, a
     /// [`Rejection`](crate::Rejection) that a handler returns always has seconds from now.
-    pub const X_RATE_LIMIT_UNIX: Self = Self {
-        reset_is_unix_time: true,
-        ..Self::X_RATE_LIMIT
-    };
+    pub const X_RATE_LIMIT_UNIX: Self = Self::of(Some(Reset::UnixTime), false);
 
     /// [`X_RATE_LIMIT_UNIX`](Self::X_RATE_LIMIT_UNIX) and [`RATE_LIMIT`](Self::RATE_LIMIT).
-    pub const BOTH_UNIX: Self = Self {
-        reset_is_unix_time: true,
-        ..Self::BOTH
-    };
+    pub const BOTH_UNIX: Self = Self::of(Some(Reset::UnixTime), true);
+
+    const fn of(x_rate_limit: Option<Reset>, rate_limit: bool) -> Self {
+        Self {
+            x_rate_limit,
+            rate_limit,
+        }
+    }
 
     /// Writes `X-RateLimit-*` of the visible limit. If the headers already show the limit of
     /// another layer, the limit with the least left is shown. A concurrent limit never replaces
     /// another limit.
     #[inline]
     pub(super) fn write_x_rate_limit(self, decision: &Decision, headers: &mut HeaderMap) {
-        if !self.x_rate_limit {
+        let Some(reset_format) = self.x_rate_limit else {
             return;
-        }
+        };
         let Some(status) = decision.visible() else {
             return;
         };
@@ -165,7 +161,7 @@ impl HeaderSets {
                     entry.insert(value);
                 }
                 if !is_concurrent {
-                    self.warn_of_two_formats(headers);
+                    reset_format.warn_of_another(headers);
                 }
                 if stays {
                     return;
@@ -173,34 +169,15 @@ impl HeaderSets {
             }
         }
         let mut reset = more_after(status);
-        if self.reset_is_unix_time {
-            reset = reset.saturating_add(
-                decision
-                    .at()
-                    .duration_since(SystemTime::UNIX_EPOCH)
-                    .unwrap_or_default(),
-            );
+        if reset_format == Reset::UnixTime {
+            let now = decision.at().duration_since(SystemTime::UNIX_EPOCH);
+            reset = reset.saturating_add(now.unwrap_or_default());
         }
         headers.insert(LIMIT, header_value(status.limit.units()));
         if is_concurrent {
             headers.remove(RESET);
         } else {
             headers.insert(RESET, header_value(seconds_rounded_up(reset)));
-        }
-    }
-
-    /// Warns the operator if a layer further in has written its reset in the other format. The
-    /// builder of a layer cannot warn, since layers do not know each other while they are built.
-    fn warn_of_two_formats(self, headers: &HeaderMap) {
-        static LINE: LazyLock<Throttle> = LazyLock::new(Throttle::default);
-        let shown = headers.get(RESET).and_then(number);
-        if shown.is_some_and(|reset| (reset >= UNIX_TIMES) != self.reset_is_unix_time)
-            && let Some(suppressed) = LINE.pass()
-        {
-            warn!(
-                suppressed,
-                "X-RateLimit-Reset has two formats: send `X_RATE_LIMIT_UNIX` by all stacked layers, or by none"
-            );
         }
     }
 
@@ -214,7 +191,24 @@ impl HeaderSets {
     }
 }
 
-fn number(value: &HeaderValue) -> Option<u64> {
+impl Reset {
+    /// Warns the operator if a layer further in has written its reset in the other format. The
+    /// builder of a layer cannot warn, since layers do not know each other while they are built.
+    fn warn_of_another(self, headers: &HeaderMap) {
+        static LINE: LazyLock<Throttle> = LazyLock::new(Throttle::default);
+        let shown = headers.get(RESET).and_then(number);
+        if shown.is_some_and(|reset| (reset >= UNIX_TIMES) != (self == Self::UnixTime))
+            && let Some(suppressed) = LINE.pass()
+        {
+            warn!(
+                suppressed,
+                "X-RateLimit-Reset has two formats: send `X_RATE_LIMIT_UNIX` by all stacked layers, or by none"
+            );
+        }
+    }
+}
+
+pub(super) fn number(value: &HeaderValue) -> Option<u64> {
     value.to_str().ok()?.parse().ok()
 }
 

@@ -56,11 +56,8 @@ fn write_quota(text: &mut String, status: &LimitStatus) -> fmt::Result {
     write!(text, ";r={}", status.remaining().min(MAX_INTEGER))?;
     let more_after = more_after(status);
     if !more_after.is_zero() {
-        write!(
-            text,
-            ";t={}",
-            seconds_rounded_up(more_after).min(MAX_INTEGER)
-        )?;
+        let seconds = seconds_rounded_up(more_after).min(MAX_INTEGER);
+        write!(text, ";t={seconds}")?;
     }
     Ok(())
 }

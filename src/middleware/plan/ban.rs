@@ -14,7 +14,6 @@ use super::check::ChargedLimit;
 use crate::{
     check::Charge,
     decision::{Decision, LimitStatus},
-    limit::Limit,
     limiter::Limiter,
     middleware::{
         policy::{KeyedLimit, Policy},
@@ -82,17 +81,11 @@ impl Policy {
 
     /// The rejection of a refused request: [`Rejection::Banned`] if a ban has refused.
     pub(crate) fn refusal(&self, decision: Decision) -> Rejection {
-        let refusing = || {
-            decision
-                .statuses()
-                .filter(|status| status.refuses().is_some())
-        };
-        let refuses = |ban: &Limit| refusing().any(|status| status.limit.is_one_with(ban));
-        let is_banned = self
-            .limits
-            .iter()
-            .filter_map(|limit| limit.ban.as_ref())
-            .any(|ban| refuses(&ban.limit));
+        let mut bans = self.limits.iter().filter_map(|limit| limit.ban.as_ref());
+        let is_banned = bans.any(|ban| {
+            let mut refusing = decision.refusing();
+            refusing.any(|status| status.limit.is_one_with(&ban.limit))
+        });
         if is_banned {
             Rejection::Banned(decision)
         } else {

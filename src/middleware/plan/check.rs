@@ -61,10 +61,8 @@ impl KeyedLimit {
             Some(split) => split.next_key(key),
             None => key,
         };
-        let settled_within = self
-            .settle
-            .is_some()
-            .then(|| self.lease.unwrap_or(DEFAULT_LEASE));
+        let lease = self.lease.unwrap_or(DEFAULT_LEASE);
+        let settled_within = self.settle.is_some().then_some(lease);
         // A charge of 0 units would leave no entry to settle, and would take no place.
         let least = u64::from(settled_within.is_some() || limit.is_concurrent());
         let charge = match self.count_afterwards.is_some() {
@@ -88,17 +86,14 @@ impl KeyedLimit {
         Ok((Some(self.flagged(charge)), ban))
     }
 
-    fn flagged(&self, charge: Charge) -> Charge {
-        let charge = if self.is_hidden {
-            charge.hidden()
-        } else {
-            charge
-        };
-        if self.is_shadow {
-            charge.in_shadow()
-        } else {
-            charge
+    fn flagged(&self, mut charge: Charge) -> Charge {
+        if self.is_hidden {
+            charge = charge.hidden();
         }
+        if self.is_shadow {
+            charge = charge.in_shadow();
+        }
+        charge
     }
 }
 
@@ -180,21 +175,15 @@ impl CheckDetails {
             return Ok(());
         };
         let cost = charge.cost();
-        let twice = || {
-            (
-                Some(charge.limit().clone()),
-                Rejection::NotSetUp(charged_twice(charge.limit())),
-            )
-        };
         let (charge_index, same) = self.index_of(&charge);
         match (same, &mut self.check) {
             (Some(other), Some(check)) if other.is_shadow() && !charge.is_shadow() => {
-                self.left_out.push(twice());
+                self.left_out.push(twice(charge.limit()));
                 self.charged
                     .retain(|other| other.charge_index != charge_index);
                 check.replace(charge_index, charge);
             }
-            (Some(_), _) => return Err(twice()),
+            (Some(_), _) => return Err(twice(charge.limit())),
             (None, check) => Check::push(check, charge),
         }
         let ban = ban.map(|begins| (self.add_ban(&begins), begins));
@@ -222,13 +211,15 @@ impl CheckDetails {
     /// the found charge, and the found charge itself. If there is no such charge, returns the index
     /// that a new charge gets.
     fn index_of(&self, charge: &Charge) -> (usize, Option<Charge>) {
-        let is_same = |other: &Charge| {
-            other.limit().is_one_with(charge.limit()) && other.key() == charge.key()
-        };
         let charges = || self.check.iter().flat_map(Check::charges);
-        let index = charges()
-            .position(is_same)
-            .unwrap_or_else(|| charges().count());
+        let index = charges().position(|other| other.is_one_with(charge));
+        let index = index.unwrap_or_else(|| charges().count());
         (index, charges().nth(index).cloned())
     }
+}
+
+/// The reason to leave out a limit that another limit of the layer repeats.
+fn twice(limit: &Limit) -> LeftOut {
+    let error = charged_twice(limit);
+    (Some(limit.clone()), Rejection::NotSetUp(error))
 }

@@ -1,9 +1,8 @@
 //! The plan of a request: whether the request is counted, and under which limits, keys and costs it
 //! is decided.
 //!
-//! 1. A request that is denied by its key, by its address, or by a closure gets a 403. Exempt and
-//!    skipped requests that are not denied go to the service uncounted. All other requests are
-//!    counted.
+//! 1. A denied request gets a 403. Exempt requests that are not denied go to the service uncounted.
+//!    All other requests are counted.
 //! 2. A request without a key is on no list. A key that is present but cannot be read may be a
 //!    denied key, so a list of denied keys rejects the request with the status of the
 //!    [`KeyError`](super::extract::KeyError). On a list of exempt keys, a key that cannot be read
@@ -12,7 +11,9 @@
 //!    waited in layers further out. But each layer has at least 5 ms. Without these 5 ms, an outer
 //!    layer whose store hangs would use up all of the time, and the layers further in could not ask
 //!    their own stores. So a request waits for at most the longest deadline of its layers, plus 5
-//!    ms for each layer whose deadline was already used up.
+//!    ms for each layer whose deadline was already used up. The same rule holds for the settlements
+//!    and blocks that a response waits for, with a sum of their own. What is not done by then goes
+//!    on behind the response.
 
 mod ban;
 mod check;
@@ -25,7 +26,7 @@ use std::{
     time::Duration,
 };
 
-use http::request::Parts;
+use http::{Extensions, request::Parts};
 
 pub(super) use self::check::CheckDetails;
 use super::{
@@ -137,7 +138,10 @@ impl Policy {
         };
         let can_be_refused = check.can_be_refused();
         Ok(
-            match self.limiter.decide_now(check, || time_waited(request)) {
+            match self
+                .limiter
+                .decide_now(check, || time_waited(&request.extensions))
+            {
                 Break(outcome) => at_once(outcome.map(Some), details, can_be_refused),
                 Continue(asking) => Continue(Pending::Ask {
                     asking,
@@ -158,7 +162,7 @@ impl Policy {
     ) -> Pending {
         let policy = Arc::clone(self);
         let can_be_refused = check.can_be_refused();
-        let mut waited = time_waited(request);
+        let mut waited = time_waited(&request.extensions);
         Pending::Wait(Box::pin(async move {
             let limiter = &policy.limiter;
             let decide = async {
@@ -192,10 +196,10 @@ impl Policy {
                 return Err(Rejection::Denied);
             }
         }
-        for (kind, list) in &self.uncounted {
+        for list in &self.exempt {
             match list(request) {
                 Ok(true) => {
-                    metrics::uncounted(kind, &self.events.layer);
+                    metrics::uncounted(&self.events.layer);
                     return Ok(false);
                 }
                 Ok(false) => {}
@@ -230,15 +234,14 @@ impl Policy {
     }
 }
 
-/// How long a request has waited for decisions in all layers so far. The layers further in find
-/// this time in the request's extensions.
+/// In the extensions of a request without a decision: how long it has waited for decisions in all
+/// layers so far. A [`Decision`] in the extensions tells this time itself. In the extensions of a
+/// response: how long it has waited for settlements and blocks.
 #[derive(Clone, Copy)]
 pub(super) struct TimeWaited(pub(super) Duration);
 
-fn time_waited(request: &Parts) -> Duration {
-    request
-        .extensions
-        .get()
-        .map(|TimeWaited(time)| *time)
-        .unwrap_or_default()
+pub(super) fn time_waited(extensions: &Extensions) -> Duration {
+    let by_decision = extensions.get().map(Decision::waited);
+    let by_itself = extensions.get().map(|TimeWaited(time)| *time);
+    by_decision.max(by_itself).unwrap_or_default()
 }

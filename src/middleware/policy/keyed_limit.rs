@@ -174,6 +174,9 @@ impl KeyedLimit {
     ///
     /// * An upstream blocks the limit for all calls of the key. So set this option only if all
     ///   calls of a key go to one upstream, as with [`UpstreamHost`](crate::extract::UpstreamHost).
+    /// * The client inside of the layer must not follow redirects: a refusal of the second host
+    ///   would block the first. With reqwest, write `redirect(Policy::none())`, and follow a
+    ///   redirect by another call through the layer.
     /// * Nothing remains by `X-RateLimit-Remaining: 0` or `RateLimit-Remaining: 0` with a `-Reset`,
     ///   and by a member of `RateLimit` such as `"hourly";r=0;t=97`. Other forms of `RateLimit` are
     ///   not read. A 429 without a valid time asks for one second.
@@ -352,55 +355,36 @@ impl KeyedLimit {
     /// Returns an error if an option of this `KeyedLimit` would have no effect on `limit`, which is
     /// fixed or was chosen for a request.
     pub(crate) fn has_effect_on(&self, limit: Option<&Limit>) -> Result<(), ConfigError> {
+        const UPSTREAM: &str =
+            "an upstream cannot block places: put `heed_upstream` on a limit of a window beside it";
+        const COST_OF_PLACE: &str = "a place costs nothing: put `settle` or `count_afterwards` on a limit of a window beside it";
+        const ONE_PLACE: &str = "each request takes one place: leave `cost` out, or choose no limit for requests that take none";
+        const REFUSED_PLACE: &str =
+            "a refused place begins no `ban`: put `ban` on a limit of a window beside it";
+        const LEASED_PLACE: &str = "places have no `lease`: use `Limit::freed_after`";
+        const TWO_COSTS: &str = "`settle` and `count_afterwards` exclude each other: leave one out";
+        const IDLE_LEASE: &str =
+            "a `lease` is for units that are reserved: add `settle`, or leave it out";
+        const IDLE_COST: &str = "`count_afterwards` computes the cost from the response: leave `cost` out, or use `settle`";
+        const ONE_PART: &str = "an upstream would block one part alone: put `heed_upstream` on a limit that is not split, beside it";
         let settles = self.cost_afterwards().is_some();
         let counts = self.count_afterwards.is_some();
         let heeds = self.heeds_upstream;
         let costs = self.cost.is_some();
-        let on_places = [
-            (
-                heeds,
-                "an upstream cannot block places: put `heed_upstream` on a limit of a window beside it",
-            ),
-            (
-                settles,
-                "a place costs nothing: put `settle` or `count_afterwards` on a limit of a window beside it",
-            ),
-            (
-                costs,
-                "each request takes one place: leave `cost` out, or choose no limit for requests that take none",
-            ),
-            (
-                self.ban.is_some(),
-                "a refused place begins no `ban`: put `ban` on a limit of a window beside it",
-            ),
-            (
-                self.lease.is_some(),
-                "places have no `lease`: use `Limit::freed_after`",
-            ),
+        let has_lease = self.lease.is_some();
+        let has_places = limit.is_some_and(Limit::is_concurrent);
+        let mistakes = [
+            (has_places && heeds, UPSTREAM),
+            (has_places && settles, COST_OF_PLACE),
+            (has_places && costs, ONE_PLACE),
+            (has_places && self.ban.is_some(), REFUSED_PLACE),
+            (has_places && has_lease, LEASED_PLACE),
+            (counts && self.settle.is_some(), TWO_COSTS),
+            (has_lease && self.settle.is_none(), IDLE_LEASE),
+            (counts && costs, IDLE_COST),
+            (heeds && self.split.is_some(), ONE_PART),
         ];
-        let is_idle = self.lease.is_some() && self.settle.is_none();
-        let on_all = [
-            (
-                self.settle.is_some() && counts,
-                "`settle` and `count_afterwards` exclude each other: leave one out",
-            ),
-            (
-                is_idle,
-                "a `lease` is for units that are reserved: add `settle`, or leave it out",
-            ),
-            (
-                costs && counts,
-                "`count_afterwards` computes the cost from the response: leave `cost` out, or use `settle`",
-            ),
-            (
-                heeds && self.split.is_some(),
-                "an upstream would block one part alone: put `heed_upstream` on a limit that is not split, beside it",
-            ),
-        ];
-        let on_places = on_places
-            .into_iter()
-            .filter(|_| limit.is_some_and(Limit::is_concurrent));
-        let Some((_, problem)) = on_places.chain(on_all).find(|(is_idle, _)| *is_idle) else {
+        let Some((_, problem)) = mistakes.into_iter().find(|(is_made, _)| *is_made) else {
             return Ok(());
         };
         let name = limit.map_or("a chosen one", Limit::name);

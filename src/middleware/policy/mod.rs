@@ -4,7 +4,7 @@
 mod cost;
 mod keyed_limit;
 
-use std::{collections::HashSet, fmt, sync::Arc, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 use http::request::Parts;
 
@@ -12,10 +12,10 @@ use self::keyed_limit::ByRequest;
 pub use self::keyed_limit::{Exchange, KeyedLimit};
 use super::{
     events::Events,
-    extract::{AddressList, ClientIp, KeyError, KeyExtractor},
+    extract::{IsMatch, KeyError},
     headers::HeaderSets,
 };
-use crate::{error::ConfigError, key::Key, limit::Limit, limiter::Limiter};
+use crate::{error::ConfigError, limit::Limit, limiter::Limiter};
 
 /// The settings of a layer, shared by all of its services.
 #[derive(Clone)]
@@ -27,9 +27,8 @@ pub(super) struct Policy {
     /// Whether all limits are [plain](KeyedLimit::is_plain). Then a request needs no
     /// [`CheckDetails`](super::plan::CheckDetails), unless it may wait for capacity.
     pub(super) is_plain: bool,
-    pub(super) denied: Vec<Arc<KeyList>>,
-    /// The lists of requests that are not counted, each with its label in metrics.
-    pub(super) uncounted: Vec<(&'static str, Arc<KeyList>)>,
+    pub(super) denied: Vec<Arc<List>>,
+    pub(super) exempt: Vec<Arc<List>>,
     pub(super) cost: Option<Arc<ByRequest<u64>>>,
     pub(super) headers: HeaderSets,
     /// How long a request waits for capacity. With `None`, a request that finds no capacity is
@@ -40,9 +39,8 @@ pub(super) struct Policy {
     pub(super) events: Arc<Events>,
 }
 
-/// Tells whether a request is on a list: by its key, by its address, or by a closure. Returns an
-/// error if the key or the address of the request cannot be read.
-type KeyList = ByRequest<Result<bool, KeyError>>;
+/// Tells whether a request is denied or exempt. Returns an error if its key cannot be read.
+type List = ByRequest<Result<bool, KeyError>>;
 
 impl Policy {
     pub(super) fn new(limiter: Limiter) -> Self {
@@ -51,7 +49,7 @@ impl Policy {
             limits: Vec::new(),
             is_plain: true,
             denied: Vec::new(),
-            uncounted: Vec::new(),
+            exempt: Vec::new(),
             cost: None,
             headers: HeaderSets::X_RATE_LIMIT,
             max_wait: None,
@@ -97,26 +95,11 @@ impl Policy {
     }
 }
 
-/// A list of denied or exempt keys. A request without a key is not on the list.
-pub(super) fn key_list(
-    extractor: impl KeyExtractor,
-    keys: impl IntoIterator<Item = Key>,
-) -> Arc<KeyList> {
-    let keys: HashSet<Key> = keys.into_iter().collect();
-    list(move |parts| extractor.extract(parts).map(|key| keys.contains(&key)))
-}
-
-/// A list of denied or exempt addresses.
-pub(super) fn address_list(client_ip: ClientIp, addresses: AddressList) -> Arc<KeyList> {
-    list(move |parts| {
-        client_ip
-            .address(parts)
-            .map(|address| addresses.contains(address))
-    })
-}
-
-fn list(find: impl Fn(&Parts) -> Result<bool, KeyError> + Send + Sync + 'static) -> Arc<KeyList> {
-    Arc::new(move |parts| match find(parts) {
+/// A list that the closure of an option makes. A request without a key is not on it.
+pub(super) fn list<T: IsMatch>(
+    requests: impl Fn(&Parts) -> T + Send + Sync + 'static,
+) -> Arc<List> {
+    Arc::new(move |parts| match requests(parts).into_result() {
         Err(error) if error.is_missing => Ok(false),
         found => found,
     })
@@ -129,7 +112,7 @@ impl fmt::Debug for Policy {
             .field("limiter", &self.limiter)
             .field("limits", &self.limits)
             .field("denied", &self.denied.len())
-            .field("uncounted", &self.uncounted.len())
+            .field("exempt", &self.exempt.len())
             .field("headers", &self.headers)
             .finish_non_exhaustive()
     }

@@ -10,7 +10,7 @@ use http::{
 use tonic::{Code, Status, metadata::MetadataMap};
 use tonic_types::{ErrorDetails, StatusExt};
 
-use super::{Rejection, response::RejectionResponse};
+use super::{super::headers::number, Rejection, response::RejectionResponse};
 
 /// Responds to rejected requests with a gRPC status, for services that speak gRPC. The response is
 /// an HTTP 200 that has the gRPC status in its headers ("trailers-only"), and no body.
@@ -179,18 +179,11 @@ impl Rejection {
         match self {
             Self::Limited(decision) | Self::Banned(decision) => {
                 let millis = decision.retry_after()?.as_nanos().div_ceil(1_000_000);
+                let millis = u64::try_from(millis).unwrap_or(u64::MAX);
                 // A wait of 0 would let some clients come back at once.
-                Some(Duration::from_millis(
-                    u64::try_from(millis).unwrap_or(u64::MAX).max(1),
-                ))
+                Some(Duration::from_millis(millis.max(1)))
             }
-            Self::Unavailable(_) => headers
-                .get(RETRY_AFTER)?
-                .to_str()
-                .ok()?
-                .parse()
-                .ok()
-                .map(Duration::from_secs),
+            Self::Unavailable(_) => number(headers.get(RETRY_AFTER)?).map(Duration::from_secs),
             Self::NeverFits(_) | Self::NoKey(_) | Self::Denied | Self::NotSetUp(_) => None,
         }
     }

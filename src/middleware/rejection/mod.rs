@@ -7,7 +7,7 @@
 //! | no key | 400; 401 with `WWW-Authenticate` for API keys; 500 if the server does not know the address of the peer | |
 //! | [banned](super::KeyedLimit::ban) | 429 | as over a limit |
 //! | a mistake in the set-up that only a request shows, such as a body that [cannot hold](crate::guide::at_most_n_at_once#bodies) the place of a concurrent limit | 500 | |
-//! | [denied](super::RateLimitLayer::deny) by its key, by its address, or by a closure | 403 | |
+//! | [denied](super::RateLimitLayer::deny) | 403 | |
 //! | no decision while failing closed, or a cost above the [share](crate::limiter::Share) while failing local | 503 | `Retry-After` of 1 to 5 s, at random so that clients do not all return at once |
 //!
 //! All these responses have `Cache-Control: no-store`, [problem details](JsonResponse) as their
@@ -98,7 +98,7 @@ pub use self::grpc::{GrpcOr, GrpcResponse};
 pub use self::response::{JsonResponse, RejectionResponse};
 use super::extract::KeyError;
 use crate::{
-    decision::{Decision, LimitStatus},
+    decision::Decision,
     error::{ConfigError, Error, NeverFits, StoreErrorKind},
     limit::Limit,
     logging::Chain,
@@ -164,14 +164,10 @@ impl Rejection {
         {
             take(error.limit.name());
         }
-        let Some(decision) = self.decision() else {
-            return;
-        };
-        let refuses = |status: &&LimitStatus| status.refuses().is_some() && !status.is_hidden();
-        decision
-            .statuses()
-            .filter(refuses)
-            .for_each(|status| take(status.limit.name()));
+        let refusing = self.decision().into_iter().flat_map(Decision::refusing);
+        for status in refusing.filter(|status| !status.is_hidden()) {
+            take(status.limit.name());
+        }
     }
 
     /// The label of the rejection in metrics.

@@ -12,7 +12,7 @@ use super::{
     super::headers::{HeaderSets, retry_after_seconds, write_retry_after},
     Rejection,
 };
-use crate::{check::random, decision::Decision};
+use crate::{check::random, decision::Decision, limit::text::whole_number};
 
 /// Makes the response to a rejected request. See the [module docs](super).
 #[diagnostic::on_unimplemented(
@@ -94,7 +94,7 @@ impl Rejection {
                 }
             }
             Self::Unavailable(_) => {
-                write_retry_after(headers, Duration::from_secs(1 + random() % 5))
+                write_retry_after(headers, Duration::from_secs(1 + random() % 5));
             }
             Self::NeverFits(_) | Self::Denied | Self::NotSetUp(_) => {}
         }
@@ -140,15 +140,8 @@ impl Rejection {
                     _ => " is used up.",
                 });
                 if let Some(seconds) = retry_after {
-                    text.extend([
-                        " Retry in ",
-                        seconds,
-                        if seconds == "1" {
-                            " second."
-                        } else {
-                            " seconds."
-                        },
-                    ]);
+                    let plural = if seconds == "1" { "" } else { "s" };
+                    text.extend([" Retry in ", seconds, " second", plural, "."]);
                 }
             }
             Self::NeverFits(error) if error.is_hidden => {
@@ -167,13 +160,13 @@ impl Rejection {
             }
             // The text of a server's mistake is for the server's log only.
             Self::NoKey(error) if error.status().is_server_error() => {
-                text.push_str("The server has made a mistake.")
+                text.push_str("The server has made a mistake.");
             }
             Self::NoKey(error) => drop(write!(text, "The request cannot be counted: {error}.")),
             Self::NotSetUp(_) => text.push_str("The server has made a mistake."),
             Self::Denied => text.push_str("The server does not take requests from this client."),
             Self::Unavailable(_) => {
-                text.push_str("The server cannot count requests at the moment.")
+                text.push_str("The server cannot count requests at the moment.");
             }
         }
     }
@@ -196,13 +189,11 @@ impl Rejection {
     fn problem_details(&self, head: &Response<()>) -> String {
         // A responder around `JsonResponse` may have removed `Retry-After`, or written a date into
         // it. A date would break the JSON.
-        let is_number =
-            |text: &&str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
         let retry_after = head
             .headers()
             .get(RETRY_AFTER)
             .and_then(|seconds| seconds.to_str().ok())
-            .filter(is_number);
+            .filter(|text| whole_number(text).is_some());
         let mut body = String::with_capacity(320);
         match self {
             Self::Limited(_) | Self::NeverFits(_) => body.push_str(concat!(

@@ -13,7 +13,7 @@ use http::response;
 use super::{
     super::{
         events::Events,
-        plan::CheckDetails,
+        plan::{CheckDetails, time_waited},
         policy::{Exchange, Policy},
     },
     upstream::{BlockRequest, block_request},
@@ -24,14 +24,14 @@ use crate::{
     error::Error,
     key::Key,
     limit::Limit,
-    limiter::{FailureMode, Limiter},
+    limiter::{Deadline, FailureMode, Limiter},
     local::Detachable,
 };
 
-/// The settlements and blocks that a response waits for, and the decision after them. The
-/// settlements and blocks go on if the client leaves. Otherwise a client could avoid the count of
-/// its units by leaving before the settlements.
-pub(crate) type Settling = Detachable<Option<Decision>>;
+/// The settlements and blocks that a response waits for, and the decision after them. They go on
+/// if the deadline passes or the client leaves. Otherwise a client could avoid the count of its
+/// units by leaving before the settlements.
+pub(crate) type Settling = Deadline<Detachable<Option<Decision>>>;
 
 /// A call to an upstream counts as of its response, since the upstream may count the call that
 /// late. But the call counts at most a tenth of the window later than its admission. So the delay
@@ -50,6 +50,7 @@ impl Policy {
         admitted: &Decision,
         response: &response::Parts,
     ) -> Option<Settling> {
+        let waited = time_waited(&response.extensions);
         let check = details.check.as_ref()?;
         let heeds = self.limits.iter().any(|limit| limit.heeds_upstream);
         let block = heeds
@@ -123,13 +124,13 @@ impl Policy {
             return None;
         }
         let policy = Arc::clone(self);
-        let admitted = admitted.clone();
+        let is_local = admitted.local_cause().is_some();
+        let admitted = admitted.clone().without_places();
         let charged = details.charged.clone();
-        Some(self.limiter.detachable(async move {
+        let follow_up = self.limiter.detachable(async move {
             let Self {
                 limiter, events, ..
             } = &*policy;
-            let is_local = admitted.local_cause().is_some();
             let settled = if settles {
                 Some(settle(limiter, admitted, settlements, spent, is_local).await)
             } else {
@@ -139,7 +140,8 @@ impl Policy {
                 .and_then(|settled| settled.inspect_err(|error| events.not_settled(error)).ok());
             block_all(limiter, events, blocked).await;
             Some(policy.ban(limiter, settled?, &charged, is_local).await)
-        }))
+        });
+        Some(self.limiter.within(follow_up, waited))
     }
 }
 
@@ -188,7 +190,7 @@ async fn block_all(limiter: &Limiter, events: &Events, blocked: Vec<(Limit, Key,
         .into_iter()
         .map(|blocked| Box::pin(block(blocked)))
         .collect();
-    let all_blocked = poll_fn(|cx| {
+    poll_fn(|cx| {
         blocks.retain_mut(|block| match block.as_mut().poll(cx) {
             Poll::Ready(outcome) => {
                 outcome.unwrap_or_else(|error: Error| events.not_blocked(&error));
@@ -201,8 +203,6 @@ async fn block_all(limiter: &Limiter, events: &Events, blocked: Vec<(Limit, Key,
         } else {
             Poll::Pending
         }
-    });
-    if let Err(error) = limiter.within(all_blocked).await {
-        events.not_blocked(&error);
-    }
+    })
+    .await;
 }

@@ -58,9 +58,6 @@ impl Policy {
         } else {
             self.limiter.failure_mode
         };
-        if !waited.is_zero() {
-            request.extensions.insert(TimeWaited(waited));
-        }
         let degraded = self.report_degraded(&outcome, mode);
         let admission = match outcome {
             Ok(Some(decision)) if !decision.is_allowed() => Err(self.refusal(decision)),
@@ -79,12 +76,8 @@ impl Policy {
         let holds_place = details.is_some() && decision.as_ref().is_some_and(Decision::holds_place);
         if holds_place && !self.frees_with_head && !body::is_known::<B>() {
             let problem = body::unknown::<B>();
-            let may_refuse = |decision: &Decision| {
-                decision
-                    .statuses()
-                    .any(|s| s.limit.is_concurrent() && !s.is_shadow)
-            };
-            if decision.as_ref().is_some_and(may_refuse) {
+            let mut statuses = decision.iter().flat_map(Decision::statuses);
+            if statuses.any(|status| status.limit.is_concurrent() && !status.is_shadow) {
                 return Err(self.reject(request, problem, details, degraded, responder));
             }
             self.events.mistake(&problem);
@@ -101,10 +94,14 @@ impl Policy {
             details
         });
         if let Some(decision) = &decision {
-            let own = decision.clone().left_by(Arc::as_ptr(self).addr());
+            // Layers at addresses of the same number would be 64 GB apart.
+            let number = (Arc::as_ptr(self).addr() / 16) as u32;
+            let own = decision.clone().left_by(number, waited);
             if let Some(outer) = request.extensions.insert(own) {
                 self.leave_within(outer, &mut request.extensions);
             }
+        } else if !waited.is_zero() {
+            request.extensions.insert(TimeWaited(waited));
         }
         Ok(Completion {
             policy: Arc::clone(self),
@@ -186,7 +183,11 @@ impl Policy {
             return None;
         }
         let refusals = ShadowRefusals {
-            decisions: refused.cloned().into_iter().collect(),
+            decisions: refused
+                .cloned()
+                .map(Decision::without_places)
+                .into_iter()
+                .collect(),
             left_out,
         };
         self.events
@@ -212,7 +213,7 @@ impl Completion {
     }
 
     /// Writes headers and extensions of the response, and lets its body hold the places of the
-    /// request. `settled` is the decision after the settlements, if there were any.
+    /// request. `settled` is the decision after the settlements, if there were any in time.
     pub(super) fn write<B: Body + 'static>(
         self,
         settled: Option<&Decision>,
