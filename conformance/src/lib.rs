@@ -51,6 +51,7 @@
     reason = "a test says by a panic what it expects"
 )]
 
+mod contention;
 mod history;
 mod oracle;
 mod replay;

@@ -12,6 +12,7 @@ use tower_sliding_window::{
 };
 
 use crate::{
+    contention::stopped_readers,
     history::History,
     replay::replay,
     trial::{ALGORITHMS, Trial},
@@ -30,6 +31,7 @@ pub(crate) const RULES: &[(&str, Rule)] = rules! {
     "a future counts nothing before it is polled" unpolled_futures
     "a future that is dropped counts once at most" dropped_futures
     "checks at the same moment admit exactly the limit" races
+    "a thread that waits after it has read the clock moves no units" stopped_readers
     "a check repeated at the same moment counts once" racing_ids
     "settlements at the same moment count once" racing_settlements
     "keys differ in every byte" keys

@@ -26,7 +26,7 @@ const TIME_LIMIT: Duration = Duration::from_secs(300);
 ///    by the store and by an oracle, which has the rules in their plainest form, and compared step
 ///    by step. If a decision differs, the history is shrunk to the steps that lead there.
 /// 2. Rules show what histories cannot: futures that are not polled or dropped, checks at the same
-///    moment, huge costs, errors.
+///    moment, threads that stop between reading the clock and deciding, huge costs, errors.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() {

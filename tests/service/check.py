@@ -353,15 +353,20 @@ def limited_by_envoy(*changes, action=""):
 
 
 def at_a_boundary(algorithm):
-    """How many of 20 requests within half a second, 10 on each side of a boundary of fixed windows, are admitted under 10 in 2 s."""
+    """How many of 20 requests within two seconds, 10 on each side of a boundary of fixed windows, are admitted under 10 in 2 s."""
     with limited_by_envoy(("address=100/10s", f"address=10/2s{algorithm}")) as place:
         place.figures()
-        boundary = (time.time() // 2 + 3) * 2
-        statuses = []
-        for begin in [boundary - 0.4, boundary + 0.05]:
-            time.sleep(max(0, begin - time.time()))
-            statuses += [place.figures()[0] for _ in range(10)]
-        if time.time() > boundary + 1:
+        # On a busy machine, the first ten may still be running at the boundary. Then the next one counts.
+        for _ in range(5):
+            boundary = (time.time() // 2 + 3) * 2
+            statuses, ended = [], []
+            for begin in [boundary - 0.8, boundary + 0.05]:
+                time.sleep(max(0, begin - time.time()))
+                statuses += [place.figures()[0] for _ in range(10)]
+                ended.append(time.time())
+            if ended[0] < boundary and ended[1] < boundary + 1:
+                break
+        else:
             failures.append("envoy: the machine is too slow for the boundary")
         expect("envoy: statuses", set(statuses) - {200, 429}, set())
         return statuses.count(200)

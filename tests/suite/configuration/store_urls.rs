@@ -7,8 +7,8 @@ use axum::{Router, body::Body, routing::get};
 use http::Request;
 use tower::ServiceExt;
 use tower_sliding_window::{
-    Charge, Check, KeyedLimit, Limit, Limiter, MemoryStore, RateLimitLayer, RedisStore, Store,
-    store,
+    Charge, Check, ConfigError, KeyedLimit, Limit, Limiter, MemoryStore, RateLimitLayer,
+    RedisStore, Store, store,
 };
 
 use crate::support::{TEST_TIMEOUT, redis_server::RedisServer, requests::anyone, with_causes};
@@ -152,11 +152,24 @@ async fn an_error_says_what_is_wrong_with_a_url_and_shows_no_password() {
             "a URL, not shown since it may hold a password, is not a Redis URL",
         ),
         ("s3cr3t://host", "is not a Redis URL"),
+        (
+            "sentinel://shop:s3cr3t@host/main",
+            "sentinels begin with redis+sentinel://",
+        ),
+        (
+            "redis-sentinel://shop:s3cr3t@host/main",
+            "sentinels begin with redis+sentinel://",
+        ),
+        ("sentinel.internal:26379", "begin with redis+sentinel://"),
+        (
+            "rediss-cluster://shop:s3cr3t@host",
+            "of a cluster with redis+cluster://",
+        ),
         ("shop:s3://cr3t@host", "is not a Redis URL"),
         ("://s3cr3t@host", "is not a Redis URL"),
         (
             "redis+sentinel://shop:s3cr3t/@host/main",
-            "has an @ behind its host",
+            "In a user name or password write / as %2F",
         ),
         (
             "redis+sentinel://shop:s3cr3t@host",
@@ -175,9 +188,12 @@ async fn an_error_says_what_is_wrong_with_a_url_and_shows_no_password() {
         #[cfg(feature = "cluster")]
         (
             "redis+cluster://shop:s3cr3t/@host",
-            "has an @ behind its host",
+            "In a user name or password write / as %2F",
         ),
-        ("redis://:s3cr3t@ss/w0rd@host", "has an @ behind its host"),
+        (
+            "redis://:s3cr3t@ss/w0rd@host",
+            "In a user name or password write / as %2F",
+        ),
         (
             "memory://shop:s3cr3t",
             "a URL, not shown since it may hold a password, is not a Redis URL",
@@ -203,6 +219,160 @@ async fn an_error_says_what_is_wrong_with_a_url_and_shows_no_password() {
             "{error}"
         );
         assert!(!error.contains("s3cr3t"), "{error}");
+    }
+}
+
+/// What the Redis client ignores would be a limit that counts elsewhere, or a store without its
+/// login.
+#[test]
+fn what_nobody_heeds_in_a_url_is_an_error_at_every_door() {
+    fn of_each_door(scheme: &str, tail: &str) -> Vec<Result<(), ConfigError>> {
+        let url = format!("{scheme}://127.0.0.1{tail}");
+        let several = |kind, path| format!("{scheme}+{kind}://127.0.0.1{path}{tail}");
+        let of_url = |url: &str| store::from_url(url).map(drop);
+        let mut doors = vec![
+            RedisStore::builder(&url).build().map(drop),
+            RedisStore::sentinel([&url], "main").build().map(drop),
+            of_url(&url),
+            of_url(&several("sentinel", "/main")),
+        ];
+        #[cfg(feature = "cluster")]
+        doors.extend([
+            RedisStore::cluster([&url]).build().map(drop),
+            RedisStore::cluster(["redis://127.0.0.1", &url])
+                .build()
+                .map(drop),
+            of_url(&several("cluster", "")),
+        ]);
+        doors
+    }
+    const OPTIONS: &str =
+        "write redis://user:password@host:6379/8, where ?protocol=resp3 is the only option";
+    for tail in [
+        "?db=8",
+        "?user=limits&password=s3cr3t",
+        "/8?Protocol=resp3",
+        "?protocol=resp2&protocol=resp3",
+        "?protocol=resp4",
+        "?protocol",
+        "?s3cr3t",
+        "?&timeout=1s",
+        "/0?ssl=true",
+        "#insecure",
+        "/0#s3cr3t",
+    ] {
+        for scheme in ["redis", "Valkey"] {
+            for outcome in of_each_door(scheme, tail) {
+                let error = outcome.expect_err(tail).to_string();
+                assert!(
+                    error.contains(OPTIONS) && !error.contains("s3cr3t"),
+                    "{tail}: {error}"
+                );
+            }
+        }
+    }
+    for url in [
+        "redis+unix:///run/redis.sock?database=1",
+        "redis+unix:///run/redis.sock?password=s3cr3t",
+        "unix:///run/redis.sock?DB=1",
+        "unix:///run/redis.sock?db=1&db=2",
+        "unix://limits:s3cr3t@localhost/run/redis.sock",
+        "valkey+unix://localhost:6379/run/redis.sock",
+        "unix:///run/redis.sock#s3cr3t",
+    ] {
+        let error = store::from_url(url).map(drop).expect_err(url).to_string();
+        let options = "unix:///path?db=8&user=user&pass=password&protocol=resp3";
+        assert!(
+            error.contains(options) && !error.contains("s3cr3t"),
+            "{url}: {error}"
+        );
+    }
+    for url in [
+        "redis://127.0.0.1/?",
+        "redis://127.0.0.1?protocol=resp3",
+        "redis://127.0.0.1/8?protocol=2",
+        "unix:///run/redis.sock",
+        "redis+unix:///run/redis.sock?pass=p@ss&user=limits&db=3&protocol=3",
+        "redis+sentinel://127.0.0.1/main?protocol=resp3",
+        "redis+sentinel://limits:s3cr3t@127.0.0.1,127.0.0.1:1/main/3?protocol=resp3",
+        #[cfg(feature = "cluster")]
+        "redis+cluster://limits:s3cr3t@127.0.0.1,127.0.0.1:1/?protocol=resp3",
+        #[cfg(feature = "cluster")]
+        "redis+cluster://127.0.0.1,127.0.0.1:1?protocol=resp3",
+    ] {
+        assert!(store::from_url(url).is_ok(), "{url}");
+    }
+}
+
+/// A login needs a password. One that stands in one URL of several would not be used, or would be
+/// the login of another server.
+#[test]
+fn a_login_that_nobody_uses_is_an_error() {
+    let url = |url: &str| store::from_url(url).map(drop);
+    let alone = "A password alone is redis://:password@host";
+    let one_login = "has one login, in front of its first host";
+    let mut outcomes = vec![
+        (url("redis://limits@127.0.0.1"), alone),
+        (url("unix:///run/redis.sock?user=limits"), alone),
+        (url("redis+sentinel://limits@127.0.0.1/main"), alone),
+        (
+            RedisStore::sentinel(["redis://limits@127.0.0.1"], "main")
+                .build()
+                .map(drop),
+            alone,
+        ),
+        (
+            url("redis+sentinel://shop:s3cr3t@127.0.0.1,limits:s3cr3t@127.0.0.2/main"),
+            one_login,
+        ),
+        (
+            url("redis+sentinel://127.0.0.1,limits:s3cr3t@127.0.0.2/main"),
+            one_login,
+        ),
+        (
+            RedisStore::sentinel(["redis://127.0.0.1/3"], "main")
+                .build()
+                .map(drop),
+            "a sentinel has no databases",
+        ),
+        (
+            RedisStore::sentinel(["redis://127.0.0.1"], "main/3")
+                .build()
+                .map(drop),
+            "the name of the primary",
+        ),
+        (
+            url("redis+sentinel://127.0.0.1/ma%69n"),
+            "the name of the primary",
+        ),
+        (
+            url("redis+sentinel://127.0.0.1/main\t?protocol=resp3"),
+            "the name of the primary",
+        ),
+    ];
+    #[cfg(feature = "cluster")]
+    {
+        outcomes.push((
+            url("redis+cluster://shop:s3cr3t@127.0.0.1,limits:s3cr3t@127.0.0.2"),
+            one_login,
+        ));
+        for others in [
+            "redis://limits:s3cr3t@127.0.0.1",
+            "redis://127.0.0.1/3",
+            "redis://127.0.0.1?protocol=resp3",
+        ] {
+            for first in ["redis://127.0.0.1", "redis://shop:0ther@127.0.0.1/4"] {
+                let store = RedisStore::cluster([first, others]).build();
+                outcomes.push((store.map(drop), "in the first URL alone"));
+            }
+        }
+    }
+    for (outcome, problem) in outcomes {
+        let error = outcome.expect_err(problem).to_string();
+        assert!(
+            error.contains(problem) && !error.contains("s3cr3t"),
+            "{error}"
+        );
     }
 }
 

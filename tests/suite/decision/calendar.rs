@@ -214,22 +214,66 @@ fn a_time_zone_has_the_name_that_the_configuration_gives_it() {
     }
 }
 
+/// The script of a store on this server, by the hash under which the store calls it, and the key of
+/// the check that it makes.
+async fn script_and_key(server: &RedisServer, limit: &Limit) -> [String; 2] {
+    let mut stream = TcpStream::connect(server.address()).unwrap();
+    stream.write_all(b"MONITOR\r\n").unwrap();
+    let limiter = Limiter::new(server.store().build().unwrap()).deadline(TEST_TIMEOUT);
+    assert!(limiter.check(limit, "ada", 1).await.unwrap().is_allowed());
+    let mut sent = BufReader::new(stream)
+        .lines()
+        .map_while(Result::ok)
+        .filter(|line| line.to_lowercase().contains("\"evalsha\""));
+    let script = sent.next().unwrap().split('"').nth(3).unwrap().to_owned();
+    [script, server.only_key()]
+}
+
+/// Asks the script at `now`, or by the clock of the server, as a process does whose calendar has
+/// these ends of periods. Times are seconds since 1970.
+fn ask_of_process(
+    server: &RedisServer,
+    [script, key]: &[String; 2],
+    limit: &Limit,
+    cost: u64,
+    (now, id): (Option<u64>, u64),
+    ends: impl Iterator<Item = u64>,
+) -> redis::Value {
+    let ends: Vec<String> = ends.map(|end| format!("{end}000000")).collect();
+    let window = limit.window().as_micros() as f64;
+    // One copy; units, cost, window, sub-window, how much later an admission is recorded, and
+    // lease.
+    let figures = [
+        1.0,
+        limit.units() as f64,
+        cost as f64,
+        window,
+        window,
+        0.0,
+        0.0,
+    ];
+    let mut command = redis::cmd("EVALSHA");
+    command
+        .arg(script)
+        .arg(1)
+        .arg(key)
+        .arg(now.map_or_else(String::new, |now| format!("{now}000000")))
+        .arg("any")
+        .arg(figures.map(f64::to_le_bytes).as_flattened())
+        .arg(format!("{id:08}"))
+        .arg("")
+        .arg(ends.join(" "))
+        .arg("");
+    command.query(&mut server.connect()).unwrap()
+}
+
 /// The script of a store gets the time of the process only by the ends of periods, so other ends
 /// are another clock.
 #[tokio::test]
 async fn a_process_whose_clock_is_wrong_by_too_much_has_no_decision() {
     let server = RedisServer::start();
     let hourly = limit("hourly=2/h UTC");
-    let mut stream = TcpStream::connect(server.address()).unwrap();
-    stream.write_all(b"MONITOR\r\n").unwrap();
-    let limiter = Limiter::new(server.store().build().unwrap()).deadline(TEST_TIMEOUT);
-    assert!(limiter.check(&hourly, "ada", 1).await.unwrap().is_allowed());
-    let mut sent = BufReader::new(stream)
-        .lines()
-        .map_while(Result::ok)
-        .filter(|line| line.to_lowercase().contains("\"evalsha\""));
-    let script = sent.next().unwrap().split('"').nth(3).unwrap().to_owned();
-    let (mut connection, key) = (server.connect(), server.only_key());
+    let script = script_and_key(&server, &hourly).await;
     let now = SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .unwrap()
@@ -245,40 +289,73 @@ async fn a_process_whose_clock_is_wrong_by_too_much_has_no_decision() {
         (-100, false),
     ] {
         let ends = (-2..=4).map(|number: i64| {
-            format!(
-                "{}000000",
-                start
-                    .checked_add_signed((hours_ahead + number) * hour)
-                    .unwrap()
-            )
+            start
+                .checked_add_signed((hours_ahead + number) * hour)
+                .unwrap()
         });
-        let ends = format!("ends {}", ends.collect::<Vec<_>>().join(" "));
-        let window = hourly.window().as_micros().to_string();
-        let mut command = redis::cmd("EVALSHA");
-        command
-            .arg(&script)
-            .arg(1)
-            .arg(&key)
-            .arg("")
-            .arg("any")
-            .arg(1)
-            .arg(1);
-        command
-            .arg(2)
-            .arg(0)
-            .arg(&window)
-            .arg(ends)
-            .arg(0)
-            .arg("")
-            .arg(1)
-            .arg("12345678");
-        let reply: redis::Value = command.query(&mut connection).unwrap();
+        let reply = ask_of_process(&server, &script, &hourly, 0, (None, 0), ends);
         assert_eq!(
             format!("{reply:?}").contains("periods"),
             !is_decided,
             "{hours_ahead} hours ahead: {reply:?}"
         );
     }
+}
+
+/// One process has the older data, by which the day ends an hour earlier. These are the figures of
+/// the docs: at most the limit between two neighbouring ends, and twice the limit in a day of
+/// either process.
+#[tokio::test]
+async fn two_editions_of_a_time_zone_admit_up_to_twice_the_limit_where_a_period_moves() {
+    let server = RedisServer::start();
+    let daily = limit("daily=10/d UTC");
+    let script = script_and_key(&server, &daily).await;
+    server.run::<()>("FLUSHALL");
+    let (hour, day) = (3_600, 86_400);
+    let end = FIRST_OF_MARCH_2028;
+    let mut admitted = Vec::new();
+    let mut id = 0;
+    for now in (end - day + hour..end + 2 * day).step_by(1_800) {
+        for moved in [0, hour] {
+            let ends: Vec<u64> = (0..7)
+                .map(|number| end + moved + number * day - 2 * day)
+                .collect();
+            for _ in 0..6 {
+                id += 1;
+                let ends = ends.iter().copied();
+                let reply = ask_of_process(&server, &script, &daily, 1, (Some(now), id), ends);
+                let redis::Value::Array(records) = &reply else {
+                    panic!("{reply:?}")
+                };
+                let redis::Value::Array(record) = &records[1] else {
+                    panic!("{reply:?}")
+                };
+                if record[0] == redis::Value::Int(1) {
+                    admitted.push(now);
+                }
+            }
+        }
+    }
+    let within = |from: u64, until: u64| {
+        let within = admitted
+            .iter()
+            .filter(|&&time| from <= time && time < until);
+        within.count()
+    };
+    // Between two ends of any of the two calendars, the processes share the limit.
+    let shared = [
+        within(end - day + hour, end),
+        within(end, end + hour),
+        within(end + hour, end + day),
+        within(end + day, end + day + hour),
+    ];
+    assert!(shared.iter().all(|units| *units <= 10), "{shared:?}");
+    let days = [
+        within(end - day + hour, end + hour),
+        within(end, end + day),
+        within(end + hour, end + day + hour),
+    ];
+    assert_eq!(days, [20, 20, 20], "{shared:?}");
 }
 
 #[test]

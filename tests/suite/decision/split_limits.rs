@@ -190,7 +190,7 @@ fn no_window_admits_more_than_the_whole_limit() {
                     {
                         Ok(decision) if decision.is_allowed() => admitted.push((clock.now(), cost)),
                         Ok(refused) => {
-                            prop_assert!(refused.binding().used + cost > units / u64::from(parts))
+                            prop_assert!(refused.binding().used + cost > units / u64::from(parts));
                         }
                         Err(_) => prop_assert!(cost > units / u64::from(parts)),
                     }

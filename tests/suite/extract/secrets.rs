@@ -121,8 +121,8 @@ async fn an_api_key_appears_nowhere_but_in_the_request() {
         .flat_map(|key| server.run::<Vec<Vec<u8>>>(&format!("ZRANGE {key} 0 -1")))
         .collect();
     drop(server);
-    // Without cached refusals.
-    let down = || layer_with("calls", Duration::ZERO).deadline(Duration::from_millis(20));
+    // Of this limit, no refusal is known.
+    let down = || layer_with("unknown", Duration::ZERO).deadline(Duration::from_millis(20));
     for down in [down().fail_closed(), down()] {
         let app = Router::new().route("/", get(|| async {})).layer(down);
         seen += &debug_of(&app.oneshot(with_key("x-api-key", API_KEY)).await.unwrap());

@@ -38,7 +38,19 @@ fn every_spelling_of_a_host_is_one_key() {
             &["http://[2001:DB8:0::1]/", "http://[2001:db8::1]:80/"],
             "http://[2001:db8::1]/",
         ),
-        (&["http://192.0.2.1:80/"], "http://192.0.2.1/"),
+        (
+            &[
+                "http://192.0.2.1:80/",
+                "http://192.0.2.1./",
+                "http://[::ffff:192.0.2.1]/",
+                "http://[::FFFF:c000:201]:080",
+            ],
+            "http://192.0.2.1/",
+        ),
+        (
+            &["WSS://example.org", "HTTPS://example.org"],
+            "https://example.org/",
+        ),
     ] {
         for spelling in spellings {
             assert_eq!(
@@ -76,4 +88,32 @@ fn without_a_host_there_is_no_key() {
         "{error}"
     );
     assert!(host("http://./").is_err());
+}
+
+/// A client connects to all of these as to 192.0.2.1, or to an address of a link. Whoever gives a
+/// crawler its URLs could write one host in many ways.
+#[test]
+fn an_address_in_another_spelling_is_no_key() {
+    for uri in [
+        "http://3221225985/",
+        "http://0xC0000201/",
+        "http://0300.0.2.1/",
+        "http://192.0.513/",
+        "http://192.0.2.01/",
+        "http://192.0.2.0x1:8080/",
+        "http://192.0.2.0x/",
+        "http://example.1/",
+        "http://192.0.2.256/",
+        "http://[fe80::1%25eth0]/",
+        "http://[v1.a]/",
+    ] {
+        // The parser of URIs refuses some of them.
+        if let Ok(uri) = uri.parse() {
+            let error = UpstreamHost.key(&uri).expect_err(&uri.to_string());
+            assert_eq!(error.status(), 400, "{uri}");
+        }
+    }
+    for uri in ["http://example.org1/", "http://7zip/", "http://0x.example/"] {
+        assert!(host(uri).is_ok(), "{uri}");
+    }
 }

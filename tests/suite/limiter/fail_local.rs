@@ -110,7 +110,9 @@ async fn a_share_is_rounded_down() {
             let decision = limiter.check(&limit, "ada", 1).await;
             match admitted {
                 0 => {
-                    assert!(matches!(decision, Err(error) if !matches!(error, Error::NeverFits(_))))
+                    assert!(
+                        matches!(decision, Err(error) if !matches!(error, Error::NeverFits(_)))
+                    );
                 }
                 _ => assert_eq!(
                     decision.unwrap().is_allowed(),

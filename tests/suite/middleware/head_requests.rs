@@ -122,7 +122,7 @@ async fn a_length_that_is_set_stays() {
     }
     let response = layer()
         .respond_with(closure)
-        .deny_if(|_| true)
+        .deny(|_| true)
         .layer(Router::new());
     let request = Request::head("/").body(Body::empty()).unwrap();
     let response = tower::ServiceExt::oneshot(response, request).await.unwrap();

@@ -257,7 +257,7 @@ async fn a_layer_without_figures_leaves_those_of_an_inner_layer() {
         let unlimited = KeyedLimit::chosen(anyone, |_| None::<Limit>);
         for app in [
             around(&layer(TOTAL.by(anyone).hidden()), app.clone()),
-            around(&layer(TOTAL.by(anyone)).skip(|_| true), app.clone()),
+            around(&layer(TOTAL.by(anyone)).exempt(|_| true), app.clone()),
             around(&layer(unlimited), app.clone()),
             around(&undecided, app.clone()),
             around(

@@ -627,17 +627,32 @@ async fn a_failed_block_leaves_the_response_unchanged() {
 
 /// To find out whether anything is left, and then to block, takes longer than the deadline.
 #[tokio::test(start_paused = true)]
-async fn a_block_that_is_too_slow_is_logged() {
-    let log = Log::start();
-    let store = FaultyStore::new(MemoryStore::new());
-    store.set(Fault::Slow(ms(30)));
-    let layer = RateLimitLayer::new(store)
-        .limit(CALLS.by(anyone).heed_upstream())
-        .deadline(ms(50));
-    assert_eq!(call(&layer, "/", &[USED_UP]).await.status(), 200);
-    assert!(
-        log.text().contains("its limits stay open"),
-        "{}",
-        log.text()
-    );
+async fn a_block_that_is_too_slow_goes_on_behind_the_response() {
+    for (takes, is_blocked) in [(30, true), (80, false)] {
+        let (log, memory) = (Log::start(), MemoryStore::new());
+        let store = FaultyStore::new(memory.clone());
+        let layer = RateLimitLayer::new(store.clone())
+            .limit(CALLS.by(anyone).heed_upstream())
+            .deadline(ms(50));
+        let upstream = service_fn(move |request: Request<Body>| {
+            store.set(Fault::Slow(ms(takes)));
+            ready(Ok::<_, Infallible>(scripted_response(request.headers())))
+        });
+        let request_used_up = Request::get("/").header(USED_UP.0, USED_UP.1);
+        let request_used_up = request_used_up.body(Body::empty()).unwrap();
+        let begun = time::Instant::now();
+        let response = layer
+            .layer(upstream)
+            .oneshot(request_used_up)
+            .await
+            .unwrap();
+        assert_eq!(response.status(), 200);
+        assert_eq!(begun.elapsed(), ms(50));
+        sleep(ms(100)).await;
+        let key = anyone(&request().into_parts().0).unwrap();
+        let left = Limiter::new(memory).peek(&CALLS, key).await.unwrap();
+        assert_eq!(left.remaining() == 0, is_blocked);
+        let text = log.text();
+        assert_eq!(text.contains("its limits stay open"), !is_blocked, "{text}");
+    }
 }

@@ -169,7 +169,7 @@ async fn a_skipped_request_does_not_clone_the_service() {
     let counts = Arc::clone(&service.0);
     let layer = RateLimitLayer::new(failing())
         .limit(CALLS.by(anyone))
-        .skip(|_| true);
+        .exempt(|_| true);
     assert_eq!(
         layer.layer(service).call(request()).await.unwrap().status(),
         200

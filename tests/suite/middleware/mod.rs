@@ -9,6 +9,7 @@ mod count_afterwards;
 mod degraded_responses;
 mod dropped_requests;
 mod effects;
+mod exempt_and_denied;
 #[cfg(feature = "grpc")]
 mod grpc;
 mod head_requests;
@@ -24,7 +25,6 @@ mod servers;
 mod service_contract;
 mod settling;
 mod shadow;
-mod skipping;
 mod stacked_deadlines;
 mod stacked_decisions;
 

@@ -11,8 +11,8 @@ use std::{
     time::{Duration, Instant, UNIX_EPOCH},
 };
 
-use axum::{Router, body::Body, routing::get};
-use http::{HeaderMap, Request, Response, header::RETRY_AFTER, request::Parts};
+use axum::{Router, body::Body, response::Redirect, routing::get};
+use http::{HeaderMap, Request, Response, StatusCode, header::RETRY_AFTER, request::Parts};
 use hyper::body::Bytes;
 use hyper_util::{client::legacy::Client, rt::TokioExecutor};
 use tokio::{
@@ -26,7 +26,7 @@ use tower::{
 };
 use tower_sliding_window::{
     Algorithm, KeyedLimit, Limit, Limiter, MemoryStore, RateLimitLayer, Rejection,
-    store::ManualClock,
+    extract::UpstreamHost, store::ManualClock,
 };
 
 use crate::support::{
@@ -374,7 +374,11 @@ async fn call_by_reqwest(
     layer: &RateLimitLayer,
     request: Request<Bytes>,
 ) -> (u16, HeaderMap, String) {
-    let client = reqwest::Client::builder().no_proxy().build().unwrap();
+    let client = reqwest::Client::builder()
+        .redirect(reqwest::redirect::Policy::none())
+        .no_proxy()
+        .build()
+        .unwrap();
     let client = service_fn(move |request: Request<Bytes>| {
         let client = client.clone();
         async move {
@@ -426,6 +430,32 @@ async fn a_client_of_reqwest_is_limited_and_heeds_its_upstream() {
     );
     assert!(body.contains(r#""violated-policies":["calls"]"#), "{body}");
     assert_eq!(upstream.calls(), 2);
+}
+
+/// The layer sees only the last response of a client that follows redirects by itself, and would
+/// take the refusal for that of the first host.
+#[tokio::test]
+async fn a_redirect_blocks_only_the_host_that_refuses() {
+    let busy = || ready((StatusCode::SERVICE_UNAVAILABLE, [(RETRY_AFTER, "30")]));
+    let refuses = serve(Router::new().route("/", get(busy))).await;
+    let location = refuses.clone();
+    let moved = move || ready(Redirect::temporary(&location));
+    let moves = Router::new()
+        .route("/moved", get(moved))
+        .route("/", get(|| ready("hello")));
+    let moves = serve(moves).await;
+    let layer = layer(CALLS.by(UpstreamHost).heed_upstream());
+    let mut statuses = Vec::new();
+    for url in [format!("{moves}/moved"), refuses.clone(), moves, refuses] {
+        let request = Request::get(url).body(Bytes::new()).unwrap();
+        let (status, headers, _) = call_by_reqwest(&layer, request).await;
+        statuses.push((status, figures(&headers)[3].map(str::to_owned)));
+    }
+    let wait = || Some("30".to_owned());
+    assert_eq!(
+        statuses,
+        [(307, None), (503, wait()), (200, None), (429, wait())]
+    );
 }
 
 /// Without a layer, each call acquires its unit first.

@@ -4,15 +4,17 @@ use std::convert::Infallible;
 
 use axum::body::Body;
 use http::{Request, Response};
+use http_body_util::BodyExt;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
-    Decision, Header, Limit, MemoryStore, PeerIp, RateLimitLayer, Rejection,
+    Decision, Header, Limit, Limiter, MemoryStore, PeerIp, RateLimitLayer, Rejection,
     middleware::{Degraded, ShadowRefusals},
 };
 
 use crate::support::{
     log::Log,
     requests::{anyone, figures, hello, json, request},
+    services::{around, handler},
     stores::{Watched, failing, settled_costs},
 };
 
@@ -223,5 +225,41 @@ async fn an_uncharged_shadow_limit_is_not_settled() {
         .layer(service_fn(hello));
     for _ in 0..2 {
         assert!(names(&free.clone().oneshot(request()).await.unwrap()).is_empty());
+    }
+}
+
+/// A response may be kept longer than its body, such as in a log or a cache.
+#[tokio::test]
+async fn a_response_that_reports_shadow_refusals_keeps_no_place() {
+    const STREAMS: Limit = Limit::concurrent("streams", 1);
+    for is_stacked in [false, true] {
+        for frees_with_head in [false, true] {
+            let limiter = Limiter::new(MemoryStore::new());
+            let layer = RateLimitLayer::new(limiter.clone())
+                .limit(STREAMS.by(anyone))
+                .limit(TRIED.by(anyone).in_shadow());
+            let layer = if frees_with_head {
+                layer.free_with_head()
+            } else {
+                layer
+            };
+            let outer = RateLimitLayer::new(MemoryStore::new()).limit(TRIED.by(anyone).in_shadow());
+            let mut kept = Vec::new();
+            for number in 0..3 {
+                let app = around(&layer, handler());
+                let app = if is_stacked { around(&outer, app) } else { app };
+                let response = app.oneshot(request()).await.unwrap();
+                assert_eq!(response.status(), 200, "{is_stacked} {frees_with_head}");
+                assert_eq!(names(&response).is_empty(), number == 0);
+                let (parts, body) = response.into_parts();
+                let key = anyone(&request().into_parts().0).unwrap();
+                let held = async || limiter.peek(&STREAMS, key.clone()).await.unwrap();
+                let used = held().await.binding().used;
+                assert_eq!(used, u64::from(!frees_with_head), "{is_stacked}");
+                drop(body.collect().await.unwrap());
+                assert_eq!(held().await.binding().used, 0, "{is_stacked}");
+                kept.push(parts);
+            }
+        }
     }
 }

@@ -26,7 +26,7 @@ use crate::support::{
     redis_server::RedisServer,
     requests::{anyone, request},
     services::{App, around, handler},
-    stores::{silent, with_fault},
+    stores::{Watched, settled_costs, silent, with_fault},
 };
 
 const CALLS: Limit = Limit::per_hour("calls", 1_000_000);
@@ -248,12 +248,12 @@ struct Noting {
 
 impl Store for Noting {
     fn decide(&self, check: Check) -> StoreFuture<Decision> {
-        self.decide_within(check, Duration::MAX)
+        self.decide_within(Arc::new(check), Duration::MAX)
     }
 
-    fn decide_within(&self, check: Check, deadline: Duration) -> StoreFuture<Decision> {
+    fn decide_within(&self, check: Arc<Check>, deadline: Duration) -> StoreFuture<Decision> {
         self.deadlines.lock().unwrap().push(deadline);
-        self.store.decide(check)
+        self.store.decide(Arc::unwrap_or_clone(check))
     }
 
     fn settle(&self, settlement: Settlement) -> StoreFuture<Settled> {
@@ -300,4 +300,57 @@ async fn a_store_knows_how_long_its_caller_waits() {
             .is_allowed()
     );
     assert_eq!(asked(), [Duration::MAX]);
+}
+
+/// The settlements and blocks of stacked layers, and those of one layer, have one sum. What is late
+/// goes on behind the response.
+#[tokio::test(start_paused = true)]
+async fn a_response_waits_for_the_longest_deadline_of_its_layers() {
+    let limits = ["one", "two", "three", "four"].map(|name| Limit::per_hour(name, 1));
+    for deadlines in [
+        [300, 300, 300, 300],
+        [100, 300, 200, 50],
+        [50, 100, 200, 300],
+    ] {
+        for bans in [false, true] {
+            let store = Watched::new(MemoryStore::new());
+            let mut app = handler();
+            for (limit, deadline) in limits.clone().into_iter().zip(deadlines) {
+                let ban = Limit::per_hour("ban", 1);
+                let keyed = limit.by(anyone).settle(|_| 1);
+                let keyed = if bans { keyed.ban(ban, SLACK) } else { keyed };
+                let layer = RateLimitLayer::new(store.clone())
+                    .limit(keyed)
+                    .deadline(ms(deadline));
+                app = around(&layer, app);
+            }
+            store.set_for_settlements(Fault::Slow(SLACK));
+            let begun = time::Instant::now();
+            assert_eq!(app.oneshot(request()).await.unwrap().status(), 200);
+            let waited = begun.elapsed();
+            // A layer without time left still gets 5 ms.
+            assert!((ms(300)..=ms(315)).contains(&waited), "{waited:?}");
+            assert_eq!(settled_costs(&store).len(), 4, "{deadlines:?}");
+            // The store's timers end with the test.
+            time::sleep(2 * SLACK).await;
+        }
+    }
+}
+
+/// Under one layer: a settlement at the admission, one at the response, a count, and a block.
+#[tokio::test(start_paused = true)]
+async fn a_response_waits_for_one_deadline_of_its_layer() {
+    let [early, late] = ["early", "late"].map(|name| Limit::per_hour(name, 10));
+    let store = Watched::new(MemoryStore::new());
+    let layer = RateLimitLayer::new(store.clone())
+        .limit(early.by(anyone).settle(|_| 1))
+        .limit(late.by(anyone).settle(|_| 1).heed_upstream())
+        .deadline(ms(300));
+    store.set_for_settlements(Fault::Slow(SLACK));
+    let begun = time::Instant::now();
+    let app = around(&layer, handler());
+    assert_eq!(app.oneshot(request()).await.unwrap().status(), 200);
+    assert_eq!(begun.elapsed(), ms(300));
+    time::sleep(2 * SLACK).await;
+    assert_eq!(settled_costs(&store).len(), 2, "both go on");
 }

@@ -117,8 +117,8 @@ impl App {
         }
         let mut keyed = table::keyed(row.of("kind"), row.of("chosen"), &limit);
         let beside = match row.of("beside") {
-            "a place" => Some(Limit::concurrent(PLACE, PLACES)),
-            "a window" => Some(Limit::per_hour("beside", 1_000)),
+            "a place" | "a place of another key" => Some(Limit::concurrent(PLACE, PLACES)),
+            "a window" | "a window of another key" => Some(Limit::per_hour("beside", 1_000)),
             _ => None,
         };
         let mut layer = RateLimitLayer::new(limiter.clone());
@@ -146,7 +146,13 @@ impl App {
         }
         let limits = [
             Some(keyed),
-            beside.clone().map(|limit| limit.by(table::by_client)),
+            beside.clone().map(|limit| {
+                if row.of("beside").ends_with("of another key") {
+                    limit.by(table::by_tenant)
+                } else {
+                    limit.by(table::by_client)
+                }
+            }),
         ];
         let layer = layer
             .limits(limits.into_iter().flatten())
@@ -238,7 +244,7 @@ impl App {
         let beside = self
             .beside
             .clone()
-            .map(|limit| Charge::new(limit, key, 1).unwrap());
+            .map(|limit| Charge::new(limit, self.key_beside(client), 1).unwrap());
         Ok(beside
             .into_iter()
             .fold(Check::new(charge), |check, charge| {
@@ -369,13 +375,37 @@ impl App {
         http::Response::from_parts(head, Body::new(body))
     }
 
+    /// The key of the limit beside the one under test.
+    fn key_beside(&self, client: &str) -> Key {
+        let key = Key::new(CLIENT, client);
+        if self.row.of("beside").ends_with("of another key") {
+            table::tenant_of(&key)
+        } else {
+            key
+        }
+    }
+
+    /// The units that the window of another key has counted for a client. `None` without such a
+    /// limit, or without an answer of the store.
+    pub(super) async fn used_beside(&self, client: &str) -> Option<u64> {
+        let limit = self.beside.as_ref()?;
+        if self.row.of("beside") != "a window of another key" {
+            return None;
+        }
+        let decision = self
+            .limiter
+            .peek(limit, self.key_beside(client))
+            .await
+            .ok()?;
+        Some(decision.binding().used)
+    }
+
     /// The limits of a client and the keys under which they count, with all parts of a split limit.
     fn counted(&self, client: &str) -> Vec<(Limit, Key)> {
-        let key = Key::new(CLIENT, client);
         let mut counted: Vec<_> = self
             .beside
             .iter()
-            .map(|limit| (limit.clone(), key.clone()))
+            .map(|limit| (limit.clone(), self.key_beside(client)))
             .collect();
         counted.extend(self.parts(client));
         counted
@@ -424,12 +454,10 @@ impl App {
 
     /// As by hand, where no layer keeps the places.
     pub(super) async fn reset_places(&self, client: &str) {
-        let places = self
-            .beside
-            .iter()
-            .filter(|_| self.row.of("beside") == "a place");
-        for limit in places.chain((self.row.of("kind") == "concurrent").then_some(&self.limit)) {
-            let _ = self.limiter.reset(limit, Key::new(CLIENT, client)).await;
+        for (limit, key) in self.counted(client) {
+            if limit.is_concurrent() {
+                let _ = self.limiter.reset(&limit, key).await;
+            }
         }
     }
 

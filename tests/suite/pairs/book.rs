@@ -90,12 +90,12 @@ impl Book {
         match doing {
             Doing::Reply => {}
             Doing::ReplyFree => {
-                (response, body) = (response.status(StatusCode::NO_CONTENT), Body::empty())
+                (response, body) = (response.status(StatusCode::NO_CONTENT), Body::empty());
             }
             Doing::Refuse => {
                 response = response
                     .status(StatusCode::TOO_MANY_REQUESTS)
-                    .header(RETRY_AFTER, "2")
+                    .header(RETRY_AFTER, "2");
             }
             Doing::ReplyLate => sleep(LASTING).await,
             Doing::Stream => {

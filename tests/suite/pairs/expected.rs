@@ -27,7 +27,7 @@ impl App {
     }
 
     pub(super) fn has_place(&self) -> bool {
-        self.is_concurrent() || self.is("beside", &["a place"])
+        self.is_concurrent() || self.is("beside", &["a place", "a place of another key"])
     }
 
     pub(super) fn has_ban(&self) -> bool {
@@ -80,7 +80,9 @@ impl App {
     /// The most that are inside at once.
     pub(super) fn most_inside(&self) -> Option<usize> {
         let main = (self.is_concurrent() && !self.is_shadow()).then_some(UNITS as usize);
-        let place = self.is("beside", &["a place"]).then_some(PLACES as usize);
+        let place = self
+            .is("beside", &["a place", "a place of another key"])
+            .then_some(PLACES as usize);
         main.into_iter().chain(place).min()
     }
 
@@ -97,11 +99,14 @@ impl App {
 
     /// Requests at once that no bound on what waits for one key refuses.
     pub(super) fn fitting(&self) -> usize {
-        self.admitted()
+        // All of them may come to one of the two parts.
+        let parts = if self.is("kind", &["split"]) { 2 } else { 1 };
+        let admitted = self.admitted().map(|admitted| admitted / parts);
+        admitted
             .into_iter()
             .chain(self.most_inside())
             .min()
-            .unwrap_or(UNITS as usize)
+            .unwrap_or(UNITS as usize / parts)
     }
 
     /// Whether a client that was refused just now is refused for longer than this process remembers

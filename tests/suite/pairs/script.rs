@@ -259,6 +259,7 @@ impl<'a> Run<'a> {
             None => {}
         }
         self.check_figures(step, &replies);
+        self.check_beside(step, &client, visits.len()).await;
         if self.app.has_ban() && self.app.is_used_up() {
             let last = replies.last().unwrap();
             let is_right = last.status == 429 && !last.is_handled();
@@ -369,6 +370,31 @@ impl<'a> Run<'a> {
                 seen == Some(left.to_string()),
                 left,
                 format!("{seen:?}"),
+            );
+        }
+    }
+
+    /// What a refused request has counted under another key is given back in the background.
+    async fn check_beside(&self, step: &str, client: &str, admitted: usize) {
+        let has_layer = !self.app.is_alone();
+        let cost = if has_layer && self.app.is("charge", &["a layer's cost of 2"]) {
+            2
+        } else {
+            1
+        };
+        let (expected, began) = (Some(cost * admitted as u64), Instant::now());
+        let mut used = self.app.used_beside(client).await;
+        while used > expected && began.elapsed() < FREED_WITHIN {
+            sleep(ms(5)).await;
+            used = self.app.used_beside(client).await;
+        }
+        if used.is_some() {
+            self.compare(
+                step,
+                "a refusal takes nothing from another key",
+                used == expected,
+                format!("{expected:?}"),
+                format!("{used:?}"),
             );
         }
     }
@@ -523,7 +549,10 @@ impl<'a> Run<'a> {
     async fn lists(&self) {
         let (step, client) = ("lists", self.client("listed"));
         let mut replies = Vec::new();
-        if self.app.is("list", &["skip", "exempt", "exempt_addresses"]) {
+        if self.app.is(
+            "list",
+            &["exempt a path", "exempt a key", "exempt addresses"],
+        ) {
             for _ in 0..2 * UNITS {
                 replies.push(self.app.call_listed(&client).await);
             }
@@ -535,7 +564,10 @@ impl<'a> Run<'a> {
                 replies.len(),
                 seen,
             );
-        } else if self.app.is("list", &["deny", "deny_if", "deny_addresses"]) {
+        } else if self
+            .app
+            .is("list", &["deny a path", "deny a key", "deny addresses"])
+        {
             replies.push(self.app.call_listed(&client).await);
             let is_denied = replies[0].status == 403 && !replies[0].is_handled();
             self.compare(

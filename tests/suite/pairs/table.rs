@@ -6,8 +6,8 @@ use std::time::Duration;
 use axum::body::Body;
 use http::{Response, request::Parts};
 use tower_sliding_window::{
-    Algorithm, ClientIp, HeaderSets, Key, KeyedLimit, Limit, Limiter, RateLimitLayer, Rejection,
-    Secret,
+    Algorithm, ClientIp, HeaderSets, Key, KeyExtractor, KeyedLimit, Limit, Limiter, RateLimitLayer,
+    Rejection, Secret,
     extract::{AddressList, KeyError},
     limit::prefetch::DEFAULT_LIFE,
     limiter::{Breaker, Share},
@@ -93,6 +93,15 @@ pub(super) fn by_client(parts: &Parts) -> Result<Key, KeyError> {
     key_in(CLIENT, parts)
 }
 
+/// Makes another key than [`by_client`] for each client.
+pub(super) fn by_tenant(parts: &Parts) -> Result<Key, KeyError> {
+    by_client(parts).map(|client| tenant_of(&client))
+}
+
+pub(super) fn tenant_of(client: &Key) -> Key {
+    Key::new("tenant", client.value())
+}
+
 fn by_listed(parts: &Parts) -> Result<Key, KeyError> {
     key_in(LISTED, parts)
 }
@@ -166,7 +175,14 @@ pub(super) const DIMENSIONS: &[Dimension] = &[
     },
     Dimension {
         name: "beside",
-        values: &[plain("no other limit"), plain("a place"), plain("a window")],
+        values: &[
+            plain("no other limit"),
+            plain("a place"),
+            plain("a window"),
+            // On a cluster, it is in another slot.
+            plain("a place of another key"),
+            plain("a window of another key"),
+        ],
     },
     Dimension {
         name: "charge",
@@ -292,34 +308,34 @@ pub(super) const DIMENSIONS: &[Dimension] = &[
         values: &[
             plain("no list"),
             value(
-                "skip",
-                &["RateLimitLayer::skip"],
-                Layer(|layer| layer.skip(|parts| by_listed(parts).is_ok())),
-            ),
-            value(
-                "exempt",
+                "exempt a path",
                 &["RateLimitLayer::exempt"],
-                Layer(|layer| layer.exempt(by_listed, listed())),
+                Layer(|layer| layer.exempt(|parts| by_listed(parts).is_ok())),
             ),
             value(
-                "exempt_addresses",
-                &["RateLimitLayer::exempt_addresses"],
-                Layer(|layer| layer.exempt_addresses(addresses().0, &addresses().1)),
+                "exempt a key",
+                &["RateLimitLayer::exempt"],
+                Layer(|layer| layer.exempt(by_listed.one_of(listed()))),
             ),
             value(
-                "deny",
+                "exempt addresses",
+                &["RateLimitLayer::exempt"],
+                Layer(|layer| layer.exempt(addresses().0.within(&addresses().1))),
+            ),
+            value(
+                "deny a key",
                 &["RateLimitLayer::deny"],
-                Layer(|layer| layer.deny(by_listed, listed())),
+                Layer(|layer| layer.deny(by_listed.one_of(listed()))),
             ),
             value(
-                "deny_if",
-                &["RateLimitLayer::deny_if"],
-                Layer(|layer| layer.deny_if(|parts| by_listed(parts).is_ok())),
+                "deny a path",
+                &["RateLimitLayer::deny"],
+                Layer(|layer| layer.deny(|parts| by_listed(parts).is_ok())),
             ),
             value(
-                "deny_addresses",
-                &["RateLimitLayer::deny_addresses"],
-                Layer(|layer| layer.deny_addresses(addresses().0, &addresses().1)),
+                "deny addresses",
+                &["RateLimitLayer::deny"],
+                Layer(|layer| layer.deny(addresses().0.within(&addresses().1))),
             ),
         ],
     },

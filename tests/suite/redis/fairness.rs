@@ -70,6 +70,32 @@ async fn checks_that_were_never_sent_open_no_breaker() {
     );
 }
 
+/// A store answers within 600 ms, under a deadline of a second. A check that waits for one batch
+/// before its own is late, and the reply to that first batch shows that the store answers in time.
+#[tokio::test]
+async fn checks_behind_a_batch_in_flight_open_no_breaker() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(&server).await;
+    let limiter = slow(&proxy, ms(600), 1).await.deadline(ms(1_000));
+    let mut flood = JoinSet::new();
+    flood.spawn(limiter.check(&CALLS, "mallory", 1));
+    sleep(ms(50)).await;
+    for _ in 1..300 {
+        flood.spawn(limiter.check(&CALLS, "mallory", 1));
+    }
+    let mut timed_out = 0;
+    while let Some(Ok(outcome)) = flood.join_next().await {
+        timed_out += u32::from(matches!(outcome, Err(Error::TimedOut { .. })));
+    }
+    assert!(timed_out > 5, "only {timed_out} timed out");
+    proxy.delay_replies(ms(0));
+    let outcome = limiter.check(&CALLS, "ada", 1).await;
+    assert!(
+        !matches!(outcome, Err(Error::BreakerOpen(_))),
+        "after {timed_out} had timed out: {outcome:?}"
+    );
+}
+
 /// The same timeouts, of a store that does not answer.
 #[tokio::test]
 async fn checks_that_wait_for_a_silent_server_open_the_breaker() {
@@ -152,6 +178,26 @@ async fn a_check_behind_as_many_as_its_limit_admits_is_refused_at_once() {
             .unwrap()
             .is_allowed()
     );
+}
+
+/// Redis stands still, and one key floods it. The refusals of this key are no answers of Redis.
+#[tokio::test]
+async fn a_crowd_keeps_no_breaker_closed() {
+    let server = RedisServer::start();
+    let limiter = Limiter::new(server.store().build().unwrap()).deadline(ms(50));
+    let few = Limit::per_hour("few", 3);
+    assert!(limiter.check(&few, "first", 1).await.unwrap().is_allowed());
+    server.pause();
+    let mut crowd = JoinSet::new();
+    for _ in 0..500 {
+        crowd.spawn(limiter.check(&few, "mallory", 1));
+        sleep(ms(2)).await;
+    }
+    let outcomes = crowd.join_all().await;
+    server.resume();
+    let is_open = |outcome: &&Result<_, Error>| matches!(outcome, Err(Error::BreakerOpen(_)));
+    let open = outcomes.iter().filter(is_open).count();
+    assert!(open > 300, "the breaker has refused only {open} of 500");
 }
 
 /// One key sends thousands of checks at once. The checks of others do not wait for all of them.

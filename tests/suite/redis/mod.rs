@@ -12,6 +12,7 @@ mod fairness;
 mod false_sentinels;
 mod foreign_content;
 mod hashed_keys;
+mod lone_checks;
 #[cfg(feature = "cluster")]
 mod lost_nodes;
 mod opening;
@@ -25,6 +26,7 @@ mod set_up;
 mod settlements;
 #[cfg(feature = "cluster")]
 mod several_slots;
+mod slots_at_once;
 #[cfg(feature = "credentials")]
 mod sources;
 mod state;

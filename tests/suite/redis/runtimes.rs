@@ -87,7 +87,7 @@ fn stalled_runtimes_block_no_other() {
                     });
                 }
                 living.block_on(async {
-                    all_decided(ask(&limiter), (idle, connections, round, trial)).await
+                    all_decided(ask(&limiter), (idle, connections, round, trial)).await;
                 });
                 trials += 1;
             }

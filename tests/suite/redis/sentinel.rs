@@ -140,6 +140,15 @@ async fn a_url_may_name_sentinels() {
             .contains("db3:keys=1"),
         "the last number is the database"
     );
+    let by_resp3 = connect("redis+sentinel", "", "?protocol=resp3").await;
+    assert_eq!(used(by_resp3.unwrap()).await, 3);
+    let clients: String = primary.run("CLIENT LIST");
+    // Servers before Redis 7.0 do not tell the protocol.
+    assert_eq!(
+        clients.contains(" resp="),
+        clients.contains(" resp=3"),
+        "{clients}"
+    );
     for (login, database, kind) in [
         ("shop:wrong@", "", StoreErrorKind::Denied),
         ("", "/x", StoreErrorKind::Config),
@@ -465,4 +474,12 @@ async fn an_error_tells_whether_a_sentinel_or_the_primary_refuses_the_login() {
         );
     }
     assert!(refused(":s3cret@").await.contains("the primary refuses"));
+    // The login in a URL of several sentinels is that of the primary.
+    let url = format!("redis+sentinel://:s3cret@127.0.0.1:{}/main", sentinel.port);
+    let error = with_causes(&store::connect(&url).await.unwrap_err());
+    assert!(
+        error.contains("a sentinel refuses")
+            && error.contains("(of a sentinel, in its URL for `RedisStore::sentinel`)"),
+        "{error}"
+    );
 }

@@ -105,7 +105,7 @@ async fn a_pool_of_the_application_is_shared() {
                         .unwrap()
                         .set(format!("session-{user}"), user)
                         .await
-                        .unwrap()
+                        .unwrap();
                 }
             })),
             decided(&limiter, 1_000)
@@ -327,6 +327,31 @@ async fn places_are_given_back_in_the_runtime_of_the_applications_connections() 
         sleep(ms(20)).await;
     }
     assert!(!is_elsewhere.load(Ordering::SeqCst));
+}
+
+/// The runtime that took the place is driven no more, and it alone has connections.
+#[test]
+fn a_place_that_is_dropped_between_two_runs_of_its_runtime_is_free_at_once() {
+    let server = RedisServer::start();
+    let places = Limit::concurrent("streams", 100).freed_after(seconds(3_600));
+    for of_pool in [false, true] {
+        let idle = one_thread();
+        let builder = if of_pool {
+            RedisStore::from_pool(idle.block_on(pool(&server, false)))
+        } else {
+            opened_by(&server, Arc::default())
+        };
+        let limiter = limiter(builder);
+        for _ in 0..2 {
+            let place = idle.block_on(limiter.check(&places, "ada", 1)).unwrap();
+            drop(place);
+            let begun = Instant::now();
+            while held(&server) > 0 {
+                assert!(begun.elapsed() < TEST_TIMEOUT, "pool: {of_pool}");
+                thread::sleep(ms(20));
+            }
+        }
+    }
 }
 
 #[tokio::test]
@@ -675,7 +700,7 @@ async fn a_password_changes(servers: &[RedisServer], builder: RedisStoreBuilder)
     let all = |command: &str| {
         servers
             .iter()
-            .for_each(|server| drop(server.run::<Value>(command)))
+            .for_each(|server| drop(server.run::<Value>(command)));
     };
     let only = |password: usize| format!("ACL SETUSER shop on resetpass >{password} ~* +@all");
     all(&only(0));

@@ -222,7 +222,7 @@ fn a_full_store_never_admits_more_than_a_limit() {
                     drop((kind > 1).then(|| decide(all)));
                 }
                 4 | 5 if decide(Check::new(charge(place))).is_allowed() => {
-                    admitted.push((place, cost))
+                    admitted.push((place, cost));
                 }
                 6 => {
                     let any = Check::new(

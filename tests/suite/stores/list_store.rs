@@ -109,7 +109,8 @@ fn status(all: &[Admission], charge: &Charge, now: SystemTime, may_refuse: bool)
 
 impl ListStore {
     fn decide_now(&self, check: &Check) -> Decision {
-        let (now, mut all) = (self.clock.now(), self.admissions.lock().unwrap());
+        let mut all = self.admissions.lock().unwrap();
+        let now = self.clock.now();
         Admission::tidy(&mut all, now);
         let is_charged = |one: &Admission| check.charges().any(|charge| one.is_of(charge));
         let knows =
@@ -154,7 +155,8 @@ impl ListStore {
     }
 
     fn settle_now(&self, settlement: &Settlement) -> Settled {
-        let (now, mut all) = (self.clock.now(), self.admissions.lock().unwrap());
+        let mut all = self.admissions.lock().unwrap();
+        let now = self.clock.now();
         Admission::tidy(&mut all, now);
         let (id, at, mut was_applied) = (settlement.id, settlement.at, false);
         for (charge, units) in settlement.accounts() {

@@ -1,18 +1,51 @@
 //! The in-process store without room: how limits share its capacity, and how further units are
 //! counted.
 
-use std::time::Duration;
+use std::{
+    sync::atomic::{AtomicU32, Ordering},
+    time::Duration,
+};
 
 use axum::body::Body;
 use http::{Request, request::Parts};
 use tower::{Layer, ServiceExt, service_fn};
-use tower_sliding_window::{Charge, Check, Key, Limit, RateLimitLayer, check::AdmissionId};
+use tower_sliding_window::{
+    Charge, Check, Key, Limit, Limiter, MemoryStore, RateLimitLayer, check::AdmissionId,
+    store::ManualClock,
+};
 
 use super::memory::{CALLS, capacity_in_use, store};
 use crate::support::requests::hello;
 
 const SEARCH: Limit = Limit::per_minute("search", 100);
 const LOGIN: Limit = Limit::per_minute("login", 5);
+
+/// The clock moves on while a check waits for the cells, and the units in them leave. The decision
+/// has the later time, so that no window of decisions has more units than the limit.
+#[tokio::test]
+async fn a_decision_is_no_earlier_than_what_it_has_read() {
+    for (keys, reading) in [(1, 0), (1, 1), (1, 2), (2, 0), (2, 1), (2, 2)] {
+        let clock = ManualClock::new();
+        let limiter = Limiter::new(MemoryStore::new().capacity(0).clock(&clock));
+        let decide = || {
+            let once = Limit::per_minute("once", 1);
+            let charge = |key: u64| Charge::new(once.clone(), key, 1).unwrap();
+            let first = Check::new(charge(0));
+            limiter.check_all((1..keys).fold(first, |check, key| check.and(charge(key)).unwrap()))
+        };
+        let first = decide().await.unwrap();
+        let (readings, moved) = (AtomicU32::new(0), clock.clone());
+        clock.after_reading(move || {
+            if readings.fetch_add(1, Ordering::SeqCst) == reading {
+                moved.advance(Duration::from_secs(120));
+            }
+        });
+        let second = decide().await.unwrap();
+        let apart = second.at().duration_since(first.at()).unwrap();
+        let is_late = apart >= Duration::from_secs(60);
+        assert_eq!(second.is_allowed(), is_late, "{keys}, {reading}: {apart:?}");
+    }
+}
 
 /// Forgetting an admission to free capacity would let its units be spent twice.
 #[tokio::test]

@@ -2,9 +2,11 @@
 
 mod concurrency;
 mod conformance;
+mod contention;
 mod full_memory;
 mod list_store;
 mod memory;
+mod memory_per_key;
 mod memory_without_room;
 mod paused_time;
 mod planted_faults;

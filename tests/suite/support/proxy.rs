@@ -94,6 +94,11 @@ impl Proxy {
         &self.url
     }
 
+    pub(crate) fn port(&self) -> u16 {
+        let port = self.url.rsplit(':').next().unwrap();
+        port.trim_end_matches('/').parse().unwrap()
+    }
+
     /// The next `replies` replies do not arrive. Each time, the connection is cut after the server
     /// has replied.
     pub(crate) fn lose_replies(&self, replies: usize) {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::task::spawn_blocking;
 use tower_sliding_window::{Limiter, RedisStore, store::RedisStoreBuilder};
 
-use super::{TEST_TIMEOUT, redis_server::RedisServer, until};
+use super::{TEST_TIMEOUT, proxy::Proxy, redis_server::RedisServer, until};
 
 const OPTIONS: [&str; 4] = ["--cluster-enabled", "yes", "--cluster-node-timeout", "1000"];
 
@@ -90,4 +90,45 @@ fn is_settled(node: &RedisServer) -> bool {
             || node
                 .run::<String>("INFO replication")
                 .contains("master_link_status:up"))
+}
+
+/// A proxy in front of each node. The nodes announce the proxies, so each client goes through them.
+pub(crate) struct Proxies(pub(crate) Vec<Proxy>);
+
+impl Proxies {
+    pub(crate) async fn start(cluster: &RedisCluster) -> Self {
+        let mut proxies = Vec::new();
+        let mut ports = Vec::new();
+        for node in &cluster.0 {
+            let proxy = Proxy::start(node).await;
+            let port = proxy.port();
+            node.run::<()>(&format!(
+                "CONFIG SET cluster-announce-bus-port {}",
+                node.port() + 10_000
+            ));
+            node.run::<()>(&format!("CONFIG SET cluster-announce-port {port}"));
+            ports.push(format!(":{port}@"));
+            proxies.push(proxy);
+        }
+        until("the nodes do not hear of the proxies", || {
+            cluster.0.iter().all(|node| {
+                let nodes = node.run::<String>("CLUSTER NODES");
+                ports.iter().all(|port| nodes.contains(port))
+            })
+        })
+        .await;
+        Self(proxies)
+    }
+
+    pub(crate) fn delay_replies(&self, by: Duration) {
+        for proxy in &self.0 {
+            proxy.delay_replies(by);
+        }
+    }
+
+    pub(crate) fn builder(&self) -> RedisStoreBuilder {
+        RedisStore::cluster(self.0.iter().map(Proxy::url))
+            .connect_timeout(TEST_TIMEOUT)
+            .reply_timeout(TEST_TIMEOUT)
+    }
 }

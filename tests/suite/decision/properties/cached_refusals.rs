@@ -49,7 +49,7 @@ impl Refusals {
             ..
         }: Decided<'_>,
     ) {
-        if check.id().is_some() || decision.is_allowed() {
+        if decision.is_allowed() {
             return;
         }
         for (charge, status) in iter::zip(check.charges(), decision.statuses()) {

@@ -142,6 +142,12 @@ async fn replay(
                 oracle
                     .decide(clock.now(), &check, &decision)
                     .map_err(differs)?;
+                refusals[0].note(Decided {
+                    now: clock.now(),
+                    check: &check,
+                    decision: &decision,
+                    is_alone: true,
+                });
                 if decision.is_allowed() {
                     admitted.push(Admitted {
                         check,
@@ -276,19 +282,19 @@ fn redis_and_the_refusal_cache_decide_as_the_oracle_does() {
 fn redis(clocks: Clocks, limits: Range<usize>, refusal_cache: Duration) {
     let (runtime, server) = (one_thread(), RedisServer::start());
     let clock = ManualClock::new();
-    // Over one connection, checks are decided in order of arrival. Only with two does a single
-    // check skip the queue.
-    let stores = [2, 1].map(|connections| {
-        server
-            .store()
-            .clock(&clock)
-            .connections(connections)
-            .build()
-            .unwrap()
-    });
     run(clocks, limits, |steps| {
         server.run::<()>("FLUSHALL");
-        let [alone, together] = stores.clone().map(|store| {
+        // Over one connection, checks are decided in order of arrival. Only with two does a single
+        // check skip the queue.
+        let stores = [2, 1].map(|connections| {
+            server
+                .store()
+                .clock(&clock)
+                .connections(connections)
+                .build()
+                .unwrap()
+        });
+        let [alone, together] = stores.map(|store| {
             Limiter::new(store)
                 .deadline(TEST_TIMEOUT)
                 .refusal_cache(refusal_cache)

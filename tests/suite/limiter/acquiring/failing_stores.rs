@@ -106,49 +106,6 @@ async fn a_reply_of_a_share_hides_no_unit_of_the_store() {
     assert_eq!(test.admitted(), ["a", "b"], "by the store");
 }
 
-/// A share has decided a reservation. Its settlement says nothing of what the store has left.
-#[tokio::test(start_paused = true)]
-async fn a_settled_unit_of_a_share_sends_one_caller_and_no_more() {
-    const CALLERS: usize = 50;
-    let test = Test::start();
-    let test = Test {
-        limiter: test.limiter.clone().fail_local(Share::one_of(1)),
-        ..test
-    };
-    let shared = Limit::per_hour("shared", 100);
-    assert!(
-        test.limiter
-            .check(&shared, "all", 100)
-            .await
-            .unwrap()
-            .is_allowed()
-    );
-    test.store.fails.store(true, Ordering::SeqCst);
-    let reservation = test
-        .limiter
-        .reserve(&shared, "all", 1, ms(10_000))
-        .await
-        .unwrap()
-        .unwrap();
-    let _other = test
-        .limiter
-        .reserve(&shared, "all", 1, ms(10_000))
-        .await
-        .unwrap()
-        .unwrap();
-    test.store.fails.store(false, Ordering::SeqCst);
-    for number in 0..CALLERS {
-        let name = &*format!("{number}").leak();
-        test.wait(name, shared_by_all(name, &shared), Duration::MAX)
-            .await;
-    }
-    assert_eq!(test.lines(), CALLERS);
-    test.checks_sent();
-    reservation.settle(0).await.unwrap();
-    let_tasks_run().await;
-    assert!(test.checks_sent() <= 1, "{CALLERS} wait");
-}
-
 /// A settlement times out, so nobody knows when its units are back. It is sent again, and succeeds.
 #[tokio::test(start_paused = true)]
 async fn a_settlement_that_succeeds_at_last_is_not_waited_for_any_more() {
@@ -289,36 +246,4 @@ async fn units_for_which_a_failing_caller_was_woken_go_to_the_next() {
             .was_applied
     );
     gets_its_units(&waiting).await;
-}
-
-/// The store has become too slow for the first caller, whose clone has a short deadline. The second
-/// caller waits long enough.
-#[tokio::test(start_paused = true)]
-async fn units_for_which_a_hasty_caller_was_woken_go_to_a_patient_one() {
-    let store = FaultyStore::new(MemoryStore::new());
-    let patient = Limiter::new(store.clone())
-        .breaker(Breaker::OFF)
-        .deadline(seconds(1));
-    let hasty = patient.clone().deadline(ms(10));
-    let limit = Limit::per("calls", 10, seconds(1_000));
-    let five = Check::new(Charge::new(limit.clone(), "ada", 5).unwrap());
-    let admitted = patient.check_all(five.clone()).await.unwrap();
-    assert!(patient.check(&limit, "ada", 5).await.unwrap().is_allowed());
-    let mut callers = Vec::new();
-    for limiter in [hasty, patient.clone()] {
-        let limit = limit.clone();
-        callers.push(tokio::spawn(async move {
-            limiter.acquire(&limit, "ada", 5, seconds(2_000)).await
-        }));
-        let_tasks_run().await;
-    }
-    store.set(Fault::Slow(ms(50)));
-    assert!(
-        patient
-            .settle(Settlement::new(five, &admitted, |_| Some(0)))
-            .await
-            .unwrap()
-            .was_applied
-    );
-    gets_its_units(&callers[1]).await;
 }

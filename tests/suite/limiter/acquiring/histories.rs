@@ -79,7 +79,8 @@ impl Store for Delayed {
 
 #[derive(Clone, Copy, Debug)]
 struct Kind {
-    most_cost: u64,
+    /// The cost of all callers, since a woken caller that needs more than is left wakes no other.
+    cost: u64,
     /// If callers are in one of two lines, and not in a line each.
     has_two_lines: bool,
     /// If some callers hang up.
@@ -115,7 +116,7 @@ async fn history(seed: u64, kind: Kind) -> Result<(), String> {
     let waiting: Arc<Mutex<BTreeMap<u64, (u64, u64)>>> = Arc::default();
     let (mut callers, mut others) = (JoinSet::new(), JoinSet::new());
     for number in 0..numbers.below(4) + 2 {
-        let (at, cost) = (ms(numbers.below(40)), numbers.below(kind.most_cost) + 1);
+        let (at, cost) = (ms(numbers.below(40)), kind.cost);
         let line = if kind.has_two_lines {
             numbers.below(2)
         } else {
@@ -207,12 +208,12 @@ async fn no_caller_waits_for_units_that_are_left() {
     for seed in 0..3_000 {
         let chosen = |bit: u64| seed >> bit & 1 == 1;
         let (has_two_lines, hang_up, has_checks) = (chosen(0), chosen(1), chosen(2));
-        let (most_cost, most_delay) = (
-            if chosen(3) { 1 } else { 5 },
+        let (cost, most_delay) = (
+            if chosen(3) { 1 } else { 1 + seed % 5 },
             if chosen(4) && chosen(5) { 0 } else { 8 },
         );
         let kind = Kind {
-            most_cost,
+            cost,
             has_two_lines,
             hang_up,
             has_checks,

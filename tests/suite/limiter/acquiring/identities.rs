@@ -3,7 +3,6 @@
 
 use std::time::Duration;
 
-use tokio::time::timeout;
 use tower_sliding_window::{
     Algorithm, Charge, Check, Key, Limit, check::AdmissionId, settlement::Settlement,
 };
@@ -47,58 +46,6 @@ async fn units_settled_under_a_smaller_limit_of_the_identity_wake_callers_under_
     );
     let_tasks_run().await;
     assert_eq!(test.admitted(), ["a"]);
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_reset_under_a_smaller_limit_of_the_identity_wakes_callers_under_a_larger_one() {
-    let test = Test::start();
-    let (free, premium) = (Limit::per_hour("api", 10), Limit::per_hour("api", 1_000));
-    assert!(
-        test.limiter
-            .check(&premium, "ada", 1_000)
-            .await
-            .unwrap()
-            .is_allowed()
-    );
-    test.wait("a", Check::new(of(&premium, "ada", 11)), Duration::MAX)
-        .await;
-    test.limiter.reset(&free, "ada").await.unwrap();
-    assert_eq!(
-        test.limiter
-            .peek(&premium, "ada")
-            .await
-            .unwrap()
-            .remaining(),
-        1_000
-    );
-    let_tasks_run().await;
-    assert_eq!(test.admitted(), ["a"]);
-}
-
-/// Two limits that share nothing but a name and a window. All units of the second are free.
-#[tokio::test(start_paused = true)]
-async fn a_limit_of_another_algorithm_has_a_line_of_its_own() {
-    let test = Test::start();
-    let log = Limit::per_hour("api", 1);
-    let fixed = Limit::per_hour("api", 1).with_algorithm(Algorithm::FIXED_WINDOW);
-    assert!(
-        test.limiter
-            .check(&log, "ada", 1)
-            .await
-            .unwrap()
-            .is_allowed()
-    );
-    test.wait("a", Check::new(of(&log, "ada", 1)), Duration::MAX)
-        .await;
-    assert_eq!(
-        test.limiter.peek(&fixed, "ada").await.unwrap().remaining(),
-        1
-    );
-    let decision = timeout(ms(1_000), test.limiter.acquire(&fixed, "ada", 1, ms(500)))
-        .await
-        .unwrap()
-        .unwrap();
-    assert!(decision.is_allowed(), "{decision:?}");
 }
 
 #[tokio::test(start_paused = true)]

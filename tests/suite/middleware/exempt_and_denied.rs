@@ -62,8 +62,8 @@ fn to(path: &str, headers: &[(&str, &str)]) -> Request<Body> {
 #[tokio::test]
 async fn a_skipped_request_is_not_counted() {
     let layer = layer()
-        .skip(|request| request.uri.path() == "/health")
-        .skip(|request| request.uri.path() == "/ready");
+        .exempt(|request| request.uri.path() == "/health")
+        .exempt(|request| request.uri.path() == "/ready");
     assert_eq!(outcome(&layer, to("/health", &[])).await, (200, false));
     assert_eq!(outcome(&layer, to("/ready", &[])).await, (200, false));
     assert_eq!(
@@ -78,7 +78,7 @@ async fn a_skipped_request_needs_no_key() {
     let layer = RateLimitLayer::new(MemoryStore::new()).limit(CALLS.by(Header::new("x-tenant")));
     assert_eq!(outcome(&layer, request()).await, (400, false));
     assert_eq!(
-        outcome(&layer.skip(|_| true), request()).await,
+        outcome(&layer.exempt(|_| true), request()).await,
         (200, false)
     );
 }
@@ -98,7 +98,7 @@ async fn a_preflight_is_counted_and_stopped_by_cors_outside() {
     for (app, answers) in [
         (app(limits()), [(200, 5), (429, 0), (429, 0)]),
         (
-            app(limits().skip(|request| request.method == Method::OPTIONS)),
+            app(limits().exempt(|request| request.method == Method::OPTIONS)),
             [(200, 5), (200, 5), (200, 5)],
         ),
         (
@@ -134,9 +134,9 @@ async fn deny_lists_come_before_exempt_lists() {
     let tenant = Header::new("x-tenant");
     let [good, bad, both] = ["good", "bad", "both"].map(|tenant_name| tenant.key(tenant_name));
     let layer = layer()
-        .exempt(tenant.clone(), [good, both.clone()])
-        .deny(tenant, [bad, both])
-        .skip(|request| request.uri.path() == "/health");
+        .exempt(tenant.clone().one_of([good, both.clone()]))
+        .deny(tenant.one_of([bad, both]))
+        .exempt(|request| request.uri.path() == "/health");
     let cases = [
         ("/", "good", 200),
         ("/", "bad", 403),
@@ -173,8 +173,8 @@ async fn deny_lists_come_before_exempt_lists() {
 async fn a_request_without_a_key_is_on_no_list() {
     let tenant = Header::new("x-tenant");
     let layer = layer()
-        .deny(tenant.clone(), [tenant.key("")])
-        .exempt(tenant.clone(), [tenant.key("")]);
+        .deny(tenant.clone().one_of([tenant.key("")]))
+        .exempt(tenant.clone().one_of([tenant.key("")]));
     assert_eq!(
         outcome(&layer, to("/", &[("x-counted", "")])).await,
         (200, true)
@@ -192,8 +192,8 @@ async fn a_denied_token_is_denied_in_every_spelling() {
         ApiKey::header("x-api-key", &secret),
     );
     let layer = layer()
-        .deny(bearer.clone(), [bearer.key(LEAKED)])
-        .deny(header.clone(), [header.key(LEAKED)]);
+        .deny(bearer.clone().one_of([bearer.key(LEAKED)]))
+        .deny(header.clone().one_of([header.key(LEAKED)]));
     let authorized = |lines: &[&str]| {
         let mut request = request();
         for line in lines {
@@ -281,16 +281,16 @@ async fn a_denied_token_is_denied_in_every_spelling() {
 async fn an_unreadable_key_is_rejected_by_a_deny_list_and_counted_by_an_exempt_list() {
     let (tenant, counted) = (Header::new("x-tenant"), ("x-counted", ""));
     let twice = [("x-tenant", "7"), ("x-tenant", "7"), counted];
-    let denies = layer().deny(tenant.clone(), [tenant.key("7")]);
+    let denies = layer().deny(tenant.clone().one_of([tenant.key("7")]));
     assert_eq!(outcome(&denies, to("/", &twice)).await, (400, false));
-    let exempts = layer().exempt(tenant.clone(), [tenant.key("7")]);
+    let exempts = layer().exempt(tenant.clone().one_of([tenant.key("7")]));
     assert_eq!(outcome(&exempts, to("/", &twice[..1])).await, (200, false));
     assert_eq!(outcome(&exempts, to("/", &twice)).await, (200, true));
 
     let teapot =
         |_: &Parts| Err(KeyError::invalid("key", "of no use").with_status(StatusCode::IM_A_TEAPOT));
     assert_eq!(
-        outcome(&layer().deny(teapot, []), request()).await,
+        outcome(&layer().deny(teapot.one_of([])), request()).await,
         (418, false)
     );
 }
@@ -308,12 +308,12 @@ async fn an_unknown_peer_is_an_error_for_a_deny_list_and_counted_by_an_exempt_li
     };
     for (layer, unknown, at_home) in [
         (
-            layer().deny(PeerIp::new(), [here.clone()]),
+            layer().deny(PeerIp::new().one_of([here.clone()])),
             (500, false),
             (403, false),
         ),
         (
-            layer().exempt(PeerIp::new(), [here.clone()]),
+            layer().exempt(PeerIp::new().one_of([here.clone()])),
             (200, true),
             (200, false),
         ),
@@ -346,8 +346,8 @@ async fn ranges_of_addresses_are_exempt_or_denied() {
     let office = AddressList::new(["203.0.113.0/28", "2001:db8:7::/48"]).unwrap();
     let abusers = AddressList::new(["198.51.100.0/24", "203.0.113.5", " 192.0.2.64/26 "]).unwrap();
     let layer = layer()
-        .exempt_addresses(PeerIp::new(), &office)
-        .deny_addresses(PeerIp::new(), &abusers);
+        .exempt(PeerIp::new().within(&office))
+        .deny(PeerIp::new().within(&abusers));
     for (peer, expected) in [
         ("203.0.113.1", (200, false)),
         ("::ffff:203.0.113.1", (200, false)),
@@ -449,8 +449,8 @@ async fn a_range_means_what_it_says() {
 async fn a_list_that_is_replaced_holds_for_every_layer_at_once() {
     let list = AddressList::new(["198.51.100.0/24"]).unwrap();
     let layers = [
-        layer().deny_addresses(PeerIp::new(), &list),
-        layer().deny_addresses(PeerIp::new(), &list.clone()),
+        layer().deny(PeerIp::new().within(&list)),
+        layer().deny(PeerIp::new().within(&list.clone())),
     ];
     let statuses = async |peer: &str| {
         let mut statuses = Vec::new();
@@ -517,8 +517,8 @@ async fn behind_a_proxy_the_address_of_the_client_is_on_the_list() {
     let client_ip = ClientIp::behind(["10.1.2.0/28"]).unwrap();
     let list = AddressList::new(["198.51.100.0/24"]).unwrap();
     let layer = layer()
-        .deny_addresses(client_ip.clone(), &list)
-        .exempt_addresses(client_ip, &list);
+        .deny(client_ip.clone().within(&list))
+        .exempt(client_ip.within(&list));
     let forwarded =
         |peer: &str, clients: &str| from(peer, &[("x-forwarded-for", clients), COUNTED]);
     assert_eq!(
@@ -543,9 +543,9 @@ async fn behind_a_proxy_the_address_of_the_client_is_on_the_list() {
 #[tokio::test]
 async fn a_closure_denies() {
     let layer = layer()
-        .skip(|request| request.uri.path() == "/wp-login.php")
-        .deny_if(|request| request.uri.path().ends_with(".php"))
-        .deny_if(|request| request.method == Method::TRACE);
+        .exempt(|request| request.uri.path() == "/wp-login.php")
+        .deny(|request| request.uri.path().ends_with(".php"))
+        .deny(|request| request.method == Method::TRACE);
     let mut trace = to("/", &[]);
     *trace.method_mut() = Method::TRACE;
     assert_eq!(
@@ -635,7 +635,7 @@ async fn extractors_make_keys_from_known_values() {
 #[test]
 fn debug_output_shows_no_listed_key() {
     let tenant = Header::new("x-tenant");
-    let layer = layer().deny(tenant.clone(), [tenant.key("a-name")]);
+    let layer = layer().deny(tenant.clone().one_of([tenant.key("a-name")]));
     assert!(!format!("{layer:?}").contains("a-name"), "{layer:?}");
     assert!(format!("{layer:?}").contains("denied: 1"), "{layer:?}");
 }
