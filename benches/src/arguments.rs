@@ -46,7 +46,7 @@ impl Arguments {
                 Some(scenario) => scenarios.push(scenario),
                 None if argument == "--quick" => is_quick = true,
                 None if argument == "--out" => {
-                    out = Some(arguments.next().ok_or("--out needs a folder")?.into())
+                    out = Some(arguments.next().ok_or("--out needs a folder")?.into());
                 }
                 None => {
                     let names: Vec<&str> = SCENARIOS

@@ -76,7 +76,7 @@ impl Proxy {
                         requests,
                         opened + distance.trip / 2,
                         late,
-                    )
+                    );
                 });
                 spawn(move || carry(server, to_client, distance, replies, opened, lates));
             }

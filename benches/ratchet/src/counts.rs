@@ -1,9 +1,10 @@
 //! The counts that hold on any machine, and that instructions do not show: what redis-server gets
-//! for a decision of a fleet, and whether a second thread makes batches smaller.
+//! for a decision of a fleet, whether a second thread makes batches smaller, and the system calls
+//! of a process.
 //!
 //! No count depends on times: a process asks again when it has its answers.
 
-use std::{iter, process::Command, thread};
+use std::{fs, iter, process::Command, thread, time::Duration};
 
 use tokio::{
     runtime::{Builder, Runtime},
@@ -55,6 +56,7 @@ pub(crate) fn hold() -> Result<bool, String> {
     let three = fleet(&server, 3)?;
     let one_thread = tasks(&server, 1)?;
     let two_threads = tasks(&server, 2)?;
+    let writes = writes(&server);
     let bound = |name, now, most, meaning| Bound {
         name,
         now,
@@ -107,6 +109,13 @@ pub(crate) fn hold() -> Result<bool, String> {
             2.0,
             "a second thread makes batches smaller",
         ),
+        // Nothing counts them on other systems than Linux.
+        bound(
+            "writes of a process, single checks",
+            writes.unwrap_or_default(),
+            1.05,
+            "a process wakes itself, such as for a new timer",
+        ),
     ];
     println!(
         "{:>9} {:>9}  {:>8}  counts of a decision",
@@ -146,7 +155,7 @@ fn fleet(server: &Server, at_once: usize) -> Result<Count, String> {
                     at_once,
                     DECISIONS / PROCESSES / at_once,
                     Dice::new(number as u64),
-                )
+                );
             });
         }
     });
@@ -164,6 +173,22 @@ fn tasks(server: &Server, threads: usize) -> Result<Count, String> {
         }
     });
     Ok(Figures::of(server)?.since(&before))
+}
+
+/// The system calls that write, of a process that asks for one decision after the other. One of
+/// them sends the check.
+fn writes(server: &Server) -> Option<f64> {
+    let mut process = Process::start(server);
+    // With a longer deadline, each decision has a new timer.
+    process.limiter = process.limiter.deadline(Duration::from_secs(1));
+    let written = || {
+        let io = fs::read_to_string("/proc/self/io").ok()?;
+        let calls = io.lines().find_map(|line| line.strip_prefix("syscw: "))?;
+        calls.parse::<u64>().ok()
+    };
+    let before = written()?;
+    process.ask(1, DECISIONS, Dice::new(0));
+    Some((written()? - before) as f64 / DECISIONS as f64)
 }
 
 struct Process {

@@ -138,7 +138,7 @@ fn compare() -> Result<bool, String> {
         .iter()
         .find(|(name, _)| *name == way::PATH)
         .ok_or("the plain request has no path")?;
-    let is_short = way::holds(&plain.1.lines)?;
+    let is_short = way::holds(&plain.1)?;
     for (name, before, now) in &more {
         println!(
             "\n{name}: more than {TOLERANCE} % above its figure in {FILE}. These functions grew:"

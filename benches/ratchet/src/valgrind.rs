@@ -27,6 +27,9 @@ const OF_CLIENT: &[&str] = &["ratchet::paths::counted*"];
 /// random seed. So do the timer and the waiting on time.
 const OF_REDIS: &[&str] = &["readQueryFromClient", "writeToClient", "dictFind"];
 
+/// Bytes.
+pub(crate) const CACHE_LINE: usize = 64;
+
 /// Room for a longer `PATH` than any.
 const MAX_PATH: usize = 8_192;
 
@@ -38,6 +41,8 @@ pub(crate) struct Count {
     pub(crate) functions: BTreeMap<String, u64>,
     /// The lines of the crate that have run: their files in `src`, and their numbers.
     pub(crate) lines: BTreeSet<(String, usize)>,
+    /// The cache lines of code that have run: the program or library, and the number in it.
+    pub(crate) code: BTreeSet<(String, usize)>,
 }
 
 /// The counts of a path by their names: of its client, and of redis-server if it is counted.
@@ -73,9 +78,9 @@ impl Count {
 
     /// Of a file of callgrind. A line that begins with `fn=` names a function, lines that begin
     /// with a position are its own instructions, and the line after `calls=` has those of the
-    /// function that it calls. A position is the number of a line of the source, or its difference
-    /// from the position before. Its file is the last that `fl=`, `fi=` or `fe=` has named: code
-    /// that is inlined keeps its own file.
+    /// function that it calls. A position is the address of an instruction and the number of a line
+    /// of the source, or their differences from the position before. The file of that line is the
+    /// last that `fl=`, `fi=` or `fe=` has named: code that is inlined keeps its own file.
     fn read(file: &FilePath) -> Result<Self, String> {
         let text = fs::read_to_string(file)
             .map_err(|error| format!("valgrind has not written its counts: {error}"))?;
@@ -83,8 +88,9 @@ impl Count {
             (Self::default(), String::new(), Names::default());
         let mut files = Names::default();
         let sources = way::of_root("src/");
-        let mut file = "";
-        let mut position = 0;
+        let (mut file, mut object) = ("", "");
+        let mut objects = Names::default();
+        let mut position = (0, 0);
         let mut lines = text.lines();
         while let Some(line) = lines.next() {
             match line.split_once('=') {
@@ -92,6 +98,8 @@ impl Count {
                 Some(("cfn", name)) => _ = names.of(name),
                 Some(("fl" | "fi" | "fe", name)) => file = files.of(name),
                 Some(("cfi" | "cfl", name)) => _ = files.of(name),
+                Some(("ob", name)) => object = objects.of(name),
+                Some(("cob", name)) => _ = objects.of(name),
                 Some(("calls", _)) => {
                     let of_call = lines.next().unwrap_or_default();
                     position = moved(position, of_call);
@@ -105,11 +113,15 @@ impl Count {
                         .ok()
                         .and_then(FilePath::to_str)
                     {
-                        count.lines.insert((file.to_owned(), position));
+                        count.lines.insert((file.to_owned(), position.1));
                     }
+                    count
+                        .code
+                        .insert((object.to_owned(), position.0 / CACHE_LINE));
                     let own = line
-                        .split_once(' ')
-                        .and_then(|(_, own)| own.parse().ok())
+                        .split(' ')
+                        .nth(2)
+                        .and_then(|own| own.parse().ok())
                         .unwrap_or(0);
                     *count.functions.entry(function.clone()).or_default() += own;
                     count.instructions += own;
@@ -121,16 +133,24 @@ impl Count {
     }
 }
 
-/// The position at the beginning of a line, after this `position`.
-fn moved(position: usize, line: &str) -> usize {
-    let text = line.split(' ').next().unwrap_or_default();
-    let number = |digits: &str| digits.parse::<usize>().unwrap_or_default();
-    match text.split_at(text.len().min(1)) {
-        ("*", _) => position,
-        ("+", by) => position + number(by),
-        ("-", by) => position.saturating_sub(number(by)),
-        _ => number(text),
-    }
+/// The address and the line of the source at the beginning of a line, after this position.
+fn moved((address, line): (usize, usize), text: &str) -> (usize, usize) {
+    let mut words = text.split(' ');
+    let mut next = |known: usize| {
+        let text = words.next().unwrap_or_default();
+        let number = |digits: &str| match digits.strip_prefix("0x") {
+            Some(digits) => usize::from_str_radix(digits, 16),
+            None => digits.parse(),
+        };
+        match text.split_at(text.len().min(1)) {
+            ("*", _) => Ok(known),
+            ("+", by) => number(by).map(|by| known + by),
+            ("-", by) => number(by).map(|by| known.saturating_sub(by)),
+            _ => number(text),
+        }
+        .unwrap_or_default()
+    };
+    (next(address), next(line))
 }
 
 /// A name stands behind its number once, and then the number stands for it.
@@ -225,6 +245,7 @@ fn under_valgrind(program: impl AsRef<OsStr>, toggles: &[&str], counts: &FilePat
         .env("PATH", path);
     command
         .arg("--tool=callgrind")
+        .arg("--dump-instr=yes")
         .arg(format!("--callgrind-out-file={}", counts.display()));
     command
         .args(

@@ -17,6 +17,7 @@ mod memory;
 mod one_client;
 mod pool;
 mod prefetch;
+mod script_time;
 mod server_time;
 mod throughput;
 mod zipf;
@@ -72,6 +73,10 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "server-time",
         run: server_time::run,
+    },
+    Scenario {
+        name: "script-time",
+        run: script_time::run,
     },
     Scenario {
         name: "pool",

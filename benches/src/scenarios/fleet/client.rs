@@ -52,6 +52,8 @@ pub(super) struct Outcome {
     pub(super) errors: u32,
     /// Processor time of the client, in microseconds.
     pub(super) processor: u32,
+    /// The system calls of the client that write: to its connections, and to wake itself.
+    pub(super) writes: u32,
 }
 
 impl Client {
@@ -102,10 +104,12 @@ impl Client {
         let mut numbers = numbers.iter().map(|number| u32::from_le_bytes(*number));
         let errors = numbers.next().expect("a client ends in order");
         let processor = numbers.next().expect("a client ends in order");
+        let writes = numbers.next().expect("a client ends in order");
         Outcome {
             times: numbers.collect(),
             errors,
             processor,
+            writes,
         }
     }
 }
@@ -136,7 +140,7 @@ pub(crate) fn run(arguments: &[String]) {
                     lasting,
                     seed,
                 )
-                .await
+                .await;
             }
             Side::InProcess => load(ours_in_process(WIDE, 10_000_000), rate, lasting, seed).await,
             Side::Governor => load(tower_governor(WIDE), rate, lasting, seed).await,
@@ -157,7 +161,7 @@ async fn load(mut contender: impl Contender, rate: f64, lasting: Duration, seed:
         .lock()
         .read_line(&mut String::new())
         .expect("somebody writes");
-    let before = processor_micros();
+    let before = (processor_micros(), writes());
     let mut arrivals = arrivals(rate, lasting, seed);
     let mut requests = JoinSet::new();
     let mut times = Vec::new();
@@ -179,8 +183,9 @@ async fn load(mut contender: impl Contender, rate: f64, lasting: Duration, seed:
     while let Some(answer) = requests.join_next().await {
         note(answer.expect("a request ends"));
     }
-    let processor = (processor_micros() - before) as u32;
-    for number in [errors, processor].into_iter().chain(times) {
+    let processor = (processor_micros() - before.0) as u32;
+    let writes = (writes() - before.1) as u32;
+    for number in [errors, processor, writes].into_iter().chain(times) {
         out.write_all(&number.to_le_bytes())
             .expect("somebody reads");
     }
@@ -213,4 +218,14 @@ fn processor_micros() -> u64 {
         .and_then(|nanos| nanos.parse::<u64>().ok())
         .expect("a number")
         / 1_000
+}
+
+/// The system calls of this thread that have written.
+fn writes() -> u64 {
+    let io =
+        fs::read_to_string("/proc/thread-self/io").expect("Linux counts the calls of a thread");
+    let calls = io.lines().find_map(|line| line.strip_prefix("syscw: "));
+    calls
+        .and_then(|calls| calls.parse().ok())
+        .expect("a number")
 }

@@ -19,9 +19,10 @@ use crate::{
 };
 
 /// Processes, and the requests a second of all together.
-const FLEETS: [(usize, f64); 6] = [
+const FLEETS: [(usize, f64); 7] = [
     (1, 15_000.0),
     (8, 5_000.0),
+    (8, 8_000.0),
     (8, 15_000.0),
     (32, 15_000.0),
     (8, 25_000.0),
@@ -100,6 +101,8 @@ struct Round {
     bytes: f64,
     /// Processor time of the clients for one decision.
     client: f64,
+    /// Their system calls that write, for one decision.
+    client_writes: f64,
 }
 
 impl Round {
@@ -118,9 +121,9 @@ pub(crate) fn run(effort: Effort) -> Outcome {
         "\nOf Redis, all is for one decision; the times that so many percent of the requests took at most are in milliseconds"
     );
     println!(
-        "| processes, requests a second | side | Redis us: user + system | scripts | reads | writes | bytes in | client us | 50 % | 99 % | 99.9 % | 99.99 % |"
+        "| processes, requests a second | side | Redis us: user + system | scripts | reads | writes | bytes in | client us | client writes | 50 % | 99 % | 99.9 % | 99.99 % |"
     );
-    println!("|---|---|---|---|---|---|---|---|---|---|---|---|");
+    println!("|---|---|---|---|---|---|---|---|---|---|---|---|---|");
     let mut comparisons = Vec::new();
     for (processes, rate) in FLEETS {
         let name = format!("{processes}, {rate}");
@@ -142,7 +145,15 @@ pub(crate) fn run(effort: Effort) -> Outcome {
             &measured[..2],
             |round| round.part(9_900),
         );
-        comparisons.extend([redis_time, p99]);
+        // The last side has no limiter: the rest is what the requests themselves take.
+        let without = Spread::of(measured[3].1.iter().map(|round| round.client)).median;
+        let client = Comparison::of(
+            format!("client time above no limiter, {name}"),
+            Unit::Micros,
+            &measured[..2],
+            |round| round.client - without,
+        );
+        comparisons.extend([redis_time, client, p99]);
     }
     let most = measure_all(
         &Side::OF_A_FLEET,
@@ -237,7 +248,7 @@ fn print_row(name: &str, side: &str, rounds: &[Round]) {
         String::new()
     };
     println!(
-        "| {name} | {side}{note} | {:.1} = {:.1} + {:.1} | {:.2} | {:.2} | {:.2} | {:.0} | {:.1} | {} |",
+        "| {name} | {side}{note} | {:.1} = {:.1} + {:.1} | {:.2} | {:.2} | {:.2} | {:.0} | {:.1} | {:.2} | {} |",
         median(&Round::redis),
         median(&|round| round.user),
         median(&|round| round.system),
@@ -246,6 +257,7 @@ fn print_row(name: &str, side: &str, rounds: &[Round]) {
         median(&|round| round.writes),
         median(&|round| round.bytes),
         median(&|round| round.client),
+        median(&|round| round.client_writes),
         PARTS
             .map(|part| format!("{:.2}", median(&|round| round.part(part) / 1e3)))
             .join(" | "),
@@ -309,6 +321,11 @@ fn measure(server: &Server, side: Side, processes: usize, rate: f64, lasting: Du
         client: outcomes
             .iter()
             .map(|outcome| f64::from(outcome.processor))
+            .sum::<f64>()
+            / decisions,
+        client_writes: outcomes
+            .iter()
+            .map(|outcome| f64::from(outcome.writes))
             .sum::<f64>()
             / decisions,
         times,
