@@ -60,7 +60,7 @@ async fn serve(store: impl Store, store_name: &str) -> Result<(), Box<dyn Error>
     let limiter = Limiter::new(store);
     let limits = RateLimitLayer::new(limiter.clone())
         .limit(CHECKS.by(PeerIp::new()))
-        .skip(is_watch)
+        .exempt(is_watch)
         .respond_with(GrpcResponse)
         .fail_open();
 

@@ -43,7 +43,7 @@ use http::request::Parts;
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
 use tokio::{net::TcpListener, task::JoinSet, time::interval};
 use tower_sliding_window::{
-    Everyone, Header, Limit, Limiter, PeerIp, RateLimitLayer, RedisStore,
+    Everyone, Header, KeyExtractor, Limit, Limiter, PeerIp, RateLimitLayer, RedisStore,
     limiter::{Breaker, Share},
 };
 
@@ -82,8 +82,8 @@ fn app(store: RedisStore, prometheus: PrometheusHandle) -> Router {
         .limit(API_BURST.by(tenant.clone()))
         .limit(API_STEADY.by(tenant.clone()))
         // `nest` has removed the prefix.
-        .skip(|request: &Parts| request.uri.path() == "/health")
-        .deny(tenant.clone(), [tenant.key("eve")])
+        .exempt(|request: &Parts| request.uri.path() == "/health")
+        .deny(tenant.clone().one_of([tenant.key("eve")]))
         .fail_open();
     let login = RateLimitLayer::new(store.clone())
         .named("login")

@@ -99,7 +99,7 @@ mod tests {
             .unwrap();
         let held = HeldPlaces::default();
         let hold = |ticket, lease, bytes| {
-            held.hold(ticket, decision.clone(), Instant::now() + lease, bytes)
+            held.hold(ticket, decision.clone(), Instant::now() + lease, bytes);
         };
         for ticket in 0..MOST_HELD as u64 {
             assert!(!held.is_full());

@@ -1,7 +1,7 @@
 //! The key of a limit: its parts, read from a request, or from texts of a program or of Envoy.
 
 use anyhow::{Context, Result, bail, ensure};
-use axum::http::{HeaderName, request::Parts};
+use axum::http::request::Parts;
 use tower_sliding_window::{
     ApiKey, ClientIp, Header, Key, KeyExtractor, Secret, extract::KeyError,
 };
@@ -70,19 +70,21 @@ impl Part {
     fn read(text: &str, sources: &Sources) -> Result<Self> {
         let (kind, name) = text.split_once(':').unwrap_or((text, ""));
         let header = || {
-            HeaderName::from_bytes(name.as_bytes())
-                .with_context(|| format!("the key {text:?} names no header"))
+            name.parse::<Header>().with_context(|| {
+                format!("the key {text:?} names no header that is a key; an address is \"client\"")
+            })
         };
         Ok(match kind {
             "client" if name.is_empty() => Self::Client(sources.client.clone()),
             "text" if name.is_empty() => Self::Text,
-            "header" => Self::Header(Header::new(header()?)),
+            "header" => Self::Header(header()?),
             "api-key" => {
                 let secret = sources
                     .secret
                     .as_ref()
                     .context("an API key needs secret = { env = \"..\" }")?;
-                Self::ApiKey(ApiKey::header(header()?, secret))
+                header()?;
+                Self::ApiKey(ApiKey::header(name, secret))
             }
             "path" if !name.is_empty() => {
                 let name = if sources.ignore_case {

@@ -184,7 +184,7 @@ impl History {
                 at,
                 units: 1,
                 kind,
-            })
+            });
         });
     }
 

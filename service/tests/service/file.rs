@@ -131,6 +131,14 @@ fn each_mistake_is_told_with_its_place() {
             &["names no header"],
         ),
         (
+            second("path = \"/b\"\nkey = [\"header:authorization\"]\nlimits = [\"b=5/min\"]"),
+            &["header:authorization", "one value in several ways"],
+        ),
+        (
+            second("path = \"/b\"\nkey = [\"header:X-Forwarded-For\"]\nlimits = [\"b=5/min\"]"),
+            &["header:X-Forwarded-For", "an address is \"client\""],
+        ),
+        (
             second("path = \"/b\"\nkey = [\"api-key:x-api-key\"]\nlimits = [\"b=5/min\"]"),
             &["secret"],
         ),
