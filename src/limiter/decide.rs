@@ -71,7 +71,7 @@ impl Future for Asking {
         let mut outcome = match outcome {
             // The store has not answered in time, so this is no answer for the breaker.
             Ok(Ok(refusal)) if refusal.is_estimate() => Ok(refusal),
-            outcome => core.heard(reply, part, outcome),
+            outcome => core.heard(reply, part, check.as_deref(), outcome),
         };
         if let (Some(asked_after), Some(check)) = (this.asked_after, &check) {
             outcome = outcome.map(|decision| core.note(check, decision, asked_after));
@@ -390,6 +390,7 @@ impl Core {
         &self,
         call: &Deadline<StoreFuture<T>>,
         part: Option<Arc<str>>,
+        check: Option<&Check>,
         outcome: Result<Result<T, StoreError>, Error>,
     ) -> Result<T, Error> {
         let outcome = outcome.and_then(|reply| Ok(reply?));
@@ -398,8 +399,10 @@ impl Core {
             self.round_trip
                 .has_answered_within(part.as_deref(), call.took())
         };
+        let is_crowded =
+            || check.is_some_and(|check| self.crowded.as_ref().is_some_and(|all| all.has(check)));
         if !matches!(outcome, Err(Error::TimedOut { .. }))
-            || call.blames_store() && !has_waited_for_others()
+            || call.blames_store() && !has_waited_for_others() && !is_crowded()
         {
             // The caller may have polled the reply late. So the call counts as no longer than its
             // deadline, even if more time has passed.

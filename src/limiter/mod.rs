@@ -56,7 +56,10 @@ pub use crate::local::Breaker;
 use crate::{
     decision::RETRY_RESERVED_AFTER,
     error::Error,
-    local::{Detachable, Owed, Prefetches, Refusals, RoundTrip, SHORTEST_DEADLINE, SharedBreaker},
+    local::{
+        Crowded, Detachable, Owed, Prefetches, Refusals, RoundTrip, SHORTEST_DEADLINE,
+        SharedBreaker,
+    },
     logging::warn,
     store::{MemoryStore, Store},
 };
@@ -89,6 +92,8 @@ struct Core {
     breaker: SharedBreaker,
     /// The round trip of the store. Zero if the store does not tell its round trip.
     round_trip: Arc<RoundTrip>,
+    /// The limits and keys whose timeouts the breaker does not count.
+    crowded: Option<Arc<Crowded>>,
     /// `None` if the store has no prefetches.
     prefetches: Option<Arc<Prefetches>>,
     lines: Arc<Lines>,
@@ -114,6 +119,7 @@ impl Limiter {
     pub fn new(store: impl Store) -> Self {
         let local_state = store.local_state();
         let round_trip = local_state.map(|state| Arc::clone(&state.round_trip));
+        let crowded = local_state.map(|state| Arc::clone(&state.crowded));
         let core = Core {
             deadline: None,
             retry_reserved_after: RETRY_RESERVED_AFTER,
@@ -123,6 +129,7 @@ impl Limiter {
                 Some(state) => state.breaker(),
                 None => SharedBreaker::new(Breaker::default()),
             },
+            crowded,
             round_trip: round_trip.unwrap_or_else(|| Arc::new(RoundTrip::new(SHORTEST_DEADLINE))),
             prefetches: local_state.and_then(|state| state.prefetches.clone()),
             lines: Arc::default(),

@@ -335,7 +335,7 @@ impl Core {
         } else {
             let mut reply = Deadline::new(call(&*self.store), self.deadline(), Duration::ZERO);
             let outcome = (&mut reply).await;
-            self.heard(&reply, part, outcome)
+            self.heard(&reply, part, None, outcome)
         };
         outcome.inspect_err(|error| metrics::failed(error.label(), &self.layer))
     }

@@ -9,6 +9,7 @@
 //! limiter also provides the calls to the store that the local state needs, such as probes.
 
 mod breaker;
+mod crowded;
 mod owed;
 mod prefetch;
 mod refusals;
@@ -24,6 +25,7 @@ pub(crate) use self::round_trip::LONGEST_DEADLINE;
 use self::{breaker::BreakerState, refusals::Generations};
 pub(crate) use self::{
     breaker::SharedBreaker,
+    crowded::Crowded,
     owed::{Detachable, Holder, Owed, SharedPlaces, Underway},
     prefetch::{KeptHolding, Prefetches, Step},
     refusals::{Lookup, Refusals},
@@ -61,7 +63,8 @@ const MAX_FAILURES: u32 = 10_000;
 ///    timeout does not count if the request had already used more than half of the deadline when
 ///    the call to the store began. A timeout also does not count if a `RedisStore` has meanwhile
 ///    answered a call that was sent later. Then the check has only waited in the queue of this
-///    process.
+///    process. Nor does it count if more equal checks wait for Redis than their limit can admit:
+///    a client that floods the store must not open the breaker, and pass by fail-open.
 /// 5. While the breaker is open, a probe goes to the store every 200 ms by default. A probe is a
 ///    copy of a check that the open breaker has stopped, with a cost of 0. No caller waits for a
 ///    probe. The deadline of a probe is the longest deadline of the callers whose checks were
@@ -144,6 +147,7 @@ pub struct LocalState {
     /// store.
     pub(crate) owed: Arc<Owed>,
     pub(crate) round_trip: Arc<RoundTrip>,
+    pub(crate) crowded: Arc<Crowded>,
 }
 
 /// A call to the store that is on its way, and outdates the refusals and prefetches of some limits
@@ -169,6 +173,7 @@ impl LocalState {
             prefetches: None,
             owed: Arc::default(),
             round_trip: Arc::new(RoundTrip::new(first_deadline)),
+            crowded: Arc::default(),
         }
     }
 

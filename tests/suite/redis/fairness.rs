@@ -9,7 +9,9 @@ use std::{
 };
 
 use tokio::{task::JoinSet, time::sleep};
-use tower_sliding_window::{Charge, Check, Error, Limit, Limiter, RedisStore, limiter::Breaker};
+use tower_sliding_window::{
+    Charge, Check, Decision, Error, Limit, Limiter, RedisStore, limiter::Breaker,
+};
 
 use crate::support::{TEST_TIMEOUT, ms, proxy::Proxy, redis_server::RedisServer, seconds};
 
@@ -188,16 +190,43 @@ async fn a_crowd_keeps_no_breaker_closed() {
     let few = Limit::per_hour("few", 3);
     assert!(limiter.check(&few, "first", 1).await.unwrap().is_allowed());
     server.pause();
+    let mut all = JoinSet::new();
+    for number in 0..500_u64 {
+        all.spawn(limiter.check(&few, "mallory", 1));
+        if number % 10 == 0 {
+            all.spawn(limiter.check(&few, number, 1));
+        }
+        sleep(ms(2)).await;
+    }
+    let outcomes = all.join_all().await;
+    server.resume();
+    let open = outcomes.iter().filter(|outcome| is_open(outcome)).count();
+    assert!(open > 300, "the breaker has refused only {open} of 550");
+}
+
+/// Redis stands still, and one key floods it. Its own timeouts open no breaker, so it passes no
+/// more than its limit by fail-open.
+#[tokio::test]
+async fn a_crowd_opens_no_breaker() {
+    let server = RedisServer::start();
+    let limiter = Limiter::new(server.store().build().unwrap()).deadline(ms(200));
+    let few = Limit::per_hour("few", 10);
+    assert!(limiter.check(&few, "first", 1).await.unwrap().is_allowed());
+    server.pause();
     let mut crowd = JoinSet::new();
     for _ in 0..500 {
         crowd.spawn(limiter.check(&few, "mallory", 1));
-        sleep(ms(2)).await;
+        sleep(ms(1)).await;
     }
     let outcomes = crowd.join_all().await;
     server.resume();
-    let is_open = |outcome: &&Result<_, Error>| matches!(outcome, Err(Error::BreakerOpen(_)));
-    let open = outcomes.iter().filter(is_open).count();
-    assert!(open > 300, "the breaker has refused only {open} of 500");
+    assert!(!outcomes.iter().any(is_open));
+    let failed = outcomes.iter().filter(|outcome| outcome.is_err()).count();
+    assert!((10..=14).contains(&failed), "{failed} of 10 have no answer");
+}
+
+fn is_open(outcome: &Result<Decision, Error>) -> bool {
+    matches!(outcome, Err(Error::BreakerOpen(_)))
 }
 
 /// One key sends thousands of checks at once. The checks of others do not wait for all of them.

@@ -303,6 +303,9 @@ async fn a_refusal_shows_the_figures_of_all_slots() {
         for _ in 0..4 {
             let decision = limiter.check_all(whole()).await.unwrap();
             all.push((decision.is_allowed(), figures(&decision)));
+            // What other slots have counted for a refused check is given back behind the answer.
+            falls_to(&limiter, &streams, "a", 2).await;
+            falls_to(&limiter, &counted, "d", 4).await;
             held.push(decision);
         }
         seen.push(all);

@@ -27,6 +27,7 @@ use crate::{
     decision::Decision,
     error::{StoreError, StoreErrorKind},
     key::Digester,
+    local::Crowded,
     store::redis::connect::ASKING,
 };
 
@@ -62,6 +63,8 @@ pub(super) struct Admission {
     digester: Digester,
     /// The crowds of equal checks, by the digest of the checks.
     pub(super) crowds: Crowds,
+    /// The breaker counts no timeouts of the limits and keys that are crowded.
+    crowded: Arc<Crowded>,
     /// The number of callers that have stopped waiting since cancelled jobs were last removed. Some
     /// of their jobs may have left the queue meanwhile.
     pub(super) cancelled: usize,
@@ -88,11 +91,12 @@ pub(super) struct Admitted {
 }
 
 impl Admission {
-    pub(super) fn new(capacity: usize) -> Self {
+    pub(super) fn new(capacity: usize, crowded: Arc<Crowded>) -> Self {
         Self {
             capacity,
             digester: Digester::default(),
             crowds: Crowds::default(),
+            crowded,
             cancelled: 0,
             first_end: None,
             time_per_check: Duration::ZERO,
@@ -127,6 +131,11 @@ impl Admission {
         }
         let crowd = job.crowd.as_ref();
         if let Some(crowd) = crowd.filter(|crowd| crowd.refuses(job.check())) {
+            let refusing = job
+                .check()
+                .charges()
+                .filter(|charge| crowd.is_full_for(charge));
+            refusing.for_each(|charge| self.crowded.note(charge, job.deadline));
             let refusal = crowd.refusal(job.check());
             if turn.is_some() || job.is_part || is_too_long {
                 return Err(Box::new(Ok((refusal, false))));
@@ -244,7 +253,7 @@ mod tests {
             (0..checks).for_each(|key| waiting.push(key, 1));
             Self {
                 waiting,
-                admission: Admission::new(CAPACITY),
+                admission: Admission::new(CAPACITY, Arc::default()),
                 now: Instant::now(),
             }
         }
@@ -271,7 +280,7 @@ mod tests {
             seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
             (seed >> 33) % sides
         };
-        let mut admission = Admission::new(CAPACITY);
+        let mut admission = Admission::new(CAPACITY, Arc::default());
         admission.time_per_check = Duration::from_millis(1);
         let mut long = 0;
         for round in 0..100 {

@@ -9,7 +9,7 @@ use std::{
 };
 
 use crate::{
-    check::{AdmissionId, Check},
+    check::{AdmissionId, Charge, Check},
     decision::{Decision, LimitStatus},
     key::{ByDigest, Digester},
 };
@@ -77,12 +77,15 @@ impl Crowd {
     /// The refusal of this check.
     pub(super) fn refusal(&self, check: &Check) -> Decision {
         Decision::new(check, SystemTime::now(), AdmissionId::fresh(), |charge| {
-            let most = charge.limit().units().checked_div(charge.units());
-            LimitStatus::estimate(
-                charge,
-                charge.can_refuse() && most.is_some_and(|most| self.ahead() >= most),
-            )
+            LimitStatus::estimate(charge, self.is_full_for(charge))
         })
+    }
+
+    /// Returns true if the limit of this charge of the check can never admit more equal ones than
+    /// are ahead.
+    pub(super) fn is_full_for(&self, charge: &Charge) -> bool {
+        let most = charge.limit().units().checked_div(charge.units());
+        charge.can_refuse() && most.is_some_and(|most| self.ahead() >= most)
     }
 
     /// Notes that the check is sent.

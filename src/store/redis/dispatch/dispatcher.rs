@@ -184,7 +184,11 @@ impl Dispatcher {
         } else {
             1
         };
-        let queue = || Queue::new(server.settings.connections as usize, CAPACITY / count);
+        let crowded = &common.local_state.crowded;
+        let queue = || {
+            let connections = server.settings.connections as usize;
+            Queue::new(connections, CAPACITY / count, Arc::clone(crowded))
+        };
         let queues = iter::repeat_with(|| [[queue(), queue()], [queue(), queue()]])
             .take(count)
             .collect();

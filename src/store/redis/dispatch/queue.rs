@@ -38,7 +38,7 @@ use super::{
     job::{Answer, Job},
     turns::Turns,
 };
-use crate::{decision::Decision, metrics};
+use crate::{decision::Decision, local::Crowded, metrics};
 
 /// The most checks in flight that have skipped the queue. For so few checks, a task and a batch for
 /// each of them would cost this process more than they save.
@@ -66,13 +66,13 @@ struct State {
 }
 
 impl Queue {
-    pub(super) fn new(max_in_flight: usize, capacity: usize) -> Arc<Self> {
+    pub(super) fn new(max_in_flight: usize, capacity: usize, crowded: Arc<Crowded>) -> Arc<Self> {
         Arc::new(Self {
             max_in_flight,
             is_gathering: AtomicBool::new(false),
             state: Mutex::new(State {
                 waiting: Turns::default(),
-                admission: Admission::new(capacity),
+                admission: Admission::new(capacity, crowded),
                 in_flight: 0,
                 alone: 0,
                 until_alone: 0,
@@ -305,7 +305,7 @@ mod tests {
     #[test]
     fn a_check_that_takes_a_place_is_not_sent_after_its_deadline() {
         on_one_thread(|| {
-            let queue = Queue::new(2, 4);
+            let queue = Queue::new(2, 4, Arc::default());
             let push = |deadline| {
                 let check =
                     Check::new(Charge::new(Limit::concurrent("places", 1), "ada", 1).unwrap());
@@ -344,7 +344,7 @@ mod tests {
         }
 
         on_one_thread(|| {
-            let queue = Queue::new(2, 4);
+            let queue = Queue::new(2, 4, Arc::default());
             let (answer, _caller) = queue.push(all_logins()).unwrap();
             let asks = Arc::new(AsksAgain {
                 queue: Arc::clone(&queue),
@@ -376,7 +376,7 @@ mod tests {
     #[test]
     fn copies_that_have_their_answers_are_ahead_of_no_other() {
         on_one_thread(|| {
-            let queue = Queue::new(2, CAPACITY);
+            let queue = Queue::new(2, CAPACITY, Arc::default());
             let push = |is_part| {
                 let mut job = Job::decide(login(1, 1), Duration::MAX);
                 job.is_part = is_part;
@@ -396,7 +396,7 @@ mod tests {
     #[test]
     fn only_a_check_behind_its_copies_is_given_back() {
         on_one_thread(|| {
-            let queue = Queue::new(2, CAPACITY);
+            let queue = Queue::new(2, CAPACITY, Arc::default());
             let push = || queue.push(Job::decide(login(1, 1), Duration::MAX)).unwrap();
             let callers: Vec<_> = (0..=LOGINS.units()).map(|_| push()).collect();
             let job = next_as_copies(&queue);
@@ -420,7 +420,7 @@ mod tests {
     #[test]
     fn crowds_in_flight_are_searched_rarely() {
         on_one_thread(|| {
-            let queue = Queue::new(100, CAPACITY);
+            let queue = Queue::new(100, CAPACITY, Arc::default());
             let (mut kept, mut callers, mut searches) = (Vec::new(), Vec::new(), Vec::new());
             for key in 0..4_096 {
                 let job = Job::decide(login(key, 1), Duration::MAX);
@@ -440,7 +440,7 @@ mod tests {
     #[test]
     fn a_check_on_its_way_is_ahead_although_its_caller_has_left() {
         on_one_thread(|| {
-            let queue = Queue::new(2, 4);
+            let queue = Queue::new(2, 4, Arc::default());
             let push = |is_waiting| {
                 let mut check = login(1, LOGINS.units());
                 check.is_waiting = is_waiting;
@@ -464,7 +464,7 @@ mod tests {
     #[test]
     fn a_check_is_refused_that_would_wait_for_longer_than_its_caller() {
         on_one_thread(|| {
-            let queue = Queue::new(4, CAPACITY);
+            let queue = Queue::new(4, CAPACITY, Arc::default());
             let mut callers = Vec::new();
             let _permit = queue.batch_permit(|| 0);
             let mut push =
@@ -494,7 +494,7 @@ mod tests {
     #[test]
     fn few_checks_of_a_slow_server_are_refused() {
         on_one_thread(|| {
-            let queue = Queue::new(1, CAPACITY);
+            let queue = Queue::new(1, CAPACITY, Arc::default());
             let mut callers = Vec::new();
             let _permit = queue.batch_permit(|| 0);
             queue.lock().admission.time_per_check = Duration::from_micros(200);
@@ -508,7 +508,7 @@ mod tests {
     #[test]
     fn callers_that_have_left_refuse_no_other() {
         on_one_thread(|| {
-            let queue = Queue::new(4, CAPACITY);
+            let queue = Queue::new(4, CAPACITY, Arc::default());
             let callers: Vec<_> = (0..2_000).map(|key| push(&queue, key, 50)).collect();
             queue.lock().admission.time_per_check = Duration::from_micros(100);
             assert!(push(&queue, 2_000, 50).is_err());
@@ -523,7 +523,7 @@ mod tests {
     #[test]
     fn no_more_equal_checks_wait_than_their_limit_admits() {
         on_one_thread(|| {
-            let queue = Queue::new(4, CAPACITY);
+            let queue = Queue::new(4, CAPACITY, Arc::default());
             let mut callers = Vec::new();
             let push = |key: u64, cost| queue.push(Job::decide(login(key, cost), Duration::MAX));
             let check_of = |cost| Charge::new(LOGINS, 9_999, cost).unwrap();
@@ -569,7 +569,7 @@ mod tests {
     #[test]
     fn a_check_that_follows_checks_in_company_does_not_skip_the_queue() {
         on_one_thread(|| {
-            let queue = Queue::new(4, 10);
+            let queue = Queue::new(4, 10, Arc::default());
             let serve = |keys: &[u64]| {
                 let callers: Vec<_> = keys.iter().map(|key| push(&queue, *key, 50)).collect();
                 let mut permit = queue.batch_permit(|| 0).unwrap();
@@ -605,7 +605,7 @@ mod tests {
     #[test]
     fn a_queue_full_of_checks_takes_settlements() {
         on_one_thread(|| {
-            let queue = Queue::new(1, 10);
+            let queue = Queue::new(1, 10, Arc::default());
             let local_state = LocalState::by(&ManualClock::new());
             let checks: Vec<_> = (0..12)
                 .map_while(|key| push(&queue, key, 50).ok())
@@ -639,7 +639,7 @@ mod tests {
     #[test]
     fn prefetches_leave_the_queue_to_the_checks_of_callers() {
         on_one_thread(|| {
-            let queue = Queue::new(1, 640);
+            let queue = Queue::new(1, 640, Arc::default());
             let mut callers = Vec::new();
             let mut push = |charge: Charge| {
                 let pushed = queue.push(Job::decide(Check::new(charge), Duration::MAX));
@@ -707,7 +707,7 @@ mod models {
             // interrupt a thread at most twice.
             orders.preemption_bound = (threads > 2).then_some(2);
             orders.check(move || {
-                let queue = Queue::new(max_in_flight, 4);
+                let queue = Queue::new(max_in_flight, 4, Arc::default());
                 let callers: Vec<_> = ["ada", "bob", "cy"][..threads]
                     .iter()
                     .map(|key| {
@@ -731,7 +731,7 @@ mod models {
     #[test]
     fn a_cancelled_job_is_sent_or_not_and_no_other_is_lost() {
         loom::model(|| {
-            let queue = Queue::new(1, 4);
+            let queue = Queue::new(1, 4, Arc::default());
             let leaving = {
                 let queue = Arc::clone(&queue);
                 spawn(move || {
@@ -751,7 +751,7 @@ mod models {
     #[test]
     fn a_lone_check_gives_its_permit_back() {
         loom::model(|| {
-            let queue = Queue::new(2, 4);
+            let queue = Queue::new(2, 4, Arc::default());
             let send = |queue: &Arc<Queue>, key| match queue.lone_permit() {
                 Some(permit) => {
                     drop(permit);
