@@ -182,26 +182,34 @@ async fn a_check_behind_as_many_as_its_limit_admits_is_refused_at_once() {
     );
 }
 
-/// Redis stands still, and one key floods it. The refusals of this key are no answers of Redis.
+/// Redis stands still, and one key floods it. The refusals of this key are no answers of Redis, and
+/// the timeouts of others count, also under a limit that they share with it.
 #[tokio::test]
 async fn a_crowd_keeps_no_breaker_closed() {
     let server = RedisServer::start();
     let limiter = Limiter::new(server.store().build().unwrap()).deadline(ms(50));
-    let few = Limit::per_hour("few", 3);
-    assert!(limiter.check(&few, "first", 1).await.unwrap().is_allowed());
+    let (few, all) = (Limit::per_hour("few", 3), Limit::per_hour("all", 20));
+    let ask = |key: u64| {
+        let of_all = Charge::new(all.clone(), "all", 1).unwrap();
+        let check = Check::new(Charge::new(few.clone(), key, 1).unwrap());
+        limiter.check_all(check.and(of_all).unwrap())
+    };
+    assert!(ask(1_000).await.unwrap().is_allowed());
     server.pause();
-    let mut all = JoinSet::new();
-    for number in 0..500_u64 {
-        all.spawn(limiter.check(&few, "mallory", 1));
-        if number % 10 == 0 {
-            all.spawn(limiter.check(&few, number, 1));
+    let mut asked = JoinSet::new();
+    for number in 0..500 {
+        for _ in 0..4 {
+            asked.spawn(ask(0));
+        }
+        if number % 10 == 9 {
+            asked.spawn(ask(number));
         }
         sleep(ms(2)).await;
     }
-    let outcomes = all.join_all().await;
+    let outcomes = asked.join_all().await;
     server.resume();
     let open = outcomes.iter().filter(|outcome| is_open(outcome)).count();
-    assert!(open > 300, "the breaker has refused only {open} of 550");
+    assert!(open > 1_000, "the breaker has refused only {open} of 2,050");
 }
 
 /// Redis stands still, and one key floods it. Its own timeouts open no breaker, so it passes no

@@ -18,7 +18,7 @@ use std::{
 };
 
 use super::{
-    crowds::{Crowd, Crowds, most_admitted},
+    crowds::{Crowd, Crowds, most_admitted, tightest},
     job::{Answer, Job},
     turns::{FEW, MAX_BATCH, Turns},
 };
@@ -63,7 +63,7 @@ pub(super) struct Admission {
     digester: Digester,
     /// The crowds of equal checks, by the digest of the checks.
     pub(super) crowds: Crowds,
-    /// The breaker counts no timeouts of the limits and keys that are crowded.
+    /// The limits and keys of which more checks wait than can be admitted.
     crowded: Arc<Crowded>,
     /// The number of callers that have stopped waiting since cancelled jobs were last removed. Some
     /// of their jobs may have left the queue meanwhile.
@@ -131,11 +131,9 @@ impl Admission {
         }
         let crowd = job.crowd.as_ref();
         if let Some(crowd) = crowd.filter(|crowd| crowd.refuses(job.check())) {
-            let refusing = job
-                .check()
-                .charges()
-                .filter(|charge| crowd.is_full_for(charge));
-            refusing.for_each(|charge| self.crowded.note(charge, job.deadline));
+            if let Some((_, charge)) = tightest(job.check()) {
+                self.crowded.note(charge, job.deadline);
+            }
             let refusal = crowd.refusal(job.check());
             if turn.is_some() || job.is_part || is_too_long {
                 return Err(Box::new(Ok((refusal, false))));

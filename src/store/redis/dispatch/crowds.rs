@@ -77,15 +77,9 @@ impl Crowd {
     /// The refusal of this check.
     pub(super) fn refusal(&self, check: &Check) -> Decision {
         Decision::new(check, SystemTime::now(), AdmissionId::fresh(), |charge| {
-            LimitStatus::estimate(charge, self.is_full_for(charge))
+            let is_full = most_of(charge).is_some_and(|most| self.ahead() >= most);
+            LimitStatus::estimate(charge, charge.can_refuse() && is_full)
         })
-    }
-
-    /// Returns true if the limit of this charge of the check can never admit more equal ones than
-    /// are ahead.
-    pub(super) fn is_full_for(&self, charge: &Charge) -> bool {
-        let most = charge.limit().units().checked_div(charge.units());
-        charge.can_refuse() && most.is_some_and(|most| self.ahead() >= most)
     }
 
     /// Notes that the check is sent.
@@ -115,14 +109,24 @@ impl Drop for Crowd {
 }
 
 /// The most equal checks that the limits of this check can admit while they wait. `None` if no
-/// limit bounds the number. Units of a short window may leave meanwhile. An id may have been
-/// counted before, which only the store knows. A caller in line may be behind its own last try.
+/// limit bounds the number.
 pub(super) fn most_admitted(check: &Check) -> Option<u64> {
+    tightest(check).map(|(most, _)| most)
+}
+
+/// The charge that bounds the number of equal checks that can be admitted, and this number. Units
+/// of a short window may leave meanwhile. An id may have been counted before, which only the store
+/// knows. A caller in line may be behind its own last try.
+pub(super) fn tightest(check: &Check) -> Option<(u64, &Charge)> {
     let charges = check
         .charges()
         .filter(|charge| check.id().is_none() && !check.is_waiting && charge.can_refuse())
         .filter(|charge| charge.limit().window() >= SHORTEST_WINDOW);
     charges
-        .filter_map(|charge| charge.limit().units().checked_div(charge.units()))
-        .min()
+        .filter_map(|charge| Some((most_of(charge)?, charge)))
+        .min_by_key(|(most, _)| *most)
+}
+
+fn most_of(charge: &Charge) -> Option<u64> {
+    charge.limit().units().checked_div(charge.units())
 }
