@@ -40,6 +40,7 @@
 //! ```
 
 use std::{
+    borrow::Cow,
     collections::HashMap,
     fmt,
     hash::{BuildHasher, BuildHasherDefault, Hash, Hasher, RandomState},
@@ -178,9 +179,6 @@ impl fmt::Debug for Key {
 pub(crate) struct Digester(RandomState);
 
 impl Digester {
-    /// The most bytes that are joined without an allocation.
-    const JOINED: usize = 128;
-
     /// Returns the digest of 128 bits, which stands for a limit and a key themselves. Its lower
     /// half is their digest of 64 bits. `name` is the limit's name, and `rest` is a number for the
     /// rest of the limit's identity.
@@ -200,12 +198,7 @@ impl Digester {
             key.namespace.as_bytes(),
             key.value(),
         ];
-        // One write of all parts takes half the time of a write for each part.
-        let mut bytes = [0; Self::JOINED];
-        match join(&parts, &mut bytes) {
-            Some(length) => self.of(&bytes[..length]),
-            None => self.of(&parts.concat()),
-        }
+        self.of(&joined(&parts, &mut [0; JOINED]))
     }
 
     #[inline(always)]
@@ -228,6 +221,19 @@ fn folded(bytes: &[u8], key: u64) -> u64 {
         let product = u128::from(factors.0) * u128::from(factors.1);
         product as u64 ^ (product >> 64) as u64
     })
+}
+
+/// The most bytes that are joined without an allocation.
+pub(crate) const JOINED: usize = 128;
+
+/// All parts, one after the other, for a hash. One write of all parts takes half the time of a
+/// write for each part.
+#[inline(always)]
+pub(crate) fn joined<'a>(parts: &[&[u8]], bytes: &'a mut [u8; JOINED]) -> Cow<'a, [u8]> {
+    match join(parts, bytes) {
+        Some(length) => Cow::Borrowed(&bytes[..length]),
+        None => Cow::Owned(parts.concat()),
+    }
 }
 
 /// Writes all parts into `bytes`, one after the other. Returns their length, or `None` if there is

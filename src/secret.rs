@@ -9,8 +9,7 @@
 
 use std::{array, fmt};
 
-use hmac::{Hmac, KeyInit, Mac};
-use sha2::Sha256;
+use blake3::{Hash, derive_key, keyed_hash};
 
 use crate::{config_error::ConfigError, key::Key};
 
@@ -29,16 +28,19 @@ const PUBLIC: [&str; 4] = [
 /// The length of a hash, which is truncated to 128 bits.
 const HASH_BYTES: usize = 16;
 
+/// The domain of secrets themselves.
+const SECRET: &str = "tower-sliding-window secret v1";
+
 /// The domain of credentials.
-const CREDENTIALS: &[u8] = b"tower-sliding-window api key v1\0";
+const CREDENTIALS: &str = "tower-sliding-window api key v1";
 
 /// A secret for keyed hashes. Use the same secret on all instances that share a store.
 ///
-/// A `Secret` contains only a state that is derived from the secret, and `Debug` shows nothing of
-/// the state. With a new secret, all windows start empty, since every key has a new hash.
+/// A `Secret` contains only a key that is derived from the secret, and `Debug` shows nothing of
+/// this key. With a new secret, all windows start empty, since every key has a new hash.
 #[derive(Clone)]
 pub struct Secret {
-    mac: Hmac<Sha256>,
+    key: [u8; 32],
 }
 
 impl Secret {
@@ -51,29 +53,27 @@ impl Secret {
     /// one byte again and again.
     pub fn new(secret: impl AsRef<[u8]>) -> Result<Self, ConfigError> {
         let secret = secret.as_ref();
-        // HMAC takes a secret of any length, so `new_from_slice` cannot fail. The function returns
-        // an error only because its trait demands one.
         let has = |text: &str| {
             secret
                 .windows(text.len())
                 .any(|part| part == text.as_bytes())
         };
-        let fault = match Hmac::new_from_slice(secret) {
-            Ok(_) if PUBLIC.into_iter().any(has) => "must not stand in an example".to_owned(),
-            Ok(mac)
-                if secret.len() >= MIN_BYTES && secret.iter().any(|byte| *byte != secret[0]) =>
-            {
-                return Ok(Self { mac });
-            }
-            Ok(_) if secret.len() >= MIN_BYTES => "must not be one byte again and again".to_owned(),
-            _ => format!("must have at least {MIN_BYTES} bytes, not {}", secret.len()),
+        let fault = if PUBLIC.into_iter().any(has) {
+            "must not stand in an example".to_owned()
+        } else if secret.len() < MIN_BYTES {
+            format!("must have at least {MIN_BYTES} bytes, not {}", secret.len())
+        } else if secret.iter().all(|byte| *byte == secret[0]) {
+            "must not be one byte again and again".to_owned()
+        } else {
+            let key = derive_key(SECRET, secret);
+            return Ok(Self { key });
         };
         let text = format!("a secret {fault}: `openssl rand -hex 32` makes one");
         Err(ConfigError::new(text))
     }
 
-    /// The key of a secret value, such as an access token: the first 128 bits of the value's
-    /// HMAC-SHA-256. For API keys in requests there is [`ApiKey`](crate::ApiKey).
+    /// The key of a secret value, such as an access token: the first 128 bits of the value's keyed
+    /// BLAKE3 hash. For API keys in requests there is [`ApiKey`](crate::ApiKey).
     ///
     /// ```no_run
     /// use tower_sliding_window::Secret;
@@ -83,28 +83,25 @@ impl Secret {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn key(&self, namespace: &'static str, value: &str) -> Key {
-        Key::new(
-            namespace,
-            self.domain(CREDENTIALS).hash(&[value.as_bytes()]),
-        )
+        Key::new(namespace, self.domain(CREDENTIALS).hash(value.as_bytes()))
     }
 
     /// Derives the secret of a domain. A domain is a purpose of the hashes, and the hashes of one
-    /// domain reveal nothing about the hashes of another. The name of a domain ends with its only
-    /// NUL, so no name is the beginning of another name.
-    pub(crate) fn domain(&self, name: &'static [u8]) -> Self {
-        let mut mac = self.mac.clone();
-        mac.update(name);
-        Self { mac }
+    /// domain reveal nothing about the hashes of another.
+    pub(crate) fn domain(&self, name: &str) -> Self {
+        let key = derive_key(name, &self.key);
+        Self { key }
     }
 
-    /// Returns the first 128 bits of the HMAC-SHA-256 of all `parts`, one after the other.
-    pub(crate) fn hash(&self, parts: &[&[u8]]) -> [u8; HASH_BYTES] {
-        let mut mac = self.mac.clone();
-        parts.iter().for_each(|part| mac.update(part));
-        let full = mac.finalize().into_bytes();
-        array::from_fn(|index| full[index])
+    /// Returns the first 128 bits of the keyed hash.
+    pub(crate) fn hash(&self, bytes: &[u8]) -> [u8; HASH_BYTES] {
+        truncated(keyed_hash(&self.key, bytes))
     }
+}
+
+/// The first 128 bits of a hash.
+pub(crate) fn truncated(hash: Hash) -> [u8; HASH_BYTES] {
+    array::from_fn(|index| hash.as_bytes()[index])
 }
 
 impl fmt::Debug for Secret {
@@ -117,8 +114,7 @@ impl fmt::Debug for Secret {
 mod tests {
     use super::*;
 
-    /// The hash is made by `printf 'tower-sliding-window api key v1\0t0ken' | openssl dgst -sha256
-    /// -hmac ...`. If a new version made other hashes, all windows would start empty.
+    /// If a new version made other hashes, all windows would start empty.
     #[test]
     fn the_hash_stays_what_it_is() {
         let secret = Secret::new("a secret that only the tests know").unwrap();
@@ -128,6 +124,6 @@ mod tests {
             .iter()
             .map(|byte| format!("{byte:02x}"))
             .collect();
-        assert_eq!(hex, "303a30854aea6c5ad970fb9266f3b07c");
+        assert_eq!(hex, "994f2658a251e886b83a73899b0b5ecb");
     }
 }

@@ -85,9 +85,9 @@ impl KeyExtractor for Header {
 
 /// An API key from a header, or a bearer token, as a keyed hash.
 ///
-/// The key is the first 128 bits of HMAC-SHA-256 under your [`Secret`]. The token itself is neither
-/// kept, nor logged, nor sent to a store. A request whose token is absent, repeated, empty, not
-/// UTF-8 or longer than 4 KiB gets a 401.
+/// The key is the first 128 bits of a BLAKE3 hash that your [`Secret`] keys. The token itself is
+/// neither kept, nor logged, nor sent to a store. A request whose token is absent, repeated, empty,
+/// not UTF-8 or longer than 4 KiB gets a 401.
 ///
 /// The token is not verified. A client that makes up tokens gets all units of the limit again for
 /// each token. So put the layer behind your authentication, or add a limit by address.

@@ -118,7 +118,7 @@ impl RedisStoreBuilder {
     /// the same key. All instances that share limits need the same secret. Changing or removing the
     /// secret starts every window anew.
     ///
-    /// Default: none. Without a secret, the keys in Redis have a plain SHA-256 of the values.
+    /// Default: none. Without a secret, the keys in Redis have a plain BLAKE3 hash of the values.
     /// Anyone who sees these keys, by `MONITOR`, in a dump or on a replica, can try all possible
     /// values within minutes: every IPv4 address, or every name on a list. An
     /// [`ApiKey`](crate::ApiKey) is always hashed with its own secret first.

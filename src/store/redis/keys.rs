@@ -1,32 +1,30 @@
 //! The layout of the keys in Redis: `<prefix>:{<digest>}:<limit>/<window>`. The name of the
 //! algorithm follows as `:<algorithm>`, except for the exact log.
 //!
-//! 1. The digest is the first 128 bits of a hash of the [`Key`]'s namespace and value: HMAC-SHA-256
-//!    if the store has a secret, else SHA-256. It has 22 characters of base64url (RFC 4648, section
+//! 1. The digest is the first 128 bits of the BLAKE3 hash of the [`Key`]'s namespace and value,
+//!    keyed if the store has a secret. It has 22 characters of base64url (RFC 4648, section
 //!    5). The value itself is never part of a Redis key, so a client cannot reach the key of
 //!    another client. Without a secret, a reader of Redis can find a value by trying all possible
 //!    values, if there are few possible values.
 //! 2. The braces are a cluster's hash tag. So all limits of one [`Key`] are in one slot, and the
 //!    keys spread over all slots.
 //! 3. Name, window and algorithm are a limit's identity. The window is written as in the text of a
-//!    limit: `login=5/min` counts in `tsw1:{uAmvOtciwcWGtISCdGweJA}:login/min`.
+//!    limit: `login=5/min` counts in `tsw1:{UeHXs0Ucg6aO500kcLta5A}:login/min`.
 //! 4. The default prefix carries the version of the layout.
 
 use std::{array, fmt::Write};
 
-use sha2::{Digest, Sha256};
-
 use crate::{
     algorithm::Kind,
-    key::Key,
+    key::{JOINED, Key, joined},
     limit::{Identity, Limit, text::write_window},
-    secret::Secret,
+    secret::{Secret, truncated},
 };
 
 pub(super) const DEFAULT_PREFIX: &str = "tsw1";
 
-/// The domain of the HMAC, which is the purpose of its hashes: see `Secret::domain`.
-const DOMAIN: &[u8] = b"tower-sliding-window redis key v1\0";
+/// The purpose of the keyed hashes: see `Secret::domain`.
+const DOMAIN: &str = "tower-sliding-window redis key v1";
 
 /// The number of characters of a digest. Each has six bits, except the last, which has two.
 const DIGEST_LENGTH: usize = 22;
@@ -97,17 +95,12 @@ impl Keys {
         // the same bytes.
         let length = (key.namespace().len() as u64).to_le_bytes();
         let parts = [&length, key.namespace().as_bytes(), key.value()];
-        let digest = match &self.domain {
-            Some(domain) => u128::from_be_bytes(domain.hash(&parts)),
-            None => {
-                let mut sha = Sha256::new();
-                for part in parts {
-                    sha.update(part);
-                }
-                let full = sha.finalize();
-                u128::from_be_bytes(array::from_fn(|index| full[index]))
-            }
-        };
+        let mut bytes = [0; JOINED];
+        let bytes = joined(&parts, &mut bytes);
+        let digest = u128::from_be_bytes(match &self.domain {
+            Some(domain) => domain.hash(&bytes),
+            None => truncated(blake3::hash(&bytes)),
+        });
         // Each character takes six bits, the highest first.
         array::from_fn(|index| BASE64URL[(digest << (6 * index) >> 122) as usize])
     }
@@ -141,12 +134,12 @@ mod tests {
         assert_eq!(rest, ":login/min");
     }
 
-    /// The digest is SHA-256 over the length of "tenant" in eight bytes, "tenant", and "7". With
+    /// The digest is BLAKE3 over the length of "tenant" in eight bytes, "tenant", and "7". With
     /// another digest, all counts would be forgotten.
     #[test]
     fn the_digest_stays_what_it_is() {
         let text = plain("tsw1").of(&Limit::per_minute("login", 5), &Key::new("tenant", "7"));
-        assert_eq!(text, "tsw1:{uAmvOtciwcWGtISCdGweJA}:login/min");
+        assert_eq!(text, "tsw1:{UeHXs0Ucg6aO500kcLta5A}:login/min");
     }
 
     #[test]
@@ -165,17 +158,17 @@ mod tests {
         ];
         for (limit, end) in ends {
             let text = plain("tsw1").of(&limit, &Key::new("tenant", "7"));
-            assert_eq!(text, format!("tsw1:{{uAmvOtciwcWGtISCdGweJA}}:{end}"));
+            assert_eq!(text, format!("tsw1:{{UeHXs0Ucg6aO500kcLta5A}}:{end}"));
         }
     }
 
-    /// The digest is HMAC-SHA-256 over the domain and the bytes of the test above.
+    /// The digest is BLAKE3 over the bytes of the test above, keyed by the secret of the domain.
     #[test]
     fn the_digest_under_a_secret_stays_what_it_is() {
         let limit = Limit::per_minute("login", 5);
         let key = Key::new("tenant", "7");
         let text = keyed("a secret that only the tests know").of(&limit, &key);
-        assert_eq!(text, "tsw1:{weHqiYKMni9dJG7HCQF8fw}:login/min");
+        assert_eq!(text, "tsw1:{YWzSpMKbslgrcCEfoSdj5g}:login/min");
         assert_ne!(
             text,
             keyed("another secret that only tests know").of(&limit, &key)
@@ -191,9 +184,9 @@ mod tests {
         );
     }
 
-    /// This slot is the reply to `CLUSTER KEYSLOT tsw1:{uAmvOtciwcWGtISCdGweJA}:login/min`.
+    /// This slot is the reply to `CLUSTER KEYSLOT tsw1:{UeHXs0Ucg6aO500kcLta5A}:login/min`.
     #[test]
     fn the_slot_is_that_of_the_digest() {
-        assert_eq!(plain("tsw1").hash_slot(&Key::new("tenant", "7")), 4364);
+        assert_eq!(plain("tsw1").hash_slot(&Key::new("tenant", "7")), 4023);
     }
 }

@@ -1,6 +1,5 @@
 //! Keys are hashed with a secret of the store, so that a reader of Redis cannot find them by trial.
 
-use sha2::{Digest, Sha256};
 use tower_sliding_window::{Key, Limit, Limiter, Secret};
 
 use crate::support::{TEST_TIMEOUT, redis_server::RedisServer};
@@ -22,12 +21,13 @@ fn address(last: u8) -> Key {
 
 /// The digest of a key without a secret, which anyone can compute: base64url of the first 128 bits.
 fn unkeyed(key: &Key) -> String {
-    let mut sha = Sha256::new();
-    sha.update((key.namespace().len() as u64).to_le_bytes());
-    sha.update(key.namespace());
-    sha.update(key.value());
-    let bits: String = sha
+    let mut hash = blake3::Hasher::new();
+    hash.update(&(key.namespace().len() as u64).to_le_bytes());
+    hash.update(key.namespace().as_bytes());
+    hash.update(key.value());
+    let bits: String = hash
         .finalize()
+        .as_bytes()
         .iter()
         .take(16)
         .map(|byte| format!("{byte:08b}"))
