@@ -35,5 +35,14 @@ if is_expiry_telling and short and #short == 24 then
     if expiry then call('PEXPIREAT', key, expiry) end
     return struct.pack('<ddd', now, size + 1, left < window and left or window)
   end
+  -- The log is full, and no entry has left: one more unit fits when the oldest leaves. The general
+  -- way moves entries that are ahead of the clock.
+  if size == units and left > 0 then
+    local oldest = call('ZREVRANGE', key, '0', '0', 'WITHSCORES')[2]
+    local leaves = oldest and oldest + 0 < 0 and window - oldest - now
+    if leaves and leaves > 0 and call('ZCOUNT', key, '-inf', '(' .. score) == 0 then
+      return { now, { 0, -1, size, leaves, 0, leaves, leaves } }
+    end
+  end
   known_expires, known_size = expires, size
 end
