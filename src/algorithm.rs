@@ -127,7 +127,7 @@ impl Algorithm {
         }
     }
 
-    /// Whether the algorithm is a log, exact or compact.
+    /// True if the algorithm is a log, exact or compact.
     pub(crate) const fn is_log(self) -> bool {
         matches!(self.kind, Kind::Log | Kind::Compact { .. })
     }

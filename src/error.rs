@@ -104,7 +104,7 @@ impl Error {
         self
     }
 
-    /// Whether the failure may be over soon, so that a caller with time to wait asks again.
+    /// True if the failure may be over soon, so that a caller with time to wait asks again.
     pub(crate) fn may_pass(&self) -> bool {
         match self {
             Self::TimedOut { .. } => true,
@@ -120,7 +120,7 @@ impl Error {
         }
     }
 
-    /// Whether a breaker counts the error as a failure of the store.
+    /// True if a breaker counts the error as a failure of the store.
     pub(crate) fn is_the_stores(&self) -> bool {
         match self {
             Self::TimedOut { .. } => true,
@@ -138,7 +138,7 @@ pub struct NeverFits {
     pub limit: Limit,
     /// The cost that is too large.
     pub cost: u64,
-    /// Whether the limit is [hidden](crate::Charge::hidden) from clients.
+    /// True if the limit is [hidden](crate::Charge::hidden) from clients.
     pub is_hidden: bool,
 }
 

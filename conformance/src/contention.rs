@@ -37,9 +37,9 @@ struct Gate {
 
 #[derive(Default)]
 struct State {
-    /// Whether further readers are stopped.
+    /// True if further readers are stopped.
     stops: bool,
-    /// Whether the stopped readers go on.
+    /// True if the stopped readers go on.
     is_open: bool,
     stopped: usize,
     /// The threads that have decided after the clock went on.

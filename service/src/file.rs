@@ -144,7 +144,7 @@ impl File {
         })
     }
 
-    /// Whether all is the same that is read only at the start.
+    /// True if all is the same that is read only at the start.
     pub(crate) fn has_settings_of(&self, other: &Self) -> bool {
         let settings = |file: &Self| {
             (

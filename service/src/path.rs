@@ -105,7 +105,7 @@ pub(crate) fn pattern(text: &str) -> Result<String> {
     Ok(resolved)
 }
 
-/// Whether a pattern has a value of this name.
+/// True if a pattern has a value of this name.
 pub(crate) fn has_value(pattern: &str, name: &str) -> bool {
     pattern.contains(&format!("{{{name}}}")) || pattern.contains(&format!("{{*{name}}}"))
 }

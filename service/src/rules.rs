@@ -30,7 +30,7 @@ pub(crate) struct Rules {
     ignore_case: bool,
     pub(crate) questions: Option<Questions>,
     pub(crate) refusal_status: Option<StatusCode>,
-    /// Whether the log has said that a question cannot be answered. Clients could fill it.
+    /// True if the log has said that a question cannot be answered. Clients could fill it.
     pub(crate) has_told_of_questions: AtomicBool,
 }
 

@@ -22,9 +22,9 @@ pub struct Charge {
     lease: u64,
     takes: Takes,
     is_shadow: bool,
-    /// Whether the limit is [hidden](Self::hidden) from clients.
+    /// True if the limit is [hidden](Self::hidden) from clients.
     pub(crate) is_hidden: bool,
-    /// Whether the charge is a [ban](Self::ban), or asks for one.
+    /// True if the charge is a [ban](Self::ban), or asks for one.
     pub(crate) is_ban: bool,
 }
 
@@ -210,7 +210,7 @@ impl Charge {
         (life > 0).then(|| Duration::from_micros(life))
     }
 
-    /// Whether the charge may be spent out of prefetches.
+    /// True if the charge may be spent out of prefetches.
     pub(crate) fn is_prefetched(&self) -> bool {
         let is_plain = self.cost > 0 && self.lease == 0 && self.takes == Takes::IfAdmitted;
         is_plain && self.limit.prefetch_life().is_some()
@@ -258,7 +258,7 @@ impl Charge {
         self.limit.is_one_with(&other.limit) && self.key == other.key
     }
 
-    /// Whether the charge is of the most frequent kind: it counts exactly, and is either counted or
+    /// True if the charge is of the most frequent kind: it counts exactly, and is either counted or
     /// refused.
     #[cfg(feature = "redis")]
     pub(crate) fn is_plain(&self) -> bool {
@@ -316,7 +316,7 @@ impl Charge {
         self.takes == Takes::Always
     }
 
-    /// Whether every admission under the limit has an entry of its own.
+    /// True if every admission under the limit has an entry of its own.
     pub(crate) fn is_exact(&self) -> bool {
         matches!(self.limit.algorithm().kind, Kind::Log | Kind::Concurrent)
     }
@@ -327,12 +327,12 @@ impl Charge {
         self.is_exact() || self.lease > 0
     }
 
-    /// Whether the entry of an admission shows the time of the admission to the microsecond.
+    /// True if the entry of an admission shows the time of the admission to the microsecond.
     pub(crate) fn keeps_time(&self) -> bool {
         matches!(self.limit.algorithm().kind, Kind::Log)
     }
 
-    /// Whether an admission takes a place of a concurrent limit.
+    /// True if an admission takes a place of a concurrent limit.
     #[inline]
     pub(crate) fn takes_place(&self) -> bool {
         self.limit.is_concurrent() && self.units() > 0
@@ -349,12 +349,12 @@ impl Charge {
         self.lease_micros().map(Duration::from_micros)
     }
 
-    /// Whether the charge is in the [shadow](Self::in_shadow).
+    /// True if the charge is in the [shadow](Self::in_shadow).
     pub fn is_shadow(&self) -> bool {
         self.is_shadow
     }
 
-    /// Whether it makes no difference which caller gets which admission, if several callers have
+    /// True if it makes no difference which caller gets which admission, if several callers have
     /// charges that are equal to this charge.
     #[cfg(feature = "redis")]
     pub(crate) fn is_interchangeable(&self) -> bool {
@@ -368,7 +368,7 @@ impl Charge {
         self.lease == 0 && self.takes == Takes::IfAdmitted && !self.is_shadow && !is_told_apart
     }
 
-    /// Whether the charge can refuse the check at all.
+    /// True if the charge can refuse the check at all.
     pub(crate) fn can_refuse(&self) -> bool {
         self.cost > 0 && !self.is_shadow && !self.is_spent()
     }

@@ -150,7 +150,7 @@ impl Check {
             .unwrap_or(&mut self.first) = charge;
     }
 
-    /// Whether all charges may be spent out of prefetches.
+    /// True if all charges may be spent out of prefetches.
     pub(crate) fn is_prefetched(&self) -> bool {
         self.id.is_none() && self.charges().all(Charge::is_prefetched)
     }
@@ -159,7 +159,7 @@ impl Check {
         self.charges().any(Charge::can_refuse)
     }
 
-    /// Whether an admission takes a place of a concurrent limit.
+    /// True if an admission takes a place of a concurrent limit.
     #[inline]
     pub(crate) fn takes_place(&self) -> bool {
         // Most checks have one charge.
@@ -223,7 +223,7 @@ impl Check {
         (first, rest)
     }
 
-    /// Whether the store may give the admission of either check to the caller of the other, if no
+    /// True if the store may give the admission of either check to the caller of the other, if no
     /// caller has given an id. The two checks then have equal charges, and all of their charges are
     /// [interchangeable](Charge::is_interchangeable).
     #[cfg(feature = "redis")]

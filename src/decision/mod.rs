@@ -93,7 +93,7 @@ struct Fields {
 struct Origin {
     /// The failure of the store, if this process has decided in the place of the store.
     instead_of: Option<Arc<Error>>,
-    /// Whether the decision is a remembered refusal, repeated because the store has failed.
+    /// True if the decision is a remembered refusal, repeated because the store has failed.
     is_repeated: bool,
     places: Option<Arc<dyn Places>>,
     /// The decision of the layers further out.
@@ -154,7 +154,7 @@ impl Decision {
         self
     }
 
-    /// Whether the decision is the store's, or the refusal cache has repeated a refusal of the
+    /// True if the decision is the store's, or the refusal cache has repeated a refusal of the
     /// store without asking it. `false` if the store has failed to decide the check: then this
     /// process has decided, or has repeated a remembered refusal.
     pub(crate) fn is_the_stores(&self) -> bool {
@@ -164,7 +164,7 @@ impl Decision {
             .is_none_or(|origin| origin.instead_of.is_none() && !origin.is_repeated)
     }
 
-    /// Whether the decision is a refusal that is expected, and the store has told none of its
+    /// True if the decision is a refusal that is expected, and the store has told none of its
     /// figures.
     pub(crate) fn is_estimate(&self) -> bool {
         self.statuses().all(|status| status.is_estimate)
@@ -269,7 +269,7 @@ impl Decision {
         Duration::from_micros(self.waited.into())
     }
 
-    /// Whether the layer that made this decision has also made one of the decisions further out.
+    /// True if the layer that made this decision has also made one of the decisions further out.
     /// Then the request has gone through this layer twice, and is counted twice.
     pub(crate) fn counts_twice(&self) -> bool {
         self.layers().skip(1).any(|outer| outer.layer == self.layer)
@@ -301,7 +301,7 @@ impl Decision {
         iter::once(first).chain(rest)
     }
 
-    /// Whether the check was admitted and counted.
+    /// True if the check was admitted and counted.
     #[must_use]
     pub fn is_allowed(&self) -> bool {
         self.statuses().all(|status| status.refuses().is_none())
@@ -314,7 +314,7 @@ impl Decision {
         self.statuses().filter_map(LimitStatus::refuses).max()
     }
 
-    /// Whether the check was refused, and would have been admitted without the reserved units.
+    /// True if the check was refused, and would have been admitted without the reserved units.
     pub(crate) fn is_refused_by_reservations(&self) -> bool {
         !self.is_allowed() && self.refusing().all(LimitStatus::is_refused_by_reservations)
     }
@@ -372,7 +372,7 @@ impl Decision {
         self.layers().find_map(Self::own_cause)
     }
 
-    /// Whether the decision holds places of [concurrent](crate::Limit::concurrent) limits. The
+    /// True if the decision holds places of [concurrent](crate::Limit::concurrent) limits. The
     /// places are held until the last clone of the decision is dropped.
     ///
     /// 1. A layer drops its clone when the body of the response has ended or was dropped. With
@@ -391,7 +391,7 @@ impl Decision {
         self.places().next().is_some()
     }
 
-    /// Whether the decision has lost a place: the place was free for a time, or may be free now, so
+    /// True if the decision has lost a place: the place was free for a time, or may be free now, so
     /// that another request may have got the place. A place is lost if the process stands still, or
     /// does not reach Redis, for longer than the [life](crate::Limit::freed_after) of a place. A
     /// place is also lost if Redis loses the entry of the place. More places than the limit has may

@@ -73,7 +73,7 @@ pub struct Settlement {
     pub at: SystemTime,
     /// The actual cost of each charge. `None` leaves a charge as it is.
     costs: Vec<Option<u64>>,
-    /// Whether this process decided in the store's place.
+    /// True if this process decided in the store's place.
     pub(crate) is_local: bool,
 }
 
@@ -82,7 +82,7 @@ pub struct Settlement {
 pub struct Settled {
     /// The status of each limit of [`Settlement::check`] after the settlement. Refuses nothing.
     pub decision: Decision,
-    /// Whether the settlement was counted under at least one of the limits. Also `true` if the
+    /// True if the settlement was counted under at least one of the limits. Also `true` if the
     /// store has sent the settlement again because a reply was lost. `false` if the store did not
     /// find the admission, and gave back nothing. A store does not find the admission in these
     /// cases:

@@ -16,7 +16,7 @@ pub struct LimitStatus {
     /// The used units that are [reserved](Charge::reserve), and may be given back. Under a
     /// [concurrent](Limit::concurrent) limit, all used units are reserved.
     pub reserved: u64,
-    /// Whether the limit is in the [shadow](Charge::in_shadow).
+    /// True if the limit is in the [shadow](Charge::in_shadow).
     pub is_shadow: bool,
     /// The time until fewer units count, if no place of a concurrent limit is freed before.
     pub(crate) leaves_after: Duration,
@@ -24,9 +24,9 @@ pub struct LimitStatus {
     pub(crate) waits: Option<(Duration, Duration)>,
     /// The retry time if only reserved units are in the way.
     reserved_after: Duration,
-    /// Whether the charge is [hidden](Charge::hidden).
+    /// True if the charge is [hidden](Charge::hidden).
     pub(super) is_hidden: bool,
-    /// Whether the charge has asked for units. A charge of spent units and a charge at no cost ask
+    /// True if the charge has asked for units. A charge of spent units and a charge at no cost ask
     /// for none.
     #[cfg_attr(
         not(feature = "metrics"),
@@ -34,7 +34,7 @@ pub struct LimitStatus {
     )]
     pub(crate) has_asked: bool,
     is_ban: bool,
-    /// Whether the figures are an estimate of this process, and not figures of the store.
+    /// True if the figures are an estimate of this process, and not figures of the store.
     pub(crate) is_estimate: bool,
 }
 
@@ -128,7 +128,7 @@ impl LimitStatus {
         self
     }
 
-    /// Whether the limit refuses, and reserved units may be the reason.
+    /// True if the limit refuses, and reserved units may be the reason.
     #[inline]
     pub(crate) fn waits_for_reserved(&self) -> bool {
         self.waits.is_some() && (self.reserved > 0 || self.limit.is_concurrent())
@@ -191,13 +191,13 @@ impl LimitStatus {
             .map(|(least, most)| self.reserved_after.max(least).min(most))
     }
 
-    /// Whether the limit refused the check, and would not have refused it without the reserved
+    /// True if the limit refused the check, and would not have refused it without the reserved
     /// units.
     pub fn is_refused_by_reservations(&self) -> bool {
         self.reserved > 0 && self.waits.is_some_and(|(least, _)| least.is_zero())
     }
 
-    /// Whether the limit is [hidden](Charge::hidden) from clients. A [ban](crate::KeyedLimit::ban)
+    /// True if the limit is [hidden](Charge::hidden) from clients. A [ban](crate::KeyedLimit::ban)
     /// is hidden until it begins. A limit is also hidden if the check is refused [without the
     /// store](crate::Limiter::refusal_cache), and the figures of the limit are not known. Unknown
     /// figures are zero.

@@ -298,14 +298,14 @@ impl Limit {
         self.identity.algorithm
     }
 
-    /// Whether the limit is [concurrent](Self::concurrent), and counts the admissions that have not
+    /// True if the limit is [concurrent](Self::concurrent), and counts the admissions that have not
     /// ended yet.
     #[inline]
     pub const fn is_concurrent(&self) -> bool {
         matches!(self.identity.algorithm.kind, Kind::Concurrent)
     }
 
-    /// Whether all windows of the limit are as long as [`window`](Self::window) says. Periods of
+    /// True if all windows of the limit are as long as [`window`](Self::window) says. Periods of
     /// the calendar differ, and a concurrent limit has no windows.
     pub(crate) const fn has_length(&self) -> bool {
         matches!(
@@ -334,7 +334,7 @@ impl Limit {
         self.algorithm().recorded_at(now, self.window_micros())
     }
 
-    /// Whether both limits share their units.
+    /// True if both limits share their units.
     // Few checks compare their limits. If this function were inlined, the compiler would no longer
     // inline some functions that all checks need.
     #[inline(never)]

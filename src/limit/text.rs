@@ -28,7 +28,7 @@ const WINDOW_RULE: &str = "a limit's window must be 1 ms to 365 days";
 
 pub(super) const LIFE_RULE: &str = "the window of a concurrent limit must be 1 s to 365 days";
 
-/// Whether the window is allowed for a concurrent limit. The window is the time for which a place
+/// True if the window is allowed for a concurrent limit. The window is the time for which a place
 /// is kept without a renewal. With less than a second, there would be too little time to repeat a
 /// renewal that has failed.
 pub(super) const fn is_life(window: Duration) -> bool {
@@ -50,7 +50,7 @@ pub(super) const fn broken_rule(name: &str, units: u64, window: Duration) -> Opt
     }
 }
 
-/// Whether `text` is 1 to 64 characters of `[A-Za-z0-9_.-]`. These characters need no escapes in
+/// True if `text` is 1 to 64 characters of `[A-Za-z0-9_.-]`. These characters need no escapes in
 /// Redis keys and headers.
 pub(crate) const fn is_fixed_alphabet(text: &str) -> bool {
     let bytes = text.as_bytes();

@@ -57,7 +57,7 @@ thread_local! {
 pub(super) struct Timer {
     // The timer is boxed, so that futures that need no timer stay small.
     sleep: Option<OwnedSleep>,
-    /// Whether the thread may keep the timer.
+    /// True if the thread may keep the timer.
     is_brief: bool,
 }
 
@@ -153,7 +153,7 @@ impl<F> Deadline<F> {
         }
     }
 
-    /// Whether the future has been pending.
+    /// True if the future has been pending.
     pub(super) fn has_begun(&self) -> bool {
         self.timer.end().is_some()
     }
@@ -169,7 +169,7 @@ impl<F> Deadline<F> {
         self.waited.saturating_add(self.took())
     }
 
-    /// Whether a timeout says something about the store. The timeout says nothing if the request
+    /// True if a timeout says something about the store. The timeout says nothing if the request
     /// had spent more than half of the deadline before the call, or if the timeout was noticed so
     /// late that the caller's runtime must have been blocked.
     pub(super) fn blames_store(&self) -> bool {

@@ -371,7 +371,7 @@ impl Core {
         })
     }
 
-    /// Takes note of the store's reply in the refusal cache.
+    /// Updates the refusal cache by the store's reply.
     #[inline]
     pub(super) fn learn(&self, lookup: Option<Lookup>, check: &Check, decision: &Decision) {
         let (Some(refusals), Some(lookup)) = (&self.refusals, lookup) else {

@@ -21,9 +21,9 @@ use crate::{
 };
 
 impl Core {
-    /// Takes note of a decision by the store. After an admission, begins to take prefetches if
-    /// checks of the key are frequent and there is a runtime. After a refusal, gives back the units
-    /// that this process holds, if the check would fit once they are given back.
+    /// Learns from a decision by the store. After an admission, begins to take prefetches if checks
+    /// of the key are frequent and there is a runtime. After a refusal, gives back the units that
+    /// this process holds, if the check would fit once they are given back.
     pub(super) fn note(&self, check: &Check, decision: Decision, asked_after: u64) -> Decision {
         let Some(prefetches) = &self.prefetches else {
             return decision;

@@ -87,13 +87,13 @@ impl SharedBreaker {
         Self(Arc::clone(state))
     }
 
-    /// Whether the breaker may be open for any part of the store and any deadline.
+    /// True if the breaker may be open for any part of the store and any deadline.
     #[inline]
     pub(crate) fn may_be_open(&self) -> bool {
         self.0.count.load(Ordering::Relaxed) > 0
     }
 
-    /// Whether the breaker keeps checks of this part with this deadline from the store.
+    /// True if the breaker keeps checks of this part with this deadline from the store.
     pub(crate) fn is_open_for(&self, part: impl FnOnce() -> Part, deadline: Duration) -> bool {
         self.may_be_open()
             && self

@@ -32,7 +32,7 @@ impl Crowded {
         }
     }
 
-    /// Whether any charge of a check is crowded.
+    /// True if any charge of a check is crowded.
     pub(crate) fn has(&self, check: &Check) -> bool {
         let is_crowded = |charge: &Charge| {
             let until = self.until.get(&charge.digest(&self.digester));

@@ -225,9 +225,9 @@ impl LocalState {
         outdated
     }
 
-    /// Takes note of the time from a call to its answer. A store that may be far away calls this
-    /// method for each answer, as `RedisStore` does. Then the [default
-    /// deadline](crate::Limiter::deadline) and the prefetches suit the distance of the store.
+    /// Records the time from a call to its answer. A store that may be far away calls this method
+    /// for each answer, as `RedisStore` does. Then the [default deadline](crate::Limiter::deadline)
+    /// and the prefetches suit the distance of the store.
     pub fn answered_in(&self, time: Duration) {
         self.round_trip.answered_in(time);
     }

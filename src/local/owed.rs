@@ -70,8 +70,7 @@ pub(crate) trait Holder: Send + Sync {
 }
 
 impl Owed {
-    /// Takes note that a call begins. `shutdown` waits for this call until the returned value is
-    /// dropped.
+    /// Begins a call. `shutdown` waits for this call until the returned value is dropped.
     pub(crate) fn begin(&self) -> Underway {
         self.underway.subscribe()
     }
@@ -95,7 +94,7 @@ impl Owed {
         Some(new)
     }
 
-    /// Takes note that a holder may have something to give back from now on. A holder may register
+    /// Registers a holder that may have something to give back from now on. A holder may register
     /// again.
     pub(crate) fn register<H: Holder + 'static>(&self, holder: &Arc<H>) {
         let holder: Weak<dyn Holder> = Arc::downgrade(holder) as _;

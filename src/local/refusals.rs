@@ -56,7 +56,7 @@ type Table = Cache<u64, Arc<Refusal>, UnitWeighter, BuildHasherDefault<Prehashed
 #[derive(Clone)]
 pub(crate) struct Refusals {
     max_age: Duration,
-    /// Whether each check asks the store. If so, a remembered refusal is used only when the store
+    /// True if each check asks the store. If so, a remembered refusal is used only when the store
     /// fails.
     pub(crate) is_asking: bool,
     pub(super) generations: Arc<Generations>,
@@ -89,7 +89,7 @@ struct Refusal {
 struct Known {
     refusal: Arc<Refusal>,
     refuses: bool,
-    /// Whether it is sure that no units were given back since the refusal.
+    /// True if it is sure that no units were given back since the refusal.
     is_sure: bool,
 }
 
@@ -98,10 +98,10 @@ struct Known {
 pub(crate) struct Lookup {
     asked_at: u64,
     generation: u64,
-    /// Whether the check is to ask the store although its refusal is known. If the store fails, the
+    /// True if the check is to ask the store although its refusal is known. If the store fails, the
     /// refusal stands.
     pub(crate) asks: bool,
-    /// Whether other checks are refused until this check is answered, at most for
+    /// True if other checks are refused until this check is answered, at most for
     /// [`LONGEST_ANSWER`].
     pub(crate) has_turn: bool,
 }
@@ -296,7 +296,7 @@ impl Refusals {
         }
     }
 
-    /// Whether it is sure that no units of a limit and key were given back since this generation.
+    /// True if it is sure that no units of a limit and key were given back since this generation.
     fn is_sure(&self, digest: u64, generation: u64) -> bool {
         self.generations
             .of(digest)
@@ -326,7 +326,7 @@ fn table_key(digest: u64, limit: &Limit) -> u64 {
 }
 
 impl Refusal {
-    /// Whether the refusal still stands for a charge at the time `now`. A time before `asked_at`
+    /// True if the refusal still stands for a charge at the time `now`. A time before `asked_at`
     /// means that the clock has stepped back. Then the refusal does not stand.
     fn stands_for(&self, charge: &Charge, now: u64, reserved_for: Duration) -> bool {
         // A retry time is never too long. So until it ends, each cost that is at least the refused
@@ -357,7 +357,7 @@ impl Refusal {
             <= now
     }
 
-    /// Whether this check now asks the store, on behalf of all other checks. If so, the other
+    /// True if this check now asks the store, on behalf of all other checks. If so, the other
     /// checks are refused for at most [`LONGEST_ANSWER`].
     fn is_asked_for(&self, now: u64, max_age: Duration) -> bool {
         let confirmed_at = self.confirmed_at.load(Ordering::Relaxed);
@@ -370,7 +370,7 @@ impl Refusal {
                 .is_ok()
     }
 
-    /// Whether the limit has refused this cost or a lower one.
+    /// True if the limit has refused this cost or a lower one.
     fn has_refused(&self, charge: &Charge) -> bool {
         self.status.waits.is_some() && self.cost <= charge.cost()
     }

@@ -53,7 +53,7 @@ struct Answered {
 }
 
 impl Answered {
-    /// Takes note of an answer. If two answers arrive at once, one of them may be missed.
+    /// Records an answer. If two answers arrive at once, one of them may be missed.
     #[cfg(feature = "redis")]
     fn note(&self, sent: u64, took: u64) {
         if self.sent.fetch_max(sent, Ordering::Relaxed) <= sent {
@@ -61,7 +61,7 @@ impl Answered {
         }
     }
 
-    /// Whether the answer has arrived within the last `time`, and has taken less than `time`.
+    /// True if the answer has arrived within the last `time`, and has taken less than `time`.
     fn is_within(&self, now: u64, time: u64) -> bool {
         let sent = self.sent.load(Ordering::Relaxed);
         let took = self.took.load(Ordering::Relaxed);
@@ -83,8 +83,8 @@ impl RoundTrip {
         }
     }
 
-    /// Takes note that a part of the store has answered a call. `sent` is when the call was sent,
-    /// and `took` how long the answer took.
+    /// Records that a part of the store has answered a call. `sent` is when the call was sent, and
+    /// `took` how long the answer took.
     #[cfg(feature = "redis")]
     pub(crate) fn answered(&self, part: Option<Arc<str>>, sent: Instant, took: Duration) {
         let sent = micros(sent.saturating_duration_since(self.made));
@@ -100,7 +100,7 @@ impl RoundTrip {
         }
     }
 
-    /// Whether this part of the store has answered a call within the last `time`, and the answer
+    /// True if this part of the store has answered a call within the last `time`, and the answer
     /// has taken less than `time`. If `part` is the name of several parts, each of them must have
     /// answered such a call.
     pub(crate) fn has_answered_within(&self, part: Option<&str>, time: Duration) -> bool {
@@ -116,13 +116,13 @@ impl RoundTrip {
         })
     }
 
-    /// Takes note of a reply that has taken the time `sample`, and arrives now.
+    /// Records a reply that has taken the time `sample`, and arrives now.
     pub(super) fn answered_in(&self, sample: Duration) {
         self.learn(sample, micros(self.made.elapsed()));
     }
 
-    /// Takes note of a reply that has taken the time `sample`, and arrives `now`, in microseconds.
-    /// If two replies arrive at once, one of them may be missed.
+    /// Records a reply that has taken the time `sample`, and arrives `now`, in microseconds. If two
+    /// replies arrive at once, one of them may be missed.
     ///
     /// Of the replies that arrive as early as expected, only one in each round trip counts, as in
     /// TCP. Otherwise the many early replies of a few batches would outweigh a late reply.

@@ -288,7 +288,7 @@ pub async fn connect(url: &str) -> Result<Arc<dyn Store>, StoreError> {
     from_url(url).map_err(invalid)
 }
 
-/// Whether the URL names the in-process store.
+/// True if the URL names the in-process store.
 fn is_memory(url: &str) -> bool {
     matches!(
         &*url.trim().to_ascii_lowercase(),

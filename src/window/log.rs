@@ -205,7 +205,7 @@ impl Log {
             .map(|entry| entry.at)
     }
 
-    /// Whether the log has a settlement of this id and time.
+    /// True if the log has a settlement of this id and time.
     pub(super) fn has_settled(&self, id: AdmissionId, at: u64) -> bool {
         self.of_id(id, at)
             .any(|(_, entry)| entry.kind == Kind::Settled && entry.at == at)

@@ -26,7 +26,7 @@ use crate::{
 pub(crate) struct CheckContext {
     pub(crate) now: u64,
     pub(crate) id: AdmissionId,
-    /// Whether the caller has given the id, so that the check may have been counted before.
+    /// True if the caller has given the id, so that the check may have been counted before.
     pub(crate) has_caller_id: bool,
 }
 
@@ -54,7 +54,7 @@ impl Log {
         new
     }
 
-    /// Whether enough units are left for the charge. A spent charge and a charge of cost 0 always
+    /// True if enough units are left for the charge. A spent charge and a charge of cost 0 always
     /// fit.
     #[inline]
     pub(crate) fn fits(&self, charge: &Charge, now: u64) -> bool {
@@ -65,7 +65,7 @@ impl Log {
         used.saturating_add(charge.cost()) <= charge.limit().units()
     }
 
-    /// Whether [`admit`](Self::admit) would add an entry.
+    /// True if [`admit`](Self::admit) would add an entry.
     #[inline]
     pub(crate) fn grows(&self, charge: &Charge, context: CheckContext) -> bool {
         let limit = charge.limit();
@@ -246,7 +246,7 @@ impl Log {
         }
     }
 
-    /// Whether an admission gets an entry of its own.
+    /// True if an admission gets an entry of its own.
     #[inline]
     fn is_named(&self, charge: &Charge, context: CheckContext) -> bool {
         let is_found_again = context.has_caller_id || charge.lease_micros().is_some();

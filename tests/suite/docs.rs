@@ -88,7 +88,7 @@ fn code_spans(page: &str) -> impl Iterator<Item = &str> {
     text.flat_map(|text| text.split('`').skip(1).step_by(2))
 }
 
-/// Whether the text looks like a name in the code, and not like a word or a program.
+/// True if the text looks like a name in the code, and not like a word or a program.
 fn is_name(text: &str) -> bool {
     let is_word = text
         .chars()
@@ -211,7 +211,7 @@ fn blocks(page: &str) -> Vec<String> {
     blocks
 }
 
-/// Whether a block has a number, or a word of promises, outside of code and the targets of links.
+/// True if a block has a number, or a word of promises, outside of code and the targets of links.
 fn promises(block: &str) -> bool {
     let without_code: String = block.split('`').step_by(2).collect();
     let mut links = without_code.split("](");

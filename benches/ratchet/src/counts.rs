@@ -48,7 +48,7 @@ struct Bound {
     meaning: &'static str,
 }
 
-/// Whether no count is above its bound.
+/// True if no count is above its bound.
 pub(crate) fn hold() -> Result<bool, String> {
     let dir = tempfile::tempdir().map_err(|error| format!("no temporary folder: {error}"))?;
     let server = Server::start(Command::new(REDIS_SERVER), dir.path())?;

@@ -88,7 +88,7 @@ fn send(asked: &str) {
     Load::send(path, requests, redis);
 }
 
-/// Whether no path needs more.
+/// True if no path needs more.
 fn compare() -> Result<bool, String> {
     let (here, accepted) = (Versions::here()?, Figures::read()?);
     let hint = format!(

@@ -31,7 +31,7 @@ pub(crate) fn of_root(file: &str) -> PathBuf {
         .join(file)
 }
 
-/// Whether the way has no more files, and CONTRIBUTING.md names all of them.
+/// True if the way has no more files, and CONTRIBUTING.md names all of them.
 pub(crate) fn holds(count: &Count) -> Result<bool, String> {
     let read =
         |file: &str| fs::read_to_string(of_root(file)).map_err(|error| format!("{file}: {error}"));
@@ -92,7 +92,7 @@ pub(crate) fn holds(count: &Count) -> Result<bool, String> {
     Ok(files.len() <= MOST && code <= MOST_CODE && unnamed.is_empty())
 }
 
-/// Whether these are the last folders and the name of a file.
+/// True if these are the last folders and the name of a file.
 fn is_at_end(file: &str, name: &str) -> bool {
     file.strip_suffix(name)
         .is_some_and(|before| before.is_empty() || before.ends_with('/'))

@@ -49,7 +49,7 @@ pub(crate) use self::{
 
 /// A contender that decides. Each task has its own clone.
 pub(crate) trait Contender: Clone + Send + 'static {
-    /// Whether `key` is admitted.
+    /// True if `key` is admitted.
     fn decide(&mut self, key: usize) -> impl Future<Output = bool> + Send;
 
     /// The same, for a load under which a limiter may fail: with the status of its response.

@@ -78,7 +78,7 @@ struct Reply {
     /// Since the start of its load.
     asked: Duration,
     took: Duration,
-    /// Whether it was not decided at once.
+    /// True if it was not decided at once.
     waits: bool,
     /// When the reply came. For a request that waits, the time of the decision by Redis, which is
     /// on this machine.

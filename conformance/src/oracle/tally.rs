@@ -55,7 +55,7 @@ enum Kind {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Admitted {
     pub(super) at: SystemTime,
-    /// Whether a store still knows its time: a sub-window, and another lease, tell it only roughly.
+    /// True if a store still knows its time: a sub-window, and another lease, tell it only roughly.
     is_exact: bool,
 }
 
@@ -97,7 +97,7 @@ impl Refusal {
 }
 
 impl Counts {
-    /// Whether the units count by the estimate of a counter.
+    /// True if the units count by the estimate of a counter.
     fn estimates(self, kind: Kind) -> bool {
         self == Self::Counter && kind == Kind::Sum
     }
@@ -178,7 +178,7 @@ impl<'a> Tally<'a> {
         self.charge.lease().map(micros_of)
     }
 
-    /// Whether the units are reserved until they are settled.
+    /// True if the units are reserved until they are settled.
     fn reserves(&self) -> bool {
         self.charge.lease().is_some() && self.charge.takes() != Takes::Always
     }

@@ -95,7 +95,7 @@ pub(super) struct Budget {
 }
 
 impl Budget {
-    /// Whether a prefetch can be paid for.
+    /// True if a prefetch can be paid for.
     pub(super) fn has_room(&self) -> bool {
         self.owed.load(Relaxed) + PREFETCH <= MOST
     }
@@ -107,8 +107,8 @@ impl Budget {
         self.owed.fetch_update(Relaxed, Relaxed, more).is_ok()
     }
 
-    /// Takes note of a check that has asked the store. `trip` is the time of a round trip. Checks
-    /// within one batch earn once, since together they cost little more than one check.
+    /// Counts a check that has asked the store. `trip` is the time of a round trip. Checks within
+    /// one batch earn once, since together they cost little more than one check.
     pub(super) fn count_asked(&self, now: u64, trip: u64) {
         if now.abs_diff(self.asked_at.load(Relaxed)) >= trip.min(LONGEST_BATCH) {
             self.asked_at.store(now, Relaxed);

@@ -57,7 +57,7 @@ pub(super) struct State {
     pub(super) saved: (u64, u64),
     /// No prefetch is asked for before this time, since the last one was refused or has failed.
     pub(super) asks_from: u64,
-    /// Whether the task ends as soon as it has given everything back.
+    /// True if the task ends as soon as it has given everything back.
     pub(super) ends: bool,
 }
 
@@ -112,7 +112,7 @@ impl Holding {
         }
     }
 
-    /// Whether the holding is for exactly the limit and key of the charge.
+    /// True if the holding is for exactly the limit and key of the charge.
     pub(super) fn is_of(&self, charge: &Charge) -> bool {
         self.key == *charge.key() && self.limit == *charge.limit()
     }
@@ -144,7 +144,7 @@ impl Holding {
         Some((state.status_of(charge, age), state.at + age))
     }
 
-    /// Takes note of a decision of the store on this limit and key. `asked_after` is the number of
+    /// Learns from a decision of the store on this limit and key. `asked_after` is the number of
     /// the last prefetch that was taken before the store was asked. Returns the units that this
     /// process holds unspent, and all units that are reserved for this process. Returns zeros if a
     /// prefetch was taken later, since the figures are then not used.
@@ -179,7 +179,7 @@ impl Holding {
         lock(&self.state).stepped_at.is_some()
     }
 
-    /// Whether the task of the holding is on a runtime that is not driven.
+    /// True if the task of the holding is on a runtime that is not driven.
     pub(super) fn is_abandoned(&self, now: u64) -> bool {
         let state = lock(&self.state);
         let longest = state.pace.life.saturating_mul(MOST_LIVES);
@@ -226,7 +226,7 @@ impl State {
         self.prefetches.iter().map(|prefetch| prefetch.units).sum()
     }
 
-    /// Takes note of a check that did not ask the store.
+    /// Counts a check that did not ask the store.
     pub(super) fn count_saved(&mut self, now: u64) {
         if now.abs_diff(self.saved.1) >= self.pace.batch {
             self.saved = (self.saved.0 + 1, now);
@@ -283,7 +283,7 @@ impl State {
 }
 
 impl PrefetchedUnits {
-    /// Whether the prefetch can be spent. A time before `asked_at` means that the local clock has
+    /// True if the prefetch can be spent. A time before `asked_at` means that the local clock has
     /// stepped back. Then the prefetch cannot be spent.
     pub(super) fn is_alive(&self, now: u64) -> bool {
         self.admitted.is_some() && (self.asked_at..self.until).contains(&now)

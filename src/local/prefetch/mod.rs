@@ -137,9 +137,9 @@ impl Prefetches {
         self.taken.load(Ordering::SeqCst)
     }
 
-    /// Takes note of an admission by the store. In the returned decision, the units that this
-    /// process holds count as left, if they were taken before the store was asked. Calls `keep` for
-    /// each limit and key for which a task has to take prefetches from now on.
+    /// Learns from an admission by the store. In the returned decision, the units that this process
+    /// holds count as left, if they were taken before the store was asked. Calls `keep` for each
+    /// limit and key for which a task has to take prefetches from now on.
     pub(crate) fn note(
         self: &Arc<Self>,
         check: &Check,

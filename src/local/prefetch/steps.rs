@@ -124,8 +124,8 @@ impl KeptHolding {
         Step::Ask { give_back, take }
     }
 
-    /// Takes note of the store's answer to the prefetch that was asked for. If the store has
-    /// failed, it may have counted the prefetch, so the next step gives the prefetch back.
+    /// Records the store's answer to the prefetch that was asked for. If the store has failed, it
+    /// may have counted the prefetch, so the next step gives the prefetch back.
     pub(crate) fn answer(&self, answer: Result<Decision, StoreError>) {
         let prefetches = &*self.prefetches;
         let number = prefetches.taken.fetch_add(1, Ordering::SeqCst) + 1;

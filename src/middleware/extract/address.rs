@@ -102,7 +102,7 @@ fn parse_range(text: &str) -> Result<IpNet, ConfigError> {
     })
 }
 
-/// Whether one of these [parsed](parse_ranges) ranges has this address. A range of IPv4 addresses
+/// True if one of these [parsed](parse_ranges) ranges has this address. A range of IPv4 addresses
 /// also has the IPv6 addresses that stand for these IPv4 addresses.
 pub(super) fn have(ranges: &[IpNet], address: IpAddr) -> bool {
     let has = |address: IpAddr| {
@@ -179,7 +179,7 @@ impl AddressList {
         Ok(())
     }
 
-    /// Whether one of the ranges has this address.
+    /// True if one of the ranges has this address.
     #[must_use]
     pub fn contains(&self, address: IpAddr) -> bool {
         have(

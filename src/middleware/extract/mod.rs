@@ -107,7 +107,7 @@ pub trait KeyExtractor: Send + Sync + 'static {
 /// What the closure of an option says of a request: a `bool`, or a `Result` whose error says that
 /// the key of the request cannot be read.
 pub trait IsMatch {
-    /// Whether the option is about the request.
+    /// True if the option is about the request.
     ///
     /// # Errors
     ///
@@ -169,7 +169,7 @@ impl KeyExtractor for Everyone {
 pub struct KeyError {
     what: Cow<'static, str>,
     problem: Cow<'static, str>,
-    /// Whether the key is absent, rather than present and unusable.
+    /// True if the key is absent, rather than present and unusable.
     pub(crate) is_missing: bool,
     status: StatusCode,
     /// The value of `WWW-Authenticate` in the response.

@@ -83,7 +83,7 @@ fn prepend(headers: &mut HeaderMap, name: HeaderName, items: String) {
     }
 }
 
-/// Whether a line is a list that is not empty (RFC 8941, section 3.1). Any other line would make
+/// True if a line is a list that is not empty (RFC 8941, section 3.1). Any other line would make
 /// clients ignore the whole field.
 fn is_list(line: &str) -> bool {
     let parser = Parser::new(line).with_version(Version::Rfc8941);

@@ -22,7 +22,7 @@ use crate::{
 };
 
 impl KeyedLimit {
-    /// Whether the limit begins its ban. `status` is the limit's status after a request of this
+    /// True if the limit begins its ban. `status` is the limit's status after a request of this
     /// cost.
     fn bans(&self, status: &LimitStatus, cost: u64) -> bool {
         let settled = status.used.saturating_sub(status.reserved);

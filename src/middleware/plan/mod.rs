@@ -59,7 +59,7 @@ pub(super) struct Decided {
     /// `None` if there was nothing to decide.
     pub(super) outcome: Result<Option<Decision>, Error>,
     pub(super) details: Option<Box<CheckDetails>>,
-    /// Whether a limit can refuse the request. If none can, because all of its limits are in the
+    /// True if a limit can refuse the request. If none can, because all of its limits are in the
     /// shadow, or it costs nothing, the request fails open.
     pub(super) can_be_refused: bool,
     /// How long the request has waited for decisions in all layers so far. Zero if this decision
@@ -187,7 +187,7 @@ impl Policy {
         }))
     }
 
-    /// Whether the request is counted. Returns a rejection if the request is denied, or if its key
+    /// True if the request is counted. Returns a rejection if the request is denied, or if its key
     /// cannot be read and may be a denied key.
     #[inline]
     fn counts(&self, request: &Parts) -> Result<bool, Rejection> {

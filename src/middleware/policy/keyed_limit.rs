@@ -391,7 +391,7 @@ impl KeyedLimit {
         Err(ConfigError::of_limit(name, problem))
     }
 
-    /// Whether the limit is plain: it has a window, is the same for all requests, and has no option
+    /// True if the limit is plain: it has a window, is the same for all requests, and has no option
     /// that changes the charge or needs details.
     #[inline]
     pub(super) fn is_plain(&self) -> bool {

@@ -24,7 +24,7 @@ pub(super) struct Policy {
     /// The limits of the layer. All limits have different names, except the limits that are chosen
     /// for each request.
     pub(super) limits: Vec<KeyedLimit>,
-    /// Whether all limits are [plain](KeyedLimit::is_plain). Then a request needs no
+    /// True if all limits are [plain](KeyedLimit::is_plain). Then a request needs no
     /// [`CheckDetails`](super::plan::CheckDetails), unless it may wait for capacity.
     pub(super) is_plain: bool,
     pub(super) denied: Vec<Arc<List>>,
@@ -34,7 +34,7 @@ pub(super) struct Policy {
     /// How long a request waits for capacity. With `None`, a request that finds no capacity is
     /// refused at once.
     pub(super) max_wait: Option<Duration>,
-    /// Whether the places of a request are freed when its response begins.
+    /// True if the places of a request are freed when its response begins.
     pub(super) frees_with_head: bool,
     pub(super) events: Arc<Events>,
 }

@@ -91,7 +91,7 @@ pub(super) fn changed<B: Body + 'static>(body: B, decision: Option<&Decision>) -
     body.unwrap_or_else(|| unreachable!("only replaced"))
 }
 
-/// Whether the crate knows bodies of this type: such a body can hold places, or need not hold
+/// True if the crate knows bodies of this type: such a body can hold places, or need not hold
 /// places since it is buffered whole.
 pub(super) fn is_known<B: Body + 'static>() -> bool {
     change::<B>(&mut None, None)

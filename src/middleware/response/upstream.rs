@@ -53,7 +53,7 @@ static PAIRS: [(HeaderName, HeaderName); 2] = [
 #[derive(Clone, Copy, Debug)]
 pub(super) struct BlockRequest {
     pub(super) time: Duration,
-    /// Whether the upstream has refused the call.
+    /// True if the upstream has refused the call.
     pub(super) is_refusal: bool,
 }
 

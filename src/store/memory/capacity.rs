@@ -113,7 +113,7 @@ impl Capacity {
         }
     }
 
-    /// Whether a limit gets room for this number of further admissions.
+    /// True if a limit gets room for this number of further admissions.
     #[inline]
     pub(super) fn has_room(&self, usage: &LimitUsage, further: usize) -> bool {
         let own = usage.admissions.0.load(Ordering::Relaxed);
@@ -171,13 +171,13 @@ impl LimitUsage {
         self.identity.algorithm.kind == Kind::Concurrent
     }
 
-    /// Whether keys of the limit were counted in cells lately.
+    /// True if keys of the limit were counted in cells lately.
     pub(super) fn has_cells(&self) -> bool {
         lock(&self.cells).is_some()
     }
 }
 
-/// Whether a limit has records or cells.
+/// True if a limit has records or cells.
 fn is_in_use(usage: &Arc<LimitUsage>) -> bool {
     Arc::strong_count(usage) > 1 || usage.has_cells()
 }

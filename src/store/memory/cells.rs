@@ -65,7 +65,7 @@ impl Cells {
         }
     }
 
-    /// Whether all units of all cells have left.
+    /// True if all units of all cells have left.
     pub(super) fn are_over(&mut self, now: u64) -> bool {
         self.trim(now);
         self.sub_windows.is_empty()

@@ -40,7 +40,7 @@ pub(super) struct Look<'a> {
     pub(super) charge: &'a Charge,
     /// The time at which this check was counted before, or `None` if it was not.
     counted_at: Option<u64>,
-    /// Whether the charge does not fit.
+    /// True if the charge does not fit.
     refuses: bool,
 }
 
@@ -216,7 +216,7 @@ impl OpenRecord<'_> {
         self.record.get().log.taken == 0
     }
 
-    /// Whether there is room for this number of further entries. The store's count of taken
+    /// True if there is room for this number of further entries. The store's count of taken
     /// capacity is read only if the record has taken too little capacity itself, because other
     /// threads often write that count.
     #[inline]

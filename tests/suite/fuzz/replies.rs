@@ -166,7 +166,7 @@ fn says() -> impl Strategy<Value = Says> {
     ]
 }
 
-/// Whether the script may give this reply to a check of so many charges.
+/// True if the script may give this reply to a check of so many charges.
 fn is_the_scripts(says: &Says, charges: usize) -> bool {
     let Says::Reply(bytes) = says else {
         return false;

@@ -51,7 +51,7 @@ pub(super) struct Reply {
 }
 
 impl Reply {
-    /// Whether the handler has made it.
+    /// True if the handler has made it.
     pub(super) fn is_handled(&self) -> bool {
         self.headers.contains_key(HANDLED)
     }

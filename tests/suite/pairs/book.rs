@@ -48,7 +48,7 @@ pub(super) const DOINGS: [Doing; 6] = [
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Said {
     pub(super) at: SystemTime,
-    /// Whether this process has decided in the store's place.
+    /// True if this process has decided in the store's place.
     pub(super) is_local: bool,
 }
 

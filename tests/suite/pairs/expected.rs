@@ -5,7 +5,7 @@ use super::{
     table::{PLACES, UNITS},
 };
 
-/// Whether one of these holds of a row.
+/// True if one of these holds of a row.
 impl App {
     pub(super) fn is(&self, dimension: &str, names: &[&str]) -> bool {
         // Without a transport there is no layer.
@@ -50,7 +50,7 @@ impl App {
         !self.is_alone() && self.is("charge", &["count_afterwards"])
     }
 
-    /// Whether the limit under test refuses a client that goes on sending.
+    /// True if the limit under test refuses a client that goes on sending.
     pub(super) fn is_used_up(&self) -> bool {
         !self.is_concurrent() && !self.is_shadow() && !self.is("charge", &["a cost of 0"])
     }
@@ -90,7 +90,7 @@ impl App {
         !self.is("store", &["memory"])
     }
 
-    /// Whether a block ends no sooner, since no boundary of a window lies in between.
+    /// True if a block ends no sooner, since no boundary of a window lies in between.
     pub(super) fn blocks_in_full(&self) -> bool {
         !self.is_shadow()
             && !self.is("charge", &["a cost of 0"])
@@ -109,13 +109,13 @@ impl App {
             .unwrap_or(UNITS as usize / parts)
     }
 
-    /// Whether a client that was refused just now is refused for longer than this process remembers
+    /// True if a client that was refused just now is refused for longer than this process remembers
     /// it.
     pub(super) fn refuses_for_long(&self) -> bool {
         self.has_ban() || self.is("kind", &["log", "compact", "calendar"])
     }
 
-    /// Whether this process remembers the refusals of its store.
+    /// True if this process remembers the refusals of its store.
     pub(super) fn remembers(&self) -> bool {
         self.is("store", &["redis", "pool", "cluster"]) && !self.is("limiter", &["refusal_cache=0"])
     }

@@ -183,7 +183,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Whether the store has decided all of these, and no other limit has refused one for a place
+    /// True if the store has decided all of these, and no other limit has refused one for a place
     /// that is not free yet.
     fn is_sure(&self, visits: &[Visit], replies: &[Reply]) -> bool {
         visits

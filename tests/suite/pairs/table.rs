@@ -29,7 +29,7 @@ pub(super) struct Value {
     /// The builder methods that it stands for.
     pub(super) options: &'static [&'static str],
     pub(super) apply: Apply,
-    /// Whether it hides what the other options of its row do, such as a limit that refuses nothing.
+    /// True if it hides what the other options of its row do, such as a limit that refuses nothing.
     /// Then the row counts for its own pairs alone.
     pub(super) hides: bool,
 }

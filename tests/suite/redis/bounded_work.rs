@@ -103,7 +103,7 @@ async fn a_retry_time_is_exact_or_a_lower_bound() {
     assert_eq!(asked, 1_000_u32.div_ceil(LOOKED_AT));
 }
 
-/// Whether units are reserved or not, a counter's retry time is no earlier than the departure of
+/// True if units are reserved or not, a counter's retry time is no earlier than the departure of
 /// the last entry that was read.
 #[tokio::test]
 async fn reserved_entries_do_not_shorten_the_bound_of_a_counter() {

@@ -75,7 +75,7 @@ impl Sentinel {
             .query(&mut redis::Client::open(self.url())?.get_connection()?)
     }
 
-    /// Whether it would agree to a failover, and knows a replica to promote.
+    /// True if it would agree to a failover, and knows a replica to promote.
     fn is_ready(&self) -> bool {
         let knows_a_replica = matches!(self.ask(&["REPLICAS", "main"]), Ok(Value::Array(replicas)) if replicas.len() == 1);
         let peers =

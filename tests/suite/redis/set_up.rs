@@ -23,7 +23,7 @@ use crate::support::{
     TEST_TIMEOUT, log::Log, ms, proxy::Proxy, redis_server::RedisServer, with_causes,
 };
 
-/// Whether a message has all that the row of a mistake quotes.
+/// True if a message has all that the row of a mistake quotes.
 fn has(mistake: &str, message: &str) -> bool {
     let page = include_str!(concat!(
         env!("CARGO_MANIFEST_DIR"),

@@ -224,7 +224,7 @@ fn a_runtime_that_ends_leaves_nothing_in_any_slot() {
     }
 }
 
-/// Whether a request is one script call on two keys that differ.
+/// True if a request is one script call on two keys that differ.
 fn is_of_two_keys(request: &str) -> bool {
     let Some((_, arguments)) = request.split_once("\r\n$1\r\n2\r\n") else {
         return false;

@@ -59,7 +59,7 @@ impl Admission {
     }
 }
 
-/// Whether both count together. All limits of this store are exact logs.
+/// True if both count together. All limits of this store are exact logs.
 fn is_one_limit(one: &Limit, other: &Limit) -> bool {
     (one.name(), one.window()) == (other.name(), other.window())
 }

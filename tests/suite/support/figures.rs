@@ -12,7 +12,7 @@ pub(crate) struct Figures {
     pub(crate) reserved: u64,
     pub(crate) reset: Duration,
     pub(crate) retry: Option<Duration>,
-    /// Whether the charge would be admitted if all reserved units returned.
+    /// True if the charge would be admitted if all reserved units returned.
     pub(crate) is_by_reservations: bool,
 }
 

@@ -83,7 +83,7 @@ pub(crate) fn check_of(charges: impl IntoIterator<Item = Charge>) -> Check {
     charges.try_fold(first, Check::and).unwrap()
 }
 
-/// Whether a check was refused, and would have been admitted without the reserved units.
+/// True if a check was refused, and would have been admitted without the reserved units.
 pub(crate) fn is_refused_by_reservations(decision: &Decision) -> bool {
     let mut refusing = decision
         .statuses()

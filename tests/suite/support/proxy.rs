@@ -131,7 +131,7 @@ impl Proxy {
             .store(u64::try_from(by.as_micros()).unwrap(), Ordering::SeqCst);
     }
 
-    /// Whether all data travels byte by byte from now on, in both directions.
+    /// True if all data travels byte by byte from now on, in both directions.
     pub(crate) fn split_packets(&self, is_splitting: bool) {
         self.wires
             .is_splitting

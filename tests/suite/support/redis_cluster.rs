@@ -82,7 +82,7 @@ impl RedisCluster {
     }
 }
 
-/// Whether a node knows all slots. A replica must also have all data.
+/// True if a node knows all slots. A replica must also have all data.
 fn is_settled(node: &RedisServer) -> bool {
     node.run::<String>("CLUSTER INFO")
         .contains("cluster_state:ok")

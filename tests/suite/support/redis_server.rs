@@ -237,7 +237,7 @@ pub(crate) fn store_at(url: &str) -> RedisStoreBuilder {
     }
 }
 
-/// Whether [`store_at`] makes stores on a pool of the application.
+/// True if [`store_at`] makes stores on a pool of the application.
 pub(crate) fn is_on_a_pool() -> bool {
     env::var("SOURCE").is_ok_and(|source| source == "pool")
 }

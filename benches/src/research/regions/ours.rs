@@ -210,7 +210,7 @@ impl Process {
         }
     }
 
-    /// Whether the newest prefetch may be spent before the next one is there.
+    /// True if the newest prefetch may be spent before the next one is there.
     fn is_low(&self, at: Time) -> bool {
         let alive = || self.held.iter().filter(|held| at < held.until);
         alive().map(|held| held.left).sum::<u64>()

@@ -178,7 +178,7 @@ impl Connection {
         self.again.as_deref().filter(|_| again).unwrap_or(self)
     }
 
-    /// Whether this connection may be used while another one is being opened. Connections to a
+    /// True if this connection may be used while another one is being opened. Connections to a
     /// cluster always may be used: they can be silent just because a single node hangs.
     pub(super) fn may_work(&self) -> bool {
         self.is_to_cluster || self.works()
@@ -219,7 +219,7 @@ impl Connection {
         result
     }
 
-    /// Whether this part of the slots has had no reply for so long that the connection may be
+    /// True if this part of the slots has had no reply for so long that the connection may be
     /// closed.
     pub(crate) fn is_idle(&self, slot: u16, now: Instant) -> bool {
         let last_reply = self.last_reply(slot).load(Ordering::Relaxed);

@@ -154,7 +154,7 @@ pub(crate) fn kind_of_reply(text: &str) -> StoreErrorKind {
         .map_or(Other, |(_, kind, _)| kind)
 }
 
-/// Whether the next request needs a new connection, because the server is gone or has become a
+/// True if the next request needs a new connection, because the server is gone or has become a
 /// replica. A new connection may reach the new primary.
 pub(crate) fn needs_new_connection(error: &RedisError) -> bool {
     // Before Redis 7.0, the READONLY error of a command in a script is inside the text of the
@@ -169,7 +169,7 @@ pub(crate) fn needs_new_connection(error: &RedisError) -> bool {
     is_broken || error.is_unrecoverable_error() || is_read_only
 }
 
-/// Whether the error says that a node has not run the command, and that another node may run it.
+/// True if the error says that a node has not run the command, and that another node may run it.
 pub(crate) fn was_not_run(error: &RedisError) -> bool {
     use ServerErrorKind::{Ask, BusyLoading, ClusterDown, MasterDown, Moved, ReadOnly, TryAgain};
     matches!(

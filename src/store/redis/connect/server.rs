@@ -130,7 +130,7 @@ impl Server {
         matches!(self.topology, Topology::Cluster)
     }
 
-    /// Whether the application opens the connections.
+    /// True if the application opens the connections.
     pub(crate) fn is_given(&self) -> bool {
         matches!(self.topology, Topology::Given(_))
     }

@@ -156,7 +156,7 @@ impl Admission {
         Crowd::join(&mut self.crowds, check, &self.digester)
     }
 
-    /// Whether a job would wait for longer than its deadline, or finds no room.
+    /// True if a job would wait for longer than its deadline, or finds no room.
     fn is_too_long(&self, job: &Job, turn: Option<u64>, waiting: &Turns, in_flight: usize) -> bool {
         let most = self.capacity * if job.is_check() { 1 } else { 2 };
         waiting.len() >= most || self.wait(waiting.ahead_of(turn), in_flight) > job.deadline

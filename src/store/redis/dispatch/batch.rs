@@ -39,7 +39,7 @@ pub(super) struct Batch {
     pub(super) jobs: Vec<Box<Job>>,
     /// The slot of all keys of this batch. `None` if the dispatcher does not make batches by slot.
     pub(super) slot: Option<u16>,
-    /// Whether the script may have run although no reply says so. This is the case while the batch
+    /// True if the script may have run although no reply says so. This is the case while the batch
     /// waits for its reply, and after a reply was lost.
     pub(super) is_in_doubt: bool,
     /// When the batch was last sent, and the generation of the refusal cache at that time.
@@ -153,8 +153,7 @@ impl Batch {
             .await
     }
 
-    /// Sends the batch now, at `sent`, and waits for the reply. Takes note of how long the reply
-    /// takes.
+    /// Sends the batch now, at `sent`, and waits for the reply. Records how long the reply takes.
     async fn timed(
         &mut self,
         sent: Instant,
@@ -348,7 +347,7 @@ async fn prove(job: &Job, connection: &Connection, keys: &Keys, now: Instant) ->
     }
 }
 
-/// Whether the script may have run although its reply is this error.
+/// True if the script may have run although its reply is this error.
 fn is_lost(error: &RedisError) -> bool {
     error.is_timeout() || needs_new_connection(error)
 }

@@ -65,7 +65,7 @@ pub(crate) struct Common {
     pub(crate) dispatchers: Mutex<Vec<(Id, Weak<Dispatcher>)>>,
     /// Tells each dispatcher when the last clone of the store is dropped.
     pub(crate) store: watch::Receiver<()>,
-    /// Whether each batch has keys of one slot only. This is so in a cluster, and after a server
+    /// True if each batch has keys of one slot only. This is so in a cluster, and after a server
     /// has refused keys of several slots.
     pub(crate) is_by_slot: AtomicBool,
 }
@@ -201,7 +201,7 @@ impl Dispatcher {
         }
     }
 
-    /// Whether each batch has keys of one slot only.
+    /// True if each batch has keys of one slot only.
     pub(crate) fn is_by_slot(&self) -> bool {
         self.common.is_by_slot.load(Ordering::Relaxed)
     }

@@ -198,12 +198,12 @@ impl Job {
         1 + self.copies.len() as u64
     }
 
-    /// Whether the job frees places, and does nothing else.
+    /// True if the job frees places, and does nothing else.
     pub(super) fn is_release(&self) -> bool {
         self.settles_places(|cost| cost == Some(0))
     }
 
-    /// Whether the job renews a place, and does nothing else.
+    /// True if the job renews a place, and does nothing else.
     pub(super) fn is_renewal(&self) -> bool {
         self.check().only_charge().is_some() && self.settles_places(|cost| cost > Some(0))
     }
@@ -228,7 +228,7 @@ impl Job {
         }
     }
 
-    /// Whether the job takes a prefetch, or gives one back.
+    /// True if the job takes a prefetch, or gives one back.
     pub(super) fn is_of_prefetch(&self) -> bool {
         self.check().charges().any(|charge| charge.life().is_some())
     }
@@ -239,7 +239,7 @@ impl Job {
         Some((life / PART_OF_LIFE).min(LONGEST_WAIT)).filter(|wait| *wait >= SHORTEST_WAIT)
     }
 
-    /// Whether both jobs are checks whose order makes no difference.
+    /// True if both jobs are checks whose order makes no difference.
     pub(super) fn is_interchangeable_with(&self, other: &Self) -> bool {
         let is_check = self.is_check() && other.is_check();
         let has_own_id = self.has_own_id() || other.has_own_id();
@@ -265,7 +265,7 @@ impl Job {
         self.copies.extend(other.caller.take().map(copied));
     }
 
-    /// Whether the job counts once even if it is sent twice, because the store remembers its id.
+    /// True if the job counts once even if it is sent twice, because the store remembers its id.
     pub(super) fn is_repeatable(&self) -> bool {
         let is_kept = |charge: &Charge| charge.units() == 0 || charge.is_found_by_id();
         let is_always_kept = !self.is_check() && !self.is_refund();
@@ -325,7 +325,7 @@ impl Job {
         apart
     }
 
-    /// Whether all callers of the check have stopped waiting. A settlement is never cancelled.
+    /// True if all callers of the check have stopped waiting. A settlement is never cancelled.
     pub(super) fn is_cancelled(&self) -> bool {
         let has_left = self.caller.as_ref().is_some_and(Sender::is_closed)
             && self.copies.iter().all(|copy| copy.caller.is_closed());
@@ -456,7 +456,7 @@ pub(super) fn write_run(
     }
 }
 
-/// Whether two checks, or two renewals, differ only in their keys and ids.
+/// True if two checks, or two renewals, differ only in their keys and ids.
 pub(super) fn have_one_shape(job: &Job, other: &Job) -> bool {
     let kind = |job: &Job| {
         (

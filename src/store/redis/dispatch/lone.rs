@@ -143,7 +143,7 @@ impl Common {
     }
 }
 
-/// Whether a check of this charge alone has the short form of a single unit.
+/// True if a check of this charge alone has the short form of a single unit.
 fn is_single(charge: &Charge) -> bool {
     charge.cost() == 1 && !charge.limit().is_concurrent() && charge.is_plain()
 }

@@ -50,7 +50,7 @@ const ALONE: u8 = 8;
 
 pub(super) struct Queue {
     max_in_flight: usize,
-    /// Whether a task is waiting, so that prefetches gather and leave together.
+    /// True if a task is waiting, so that prefetches gather and leave together.
     pub(super) is_gathering: AtomicBool,
     state: Mutex<State>,
 }
@@ -165,7 +165,7 @@ impl Permit {
         }
     }
 
-    /// Whether any jobs wait in the queue.
+    /// True if any jobs wait in the queue.
     pub(super) fn has_waiting(&self) -> bool {
         self.queue
             .upgrade()

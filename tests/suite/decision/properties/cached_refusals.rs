@@ -35,7 +35,7 @@ pub(super) struct Decided<'a> {
     pub(super) now: SystemTime,
     pub(super) check: &'a Check,
     pub(super) decision: &'a Decision,
-    /// Whether it was alone in its batch.
+    /// True if it was alone in its batch.
     pub(super) is_alone: bool,
 }
 
@@ -63,7 +63,7 @@ impl Refusals {
         }
     }
 
-    /// Whether the check was refused by cached statuses, and correctly: the oracle also refuses it,
+    /// True if the check was refused by cached statuses, and correctly: the oracle also refuses it,
     /// for at least as long. While others are asked about, also by a refusal that is older than the
     /// greatest age.
     pub(super) fn have_refused(&self, decided: Decided<'_>, expected: &Decision) -> bool {
@@ -110,7 +110,7 @@ impl Refused {
             .map_or(self.figures.reset, |retry| retry.min(self.figures.reset))
     }
 
-    /// Whether the status of a charge follows from this refusal and is correct.
+    /// True if the status of a charge follows from this refusal and is correct.
     fn is_reported(
         &self,
         now: SystemTime,
@@ -165,7 +165,7 @@ fn place(charge: &Charge) -> (Limit, Key) {
     (charge.limit().clone(), charge.key().clone())
 }
 
-/// Whether it is that of a limit of which the cache knows nothing.
+/// True if it is that of a limit of which the cache knows nothing.
 fn is_unknown(status: &LimitStatus) -> bool {
     Figures::of(status) == Figures::default()
 }

@@ -72,11 +72,11 @@ const MAX_SHRINK_MILLIS: u32 = 60_000;
 struct Admitted {
     check: Check,
     decision: Decision,
-    /// Whether the check was alone in its batch.
+    /// True if the check was alone in its batch.
     is_alone: bool,
 }
 
-/// Whether the clock may step back. The clock of the in-process store never does.
+/// True if the clock may step back. The clock of the in-process store never does.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Clocks {
     OnlyForward,

@@ -262,7 +262,7 @@ async fn a_shutdown_frees_all_places_on_the_clones_of_a_store() {
     assert!(server.keys().is_empty());
 }
 
-/// Whether its caller waits or has left.
+/// True if its caller waits or has left.
 #[tokio::test]
 async fn a_shutdown_completes_settlements_and_releases_that_are_on_their_way() {
     let server = RedisServer::start();

@@ -95,7 +95,7 @@ struct Burst {
     keys: u64,
     first_key: u64,
     requests: u64,
-    /// Whether they come one after the other, and not all at once.
+    /// True if they come one after the other, and not all at once.
     in_turn: bool,
     after: Duration,
 }

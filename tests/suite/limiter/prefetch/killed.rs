@@ -124,7 +124,7 @@ impl Admitted {
         most.max().unwrap_or(0) as u64
     }
 
-    /// Whether the limit was near, so that a unit too many would be seen.
+    /// True if the limit was near, so that a unit too many would be seen.
     fn are_enough(&self) -> bool {
         self.most_in_a_window() > LIMIT.units() / 2 && self.ends.len() as u64 > 2 * LIMIT.units()
     }

@@ -52,7 +52,7 @@ async fn used(server: &RedisServer, clock: &ManualClock, limit: &Limit, key: &st
     (decision.binding().used, decision.binding().reserved)
 }
 
-/// Whether the limiter admits a request without asking Redis.
+/// True if the limiter admits a request without asking Redis.
 async fn is_in_process(server: &RedisServer, limiter: &Limiter, limit: &Limit, key: &str) -> bool {
     let before = server.script_calls();
     assert!(check(limiter, limit, key, 1).await.is_allowed());

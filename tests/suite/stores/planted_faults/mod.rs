@@ -148,7 +148,7 @@ fn without_shadow(charge: &Charge, limit: Limit, key: Key, cost: u64) -> Charge 
     charge.lease().into_iter().fold(rebuilt, Charge::reserve)
 }
 
-/// Whether both count together, whatever their units.
+/// True if both count together, whatever their units.
 fn is_one_limit(one: &Limit, other: &Limit) -> bool {
     let identity = |limit: &Limit| (limit.name().to_owned(), limit.window(), limit.algorithm());
     identity(one) == identity(other)
