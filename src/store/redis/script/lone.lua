@@ -1,7 +1,7 @@
 -- The shortest way of deciding a check: a single unit that is alone in its batch, in the short
--- form. It counts the unit if the log is empty, or has capacity and no entry that has left. Nothing
--- of the script is made before this: no function, and no table. take.lua has the same rule with all
--- that this file leaves out, but its functions cost Redis more than the unit.
+-- form. If no entry has left, it counts the unit, or refuses it if the log is full. Nothing of the
+-- script is made before this: no function, and no table. take.lua has the same rule with all that
+-- this file leaves out, but its functions cost Redis more than the unit.
 --
 -- No decision depends on an expiry, here, in run.lua or in take.lua. Without a total, each entry is
 -- one unit, so at most ZCARD units are used: entries that have left, or that are ahead of the

@@ -54,7 +54,7 @@ while k < #KEYS do
       used, reset, retry = decide_sum(key, units, cost * copies, window, sub_window, later)
       if retry and copies > 1 then used, retry = nil, nil end  -- some of the copies may fit
     end
-    if is_unit and size == units and not used and expires * 1000 + (size == 1 and millis * 1000 or 0) > due then
+    if is_unit and size == units and not used and not short and expires * 1000 + (size == 1 and millis * 1000 or 0) > due then
       -- The log is full, and no entry has left: one more unit fits when the oldest leaves. The
       -- general way moves entries that are ahead of the clock.
       local oldest = call('ZREVRANGE', key, '0', '0', 'WITHSCORES')[2]
