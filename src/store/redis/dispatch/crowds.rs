@@ -5,7 +5,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
-    time::{Duration, SystemTime},
+    time::SystemTime,
 };
 
 use crate::{
@@ -14,11 +14,11 @@ use crate::{
     key::{ByDigest, Digester},
 };
 
-/// No check waits for as long as this window.
-const SHORTEST_WINDOW: Duration = Duration::from_secs(1);
+/// Units that leave after this many microseconds count for as long as any check waits.
+const LONGEST_WAIT: u64 = 1_000_000;
 
-/// So few crowds are not searched for those without checks.
-const FEW: usize = 256;
+/// The number of crowds up to which those without checks are kept.
+const KEPT: usize = 256;
 
 #[derive(Default)]
 pub(super) struct Crowds {
@@ -44,7 +44,7 @@ impl Crowd {
     pub(super) fn join(crowds: &mut Crowds, check: &Check, digester: &Digester) -> Option<Self> {
         most_admitted(check)?;
         let by_digest = &mut crowds.by_digest;
-        if by_digest.len() > crowds.most.max(FEW) {
+        if by_digest.len() > crowds.most.max(KEPT) {
             by_digest.retain(|_, members| Arc::strong_count(members) > 1);
             crowds.most = 2 * by_digest.len();
         }
@@ -115,13 +115,16 @@ pub(super) fn most_admitted(check: &Check) -> Option<u64> {
 }
 
 /// The charge that bounds the number of equal checks that can be admitted, and this number. Units
-/// of a short window may leave meanwhile. An id may have been counted before, which only the store
-/// knows. A caller in line may be behind its own last try.
+/// of a short window or lease may leave meanwhile. An id may have been counted before, which only
+/// the store knows. A caller in line may be behind its own last try.
 pub(super) fn tightest(check: &Check) -> Option<(u64, &Charge)> {
     let charges = check
         .charges()
         .filter(|charge| check.id().is_none() && !check.is_waiting && charge.can_refuse())
-        .filter(|charge| charge.limit().window() >= SHORTEST_WINDOW);
+        .filter(|charge| {
+            let window = charge.limit().window_micros();
+            charge.lease_micros().unwrap_or(window) >= LONGEST_WAIT
+        });
     charges
         .filter_map(|charge| Some((most_of(charge)?, charge)))
         .min_by_key(|(most, _)| *most)

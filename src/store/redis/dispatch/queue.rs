@@ -460,6 +460,25 @@ mod tests {
         });
     }
 
+    /// The units of a short lease may be given back while equal checks wait.
+    #[test]
+    fn only_a_long_lease_bounds_the_equal_checks_that_wait() {
+        on_one_thread(|| {
+            for (lease, is_bounded) in [(100, false), (1_000, true)] {
+                let queue = Queue::new(2, 8, Arc::default());
+                let push = || {
+                    let charge = Charge::new(LOGINS, 1_u64, LOGINS.units()).unwrap();
+                    let check = Check::new(charge.reserve(Duration::from_millis(lease)));
+                    let mut job = Job::decide(check, Duration::MAX);
+                    job.is_part = true;
+                    queue.push(job)
+                };
+                let _first = push().unwrap();
+                assert_eq!(push().is_err(), is_bounded, "{lease} ms");
+            }
+        });
+    }
+
     /// 64 checks are in flight, and a check takes 100 µs.
     #[test]
     fn a_check_is_refused_that_would_wait_for_longer_than_its_caller() {
