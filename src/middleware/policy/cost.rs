@@ -4,7 +4,7 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use http::request::Parts;
 
-use super::keyed_limit::{Exchange, KeyedLimit};
+use super::keyed_limit::{Afterwards, Exchange, KeyedLimit};
 
 impl KeyedLimit {
     /// Sets the units that a request takes of this limit. Default: the
@@ -29,7 +29,8 @@ impl KeyedLimit {
     /// let login = Limit::per_minute("login", 5).by(PeerIp::new()).settle(|exchange| u64::from(exchange.response.status == 401));
     /// ```
     ///
-    /// To reserve nothing, [count afterwards](Self::count_afterwards) instead:
+    /// To reserve nothing, [count afterwards](Self::count_afterwards) instead. Of the two, the last
+    /// call holds:
     ///
     /// | | `settle` | `count_afterwards` |
     /// |---|---|---|
@@ -63,14 +64,16 @@ impl KeyedLimit {
     /// [`Everyone`](crate::Everyone), a single client that sends requests and hangs up, again and
     /// again, could exhaust the limit for everybody.
     pub fn settle(mut self, cost: impl Fn(&Exchange<'_>) -> u64 + Send + Sync + 'static) -> Self {
-        self.settle = Some(Arc::new(cost));
+        self.afterwards = Some(Afterwards {
+            cost: Arc::new(cost),
+            reserves: true,
+        });
         self
     }
 
     /// Counts the cost of a request when its response is there, and reserves nothing before. A
     /// request is admitted while any unit is left of the limit. A table at [`settle`](Self::settle)
-    /// compares the two. A layer returns an error for a limit that has both: see
-    /// [`RateLimitLayer::limits`](crate::RateLimitLayer::limits).
+    /// compares the two. Of the two, the last call holds.
     ///
     /// ```
     /// use tower_sliding_window::{Limit, PeerIp};
@@ -99,7 +102,10 @@ impl KeyedLimit {
         mut self,
         cost: impl Fn(&Exchange<'_>) -> u64 + Send + Sync + 'static,
     ) -> Self {
-        self.count_afterwards = Some(Arc::new(cost));
+        self.afterwards = Some(Afterwards {
+            cost: Arc::new(cost),
+            reserves: false,
+        });
         self
     }
 

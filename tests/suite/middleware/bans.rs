@@ -405,7 +405,7 @@ async fn reserved_units_and_places_do_not_ban() {
     assert!(
         error
             .to_string()
-            .contains("put `ban` on a limit of a window"),
+            .contains("`heed_upstream` on a limit of a window"),
         "{error}"
     );
 }
