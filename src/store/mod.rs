@@ -113,7 +113,7 @@ use tokio::time::{sleep, timeout};
 
 pub use self::memory::MemoryStore;
 #[cfg(feature = "redis")]
-pub use self::redis::{RedisStore, RedisStoreBuilder};
+pub use self::redis::{RedisSource, RedisStore, RedisStoreBuilder};
 use crate::{
     check::Check,
     decision::{Decision, Settled, Settlement},
@@ -225,16 +225,16 @@ impl fmt::Debug for dyn Store {
 /// | URL | store |
 /// |---|---|
 /// | `memory:`, `memory://`, `memory` | [`MemoryStore::new`] |
-/// | `redis://`, `rediss://` (TLS, with the feature `tls`), `redis+unix://`, `unix://`, and the same with `valkey` | `RedisStore::builder(url)` |
-/// | `redis+cluster://host:port,host:port`, with the feature `cluster` | `RedisStore::cluster` |
-/// | `redis+sentinel://host:port,host:port/primary`, or the same with `/3` behind it for the database 3 | `RedisStore::sentinel`, with the name of the primary |
+/// | `redis://`, `rediss://` (TLS, with the feature `tls`), `redis+unix://`, `unix://`, and the same with `valkey` | a [`RedisStore`] on one server |
+/// | `redis+cluster://host:port,host:port`, with the feature `cluster` | on a cluster |
+/// | `redis+sentinel://host:port,host:port/primary`, or the same with `/3` behind it for the database 3 | on the primary that sentinels know by this name |
 ///
 /// A URL of a cluster may have the user and password of all nodes, as in
 /// `redis+cluster://user:password@host:port`. A URL of sentinels may have the user and password of
-/// the primary. If the sentinels themselves ask for a password, use `RedisStore::sentinel`, whose
-/// URLs have the login of each sentinel. A URL sets no prefix, secret or certificate: for these,
-/// use the builder in the table. With `rediss`, the store reaches all servers by TLS. Schemes are
-/// compared without case (RFC 3986, section 3.1).
+/// the primary. If the sentinels themselves ask for a password, use [`RedisSource::sentinels`]. A
+/// URL sets no prefix, secret or certificate: for these, use [`RedisStore::builder`], which takes
+/// the same URLs. With `rediss`, the store reaches all servers by TLS. Schemes are compared without
+/// case (RFC 3986, section 3.1).
 ///
 /// The only option of a URL is `?protocol=resp3`, for RESP3. The URL of a socket has no host, so
 /// database, user and password are options, too: `unix:///path?db=8&user=user&pass=password`. Any
@@ -263,7 +263,7 @@ pub fn from_url(url: &str) -> Result<Arc<dyn Store>, ConfigError> {
         return Ok(Arc::new(MemoryStore::new()));
     }
     #[cfg(feature = "redis")]
-    return Ok(Arc::new(RedisStoreBuilder::of_any_url(url).build()?));
+    return Ok(Arc::new(RedisStore::builder(url).build()?));
     #[cfg(not(feature = "redis"))]
     Err(ConfigError::new(
         "URLs of Redis need this crate's feature `redis`",
@@ -281,9 +281,7 @@ pub fn from_url(url: &str) -> Result<Arc<dyn Store>, ConfigError> {
 pub async fn connect(url: &str) -> Result<Arc<dyn Store>, StoreError> {
     #[cfg(feature = "redis")]
     if !is_memory(url) {
-        return Ok(Arc::new(
-            RedisStoreBuilder::of_any_url(url).connect().await?,
-        ));
+        return Ok(Arc::new(RedisStore::connect(url).await?));
     }
     from_url(url).map_err(invalid)
 }

@@ -203,7 +203,7 @@ impl Process {
             .enable_all()
             .build()
             .expect("a runtime");
-        let store = RedisStore::builder(&server.url())
+        let store = RedisStore::builder(server.url())
             .connect_timeout(MAX_WAIT)
             .reply_timeout(MAX_WAIT);
         let limiter = limiter(runtime.block_on(store.connect()).expect("the server is up"));

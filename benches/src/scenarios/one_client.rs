@@ -84,7 +84,7 @@ pub(crate) fn run(effort: Effort) -> Outcome {
 
 async fn row(algorithm: Algorithm, filled: Filled, entries: usize) -> [Option<f64>; 6] {
     let (server, clock) = (Server::start(), ManualClock::new());
-    let store = RedisStore::builder(&server.url())
+    let store = RedisStore::builder(server.url())
         .clock(&clock)
         .build()
         .expect("valid settings");

@@ -23,7 +23,7 @@ pub(crate) fn run(effort: Effort) -> Outcome {
                 .min_idle(4)
                 .test_on_check_out(tests_connections);
             let pool = pool.build(manager).await.expect("the server is up");
-            let store = RedisStore::from_pool(pool)
+            let store = RedisStore::builder(pool)
                 .connect()
                 .await
                 .expect("the server is up");

@@ -40,7 +40,7 @@ const AT_ONCE: usize = 256;
 
 pub(crate) fn run(effort: Effort) -> Outcome {
     let (runtime, server) = (two_threads(), Server::start());
-    let store = RedisStore::builder(&server.url()).connections(1);
+    let store = RedisStore::builder(server.url()).connections(1);
     let store = runtime.block_on(store.connect()).expect("the server is up");
     let limiter = Limiter::new(store)
         .deadline(Duration::from_secs(10))

@@ -8,14 +8,14 @@ use std::{
 
 #[cfg(feature = "tls")]
 use redis::ClientTlsConfig;
-use redis::{ConnectionInfo, RedisConnectionInfo};
 use tokio::sync::watch;
 
 use super::{
     RedisStore,
-    connect::{ConnectionSettings, Server, Topology, node},
+    connect::{ConnectionSettings, Server, Topology},
     dispatch::Common,
     keys::{DEFAULT_PREFIX, Keys},
+    source::RedisSource,
 };
 use crate::{
     clock::{Clock, ManualClock},
@@ -30,8 +30,7 @@ use crate::{
 #[derive(Clone)]
 #[must_use]
 pub struct RedisStoreBuilder {
-    topology: Topology,
-    nodes: Result<Vec<ConnectionInfo>, ConfigError>,
+    source: RedisSource,
     connection: ConnectionSettings,
     prefix: String,
     secret: Option<Secret>,
@@ -40,65 +39,10 @@ pub struct RedisStoreBuilder {
 }
 
 impl RedisStoreBuilder {
-    pub(super) fn of_urls<U: Into<String>>(
-        topology: Topology,
-        urls: impl IntoIterator<Item = U>,
-    ) -> Self {
-        let nodes = urls.into_iter().map(|url| node(&url.into())).collect();
-        Self::new(topology, nodes)
-    }
-
-    /// The settings of a store at the URL of a server, of nodes of a cluster, or of sentinels.
-    pub(in crate::store) fn of_any_url(url: &str) -> Self {
-        const NO_CLUSTER: &str = "URLs of a cluster need this crate's feature `cluster`";
-        const ONE_LOGIN: &str = "a URL of several servers has one login, in front of its first host: that of a cluster, or of the primary that sentinels name. For logins of sentinels use `RedisStore::sentinel`. In a user name or password write @ as %40 and , as %2C";
-        let (scheme, rest) = url.trim().split_once("://").unwrap_or_default();
-        let scheme = scheme.to_ascii_lowercase();
-        let Some((scheme, kind @ ("cluster" | "sentinel"))) = scheme.split_once('+') else {
-            return Self::of_urls(Topology::Node, [url]);
-        };
-        let (login, rest) = rest.split_at(rest.rfind('@').map_or(0, |at| at + 1));
-        let (hosts, tail) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
-        let urls = |login, tail| {
-            hosts
-                .split(',')
-                .map(move |host| format!("{scheme}://{login}{host}{tail}"))
-        };
-        let mut builder = if kind == "cluster" {
-            Self::of_urls(Topology::Cluster, urls(login, tail))
-        } else {
-            let tail = tail.strip_prefix('/').unwrap_or(tail);
-            let (name, tail) = tail.split_at(tail.find(['/', '?', '#']).unwrap_or(tail.len()));
-            let mut sentinels = Self::of_urls(Topology::Sentinels(name.to_owned()), urls("", ""));
-            match node(&format!("{scheme}://{login}primary{tail}")) {
-                Ok(primary) => sentinels.connection.redis = primary.redis_settings().clone(),
-                Err(error) => sentinels.nodes = Err(error),
-            }
-            sentinels
-        };
-        // A login behind the first host would have the hosts in front of it as a part of its user.
-        if login.contains(',') || login.matches('@').count() > 1 {
-            builder.nodes = Err(ConfigError::new(ONE_LOGIN));
-        }
-        if kind == "cluster" && cfg!(not(feature = "cluster")) {
-            builder.nodes = Err(ConfigError::new(NO_CLUSTER));
-        }
-        builder
-    }
-
-    pub(super) fn new(topology: Topology, nodes: Result<Vec<ConnectionInfo>, ConfigError>) -> Self {
-        let redis = match nodes.iter().flatten().next() {
-            // The URLs of sentinels have the logins of the sentinels.
-            Some(node) if !matches!(topology, Topology::Sentinels(_)) => {
-                node.redis_settings().clone()
-            }
-            _ => RedisConnectionInfo::default(),
-        };
-        let connection = ConnectionSettings::new(redis);
+    pub(super) fn new(source: RedisSource) -> Self {
         Self {
-            topology,
-            nodes,
-            connection,
+            source,
+            connection: ConnectionSettings::default(),
             prefix: DEFAULT_PREFIX.to_owned(),
             secret: None,
             clock: None,
@@ -169,23 +113,12 @@ impl RedisStoreBuilder {
         self
     }
 
-    /// The ACL user to sign in as, and the password of this user. With this setting, they need not
-    /// be in a URL. For a server that asks for a password alone, the user is `default`. Default:
-    /// the login of the URL or the client. Behind sentinels, the default is no login, since the
-    /// logins in the sentinels' URLs are for the sentinels.
-    pub fn login(mut self, user: impl Into<String>, password: impl Into<String>) -> Self {
-        let opening = self.opening();
-        let redis = opening.redis.clone().set_username(user.into());
-        opening.redis = redis.set_password(password.into());
-        self
-    }
-
     /// Signs in with the users and passwords that this [`redis::StreamingCredentialsProvider`]
     /// gives, one after the other. The passwords may be tokens that a cloud gives out for some
     /// minutes. Each connection has a stream of credentials. The connection signs in with the first
     /// credentials that the stream yields, and again whenever the stream yields others. Behind
-    /// sentinels, the credentials are for the primary. Default: none. The provider replaces
-    /// [`login`](Self::login). The
+    /// sentinels, the credentials are for the primary. Default: those of the URL or client, which
+    /// the provider replaces. The
     /// [guide](crate::guide::existing_connections#tokens-and-passwords-that-change) has an example.
     ///
     /// When a stream ends, its connection keeps the last credentials. A new connection fails if its
@@ -205,14 +138,6 @@ impl RedisStoreBuilder {
         }
         let config = opening.signing_in.clone();
         opening.signing_in = config.set_credentials_provider(provider);
-        self
-    }
-
-    /// The number of the database. Default: the number in the URL or of the client. Behind
-    /// sentinels the default is 0.
-    pub fn database(mut self, number: u32) -> Self {
-        let opening = self.opening();
-        opening.redis = opening.redis.clone().set_db(number.into());
         self
     }
 
@@ -243,11 +168,11 @@ impl RedisStoreBuilder {
         self
     }
 
-    /// The settings for opening connections, such as the login.
+    /// The settings for opening connections, such as the certificates.
     fn opening(&mut self) -> &mut ConnectionSettings {
-        if matches!(self.topology, Topology::Given(_)) {
-            let problem = "the application opens the connections: set their login, database and certificates there";
-            self.nodes = Err(ConfigError::new(problem));
+        if let Ok((Topology::Given(_), _)) = self.source.0 {
+            let problem = "the application opens the connections: set their credentials and certificates there";
+            self.source.0 = Err(ConfigError::new(problem));
         }
         &mut self.connection
     }
@@ -281,7 +206,8 @@ impl RedisStoreBuilder {
             .clock
             .clone()
             .map_or_else(Clock::monotonic, Clock::Manual);
-        let server = Server::new(self.topology, self.nodes?, self.connection)?;
+        let (topology, nodes) = self.source.0?;
+        let server = Server::new(topology, nodes, self.connection)?;
         let alive = watch::Sender::new(());
         let common = Common {
             is_by_slot: server.is_cluster().into(),

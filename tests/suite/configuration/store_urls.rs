@@ -8,7 +8,8 @@ use http::Request;
 use tower::ServiceExt;
 use tower_sliding_window::{
     Charge, Check, ConfigError, KeyedLimit, Limit, Limiter, MemoryStore, RateLimitLayer,
-    RedisStore, Store, store,
+    RedisStore, Store,
+    store::{self, RedisSource},
 };
 
 use crate::support::{TEST_TIMEOUT, redis_server::RedisServer, requests::anyone, with_causes};
@@ -173,7 +174,7 @@ async fn an_error_says_what_is_wrong_with_a_url_and_shows_no_password() {
         ),
         (
             "redis+sentinel://shop:s3cr3t@host",
-            "the name of the primary must not be empty",
+            "has the name of the primary behind their hosts",
         ),
         (
             "redis+sentinel://shop:s3cr3t@host:port/main",
@@ -232,14 +233,21 @@ fn what_nobody_heeds_in_a_url_is_an_error_at_every_door() {
         let of_url = |url: &str| store::from_url(url).map(drop);
         let mut doors = vec![
             RedisStore::builder(&url).build().map(drop),
-            RedisStore::sentinel([&url], "main").build().map(drop),
+            RedisStore::builder(RedisSource::sentinels([&url], "redis://main"))
+                .build()
+                .map(drop),
+            RedisStore::builder(RedisSource::sentinels(["redis://127.0.0.1"], &url))
+                .build()
+                .map(drop),
             of_url(&url),
             of_url(&several("sentinel", "/main")),
         ];
         #[cfg(feature = "cluster")]
         doors.extend([
-            RedisStore::cluster([&url]).build().map(drop),
-            RedisStore::cluster(["redis://127.0.0.1", &url])
+            RedisStore::builder(RedisSource::cluster([&url]))
+                .build()
+                .map(drop),
+            RedisStore::builder(RedisSource::cluster(["redis://127.0.0.1", &url]))
                 .build()
                 .map(drop),
             of_url(&several("cluster", "")),
@@ -316,9 +324,12 @@ fn a_login_that_nobody_uses_is_an_error() {
         (url("unix:///run/redis.sock?user=limits"), alone),
         (url("redis+sentinel://limits@127.0.0.1/main"), alone),
         (
-            RedisStore::sentinel(["redis://limits@127.0.0.1"], "main")
-                .build()
-                .map(drop),
+            RedisStore::builder(RedisSource::sentinels(
+                ["redis://limits@127.0.0.1"],
+                "redis://main",
+            ))
+            .build()
+            .map(drop),
             alone,
         ),
         (
@@ -330,24 +341,45 @@ fn a_login_that_nobody_uses_is_an_error() {
             one_login,
         ),
         (
-            RedisStore::sentinel(["redis://127.0.0.1/3"], "main")
-                .build()
-                .map(drop),
+            RedisStore::builder(RedisSource::sentinels(
+                ["redis://127.0.0.1/3"],
+                "redis://main",
+            ))
+            .build()
+            .map(drop),
             "a sentinel has no databases",
         ),
         (
-            RedisStore::sentinel(["redis://127.0.0.1"], "main/3")
+            RedisStore::builder(RedisSource::sentinels(["redis://127.0.0.1"], "main"))
                 .build()
                 .map(drop),
-            "the name of the primary",
+            "is not a Redis URL such as",
+        ),
+        (
+            RedisStore::builder(RedisSource::sentinels(
+                ["redis://127.0.0.1"],
+                "unix:///run/redis.sock",
+            ))
+            .build()
+            .map(drop),
+            "the host of the primary is its name",
+        ),
+        (
+            RedisStore::builder(RedisSource::sentinels(
+                ["redis+sentinel://127.0.0.1/main"],
+                "redis://main",
+            ))
+            .build()
+            .map(drop),
+            "one server each",
         ),
         (
             url("redis+sentinel://127.0.0.1/ma%69n"),
-            "the name of the primary",
+            "the host of the primary is its name",
         ),
         (
-            url("redis+sentinel://127.0.0.1/main\t?protocol=resp3"),
-            "the name of the primary",
+            url("redis+sentinel://127.0.0.1/ma in?protocol=resp3"),
+            "is not a Redis URL such as",
         ),
     ];
     #[cfg(feature = "cluster")]
@@ -362,7 +394,7 @@ fn a_login_that_nobody_uses_is_an_error() {
             "redis://127.0.0.1?protocol=resp3",
         ] {
             for first in ["redis://127.0.0.1", "redis://shop:0ther@127.0.0.1/4"] {
-                let store = RedisStore::cluster([first, others]).build();
+                let store = RedisStore::builder(RedisSource::cluster([first, others])).build();
                 outcomes.push((store.map(drop), "in the first URL alone"));
             }
         }
@@ -377,26 +409,17 @@ fn a_login_that_nobody_uses_is_an_error() {
 }
 
 #[test]
-fn a_url_of_several_servers_given_to_a_builder_names_the_way_out() {
+fn a_url_of_several_servers_is_no_server_of_several() {
     let hosts = "shop:s3cr3t@10.0.0.1:26379,10.0.0.2:26379";
-    for scheme in ["redis+sentinel", "rediss+sentinel", "Redis+Cluster"] {
-        let url = format!("{scheme}://{hosts}/main");
-        for builder in [
-            RedisStore::builder(&url),
-            RedisStore::sentinel([&url], "main"),
-        ] {
-            let error = builder.build().unwrap_err().to_string();
-            for words in [
-                "`store::from_url`",
-                "`RedisStore::sentinel`",
-                "`RedisStore::cluster`",
-            ] {
-                assert!(
-                    error.contains(words) && !error.contains("s3cr3t"),
-                    "{error}"
-                );
-            }
-        }
+    for (scheme, tail) in [("redis+sentinel", "/main"), ("Redis+Cluster", "")] {
+        let url = format!("{scheme}://{hosts}{tail}");
+        let sentinels = RedisSource::sentinels([&url], "redis://main");
+        let error = RedisStore::builder(sentinels).build().unwrap_err();
+        let error = error.to_string();
+        assert!(
+            error.contains("one server each") && !error.contains("s3cr3t"),
+            "{error}"
+        );
     }
 }
 

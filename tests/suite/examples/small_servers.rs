@@ -173,7 +173,7 @@ async fn a_client_has_four_streams_at_once() {
 async fn streamed_tokens_count_when_the_stream_ends() {
     let redis = RedisServer::start();
     let server = Server::start("llm_tokens", &[("REDIS_URL", &redis.url())]);
-    let store = RedisStore::builder(&redis.url()).build().unwrap();
+    let store = RedisStore::builder(redis.url()).build().unwrap();
     let limiter = Limiter::new(store).deadline(TEST_TIMEOUT);
     let tokens = Limit::per_minute("tokens", 400);
     let api_key = ApiKey::header("x-api-key", &Secret::new(SECRET).unwrap());

@@ -43,7 +43,7 @@ fn degraded(response: &Response<Body>) -> &Degraded {
 async fn instances_without_redis_admit_the_limit_together() {
     let mut server = RedisServer::start();
     let instances = [(); 4].map(|()| {
-        let store = RedisStore::builder(&server.url()).build().unwrap();
+        let store = RedisStore::builder(server.url()).build().unwrap();
         RateLimitLayer::new(store)
             .limit(CALLS.by(anyone))
             .fail_local(QUARTER)

@@ -69,7 +69,7 @@ async fn layers_on_a_hanging_server_wait_only_for_the_longest_deadline() {
     for deadlines in [[200, 200, 200], [60, 120, 200], [200, 120, 60]] {
         let (server, log) = (RedisServer::start(), Log::start());
         let app = stacked(
-            &RedisStore::builder(&server.url()).build().unwrap(),
+            &RedisStore::builder(server.url()).build().unwrap(),
             &deadlines.map(ms),
         );
         while error(&app.clone().oneshot(request()).await.unwrap()).is_some() {}

@@ -14,7 +14,7 @@ use tower_sliding_window::{
     Check, Decision, Key, Limit, Limiter, MemoryStore, RedisStore, Store,
     error::{StoreError, StoreErrorKind},
     settlement::{Settled, Settlement},
-    store::{RedisStoreBuilder, StoreFuture},
+    store::{RedisSource, RedisStoreBuilder, StoreFuture},
 };
 
 #[cfg(feature = "cluster")]
@@ -137,7 +137,7 @@ impl Stores {
             }),
             "pool" => {
                 let manager = RedisConnectionManager::new(self.redis.url()).unwrap();
-                connected(with_options(RedisStore::from_pool(
+                connected(with_options(RedisStore::builder(
                     Pool::builder().max_size(4).build_unchecked(manager),
                 )))
                 .await?
@@ -145,9 +145,12 @@ impl Stores {
             #[cfg(feature = "cluster")]
             "cluster" => {
                 let urls = self.cluster.0.iter().map(RedisServer::url);
-                connected(with_options(RedisStore::cluster(urls))).await?
+                connected(with_options(RedisStore::builder(RedisSource::cluster(
+                    urls,
+                ))))
+                .await?
             }
-            _ => connected(with_options(RedisStore::builder(&self.redis.url()))).await?,
+            _ => connected(with_options(RedisStore::builder(self.redis.url()))).await?,
         };
         let options = row.values.iter().filter_map(|value| {
             if let Apply::Limiter(apply) = value.apply {

@@ -446,12 +446,6 @@ pub(super) const DIMENSIONS: &[Dimension] = &[
                 ],
                 Store(|store| store.connect_timeout(ms(500)).reply_timeout(ms(500))),
             ),
-            // A cluster refuses it.
-            hiding(value(
-                "database",
-                &["RedisStoreBuilder::database"],
-                Store(|store| store.database(5)),
-            )),
         ],
     },
     Dimension {
@@ -489,10 +483,6 @@ pub(super) const NO_OPTIONS: &[(&str, &str)] = &[
     (
         "RedisStoreBuilder::connect",
         "as `build`, once the server has answered: `redis::opening`",
-    ),
-    (
-        "RedisStoreBuilder::login",
-        "needs a server with users: `redis::passwords`",
     ),
     (
         "RedisStoreBuilder::credentials",

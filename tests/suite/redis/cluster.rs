@@ -16,7 +16,7 @@ use tower_sliding_window::{
     limit::prefetch::DEFAULT_LIFE,
     limiter::Breaker,
     settlement::Settlement,
-    store::{self, ManualClock},
+    store::{self, ManualClock, RedisSource},
 };
 
 use crate::support::{
@@ -93,7 +93,7 @@ async fn a_url_may_name_a_cluster() {
     );
     let error = RedisStore::connect(&cluster.0[0].url()).await.unwrap_err();
     assert!(
-        with_causes(&error).contains("use `RedisStore::cluster`"),
+        with_causes(&error).contains("use `RedisSource::cluster`"),
         "{}",
         with_causes(&error)
     );
@@ -119,7 +119,11 @@ async fn a_cluster_decides_as_one_server_does() {
         .await
         .unwrap();
     clock.advance(Duration::from_secs(3 * 3600));
-    assert!(RedisStore::cluster([""; 0]).build().is_err());
+    assert!(
+        RedisStore::builder(RedisSource::cluster([""; 0]))
+            .build()
+            .is_err()
+    );
     let slots: HashSet<usize> = (0..3)
         .filter(|node| !cluster.0[*node].keys().is_empty())
         .collect();
@@ -595,7 +599,9 @@ async fn a_new_store_decides_while_a_primary_hangs() {
         .iter()
         .for_each(|node| node.run::<()>("CONFIG SET cluster-require-full-coverage no"));
     cluster.0[2].pause();
-    let limiter = cluster.limiter(RedisStore::cluster(cluster.0.iter().map(RedisServer::url)));
+    let limiter = cluster.limiter(RedisStore::builder(RedisSource::cluster(
+        cluster.0.iter().map(RedisServer::url),
+    )));
     let limiter = limiter
         .deadline(Duration::from_millis(500))
         .breaker(Breaker::OFF);
@@ -675,12 +681,12 @@ async fn callers_that_leave_together_end_no_connections_to_a_cluster() {
 #[tokio::test]
 async fn an_unreachable_cluster_is_reported() {
     assert!(
-        RedisStore::cluster(["redis://127.0.0.1:1/"])
+        RedisStore::builder(RedisSource::cluster(["redis://127.0.0.1:1/"]))
             .connect()
             .await
             .is_err()
     );
-    let store = RedisStore::cluster(["redis://127.0.0.1:1/"])
+    let store = RedisStore::builder(RedisSource::cluster(["redis://127.0.0.1:1/"]))
         .connect_timeout(TEST_TIMEOUT)
         .build()
         .unwrap();
@@ -698,7 +704,7 @@ async fn an_unreachable_cluster_is_reported() {
 #[tokio::test]
 async fn a_cluster_node_given_to_builder_says_moved() {
     let cluster = RedisCluster::start(3).await;
-    let limiter = Limiter::new(RedisStore::builder(&cluster.0[0].url()).build().unwrap())
+    let limiter = Limiter::new(RedisStore::builder(cluster.0[0].url()).build().unwrap())
         .deadline(TEST_TIMEOUT);
     let limit = Limit::per_hour("calls", 1);
     let mut moved = None;
@@ -714,7 +720,7 @@ async fn a_cluster_node_given_to_builder_says_moved() {
         with_causes(&error)
     );
     assert!(
-        with_causes(&error).contains("use `RedisStore::cluster`"),
+        with_causes(&error).contains("use `RedisSource::cluster`"),
         "{}",
         with_causes(&error)
     );
@@ -725,7 +731,7 @@ async fn a_cluster_node_given_to_builder_says_moved() {
 #[tokio::test]
 async fn mistakes_in_setting_a_cluster_up_are_named() {
     let refused = async |url: String| {
-        let store = RedisStore::cluster([url])
+        let store = RedisStore::builder(RedisSource::cluster([url]))
             .connect_timeout(TEST_TIMEOUT)
             .connect()
             .await;
@@ -760,7 +766,7 @@ async fn mistakes_in_setting_a_cluster_up_are_named() {
         kind == StoreErrorKind::Config && text.contains("A password alone is"),
         "{kind:?} {text}"
     );
-    RedisStore::cluster([with_login(":s3cret@")])
+    RedisStore::builder(RedisSource::cluster([with_login(":s3cret@")]))
         .connect_timeout(TEST_TIMEOUT)
         .connect()
         .await

@@ -44,13 +44,17 @@ async fn a_store_connects_over_a_unix_socket() {
 }
 
 #[tokio::test]
-async fn a_connection_has_the_user_and_database_of_the_builder() {
+async fn a_connection_has_the_user_and_database_of_its_url() {
     let server = RedisServer::start();
     server.run::<()>("ACL SETUSER shop on >s3cret ~* +@all");
     server.run::<()>("ACL SETUSER nameless on >s3cret ~* +@all -client");
-    let builder = server.store().login("shop", "s3cret").database(5);
-    assert!(!format!("{builder:?}").contains("s3cret"));
-    let store = limiter(builder.clone());
+    let builder = |user| {
+        let url = server.url().replace("://", &format!("://{user}:s3cret@"));
+        RedisStore::builder(format!("{}/5", url.trim_end_matches('/')))
+    };
+    let store = builder("shop");
+    assert!(!format!("{store:?}").contains("s3cret"));
+    let store = limiter(store);
     used(&store).await.unwrap();
     let clients: String = server.run("CLIENT LIST");
     let ours = clients
@@ -59,7 +63,7 @@ async fn a_connection_has_the_user_and_database_of_the_builder() {
         .unwrap();
     assert!(ours.contains(" db=5 "), "{ours}");
 
-    let nameless = limiter(builder.clone().login("nameless", "s3cret"));
+    let nameless = limiter(builder("nameless"));
     assert_eq!(
         used(&nameless).await.unwrap(),
         2,
@@ -67,15 +71,13 @@ async fn a_connection_has_the_user_and_database_of_the_builder() {
     );
 }
 
-/// The client may have a user, a database, a protocol, or a socket. Settings of the builder take
-/// precedence.
+/// The client may have a user, a database, a protocol, or a socket.
 #[tokio::test]
 async fn a_store_from_an_existing_client_uses_its_server() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("redis.sock").display().to_string();
     let server = RedisServer::start_with(&["--unixsocket", &socket]);
     server.run::<()>("ACL SETUSER shop on >s3cret ~* +@all");
-    server.run::<()>("ACL SETUSER other on >0ther ~* +@all");
     let over_tcp = format!("redis://shop:s3cret@{}/5", server.address());
     for (url, db) in [
         (over_tcp.clone(), 5),
@@ -90,27 +92,21 @@ async fn a_store_from_an_existing_client_uses_its_server() {
         ),
     ] {
         let client = redis::Client::open(url.as_str()).unwrap();
-        let builder = RedisStore::from_client(&client);
+        let builder = RedisStore::builder(client.clone());
         assert!(!format!("{builder:?}").contains("s3cret"));
         builder.clone().connect().await.unwrap();
-        for (builder, user, db) in [
-            (builder.clone(), "shop", db),
-            (builder.login("other", "0ther").database(7), "other", 7),
-        ] {
-            let store = limiter(builder);
-            server.run::<()>("FLUSHALL");
-            for expected in 1..=3 {
-                assert_eq!(used(&store).await.unwrap(), expected, "{url}");
-            }
-            assert!(!store.check(&CALLS, "ada", 1).await.unwrap().is_allowed());
-            let clients: String = server.run("CLIENT LIST");
-            let is_right = |client: &str| {
-                client.contains(&format!("user={user} ")) && client.contains(&format!(" db={db} "))
-            };
-            assert!(clients.lines().any(is_right), "{clients}");
+        let store = limiter(builder);
+        server.run::<()>("FLUSHALL");
+        for expected in 1..=3 {
+            assert_eq!(used(&store).await.unwrap(), expected, "{url}");
         }
+        assert!(!store.check(&CALLS, "ada", 1).await.unwrap().is_allowed());
+        let clients: String = server.run("CLIENT LIST");
+        let db = format!(" db={db} ");
+        let is_right = |client: &str| client.contains("user=shop ") && client.contains(&db);
+        assert!(clients.lines().any(is_right), "{clients}");
     }
-    let error = RedisStore::from_client(&redis::Client::open("redis://127.0.0.1:1").unwrap())
+    let error = RedisStore::builder(redis::Client::open("redis://127.0.0.1:1").unwrap())
         .connect()
         .await
         .unwrap_err();

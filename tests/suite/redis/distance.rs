@@ -75,7 +75,7 @@ async fn default_settings_decide_at_any_distance() {
 #[tokio::test]
 async fn a_store_that_has_connected_has_all_its_connections() {
     let server = RedisServer::start();
-    let store = RedisStore::builder(&server.url())
+    let store = RedisStore::builder(server.url())
         .connections(7)
         .connect()
         .await

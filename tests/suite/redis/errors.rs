@@ -9,6 +9,7 @@ use tower_sliding_window::{
     check::AdmissionId,
     error::{StoreError, StoreErrorKind},
     store::ManualClock,
+    store::RedisSource,
 };
 
 use super::{limiter, used};
@@ -298,17 +299,16 @@ async fn connect_names_a_missing_command_for_a_cluster() {
     let cluster = RedisCluster::start(3).await;
     let added = also_listed("A cluster");
     let commands = [listed(&cluster.0[0]), added.clone()].concat();
-    let connect = async || {
-        cluster
-            .builder()
-            .login("limiter", "limiter")
-            .connect()
-            .await
+    let builder = || {
+        let urls = cluster.0.iter().map(RedisServer::url);
+        let urls = urls.map(|url| url.replace("://", "://limiter:limiter@"));
+        RedisStore::builder(RedisSource::cluster(urls)).connect_timeout(TEST_TIMEOUT)
     };
+    let connect = async || builder().connect().await;
     each_is_named(&cluster.0, &commands, &added, connect).await;
 
     // While a slot moves, the client is sent to its new node.
-    let limiter = cluster.limiter(cluster.builder().login("limiter", "limiter"));
+    let limiter = cluster.limiter(builder());
     let limit = Limit::per_day("calls", 9);
     assert!(limiter.check(&limit, "ada", 1).await.unwrap().is_allowed());
     let key = cluster.keys().pop().unwrap();
@@ -686,9 +686,12 @@ async fn invalid_settings_are_named_without_the_password() {
             .is_err()
     );
     assert!(
-        RedisStore::sentinel(["redis://127.0.0.1:26379"], "")
-            .build()
-            .is_err()
+        RedisStore::builder(RedisSource::sentinels(
+            ["redis://127.0.0.1:26379"],
+            "redis://"
+        ))
+        .build()
+        .is_err()
     );
 }
 

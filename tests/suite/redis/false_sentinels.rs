@@ -4,7 +4,7 @@ use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpListener,
 };
-use tower_sliding_window::RedisStore;
+use tower_sliding_window::{RedisStore, store::RedisSource};
 
 use crate::support::{TEST_TIMEOUT, ms, proxy::Proxy, redis_server::RedisServer, with_causes};
 
@@ -48,7 +48,8 @@ async fn a_sentinel_that_hangs_hides_no_wrong_name() {
         always(None).await,
         always(unknown()).await,
     ];
-    let store = RedisStore::sentinel(urls, "mian").connect_timeout(ms(500));
+    let store =
+        RedisStore::builder(RedisSource::sentinels(urls, "redis://mian")).connect_timeout(ms(500));
     let text = with_causes(&store.connect().await.unwrap_err());
     assert!(
         text.contains("no sentinel knows a primary of this name"),
@@ -71,8 +72,7 @@ async fn an_old_primary_with_another_password_is_passed_over() {
         always(at(port)).await,
         always(at(port)).await,
     ];
-    let store = RedisStore::sentinel(urls, "main")
-        .login("default", "s3cret")
+    let store = RedisStore::builder(RedisSource::sentinels(urls, "redis://:s3cret@main"))
         .connect_timeout(TEST_TIMEOUT);
     let error = store.connect().await.err().map(|error| with_causes(&error));
     assert_eq!(error, None);

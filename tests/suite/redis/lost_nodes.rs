@@ -14,7 +14,7 @@ use tokio::{task::JoinSet, time::sleep};
 use tower::ServiceExt;
 use tower_sliding_window::{
     Charge, Check, Error, Key, Limit, Limiter, RateLimitLayer, RedisStore, Store,
-    extract::KeyError, limiter::Breaker,
+    extract::KeyError, limiter::Breaker, store::RedisSource,
 };
 
 use crate::support::{
@@ -66,10 +66,12 @@ impl Nodes {
 
     /// As an application makes it: with the default timeouts and breaker.
     async fn store(&self) -> RedisStore {
-        let store = RedisStore::cluster(self.cluster.0.iter().map(|node| node.url()))
-            .connect()
-            .await
-            .unwrap();
+        let store = RedisStore::builder(RedisSource::cluster(
+            self.cluster.0.iter().map(|node| node.url()),
+        ))
+        .connect()
+        .await
+        .unwrap();
         let check = Check::new(Charge::new(CALLS, self.keys[0][0].as_str(), 0).unwrap());
         until("the store does not learn the nodes", || {
             store.part_of(&check).is_some()

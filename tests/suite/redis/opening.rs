@@ -14,7 +14,11 @@ use tokio::{
     task::JoinSet,
     time::{sleep, timeout},
 };
-use tower_sliding_window::{Limiter, RedisStore, limiter::Breaker, store::RedisStoreBuilder};
+use tower_sliding_window::{
+    Limiter, RedisStore,
+    limiter::Breaker,
+    store::{RedisSource, RedisStoreBuilder},
+};
 
 use super::CALLS;
 use crate::support::{
@@ -143,8 +147,7 @@ async fn a_connection_that_does_not_sign_in_in_time_holds_no_place() {
         }
     })
     .await;
-    let store = RedisStore::builder(&door.url)
-        .login("default", "any")
+    let store = RedisStore::builder(door.url.replace("://", "://default:any@"))
         .connections(1)
         .connect_timeout(ms(200))
         .reply_timeout(TEST_TIMEOUT);
@@ -162,8 +165,7 @@ async fn a_connection_that_does_not_sign_in_in_time_holds_no_place() {
 async fn opening_ends_with_the_store() {
     let server = RedisServer::start();
     let door = Door::to(&server, |_| Fate::SignsIn).await;
-    let store = RedisStore::builder(&door.url)
-        .login("default", "any")
+    let store = RedisStore::builder(door.url.replace("://", "://default:any@"))
         .connect_timeout(10 * TEST_TIMEOUT)
         .reply_timeout(10 * TEST_TIMEOUT);
     assert!(timeout(ms(300), store.connect()).await.is_err());
@@ -245,7 +247,8 @@ async fn a_sentinel_that_is_behind_delays_nothing() {
         sentinel(new, 20).await,
         sentinel(new, 20).await,
     ];
-    let store = RedisStore::sentinel(urls, "main").connect_timeout(2 * TEST_TIMEOUT);
+    let store = RedisStore::builder(RedisSource::sentinels(urls, "redis://main"))
+        .connect_timeout(2 * TEST_TIMEOUT);
     assert!(
         limiter(store)
             .check(&CALLS, "ada", 1)

@@ -14,7 +14,7 @@ use redis::IntoConnectionInfo;
 use tokio::runtime::Runtime;
 use tower_sliding_window::{
     RedisStore,
-    store::{self, RedisStoreBuilder},
+    store::{self, RedisSource, RedisStoreBuilder},
 };
 
 use crate::support::{one_thread, redis_server::RedisServer};
@@ -136,9 +136,9 @@ proptest! {
     fn a_password_in_a_url_is_never_shown((url, pieces) in url(), behind in any::<bool>()) {
         let runtime = one_thread();
         let sentinels = if behind { vec!["redis://127.0.0.1:1", &url] } else { vec![&*url] };
-        let mut builders = vec![RedisStore::builder(&url), RedisStore::sentinel(sentinels, "main")];
+        let mut builders = vec![RedisStore::builder(&url), RedisStore::builder(RedisSource::sentinels(sentinels, "redis://main"))];
         #[cfg(feature = "cluster")]
-        builders.push(RedisStore::cluster([&url]));
+        builders.push(RedisStore::builder(RedisSource::cluster([&url])));
         let any = store::from_url(&url).map_or_else(|error| shown(&error), |store| format!("{store:?}"));
         for seen in builders.iter().map(|builder| shown_by(&runtime, builder)).chain([any]) {
             for piece in &pieces {
@@ -148,13 +148,12 @@ proptest! {
     }
 
     #[test]
-    fn a_password_set_on_the_builder_is_never_shown((password, pieces) in password(ANY), name in Just("shop")) {
+    fn a_password_of_a_client_is_never_shown((password, pieces) in password(ANY), name in Just("shop")) {
         let runtime = one_thread();
-        let set = RedisStore::builder("redis://127.0.0.1:1").login(name, &*password);
         let info = "redis://127.0.0.1:1".into_connection_info().unwrap();
         let settings = info.redis_settings().clone().set_username(name).set_password(password);
         let client = redis::Client::open(info.set_redis_settings(settings)).unwrap();
-        let seen = shown_by(&runtime, &set) + &shown_by(&runtime, &RedisStore::from_client(&client));
+        let seen = shown_by(&runtime, &RedisStore::builder(client.clone()));
         assert!(pieces.iter().all(|piece| !seen.contains(piece)), "{seen}");
     }
 }
@@ -188,7 +187,9 @@ async fn a_server_that_repeats_the_login_command_leaks_no_password() {
     let url = server.url().replace("redis://", "redis://shop:s3cr3t@") + "?protocol=resp3";
     let seen = shown(&RedisStore::connect(&url).await.unwrap_err());
     assert!(seen.contains("HELLO") && !seen.contains("s3cr3t"), "{seen}");
-    let sentinels = RedisStore::sentinel([url], "main").connect().await;
+    let sentinels = RedisStore::builder(RedisSource::sentinels([url], "redis://main"))
+        .connect()
+        .await;
     assert!(!shown(&sentinels.unwrap_err()).contains("s3cr3t"));
 }
 

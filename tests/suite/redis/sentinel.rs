@@ -12,7 +12,7 @@ use tempfile::TempDir;
 use tower_sliding_window::{
     Charge, Check, Error, Limit, Limiter, RedisStore,
     error::StoreErrorKind,
-    store::{self, RedisStoreBuilder},
+    store::{self, RedisSource, RedisStoreBuilder},
 };
 
 use super::errors::{also_listed, listed};
@@ -169,12 +169,12 @@ async fn a_sentinel_and_a_server_that_are_confused_are_named() {
     let primary = RedisServer::start();
     let sentinel = Sentinel::start(&primary);
     let as_server = RedisStore::connect(&sentinel.url()).await.unwrap_err();
-    let as_sentinel = RedisStore::sentinel([primary.url()], "main")
+    let as_sentinel = RedisStore::builder(RedisSource::sentinels([primary.url()], "redis://main"))
         .connect()
         .await
         .unwrap_err();
     for (error, mistake) in [
-        (as_server, "use `RedisStore::sentinel`"),
+        (as_server, "use `RedisSource::sentinels`"),
         (as_sentinel, "the server is no sentinel"),
     ] {
         assert!(
@@ -216,10 +216,12 @@ async fn the_documented_permissions_are_enough_behind_sentinels() {
         let sentinels = [sentinel
             .url()
             .replace("redis://", "redis://watcher:watcher@")];
-        RedisStore::sentinel(sentinels, "main")
-            .login("limiter", "limiter")
-            .connect()
-            .await
+        RedisStore::builder(RedisSource::sentinels(
+            sentinels,
+            "redis://limiter:limiter@main",
+        ))
+        .connect()
+        .await
     };
     let commands = [listed(&primary), also_listed("Sentinels")].concat();
     may(&commands);
@@ -263,10 +265,10 @@ async fn fail_over(fault: &str, not_replicated: u64) {
 
     // The test has its own breaker, because the one of the load may be open at the end.
     let [limiter, loaded] = [(); 2].map(|()| {
-        limiter(RedisStore::sentinel(
+        limiter(RedisStore::builder(RedisSource::sentinels(
             sentinels.iter().map(Sentinel::url),
-            "main",
-        ))
+            "redis://main",
+        )))
     });
     let spend = async |units| {
         for _ in 0..units {
@@ -362,11 +364,10 @@ async fn one_sentinel_that_knows_the_primary_is_enough() {
     .await;
     let down = format!("redis://127.0.0.1:{}/", free_port());
     let urls = [down.clone(), is_behind.url(), knows.url()];
-    let limiter = limiter(
-        RedisStore::sentinel(urls, "main")
-            .login("default", "")
-            .database(3),
-    );
+    let limiter = limiter(RedisStore::builder(RedisSource::sentinels(
+        urls,
+        "redis://main/3",
+    )));
     for _ in 0..3 {
         assert!(limiter.check(&SPENT, "ada", 1).await.unwrap().is_allowed());
     }
@@ -374,22 +375,30 @@ async fn one_sentinel_that_knows_the_primary_is_enough() {
         primary
             .run::<String>("INFO keyspace")
             .contains("db3:keys=1"),
-        "the database is the builder's"
+        "the database is the primary's"
     );
 
     for (urls, cause) in [
         (vec![down], "refused"),
         (vec![knows.url()], "no sentinel knows"),
     ] {
-        let other = Limiter::new(RedisStore::sentinel(urls, "other").build().unwrap())
-            .deadline(TEST_TIMEOUT);
+        let other = Limiter::new(
+            RedisStore::builder(RedisSource::sentinels(urls, "redis://other"))
+                .build()
+                .unwrap(),
+        )
+        .deadline(TEST_TIMEOUT);
         let Err(Error::Unavailable(error)) = other.check(&SPENT, "ada", 1).await else {
             panic!("that cannot be")
         };
         let error = format!("{error:?}");
         assert!(error.contains("other") && error.contains(cause), "{error}");
     }
-    assert!(RedisStore::sentinel([""; 0], "main").build().is_err());
+    assert!(
+        RedisStore::builder(RedisSource::sentinels([""; 0], "redis://main"))
+            .build()
+            .is_err()
+    );
 }
 
 /// A wrong password of the primary is named, although another sentinel hangs, or hangs up later.
@@ -414,7 +423,10 @@ async fn a_wrong_password_is_named_beside_a_sentinel_that_hangs() {
         }
     });
     for other in others {
-        let store = RedisStore::sentinel([knows.url(), other], "main").login("", "wrong");
+        let store = RedisStore::builder(RedisSource::sentinels(
+            [knows.url(), other],
+            "redis://:wrong@main",
+        ));
         let error = store.connect().await.unwrap_err();
         assert_eq!(
             error.kind,
@@ -438,7 +450,7 @@ async fn an_error_tells_whether_a_sentinel_or_the_primary_refuses_the_login() {
         let url = sentinel
             .url()
             .replace("redis://", &format!("redis://{login}"));
-        let error = RedisStore::sentinel([url], "main")
+        let error = RedisStore::builder(RedisSource::sentinels([url], "redis://main"))
             .connect()
             .await
             .unwrap_err();
@@ -479,7 +491,7 @@ async fn an_error_tells_whether_a_sentinel_or_the_primary_refuses_the_login() {
     let error = with_causes(&store::connect(&url).await.unwrap_err());
     assert!(
         error.contains("a sentinel refuses")
-            && error.contains("(of a sentinel, in its URL for `RedisStore::sentinel`)"),
+            && error.contains("(of a sentinel, in its URL for `RedisSource::sentinels`)"),
         "{error}"
     );
 }

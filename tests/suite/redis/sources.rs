@@ -29,8 +29,10 @@ use tokio::{
     time::{sleep, timeout},
 };
 use tower_sliding_window::{
-    Error, Limit, Limiter, RedisStore, error::StoreErrorKind, limiter::Breaker,
-    store::RedisStoreBuilder,
+    Error, Limit, Limiter, RedisStore,
+    error::StoreErrorKind,
+    limiter::Breaker,
+    store::{RedisSource, RedisStoreBuilder},
 };
 
 use super::sentinel::Sentinel;
@@ -76,20 +78,20 @@ async fn decided(limiter: &Limiter, checks: usize) -> usize {
 
 fn opened_by(server: &RedisServer, opened: Arc<AtomicUsize>) -> RedisStoreBuilder {
     let url = server.url();
-    RedisStore::from_connections(move || {
+    RedisStore::builder(RedisSource::connections(move || {
         let (url, opened) = (url.clone(), Arc::clone(&opened));
         async move {
             opened.fetch_add(1, Ordering::SeqCst);
             Client::open(url)?.get_multiplexed_async_connection().await
         }
-    })
+    }))
 }
 
 #[tokio::test]
 async fn a_pool_of_the_application_is_shared() {
     let server = RedisServer::start();
     let pool = pool(&server, true).await;
-    let store = RedisStore::from_pool(pool.clone())
+    let store = RedisStore::builder(pool.clone())
         .connect_timeout(TEST_TIMEOUT)
         .connect()
         .await
@@ -123,16 +125,16 @@ async fn other_sources_decide() {
     let server = RedisServer::start();
     let client = Client::open(server.url()).unwrap();
     let manager = ConnectionManager::new(client.clone()).await.unwrap();
-    let managed = RedisStore::from_connections(move || {
+    let managed = RedisStore::builder(RedisSource::connections(move || {
         let manager = manager.clone();
         async move { Ok(manager) }
-    });
+    }));
     let opened = Arc::new(AtomicUsize::new(0));
     let opening = opened_by(&server, Arc::clone(&opened));
     for (builder, connections) in [
         (managed, 1),
         (opening, 4),
-        (RedisStore::from_client(&client), 4),
+        (RedisStore::builder(client.clone()), 4),
     ] {
         let limiter = Limiter::new(builder.connect().await.unwrap()).deadline(TEST_TIMEOUT);
         assert_eq!(decided(&limiter, 500).await, 500);
@@ -151,7 +153,7 @@ async fn a_server_that_restarts_costs_a_pool_no_decision_afterwards() {
     for tests_connections in [true, false] {
         let mut server = RedisServer::start();
         let pool = pool(&server, tests_connections).await;
-        let limiter = limiter(RedisStore::from_pool(pool));
+        let limiter = limiter(RedisStore::builder(pool));
         assert_eq!(decided(&limiter, 100).await, 100);
         server.kill();
         server.restart();
@@ -185,7 +187,7 @@ async fn comes_back(is_one_kept: bool, connect_timeout: Duration) {
         .build(manager)
         .await
         .unwrap();
-    let limiter = limiter(RedisStore::from_pool(pool.clone()).connect_timeout(connect_timeout));
+    let limiter = limiter(RedisStore::builder(pool.clone()).connect_timeout(connect_timeout));
     assert_eq!(decided(&limiter, 10).await, 10);
     let _kept = if is_one_kept {
         Some(pool.get().await.unwrap())
@@ -254,7 +256,7 @@ async fn silent_connections_of_a_pool_are_given_up() {
         };
         let builder = if is_patient {
             let manager = Patient(Client::open(proxy.url()).unwrap());
-            RedisStore::from_pool(
+            RedisStore::builder(
                 Pool::builder()
                     .max_size(4)
                     .min_idle(4)
@@ -264,7 +266,7 @@ async fn silent_connections_of_a_pool_are_given_up() {
             )
         } else {
             let manager = RedisConnectionManager::new(proxy.url()).unwrap();
-            RedisStore::from_pool(pool(48).build(manager).await.unwrap())
+            RedisStore::builder(pool(48).build(manager).await.unwrap())
         };
         let limiter = limiter(builder.connect_timeout(connect_timeout));
         assert_eq!(decided(&limiter, 10).await, 10);
@@ -293,7 +295,7 @@ async fn a_pool_far_away_is_shared() {
         .build(manager)
         .await
         .unwrap();
-    let store = RedisStore::from_pool(pool.clone())
+    let store = RedisStore::builder(pool.clone())
         .connect_timeout(TEST_TIMEOUT)
         .reply_timeout(TEST_TIMEOUT);
     let limiter = Limiter::new(store.connect().await.unwrap()).deadline(TEST_TIMEOUT);
@@ -309,11 +311,11 @@ async fn places_are_given_back_in_the_runtime_of_the_applications_connections() 
     let (server, home) = (RedisServer::start(), Handle::current().id());
     let (url, is_elsewhere) = (server.url(), Arc::<AtomicBool>::default());
     let was_elsewhere = Arc::clone(&is_elsewhere);
-    let builder = RedisStore::from_connections(move || {
+    let builder = RedisStore::builder(RedisSource::connections(move || {
         was_elsewhere.fetch_or(Handle::current().id() != home, Ordering::SeqCst);
         let url = url.clone();
         async move { Client::open(url)?.get_multiplexed_async_connection().await }
-    });
+    }));
     let limiter = limiter(builder.reply_timeout(ms(300)));
     let places = Limit::concurrent("streams", 100).freed_after(seconds(3_600));
     let place = limiter.check(&places, "ada", 1).await.unwrap();
@@ -337,7 +339,7 @@ fn a_place_that_is_dropped_between_two_runs_of_its_runtime_is_free_at_once() {
     for of_pool in [false, true] {
         let idle = one_thread();
         let builder = if of_pool {
-            RedisStore::from_pool(idle.block_on(pool(&server, false)))
+            RedisStore::builder(idle.block_on(pool(&server, false)))
         } else {
             opened_by(&server, Arc::default())
         };
@@ -367,7 +369,7 @@ async fn a_pool_that_the_application_keeps_empty_costs_no_decision() {
             .await
             .unwrap();
         let _held = pool.get().await.unwrap();
-        let limiter = limiter(RedisStore::from_pool(pool.clone()));
+        let limiter = limiter(RedisStore::builder(pool.clone()));
         assert_eq!(decided(&limiter, 100).await, 100);
     }
 }
@@ -468,7 +470,7 @@ async fn a_connection_that_breaks_by_any_error_leaves_no_place() {
     for kind in [ConnectionReset, TimedOut, HostUnreachable, InvalidData] {
         let (breaks, url) = (Arc::<AtomicBool>::default(), server.url());
         let breaking = Arc::clone(&breaks);
-        let limiter = limiter(RedisStore::from_connections(move || {
+        let limiter = limiter(RedisStore::builder(RedisSource::connections(move || {
             let (breaks, url) = (Arc::clone(&breaking), url.clone());
             async move {
                 Ok(Tunnel(
@@ -479,7 +481,7 @@ async fn a_connection_that_breaks_by_any_error_leaves_no_place() {
                     kind,
                 ))
             }
-        }));
+        })));
         assert_eq!(decided(&limiter, 1).await, 1);
         sleep(ms(100)).await;
         breaks.store(true, Ordering::SeqCst);
@@ -515,7 +517,9 @@ async fn connections_that_are_of_no_use_are_errors() {
         "{error:?}"
     );
 
-    let never = RedisStore::from_connections(pending::<RedisResult<MultiplexedConnection>>);
+    let never = RedisStore::builder(RedisSource::connections(
+        pending::<RedisResult<MultiplexedConnection>>,
+    ));
     let begun = Instant::now();
     let error = limiter(never.connect_timeout(ms(100)))
         .check(&CALLS, "ada", 1)
@@ -529,13 +533,13 @@ async fn connections_that_are_of_no_use_are_errors() {
 
     let panics = AtomicBool::new(true);
     let url = primary.url();
-    let limiter_of_panics = limiter(RedisStore::from_connections(move || {
+    let limiter_of_panics = limiter(RedisStore::builder(RedisSource::connections(move || {
         let (url, panics) = (url.clone(), panics.swap(false, Ordering::SeqCst));
         async move {
             assert!(!panics, "a mistake of the application");
             Client::open(url)?.get_multiplexed_async_connection().await
         }
-    }));
+    })));
     let error = limiter_of_panics.check(&CALLS, "ada", 1).await.unwrap_err();
     assert!(
         with_causes(&error).contains("opening it has panicked"),
@@ -548,7 +552,7 @@ async fn connections_that_are_of_no_use_are_errors() {
     );
 
     let url = primary.url();
-    let in_transaction = RedisStore::from_connections(move || {
+    let in_transaction = RedisStore::builder(RedisSource::connections(move || {
         let url = url.clone();
         async move {
             let mut connection = Client::open(url)?
@@ -559,7 +563,7 @@ async fn connections_that_are_of_no_use_are_errors() {
                 .await?;
             Ok(connection)
         }
-    });
+    }));
     let error = in_transaction.connect().await.unwrap_err();
     assert!(
         with_causes(&error).contains("the reply is not the script's"),
@@ -569,7 +573,7 @@ async fn connections_that_are_of_no_use_are_errors() {
     let fails = || async {
         Err::<MultiplexedConnection, _>(RedisError::from((ErrorKind::Client, "no tunnel")))
     };
-    let error = RedisStore::from_connections(fails)
+    let error = RedisStore::builder(RedisSource::connections(fails))
         .connect()
         .await
         .unwrap_err();
@@ -593,7 +597,7 @@ fn a_connection_of_a_runtime_that_has_ended_is_replaced() {
             .unwrap()
     });
     let first = std::sync::Mutex::new(Some(first));
-    let limiter = limiter(RedisStore::from_connections(move || {
+    let limiter = limiter(RedisStore::builder(RedisSource::connections(move || {
         let (url, first) = (url.clone(), first.lock().unwrap().take());
         async move {
             match first {
@@ -601,7 +605,7 @@ fn a_connection_of_a_runtime_that_has_ended_is_replaced() {
                 None => Client::open(url)?.get_multiplexed_async_connection().await,
             }
         }
-    }));
+    })));
     drop(other);
     assert_eq!(two_threads().block_on(decided(&limiter, 100)), 100);
 }
@@ -620,7 +624,7 @@ fn a_pool_is_given_no_connection_of_another_runtime() {
             .await
             .unwrap()
     });
-    let limiter = limiter(RedisStore::from_pool(pool.clone()));
+    let limiter = limiter(RedisStore::builder(pool.clone()));
     assert_eq!(first.block_on(decided(&limiter, 1)), 1);
     first.block_on(async {
         let _held = pool.get().await.unwrap();
@@ -648,21 +652,16 @@ fn a_pool_is_given_no_connection_of_another_runtime() {
 async fn settings_that_belong_to_the_application_are_errors() {
     let server = RedisServer::start();
     let given = || {
-        RedisStore::from_pool(
+        RedisStore::builder(
             Pool::builder().build_unchecked(RedisConnectionManager::new(server.url()).unwrap()),
         )
     };
-    for builder in [
-        given().login("shop", "s3cret"),
-        given().database(3),
-        given().credentials(Rotating::new("s3cret")),
-    ] {
-        let error = builder.build().unwrap_err().to_string();
-        assert!(
-            error.contains("the application opens the connections"),
-            "{error}"
-        );
-    }
+    let builder = given().credentials(Rotating::new("s3cret"));
+    let error = builder.build().unwrap_err().to_string();
+    assert!(
+        error.contains("the application opens the connections"),
+        "{error}"
+    );
 }
 
 /// The last credentials, and each that follows.
@@ -750,7 +749,7 @@ async fn a_password_changes(servers: &[RedisServer], builder: RedisStoreBuilder)
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_password_that_changes_costs_no_decision() {
     let server = RedisServer::start();
-    let builder = RedisStore::builder(&server.url());
+    let builder = RedisStore::builder(server.url());
     a_password_changes(&[server], builder).await;
 }
 
@@ -758,7 +757,11 @@ async fn a_password_that_changes_costs_no_decision() {
 async fn a_password_that_changes_behind_sentinels_costs_no_decision() {
     let primary = RedisServer::start();
     let sentinel = Sentinel::start(&primary);
-    a_password_changes(&[primary], RedisStore::sentinel([sentinel.url()], "main")).await;
+    a_password_changes(
+        &[primary],
+        RedisStore::builder(RedisSource::sentinels([sentinel.url()], "redis://main")),
+    )
+    .await;
 }
 
 #[cfg(feature = "cluster")]
@@ -773,7 +776,7 @@ async fn a_password_that_changes_in_a_cluster_costs_no_decision() {
 async fn credentials_that_are_refused_or_end_are_errors() {
     let server = RedisServer::start();
     server.run::<()>("ACL SETUSER shop on >right ~* +@all");
-    let error = RedisStore::builder(&server.url())
+    let error = RedisStore::builder(server.url())
         .credentials(Rotating::new("wrong"))
         .connect()
         .await
@@ -789,7 +792,7 @@ async fn credentials_that_are_refused_or_end_are_errors() {
             Box::pin(stream::empty())
         }
     }
-    let error = RedisStore::builder(&server.url())
+    let error = RedisStore::builder(server.url())
         .credentials(Ends)
         .connect()
         .await
@@ -805,7 +808,7 @@ async fn credentials_that_are_refused_or_end_are_errors() {
             Box::pin(stream::pending())
         }
     }
-    let never = RedisStore::builder(&server.url())
+    let never = RedisStore::builder(server.url())
         .credentials(Never)
         .connect_timeout(ms(100));
     let error = timeout(seconds(5), never.connect())
@@ -813,7 +816,7 @@ async fn credentials_that_are_refused_or_end_are_errors() {
         .unwrap()
         .unwrap_err();
     assert!(with_causes(&error).contains("not within"), "{error:?}");
-    let outcome = limiter(RedisStore::builder(&server.url()).credentials(Rotating::new("right")));
+    let outcome = limiter(RedisStore::builder(server.url()).credentials(Rotating::new("right")));
     let outcome: Result<_, Error> = outcome.check(&CALLS, "ada", 1).await;
     assert!(outcome.unwrap().is_allowed());
 }

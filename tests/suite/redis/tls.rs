@@ -100,7 +100,7 @@ async fn only_the_given_certificate_authority_is_trusted() {
         .build();
     assert!(error.unwrap_err().to_string().contains("certificate"));
     assert!(
-        RedisStore::builder(&format!("{url}#insecure"))
+        RedisStore::builder(format!("{url}#insecure"))
             .build()
             .is_err()
     );
@@ -111,8 +111,8 @@ async fn only_the_given_certificate_authority_is_trusted() {
 async fn the_wrong_scheme_has_a_hint() {
     let certificates = Certificates::make();
     let (server, url) = certificates.server("no");
-    let tls = RedisStore::builder(&server.url().replace("redis://", "rediss://"));
-    let plain = RedisStore::builder(&url.replace("rediss://", "redis://"));
+    let tls = RedisStore::builder(server.url().replace("redis://", "rediss://"));
+    let plain = RedisStore::builder(url.replace("rediss://", "redis://"));
     for builder in [tls.root_certificate(certificates.read("ca.pem")), plain] {
         let error = builder
             .connect_timeout(ms(500))
@@ -149,18 +149,22 @@ async fn an_existing_client_keeps_its_certificates() {
         },
     )
     .unwrap();
-    assert_eq!(used(RedisStore::from_client(&with_both)).await.unwrap(), 1);
+    assert_eq!(
+        used(RedisStore::builder(with_both.clone())).await.unwrap(),
+        1
+    );
 
     let without = Client::open(&*url).unwrap();
-    assert!(used(RedisStore::from_client(&without)).await.is_err());
-    let builder = RedisStore::from_client(&without).root_certificate(certificates.read("ca.pem"));
+    assert!(used(RedisStore::builder(without.clone())).await.is_err());
+    let builder =
+        RedisStore::builder(without.clone()).root_certificate(certificates.read("ca.pem"));
     let (own, key) = (
         certificates.read("client.pem"),
         certificates.read("client.key"),
     );
     assert_eq!(used(builder.client_certificate(own, key)).await.unwrap(), 2);
     let insecure = Client::open(format!("{url}#insecure")).unwrap();
-    assert!(RedisStore::from_client(&insecure).build().is_err());
+    assert!(RedisStore::builder(insecure.clone()).build().is_err());
 }
 
 #[tokio::test]

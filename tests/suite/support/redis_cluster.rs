@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use tokio::task::spawn_blocking;
-use tower_sliding_window::{Limiter, RedisStore, store::RedisStoreBuilder};
+use tower_sliding_window::{
+    Limiter, RedisStore,
+    store::{RedisSource, RedisStoreBuilder},
+};
 
 use super::{TEST_TIMEOUT, proxy::Proxy, redis_server::RedisServer, until};
 
@@ -61,7 +64,7 @@ impl RedisCluster {
     /// With time for a busy machine.
     pub(crate) fn builder(&self) -> RedisStoreBuilder {
         let urls = self.0.iter().map(RedisServer::url);
-        RedisStore::cluster(urls)
+        RedisStore::builder(RedisSource::cluster(urls))
             .connect_timeout(TEST_TIMEOUT)
             .reply_timeout(TEST_TIMEOUT)
     }
@@ -127,7 +130,7 @@ impl Proxies {
     }
 
     pub(crate) fn builder(&self) -> RedisStoreBuilder {
-        RedisStore::cluster(self.0.iter().map(Proxy::url))
+        RedisStore::builder(RedisSource::cluster(self.0.iter().map(Proxy::url)))
             .connect_timeout(TEST_TIMEOUT)
             .reply_timeout(TEST_TIMEOUT)
     }

@@ -19,7 +19,10 @@ use bb8_redis::{RedisConnectionManager, bb8::Pool};
 use redis::{Client, Connection, FromRedisValue};
 use tempfile::TempDir;
 use tokio::runtime::{Handle, Runtime};
-use tower_sliding_window::{RedisStore, store::RedisStoreBuilder};
+use tower_sliding_window::{
+    RedisStore,
+    store::{RedisSource, RedisStoreBuilder},
+};
 
 use super::TEST_TIMEOUT;
 
@@ -224,14 +227,14 @@ pub(crate) fn store_at(url: &str) -> RedisStoreBuilder {
             // A pool is built in a runtime.
             let _entered = Handle::try_current().is_err().then(|| RUNTIME.enter());
             let manager = RedisConnectionManager::new(url).unwrap();
-            RedisStore::from_pool(Pool::builder().max_size(4).build_unchecked(manager))
+            RedisStore::builder(Pool::builder().max_size(4).build_unchecked(manager))
         }
         Ok("closure") => {
             let client = Client::open(url).unwrap();
-            RedisStore::from_connections(move || {
+            RedisStore::builder(RedisSource::connections(move || {
                 let client = client.clone();
                 async move { client.get_multiplexed_async_connection().await }
-            })
+            }))
         }
         _ => RedisStore::builder(url),
     }

@@ -16,14 +16,14 @@ use crate::error::{
 
 const UNTRUSTED: &str =
     "no authority that is trusted has signed the server's certificate, set `root_certificate`";
-const NODE: &str = "the server is a node of a cluster, use `RedisStore::cluster`";
+const NODE: &str = "the server is a node of a cluster, use `RedisSource::cluster`, or a URL that begins with redis+cluster://";
 const NO_SENTINEL: &str = "the server is no sentinel, use `RedisStore::builder`";
 const OLD: &str =
-    "the server lacks a command of the store: of sentinels, use `RedisStore::sentinel`";
+    "the server lacks a command of the store: of sentinels, use `RedisSource::sentinels`";
 const REPLICA: &str =
-    "the server is a replica, connect to its primary, or use `RedisStore::sentinel`";
-const NO_PASSWORD: &str = "no password was sent, set it with `login`, `credentials` or in the URL, as in redis://:password@host (of a sentinel, in its URL for `RedisStore::sentinel`)";
-const LOGIN: &str = "the user or the password is wrong, set them with `login`, `credentials` or in the URL (of a sentinel, in its URL for `RedisStore::sentinel`)";
+    "the server is a replica, connect to its primary, or use `RedisSource::sentinels`";
+const NO_PASSWORD: &str = "no password was sent, set it in the URL, as in redis://:password@host, or with `credentials` (of a sentinel, in its URL for `RedisSource::sentinels`)";
+const LOGIN: &str = "the user or the password is wrong, set them in the URL or with `credentials` (of a sentinel, in its URL for `RedisSource::sentinels`)";
 const NO_DATABASE: &str =
     "the server has no database of this number, see `databases` in its configuration";
 const LACKS_PREFIX: &str = "the user needs the prefix of the store in its ACL, ~tsw1:* by default";
@@ -66,7 +66,7 @@ const REPLIES: [(&str, StoreErrorKind, &str); 26] = [
 pub(super) fn url(url: &str, cause: &dyn fmt::Display) -> ConfigError {
     const PROBLEM: &str = "a URL, not shown since it may hold a password, is not a Redis URL such as redis://127.0.0.1:6379/0";
     const OPTIONS: &str = "write redis://user:password@host:6379/8, where ?protocol=resp3 is the only option, or for a socket unix:///path?db=8&user=user&pass=password&protocol=resp3. A password alone is redis://:password@host. In a user name or password write / as %2F, ? as %3F, # as %23 and @ as %40";
-    const OF_SEVERAL: &str = "URLs of sentinels begin with redis+sentinel://, and those of a cluster with redis+cluster://, for `store::from_url` and `store::connect`: with settings of your own, use `RedisStore::sentinel` or `RedisStore::cluster` with redis:// URLs";
+    const OF_SEVERAL: &str = "URLs of sentinels begin with redis+sentinel://, and those of a cluster with redis+cluster://, and each server of `RedisSource::sentinels` and `RedisSource::cluster` with redis://";
     const TLS: &str = "rediss:// URLs, for TLS, need this crate's feature `tls`, or `tokio-native-tls-comp` of the crate `redis`";
     let cause = cause.to_string();
     let scheme = url.split(':').next().unwrap_or_default();

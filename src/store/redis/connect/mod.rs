@@ -7,10 +7,10 @@
 mod cluster;
 mod connection;
 mod errors;
+pub(super) mod given;
 mod pool;
 mod server;
 mod settings;
-pub(super) mod source;
 
 pub(super) use self::{
     connection::Connection,

@@ -32,12 +32,13 @@ use super::cluster;
 use super::{
     connection::{ServerConnection, shared},
     errors::kind,
-    settings::{ConnectionSettings, are_equal, without_timeouts},
-    source::Source,
+    given::Open,
+    settings::{ConnectionSettings, are_equal, sign_in, without_timeouts},
 };
 use crate::{
     clock,
     error::{ConfigError, StoreErrorKind},
+    limit::text::is_fixed_alphabet,
     local::lock,
     logging::{Throttle, warn},
 };
@@ -48,9 +49,9 @@ use crate::{
 pub(crate) enum Topology {
     Node,
     /// One server, behind connections that the application opens.
-    Given(Source),
-    /// Sentinels, which know a primary by this name.
-    Sentinels(String),
+    Given(Open),
+    /// Sentinels, which know this primary. Its host is its name.
+    Sentinels(Box<ConnectionInfo>),
     Cluster,
 }
 
@@ -67,7 +68,7 @@ pub(crate) struct Server {
 
 impl Server {
     pub(crate) fn new(
-        topology: Topology,
+        mut topology: Topology,
         nodes: Vec<ConnectionInfo>,
         settings: ConnectionSettings,
     ) -> Result<Self, ConfigError> {
@@ -75,12 +76,14 @@ impl Server {
         if nodes.is_empty() && !matches!(topology, Topology::Given(_)) {
             return Err(ConfigError::new("there must be 1 URL or more, not 0"));
         }
-        if let Topology::Sentinels(primary) = &topology
-            && (primary.is_empty() || primary.contains(['/', '?', '#', '%', ' ', '\t', '\r', '\n']))
-        {
-            return Err(ConfigError::new(
-                "the name of the primary must not be empty, and must not have / ? # % or spaces",
-            ));
+        if let Topology::Sentinels(primary) = &mut topology {
+            if !is_fixed_alphabet(name(primary)) {
+                return Err(ConfigError::new(
+                    "the host of the primary is its name, of A-Z a-z 0-9 _ . -, as in redis://mymaster",
+                ));
+            }
+            let redis = primary.redis_settings().clone();
+            **primary = sign_in(settings.transport((**primary).clone())?, redis);
         }
         let plain = RedisConnectionInfo::default();
         let first = nodes
@@ -92,7 +95,7 @@ impl Server {
             let redis = node.redis_settings();
             if is_sentinel && redis.db() != 0 {
                 return Err(ConfigError::new(
-                    "a sentinel has no databases, set the number with `database`, not in its URL",
+                    "a sentinel has no databases, write the number behind the name of the primary",
                 ));
             }
             if !is_sentinel && !are_equal(redis, &plain) && !are_equal(redis, &first) {
@@ -103,7 +106,7 @@ impl Server {
             let mut node = settings.transport(node)?;
             // At a sentinel, the store signs in with the user and password of the sentinel's URL.
             if !is_sentinel {
-                node = settings.sign_in(node);
+                node = sign_in(node, first.clone());
             }
             prepared.push(node);
         }
@@ -220,9 +223,12 @@ impl Server {
         }
     }
 
-    /// Opens a connection to the primary, and signs in with the login of the settings.
-    async fn connect_to_primary(&self, name: &str) -> RedisResult<MultiplexedConnection> {
-        let ask = |sentinel: &ConnectionInfo| ask(sentinel.clone(), name.to_owned());
+    /// Opens a connection to the primary.
+    async fn connect_to_primary(
+        &self,
+        primary: &ConnectionInfo,
+    ) -> RedisResult<MultiplexedConnection> {
+        let ask = |sentinel: &ConnectionInfo| ask(sentinel.clone(), name(primary).to_owned());
         let mut steps: JoinSet<_> = self.nodes.iter().map(ask).collect();
         let mut tried = Vec::new();
         let mut failure = None;
@@ -231,7 +237,7 @@ impl Server {
             match step.unwrap_or_else(|error| Err(io::Error::other(error).into())) {
                 Ok(Step::Named(address)) if !tried.contains(&address) => {
                     let step = connect_to(
-                        self.primary_at(address.clone()),
+                        at(primary, address.clone()),
                         self.settings.signing_in.clone(),
                     );
                     steps.spawn(async { Ok(step.await.unwrap_or_else(Step::Failed)) });
@@ -253,18 +259,23 @@ impl Server {
         }
         Err(failure.unwrap_or_else(|| no_primary(UNKNOWN)))
     }
+}
 
-    /// How to connect to a primary: with the transport of the first sentinel, and with the login of
-    /// the settings.
-    fn primary_at(&self, primary: (String, u16)) -> ConnectionInfo {
-        let sentinel = &self.nodes[0];
-        let mut address = sentinel.addr().clone();
-        match &mut address {
-            ConnectionAddr::TcpTls { host, port, .. } => (*host, *port) = primary,
-            plain => *plain = ConnectionAddr::Tcp(primary.0, primary.1),
-        }
-        self.settings.sign_in(sentinel.clone().set_addr(address))
+/// The name by which sentinels know a primary. A socket has none.
+fn name(primary: &ConnectionInfo) -> &str {
+    match primary.addr() {
+        ConnectionAddr::Tcp(host, _) | ConnectionAddr::TcpTls { host, .. } => host,
+        _ => "",
     }
+}
+
+/// The primary at the address that a sentinel names.
+fn at(primary: &ConnectionInfo, address: (String, u16)) -> ConnectionInfo {
+    let mut addr = primary.addr().clone();
+    if let ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } = &mut addr {
+        (*host, *port) = address;
+    }
+    primary.clone().set_addr(addr)
 }
 
 const UNKNOWN: &str = "no sentinel knows a primary of this name";
@@ -347,7 +358,9 @@ impl fmt::Display for Server {
         match &self.topology {
             Topology::Node => {}
             Topology::Given(_) => f.write_str("the end of the application's connections")?,
-            Topology::Sentinels(primary) => write!(f, "the primary {primary:?} of the sentinels ")?,
+            Topology::Sentinels(primary) => {
+                write!(f, "the primary {:?} of the sentinels ", name(primary))?;
+            }
             Topology::Cluster => f.write_str("the cluster of ")?,
         }
         let nodes = self.nodes.iter().map(|node| node.addr().to_string());

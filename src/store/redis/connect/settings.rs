@@ -30,8 +30,6 @@ const PEER_TIMEOUT: Duration = Duration::from_secs(5);
 /// 2. TLS uses the provider of cryptography that the application has installed for rustls.
 #[derive(Clone)]
 pub(crate) struct ConnectionSettings {
-    /// The user, password, database and protocol.
-    pub(crate) redis: RedisConnectionInfo,
     /// How the store signs in at a node, with the provider of credentials if there is one. There
     /// are no timeouts here, since the connect timeout covers all steps.
     pub(crate) signing_in: AsyncConnectionConfig,
@@ -84,11 +82,9 @@ pub(super) fn are_equal(one: &RedisConnectionInfo, other: &RedisConnectionInfo) 
         && (one.db(), one.protocol()) == (other.db(), other.protocol())
 }
 
-impl ConnectionSettings {
-    /// The defaults, with the user, password, database and protocol of a URL or a client.
-    pub(crate) fn new(redis: RedisConnectionInfo) -> Self {
+impl Default for ConnectionSettings {
+    fn default() -> Self {
         Self {
-            redis,
             signing_in: without_timeouts(),
             #[cfg(all(feature = "cluster", feature = "credentials"))]
             credentials: None,
@@ -102,7 +98,9 @@ impl ConnectionSettings {
             reply_timeout: Duration::from_secs(1),
         }
     }
+}
 
+impl ConnectionSettings {
     /// Sets TCP and TLS up.
     pub(super) fn transport(&self, node: ConnectionInfo) -> Result<ConnectionInfo, ConfigError> {
         let node = node.set_tcp_settings(tcp_settings());
@@ -160,18 +158,17 @@ impl ConnectionSettings {
     pub(super) fn has_certificates(&self) -> bool {
         self.certificates.root_cert.is_some() || self.certificates.client_tls.is_some()
     }
+}
 
-    /// Sets the user, the password, the database and the protocol.
-    pub(super) fn sign_in(&self, node: ConnectionInfo) -> ConnectionInfo {
-        let mut redis = self.redis.clone();
-        // With a password, the Redis client also tells the server its name. If the client sent the
-        // password alone, it would take any error of the server for a wrong password. Without a
-        // password, the client does not tell its name, since that would hide why a server hangs up.
-        if redis.password().is_none() {
-            redis = redis.set_skip_set_lib_name();
-        }
-        node.set_redis_settings(redis)
+/// Sets the user, the password, the database and the protocol.
+pub(super) fn sign_in(node: ConnectionInfo, mut redis: RedisConnectionInfo) -> ConnectionInfo {
+    // With a password, the Redis client also tells the server its name. If the client sent the
+    // password alone, it would take any error of the server for a wrong password. Without a
+    // password, the client does not tell its name, since that would hide why a server hangs up.
+    if redis.password().is_none() {
+        redis = redis.set_skip_set_lib_name();
     }
+    node.set_redis_settings(redis)
 }
 
 pub(super) fn without_timeouts() -> AsyncConnectionConfig {

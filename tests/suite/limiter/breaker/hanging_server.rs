@@ -75,7 +75,7 @@ async fn a_hanging_server_delays_no_request_beyond_the_deadline() {
         FailureMode::Open,
         FailureMode::Local(Share::one_of(2)),
     ] {
-        let store = RedisStore::builder(&server.url()).build().unwrap();
+        let store = RedisStore::builder(server.url()).build().unwrap();
         let layer =
             in_mode(RateLimitLayer::new(store).limit(CALLS.by(anyone)), mode).deadline(DEADLINE);
         let app = layer.layer(service_fn(hello));
@@ -164,7 +164,7 @@ async fn a_hanging_server_delays_no_request_beyond_the_deadline() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_slow_server_does_not_pile_up_requests() {
     let server = RedisServer::start();
-    let store = RedisStore::builder(&server.url()).build().unwrap();
+    let store = RedisStore::builder(server.url()).build().unwrap();
     let limiter = Limiter::new(store).deadline(DEADLINE);
     let _ = limiter.peek(&CALLS, "ada").await;
 

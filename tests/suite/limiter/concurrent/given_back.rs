@@ -348,7 +348,7 @@ mod processes {
         );
         runtime.block_on(async {
             // Many processes start at once, on a machine that may be busy.
-            let store = RedisStore::builder(&env::var("REDIS_URL").unwrap());
+            let store = RedisStore::builder(env::var("REDIS_URL").unwrap());
             let store = store
                 .connect_timeout(TEST_TIMEOUT)
                 .reply_timeout(TEST_TIMEOUT)

@@ -26,13 +26,13 @@ use super::{
     settings::ConnectionSettings,
 };
 
-/// A function that opens connections of the application, within the timeouts of the settings.
-pub(crate) type Source =
+/// Opens a connection of the application, within the timeouts of the settings.
+pub(crate) type Open =
     Arc<dyn Fn(&ConnectionSettings) -> RedisFuture<'static, ServerConnection> + Send + Sync>;
 
-/// A source of the connections that a closure opens. The argument of the closure is the time after
-/// which the closure should try another way to get a connection.
-pub(crate) fn of_closure<F, C>(open: impl Fn(Duration) -> F + Send + Sync + 'static) -> Source
+/// Opens connections by a closure. The argument of the closure is the time after which the closure
+/// should try another way to get a connection.
+pub(crate) fn by_closure<F, C>(open: impl Fn(Duration) -> F + Send + Sync + 'static) -> Open
 where
     F: Future<Output = RedisResult<C>> + Send + 'static,
     C: ConnectionLike + Clone + Send + Sync + 'static,
@@ -54,23 +54,23 @@ where
     })
 }
 
-/// A source of connections from a pool.
+/// Takes connections from a pool.
 ///
 /// A pool opens a connection in the runtime that asks for it, and the connection works only as long
-/// as that runtime is driven. So only one runtime asks the pool. It is the runtime in which this
-/// source is made. If the source is made outside of any runtime, it is the first runtime that needs
-/// a connection. Other runtimes open connections that the pool does not count. The runtime that
+/// as that runtime is driven. So only one runtime asks the pool. It is the runtime that calls this
+/// function. If it is called outside of any runtime, it is the first runtime that needs a
+/// connection. Other runtimes open connections that the pool does not count. The runtime that
 /// asks the pool also opens such a connection if the pool hands out no working connection in time.
 /// The pool fails to do so while the application is using all connections, or while Redis is away:
 /// then the pool waits ever longer between its tries.
-pub(crate) fn of_pool<M>(pool: Pool<M>) -> Source
+pub(crate) fn by_pool<M>(pool: Pool<M>) -> Open
 where
     M: ManageConnection<Error = RedisError>,
     M::Connection: ConnectionLike + Clone + Sync,
 {
     let home =
         Arc::new(Handle::try_current().map_or_else(|_| OnceLock::new(), |home| home.id().into()));
-    of_closure(move |patience| {
+    by_closure(move |patience| {
         let pool = pool.clone();
         let home = Arc::clone(&home);
         async move {

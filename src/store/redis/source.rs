@@ -1,0 +1,224 @@
+//! What a store is built on: a URL, or what the application has already.
+
+use std::{fmt, future::Future};
+
+use redis::{Client, ConnectionInfo, RedisError, RedisResult, aio::ConnectionLike};
+
+use super::connect::{Topology, given, node};
+use crate::error::ConfigError;
+
+/// How a [`RedisStore`](super::RedisStore) reaches Redis:
+/// [`RedisStore::builder`](super::RedisStore::builder) takes it, or what can be turned into it.
+///
+/// | from | the store is on |
+/// |---|---|
+/// | a URL | the server at the URL, or the [cluster or sentinels](super::super::from_url) at it |
+/// | a [`redis::Client`] | the server of the client, with the client's TLS, user, password, database and protocol. The store opens its own connections. A provider of credentials is no part of a client: give it to [`credentials`](super::RedisStoreBuilder::credentials) |
+/// | a [`bb8::Pool`], such as one of `bb8_redis::RedisConnectionManager` | connections of the application's pool: see [below](#pools) |
+/// | [`connections`](Self::connections) | connections that a closure opens |
+/// | [`sentinels`](Self::sentinels) | the primary that sentinels know |
+/// | `cluster`, with the feature `cluster` | the Redis Cluster that has some nodes |
+///
+/// A user and password that are not in a URL go into a client:
+///
+/// ```no_run
+/// # fn store() -> Result<(), Box<dyn std::error::Error>> {
+/// use redis::{Client, IntoConnectionInfo, RedisConnectionInfo};
+/// use tower_sliding_window::RedisStore;
+///
+/// let login = RedisConnectionInfo::default()
+///     .set_username("limiter")
+///     .set_password(std::env::var("REDIS_PASSWORD")?);
+/// let server = "redis://10.0.0.1:6379".into_connection_info()?.set_redis_settings(login);
+/// let store = RedisStore::builder(Client::open(server)?).build()?;
+/// # Ok(()) }
+/// ```
+///
+/// The client and the pool are those of the crates `redis` in version 1, and `bb8` in version 0.9.
+///
+/// # Pools
+///
+/// Make the `RedisSource` in the runtime of the pool. In other runtimes, the store opens
+/// connections that the pool does not count.
+/// [`guide::existing_connections`](crate::guide::existing_connections) has an example, and says
+/// what the pool's settings mean for limits.
+///
+/// The store takes a connection out of the pool, clones it, and gives it back at once. So the
+/// application finds as many connections in the pool as before. The builder's
+/// [`connections`](super::RedisStoreBuilder::connections) is the most connections that the store
+/// shares with the application. When a shared connection fails, the store asks the pool for another
+/// one. If the pool hands out no working connection within a third of the [connect
+/// timeout](super::RedisStoreBuilder::connect_timeout), the store opens a connection that the pool
+/// does not count.
+#[derive(Clone)]
+#[must_use]
+pub struct RedisSource(pub(super) Result<(Topology, Vec<ConnectionInfo>), ConfigError>);
+
+impl RedisSource {
+    /// The connections that this closure opens, such as clones of a `ConnectionManager`, or
+    /// connections through a tunnel. The store calls the closure once for each of its
+    /// [connections](super::RedisStoreBuilder::connections), and again when a connection has
+    /// failed. A call may take up to the [connect
+    /// timeout](super::RedisStoreBuilder::connect_timeout).
+    ///
+    /// The closure chooses the login, database and TLS of the connections. All connections must
+    /// lead to one server, and none may be subscribed or in a transaction.
+    ///
+    /// ```no_run
+    /// # async fn store() -> Result<(), Box<dyn std::error::Error>> {
+    /// # async fn token() -> Result<String, redis::RedisError> { unimplemented!() }
+    /// use redis::{Client, IntoConnectionInfo};
+    /// use tower_sliding_window::{RedisStore, store::RedisSource};
+    ///
+    /// let connections = RedisSource::connections(|| async {
+    ///     let server = "redis://limits@10.0.0.1:6379".into_connection_info()?;
+    ///     let login = server.redis_settings().clone().set_password(token().await?);
+    ///     Client::open(server.set_redis_settings(login))?.get_multiplexed_async_connection().await
+    /// });
+    /// let store = RedisStore::builder(connections).connect().await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn connections<F, C>(open: impl Fn() -> F + Send + Sync + 'static) -> Self
+    where
+        F: Future<Output = RedisResult<C>> + Send + 'static,
+        C: ConnectionLike + Clone + Send + Sync + 'static,
+    {
+        let open = given::by_closure(move |_| open());
+        Self(Ok((Topology::Given(open), Vec::new())))
+    }
+
+    /// The primary that sentinels know. For each new connection, the store asks the sentinels
+    /// again, so it survives a failover. Units that the old primary had not replicated are lost.
+    ///
+    /// The host of the `primary` is its name, which the sentinels know. Its scheme, user, password
+    /// and database are those of the primary, and each sentinel has its own:
+    ///
+    /// ```
+    /// use tower_sliding_window::store::RedisSource;
+    ///
+    /// let sentinels = ["redis://:sentinel@10.0.0.1:26379", "redis://:sentinel@10.0.0.2:26379"];
+    /// let source = RedisSource::sentinels(sentinels, "redis://limiter:s3cret@mymaster/5");
+    /// # let _ = source;
+    /// ```
+    pub fn sentinels<S: Into<Self>>(
+        sentinels: impl IntoIterator<Item = S>,
+        primary: impl Into<Self>,
+    ) -> Self {
+        match primary.into().into_server() {
+            Ok(primary) => Self::servers(Topology::Sentinels(primary.into()), sentinels),
+            Err(error) => Self(Err(error)),
+        }
+    }
+
+    /// The Redis Cluster that has these nodes. The store finds all nodes if one of them is up. The
+    /// user and password of the first node are for all nodes. Building the store fails if another
+    /// node has other ones.
+    ///
+    /// All limits of one key are in one slot, and are decided as on one server. A check with
+    /// several keys mostly has keys in several slots, which no script reaches at once. For such a
+    /// check, the store asks all slots at the same time, so a decision takes one round trip. If a
+    /// slot refuses, the caller has the refusal, and the store gives back what the other slots have
+    /// counted. So no limit ever admits too much, and a refusal costs nothing in the end. Such a
+    /// check differs in four ways from a check on one server:
+    ///
+    /// * Until the units of a refused check are given back, which takes another round trip, other
+    ///   checks may be refused because of them. The [refusal
+    ///   cache](crate::Limiter::refusal_cache) keeps this rare: a client over its own limit asks no
+    ///   slot, but for one check a second.
+    /// * If a node fails in the middle of the check, units that it has counted without an id stay
+    ///   counted until they leave the window. Units of an exact log, places and reservations have
+    ///   ids, and are given back.
+    /// * If a key is [reset](crate::Limiter::reset) before the units of a refused check are given
+    ///   back, units that were counted after the reset may be given back in their place. An exact
+    ///   log is not affected.
+    /// * If a check with an id from its caller is refused, what slots have counted is not given
+    ///   back: the next try with the same id uses it.
+    #[cfg(feature = "cluster")]
+    pub fn cluster<S: Into<Self>>(nodes: impl IntoIterator<Item = S>) -> Self {
+        Self::servers(Topology::Cluster, nodes)
+    }
+
+    fn servers<S: Into<Self>>(topology: Topology, servers: impl IntoIterator<Item = S>) -> Self {
+        let servers = servers.into_iter();
+        let nodes: Result<_, _> = servers.map(|server| server.into().into_server()).collect();
+        Self(nodes.map(|nodes| (topology, nodes)))
+    }
+
+    /// The server, if the source is one.
+    fn into_server(self) -> Result<ConnectionInfo, ConfigError> {
+        const SEVERAL: &str = "a node of a cluster, a sentinel or its primary is one server each";
+        match self.0? {
+            (Topology::Node, mut nodes) => nodes.pop().ok_or_else(|| ConfigError::new(SEVERAL)),
+            _ => Err(ConfigError::new(SEVERAL)),
+        }
+    }
+}
+
+impl From<&str> for RedisSource {
+    fn from(url: &str) -> Self {
+        const NO_CLUSTER: &str = "URLs of a cluster need this crate's feature `cluster`";
+        const ONE_LOGIN: &str = "a URL of several servers has one login, in front of its first host: that of a cluster, or of the primary that sentinels name. For logins of sentinels use `RedisSource::sentinels`. In a user name or password write @ as %40 and , as %2C";
+        const NO_PRIMARY: &str = "a URL of sentinels has the name of the primary behind their hosts, as in redis+sentinel://host/mymaster";
+        let (scheme, rest) = url.trim().split_once("://").unwrap_or_default();
+        let scheme = scheme.to_ascii_lowercase();
+        let Some((scheme, kind @ ("cluster" | "sentinel"))) = scheme.split_once('+') else {
+            return Self(node(url).map(|node| (Topology::Node, vec![node])));
+        };
+        if kind == "cluster" && cfg!(not(feature = "cluster")) {
+            return Self(Err(ConfigError::new(NO_CLUSTER)));
+        }
+        let (login, rest) = rest.split_at(rest.rfind('@').map_or(0, |at| at + 1));
+        // A login behind the first host would have the hosts in front of it as a part of its user.
+        if login.contains(',') || login.matches('@').count() > 1 {
+            return Self(Err(ConfigError::new(ONE_LOGIN)));
+        }
+        let (hosts, tail) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
+        let hosts = hosts.split(',');
+        if kind == "cluster" {
+            let nodes = hosts.map(|host| format!("{scheme}://{login}{host}{tail}"));
+            return Self::servers(Topology::Cluster, nodes);
+        }
+        let primary = tail.strip_prefix('/').unwrap_or(tail);
+        if primary.is_empty() || primary.starts_with(['/', '?', '#']) {
+            return Self(Err(ConfigError::new(NO_PRIMARY)));
+        }
+        let sentinels = hosts.map(|host| format!("{scheme}://{host}"));
+        Self::sentinels(sentinels, format!("{scheme}://{login}{primary}"))
+    }
+}
+
+impl From<&String> for RedisSource {
+    fn from(url: &String) -> Self {
+        url.as_str().into()
+    }
+}
+
+impl From<String> for RedisSource {
+    fn from(url: String) -> Self {
+        url.as_str().into()
+    }
+}
+
+impl From<Client> for RedisSource {
+    fn from(client: Client) -> Self {
+        let node = client.get_connection_info().clone();
+        Self(Ok((Topology::Node, vec![node])))
+    }
+}
+
+impl<M> From<bb8::Pool<M>> for RedisSource
+where
+    M: bb8::ManageConnection<Error = RedisError>,
+    M::Connection: ConnectionLike + Clone + Sync,
+{
+    fn from(pool: bb8::Pool<M>) -> Self {
+        Self(Ok((Topology::Given(given::by_pool(pool)), Vec::new())))
+    }
+}
+
+// Shows no URL, which may hold a password.
+impl fmt::Debug for RedisSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RedisSource").finish_non_exhaustive()
+    }
+}
