@@ -83,7 +83,12 @@ impl Secret {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn key(&self, namespace: &'static str, value: &str) -> Key {
-        Key::new(namespace, self.domain(CREDENTIALS).hash(value.as_bytes()))
+        Key::new(namespace, self.credentials().hash(value.as_bytes()))
+    }
+
+    /// The secret of the domain of credentials.
+    pub(crate) fn credentials(&self) -> Self {
+        self.domain(CREDENTIALS)
     }
 
     /// Derives the secret of a domain. A domain is a purpose of the hashes, and the hashes of one

@@ -560,3 +560,18 @@ for number, members in ipairs({
   call_short({ 9, 1, 10 * S, 10 * S, 10 * S }, { number })
   command('UNLINK', number)
 end
+
+-- The bytes of a sum repeat after 65,280 sub-windows.
+case 'a step back of the clock by which sums ahead seem to be in the previous window, or the present one'
+at(65279 * S + 5)
+call_short({ 10, 10, S, S, S }, { 'counter' })
+at(65280 * S + 5)
+call_short({ 4, 2, S, S, 0 }, { 'fixed' })
+call_short({ 4, 2, S, S, 0 }, { 'short' })
+at(5)
+call('', run(any('any', 4, 2, S, 'fixed'), { 'fixed', id = id 'general' }))
+call_short({ 4, 2, S, S, 0 }, { 'fixed' })
+call_short({ 4, 2, S, S, 0 }, { 'short' })
+call_short({ 4, 2, S, S, 0 }, { 'short' })
+at(900000)
+call_short({ 10, 9, S, S, S }, { 'counter' })

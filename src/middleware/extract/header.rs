@@ -107,7 +107,7 @@ impl KeyExtractor for Header {
 pub struct ApiKey {
     /// `None` for a bearer token.
     header: Option<HeaderName>,
-    secret: Secret,
+    credentials: Secret,
 }
 
 impl ApiKey {
@@ -120,7 +120,7 @@ impl ApiKey {
     pub fn header(name: impl TryInto<HeaderName>, secret: &Secret) -> Self {
         Self {
             header: Some(built(key_header(name))),
-            secret: secret.clone(),
+            credentials: secret.credentials(),
         }
     }
 
@@ -150,13 +150,13 @@ impl ApiKey {
     pub fn bearer(secret: &Secret) -> Self {
         Self {
             header: None,
-            secret: secret.clone(),
+            credentials: secret.credentials(),
         }
     }
 
     /// The key of a token, for `deny`, `exempt` and `reset`. Spaces around the token are trimmed.
     pub fn key(&self, token: &str) -> Key {
-        self.secret.key("api-key", token.trim())
+        Key::new("api-key", self.credentials.hash(token.trim().as_bytes()))
     }
 }
 

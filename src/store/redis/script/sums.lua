@@ -1,8 +1,9 @@
 -- The short way of deciding a check whose units have no ids, under a fixed window, a counter or a
 -- compact log. It decides if the key has only sums. entries.lua says how sums look. It tells the
 -- time of a sum by its two bytes, since Redis 7.0 is slow to print a score. The bytes repeat after
--- 65,280 sub-windows, and a compact log has at most 1,022. A sum that is mistaken for a later one
--- by that much would count too long, and never too short.
+-- 65,280 sub-windows, and a compact log has at most 1,022. A past sum that is mistaken for a later
+-- one counts too long, and never too short. A sum ahead of the clock may be mistaken for a past
+-- one, so the score decides where such a sum could count too short.
 --
 -- Takes  falls_to, now, SLACK
 -- Gives  decide_sum
@@ -46,7 +47,10 @@ local function decide_sum(key, units, takes, window, sub_window, later)
     else
       total = count == 2 and first or count == 3 and first + current or tonumber(call('ZSCORE', key, 'used'))
       if total % 1 ~= 0 then return end
-      if is_counter and age == 1 then previous = first end
+      if is_counter and age == 1 then
+        if total + takes > units and call('ZRANGE', key, '0', '0', 'WITHSCORES')[2] + at < 0 then return end
+        previous = first
+      end
       if age_of_newest > 0 then current = 0 end
     end
   end
@@ -57,14 +61,17 @@ local function decide_sum(key, units, takes, window, sub_window, later)
     local format, micros = total + takes < 2 ^ 31 and '%d' or '%.0f', at % 1000000
     local score, sum = string.format('-%d%06d', (at - micros) / 1000000, micros), string.format(format, current + takes)
     local text = total == current and sum or string.format(format, total + takes)
-    sum = string.char(number % 255, (number - number % 255) / 255) .. sum
+    local bytes = string.char(number % 255, (number - number % 255) / 255)
+    sum = bytes .. sum
     -- Redis changes the encoding of a set for good if it has more than 128 members, even for a
     -- moment. So a compact log gets its new sum after the old one is removed.
     local is_apart = current > 0 and count > 3
     local written = is_apart and try('ZADD', key, text, 'used') or try('ZADD', key, text, 'used', score, sum)
     if type(written) == 'table' then return end
     if current > 0 then call('ZREM', key, newest) end
-    if is_apart then call('ZADD', key, score, sum) end
+    if is_apart then written = call('ZADD', key, score, sum) end
+    -- A sum ahead of the clock had the same member, and has moved to this time.
+    if written < (count == 0 and 2 or 1) then call('ZADD', key, score, bytes .. '0' .. text_from(sum, 3)) end
     if current == 0 then
       local expiry = math.ceil(at / 1000) + math.ceil(window / 1000) + SLACK
       if call('PEXPIRETIME', key) < expiry then call('PEXPIREAT', key, expiry) end

@@ -68,11 +68,16 @@ local function add_to_sum(log, time, units)
   units = units + before
   if time == log.at then log.current = units end
   local number = math.floor(time / log.sub_window)
-  local sum = string.char(number % NAMED, math.floor(number / NAMED) % 256) .. text(units)
+  local bytes = string.char(number % NAMED, math.floor(number / NAMED) % 256)
+  local sum = bytes .. text(units)
   -- The earlier sum is removed before the new one is added. With both, a compact log could exceed
   -- 128 entries for a moment, and then Redis changes the encoding of the set for good.
   if earlier and earlier ~= sum then call('ZREM', log.key, earlier) end
-  if units > 0 then call('ZADD', log.key, score, sum) end
+  -- A sum ahead of the clock may have these bytes and units, too. Then ZADD has moved it to this
+  -- time, and a zero makes another member of this one.
+  while units > 0 and call('ZADD', log.key, score, sum) == 0 and sum ~= earlier do
+    sum = bytes .. '0' .. string.sub(sum, 3)
+  end
   return before > 0
 end
 
