@@ -71,6 +71,7 @@ impl<R> RateLimitLayer<R> {
     ///   [`heed_upstream`](KeyedLimit::heed_upstream), [`settle`](KeyedLimit::settle),
     ///   [`count_afterwards`](KeyedLimit::count_afterwards), [`lease`](KeyedLimit::lease),
     ///   [`ban`](KeyedLimit::ban), and a [`cost`](KeyedLimit::cost) of its own;
+    /// * `settle` beside `count_afterwards`;
     /// * `lease` without `settle`;
     /// * a `cost` of its own beside `count_afterwards`;
     /// * `heed_upstream` on a [split](crate::split::Split::by) limit.

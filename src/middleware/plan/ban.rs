@@ -30,7 +30,8 @@ impl KeyedLimit {
         // the way, the request would fit after they are given back. Neither refusal begins a ban.
         let has_refused =
             status.retry_after().is_some() && settled.saturating_add(cost) > status.limit.units();
-        let begins = has_refused || self.afterwards.is_some() && settled >= status.limit.units();
+        let begins =
+            has_refused || self.cost_afterwards().is_some() && settled >= status.limit.units();
         begins && self.ban.as_ref().is_some_and(|ban| !ban.time.is_zero())
     }
 }

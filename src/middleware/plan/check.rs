@@ -61,15 +61,13 @@ impl KeyedLimit {
             Some(split) => split.next_key(key),
             None => key,
         };
-        let reserves = self.afterwards.as_ref().map(|it| it.reserves);
         let lease = self.lease.unwrap_or(DEFAULT_LEASE);
-        let settled_within = (reserves == Some(true)).then_some(lease);
+        let settled_within = self.settle.is_some().then_some(lease);
         // A charge of 0 units would leave no entry to settle, and would take no place.
         let least = u64::from(settled_within.is_some() || limit.is_concurrent());
-        let charge = if reserves == Some(false) {
-            Charge::any_left(limit, key)
-        } else {
-            Charge::new(limit, key, cost.max(least))
+        let charge = match self.count_afterwards.is_some() {
+            true => Charge::any_left(limit, key),
+            false => Charge::new(limit, key, cost.max(least)),
         };
         let charge = charge.map_err(|error| {
             let error = NeverFits {

@@ -120,7 +120,7 @@ impl Policy {
             let keeps_check = self
                 .limits
                 .iter()
-                .any(|limit| limit.afterwards.is_some() || limit.heeds_upstream);
+                .any(|limit| limit.cost_afterwards().is_some() || limit.heeds_upstream);
             let check = if keeps_check {
                 details.check.clone()
             } else {

@@ -4,7 +4,7 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use http::request::Parts;
 
-use super::keyed_limit::{Afterwards, Exchange, KeyedLimit};
+use super::keyed_limit::{Exchange, KeyedLimit};
 
 impl KeyedLimit {
     /// Sets the units that a request takes of this limit. Default: the
@@ -29,8 +29,7 @@ impl KeyedLimit {
     /// let login = Limit::per_minute("login", 5).by(PeerIp::new()).settle(|exchange| u64::from(exchange.response.status == 401));
     /// ```
     ///
-    /// To reserve nothing, [count afterwards](Self::count_afterwards) instead. Of the two, the last
-    /// call holds:
+    /// To reserve nothing, [count afterwards](Self::count_afterwards) instead:
     ///
     /// | | `settle` | `count_afterwards` |
     /// |---|---|---|
@@ -64,16 +63,14 @@ impl KeyedLimit {
     /// [`Everyone`](crate::Everyone), a single client that sends requests and hangs up, again and
     /// again, could exhaust the limit for everybody.
     pub fn settle(mut self, cost: impl Fn(&Exchange<'_>) -> u64 + Send + Sync + 'static) -> Self {
-        self.afterwards = Some(Afterwards {
-            cost: Arc::new(cost),
-            reserves: true,
-        });
+        self.settle = Some(Arc::new(cost));
         self
     }
 
     /// Counts the cost of a request when its response is there, and reserves nothing before. A
     /// request is admitted while any unit is left of the limit. A table at [`settle`](Self::settle)
-    /// compares the two. Of the two, the last call holds.
+    /// compares the two. A layer returns an error for a limit that has both: see
+    /// [`RateLimitLayer::limits`](crate::RateLimitLayer::limits).
     ///
     /// ```
     /// use tower_sliding_window::{Limit, PeerIp};
@@ -102,10 +99,7 @@ impl KeyedLimit {
         mut self,
         cost: impl Fn(&Exchange<'_>) -> u64 + Send + Sync + 'static,
     ) -> Self {
-        self.afterwards = Some(Afterwards {
-            cost: Arc::new(cost),
-            reserves: false,
-        });
+        self.count_afterwards = Some(Arc::new(cost));
         self
     }
 

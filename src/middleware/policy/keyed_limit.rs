@@ -20,14 +20,6 @@ type ChooseLimit = Arc<ByRequest<Option<Limit>>>;
 /// response.
 pub(crate) type CostAfterwards = dyn Fn(&Exchange<'_>) -> u64 + Send + Sync;
 
-/// How the cost of a response counts.
-#[derive(Clone)]
-pub(crate) struct Afterwards {
-    pub(crate) cost: Arc<CostAfterwards>,
-    /// True if units are reserved until the response.
-    pub(crate) reserves: bool,
-}
-
 /// A request and its response. A limit that [settles](crate::KeyedLimit::settle) computes the
 /// actual cost from them.
 #[non_exhaustive]
@@ -56,7 +48,9 @@ pub struct KeyedLimit {
     pub(crate) limit: Result<Limit, ChooseLimit>,
     pub(crate) extractor: Arc<dyn KeyExtractor>,
     pub(crate) cost: Option<Arc<ByRequest<u64>>>,
-    pub(crate) afterwards: Option<Afterwards>,
+    pub(crate) settle: Option<Arc<CostAfterwards>>,
+    /// The cost that counts when the response is there. Nothing is reserved before.
+    pub(crate) count_afterwards: Option<Arc<CostAfterwards>>,
     pub(crate) lease: Option<Duration>,
     pub(crate) heeds_upstream: bool,
     pub(crate) is_shadow: bool,
@@ -103,7 +97,8 @@ impl KeyedLimit {
             limit,
             extractor: Arc::new(extractor),
             cost: None,
-            afterwards: None,
+            settle: None,
+            count_afterwards: None,
             lease: None,
             heeds_upstream: false,
             is_shadow: false,
@@ -352,31 +347,38 @@ impl KeyedLimit {
         self.limit.as_ref().ok()
     }
 
+    /// The closure that computes the cost from the response.
+    pub(crate) fn cost_afterwards(&self) -> Option<&Arc<CostAfterwards>> {
+        self.settle.as_ref().or(self.count_afterwards.as_ref())
+    }
+
     /// Returns an error if an option of this `KeyedLimit` would have no effect on `limit`, which is
     /// fixed or was chosen for a request.
     pub(crate) fn has_effect_on(&self, limit: Option<&Limit>) -> Result<(), ConfigError> {
         const NOT_OF_PLACES: &str = "a request takes one place, which costs nothing and is never reserved, banned or blocked: put \
             `cost`, `settle`, `count_afterwards`, `lease`, `ban` and `heed_upstream` on a limit of a window beside it. \
             `Limit::freed_after` sets how long a place lasts";
+        const TWO_COSTS: &str = "`settle` and `count_afterwards` exclude each other: leave one out";
         const IDLE_LEASE: &str =
             "a `lease` is for units that are reserved: add `settle`, or leave it out";
         const IDLE_COST: &str = "`count_afterwards` computes the cost from the response: leave `cost` out, or use `settle`";
         const ONE_PART: &str = "an upstream would block one part alone: put `heed_upstream` on a limit that is not split, beside it";
-        let reserves = self.afterwards.as_ref().map(|it| it.reserves);
+        let counts = self.count_afterwards.is_some();
         let costs = self.cost.is_some();
         let has_lease = self.lease.is_some();
         let is_for_windows = costs
             || has_lease
             || self.heeds_upstream
-            || self.afterwards.is_some()
+            || self.cost_afterwards().is_some()
             || self.ban.is_some();
         let mistakes = [
             (
                 is_for_windows && limit.is_some_and(Limit::is_concurrent),
                 NOT_OF_PLACES,
             ),
-            (has_lease && reserves != Some(true), IDLE_LEASE),
-            (costs && reserves == Some(false), IDLE_COST),
+            (counts && self.settle.is_some(), TWO_COSTS),
+            (has_lease && self.settle.is_none(), IDLE_LEASE),
+            (counts && costs, IDLE_COST),
             (self.heeds_upstream && self.split.is_some(), ONE_PART),
         ];
         let Some((_, problem)) = mistakes.into_iter().find(|(is_made, _)| *is_made) else {
@@ -392,7 +394,7 @@ impl KeyedLimit {
     pub(super) fn is_plain(&self) -> bool {
         self.limit().is_some_and(|limit| !limit.is_concurrent())
             && self.cost.is_none()
-            && self.afterwards.is_none()
+            && self.cost_afterwards().is_none()
             && !self.heeds_upstream
             && !self.is_shadow
             && !self.is_hidden
@@ -405,7 +407,8 @@ impl fmt::Debug for KeyedLimit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("KeyedLimit")
             .field("limit", &self.limit())
-            .field("has_cost_afterwards", &self.afterwards.is_some())
+            .field("settles", &self.settle.is_some())
+            .field("counts_afterwards", &self.count_afterwards.is_some())
             .field("heeds_upstream", &self.heeds_upstream)
             .field("is_shadow", &self.is_shadow)
             .field("is_hidden", &self.is_hidden)

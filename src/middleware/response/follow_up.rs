@@ -67,8 +67,8 @@ impl Policy {
             // A limit in the shadow that would have refused has counted nothing.
             let has_counted = status.retry_after().is_none() && charge.cost() > 0;
             let cost = limit.filter(|_| has_counted).map(|limit| {
-                match (&limit.afterwards, &details.request) {
-                    (Some(afterwards), Some(request)) => (afterwards.cost)(&Exchange {
+                match (limit.cost_afterwards(), &details.request) {
+                    (Some(cost), Some(request)) => cost(&Exchange {
                         request,
                         response,
                         cost: charge.cost(),

@@ -86,7 +86,10 @@ impl Policy {
             details.shadow =
                 self.report_shadow(decision.as_ref(), mem::take(&mut details.left_out));
             let settles = details.check.is_some()
-                && self.limits.iter().any(|limit| limit.afterwards.is_some());
+                && self
+                    .limits
+                    .iter()
+                    .any(|limit| limit.cost_afterwards().is_some());
             details.request = settles.then(|| Box::new(request.clone()));
             details
         });

@@ -12,7 +12,7 @@ use tokio::sync::watch;
 
 use super::{
     RedisStore,
-    connect::{ConnectionSettings, Server, Topology},
+    connect::{ConnectionSettings, Server},
     dispatch::Common,
     keys::{DEFAULT_PREFIX, Keys},
     source::RedisSource,
@@ -168,9 +168,10 @@ impl RedisStoreBuilder {
         self
     }
 
-    /// The settings for opening connections, such as the certificates.
+    /// The settings for opening connections.
+    #[cfg(any(feature = "tls", feature = "credentials"))]
     fn opening(&mut self) -> &mut ConnectionSettings {
-        if let Ok((Topology::Given(_), _)) = self.source.0 {
+        if self.source.is_given() {
             let problem = "the application opens the connections: set their credentials and certificates there";
             self.source.0 = Err(ConfigError::new(problem));
         }

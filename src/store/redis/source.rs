@@ -144,6 +144,12 @@ impl RedisSource {
         Self(nodes.map(|nodes| (topology, nodes)))
     }
 
+    /// True if the application opens the connections.
+    #[cfg(any(feature = "tls", feature = "credentials"))]
+    pub(super) fn is_given(&self) -> bool {
+        matches!(self.0, Ok((Topology::Given(_), _)))
+    }
+
     /// The server, if the source is one.
     fn into_server(self) -> Result<ConnectionInfo, ConfigError> {
         const SEVERAL: &str = "a node of a cluster, a sentinel or its primary is one server each";

@@ -81,9 +81,22 @@ fn a_layer_takes_no_option_without_effect() {
         .unwrap_err();
     assert!(error.to_string().contains("leave `cost` out"), "{error}");
     for limit in [
-        window().lease(TEST_TIMEOUT).settle(|_| 1),
-        window().cost(|_| 2).count_afterwards(|_| 1).settle(|_| 1),
         window().settle(|_| 1).count_afterwards(|_| 1),
+        window().cost(|_| 2).count_afterwards(|_| 1).settle(|_| 1),
+    ] {
+        let error = RateLimitLayer::new(MemoryStore::new())
+            .limits([limit])
+            .unwrap_err();
+        assert!(
+            error
+                .to_string()
+                .contains("`settle` and `count_afterwards`"),
+            "{error}"
+        );
+    }
+    for limit in [
+        window().lease(TEST_TIMEOUT).settle(|_| 1),
+        window().count_afterwards(|_| 1).count_afterwards(|_| 2),
     ] {
         assert!(
             RateLimitLayer::new(MemoryStore::new())
