@@ -151,6 +151,12 @@ impl Settlement {
         }
     }
 
+    /// Settles an admitted check at these costs of its charges.
+    pub(crate) fn of_costs(check: Check, admitted: &Decision, costs: Vec<Option<u64>>) -> Self {
+        let mut costs = costs.into_iter();
+        Self::new(check, admitted, |_| costs.next().flatten())
+    }
+
     /// Settles a check that was admitted elsewhere, such as in another process. Give the same
     /// charges, and the [id](Decision::id) and the [time](Decision::at) of the decision.
     ///

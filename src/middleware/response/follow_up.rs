@@ -53,72 +53,75 @@ impl Policy {
         let waited = time_waited(&response.extensions);
         let check = details.check.as_ref()?;
         let heeds = self.limits.iter().any(|limit| limit.heeds_upstream);
-        let block = heeds
-            .then(|| block_request(response.status, &response.headers, SystemTime::now()))
-            .flatten();
-        // For each charge: the cost to settle, if there is one, and the delay, if the charged limit
-        // heeds the upstream. With a delay, the cost counts as of the admission plus the delay.
-        let mut costs = Vec::<(Option<u64>, Option<Duration>)>::new();
+        let block = if heeds {
+            block_request(response.status, &response.headers, SystemTime::now())
+        } else {
+            None
+        };
+        // The costs to settle, by charge: those that count as of the admission, and those of limits
+        // that heed the upstream, which count later by the delay.
+        let mut at_admission = vec![None; check.charges().count()];
+        let mut at_response = at_admission.clone();
+        let mut delay: Option<Duration> = None;
         let mut spent = Vec::new();
         let mut blocked = Vec::new();
         for ((index, charge), status) in check.charges().enumerate().zip(admitted.statuses()) {
-            let limit = self.limit_of(details, index);
-            let heeds_upstream = limit.is_some_and(|limit| limit.heeds_upstream);
+            let Some(limit) = self.limit_of(details, index) else {
+                continue;
+            };
+            let mut gives_back = false;
             // A limit in the shadow that would have refused has counted nothing.
-            let has_counted = status.retry_after().is_none() && charge.cost() > 0;
-            let cost = limit.filter(|_| has_counted).map(|limit| {
-                match (limit.cost_afterwards(), &details.request) {
+            if status.retry_after().is_none() && charge.cost() > 0 {
+                let cost = match (limit.cost_afterwards(), &details.request) {
                     (Some(cost), Some(request)) => cost(&Exchange {
                         request,
                         response,
                         cost: charge.cost(),
                     }),
                     _ => charge.cost(),
+                };
+                if charge.takes_nothing() && cost > 0 {
+                    // The status has the limit that was charged. If this process has decided, the
+                    // charged limit is a share of the layer's limit.
+                    spent.push((index, charge.as_spent(status.limit.clone(), cost)));
                 }
-            });
-            if let Some(units @ 1..) = cost.filter(|_| charge.takes_nothing()) {
-                // The status has the limit that was charged. If this process has decided, the
-                // charged limit is a share of the layer's limit.
-                spent.push((index, charge.as_spent(status.limit.clone(), units)));
-            }
-            let lease = charge.lease().filter(|_| has_counted);
-            let settled = cost.filter(|_| lease.is_some());
-            // The delay shortens the lease in the settlement. At least a microsecond of the lease
-            // remains, so that the store still sees whether the lease has ended.
-            let delay = lease.filter(|_| heeds_upstream);
-            let delay = delay.map(|lease| {
-                (charge.limit().window() / MAX_DELAY_DIVISOR).min(lease.saturating_sub(MICRO))
-            });
-            if let Some(block) = block.filter(|_| heeds_upstream && !charge.is_shadow()) {
-                // A refusal by the upstream blocks the charged key. Any other response blocks the
-                // charged key only if units were left at the admission, or if the settlement gives
-                // units back.
-                let gives_back = settled.is_some_and(|cost| cost < charge.cost());
-                if block.is_refusal || status.remaining() > 0 || gives_back {
-                    blocked.push((charge.limit().clone(), charge.key().clone(), block));
+                // A charge is settled even if its cost does not change. Until the settlement, the
+                // units of the charge may be given back, so refusals of other requests have a short
+                // retry time.
+                if let Some(lease) = charge.lease() {
+                    gives_back = cost < charge.cost();
+                    if limit.heeds_upstream {
+                        at_response[index] = Some(cost);
+                        // The delay shortens the lease in the settlement. At least a microsecond of
+                        // the lease remains, so that the store still sees whether the lease has
+                        // ended.
+                        let most = lease.saturating_sub(MICRO);
+                        let own = (charge.limit().window() / MAX_DELAY_DIVISOR).min(most);
+                        delay = Some(delay.map_or(own, |delay| delay.min(own)));
+                    } else {
+                        at_admission[index] = Some(cost);
+                    }
                 }
             }
-            costs.push((settled, delay));
+            // A refusal by the upstream blocks the charged key. Any other response blocks the
+            // charged key only if units were left at the admission, or if the settlement gives
+            // units back.
+            if let Some(block) = block
+                && limit.heeds_upstream
+                && !charge.is_shadow()
+                && (block.is_refusal || status.remaining() > 0 || gives_back)
+            {
+                blocked.push((charge.limit().clone(), charge.key().clone(), block));
+            }
         }
-        // A charge is settled even if its cost does not change. Until the settlement, the units of
-        // the charge may be given back, so refusals of other requests have a short retry time.
-        let settlement = |is_delayed: bool| {
-            let mut costs = costs.iter();
-            let cost = |_: &Charge| {
-                costs
-                    .next()
-                    .filter(|(_, delay)| delay.is_some() == is_delayed)?
-                    .0
-            };
-            Settlement::new(check.clone(), admitted, cost)
-        };
-        let at_admission = costs
-            .iter()
-            .any(|(cost, delay)| delay.is_none() && cost.is_some());
-        let at_admission = at_admission.then(|| settlement(false));
-        let delay = costs.iter().filter_map(|(_, delay)| *delay).min();
-        let at_response = delay.map(|delay| settlement(true).counting_later_by(delay));
-        let settlements: Vec<_> = at_admission.into_iter().chain(at_response).collect();
+        let mut settlements = Vec::new();
+        if at_admission.iter().any(Option::is_some) {
+            settlements.push(Settlement::of_costs(check.clone(), admitted, at_admission));
+        }
+        if let Some(delay) = delay {
+            let settlement = Settlement::of_costs(check.clone(), admitted, at_response);
+            settlements.push(settlement.counting_later_by(delay));
+        }
         let settles = !settlements.is_empty() || !spent.is_empty();
         if !settles && blocked.is_empty() {
             return None;
