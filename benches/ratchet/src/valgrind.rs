@@ -5,14 +5,13 @@ use std::{
     env,
     ffi::OsStr,
     fs,
-    path::Path as FilePath,
+    path::{Path as FilePath, PathBuf},
     process::Command,
 };
 
 use crate::{
     paths::{Path, Redis},
     server::Server,
-    way,
 };
 
 /// Tells a process under valgrind how many requests to send on which path, and the URL of
@@ -43,6 +42,15 @@ pub(crate) struct Count {
     pub(crate) lines: BTreeSet<(String, usize)>,
     /// The cache lines of code that have run: the program or library, and the number in it.
     pub(crate) code: BTreeSet<(String, usize)>,
+}
+
+/// A file of the repository.
+pub(crate) fn of_root(file: &str) -> PathBuf {
+    FilePath::new(env!("CARGO_MANIFEST_DIR"))
+        .ancestors()
+        .nth(2)
+        .unwrap_or(FilePath::new(""))
+        .join(file)
 }
 
 /// The counts of a path by their names: of its client, and of redis-server if it is counted.
@@ -87,7 +95,7 @@ impl Count {
         let (mut count, mut function, mut names) =
             (Self::default(), String::new(), Names::default());
         let mut files = Names::default();
-        let sources = way::of_root("src/");
+        let sources = of_root("src/");
         let (mut file, mut object) = ("", "");
         let mut objects = Names::default();
         let mut position = (0, 0);

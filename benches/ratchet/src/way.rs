@@ -6,10 +6,9 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
-    path::{Path, PathBuf},
 };
 
-use crate::valgrind::{CACHE_LINE, Count};
+use crate::valgrind::{CACHE_LINE, Count, of_root};
 
 /// The path of the plain request.
 pub(crate) const PATH: &str = "Redis, one client";
@@ -21,15 +20,6 @@ const MOST: usize = 28;
 
 /// The same for the code, in KB. What the compiler inlines changes it by a few.
 const MOST_CODE: usize = 106;
-
-/// A file of the repository.
-pub(crate) fn of_root(file: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .ancestors()
-        .nth(2)
-        .unwrap_or(Path::new(""))
-        .join(file)
-}
 
 /// True if the way has no more files, and CONTRIBUTING.md names all of them.
 pub(crate) fn holds(count: &Count) -> Result<bool, String> {
