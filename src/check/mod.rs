@@ -59,7 +59,7 @@ use std::{
 };
 
 pub use self::charge::{Charge, Takes};
-use crate::{config_error::ConfigError, limit::Limit};
+use crate::{config_error::ConfigError, key::Digester, limit::Limit};
 
 /// Charges that are decided together. See the [module docs](self).
 #[derive(Clone, Debug)]
@@ -199,6 +199,17 @@ impl Check {
     #[cfg(feature = "redis")]
     pub(crate) fn first(&self) -> &Charge {
         &self.first
+    }
+
+    /// A digest that is the same for checks of the same charges at the same costs.
+    pub(crate) fn digest(&self, digester: &Digester) -> u64 {
+        let mut digest = 0_u64;
+        for charge in self.charges() {
+            let cost = 2 * charge.cost() + 1;
+            let charge = charge.digest(digester).wrapping_mul(cost);
+            digest = digest.rotate_left(1).wrapping_add(charge);
+        }
+        digest
     }
 
     /// The charge of a check that has only one; `None` if there are several.

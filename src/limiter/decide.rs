@@ -395,14 +395,9 @@ impl Core {
     ) -> Result<T, Error> {
         let outcome = outcome.and_then(|reply| Ok(reply?));
         let outcome = outcome.map_err(|error| error.at_distance(self.round_trip.known()));
-        let has_waited_for_others = || {
-            self.round_trip
-                .has_answered_within(part.as_deref(), call.took())
-        };
-        let is_crowded =
-            || check.is_some_and(|check| self.crowded.as_ref().is_some_and(|all| all.has(check)));
-        if !matches!(outcome, Err(Error::TimedOut { .. }))
-            || call.blames_store() && !has_waited_for_others() && !is_crowded()
+        if !outcome
+            .as_ref()
+            .is_err_and(|error| self.is_excused(error, call, part.as_deref(), check))
         {
             // The caller may have polled the reply late. So the call counts as no longer than its
             // deadline, even if more time has passed.
@@ -410,5 +405,25 @@ impl Core {
                 .count(|| part, &outcome, || call.took().min(call.deadline));
         }
         outcome
+    }
+
+    /// True if a failed call says nothing about the store: the caller or the runtime was late, the
+    /// check has waited for others, or its client has caused the failure by a flood.
+    fn is_excused<T>(
+        &self,
+        error: &Error,
+        call: &Deadline<StoreFuture<T>>,
+        part: Option<&str>,
+        check: Option<&Check>,
+    ) -> bool {
+        if let Error::TimedOut { .. } = error
+            && (!call.blames_store() || self.round_trip.has_answered_within(part, call.took()))
+        {
+            return true;
+        }
+        let (Some(crowded), Some(check)) = (&self.crowded, check) else {
+            return false;
+        };
+        error.is_the_stores() && crowded.has(check)
     }
 }

@@ -22,7 +22,7 @@ use tokio::{
 use super::Breaker;
 use crate::{
     decision::Decision,
-    error::{Error, StoreError},
+    error::{Error, StoreError, StoreErrorKind},
     logging::{Chain, Throttle, info, warn},
     metrics,
 };
@@ -186,10 +186,12 @@ impl BreakerState {
     }
 
     /// Counts the outcome of a probe. After a probe without an answer, the next probe may take
-    /// twice as long, as in RFC 6298: the store may be farther away than before.
+    /// twice as long, as in RFC 6298: the store may be farther away than before. A probe for which a
+    /// full queue had no room tells nothing.
     fn end_probe(&self, part: &Part, outcome: Result<Decision, Error>) {
         match outcome {
             Err(error) if error.is_the_stores() => self.count_failure(part, &error),
+            Err(Error::Unavailable(error)) if error.kind == StoreErrorKind::TimedOut => {}
             _ => {
                 return self
                     .count_answer(part, |failing| failing.learn_probe(self.settings.failures));
@@ -456,7 +458,7 @@ mod models {
         breaker
     }
 
-    /// Whether the breaker is open, and the number of its failures.
+    /// True if the breaker is open, and the number of its failures.
     fn state(breaker: &SharedBreaker) -> (bool, usize) {
         breaker.0.failing().get(&None).map_or((false, 0), |part| {
             (part.open.is_some(), part.failures.len())
@@ -506,6 +508,19 @@ mod models {
         });
         let after = task(&breaker.0).map(|task| task.id());
         (refused.is_some(), after.is_some() && after != before)
+    }
+
+    #[test]
+    fn a_probe_without_room_in_the_queue_closes_nothing() {
+        loom::model(|| {
+            let breaker = open_breaker(1);
+            let cause = "65536 checks are waiting";
+            let full = StoreError::new("asking", StoreErrorKind::TimedOut, cause).of_one_check();
+            breaker.0.end_probe(&None, Err(full.into()));
+            assert_eq!(state(&breaker), (true, 1));
+            breaker.0.end_probe(&None, Err(answer()));
+            assert!(!state(&breaker).0, "the store has replied");
+        });
     }
 
     /// The runtime ends before the first poll of the task, while the task waits for the answer, or

@@ -1,4 +1,4 @@
-//! The limits and keys of which more checks wait than can be admitted.
+//! The checks of which more wait than their limits can admit.
 
 #[cfg(feature = "redis")]
 use std::time::Duration;
@@ -7,38 +7,37 @@ use std::{hash::BuildHasherDefault, time::Instant};
 use quick_cache::{UnitWeighter, sync::Cache};
 
 use crate::{
-    check::{Charge, Check},
+    check::Check,
     key::{Digester, Prehashed},
 };
 
-/// The most limits and keys that are remembered.
+/// The most checks that are remembered.
 const CAPACITY: usize = 1_000;
 
-/// The limits and keys that are crowded, and until when. A client that asks for far more than its
-/// limit may cause the timeouts of its checks itself. If they opened the breaker, it would pass by
-/// fail-open.
+/// The digests of crowded checks, and until when they are crowded. A client that asks for far more
+/// than its limit may cause the failures of its checks itself. If they opened the breaker, it would
+/// pass by fail-open. Checks of other clients are not equal, so their failures count.
 pub(crate) struct Crowded {
     digester: Digester,
     until: Cache<u64, Instant, UnitWeighter, BuildHasherDefault<Prehashed>>,
 }
 
 impl Crowded {
-    /// Notes a charge for as long as equal checks may wait, whose deadline this is.
+    /// Remembers a check for as long as equal checks may wait, whose deadline this is.
     #[cfg(feature = "redis")]
-    pub(crate) fn note(&self, charge: &Charge, deadline: Duration) {
-        let until = Instant::now().checked_add(deadline.saturating_mul(2));
-        if let Some(until) = until {
-            self.until.insert(charge.digest(&self.digester), until);
+    pub(crate) fn note(&self, check: &Check, deadline: Duration) {
+        let digest = check.digest(&self.digester);
+        if let Some(until) = Instant::now().checked_add(deadline.saturating_mul(2)) {
+            // Equal checks may have a longer deadline.
+            let known = self.until.get(&digest);
+            self.until.insert(digest, until.max(known.unwrap_or(until)));
         }
     }
 
-    /// True if any charge of a check is crowded.
+    /// True if equal checks are crowded.
     pub(crate) fn has(&self, check: &Check) -> bool {
-        let is_crowded = |charge: &Charge| {
-            let until = self.until.get(&charge.digest(&self.digester));
-            until.is_some_and(|until| Instant::now() <= until)
-        };
-        check.charges().any(is_crowded)
+        let until = self.until.get(&check.digest(&self.digester));
+        until.is_some_and(|until| Instant::now() <= until)
     }
 }
 

@@ -3,7 +3,7 @@
 //! | job | joins the queue | otherwise |
 //! |---|---|---|
 //! | a check that takes a prefetch | while at most a 64th of the capacity waits, since the checks of callers go first | an error |
-//! | a check behind as many equal ones as its limits can admit | if few jobs wait, for exact figures. If the reply is late, it is refused as expected, just before its deadline. Otherwise a flood would pass by fail-open | refused |
+//! | a check behind as many equal ones as its limits can admit | if few jobs wait, for exact figures. If the reply is late, it is refused as expected, just before its deadline, and if Redis fails, at once. Otherwise a flood would pass by fail-open | refused |
 //! | – that is a part of a check of several slots | never: then the other slots are not asked, and nothing has to be given back | refused |
 //! | any other check | if it is expected to have its answer within its deadline, and the queue has room | an error |
 //! | a settlement | while less than twice the capacity waits: what is lost cannot be asked again | an error |
@@ -18,7 +18,7 @@ use std::{
 };
 
 use super::{
-    crowds::{Crowd, Crowds, most_admitted, tightest},
+    crowds::{Crowd, Crowds, most_admitted},
     job::{Answer, Job},
     turns::{FEW, MAX_BATCH, Turns},
 };
@@ -27,7 +27,6 @@ use crate::{
     decision::Decision,
     error::{StoreError, StoreErrorKind},
     key::Digester,
-    local::Crowded,
     store::redis::connect::ASKING,
 };
 
@@ -63,8 +62,6 @@ pub(super) struct Admission {
     digester: Digester,
     /// The crowds of equal checks, by the digest of the checks.
     pub(super) crowds: Crowds,
-    /// The limits and keys of which more checks wait than can be admitted.
-    crowded: Arc<Crowded>,
     /// The number of callers that have stopped waiting since cancelled jobs were last removed. Some
     /// of their jobs may have left the queue meanwhile.
     pub(super) cancelled: usize,
@@ -91,12 +88,11 @@ pub(super) struct Admitted {
 }
 
 impl Admission {
-    pub(super) fn new(capacity: usize, crowded: Arc<Crowded>) -> Self {
+    pub(super) fn new(capacity: usize) -> Self {
         Self {
             capacity,
             digester: Digester::default(),
             crowds: Crowds::default(),
-            crowded,
             cancelled: 0,
             first_end: None,
             time_per_check: Duration::ZERO,
@@ -130,12 +126,8 @@ impl Admission {
             is_too_long = self.is_too_long(job, turn, waiting, in_flight);
         }
         let crowd = job.crowd.as_ref();
-        if let Some(crowd) = crowd.filter(|crowd| crowd.refuses(job.check())) {
-            if let Some((_, charge)) = tightest(job.check()) {
-                self.crowded.note(charge, job.deadline);
-            }
-            let refusal = crowd.refusal(job.check());
-            if turn.is_some() || job.is_part || is_too_long {
+        if let Some(refusal) = crowd.and_then(|crowd| crowd.refusal(job.check())) {
+            if turn.is_some() || job.is_part() || is_too_long {
                 return Err(Box::new(Ok((refusal, false))));
             }
             expected = Some((Box::new(refusal), job.deadline - job.deadline / EARLY));
@@ -251,7 +243,7 @@ mod tests {
             (0..checks).for_each(|key| waiting.push(key, 1));
             Self {
                 waiting,
-                admission: Admission::new(CAPACITY, Arc::default()),
+                admission: Admission::new(CAPACITY),
                 now: Instant::now(),
             }
         }
@@ -278,7 +270,7 @@ mod tests {
             seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
             (seed >> 33) % sides
         };
-        let mut admission = Admission::new(CAPACITY, Arc::default());
+        let mut admission = Admission::new(CAPACITY);
         admission.time_per_check = Duration::from_millis(1);
         let mut long = 0;
         for round in 0..100 {

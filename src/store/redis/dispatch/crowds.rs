@@ -48,13 +48,7 @@ impl Crowd {
             by_digest.retain(|_, members| Arc::strong_count(members) > 1);
             crowds.most = 2 * by_digest.len();
         }
-        let digest = check.charges().fold(0_u64, |digest, charge| {
-            let cost = 2 * charge.cost() + 1;
-            digest
-                .rotate_left(1)
-                .wrapping_add(charge.digest(digester).wrapping_mul(cost))
-        });
-        let members = Arc::clone(by_digest.entry(digest).or_default());
+        let members = Arc::clone(by_digest.entry(check.digest(digester)).or_default());
         members.fetch_add(1, Ordering::Relaxed);
         Some(Self {
             members,
@@ -74,12 +68,16 @@ impl Crowd {
         most_admitted(check).is_some_and(|most| self.ahead() >= most)
     }
 
-    /// The refusal of this check.
-    pub(super) fn refusal(&self, check: &Check) -> Decision {
-        Decision::new(check, SystemTime::now(), AdmissionId::fresh(), |charge| {
-            let is_full = most_of(charge).is_some_and(|most| self.ahead() >= most);
+    /// The refusal of this check; `None` if the limits may admit it. Callers leave meanwhile, so the
+    /// number of checks ahead is read once.
+    pub(super) fn refusal(&self, check: &Check) -> Option<Decision> {
+        let ahead = self.ahead();
+        most_admitted(check).filter(|most| ahead >= *most)?;
+        let id = AdmissionId::fresh();
+        Some(Decision::new(check, SystemTime::now(), id, |charge| {
+            let is_full = most_of(charge).is_some_and(|most| ahead >= most);
             LimitStatus::estimate(charge, charge.can_refuse() && is_full)
-        })
+        }))
     }
 
     /// Notes that the check is sent.
@@ -109,25 +107,18 @@ impl Drop for Crowd {
 }
 
 /// The most equal checks that the limits of this check can admit while they wait. `None` if no
-/// limit bounds the number.
+/// limit bounds the number. Units of a short window or lease may leave meanwhile. An id may have
+/// been counted before, which only the store knows. A caller in line may be behind its own last
+/// try.
 pub(super) fn most_admitted(check: &Check) -> Option<u64> {
-    tightest(check).map(|(most, _)| most)
-}
-
-/// The charge that bounds the number of equal checks that can be admitted, and this number. Units
-/// of a short window or lease may leave meanwhile. An id may have been counted before, which only
-/// the store knows. A caller in line may be behind its own last try.
-pub(super) fn tightest(check: &Check) -> Option<(u64, &Charge)> {
-    let charges = check
-        .charges()
-        .filter(|charge| check.id().is_none() && !check.is_waiting && charge.can_refuse())
-        .filter(|charge| {
-            let window = charge.limit().window_micros();
-            charge.lease_micros().unwrap_or(window) >= LONGEST_WAIT
-        });
-    charges
-        .filter_map(|charge| Some((most_of(charge)?, charge)))
-        .min_by_key(|(most, _)| *most)
+    if check.id().is_some() || check.is_waiting {
+        return None;
+    }
+    let bounding = check.charges().filter(|charge| {
+        let window = charge.limit().window_micros();
+        charge.can_refuse() && charge.lease_micros().unwrap_or(window) >= LONGEST_WAIT
+    });
+    bounding.filter_map(most_of).min()
 }
 
 fn most_of(charge: &Charge) -> Option<u64> {

@@ -52,6 +52,7 @@ pub(super) struct Queue {
     max_in_flight: usize,
     /// True if a task is waiting, so that prefetches gather and leave together.
     pub(super) is_gathering: AtomicBool,
+    crowded: Arc<Crowded>,
     state: Mutex<State>,
 }
 
@@ -70,9 +71,10 @@ impl Queue {
         Arc::new(Self {
             max_in_flight,
             is_gathering: AtomicBool::new(false),
+            crowded,
             state: Mutex::new(State {
                 waiting: Turns::default(),
-                admission: Admission::new(capacity, crowded),
+                admission: Admission::new(capacity),
                 in_flight: 0,
                 alone: 0,
                 until_alone: 0,
@@ -107,27 +109,31 @@ impl Queue {
             in_flight,
             ..
         } = &mut *state;
-        let Admitted { turn, expected } = match admission.admit(&mut job, waiting, *in_flight) {
-            Ok(admitted) => admitted,
-            Err(answer) => {
-                drop(state);
-                if answer.is_err() {
-                    metrics::queue_full();
-                }
-                return Err(answer);
-            }
+        let admitted = admission.admit(&mut job, waiting, *in_flight);
+        let is_refused = match &admitted {
+            Ok(admitted) => admitted.expected.is_some(),
+            Err(answer) => answer.is_ok(),
         };
-        let (answer, crowd) = (job.wait(), job.crowd.as_ref().map(Arc::downgrade));
-        admission.expect(job.end);
-        waiting.push(job, turn);
-        Ok((
-            answer,
-            Caller {
+        let crowded = if is_refused { job.shared_check() } else { None };
+        let deadline = job.deadline;
+        let queued = admitted.map(|Admitted { turn, expected }| {
+            let (answer, crowd) = (job.wait(), job.crowd.as_ref().map(Arc::downgrade));
+            admission.expect(job.end);
+            waiting.push(job, turn);
+            let caller = Caller {
                 queue: Arc::downgrade(self),
                 crowd,
                 expected,
-            },
-        ))
+            };
+            (answer, caller)
+        });
+        drop(state);
+        if let Some(check) = crowded {
+            self.crowded.note(&check, deadline);
+        } else if queued.is_err() {
+            metrics::queue_full();
+        }
+        queued
     }
 
     /// The permit to have one batch in flight. `None` if all permits are taken: the tasks that have
@@ -286,6 +292,11 @@ mod tests {
         model.check(test);
     }
 
+    /// The only part of a check of several slots.
+    fn part(check: Check) -> Box<Job> {
+        Job::decide(check.clone(), Duration::MAX).part(check)
+    }
+
     fn login(key: u64, cost: u64) -> Check {
         Check::new(Charge::new(LOGINS, key, cost).unwrap())
     }
@@ -338,9 +349,7 @@ mod tests {
         }
 
         fn all_logins() -> Box<Job> {
-            let mut job = Job::decide(login(1, LOGINS.units()), Duration::MAX);
-            job.is_part = true;
-            job
+            part(login(1, LOGINS.units()))
         }
 
         on_one_thread(|| {
@@ -378,9 +387,8 @@ mod tests {
         on_one_thread(|| {
             let queue = Queue::new(2, CAPACITY, Arc::default());
             let push = |is_part| {
-                let mut job = Job::decide(login(1, 1), Duration::MAX);
-                job.is_part = is_part;
-                queue.push(job)
+                let job = Job::decide(login(1, 1), Duration::MAX);
+                queue.push(if is_part { part(login(1, 1)) } else { job })
             };
             let _callers: Vec<_> = (0..LOGINS.units()).map(|_| push(false).unwrap()).collect();
             assert!(push(true).is_err());
@@ -444,9 +452,7 @@ mod tests {
             let push = |is_waiting| {
                 let mut check = login(1, LOGINS.units());
                 check.is_waiting = is_waiting;
-                let mut job = Job::decide(check, Duration::MAX);
-                job.is_part = true;
-                queue.push(job)
+                queue.push(part(check))
             };
             drop(push(false).unwrap());
             let queued = push(false).unwrap();
@@ -469,9 +475,7 @@ mod tests {
                 let push = || {
                     let charge = Charge::new(LOGINS, 1_u64, LOGINS.units()).unwrap();
                     let check = Check::new(charge.reserve(Duration::from_millis(lease)));
-                    let mut job = Job::decide(check, Duration::MAX);
-                    job.is_part = true;
-                    queue.push(job)
+                    queue.push(part(check))
                 };
                 let _first = push().unwrap();
                 assert_eq!(push().is_err(), is_bounded, "{lease} ms");

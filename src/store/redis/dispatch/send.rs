@@ -210,6 +210,8 @@ pub(super) async fn answer_to(queued: Queued) -> Answer {
         None => answer.await,
         // Few checks wait like this, so the future is boxed.
         Some((refusal, wait)) => match Box::pin(timeout(wait, answer)).await {
+            // The checks ahead meet the failure mode, which may admit all of them.
+            Ok(Ok(Err(_))) => Ok(Ok((*refusal, false))),
             Ok(answer) => answer,
             Err(_) => return Ok((*refusal, false)),
         },
