@@ -17,11 +17,16 @@ ensure luacheck luacheck lua-check
 
 FOLDER=src/store/redis/script
 
+# Prints a file, with `unit.lua` in the place of a line with its name.
+expand() {
+  sed -e "/^ *--> unit.lua$/{r $FOLDER/unit.lua" -e 'd}' "$1"
+}
+
 # Prints the script as `mod.rs` makes it: files, and lines between them.
 assemble() {
-  sed -n '/DECIDE: &str/,/^);/p' "$FOLDER/mod.rs" | while IFS= read -r line; do
+  sed -n '/PARTS: &str/,/^);/p' "$FOLDER/mod.rs" | while IFS= read -r line; do
     case "$line" in
-      *include_str!*) cat "$FOLDER/$(cut -d '"' -f 2 <<<"$line")" ;;
+      *include_str!*) expand "$FOLDER/$(cut -d '"' -f 2 <<<"$line")" ;;
       *'"'*) printf '%b' "$(cut -d '"' -f 2 <<<"$line")" ;;
     esac
   done
@@ -49,12 +54,13 @@ as_function() {
   local takes
   takes="$(names Takes "$1")"
   [ -z "$takes" ] || echo "local" $takes "= ..." | tr '\n' ' '
-  cat "$1"
+  expand "$1"
   grep -q '^return ' "$1" || echo "return" $(names Gives "$1")
 }
 
 taken=" $(for file in "$FOLDER"/*.lua; do names Takes "$file"; done | tr -s ',\n' ' ') $(assemble | sed -n 's/^return \([A-Za-z_, ]*\)$/\1/p' | tr ',\n' ' ') "
 for file in "$FOLDER"/*.lua; do
+  [ "${file##*/}" != unit.lua ] || continue
   lint "$file" < <(as_function "$file")
   for name in $(names Gives "$file" | tr -d ,); do
     [[ "$taken" == *" $name "* ]] || grep -q '^return ' "$file" || { echo "$file gives $name, which no file takes"; is_clean=false; }

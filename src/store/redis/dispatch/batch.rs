@@ -147,7 +147,7 @@ impl Batch {
         again: bool,
     ) -> RedisResult<Value> {
         let mut eval = cmd("EVAL");
-        self.write(eval.arg(DECIDE), again);
+        self.write(eval.arg(&*DECIDE), again);
         let sent = Instant::now();
         self.timed(sent, async || connection.send(&eval, again, sent).await)
             .await

@@ -6,7 +6,7 @@
 -- Gives  SLACK, call, try, ceil, short, now, score, is_server_time, is_expiry_telling
 --
 -- The script is the Lua files of this folder, as mod.rs lists them. lone.lua decides a single unit
--- that is alone, and lone_sum.lua a lone check of a fixed window, a counter or a compact
+-- that is alone, by the rule in unit.lua, and lone_sum.lua a lone check of a fixed window, a counter or a compact
 -- log. run.lua goes through any other batch: it decides single units itself, renews places, and
 -- sends other checks one of three ways. sums.lua decides most checks of one fixed window, counter
 -- or compact log. take.lua decides checks of exact logs that have capacity, and of places. The

@@ -3,7 +3,10 @@
 use std::sync::LazyLock;
 
 /// The script that decides and settles. `head.lua` describes its arguments and its reply.
-pub(super) const DECIDE: &str = concat!(
+pub(super) static DECIDE: LazyLock<String> =
+    LazyLock::new(|| PARTS.replace("--> unit.lua\n", include_str!("unit.lua")));
+
+const PARTS: &str = concat!(
     include_str!("head.lua"),
     include_str!("lone.lua"),
     // The functions that few calls need are made in functions, whose arguments are what they use
@@ -29,10 +32,10 @@ pub(super) const DECIDE: &str = concat!(
     include_str!("run.lua"),
 );
 
-/// The commands of [`DECIDE`], with arguments under which they change nothing. None creates `KEY`.
+/// The commands of the script, with arguments under which they change nothing. None creates `KEY`.
 pub(super) const COMMANDS: &str = "TIME, EVAL return 0, ZCARD KEY, ZCOUNT KEY 0 0, ZRANGE KEY 0 0, ZREVRANGE KEY 0 0, \
     ZRANGEBYSCORE KEY 0 0, ZSCORE KEY 0, ZADD KEY XX 0 0, ZREM KEY 0, ZREMRANGEBYRANK KEY 0 0, \
     PEXPIRE KEY 1, PEXPIREAT KEY 1, PEXPIRETIME KEY, UNLINK KEY";
 
 pub(super) static SHA1: LazyLock<String> =
-    LazyLock::new(|| redis::Script::new(DECIDE).get_hash().to_owned());
+    LazyLock::new(|| redis::Script::new(&DECIDE).get_hash().to_owned());

@@ -1,6 +1,4 @@
--- Goes through the runs of a batch, in order, and sends each check the way that decides it. A
--- single unit needs no function and no table: as in lone.lua, whose rule this file repeats, since
--- the functions of take.lua cost Redis more than the unit.
+-- Goes through the runs of a batch, in order, and sends each check the way that decides it.
 --
 -- Takes  call, ceil, general_way, is_expiry_telling, is_server_time, known_expires, known_size, now,
 --        other_ways, score, short, SLACK, sums, try
@@ -29,37 +27,15 @@ while k < #KEYS do
   end
   local is_short_way = is_expiry_telling and (kind == 'plain' or #ARGV < 3)
   local is_unit = is_short_way and keys == 1 and cost * copies == 1 and sub_window == 0 and window > 0
-  local millis = ceil(window / 1000)
-  local due = (2 * millis + SLACK) * 1000 - window + now  -- the expiry of a log whose oldest entry is just leaving
   for i = 1, short and 8 or #ids, step do
     local id, key = string.sub(ids, i, i + 7), KEYS[k + 1]
     local used, reset, retry, expires, size = nil, nil, nil, known_expires, known_size
     if is_unit and not expires then
-      expires = call('PEXPIRETIME', key)
-      local fits, expiry = expires == -2 and units > 0, nil
-      if fits then
-        size, reset, expiry = 0, window, ceil(now / 1000) + millis + SLACK
-      else
-        size, reset = try('ZCARD', key), expires * 1000 - due
-        if size == 1 then reset, expiry = reset + millis * 1000, expires + millis end
-        fits = reset >= 1000 and not (expiry and reset > window + 1000) and size ~= units
-          and not try('ZSCORE', key, 'used') and size < units
-      end
-      if fits and try('ZADD', key, score, id) == 1 then
-        if expiry then call('PEXPIREAT', key, expiry) end
-        used, reset = size + 1, reset < window and reset or window
-      end
+      --> unit.lua
     elseif is_short_way and sub_window > 0 and not short then
       decide_sum = decide_sum or sums(now, SLACK)
       used, reset, retry = decide_sum(key, units, cost * copies, window, sub_window, later)
       if retry and copies > 1 then used, retry = nil, nil end  -- some of the copies may fit
-    end
-    if is_unit and size == units and not used and not short and expires * 1000 + (size == 1 and millis * 1000 or 0) > due then
-      -- The log is full, and no entry has left: one more unit fits when the oldest leaves. The
-      -- general way moves entries that are ahead of the clock.
-      local oldest = call('ZREVRANGE', key, '0', '0', 'WITHSCORES')[2]
-      local leaves = oldest and oldest + 0 < 0 and window - oldest - now
-      if leaves and leaves > 0 and call('ZCOUNT', key, '-inf', '(' .. score) == 0 then used, reset, retry = size, leaves, leaves end
     end
     if not used and kind ~= 'renew' and not take then
       take, score_of, entries_of, FEW, LOOKED_AT = other_ways(now, score, SLACK)

@@ -1,0 +1,41 @@
+-- A single unit of an exact log. Stands in lone.lua and in run.lua, in the place of a line with its
+-- name, since a function costs Redis more than the unit. Reads the locals call, ceil, id, key, now,
+-- score, SLACK, try, units and window, and sets these, which are nil before:
+--
+-- expires, size      the expiry of the key, and the number of its members
+-- used, reset        if the unit is counted or refused, as head.lua describes
+-- retry              if it is refused
+--
+-- No decision depends on an expiry, here or in take.lua. Without a total, each entry is one unit,
+-- so at most ZCARD units are used: entries that have left, or that are ahead of the clock, only
+-- make the number too large. ZSCORE tells whether there is a total. The expiry tells whether an
+-- entry has left, and when the oldest leaves. If the clock has stepped back, or another program has
+-- set the expiry, only these figures may be wrong. Once the log is full, the entries themselves are
+-- read.
+expires = call('PEXPIRETIME', key)
+local millis = ceil(window / 1000)
+local fits, left, expiry = expires == -2 and units > 0, window, nil
+if fits then
+  size, expiry = 0, ceil(now / 1000) + millis + SLACK
+else
+  size, left = try('ZCARD', key), (expires - 2 * millis - SLACK) * 1000 + window - now
+  -- A log of one entry expires a window earlier than a log of more entries, so the second entry
+  -- moves the expiry.
+  if size == 1 then left, expiry = left + millis * 1000, expires + millis end
+  -- A difference of less than a millisecond may come from rounding.
+  fits = left >= 1000 and not (expiry and left > window + 1000) and size ~= units
+    and not try('ZSCORE', key, 'used') and size < units
+end
+-- A server without memory refuses this write.
+if fits and try('ZADD', key, score, id) == 1 then
+  if expiry then call('PEXPIREAT', key, expiry) end
+  used, reset = size + 1, left < window and left or window
+elseif size == units and left > 0 then
+  -- The log is full, and no entry has left: one more unit fits when the oldest leaves. The general
+  -- way moves entries that are ahead of the clock.
+  local oldest = call('ZREVRANGE', key, '0', '0', 'WITHSCORES')[2]
+  local leaves = oldest and oldest + 0 < 0 and window - oldest - now
+  if leaves and leaves > 0 and call('ZCOUNT', key, '-inf', '(' .. score) == 0 then
+    used, reset, retry = size, leaves, leaves
+  end
+end
