@@ -6,15 +6,15 @@
 -- Gives  SLACK, call, try, ceil, short, now, score, is_server_time, is_expiry_telling
 --
 -- The script is the Lua files of this folder, as mod.rs lists them. lone.lua decides a single unit
--- that is alone, by the rule in unit.lua, and lone_sum.lua a lone check of a fixed window, a counter or a compact
--- log. run.lua goes through any other batch: it decides single units itself, renews places, and
--- sends other checks one of three ways. sums.lua decides most checks of one fixed window, counter
--- or compact log. take.lua decides checks of exact logs that have capacity, and of places. The
--- general way decides any check, and settles. Its files say how entries look (entries.lua), what a
--- key has (totals.lua, log.lua), and what is done with a key (check.lua, settle.lua). In each call,
--- Lua makes all functions of a script anew, with the variables that the functions share. So
--- functions are made only when they are needed. Each function gets, as an argument, the log or
--- charge that it reads and changes.
+-- that is alone, by the rule in unit.lua, and lone_sum.lua a lone check of a fixed window, a
+-- counter or a compact log. run.lua goes through any other batch: it decides single units itself,
+-- renews places, and sends other checks one of three ways. sums.lua decides most checks of one
+-- fixed window, counter or compact log. take.lua decides checks of exact logs that have capacity,
+-- and of places. The general way decides any check, and settles. Its files say how entries look
+-- (entries.lua), what a key has (totals.lua, log.lua), and what is done with a key (check.lua,
+-- settle.lua). In each call, Lua makes all functions of a script anew, with the variables that the
+-- functions share. So functions are made only when they are needed. Each function gets, as an
+-- argument, the log or charge that it reads and changes.
 --
 -- A shorter way only decides what it can decide as the general way would: with the same reply, and
 -- the same entries in the key. Here, too, a server without memory refuses the first write.
