@@ -7,7 +7,9 @@
 local known_expires, known_size  -- the expiry of the only key, and the number of its members, if they were read
 if is_expiry_telling and short and #short == 24 then
   local key, id, units, window = KEYS[1], struct.unpack('<c8dd', short)
+  local millis = ceil(window / 1000)
   local expires, size, used, reset, retry
+  local due = (2 * millis + SLACK) * 1000 - window + now
   --> unit.lua
   if retry then return { now, { 0, -1, used, reset, 0, retry, retry } } end
   if used then return struct.pack('<ddd', now, used, reset) end

@@ -27,6 +27,8 @@ while k < #KEYS do
   end
   local is_short_way = is_expiry_telling and (kind == 'plain' or #ARGV < 3)
   local is_unit = is_short_way and keys == 1 and cost * copies == 1 and sub_window == 0 and window > 0
+  local millis = ceil(window / 1000)
+  local due = (2 * millis + SLACK) * 1000 - window + now
   for i = 1, short and 8 or #ids, step do
     local id, key = string.sub(ids, i, i + 7), KEYS[k + 1]
     local used, reset, retry, expires, size = nil, nil, nil, known_expires, known_size

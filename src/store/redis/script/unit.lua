@@ -1,6 +1,11 @@
 -- A single unit of an exact log. Stands in lone.lua and in run.lua, in the place of a line with its
 -- name, since a function costs Redis more than the unit. Reads the locals call, ceil, id, key, now,
--- score, SLACK, try, units and window, and sets these, which are nil before:
+-- score, SLACK, try, units and window, and
+--
+-- millis             the window in milliseconds
+-- due                the expiry of a log whose oldest entry is just leaving
+--
+-- Sets these locals, which are nil before:
 --
 -- expires, size      the expiry of the key, and the number of its members
 -- used, reset        if the unit is counted or refused, as head.lua describes
@@ -13,24 +18,23 @@
 -- set the expiry, only these figures may be wrong. Once the log is full, the entries themselves are
 -- read.
 expires = call('PEXPIRETIME', key)
-local millis = ceil(window / 1000)
-local fits, left, expiry = expires == -2 and units > 0, window, nil
+local fits, expiry = expires == -2 and units > 0, nil
 if fits then
-  size, expiry = 0, ceil(now / 1000) + millis + SLACK
+  size, reset, expiry = 0, window, ceil(now / 1000) + millis + SLACK
 else
-  size, left = try('ZCARD', key), (expires - 2 * millis - SLACK) * 1000 + window - now
+  size, reset = try('ZCARD', key), expires * 1000 - due
   -- A log of one entry expires a window earlier than a log of more entries, so the second entry
   -- moves the expiry.
-  if size == 1 then left, expiry = left + millis * 1000, expires + millis end
+  if size == 1 then reset, expiry = reset + millis * 1000, expires + millis end
   -- A difference of less than a millisecond may come from rounding.
-  fits = left >= 1000 and not (expiry and left > window + 1000) and size ~= units
+  fits = reset >= 1000 and not (expiry and reset > window + 1000) and size ~= units
     and not try('ZSCORE', key, 'used') and size < units
 end
 -- A server without memory refuses this write.
 if fits and try('ZADD', key, score, id) == 1 then
   if expiry then call('PEXPIREAT', key, expiry) end
-  used, reset = size + 1, left < window and left or window
-elseif size == units and left > 0 then
+  used, reset = size + 1, reset < window and reset or window
+elseif size == units and reset > 0 then
   -- The log is full, and no entry has left: one more unit fits when the oldest leaves. The general
   -- way moves entries that are ahead of the clock.
   local oldest = call('ZREVRANGE', key, '0', '0', 'WITHSCORES')[2]
