@@ -215,11 +215,10 @@ impl Decision {
     /// process holds unspent, no longer count as used. `reserved` units no longer count as
     /// reserved.
     pub(crate) fn without_held(mut self, index: usize, held: u64, reserved: u64) -> Self {
-        if reserved > 0 {
-            self.statuses_mut()
-                .nth(index)
-                .into_iter()
-                .for_each(|status| status.leave_out(held, reserved));
+        if reserved > 0
+            && let Some(status) = self.statuses_mut().nth(index)
+        {
+            status.leave_out(held, reserved);
         }
         self
     }

@@ -171,7 +171,9 @@ pub(super) fn hold(
             }));
         }
         if underway.has_changed().unwrap_or(true) {
-            renewed.iter().for_each(Place::give_back);
+            for place in &renewed {
+                place.give_back();
+            }
         } else {
             core.renewals.add(&renewed, core, runtime);
         }
@@ -388,14 +390,18 @@ impl Table {
 
 impl Drop for Renewals {
     fn drop(&mut self) {
-        lock(&self.0).tasks.values().for_each(AbortHandle::abort);
+        for task in lock(&self.0).tasks.values() {
+            task.abort();
+        }
     }
 }
 
 impl Holder for Renewals {
     fn give_back(&self) {
         let held = mem::take(&mut lock(&self.0).held);
-        held.values().for_each(Place::give_back);
+        for place in held.values() {
+            place.give_back();
+        }
     }
 }
 

@@ -367,10 +367,11 @@ impl Drop for SharedBreaker {
         let mut parts = self.0.failing();
         // A new handle may have been made before the lock was taken.
         if self.0.users.load(Ordering::SeqCst) == 0 {
-            let probes = parts
-                .values_mut()
-                .filter_map(|failing| failing.open.as_mut()?.probes.take());
-            probes.for_each(|probes| probes.abort());
+            for failing in parts.values_mut() {
+                if let Some(probes) = failing.open.as_mut().and_then(|open| open.probes.take()) {
+                    probes.abort();
+                }
+            }
         }
     }
 }
@@ -454,7 +455,9 @@ mod models {
 
     fn open_breaker(failures: u32) -> SharedBreaker {
         let breaker = SharedBreaker::new(Breaker::new(failures, DEADLINE));
-        (0..failures).for_each(|_| breaker.0.count_failure(&None, &TIMED_OUT));
+        for _ in 0..failures {
+            breaker.0.count_failure(&None, &TIMED_OUT);
+        }
         breaker
     }
 

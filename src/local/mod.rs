@@ -248,9 +248,9 @@ impl Outdated {
     fn forget(&self) {
         for digest in &self.digests {
             self.generations.advance(*digest);
-            self.prefetches
-                .iter()
-                .for_each(|prefetches| prefetches.drop_prefetches_of(*digest));
+            if let Some(prefetches) = &self.prefetches {
+                prefetches.drop_prefetches_of(*digest);
+            }
         }
     }
 }

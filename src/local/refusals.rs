@@ -122,8 +122,9 @@ impl Generations {
     /// Outdates all refusals of a limit and key for which the store was asked before this call.
     pub(super) fn advance(&self, digest: u64) {
         let generation = self.last.fetch_add(1, Ordering::SeqCst) + 1;
-        self.of(digest)
-            .for_each(|last| _ = last.fetch_max(generation, Ordering::SeqCst));
+        for last in self.of(digest) {
+            last.fetch_max(generation, Ordering::SeqCst);
+        }
     }
 
     fn of(&self, digest: u64) -> impl Iterator<Item = &AtomicU64> {

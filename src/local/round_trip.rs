@@ -240,12 +240,18 @@ mod tests {
     fn a_late_reply_is_remembered_for_some_round_trips() {
         let trip = RoundTrip::new(LONGEST_DEADLINE);
         let learn = |millis: u64, now: u64| trip.learn(Duration::from_millis(millis), 1_000 * now);
-        (0..2_000).for_each(|now| learn(40, now));
+        for now in 0..2_000 {
+            learn(40, now);
+        }
         assert!(trip.deadline().as_millis() < 210);
         learn(240, 2_000);
-        (2_001..2_100).for_each(|now| learn(40, now));
+        for now in 2_001..2_100 {
+            learn(40, now);
+        }
         assert!(trip.deadline().as_millis() > 240, "{:?}", trip.deadline());
-        (2_100..3_000).for_each(|now| learn(40, now));
+        for now in 2_100..3_000 {
+            learn(40, now);
+        }
         assert!(trip.deadline().as_millis() < 230, "{:?}", trip.deadline());
     }
 
@@ -308,10 +314,14 @@ mod tests {
     fn a_reply_that_is_read_much_later_is_soon_forgotten() {
         let trip = RoundTrip::new(LONGEST_DEADLINE);
         let learn = |sample, now: u64| trip.learn(sample, 1_000 * now);
-        (0..100).for_each(|now| learn(Duration::from_millis(1), now));
+        for now in 0..100 {
+            learn(Duration::from_millis(1), now);
+        }
         learn(Duration::from_secs(3_600), 100);
         assert_eq!(trip.deadline(), LONGEST_DEADLINE);
-        (101..2_100).for_each(|now| learn(Duration::from_millis(1), now));
+        for now in 101..2_100 {
+            learn(Duration::from_millis(1), now);
+        }
         assert_eq!(trip.deadline(), SHORTEST_DEADLINE);
     }
 }

@@ -669,13 +669,16 @@ mod tests {
                     let before = (log.len(), log.sum());
                     log.trim(since + WINDOW, WINDOW);
                     let mut whole = log.sum();
-                    gone.iter().for_each(|entry| whole.add(entry.sum()));
+                    for entry in &gone {
+                        whole.add(entry.sum());
+                    }
                     assert_eq!((log.len() + gone.len(), whole), before);
                 }
                 Step::PullBack { at } => {
                     log.pull_back(since + at);
-                    let later = plain.0.iter_mut().filter(|entry| entry.at > since + at);
-                    later.for_each(|entry| entry.at = since + at);
+                    for entry in &mut plain.0 {
+                        entry.at = entry.at.min(since + at);
+                    }
                 }
                 Step::Find { nth, later } if !plain.0.is_empty() => {
                     let nth = nth % plain.0.len();
@@ -724,7 +727,9 @@ mod tests {
             assert_eq!((log.len(), log.oldest_at), (plain.0.len(), oldest_at));
             assert_eq!(at(log.iter().last()), at(last));
             let mut sum = Sum::default();
-            plain.0.iter().for_each(|entry| sum.add(entry.sum()));
+            for entry in &plain.0 {
+                sum.add(entry.sum());
+            }
             assert_eq!(log.sum(), sum);
         }
     }

@@ -195,7 +195,9 @@ mod tests {
     fn a_key_that_becomes_busy_takes_the_count_of_another() {
         let demand = Demand::default();
         for key in 0..SET as u64 {
-            (0..8).for_each(|_| assert!(demand.count(neighbour(key), 0, pace(LIFE)).is_none()));
+            for _ in 0..8 {
+                assert!(demand.count(neighbour(key), 0, pace(LIFE)).is_none());
+            }
         }
         let mut rates =
             (0..30).map(|request| demand.count(neighbour(100), 1_000 * request, pace(LIFE)));

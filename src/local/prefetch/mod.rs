@@ -244,7 +244,9 @@ impl Prefetches {
                 .values()
                 .filter_map(|holding| KeptHolding::begin(self, holding))
                 .collect();
-            without_task.into_iter().for_each(&mut keep);
+            for holding in without_task {
+                keep(holding);
+            }
             // A task that could not start has already told that it has ended. So only holdings that
             // have a task are waited for below.
             let ended = self.ended.notified();
@@ -254,9 +256,9 @@ impl Prefetches {
             if holdings.is_empty() {
                 return;
             }
-            holdings
-                .iter()
-                .for_each(|holding| holding.drop_prefetches());
+            for holding in &holdings {
+                holding.drop_prefetches();
+            }
             ended.await;
         }
     }
