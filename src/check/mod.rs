@@ -155,6 +155,12 @@ impl Check {
         self.id.is_none() && self.charges().all(Charge::is_prefetched)
     }
 
+    /// True if any of the limits has prefetch.
+    pub(crate) fn has_prefetch(&self) -> bool {
+        let mut lives = self.charges().map(|charge| charge.limit().prefetch_life());
+        lives.any(|life| life.is_some())
+    }
+
     pub(crate) fn can_be_refused(&self) -> bool {
         self.charges().any(Charge::can_refuse)
     }

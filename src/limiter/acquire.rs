@@ -156,7 +156,9 @@ impl Caller {
     /// Asks when it is the caller's turn, until the caller need not wait any more.
     async fn wait(mut self) -> Result<Decision, Error> {
         // A caller that has waited for others asks as soon as it has its turn.
-        self.asks_at = self.asks_at.filter(|_| self.place.line_waits().is_none());
+        if self.place.line_waits().is_some() {
+            self.asks_at = None;
+        }
         if timeout_at(self.end, self.place.turn()).await.is_err() {
             return self.refuse(&mut Duration::default()).await;
         }
@@ -174,10 +176,10 @@ impl Caller {
     /// Asks the store once. Returns `None` if the caller has to wait.
     async fn ask(&mut self, waited: &mut Duration) -> Option<Result<Decision, Error>> {
         let outcome = self.limiter.decide(self.check.clone(), waited).await;
-        let told = outcome
-            .as_ref()
-            .ok()
-            .filter(|decision| decision.is_the_stores());
+        let told = match &outcome {
+            Ok(decision) if decision.is_the_stores() => Some(decision),
+            _ => None,
+        };
         self.place.hear(told);
         let distance = self.limiter.core.round_trip.distance();
         self.asks_at = ask_again_at(self.end, &outcome, distance);
@@ -235,7 +237,8 @@ fn ask_again_at(
             };
             (wait, asks_after)
         }
-        Err(error) => error.may_pass().then_some((PAUSE, PAUSE))?,
+        Err(error) if error.may_pass() => (PAUSE, PAUSE),
+        Err(_) => return None,
     };
     is_within(left, wait).then(|| later(now, asks_after.max(LEAST_BLOCK)))
 }

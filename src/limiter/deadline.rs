@@ -98,7 +98,9 @@ impl Timer {
 
 impl Drop for Timer {
     fn drop(&mut self) {
-        if let Some(unused) = self.sleep.take().filter(|_| self.is_brief) {
+        if self.is_brief
+            && let Some(unused) = self.sleep.take()
+        {
             // A thread that ends keeps no timer.
             let _ = SPARE.try_with(|spare| {
                 let mut timers = spare.take();
@@ -180,10 +182,8 @@ impl<F> Deadline<F> {
 
     /// How long the future has been pending.
     pub(super) fn took(&self) -> Duration {
-        let begun = self
-            .timer
-            .end()
-            .and_then(|end| end.checked_sub(time_left(self.deadline, self.waited)));
+        let left = time_left(self.deadline, self.waited);
+        let begun = self.timer.end().and_then(|end| end.checked_sub(left));
         begun.map(|begun| begun.elapsed()).unwrap_or_default()
     }
 }

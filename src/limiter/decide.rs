@@ -76,7 +76,7 @@ impl Future for Asking {
         if let (Some(asked_after), Some(check)) = (this.asked_after, &check) {
             outcome = outcome.map(|decision| core.note(check, decision, asked_after));
         }
-        let call = || Some((reply.took(), underway.as_ref()?));
+        let call = underway.as_ref().map(|it| (reply.took(), it));
         Poll::Ready(core.conclude(outcome, lookup, check.as_deref(), this.mode, call))
     }
 }
@@ -88,14 +88,14 @@ impl Asking {
     /// matters: if the check takes places, or if the refusal cache refuses other checks until this
     /// reply.
     fn let_go(&mut self) {
-        let Some(check) = self.check.clone().filter(|_| self.reply.has_begun()) else {
-            return;
-        };
         let is_queued = self.user.as_ref().is_some_and(|user| user.get().is_none());
         let has_turn = self.lookup.is_some_and(|lookup| lookup.has_turn);
-        if is_queued || self.underway.is_none() && !has_turn {
+        if !self.reply.has_begun() || is_queued || self.underway.is_none() && !has_turn {
             return;
         }
+        let Some(check) = self.check.clone() else {
+            return;
+        };
         let core = Arc::clone(&self.core);
         let underway = self.underway.clone();
         let lookup = self.lookup;
@@ -212,23 +212,19 @@ impl Limiter {
         check: Check,
         waited: impl FnOnce() -> Duration,
     ) -> ControlFlow<Result<Decision, Error>, Asking> {
-        let Self {
-            core,
-            failure_mode: mode,
-        } = self;
+        let (core, mode) = (&self.core, self.failure_mode);
         if let Some(decision) = core.spend(&check) {
             return Break(Ok(decision));
         }
-        let mut lookup = core
-            .refusals
-            .as_ref()
-            .and_then(|refusals| refusals.look_up(&check));
+        let refusals = core.refusals.as_ref();
+        let mut lookup = refusals.and_then(|refusals| refusals.look_up(&check));
         let known = core.recall(&check, lookup.as_mut(), true);
-        if let Some(refusal) = known.filter(|_| lookup.is_some_and(|lookup| !lookup.asks)) {
+        let asks = lookup.is_none_or(|lookup| lookup.asks);
+        if !asks && let Some(refusal) = known {
             return Break(Ok(core.repeat(refusal)));
         }
         if let Some(error) = core.refuse(|| check.without_costs()) {
-            return Break(core.conclude(Err(error), None, Some(&check), *mode, || None));
+            return Break(core.conclude(Err(error), None, Some(&check), mode, None));
         }
         let Some(outcome) = core.store.decide_now(&check) else {
             return Continue(self.asking(check, lookup, waited()));
@@ -236,7 +232,7 @@ impl Limiter {
         let outcome = outcome.map_err(Error::from);
         core.breaker
             .count(|| core.store.part_of(&check), &outcome, || Duration::ZERO);
-        Break(core.conclude(outcome, lookup, Some(&check), *mode, || None))
+        Break(core.conclude(outcome, lookup, Some(&check), mode, None))
     }
 
     /// Makes the future that asks the store. Not inlined, since a check that is decided at once
@@ -245,10 +241,10 @@ impl Limiter {
     fn asking(&self, check: Check, lookup: Option<Lookup>, waited: Duration) -> Asking {
         let mode = self.failure_mode;
         let core = Arc::clone(&self.core);
-        let has_prefetch = |charge: &Charge| charge.limit().prefetch_life().is_some();
-        let prefetches = core.prefetches.as_ref();
-        let prefetches = prefetches.filter(|_| check.charges().any(has_prefetch));
-        let asked_after = prefetches.map(|prefetches| prefetches.last_taken());
+        let asked_after = match &core.prefetches {
+            Some(prefetches) if check.has_prefetch() => Some(prefetches.last_taken()),
+            _ => None,
+        };
         let deadline = core.deadline();
         let part = core.store.part_of(&check);
         let check = Arc::new(check);
@@ -277,11 +273,11 @@ impl Core {
     /// so their checks cost no look-up.
     #[inline]
     fn spend(&self, check: &Check) -> Option<Decision> {
-        let decision = self
-            .prefetches
-            .as_ref()
-            .filter(|_| check.is_prefetched())?
-            .spend(check)?;
+        let prefetches = self.prefetches.as_ref()?;
+        if !check.is_prefetched() {
+            return None;
+        }
+        let decision = prefetches.spend(check)?;
         metrics::prefetch_hit();
         metrics::decided(&decision, &self.layer);
         Some(decision)
@@ -295,9 +291,8 @@ impl Core {
         lookup: Option<&mut Lookup>,
         may_ask: bool,
     ) -> Option<Decision> {
-        self.refusals
-            .as_ref()?
-            .recall(check, lookup?, self.retry_reserved_after, may_ask)
+        let refusals = self.refusals.as_ref()?;
+        refusals.recall(check, lookup?, self.retry_reserved_after, may_ask)
     }
 
     /// Returns a refusal that the refusal cache remembers, and counts it in the metrics.
@@ -324,33 +319,31 @@ impl Core {
         let probe = probe();
         let part = self.store.part_of(&probe);
         let store = Arc::clone(&self.store);
-        let round_trip = Arc::clone(&self.round_trip);
-        let probes = move |deadline| {
-            let round_trip = Arc::clone(&round_trip);
-            let reply = Deadline::new(store.decide(probe.clone()), deadline, Duration::ZERO);
-            async move {
-                let outcome = reply.await;
-                outcome.map_err(|error| error.at_distance(round_trip.known()))
-            }
-        };
-        let longest = self
-            .deadline
-            .unwrap_or_else(|| self.round_trip.longest_deadline());
-        self.breaker.refuse(part, deadline, longest, probes)
+        let trip = Arc::clone(&self.round_trip);
+        let longest = self.deadline.unwrap_or_else(|| trip.longest_deadline());
+        self.breaker
+            .refuse(part, deadline, longest, move |deadline| {
+                let trip = Arc::clone(&trip);
+                let reply = Deadline::new(store.decide(probe.clone()), deadline, Duration::ZERO);
+                async move {
+                    let outcome = reply.await;
+                    outcome.map_err(|error| error.at_distance(trip.known()))
+                }
+            })
     }
 
     /// Makes a decision of the store's reply. After a failure, may decide in the store's place. The
-    /// decision holds the places that the check has taken. `call` returns the time until the
+    /// decision holds the places that the check has taken. `call` has the time until the
     /// store's reply, and what counts a check that takes places as on its way; `None` if the store
     /// decided at once.
     #[inline]
-    fn conclude<'a>(
+    fn conclude(
         self: &Arc<Self>,
         outcome: Result<Decision, Error>,
         lookup: Option<Lookup>,
         check: Option<&Check>,
         mode: FailureMode,
-        call: impl FnOnce() -> Option<(Duration, &'a Underway)>,
+        call: Option<(Duration, &Underway)>,
     ) -> Result<Decision, Error> {
         let decision = match outcome {
             Ok(decision) => {
@@ -366,7 +359,7 @@ impl Core {
             Err(error) => self.decide_instead(check, mode, error)?,
         };
         Ok(match check.filter(|check| check.takes_place()) {
-            Some(check) => places::hold(self, check, decision, call()),
+            Some(check) => places::hold(self, check, decision, call),
             None => decision,
         })
     }
@@ -377,10 +370,10 @@ impl Core {
         let (Some(refusals), Some(lookup)) = (&self.refusals, lookup) else {
             return;
         };
-        match decision.is_allowed() {
-            false => refusals.learn(&lookup, check, decision),
-            true if lookup.asks => refusals.forget(&lookup, check, decision),
-            true => {}
+        if !decision.is_allowed() {
+            refusals.learn(&lookup, check, decision);
+        } else if lookup.asks {
+            refusals.forget(&lookup, check, decision);
         }
     }
 

@@ -95,16 +95,14 @@ impl Core {
         if let Some(refusal) = check.and_then(|check| self.known(check)) {
             return Ok(refusal.repeated());
         }
-        let FailureMode::Local(share) = mode else {
-            return Err(error);
-        };
-        let decide = |check: &Check| self.local.decide_now(&check.shared_by(share.processes)?);
-        let Some(Ok(decision)) = check.and_then(decide) else {
-            return Err(error);
-        };
-        metrics::decided(&decision, &self.layer);
-        Ok(decision
-            .instead_of(error)
-            .with_retry_reserved_after(self.retry_reserved_after))
+        if let FailureMode::Local(share) = mode
+            && let Some(check) = check.and_then(|check| check.shared_by(share.processes))
+            && let Some(Ok(decision)) = self.local.decide_now(&check)
+        {
+            metrics::decided(&decision, &self.layer);
+            let decision = decision.instead_of(error);
+            return Ok(decision.with_retry_reserved_after(self.retry_reserved_after));
+        }
+        Err(error)
     }
 }

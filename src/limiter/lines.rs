@@ -217,10 +217,11 @@ impl Place {
             if wait.is_some() && wait == reply.retry_after() {
                 self.refused_by = Some(Arc::clone(&wanted.freed));
             }
-            let is_it = |freed: &mut Arc<_>| Arc::ptr_eq(freed, &wanted.freed);
-            let was_woken = [&mut self.woken_for, &mut self.too_few]
-                .map(|freed| freed.take_if(is_it).is_some())
-                .contains(&true);
+            let mut was_woken = false;
+            for woken in [&mut self.woken_for, &mut self.too_few] {
+                let taken = woken.take_if(|freed| Arc::ptr_eq(freed, &wanted.freed));
+                was_woken |= taken.is_some();
+            }
             if was_woken && left > 0 {
                 // A caller that is refused wakes no other yet. Otherwise two that are refused would
                 // wake each other again and again.

@@ -146,11 +146,12 @@ pub(super) fn hold(
     let taken = iter::zip(check.charges(), decision.statuses())
         .filter(|(charge, status)| charge.takes_place() && status.retry_after().is_none())
         .map(|(charge, status)| charge.on(status.limit.clone()));
-    let Some(check) = Check::of_distinct(taken).filter(|_| decision.is_allowed()) else {
-        return decision;
+    let check = match Check::of_distinct(taken) {
+        Some(check) if decision.is_allowed() => check,
+        _ => return decision,
     };
     let (id, at) = (decision.id(), decision.at());
-    let call = call.filter(|_| !is_local);
+    let call = if is_local { None } else { call };
     let runtime = call.and_then(|_| Handle::try_current().ok());
     let mut renewed = Vec::new();
     if let (Some((took, underway)), Some(runtime)) = (call, &runtime) {
@@ -318,11 +319,11 @@ fn free(
         let call = Arc::clone(&call);
         Box::pin(async move {
             let (core, places, _) = &*call;
-            let release = |places| core.release(places, wakes);
-            if release(places.clone()).await.is_err() {
+            if core.release(places.clone(), wakes).await.is_err() {
                 // Most releases succeed at once. The future of the repetitions is boxed, so that
                 // this future stays small.
-                Box::pin(give_back(vec![places.clone()], release)).await;
+                let places = vec![places.clone()];
+                Box::pin(give_back(places, |places| core.release(places, wakes))).await;
             }
         })
     });
@@ -428,10 +429,9 @@ async fn renew(renewals: Weak<Renewals>, runtime: runtime::Id) {
             break;
         };
         due.retain(|place| !busy.contains_key(&place.address()));
-        let distance = due
-            .first()
-            .map_or(Duration::ZERO, |place| place.core.round_trip.distance());
-        let far = IN_FLIGHT_FAR.saturating_mul(distance.as_millis() as usize);
+        let distance = due.first().map(|place| place.core.round_trip.distance());
+        let millis = distance.unwrap_or_default().as_millis() as usize;
+        let far = IN_FLIGHT_FAR.saturating_mul(millis);
         let mut is_late = false;
         // The renewals of a chunk begin together, so that they share batches.
         for places in due.chunks(far.clamp(IN_FLIGHT, MOST_IN_FLIGHT)) {
@@ -458,10 +458,10 @@ async fn renew_one(place: Arc<Place>) {
     let (renewals, store) = (&core.renewals, &core.store);
     let _underway = core.owed.begin();
     let deadline = (place.life / LONGEST_TRY + core.round_trip.smoothed()).min(MOST_TIME);
-    let try_again = || lock(&renewals.0).delay(&place, began + place.life / NEXT_TRY);
+    let next_try = began + place.life / NEXT_TRY;
     let renewal = store.settle(place.settlement(1));
     let Ok(settled) = core.upkeep(renewal, deadline).await else {
-        return try_again();
+        return lock(&renewals.0).delay(&place, next_try);
     };
     if !settled.was_applied && renewals.has(&place) {
         *lock(&place.kept_until) = None;
@@ -478,7 +478,7 @@ async fn renew_one(place: Arc<Place>) {
             return drop(User::of_taken(core, free, shared, runtime));
         }
         if taken.is_err() {
-            return try_again();
+            return lock(&renewals.0).delay(&place, next_try);
         }
     }
     if let Some(kept_until) = &mut *lock(&place.kept_until) {

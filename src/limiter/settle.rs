@@ -255,8 +255,10 @@ impl Limiter {
     pub(crate) async fn ban(&self, begins: Charge, is_local: bool) -> Result<Decision, Error> {
         let asks = Check::new(begins.asks());
         let time = begins.lease().unwrap_or_default();
-        let refusals = self.core.refusals.as_ref().filter(|_| !is_local);
-        let lookup = refusals.and_then(|refusals| refusals.look_up(&asks));
+        let lookup = match &self.core.refusals {
+            Some(refusals) if !is_local => refusals.look_up(&asks),
+            _ => None,
+        };
         // All bans have the same id, so a ban that still holds does not begin again. When the ban
         // has ended, the id is free again.
         let begun = self
