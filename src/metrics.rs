@@ -145,7 +145,9 @@ fn describe() {
     if DESCRIBED.load(Ordering::Relaxed) == address {
         return;
     }
-    let count = |name, text| describe_counter!(name, Unit::Count, text);
+    fn count(name: &'static str, text: &'static str) {
+        describe_counter!(name, Unit::Count, text);
+    }
     count(
         "rate_limit_decisions_total",
         "Decisions by limit and outcome",
@@ -183,18 +185,17 @@ fn describe() {
         Unit::Count,
         "Open circuit breakers"
     );
-    let measure = |name, unit, text| describe_histogram!(name, unit, text);
-    measure(
+    describe_histogram!(
         "rate_limit_batch_checks",
         Unit::Count,
         "Checks and settlements in a batch",
     );
-    measure(
+    describe_histogram!(
         "rate_limit_queue_checks",
         Unit::Count,
         "Checks and settlements that still wait when a batch is sent",
     );
-    measure(
+    describe_histogram!(
         "rate_limit_script_seconds",
         Unit::Seconds,
         "Time from sending a script to its reply",

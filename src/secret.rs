@@ -53,12 +53,11 @@ impl Secret {
     /// one byte again and again.
     pub fn new(secret: impl AsRef<[u8]>) -> Result<Self, ConfigError> {
         let secret = secret.as_ref();
-        let has = |text: &str| {
-            secret
-                .windows(text.len())
-                .any(|part| part == text.as_bytes())
-        };
-        let fault = if PUBLIC.into_iter().any(has) {
+        let is_public = PUBLIC.into_iter().any(|text| {
+            let mut parts = secret.windows(text.len());
+            parts.any(|part| part == text.as_bytes())
+        });
+        let fault = if is_public {
             "must not stand in an example".to_owned()
         } else if secret.len() < MIN_BYTES {
             format!("must have at least {MIN_BYTES} bytes, not {}", secret.len())

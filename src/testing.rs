@@ -167,10 +167,10 @@ impl FaultyStore {
         let hanging = (fault == Fault::Hangs).then(|| Arc::downgrade(&self.hanging));
         Box::pin(async move {
             let _hanging = hanging;
-            let failure = |text| Err(StoreError::new(doing, StoreErrorKind::Other, text));
+            let kind = StoreErrorKind::Other;
             match fault {
                 Fault::None | Fault::LosesReplies => {}
-                Fault::Fails => return failure("out of order"),
+                Fault::Fails => return Err(StoreError::new(doing, kind, "out of order")),
                 Fault::Hangs => pending().await,
                 Fault::Slow(time) => sleep(time).await,
             }
@@ -178,10 +178,9 @@ impl FaultyStore {
                 .map(|state| state.outdate(outdated.iter().map(|(limit, key)| (limit, key)), None));
             let reply = call(&*store).await?;
             if fault == Fault::LosesReplies {
-                failure("the reply was lost")
-            } else {
-                Ok(reply)
+                return Err(StoreError::new(doing, kind, "the reply was lost"));
             }
+            Ok(reply)
         })
     }
 }

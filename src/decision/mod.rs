@@ -158,10 +158,10 @@ impl Decision {
     /// store without asking it. `false` if the store has failed to decide the check: then this
     /// process has decided, or has repeated a remembered refusal.
     pub(crate) fn is_the_stores(&self) -> bool {
-        self.fields
-            .origin
-            .as_ref()
-            .is_none_or(|origin| origin.instead_of.is_none() && !origin.is_repeated)
+        match &self.fields.origin {
+            Some(origin) => origin.instead_of.is_none() && !origin.is_repeated,
+            None => true,
+        }
     }
 
     /// True if the decision is a refusal that is expected, and the store has told none of its
@@ -188,11 +188,11 @@ impl Decision {
     /// Returns the same figures, as a refusal for the time `wait`. Each charge that does not fit
     /// refuses. If all charges fit, each charge that can refuse does so, except bans.
     pub(crate) fn refused_for(mut self, check: &Check, wait: Duration) -> Self {
-        let fits = |charge: &Charge, status: &LimitStatus| charge.cost() <= status.remaining();
         let all_fit = iter::zip(check.charges(), self.statuses())
-            .all(|(charge, status)| !charge.can_refuse() || fits(charge, status));
+            .all(|(charge, status)| !charge.can_refuse() || charge.cost() <= status.remaining());
         for (charge, status) in check.charges().zip(self.statuses_mut()) {
-            if charge.can_refuse() && (all_fit && !charge.is_ban || !fits(charge, status)) {
+            let fits = charge.cost() <= status.remaining();
+            if charge.can_refuse() && (all_fit && !charge.is_ban || !fits) {
                 status.refused_for(wait);
             }
         }

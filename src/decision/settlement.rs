@@ -129,7 +129,7 @@ impl Settlement {
     /// Under another [algorithm](crate::algorithm) than the log, an admission can be settled only
     /// if it has a reservation, or an id from its caller.
     pub fn new(
-        check: Check,
+        mut check: Check,
         admitted: &Decision,
         cost: impl FnMut(&Charge) -> Option<u64>,
     ) -> Self {
@@ -138,13 +138,13 @@ impl Settlement {
         let is_local = admitted.own_cause().is_some();
         // If this process decided in the store's place, it counted under shares of the limits. So
         // the settlement is under the same shares.
-        let mut statuses = admitted.statuses();
-        let share = |charge: &Charge| {
-            statuses
-                .next()
-                .map_or_else(|| charge.clone(), |status| charge.on(status.limit.clone()))
-        };
-        let check = if is_local { check.map(share) } else { check };
+        if is_local {
+            let mut statuses = admitted.statuses();
+            check = check.map(|charge| match statuses.next() {
+                Some(status) => charge.on(status.limit.clone()),
+                None => charge.clone(),
+            });
+        }
         Self {
             is_local,
             ..Self::by_id(check, admitted.id(), admitted.at(), cost)
@@ -195,18 +195,14 @@ impl Settlement {
     pub(crate) fn counting_later_by(self, delay: Duration) -> Self {
         // The delay is rounded as leases are, so that the leases end at the same microsecond.
         let delay = delay - Duration::from_nanos((delay.subsec_nanos() % 1_000).into());
-        let shorter = |charge: &Charge| match charge.lease() {
+        let Some(at) = self.at.checked_add(delay) else {
+            return self;
+        };
+        let check = self.check.map(|charge| match charge.lease() {
             Some(lease) => charge.clone().reserve(lease.saturating_sub(delay)),
             None => charge.clone(),
-        };
-        match self.at.checked_add(delay) {
-            Some(at) => Self {
-                at,
-                check: self.check.map(shorter),
-                ..self
-            },
-            None => self,
-        }
+        });
+        Self { at, check, ..self }
     }
 
     /// The charges of the check as it was admitted, with their actual costs. `None` leaves a charge
@@ -218,9 +214,10 @@ impl Settlement {
     /// True if the units may still count at this time.
     #[cfg(feature = "redis")]
     pub(crate) fn may_count_at(&self, now: SystemTime) -> bool {
-        let ends =
-            |charge: &Charge| self.at + charge.lease().unwrap_or_else(|| charge.limit().window());
-        self.check.charges().any(|charge| ends(charge) > now)
+        self.check.charges().any(|charge| {
+            let counts_for = charge.lease().unwrap_or_else(|| charge.limit().window());
+            self.at + counts_for > now
+        })
     }
 
     pub(crate) fn at_micros(&self) -> u64 {

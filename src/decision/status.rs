@@ -208,27 +208,29 @@ impl LimitStatus {
 
     /// Returns the status whose limit is binding: this status or `other`.
     pub(crate) fn binding<'a>(&'a self, other: &'a Self) -> &'a Self {
-        // The limit of the lower rank is binding. A place may become free at any moment, so the
-        // figures of a concurrent limit tell little. So of two limits with the same retry time, or
-        // with none, a limit with a window is binding rather than a concurrent limit.
-        let rank = |status: &Self| {
-            (
-                status.is_shadow,
-                Reverse(status.retry_after()),
-                status.limit.is_concurrent(),
-                status.remaining(),
-                Reverse(status.leaves_after),
-            )
-        };
-        if rank(other) < rank(self) {
+        if other.rank() < self.rank() {
             other
         } else {
             self
         }
     }
 
+    /// The limit of the lower rank is binding. A place may become free at any moment, so the
+    /// figures of a concurrent limit tell little. So of two limits with the same retry time, or
+    /// with none, a limit with a window is binding rather than a concurrent limit.
+    fn rank(&self) -> impl Ord {
+        (
+            self.is_shadow,
+            Reverse(self.retry_after()),
+            self.limit.is_concurrent(),
+            self.remaining(),
+            Reverse(self.leaves_after),
+        )
+    }
+
     /// The retry time, if the limit refuses the check.
     pub(crate) fn refuses(&self) -> Option<Duration> {
-        self.retry_after().filter(|_| !self.is_shadow)
+        let wait = self.retry_after()?;
+        (!self.is_shadow).then_some(wait)
     }
 }

@@ -191,8 +191,10 @@ impl fmt::Display for Limit {
         if self.algorithm() != Algorithm::SLIDING_LOG {
             write!(f, " {}", self.algorithm().word())?;
         }
-        self.prefetch_life()
-            .map_or(Ok(()), |life| write!(f, " {}", prefetch_text(life)))
+        match self.prefetch_life() {
+            Some(life) => write!(f, " {}", prefetch_text(life)),
+            None => Ok(()),
+        }
     }
 }
 
@@ -205,8 +207,9 @@ fn window_text(window_micros: u64) -> String {
 
 /// Appends the text of a window, in the largest unit that divides the window.
 pub(crate) fn write_window(text: &mut String, window_micros: u64) {
-    let divides = |(micros, _): &&(u64, _)| window_micros.is_multiple_of(*micros);
-    let (micros, names) = WINDOW_UNITS.iter().find(divides).unwrap_or(&(1, &["us"]));
+    let mut units = WINDOW_UNITS.iter();
+    let unit = units.find(|(micros, _)| window_micros.is_multiple_of(*micros));
+    let (micros, names) = unit.unwrap_or(&(1, &["us"]));
     let count = window_micros / micros;
     if count > 1 {
         // Writing to a String cannot fail.
@@ -304,8 +307,8 @@ fn window(text: &str) -> Result<Duration, String> {
         text.find(|c: char| !c.is_ascii_digit())
             .unwrap_or(text.len()),
     );
-    let of_this_name = |(_, names): &(u64, &[&str])| names.contains(&unit);
-    let (micros, _) = WINDOW_UNITS.into_iter().find(of_this_name).ok_or_else(|| {
+    let mut units = WINDOW_UNITS.into_iter();
+    let (micros, _) = units.find(|(_, names)| names.contains(&unit)).ok_or_else(|| {
         format!("the window must be a whole number with a unit right behind it (us, ms, s, min, h or d), such as 10s, or of \
              the calendar, such as month or week, not {text:?}")
     })?;
