@@ -139,10 +139,10 @@ impl SharedBreaker {
     {
         let mut parts = self.0.failing();
         let failing = parts.get_mut(&part)?;
-        let open = failing
-            .open
-            .as_mut()
-            .filter(|open| deadline <= open.deadline)?;
+        let open = failing.open.as_mut()?;
+        if deadline > open.deadline {
+            return None;
+        }
         open.probe_takes = open.probe_takes.max(deadline);
         open.longest = open.longest.max(longest);
         // A probe is overdue only after twice the sum of the interval and its deadline. After a
@@ -189,13 +189,11 @@ impl BreakerState {
     /// twice as long, as in RFC 6298: the store may be farther away than before. A probe for which a
     /// full queue had no room tells nothing.
     fn end_probe(&self, part: &Part, outcome: Result<Decision, Error>) {
+        let failures = self.settings.failures;
         match outcome {
             Err(error) if error.is_the_stores() => self.count_failure(part, &error),
             Err(Error::Unavailable(error)) if error.kind == StoreErrorKind::TimedOut => {}
-            _ => {
-                return self
-                    .count_answer(part, |failing| failing.learn_probe(self.settings.failures));
-            }
+            _ => return self.count_answer(part, |failing| failing.learn_probe(failures)),
         }
         let mut parts = self.failing();
         let failing = parts.get_mut(part);
@@ -213,12 +211,11 @@ impl BreakerState {
         };
         let last = Arc::new(error.clone());
         let mut parts = self.failing();
-        let unknown = || FailingPart {
+        let failing = parts.entry(part.clone()).or_insert_with(|| FailingPart {
             failures: Vec::new(),
             last: Arc::clone(&last),
             open: None,
-        };
-        let failing = parts.entry(part.clone()).or_insert_with(unknown);
+        });
         failing.last = last;
         let opens = failing.learn_failure(deadline, self.settings.failures as usize);
         self.count.store(parts.len(), Ordering::Relaxed);
@@ -263,9 +260,8 @@ impl BreakerState {
 
 impl FailingPart {
     fn is_open_for(&self, deadline: Duration) -> bool {
-        self.open
-            .as_ref()
-            .is_some_and(|open| deadline <= open.deadline)
+        let open = self.open.as_ref();
+        open.is_some_and(|open| deadline <= open.deadline)
     }
 
     /// Counts a failure at this deadline. After `enough` failures, the breaker is open for checks

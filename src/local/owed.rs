@@ -184,17 +184,17 @@ impl Owed {
 /// Starts the thread. It ends when all clones of the returned sender are dropped.
 fn start_thread() -> Option<UnboundedSender<Call>> {
     let (sender, mut calls) = unbounded_channel();
-    let complete_all = async move {
-        IS_BRIEF.set(true);
-        while let Some(call) = calls.recv().await {
-            spawn::<Call>(call);
+    let thread = thread::Builder::new().name(THREAD.to_owned());
+    let thread = thread.spawn(move || {
+        if let Ok(runtime) = Builder::new_current_thread().enable_all().build() {
+            IS_BRIEF.set(true);
+            runtime.block_on(async move {
+                while let Some(call) = calls.recv().await {
+                    spawn::<Call>(call);
+                }
+            });
         }
-    };
-    let run = || match Builder::new_current_thread().enable_all().build() {
-        Ok(runtime) => runtime.block_on(complete_all),
-        Err(_) => drop(complete_all),
-    };
-    let thread = thread::Builder::new().name(THREAD.to_owned()).spawn(run);
+    });
     thread.is_ok().then_some(sender)
 }
 

@@ -203,14 +203,12 @@ impl Refusals {
         self.table.get()?;
         let now = lookup.asked_at;
         let (first, others) = check.map_charges(|charge| self.find(charge, now, reserved_for));
-        let all = || iter::once(&first).chain(&others);
+        let all = || iter::once(&first).chain(&others).flatten();
 
         // If units may have been given back to all limits that refuse, each check asks the store.
         // If the store fails, the refusal stands.
-        let mut known = all().flatten();
-        let is_unsure = !known.any(|known| known.is_sure && known.refuses);
-        let counts = |known: &&Known| known.is_sure || is_unsure;
-        let refusing = || all().flatten().filter(counts).filter(|known| known.refuses);
+        let is_unsure = !all().any(|known| known.is_sure && known.refuses);
+        let refusing = || all().filter(|known| known.refuses && (known.is_sure || is_unsure));
         let refused = &refusing().next()?.refusal;
         // Only the store knows whether an earlier try has counted the id of a caller.
         let asks_each_time = self.is_asking || is_unsure || check.id().is_some();
@@ -219,12 +217,11 @@ impl Refusals {
             && (!may_ask || refused.is_asked_for(now, self.max_age));
         lookup.asks = asks_each_time || lookup.has_turn;
         let at = refused.at + refused.age(now);
-        let mut found = all();
+        let mut found = iter::once(&first).chain(&others);
         Some(Decision::new(check, at, refused.id, |charge| {
-            let known = found.next().and_then(Option::as_ref).filter(counts);
-            let mut status = match known {
-                Some(known) => known.refusal.status(charge, now),
-                None => LimitStatus::estimate(charge, false),
+            let mut status = match found.next() {
+                Some(Some(it)) if it.is_sure || is_unsure => it.refusal.status(charge, now),
+                _ => LimitStatus::estimate(charge, false),
             };
             status.set_retry_reserved_after(reserved_for);
             status
@@ -273,13 +270,12 @@ impl Refusals {
             // While this check was on its way, the store may have decided another check later, such
             // as a check that has begun a ban. The refusal of that later check stays. Of two checks
             // in one batch, the later one found at least as many units used.
-            let is_newer = |known: Arc<Refusal>| {
-                known.overtakes(lookup, clock)
-                    && (known.at, known.status.used) > (refusal.at(), status.used)
-                    && self.is_sure(digest, known.generation)
-            };
             let table_key = table_key(digest, &status.limit);
-            if table.peek(&table_key).is_some_and(is_newer) {
+            if let Some(known) = table.peek(&table_key)
+                && known.overtakes(lookup, clock)
+                && (known.at, known.status.used) > (refusal.at(), status.used)
+                && self.is_sure(digest, known.generation)
+            {
                 continue;
             }
             let remembered = Refusal {
@@ -312,10 +308,9 @@ impl Refusals {
         let clock = &self.generations.clock;
         for (charge, status) in check.charges().zip(admission.statuses()) {
             let digest = charge.digest(&self.generations.digester);
-            let is_older = |known: &Arc<Refusal>| {
+            table.remove_if(&table_key(digest, &status.limit), |known| {
                 !known.overtakes(lookup, clock) || known.at <= admission.at()
-            };
-            table.remove_if(&table_key(digest, &status.limit), is_older);
+            });
         }
     }
 }
@@ -337,11 +332,12 @@ impl Refusal {
         } else {
             RESET_SLACK
         };
-        let is_settled_by = || {
+        let mut until = self.until.saturating_sub(slack);
+        if self.status.reserved > 0 {
             let reserved_for = micros(charge.limit().retry_reserved_after(reserved_for));
-            self.status.reserved > 0 && now >= self.asked_at.saturating_add(reserved_for)
-        };
-        (self.asked_at..self.until.saturating_sub(slack)).contains(&now) && !is_settled_by()
+            until = until.min(self.asked_at.saturating_add(reserved_for));
+        }
+        (self.asked_at..until).contains(&now)
     }
 
     /// True if the store has told this refusal while the check of the look-up was on its way. The
@@ -382,13 +378,14 @@ impl Refusal {
 
     fn status(&self, charge: &Charge, now: u64) -> LimitStatus {
         let age = self.age(now);
-        let left = |time: Duration| time.saturating_sub(age);
         let mut status = self.status.for_charge(charge);
-        status.leaves_after = left(status.leaves_after);
+        status.leaves_after = status.leaves_after.saturating_sub(age);
         let status = status.refused_until_reset(charge);
-        match self.status.waits.filter(|_| self.has_refused(charge)) {
-            Some((least, most)) => status.not_before((left(least), left(most))),
-            None => status,
+        match self.status.waits {
+            Some((least, most)) if self.has_refused(charge) => {
+                status.not_before((least.saturating_sub(age), most.saturating_sub(age)))
+            }
+            _ => status,
         }
     }
 }

@@ -110,9 +110,8 @@ impl RoundTrip {
         };
         let parts = lock(&self.last_answered_by);
         part.split(' ').all(|part| {
-            parts
-                .get(part)
-                .is_some_and(|last| last.is_within(now, time))
+            let last = parts.get(part);
+            last.is_some_and(|last| last.is_within(now, time))
         })
     }
 

@@ -103,8 +103,10 @@ impl Budget {
     /// Pays for one prefetch: for the call that takes it, and the call that gives it back. Returns
     /// `false`, and pays nothing, if the process would then owe too much.
     pub(super) fn pay(&self) -> bool {
-        let more = |owed: u64| Some(owed + PREFETCH).filter(|owed| *owed <= MOST);
-        self.owed.fetch_update(Relaxed, Relaxed, more).is_ok()
+        let paid = self.owed.fetch_update(Relaxed, Relaxed, |owed| {
+            Some(owed + PREFETCH).filter(|owed| *owed <= MOST)
+        });
+        paid.is_ok()
     }
 
     /// Counts a check that has asked the store. `trip` is the time of a round trip. Checks within

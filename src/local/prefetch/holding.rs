@@ -207,8 +207,9 @@ impl Holding {
         let is_due = state.left(now) <= state.low(now)
             || state.renewal().is_some_and(|renewal| renewal <= now);
         let rest = self.limit.units().saturating_sub(state.used);
-        let units = state.spending.next_units(now, state.pace, rest);
-        units.filter(|_| is_due && state.asked.is_none() && !state.ends && now >= state.asks_from)
+        let units = state.spending.next_units(now, state.pace, rest)?;
+        let may_ask = state.asked.is_none() && !state.ends && now >= state.asks_from;
+        (is_due && may_ask).then_some(units)
     }
 }
 
@@ -235,17 +236,16 @@ impl State {
 
     /// When this number of units is left, it is time for the next prefetch.
     fn low(&self, now: u64) -> u64 {
-        self.prefetches
-            .last()
-            .filter(|newest| newest.is_alive(now))
-            .map_or(0, |newest| newest.low)
+        match self.prefetches.last() {
+            Some(newest) if newest.is_alive(now) => newest.low,
+            _ => 0,
+        }
     }
 
     /// The latest time to ask for the next prefetch, so that it arrives before the newest one ends.
     pub(super) fn renewal(&self) -> Option<u64> {
-        self.prefetches
-            .last()
-            .map(|newest| newest.until.saturating_sub(self.pace.lead))
+        let newest = self.prefetches.last()?;
+        Some(newest.until.saturating_sub(self.pace.lead))
     }
 
     pub(super) fn learn(&mut self, status: &LimitStatus, at: SystemTime, asked_at: u64) {
@@ -261,10 +261,8 @@ impl State {
         let mut status = self.status.for_charge(charge);
         status.used = self.used.saturating_sub(left);
         // Some units are used, so there is a reset time.
-        status.leaves_after = status
-            .leaves_after
-            .saturating_sub(age)
-            .max(Duration::from_micros(1));
+        let leaves_after = status.leaves_after.saturating_sub(age);
+        status.leaves_after = leaves_after.max(Duration::from_micros(1));
         status
     }
 
@@ -272,9 +270,10 @@ impl State {
     /// them back.
     pub(super) fn settle_all(&mut self, now: u64) -> Vec<Settlement> {
         let mut settlements = Vec::new();
-        let is_over =
-            |prefetch: &mut PrefetchedUnits| prefetch.left == 0 || !prefetch.is_alive(now);
-        for over in self.prefetches.extract_if(.., is_over) {
+        let over = self
+            .prefetches
+            .extract_if(.., |prefetch| prefetch.left == 0 || !prefetch.is_alive(now));
+        for over in over {
             self.used = self.used.saturating_sub(over.left);
             settlements.extend(over.settlement());
         }

@@ -15,6 +15,7 @@ mod steps;
 use std::{
     collections::HashMap,
     hash::BuildHasherDefault,
+    iter,
     sync::{
         Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockWriteGuard,
         atomic::{AtomicU64, Ordering},
@@ -98,9 +99,10 @@ impl Prefetches {
     /// Admits a check of several charges, if this process holds enough units for each of them. All
     /// charges are looked at under the locks of their holdings before any unit is spent.
     fn spend_all(&self, check: &Check) -> Option<Decision> {
-        let find = |charge| Some((charge, self.find(charge)?));
-        let found: Vec<(&Charge, Arc<Holding>)> =
-            check.charges().map(find).collect::<Option<_>>()?;
+        let mut found = Vec::new();
+        for charge in check.charges() {
+            found.push((charge, self.find(charge)?));
+        }
         // Only one check at a time locks several holdings, so that no two checks wait for each
         // other.
         let _several = lock(&self.several);
@@ -151,9 +153,9 @@ impl Prefetches {
         let at = decision.at();
         self.budget
             .count_asked(now, micros(self.round_trip.smoothed()));
-        let find = |(charge, status)| self.find_or_make(charge, status, at, now);
-        let found: Vec<Option<Arc<Holding>>> =
-            check.charges().zip(decision.statuses()).map(find).collect();
+        let found: Vec<_> = iter::zip(check.charges(), decision.statuses())
+            .map(|(charge, status)| self.find_or_make(charge, status, at, now))
+            .collect();
         // If one charge has no holding, the check asks the store anyway, so the other charges would
         // take prefetches in vain.
         let is_worth_it = check.is_prefetched() && found.iter().all(Option::is_some);
@@ -211,9 +213,8 @@ impl Prefetches {
         let now = self.now();
         // The holding in the table may be of a limit with other settings. Then the task of that
         // holding gives back the units that are left, and ends.
-        if let Some(held) = holdings
-            .get(&holding.digest)
-            .filter(|held| !held.is_abandoned(now))
+        if let Some(held) = holdings.get(&holding.digest)
+            && !held.is_abandoned(now)
         {
             return KeptHolding::begin(self, held);
         }
@@ -250,9 +251,10 @@ impl Prefetches {
             // A task that could not start has already told that it has ended. So only holdings that
             // have a task are waited for below.
             let ended = self.ended.notified();
-            let has_task = |holding: &&Arc<Holding>| holding.has_task();
-            let holdings: Vec<_> =
-                self.read(|holdings| holdings.values().filter(has_task).cloned().collect());
+            let holdings: Vec<_> = self.read(|holdings| {
+                let with_task = holdings.values().filter(|holding| holding.has_task());
+                with_task.cloned().collect()
+            });
             if holdings.is_empty() {
                 return;
             }
@@ -275,10 +277,8 @@ impl Prefetches {
                 return None;
             }
             let digest = charge.digest(&self.generations.digester);
-            holdings
-                .get(&digest)
-                .filter(|holding| holding.is_of(charge))
-                .cloned()
+            let holding = holdings.get(&digest)?;
+            holding.is_of(charge).then(|| Arc::clone(holding))
         })
     }
 

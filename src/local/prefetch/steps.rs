@@ -80,8 +80,10 @@ impl KeptHolding {
         }
         let budget = &self.prefetches.budget;
         budget.earn(SAVED.saturating_mul(mem::take(&mut state.saved.0)));
-        let wanted = holding.wanted(&mut state, now);
-        let wanted = wanted.filter(|_| !is_open && budget.pay());
+        let mut wanted = holding.wanted(&mut state, now);
+        if wanted.is_some() && (is_open || !budget.pay()) {
+            wanted = None;
+        }
         let mut prefetches = state.prefetches.iter();
         if wanted.is_none() && prefetches.all(|prefetch| prefetch.is_alive(now)) {
             // Without a prefetch, the task waits: for the reply if it has asked for a prefetch,
