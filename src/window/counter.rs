@@ -28,15 +28,9 @@ fn overlapping(units: u64, end: u64, at: u64, window: u64) -> u64 {
 /// count.
 pub(super) fn wait_for(log: &Log, most: u64, now: u64, window: u64, units_of: UnitsOf) -> u64 {
     let sums = sums(log, window);
-    let estimate = |at| {
-        let overlapping = sums
-            .iter()
-            .map(|sum| overlapping(sum.units, sum.at, at, window));
-        overlapping.fold(0, u64::saturating_add)
-    };
     // At the time 0, the estimate counts all units of the sums. The difference is the units with an
     // id.
-    let mut units = units_of(log.sum()).saturating_sub(estimate(0));
+    let mut units = units_of(log.sum()).saturating_sub(estimate(&sums, 0, window));
     let mut from = now;
     // Until an entry with an id leaves, only the estimate falls. Without such an entry, the
     // estimate falls to 0.
@@ -44,14 +38,32 @@ pub(super) fn wait_for(log: &Log, most: u64, now: u64, window: u64, units_of: Un
     let named = log.iter().filter(|entry| entry.kind != Kind::Sum);
     let leaving = named.map(|entry| (entry.at.saturating_add(window), units_of(entry.sum())));
     for (leaves, left) in leaving.chain([(last, 0)]) {
-        let until = leaves.max(from);
-        if units.saturating_sub(left).saturating_add(estimate(until)) <= most {
-            let fits = |at| units.saturating_add(estimate(at)) <= most;
-            return first(from, until, fits) - now;
+        let mut until = leaves.max(from);
+        let rest = units.saturating_sub(left);
+        if rest.saturating_add(estimate(&sums, until, window)) <= most {
+            // Binary search: all moments after the first one that fits do so, too.
+            while from < until {
+                let middle = from.midpoint(until);
+                if units.saturating_add(estimate(&sums, middle, window)) <= most {
+                    until = middle;
+                } else {
+                    from = middle + 1;
+                }
+            }
+            return from - now;
         }
-        (units, from) = (units.saturating_sub(left), until);
+        (units, from) = (rest, until);
     }
     from - now
+}
+
+/// The units that `sums` count as at the time `at`.
+fn estimate(sums: &[Entry], at: u64, window: u64) -> u64 {
+    let mut units = 0_u64;
+    for sum in sums {
+        units = units.saturating_add(overlapping(sum.units, sum.at, at, window));
+    }
+    units
 }
 
 /// The sums of the log, the oldest first. Of the entries of one window, only the first is looked
@@ -65,20 +77,6 @@ fn sums(log: &Log, window: u64) -> Vec<Entry> {
         index = log.up_to(end);
     }
     sums
-}
-
-/// The first moment that fits, between `from` and `until`. All moments after it must fit, too.
-/// `until` fits in any case.
-fn first(mut from: u64, mut until: u64, fits: impl Fn(u64) -> bool) -> u64 {
-    while from < until {
-        let middle = from.midpoint(until);
-        if fits(middle) {
-            until = middle;
-        } else {
-            from = middle + 1;
-        }
-    }
-    from
 }
 
 #[cfg(test)]

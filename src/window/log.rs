@@ -196,13 +196,12 @@ impl Log {
 
     /// The time of this admission's entry, if the log has one.
     pub(crate) fn time_of(&self, id: AdmissionId, units: u64) -> Option<u64> {
-        let is_it = |entry: &Entry| {
-            entry.units == units && matches!(entry.kind, Kind::Named | Kind::Reserved)
-        };
-        self.of_id(id, u64::MAX)
-            .map(|(_, entry)| entry)
-            .find(is_it)
-            .map(|entry| entry.at)
+        for (_, entry) in self.of_id(id, u64::MAX) {
+            if entry.units == units && matches!(entry.kind, Kind::Named | Kind::Reserved) {
+                return Some(entry.at);
+            }
+        }
+        None
     }
 
     /// True if the log has a settlement of this id and time.
@@ -248,10 +247,9 @@ impl Log {
     /// sub-window, if no other entries come in between.
     pub(super) fn add_to_sub_window(&mut self, mut at: u64, length: u64, mut units: u64) {
         let last = self.len().saturating_sub(1);
-        let is_it = |newest: &Entry| {
-            newest.at > at || newest.kind == Kind::Sum && newest.at / length == at / length
-        };
-        if let Some(newest) = self.get(last).filter(is_it) {
+        if let Some(newest) = self.get(last)
+            && (newest.at > at || newest.kind == Kind::Sum && newest.at / length == at / length)
+        {
             at = at.max(newest.at);
             units = units.saturating_add(newest.units);
             self.remove(last);
@@ -263,8 +261,9 @@ impl Log {
     /// back since the admission, the returned time may be before `at`. An entry after `at` belongs
     /// to another admission under the same id.
     pub(super) fn take(&mut self, id: AdmissionId, units: u64, kind: Kind, at: u64) -> Option<u64> {
-        let is_it = |(_, entry): &(usize, Entry)| entry.units == units && entry.kind == kind;
-        let (index, entry) = self.of_id(id, at).find(is_it)?;
+        let (index, entry) = self
+            .of_id(id, at)
+            .find(|(_, entry)| entry.units == units && entry.kind == kind)?;
         self.remove(index);
         Some(entry.at)
     }
