@@ -45,7 +45,7 @@ enum Texts {
     Several(Vec<String>),
 }
 
-/// What a program needs to settle an admission.
+/// An admission, for the program that settles it.
 #[derive(Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 struct Admission {

@@ -29,7 +29,7 @@ enum Part {
 #[derive(Clone, PartialEq)]
 pub(crate) struct PathValues(pub(crate) Vec<(String, String)>);
 
-/// What parts of keys need of the file.
+/// The settings of the file that parts of keys need.
 pub(crate) struct Sources {
     pub(crate) client: ClientIp,
     pub(crate) secret: Option<Secret>,

@@ -27,7 +27,7 @@ const REMOVED: [&str; 6] = [
     "x-rewrite-url",
 ];
 
-/// Who may ask, and where the answers read the method and the path.
+/// The proxies that may ask, and where the answers read the method and the path.
 pub(crate) struct Questions {
     proxies: AddressList,
     ask: Ask,

@@ -68,7 +68,7 @@ pub(crate) async fn watch(
     }
 }
 
-/// What changes when the file does.
+/// A value that changes when the file does.
 pub(crate) fn stamp(path: &Path) -> Stamp {
     let known = std::fs::metadata(path).ok()?;
     Some((known.modified().ok()?, known.len(), known.ino()))

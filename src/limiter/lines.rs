@@ -77,7 +77,8 @@ pub(super) struct Place {
     has_permit: bool,
     /// How many other callers may ask after this one.
     next: usize,
-    /// What refuses the caller for the longest time; `None` if the store has not decided.
+    /// Wakes waiters of the limit that refuses the caller for the longest time. `None` if the store
+    /// has not decided.
     refused_by: Option<Arc<Notify>>,
     /// For which freed units the caller was woken, until a reply of the store.
     woken_for: Option<Arc<Notify>>,

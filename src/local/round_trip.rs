@@ -1,5 +1,5 @@
-//! What the replies of a store tell: its round trip, the deadline that suits it, and when its parts
-//! have last answered. Round trip and deadline are estimated as TCP does for its retransmission
+//! The round trip to a store, measured by its replies, the deadline that suits it, and when its
+//! parts have last answered. Round trip and deadline are estimated as TCP does for its retransmission
 //! timer ([RFC 6298](https://www.rfc-editor.org/rfc/rfc6298#section-2)).
 
 use std::{

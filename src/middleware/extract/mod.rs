@@ -104,8 +104,8 @@ pub trait KeyExtractor: Send + Sync + 'static {
     }
 }
 
-/// What the closure of an option says of a request: a `bool`, or a `Result` whose error says that
-/// the key of the request cannot be read.
+/// The result of a closure that matches requests, for `exempt` and `deny`: a `bool`, or a `Result`
+/// whose error says that the key of the request cannot be read.
 pub trait IsMatch {
     /// True if the option is about the request.
     ///

@@ -1,4 +1,4 @@
-//! What a store is built on: a URL, or what the application has already.
+//! The ways to reach Redis: by a URL, or by what the application has already.
 
 use std::{fmt, future::Future};
 
