@@ -70,12 +70,9 @@ impl<B> Holding<B> {
 /// response to a `GET`. Without this function, hyper would send the content over HTTP/2. A body of
 /// an unknown type keeps its content.
 pub(super) fn without_content<B: Body + 'static>(mut response: Response<B>) -> Response<B> {
-    let length = response
-        .body()
-        .size_hint()
-        .exact()
-        .filter(|length| *length > 0);
-    if let Some(length) = length.filter(|_| !response.headers().contains_key(CONTENT_LENGTH)) {
+    if let Some(length @ 1..) = response.body().size_hint().exact()
+        && !response.headers().contains_key(CONTENT_LENGTH)
+    {
         response.headers_mut().insert(CONTENT_LENGTH, length.into());
     }
     response.map(|body| changed(body, None))

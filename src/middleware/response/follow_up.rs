@@ -179,20 +179,19 @@ async fn block_all(limiter: &Limiter, events: &Events, blocked: Vec<(Limit, Key,
     if blocked.is_empty() {
         return;
     }
-    let open = limiter.clone().with_failure_mode(FailureMode::Open);
-    let block = async |(limit, key, request): (Limit, Key, BlockRequest)| {
-        // If the upstream has not refused, but reports that nothing is left, the limit needs a
-        // block only if the limit has units left.
-        if request.is_refusal || open.peek(&limit, key.clone()).await?.remaining() > 0 {
-            events.upstream_blocks(request.time.min(limit.window()));
-            limiter.block(&limit, key, request.time).await?;
-        }
-        Ok(())
-    };
-    let mut blocks: Vec<_> = blocked
-        .into_iter()
-        .map(|blocked| Box::pin(block(blocked)))
-        .collect();
+    let open = &limiter.clone().with_failure_mode(FailureMode::Open);
+    let mut blocks = Vec::with_capacity(blocked.len());
+    for (limit, key, request) in blocked {
+        blocks.push(Box::pin(async move {
+            // If the upstream has not refused, but reports that nothing is left, the limit needs a
+            // block only if the limit has units left.
+            if request.is_refusal || open.peek(&limit, key.clone()).await?.remaining() > 0 {
+                events.upstream_blocks(request.time.min(limit.window()));
+                limiter.block(&limit, key, request.time).await?;
+            }
+            Ok(())
+        }));
+    }
     poll_fn(|cx| {
         blocks.retain_mut(|block| match block.as_mut().poll(cx) {
             Poll::Ready(outcome) => {

@@ -48,7 +48,7 @@ impl Policy {
     ) -> Result<Completion, Response<B>> {
         let Decided {
             outcome,
-            details,
+            mut details,
             can_be_refused,
             waited,
         } = decided;
@@ -82,7 +82,7 @@ impl Policy {
             }
             self.events.mistake(&problem);
         }
-        let details = details.map(|mut details| {
+        if let Some(details) = &mut details {
             details.shadow =
                 self.report_shadow(decision.as_ref(), mem::take(&mut details.left_out));
             let settles = details.check.is_some()
@@ -91,8 +91,7 @@ impl Policy {
                     .iter()
                     .any(|limit| limit.cost_afterwards().is_some());
             details.request = settles.then(|| Box::new(request.clone()));
-            details
-        });
+        }
         if let Some(decision) = &decision {
             // Layers at addresses of the same number would be 64 GB apart.
             let number = (Arc::as_ptr(self).addr() / 16) as u32;
@@ -138,12 +137,12 @@ impl Policy {
         let head = rejection.head(self.headers);
         let mut response = responder.respond(&rejection, request, head);
         response.extensions_mut().insert(rejection);
-        degraded
-            .into_iter()
-            .for_each(|degraded| degraded.add_to(&mut response));
-        shadow
-            .into_iter()
-            .for_each(|shadow| shadow.add_to(&mut response));
+        if let Some(degraded) = degraded {
+            degraded.add_to(&mut response);
+        }
+        if let Some(shadow) = shadow {
+            shadow.add_to(&mut response);
+        }
         if request.method == Method::HEAD {
             body::without_content(response)
         } else {
@@ -192,10 +191,9 @@ impl Policy {
         };
         self.events
             .shadow_refused(|| refusals.names().collect::<Vec<_>>().join(", "));
-        refusals
-            .left_out
-            .iter()
-            .for_each(|(_, rejection)| self.events.mistake(rejection));
+        for (_, rejection) in &refusals.left_out {
+            self.events.mistake(rejection);
+        }
         Some(refusals)
     }
 }
@@ -227,7 +225,7 @@ impl Completion {
         } = self;
         // If a limit heeds an upstream, the response keeps the figures of the upstream.
         let heeds = details.is_some() && policy.limits.iter().any(|limit| limit.heeds_upstream);
-        if let Some(decision) = settled.or(decision.as_ref()).filter(|_| !heeds) {
+        if !heeds && let Some(decision) = settled.or(decision.as_ref()) {
             // A rejection of a layer further in keeps its figures, since the `Retry-After` of the
             // rejection belongs to these figures.
             if response.extensions().get::<Rejection>().is_none() {
@@ -239,16 +237,15 @@ impl Completion {
                 .headers
                 .write_rate_limit(decision, response.headers_mut());
         }
-        degraded
-            .into_iter()
-            .for_each(|degraded| degraded.add_to(&mut response));
+        if let Some(degraded) = degraded {
+            degraded.add_to(&mut response);
+        }
         let Some(details) = details else {
             return response;
         };
-        details
-            .shadow
-            .into_iter()
-            .for_each(|shadow| shadow.add_to(&mut response));
+        if let Some(shadow) = details.shadow {
+            shadow.add_to(&mut response);
+        }
         let held = decision.filter(|decision| decision.holds_place() && !policy.frees_with_head);
         if held.is_some() {
             response.map(|body| body::changed(body, held.as_ref()))
@@ -268,9 +265,9 @@ impl axum::response::IntoResponse for Rejection {
         let head = self.head(HeaderSets::X_RATE_LIMIT);
         let mut response = self.problem(head).map(axum::body::Body::from);
         response.extensions_mut().insert(self);
-        degraded
-            .into_iter()
-            .for_each(|degraded| degraded.add_to(&mut response));
+        if let Some(degraded) = degraded {
+            degraded.add_to(&mut response);
+        }
         response
     }
 }

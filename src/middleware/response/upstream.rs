@@ -64,42 +64,45 @@ pub(super) fn block_request(
     headers: &HeaderMap,
     now: SystemTime,
 ) -> Option<BlockRequest> {
-    let can_retry_after = matches!(
-        status,
-        StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE
-    );
-    let retry_after = values(headers, &RETRY_AFTER)
-        .filter_map(|value| retry_after(value, now))
-        .max();
-    let used_up = || {
-        let listed = values(headers, &RATE_LIMIT)
-            .filter_map(longest_used_up)
-            .map(Duration::from_secs);
-        let paired = PAIRS.iter().filter_map(|(remaining, reset)| {
-            let is_used_up = values(headers, remaining).any(|value| whole_number(value) == Some(0));
-            is_used_up.then(|| {
-                values(headers, reset)
-                    .filter_map(|value| reset_after(value, now))
-                    .max()
-            })?
-        });
-        listed.chain(paired).max()
-    };
-    let default = (status == StatusCode::TOO_MANY_REQUESTS).then_some(DEFAULT);
-    let is_ahead = |wait: &Duration| !wait.is_zero();
-    let retry_after = retry_after.filter(|wait| can_retry_after && is_ahead(wait));
-    let is_refusal = retry_after.is_some()
+    // Zero as long as nothing is found.
+    let mut time = Duration::ZERO;
+    if let StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE = status {
+        for value in values(headers, &RETRY_AFTER) {
+            time = time.max(retry_after(value, now).unwrap_or_default());
+        }
+    }
+    let is_refusal = !time.is_zero()
         || matches!(
             status,
             StatusCode::TOO_MANY_REQUESTS | StatusCode::FORBIDDEN
         );
-    let time = retry_after
-        .or_else(|| used_up().filter(is_ahead))
-        .or(default)?;
+    if time.is_zero() {
+        time = used_up(headers, now).unwrap_or_default();
+    }
+    if time.is_zero() {
+        if status != StatusCode::TOO_MANY_REQUESTS {
+            return None;
+        }
+        time = DEFAULT;
+    }
     Some(BlockRequest {
         time: time.min(LONGEST),
         is_refusal,
     })
+}
+
+/// The longest time until the reset of a limit that has nothing left.
+fn used_up(headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
+    let listed = values(headers, &RATE_LIMIT).filter_map(longest_used_up);
+    let mut longest = listed.max().map(Duration::from_secs);
+    for (remaining, reset) in &PAIRS {
+        if values(headers, remaining).any(|value| whole_number(value) == Some(0)) {
+            for value in values(headers, reset) {
+                longest = longest.max(reset_after(value, now));
+            }
+        }
+    }
+    longest
 }
 
 fn values<'a>(
@@ -134,21 +137,21 @@ fn reset_after(value: &str, now: SystemTime) -> Option<Duration> {
 
 /// The longest time, in seconds, of the members of a `RateLimit` that have nothing left.
 fn longest_used_up(field: &str) -> Option<u64> {
-    let listed = split(field, ',').filter_map(|member| {
-        let number_of = |name| {
-            split(member, ';')
-                .skip(1)
-                .find_map(|parameter| named(parameter, name))
-        };
-        number_of("t").filter(|_| number_of("r") == Some(0))
-    });
-    listed.max()
+    let mut longest = None;
+    for member in split(field, ',') {
+        if number_of(member, "r") == Some(0) {
+            longest = longest.max(number_of(member, "t"));
+        }
+    }
+    longest
 }
 
-/// The number in `name=number`.
-fn named(text: &str, name: &str) -> Option<u64> {
-    let (key, value) = text.split_once('=')?;
-    (key.trim() == name).then(|| whole_number(value.trim()))?
+/// The number in the first `name=number` among the parameters of a member.
+fn number_of(member: &str, name: &str) -> Option<u64> {
+    split(member, ';').skip(1).find_map(|parameter| {
+        let (key, value) = parameter.split_once('=')?;
+        (key.trim() == name).then(|| whole_number(value.trim()))?
+    })
 }
 
 #[cfg(test)]
