@@ -105,26 +105,26 @@ fn parse_range(text: &str) -> Result<IpNet, ConfigError> {
 /// True if one of these [parsed](parse_ranges) ranges has this address. A range of IPv4 addresses
 /// also has the IPv6 addresses that stand for these IPv4 addresses.
 pub(super) fn have(ranges: &[IpNet], address: IpAddr) -> bool {
-    let has = |address: IpAddr| {
-        let (begun, _) =
-            ranges.split_at(ranges.partition_point(|range| range.network() <= address));
-        begun.last().is_some_and(|range| range.contains(&address))
-    };
-    has(canonical(address)) || has(address)
+    have_exactly(ranges, canonical(address)) || have_exactly(ranges, address)
+}
+
+fn have_exactly(ranges: &[IpNet], address: IpAddr) -> bool {
+    let begun = &ranges[..ranges.partition_point(|range| range.network() <= address)];
+    begun.last().is_some_and(|range| range.contains(&address))
 }
 
 /// The IPv4 address that an IPv6 address stands for.
 fn embedded(address: Ipv6Addr) -> Option<Ipv4Addr> {
-    let bits = |high: u16, low: u16| u32::from(high) << 16 | u32::from(low);
-    Some(Ipv4Addr::from_bits(match address.segments() {
+    let (high, low) = match address.segments() {
         [0, 0, 0, 0, 0, 0, 0, 0 | 1] => return None,
         [0, 0, 0, 0, 0, 0 | 0xffff, high, low]
         | [0, 0, 0, 0, 0xffff, 0, high, low]
         | [0x64, 0xff9b, 0, 0, 0, 0, high, low]
-        | [0x2002, high, low, ..] => bits(high, low),
-        [0x2001, 0, .., high, low] => !bits(high, low),
+        | [0x2002, high, low, ..] => (high, low),
+        [0x2001, 0, .., high, low] => (!high, !low),
         _ => return None,
-    }))
+    };
+    Some(Ipv4Addr::from_bits(u32::from(high) << 16 | u32::from(low)))
 }
 
 /// A list of address ranges that a layer [exempts](crate::RateLimitLayer::exempt) or

@@ -214,23 +214,24 @@ impl ClientIp {
         if !have(trusted, peer) {
             return Ok(peer);
         }
-        let invalid = |problem| KeyError::invalid(header.as_str().to_owned(), problem);
         if let Style::Single | Style::SingleWithPort = style {
-            let value = single_value(&parts.headers, header)?;
-            return style
-                .address(value.as_bytes())
-                .ok_or_else(|| invalid("not an address"));
+            let address = style.address(single_value(&parts.headers, header)?.as_bytes());
+            return address.ok_or_else(|| self.invalid("not an address"));
         }
         let mut client = peer;
         let mut hops = hops(&parts.headers, header, style).take(MAX_HOPS);
         while have(trusted, client) {
             match hops.next() {
                 Some(Hop::Address(address)) => client = address,
-                Some(Hop::TooFar) => return Err(invalid("longer than 16 KiB")),
+                Some(Hop::TooFar) => return Err(self.invalid("longer than 16 KiB")),
                 Some(Hop::Unknown) | None => break,
             }
         }
         Ok(client)
+    }
+
+    fn invalid(&self, problem: &'static str) -> KeyError {
+        KeyError::invalid(self.header.as_str().to_owned(), problem)
     }
 }
 

@@ -27,12 +27,12 @@ pub(super) fn write(decision: &Decision, headers: &mut HeaderMap) {
     let mut policies = String::new();
     let mut quotas = String::new();
     let shows_shadow = decision.statuses().all(|status| status.is_shadow);
-    let is_shown =
-        |status: &LimitStatus| !status.is_hidden() && (shows_shadow || !status.is_shadow);
-    for status in decision.statuses().filter(|status| is_shown(status)) {
-        // Writing to a String cannot fail.
-        let _ = write_policy(&mut policies, status);
-        let _ = write_quota(&mut quotas, status);
+    for status in decision.statuses() {
+        if !status.is_hidden() && (shows_shadow || !status.is_shadow) {
+            // Writing to a String cannot fail.
+            let _ = write_policy(&mut policies, status);
+            let _ = write_quota(&mut quotas, status);
+        }
     }
     prepend(headers, POLICY, policies);
     prepend(headers, RATE_LIMIT, quotas);
@@ -71,14 +71,13 @@ fn write_name(text: &mut String, status: &LimitStatus) -> fmt::Result {
 
 /// Makes one list of the new items and of all lines that the field already has. A line that is no
 /// list is left out.
-fn prepend(headers: &mut HeaderMap, name: HeaderName, items: String) {
-    let lines = headers
-        .get_all(&name)
-        .iter()
-        .filter_map(|line| line.to_str().ok())
-        .filter(|line| is_list(line));
-    let list = lines.fold(items, |list, line| list + ", " + line);
-    if let Ok(value) = HeaderValue::try_from(list) {
+fn prepend(headers: &mut HeaderMap, name: HeaderName, mut items: String) {
+    for line in headers.get_all(&name).iter().flat_map(HeaderValue::to_str) {
+        if is_list(line) {
+            items.extend([", ", line]);
+        }
+    }
+    if let Ok(value) = HeaderValue::try_from(items) {
         headers.insert(name, value);
     }
 }

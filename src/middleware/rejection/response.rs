@@ -230,14 +230,14 @@ impl Rejection {
 
 /// A text escaped for a JSON string (RFC 8259, section 7).
 fn escaped(text: &str) -> String {
-    text.chars()
-        .fold(String::with_capacity(text.len()), |mut escaped, c| {
-            // Writing to a String cannot fail.
-            let _ = match c {
-                '"' | '\\' => write!(escaped, "\\{c}"),
-                c if c.is_control() => write!(escaped, "\\u{:04x}", u32::from(c)),
-                c => write!(escaped, "{c}"),
-            };
-            escaped
-        })
+    let mut escaped = String::with_capacity(text.len());
+    for c in text.chars() {
+        // Writing to a String cannot fail.
+        let _ = match c {
+            '"' | '\\' => write!(escaped, "\\{c}"),
+            c if c.is_control() => write!(escaped, "\\u{:04x}", u32::from(c)),
+            c => write!(escaped, "{c}"),
+        };
+    }
+    escaped
 }
