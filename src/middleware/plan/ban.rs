@@ -43,18 +43,21 @@ impl Policy {
         decision: &Decision,
         charged: &'a [ChargedLimit],
     ) -> Vec<(usize, &'a Charge)> {
-        let status = |index| decision.statuses().nth(index);
-        let begins = |charged: &'a ChargedLimit| {
-            let (ban_index, begins) = charged.ban.as_ref()?;
+        let mut begun = Vec::new();
+        for charged in charged {
             // A ban that already holds does not begin again. A limit in the shadow begins no ban
             // that refuses.
-            let ban = status(*ban_index)?;
-            let may_begin = ban.retry_after().is_none() && ban.is_shadow == begins.is_shadow();
-            let limit = self.limits.get(charged.limit_index)?;
-            let is_used_up = limit.bans(status(charged.charge_index)?, charged.cost);
-            (may_begin && is_used_up).then_some((*ban_index, &**begins))
-        };
-        let mut begun: Vec<_> = charged.iter().filter_map(begins).collect();
+            if let Some((ban_index, begins)) = &charged.ban
+                && let Some(ban) = decision.statuses().nth(*ban_index)
+                && ban.retry_after().is_none()
+                && ban.is_shadow == begins.is_shadow()
+                && let Some(limit) = self.limits.get(charged.limit_index)
+                && let Some(status) = decision.statuses().nth(charged.charge_index)
+                && limit.bans(status, charged.cost)
+            {
+                begun.push((*ban_index, &**begins));
+            }
+        }
         // If several limits begin one ban, the longest time holds.
         begun.sort_by_key(|(ban_index, begins)| (*ban_index, Reverse(begins.lease())));
         begun.dedup_by_key(|(ban_index, _)| *ban_index);

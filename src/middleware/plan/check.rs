@@ -36,8 +36,8 @@ impl KeyedLimit {
     /// its own ignores `cost`.
     fn draft(&self, parts: &Parts, cost: u64) -> Draft {
         let cost = self.cost.as_ref().map_or(cost, |own| own(parts));
-        let no_key = |error| (self.limit().cloned(), Rejection::NoKey(error));
-        let key = self.extractor.extract(parts).map_err(no_key)?;
+        let key = self.extractor.extract(parts);
+        let key = key.map_err(|error| (self.limit().cloned(), Rejection::NoKey(error)))?;
         let limit = match &self.limit {
             Ok(limit) => Some(limit.clone()),
             Err(choose) => {
@@ -65,11 +65,12 @@ impl KeyedLimit {
         let settled_within = self.settle.is_some().then_some(lease);
         // A charge of 0 units would leave no entry to settle, and would take no place.
         let least = u64::from(settled_within.is_some() || limit.is_concurrent());
-        let charge = match self.count_afterwards.is_some() {
-            true => Charge::any_left(limit, key),
-            false => Charge::new(limit, key, cost.max(least)),
+        let charge = if self.count_afterwards.is_some() {
+            Charge::any_left(limit, key)
+        } else {
+            Charge::new(limit, key, cost.max(least))
         };
-        let charge = charge.map_err(|error| {
+        let mut charge = charge.map_err(|error| {
             let error = NeverFits {
                 is_hidden: self.is_hidden,
                 ..error
@@ -79,10 +80,9 @@ impl KeyedLimit {
         // If the limit heeds an upstream, the units are reserved until the response. After the
         // response, the units count as if the request had been admitted at the response.
         let heeding = (self.heeds_upstream && charge.units() > 0).then(|| charge.limit().window());
-        let charge = settled_within
-            .or(heeding)
-            .into_iter()
-            .fold(charge, Charge::reserve);
+        if let Some(lease) = settled_within.or(heeding) {
+            charge = charge.reserve(lease);
+        }
         Ok((Some(self.flagged(charge)), ban))
     }
 
@@ -211,10 +211,12 @@ impl CheckDetails {
     /// the found charge, and the found charge itself. If there is no such charge, returns the index
     /// that a new charge gets.
     fn index_of(&self, charge: &Charge) -> (usize, Option<Charge>) {
-        let charges = || self.check.iter().flat_map(Check::charges);
-        let index = charges().position(|other| other.is_one_with(charge));
-        let index = index.unwrap_or_else(|| charges().count());
-        (index, charges().nth(index).cloned())
+        for (index, other) in self.check.iter().flat_map(Check::charges).enumerate() {
+            if other.is_one_with(charge) {
+                return (index, Some(other.clone()));
+            }
+        }
+        (self.check.iter().flat_map(Check::charges).count(), None)
     }
 }
 

@@ -100,15 +100,6 @@ impl Policy {
         self: &Arc<Self>,
         request: &Parts,
     ) -> Result<ControlFlow<Decided, Pending>, Rejection> {
-        let waited = Duration::ZERO;
-        let at_once = |outcome, details, can_be_refused| {
-            Break(Decided {
-                outcome,
-                details,
-                can_be_refused,
-                waited,
-            })
-        };
         if !self.counts(request)? {
             return Ok(at_once(Ok(None), None, false));
         }
@@ -232,6 +223,21 @@ impl Policy {
         }
         Ok(check)
     }
+}
+
+/// The plan of a request that was decided without waiting.
+#[inline]
+fn at_once(
+    outcome: Result<Option<Decision>, Error>,
+    details: Option<Box<CheckDetails>>,
+    can_be_refused: bool,
+) -> ControlFlow<Decided, Pending> {
+    Break(Decided {
+        outcome,
+        details,
+        can_be_refused,
+        waited: Duration::ZERO,
+    })
 }
 
 /// In the extensions of a request without a decision: how long it has waited for decisions in all

@@ -61,19 +61,15 @@ impl Policy {
     /// Adds a limit. Returns an error if an option of the limit would have no effect, or if another
     /// limit has the same name: clients and metrics could not tell two limits of one name apart.
     pub(super) fn push(&mut self, limit: KeyedLimit) -> Result<(), ConfigError> {
-        let all = || self.limits.iter().chain([&limit]);
-        let names = || all().filter_map(KeyedLimit::limit).map(Limit::name);
-        let own = limit
-            .limit()
-            .map(Limit::name)
-            .filter(|own| names().filter(|name| name == own).count() > 1);
+        let others = self.limits.iter().filter_map(KeyedLimit::limit);
+        let mut names: Vec<_> = others.map(Limit::name).collect();
+        let own = limit.limit().map(Limit::name);
+        let repeated = own.filter(|own| names.contains(own));
+        names.extend(own);
         // Several limits may share one ban, but no limit may have the name of a ban.
-        let mistaken = || {
-            all()
-                .filter_map(KeyedLimit::ban_name)
-                .find(|ban| names().any(|name| name == *ban))
-        };
-        if let Some(name) = own.or_else(mistaken) {
+        let all = self.limits.iter().chain(Some(&limit));
+        let mut bans = all.filter_map(KeyedLimit::ban_name);
+        if let Some(name) = repeated.or_else(|| bans.find(|ban| names.contains(ban))) {
             let text = format!(
                 "two limits of one layer are named {name:?}: give one of them another name"
             );
