@@ -62,8 +62,8 @@ impl Shard {
         charge: &Charge,
         capacity: &'a Capacity,
     ) -> OpenRecord<'a> {
-        let is_it = |record: &Record| record.digest == digest;
-        let found = self.0.entry(digest as u64, is_it, Record::hash);
+        let hash = digest as u64;
+        let found = self.0.entry(hash, |it| it.digest == digest, Record::hash);
         OpenRecord {
             record: found.or_insert_with(|| Record::new(digest, charge, capacity)),
             capacity,
@@ -72,8 +72,7 @@ impl Shard {
 
     /// Forgets the key of a charge. Units that were counted in cells stay.
     pub(super) fn remove(&mut self, digest: u128, capacity: &Capacity) {
-        let is_it = |record: &Record| record.digest == digest;
-        if let Ok(record) = self.0.find_entry(digest as u64, is_it) {
+        if let Ok(record) = self.0.find_entry(digest as u64, |it| it.digest == digest) {
             let Record { usage, log, .. } = record.remove().0;
             capacity.change(&usage, log.taken, 0);
         }

@@ -10,7 +10,7 @@ use std::{
 
 use super::{
     capacity::{CacheLines, Capacity},
-    shard::{Look, Shard, Verdict},
+    shard::{Shard, Verdict},
 };
 use crate::{
     check::{AdmissionId, Charge, Check},
@@ -107,29 +107,24 @@ impl Table {
             let shards = indexes.iter().map(|index| self.lock(*index));
             shards.collect::<Vec<_>>()
         });
-        let number_of = |digest| indexes.partition_point(|index| *index < shard_of(digest));
         for (charge, digest) in check.charges().zip(&digests) {
-            let shard = &mut shards[number_of(*digest)];
+            let shard = &mut shards[number_of(*digest, &indexes)];
             now = shard.open(*digest, charge, &self.capacity).opened_at(now);
         }
         let context = CheckContext { now, ..context };
-        let charges = check.charges().zip(&digests);
-        let looks: Vec<_> = charges
-            .map(|(charge, digest)| {
-                let shard = &mut shards[number_of(*digest)];
-                shard
-                    .open(*digest, charge, &self.capacity)
-                    .look(charge, context)
-            })
-            .collect();
+        let mut looks = Vec::with_capacity(digests.len());
+        for (charge, digest) in check.charges().zip(&digests) {
+            let shard = &mut shards[number_of(*digest, &indexes)];
+            let mut record = shard.open(*digest, charge, &self.capacity);
+            looks.push(record.look(charge, context));
+        }
         let verdict = Verdict::of(&looks);
-        let conclude = |(look, digest): (&Look<'_>, &u128)| {
-            let shard = &mut shards[number_of(*digest)];
-            shard
-                .open(*digest, look.charge, &self.capacity)
-                .conclude(look, context, verdict)
-        };
-        let figures = looks.iter().zip(&digests).map(conclude).collect();
+        let mut figures = Vec::with_capacity(digests.len());
+        for (look, digest) in looks.iter().zip(&digests) {
+            let shard = &mut shards[number_of(*digest, &indexes)];
+            let record = shard.open(*digest, look.charge, &self.capacity);
+            figures.push(record.conclude(look, context, verdict));
+        }
         (figures, verdict.at(now))
     }
 
@@ -224,4 +219,9 @@ impl Table {
 /// the hash table in a shard uses the lowest and the highest bits of that half.
 fn shard_of(digest: u128) -> usize {
     (digest >> 32) as usize % SHARDS
+}
+
+/// The number of the shard of a digest among the shards with these indices, which are in order.
+fn number_of(digest: u128, indexes: &[usize]) -> usize {
+    indexes.partition_point(|index| *index < shard_of(digest))
 }
