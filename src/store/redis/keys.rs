@@ -77,15 +77,14 @@ impl Keys {
     /// The slot of a cluster in which all limits of a key are. It is the CRC-16/XMODEM of the text
     /// between the braces, modulo the number of slots.
     pub(super) fn hash_slot(&self, key: &Key) -> u16 {
-        let with_bit = |crc: u16, _| {
-            if crc & 0x8000 == 0 {
-                crc << 1
-            } else {
-                (crc << 1) ^ 0x1021
+        let mut crc: u16 = 0;
+        for digit in self.digest(key) {
+            crc ^= u16::from(digit) << 8;
+            for _ in 0..8 {
+                // The polynomial is subtracted if the bit that leaves is 1.
+                crc = (crc << 1) ^ ((crc >> 15) * 0x1021);
             }
-        };
-        let with_digit = |crc: u16, digit: u8| (0..8).fold(crc ^ u16::from(digit) << 8, with_bit);
-        let crc = self.digest(key).into_iter().fold(0, with_digit);
+        }
         crc % HASH_SLOTS
     }
 

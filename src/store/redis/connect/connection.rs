@@ -58,8 +58,8 @@ pub(super) async fn within<T>(
     wait: Duration,
     future: impl Future<Output = RedisResult<T>>,
 ) -> RedisResult<T> {
-    let late = |_| io::Error::new(io::ErrorKind::TimedOut, format!("not within {wait:?}"));
-    timeout(wait, future).await.map_err(late)?
+    let result = timeout(wait, future).await;
+    result.map_err(|_| io::Error::new(io::ErrorKind::TimedOut, format!("not within {wait:?}")))?
 }
 
 /// A connection to one server, or the connections to all nodes of a cluster. All senders share it.
@@ -175,7 +175,10 @@ impl Connection {
     }
 
     fn client(&self, again: bool) -> &Self {
-        self.again.as_deref().filter(|_| again).unwrap_or(self)
+        match &self.again {
+            Some(client) if again => client,
+            _ => self,
+        }
     }
 
     /// True if this connection may be used while another one is being opened. Connections to a
@@ -293,10 +296,10 @@ impl Drop for ReplyWait<'_> {
 
 /// Turns the replies to removals into numbers.
 fn numbers(mut replies: Vec<Value>) -> RedisResult<Value> {
-    let is_of_another_type = |reply: &&mut Value| matches!(reply, Value::ServerError(error) if error.code() == "WRONGTYPE");
-    replies
-        .iter_mut()
-        .filter(is_of_another_type)
-        .for_each(|reply| *reply = Value::Int(0));
+    for reply in &mut replies {
+        if matches!(reply, Value::ServerError(error) if error.code() == "WRONGTYPE") {
+            *reply = Value::Int(0);
+        }
+    }
     Value::Array(replies).extract_error()
 }

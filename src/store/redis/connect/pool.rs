@@ -170,7 +170,7 @@ impl Pool {
             return Ok((connection.clone(), seat));
         }
         let is_paused = lock(&self.opener.failed_at).is_some_and(|at| at.elapsed() < PAUSE);
-        if let Some(shared) = self.share().filter(|_| is_paused) {
+        if is_paused && let Some(shared) = self.share() {
             return Ok((shared, seat));
         }
         self.open(seat)

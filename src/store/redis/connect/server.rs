@@ -208,13 +208,8 @@ impl Server {
 
     /// Warns the operator of a server that may forget limits.
     fn warn_of(&self, info: &str) {
-        let field = |name: &str| {
-            info.lines()
-                .find_map(|line| line.strip_prefix(name))
-                .unwrap_or_default()
-        };
-        let evicts =
-            !["", "noeviction"].contains(&field("maxmemory_policy:")) && field("maxmemory:") != "0";
+        let policy = field(info, "maxmemory_policy:");
+        let evicts = !["", "noeviction"].contains(&policy) && field(info, "maxmemory:") != "0";
         if evicts && let Some(suppressed) = self.unsuitable_line.pass() {
             let server = self;
             let fix =
@@ -228,8 +223,10 @@ impl Server {
         &self,
         primary: &ConnectionInfo,
     ) -> RedisResult<MultiplexedConnection> {
-        let ask = |sentinel: &ConnectionInfo| ask(sentinel.clone(), name(primary).to_owned());
-        let mut steps: JoinSet<_> = self.nodes.iter().map(ask).collect();
+        let mut steps = JoinSet::new();
+        for sentinel in &self.nodes {
+            steps.spawn(ask(sentinel.clone(), name(primary).to_owned()));
+        }
         let mut tried = Vec::new();
         let mut failure = None;
         let mut patience = Duration::MAX;
@@ -335,6 +332,13 @@ fn refused(by: &'static str, error: RedisError) -> RedisError {
     } else {
         error
     }
+}
+
+/// The value of a field in a reply to `INFO`. Empty if the reply does not have the field.
+fn field<'a>(info: &'a str, name: &str) -> &'a str {
+    info.lines()
+        .find_map(|line| line.strip_prefix(name))
+        .unwrap_or_default()
 }
 
 fn no_primary(problem: &'static str) -> RedisError {
