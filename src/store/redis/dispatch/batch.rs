@@ -49,7 +49,9 @@ pub(super) struct Batch {
 impl Batch {
     pub(super) fn new(jobs: Vec<Box<Job>>, slot: Option<u16>, common: &Arc<Common>) -> Self {
         let mut jobs = if jobs.len() > 1 { join(jobs) } else { jobs };
-        jobs.iter_mut().for_each(|job| job.set_id());
+        for job in &mut jobs {
+            job.set_id();
+        }
         Self {
             common: Arc::clone(common),
             jobs,
@@ -116,11 +118,10 @@ impl Batch {
             let send = async || connection.send_all(&removals, again, sent).await;
             let reply = self.timed(sent, send).await;
             // An earlier try may have freed the places, so all of them count as freed.
-            return if again {
-                reply.map(|_| Value::Array(vec![Value::Int(1); removals.len()]))
-            } else {
-                reply
-            };
+            if again {
+                return reply.map(|_| Value::Array(vec![Value::Int(1); removals.len()]));
+            }
+            return reply;
         }
         // Capacity for about all arguments, so that the command is not copied as it grows: a key
         // and an id for each job, and a few arguments for each run of jobs that differ only in
@@ -186,9 +187,9 @@ impl Batch {
     /// Appends the number of keys, the keys, and the arguments that `head.lua` describes.
     fn write(&self, command: &mut Cmd, again: bool) {
         let keys = &self.common.keys;
-        let charges = || self.jobs.iter().flat_map(|job| job.check().charges());
-        command.arg(charges().count());
-        for charge in charges() {
+        let counts = self.jobs.iter().map(|job| job.check().charges().count());
+        command.arg(counts.sum::<usize>());
+        for charge in self.jobs.iter().flat_map(|job| job.check().charges()) {
             command.arg(keys.of(charge.limit(), charge.key()));
         }
         let clock = self.common.clock.as_ref();
@@ -202,7 +203,9 @@ impl Batch {
             return;
         }
         command.arg(clock.map_or_else(String::new, |clock| clock.micros().to_string()));
-        runs.for_each(|run| write_run(run, command, again, false, || self.time()));
+        for run in runs {
+            write_run(run, command, again, false, || self.time());
+        }
     }
 
     /// The time as far as this process knows it.
@@ -217,7 +220,9 @@ impl Batch {
     pub(super) fn finish(mut self, reply: Result<Value, StoreError>) {
         // A caller may ask again as soon as it has its answer. None of these checks is ahead of it
         // then, since Redis has decided all of them.
-        self.jobs.iter().for_each(|job| job.leave_crowd());
+        for job in &self.jobs {
+            job.leave_crowd();
+        }
         match reply.and_then(|reply| self.answers(reply)) {
             Ok(answers) => {
                 let mut answers = answers.into_iter();
@@ -237,7 +242,8 @@ impl Batch {
     /// Keeps what a decision tells although its caller has left: the next caller gets a refusal at
     /// once, and units that nobody uses are given back.
     fn keep_unclaimed(&self, check: &Check, is_unused: bool, decision: &Decision) {
-        if let Some((sent, generation)) = self.asked.filter(|_| !decision.is_allowed()) {
+        let is_refused = !decision.is_allowed();
+        if is_refused && let Some((sent, generation)) = self.asked {
             let refusals = &self.common.local_state.refusals;
             refusals.learn_late(check, decision, sent.elapsed(), generation);
         }
@@ -308,25 +314,26 @@ fn join(jobs: Vec<Box<Job>>) -> Vec<Box<Job>> {
             prefetches.push(job);
             continue;
         }
-        let is_equal = |index: &usize| joined[*index].is_interchangeable_with(&job);
         // Copies mostly come in a row. So if the last job has copies, the new job is compared with
         // it before the keys of the new job are hashed.
-        let has_copies = |index: &usize| joined[*index].count() > 1;
-        let last = joined.len().checked_sub(1).filter(has_copies);
-        let mut index = last.filter(is_equal);
-        if index.is_none() {
-            touched.clear();
-            touched.extend(job.check().charges().map(|charge| charge.digest(&digester)));
-            let mut touches = touched.iter().map(|hash| last_touch.get(hash).copied());
-            let last = touches.next().flatten();
-            let last = last.filter(|last| touches.all(|other| other == Some(*last)));
-            index = last.filter(is_equal);
+        if let Some(last) = joined.last_mut()
+            && last.count() > 1
+            && last.is_interchangeable_with(&job)
+        {
+            last.join(*job);
+            continue;
         }
-        if let Some(index) = index {
-            joined[index].join(*job);
-        } else {
-            last_touch.extend(touched.iter().map(|hash| (*hash, joined.len())));
-            joined.push(job);
+        touched.clear();
+        touched.extend(job.check().charges().map(|charge| charge.digest(&digester)));
+        let mut touches = touched.iter().map(|hash| last_touch.get(hash).copied());
+        let last = touches.next().flatten();
+        let last = last.filter(|last| touches.all(|other| other == Some(*last)));
+        match last {
+            Some(last) if joined[last].is_interchangeable_with(&job) => joined[last].join(*job),
+            _ => {
+                last_touch.extend(touched.iter().map(|hash| (*hash, joined.len())));
+                joined.push(job);
+            }
         }
     }
     joined.extend(prefetches);
@@ -415,8 +422,9 @@ fn read(reply: Value, jobs: &[Box<Job>], time: impl Fn() -> u64) -> Option<Vec<A
                 Value::BulkString(text) => {
                     // The error is of this job alone. The other jobs of the batch have results of
                     // their own.
-                    let error = || Err(key_error(check, &text));
-                    answers.extend(iter::repeat_with(error).take(count as usize));
+                    for _ in 0..count {
+                        answers.push(Err(key_error(check, &text)));
+                    }
                     continue;
                 }
                 _ => return None,

@@ -77,11 +77,11 @@ impl Dispatcher {
             Check::push(part, charge.clone());
             indices.push(index);
         }
-        let part = |(part, indices): (Option<Check>, _)| {
+        let mut parts = Vec::with_capacity(slots.len());
+        for (part, indices) in slots.into_values() {
             let check = part?.with_id_of(check);
-            Some(Part { check, indices })
-        };
-        let parts: Vec<_> = slots.into_values().map(part).collect::<Option<_>>()?;
+            parts.push(Part { check, indices });
+        }
         (parts.len() > 1).then_some(parts)
     }
 

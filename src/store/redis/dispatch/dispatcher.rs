@@ -184,11 +184,9 @@ impl Dispatcher {
         } else {
             1
         };
+        let connections = server.settings.connections as usize;
         let crowded = &common.local_state.crowded;
-        let queue = || {
-            let connections = server.settings.connections as usize;
-            Queue::new(connections, CAPACITY / count, Arc::clone(crowded))
-        };
+        let queue = || Queue::new(connections, CAPACITY / count, Arc::clone(crowded));
         let queues = iter::repeat_with(|| [[queue(), queue()], [queue(), queue()]])
             .take(count)
             .collect();
@@ -270,17 +268,18 @@ impl Dispatcher {
     /// Sends a command. If this first try fails, and a second try may help, sends the command
     /// again. The command may run twice, so two runs must have the effect of one.
     pub(super) async fn send(&self, command: &Cmd) -> Result<(), StoreError> {
-        let send = async |again| {
-            let (connection, _pooled) = self.pool.take().await?;
-            Ok::<_, StoreError>(connection.send(command, again, Instant::now()).await)
-        };
-        let mut reply = send(false).await?;
+        let mut reply = self.try_once(command, false).await?;
         if let Err(error) = &reply
             && self.is_worth_another_try(error)
         {
-            reply = send(true).await?;
+            reply = self.try_once(command, true).await?;
         }
         reply.map(drop).map_err(failure)
+    }
+
+    async fn try_once(&self, command: &Cmd, again: bool) -> Result<RedisResult<Value>, StoreError> {
+        let (connection, _pooled) = self.pool.take().await?;
+        Ok(connection.send(command, again, Instant::now()).await)
     }
 
     /// Runs each command of the script. Then asks for a check that takes nothing, on two keys, or

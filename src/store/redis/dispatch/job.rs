@@ -115,13 +115,10 @@ impl Job {
         // keys of the settlement. There are two exceptions. The settlement of a prefetch outdates
         // none, since a refusal that counts the units of the prefetch as reserved is remembered for
         // at most a life. The renewal of a place outdates none, since it gives no units back.
-        let keeps = |charge: &Charge, cost: Option<u64>| {
-            charge.life().is_some() || cost.is_none_or(|cost| charge.takes_place() && cost > 0)
-        };
-        let others = settlement
-            .accounts()
-            .filter(|(charge, cost)| !keeps(charge, *cost));
-        let keys = others.map(|(charge, _)| (charge.limit(), charge.key()));
+        let outdating = settlement.accounts().filter(|(charge, cost)| {
+            charge.life().is_none() && cost.is_some_and(|cost| cost == 0 || !charge.takes_place())
+        });
+        let keys = outdating.map(|(charge, _)| (charge.limit(), charge.key()));
         let outdated = local_state.outdate(keys, None);
         let id = settlement.id;
         let settling = Settling {
@@ -263,30 +260,34 @@ impl Job {
     }
 
     /// Makes an interchangeable job a copy of this one.
-    pub(super) fn join(&mut self, mut other: Self) {
+    pub(super) fn join(&mut self, other: Self) {
         if other.end.is_some() {
             self.end = self.end.max(other.end);
         }
-        let (crowd, is_behind) = (other.crowd.take(), other.is_behind);
-        let copied = |caller| Copied {
-            caller,
-            crowd,
-            is_behind,
-        };
-        self.copies.extend(other.caller.take().map(copied));
+        if let Some(caller) = other.caller {
+            self.copies.push(Copied {
+                caller,
+                crowd: other.crowd,
+                is_behind: other.is_behind,
+            });
+        }
     }
 
     /// True if the job counts once even if it is sent twice, because the store remembers its id.
     pub(super) fn is_repeatable(&self) -> bool {
-        let is_kept = |charge: &Charge| charge.units() == 0 || charge.is_found_by_id();
         let is_always_kept = !self.is_check() && !self.is_refund();
-        is_always_kept || self.check().id().is_some() || self.check().charges().all(is_kept)
+        let mut charges = self.check().charges();
+        is_always_kept
+            || self.check().id().is_some()
+            || charges.all(|charge| charge.units() == 0 || charge.is_found_by_id())
     }
 
     /// Lets the check and its copies be ahead of no other any more.
     pub(super) fn leave_crowd(&self) {
         let copies = self.copies.iter().filter_map(|copy| copy.crowd.as_ref());
-        self.crowd.iter().chain(copies).for_each(|it| it.leave());
+        for crowd in self.crowd.iter().chain(copies) {
+            crowd.leave();
+        }
     }
 
     /// Gives the next answers to the callers, in order. Calls `keep` for each decision whose caller
@@ -328,12 +329,14 @@ impl Job {
     pub(super) fn apart(mut self: Box<Self>) -> Vec<(Box<Self>, Sender<Answer>)> {
         // The jobs join the queue again, and get crowds there.
         self.leave_crowd();
-        let caller = self.caller.take();
-        let copies = mem::take(&mut self.copies);
-        let again = || Self::decide(self.check().clone(), self.deadline);
-        let copy = |copy: Copied| (again(), copy.caller);
-        let mut apart: Vec<_> = copies.into_iter().map(copy).collect();
-        apart.extend(caller.map(|caller| (self, caller)));
+        let mut apart = Vec::with_capacity(1 + self.copies.len());
+        for copy in mem::take(&mut self.copies) {
+            let job = Self::decide(self.check().clone(), self.deadline);
+            apart.push((job, copy.caller));
+        }
+        if let Some(caller) = self.caller.take() {
+            apart.push((self, caller));
+        }
         apart
     }
 
@@ -341,8 +344,7 @@ impl Job {
     pub(super) fn is_cancelled(&self) -> bool {
         let has_left = self.caller.as_ref().is_some_and(Sender::is_closed)
             && self.copies.iter().all(|copy| copy.caller.is_closed());
-        let is_over = || self.end.is_some_and(|end| end <= Instant::now());
-        self.is_check() && (has_left || is_over())
+        self.is_check() && (has_left || self.end.is_some_and(|end| end <= Instant::now()))
     }
 }
 
@@ -364,8 +366,9 @@ pub(super) fn refund_by_id(
 pub(super) fn only_slot(check: &Check, keys: &Keys) -> Option<u16> {
     let first = check.first().key();
     let slot = keys.hash_slot(first);
-    let is_there = |charge: &Charge| charge.key() == first || keys.hash_slot(charge.key()) == slot;
-    check.charges().all(is_there).then_some(slot)
+    let mut charged = check.charges().map(Charge::key);
+    let is_only = charged.all(|key| key == first || keys.hash_slot(key) == slot);
+    is_only.then_some(slot)
 }
 
 /// The script's word for what a job asks: `head.lua` has the meanings.
@@ -470,31 +473,28 @@ pub(super) fn write_run(
 
 /// True if two checks, or two renewals, differ only in their keys and ids.
 pub(super) fn have_one_shape(job: &Job, other: &Job) -> bool {
-    let kind = |job: &Job| {
-        (
-            job.is_check(),
-            job.is_renewal(),
-            job.check().id().is_some(),
-            job.count(),
-        )
-    };
-    let figures = |charge: &Charge| {
-        let limit = charge.limit();
-        let numbers = (limit.units(), charge.cost(), limit.window_micros());
-        (
-            numbers,
-            limit.algorithm(),
-            charge.lease_micros(),
-            mode(charge),
-        )
-    };
     (job.is_check() || job.is_renewal())
-        && kind(job) == kind(other)
+        && job.is_check() == other.is_check()
+        && job.is_renewal() == other.is_renewal()
+        && job.check().id().is_some() == other.check().id().is_some()
+        && job.count() == other.count()
         && job
             .check()
             .charges()
-            .map(figures)
-            .eq(other.check().charges().map(figures))
+            .map(shape)
+            .eq(other.check().charges().map(shape))
+}
+
+/// What the arguments of a script call say of a charge, apart from its key.
+fn shape(charge: &Charge) -> impl PartialEq {
+    let limit = charge.limit();
+    let numbers = (limit.units(), charge.cost(), limit.window_micros());
+    (
+        numbers,
+        limit.algorithm(),
+        charge.lease_micros(),
+        mode(charge),
+    )
 }
 
 /// The figures of a charge: the units of the limit, the cost, the window, and the sub-windows, as

@@ -59,8 +59,7 @@ impl Lone {
         let connection = dispatcher.pool.share()?;
         // A check without an id must not be sent twice. So the general way tests an idle connection
         // first.
-        let may_be_closed = || connection.is_idle(slot.unwrap_or_default(), Instant::now());
-        if sum.is_some() && may_be_closed() {
+        if sum.is_some() && connection.is_idle(slot.unwrap_or_default(), Instant::now()) {
             return None;
         }
         let permit = dispatcher.lone_permit(slot)?;
@@ -123,12 +122,11 @@ impl Common {
     fn short(&self, charge: &Charge, id: AdmissionId, sum: Option<[f64; 5]>) -> Cmd {
         let limit = charge.limit();
         let key = self.keys.of(limit, charge.key());
-        let double = |figure: u64| (figure as f64).to_le_bytes();
         let (single, sum) = (
             [
                 id.0.to_be_bytes(),
-                double(limit.units()),
-                double(limit.window_micros()),
+                (limit.units() as f64).to_le_bytes(),
+                (limit.window_micros() as f64).to_le_bytes(),
             ],
             sum.map(|figures| figures.map(f64::to_le_bytes)),
         );

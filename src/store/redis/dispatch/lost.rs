@@ -67,8 +67,9 @@ impl Lost {
         // Units in a sum are given back once. A second time would take them from other admissions.
         let again = refund_by_id(check, id, Charge::is_found_by_id);
         let lost = Self::new(common, again.into_iter().collect());
-        let hear = move |refund: &Settlement, answer: &Answer| lost.hear(refund, answer);
-        Some(Job::refund(refund, &common.local_state, hear))
+        let state = &common.local_state;
+        let job = Job::refund(refund, state, |refund, answer| lost.hear(refund, answer));
+        Some(job)
     }
 
     /// Hears the answer to a refund. Units that stay counted are reported.
@@ -127,12 +128,11 @@ async fn free_once(common: &Arc<Common>, taken: &[Settlement]) {
         let common = Arc::clone(common);
         // Each try finds a dispatcher anew, since the dispatcher of a runtime that ends is of no
         // use.
-        let settle = move |settlement| {
+        calls.spawn(give_back(vec![settlement.clone()], move |settlement| {
             let common = Arc::clone(&common);
             let job = Job::settle(settlement, &common.local_state);
             async move { common.dispatcher().await?.ask_slots(job).await }
-        };
-        calls.spawn(give_back(vec![settlement.clone()], settle));
+        }));
     }
     calls.join_all().await;
 }

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use redis::{ErrorKind, RedisError, RedisResult, ServerErrorKind::CrossSlot, Value};
+use redis::{ErrorKind, RedisResult, ServerErrorKind::CrossSlot, Value};
 use tokio::{
     task::{JoinSet, yield_now},
     time::{sleep, timeout},
@@ -131,11 +131,11 @@ impl Dispatcher {
             let slot = only_slot(job.check(), &self.common.keys);
             slots.entry(slot).or_default().push(job);
         }
-        let send = |(slot, jobs)| {
+        let mut batches = JoinSet::new();
+        for (slot, jobs) in slots {
             let dispatcher = Arc::clone(self);
-            async move { dispatcher.send_batch(jobs, slot).await }
-        };
-        let mut batches: JoinSet<_> = slots.into_iter().map(send).collect();
+            batches.spawn(async move { dispatcher.send_batch(jobs, slot).await });
+        }
         while batches.join_next().await.is_some() {}
     }
 
@@ -158,10 +158,8 @@ impl Dispatcher {
             // of every batch.
             reply = Box::pin(self.try_again(&mut batch, reply)).await;
         }
-        let is_refused = |error: &RedisError| {
-            error.kind() == ErrorKind::Server(CrossSlot) && batch.slot.is_none()
-        };
-        if !matches!(&reply, Ok(Err(error)) if is_refused(error)) {
+        let refusal = ErrorKind::Server(CrossSlot);
+        if batch.slot.is_some() || !matches!(&reply, Ok(Err(error)) if error.kind() == refusal) {
             return batch.finish(reply.and_then(|reply| reply.map_err(failure)));
         }
         // The server refuses keys of several slots. From now on, each batch has keys of one slot

@@ -168,11 +168,12 @@ pub(super) mod tests {
         ] {
             let mut waiting = Waiting::default();
             let mut others = (0..400_u64).cycle();
-            others
-                .by_ref()
-                .take(400)
-                .for_each(|other| waiting.push(other, 1));
-            (0..cancelled).for_each(|_| waiting.push_cancelled("ada"));
+            for other in others.by_ref().take(400) {
+                waiting.push(other, 1);
+            }
+            for _ in 0..cancelled {
+                waiting.push_cancelled("ada");
+            }
             if are_removed {
                 waiting.turns.remove_cancelled();
                 assert_eq!(waiting.turns.len(), 400);
@@ -180,10 +181,9 @@ pub(super) mod tests {
             waiting.push("ada", 2);
             let has_left = |_: &i32| {
                 let jobs = waiting.turns.next_batch();
-                others
-                    .by_ref()
-                    .take(jobs.len())
-                    .for_each(|other| waiting.push(other, 1));
+                for other in others.by_ref().take(jobs.len()) {
+                    waiting.push(other, 1);
+                }
                 jobs.iter().any(|job| job.check().first().cost() == 2)
             };
             let batch = (1..1_000).find(has_left);
@@ -198,7 +198,9 @@ pub(super) mod tests {
     #[test]
     fn each_key_has_one_turn_and_its_checks_keep_their_order() {
         let mut waiting = Waiting::default();
-        (0..FEW).for_each(|_| waiting.push("first", 9));
+        for _ in 0..FEW {
+            waiting.push("first", 9);
+        }
         waiting.push_cancelled("bob");
         waiting.push("ada", 1);
         waiting.turns.remove_cancelled();
