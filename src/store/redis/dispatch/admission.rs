@@ -127,7 +127,7 @@ impl Admission {
         }
         let crowd = job.crowd.as_ref();
         if let Some(refusal) = crowd.and_then(|crowd| crowd.refusal(job.check())) {
-            if turn.is_some() || job.is_part() || is_too_long {
+            if turn.is_some() || job.is_part || is_too_long {
                 return Err(Box::new(Ok((refusal, false))));
             }
             expected = Some((Box::new(refusal), job.deadline - job.deadline / EARLY));

@@ -294,7 +294,7 @@ impl Drop for Batch {
 /// True for a charge that is given back if the reply is lost: a place, or a charge in a part of a
 /// check, which other slots may refuse.
 fn is_given_back(job: &Job, charge: &Charge) -> bool {
-    charge.takes_place() || job.is_part() && charge.is_found_by_id()
+    charge.takes_place() || job.is_part && charge.is_found_by_id()
 }
 
 /// Makes each check a copy of an earlier equal check, where the order of arrival allows it. Puts

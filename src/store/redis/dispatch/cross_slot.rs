@@ -94,6 +94,8 @@ impl Dispatcher {
                 // The parts that are queued already are dropped here, which cancels them.
                 Err(answer) => {
                     let (refusal, _) = (*answer)?;
+                    let crowded = &self.common.local_state.crowded;
+                    crowded.note(job.check(), job.deadline);
                     decided.parts.push((part, refusal, false));
                     return Ok((decided.whole(job.check(), job.id, false), false));
                 }

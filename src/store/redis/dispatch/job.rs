@@ -72,8 +72,9 @@ pub(crate) struct Job {
     /// The crowd of equal checks to which this check belongs until it is answered: see
     /// [`admission`](super::admission).
     pub(super) crowd: Option<Arc<Crowd>>,
-    /// The [check of several slots](super::cross_slot) of which this is the part in one of them.
-    pub(super) whole: Option<Arc<Check>>,
+    /// True if this is the part of a [check of several slots](super::cross_slot) that is in one of
+    /// them.
+    pub(super) is_part: bool,
     /// True if as many equal checks are ahead as the limits can admit. The caller may be told a
     /// refusal before the reply.
     pub(super) is_behind: bool,
@@ -92,7 +93,7 @@ impl Job {
     /// One slot's part of the check of this job. Admissions of all parts have one id.
     pub(super) fn part(&self, check: Check) -> Box<Self> {
         let mut part = Self::decide_as(self.id, Arc::new(check), self.deadline);
-        part.whole = self.shared_check();
+        part.is_part = true;
         part
     }
 
@@ -139,7 +140,7 @@ impl Job {
             deadline,
             end: None,
             crowd: None,
-            whole: None,
+            is_part: false,
             is_behind: false,
         })
     }
@@ -167,14 +168,10 @@ impl Job {
         matches!(self.work, Work::Decide(_))
     }
 
-    pub(super) fn is_part(&self) -> bool {
-        self.whole.is_some()
-    }
-
-    /// The check that a caller asked for. `None` if the job is a settlement.
+    /// The check to decide. `None` if the job is a settlement.
     pub(super) fn shared_check(&self) -> Option<Arc<Check>> {
         match &self.work {
-            Work::Decide(check) => Some(Arc::clone(self.whole.as_ref().unwrap_or(check))),
+            Work::Decide(check) => Some(Arc::clone(check)),
             Work::Settle(_) => None,
         }
     }
@@ -183,7 +180,7 @@ impl Job {
     /// id already.
     pub(super) fn set_id(&mut self) {
         if let Work::Decide(check) = &self.work
-            && !self.is_part()
+            && !self.is_part
         {
             self.id = check
                 .id()
@@ -256,7 +253,7 @@ impl Job {
 
     /// True if the id of the check was chosen before it joins a batch.
     pub(super) fn has_own_id(&self) -> bool {
-        self.is_part() || self.check().id().is_some()
+        self.is_part || self.check().id().is_some()
     }
 
     /// Makes an interchangeable job a copy of this one.
@@ -299,7 +296,6 @@ impl Job {
     ) {
         // Before a caller has its answer, since it may ask again at once.
         self.leave_crowd();
-        let is_part = self.is_part();
         let (mut check, mut refund) = (None, None);
         match self.work {
             Work::Decide(decided) => check = Some(decided),
@@ -320,7 +316,7 @@ impl Job {
                 hear(&settlement, &answer);
             }
             if let (Err(Ok((decision, is_counted))), Some(check)) = (caller.send(answer), &check) {
-                keep(check, is_part || is_behind, decision, is_counted);
+                keep(check, self.is_part || is_behind, decision, is_counted);
             }
         }
     }
