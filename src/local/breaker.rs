@@ -186,8 +186,8 @@ impl BreakerState {
     }
 
     /// Counts the outcome of a probe. After a probe without an answer, the next probe may take
-    /// twice as long, as in RFC 6298: the store may be farther away than before. A probe for which a
-    /// full queue had no room tells nothing.
+    /// twice as long, as in RFC 6298: the store may be farther away than before. A probe for which
+    /// a full queue had no room tells nothing.
     fn end_probe(&self, part: &Part, outcome: Result<Decision, Error>) {
         let failures = self.settings.failures;
         match outcome {

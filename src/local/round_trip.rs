@@ -1,6 +1,6 @@
 //! The round trip to a store, measured by its replies, the deadline that suits it, and when its
-//! parts have last answered. Round trip and deadline are estimated as TCP does for its retransmission
-//! timer ([RFC 6298](https://www.rfc-editor.org/rfc/rfc6298#section-2)).
+//! parts have last answered. Round trip and deadline are estimated as TCP does for its
+//! retransmission timer ([RFC 6298](https://www.rfc-editor.org/rfc/rfc6298#section-2)).
 
 use std::{
     collections::HashMap,

@@ -68,8 +68,8 @@ impl Crowd {
         most_admitted(check).is_some_and(|most| self.ahead() >= most)
     }
 
-    /// The refusal of this check; `None` if the limits may admit it. Callers leave meanwhile, so the
-    /// number of checks ahead is read once.
+    /// The refusal of this check; `None` if the limits may admit it. Callers leave meanwhile, so
+    /// the number of checks ahead is read once.
     pub(super) fn refusal(&self, check: &Check) -> Option<Decision> {
         let ahead = self.ahead();
         most_admitted(check).filter(|most| ahead >= *most)?;
