@@ -252,7 +252,6 @@ impl Charge {
         &self.key
     }
 
-    /// The digest of the charge's limit and key.
     /// True if both charges have one identity and one key, so that they share their units.
     pub(crate) fn is_one_with(&self, other: &Self) -> bool {
         self.limit.is_one_with(&other.limit) && self.key == other.key
@@ -272,6 +271,7 @@ impl Charge {
         self.cost > 0 && self.lease == 0 && !has_mode
     }
 
+    /// The digest of the charge's limit and key.
     #[inline]
     pub(crate) fn digest(&self, digester: &Digester) -> u64 {
         self.limit.digest(digester, &self.key)

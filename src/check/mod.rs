@@ -67,10 +67,18 @@ use crate::{config_error::ConfigError, key::Digester, limit::Limit};
 pub struct Check {
     first: Charge,
     rest: Vec<Charge>,
-    id: Option<AdmissionId>,
-    /// True while the caller waits in a line of `acquire`. Its last try may be on its way still, so
-    /// it is not behind equal checks.
-    pub(crate) is_waiting: bool,
+    mark: Mark,
+}
+
+/// What sets a check apart from equal ones.
+#[derive(Clone, Copy, Debug)]
+enum Mark {
+    None,
+    /// The caller waits in a line of `acquire`. Its last try may be on its way still, so the check
+    /// is not behind equal ones.
+    InLine,
+    /// The id that the caller has chosen.
+    Id(AdmissionId),
 }
 
 impl Check {
@@ -79,8 +87,7 @@ impl Check {
         Self {
             first: charge,
             rest: Vec::new(),
-            id: None,
-            is_waiting: false,
+            mark: Mark::None,
         }
     }
 
@@ -115,24 +122,35 @@ impl Check {
         Some(Self {
             first: charges.next()?,
             rest: charges.collect(),
-            id: None,
-            is_waiting: false,
+            mark: Mark::None,
         })
     }
 
     /// Gives the check an id that the caller has chosen. If the caller repeats the check with the
     /// same id, the check counts once.
     pub fn with_id(mut self, id: AdmissionId) -> Self {
-        self.id = Some(id);
+        self.mark = Mark::Id(id);
         self
     }
 
-    /// Gives the check the id that the caller has given `other`, if there is one.
+    /// Says that the caller waits in a line of `acquire`. A check with an id is set apart anyway.
+    pub(crate) fn wait_in_line(&mut self) {
+        if self.id().is_none() {
+            self.mark = Mark::InLine;
+        }
+    }
+
+    /// True if the check may be behind equal ones.
     #[cfg(feature = "redis")]
-    pub(crate) fn with_id_of(self, other: &Self) -> Self {
+    pub(crate) fn is_unmarked(&self) -> bool {
+        matches!(self.mark, Mark::None)
+    }
+
+    /// Sets the check apart as `other` is, such as by the id of its caller.
+    #[cfg(feature = "redis")]
+    pub(crate) fn marked_as(self, other: &Self) -> Self {
         Self {
-            id: other.id,
-            is_waiting: other.is_waiting,
+            mark: other.mark,
             ..self
         }
     }
@@ -152,7 +170,7 @@ impl Check {
 
     /// True if all charges may be spent out of prefetches.
     pub(crate) fn is_prefetched(&self) -> bool {
-        self.id.is_none() && self.charges().all(Charge::is_prefetched)
+        self.id().is_none() && self.charges().all(Charge::is_prefetched)
     }
 
     /// True if any of the limits has prefetch.
@@ -180,8 +198,7 @@ impl Check {
         Some(Self {
             first: first?,
             rest: rest.into_iter().collect::<Option<_>>()?,
-            id: self.id,
-            is_waiting: self.is_waiting,
+            mark: self.mark,
         })
     }
 
@@ -196,8 +213,7 @@ impl Check {
         Self {
             first,
             rest,
-            id: self.id,
-            is_waiting: self.is_waiting,
+            mark: self.mark,
         }
     }
 
@@ -252,7 +268,10 @@ impl Check {
 
     /// The id that the caller has given the check.
     pub fn id(&self) -> Option<AdmissionId> {
-        self.id
+        match self.mark {
+            Mark::Id(id) => Some(id),
+            Mark::None | Mark::InLine => None,
+        }
     }
 }
 

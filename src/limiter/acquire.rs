@@ -162,7 +162,7 @@ impl Caller {
         if timeout_at(self.end, self.place.turn()).await.is_err() {
             return self.refuse(&mut Duration::default()).await;
         }
-        self.check.is_waiting = true;
+        self.check.wait_in_line();
         loop {
             if let Some(asks_at) = self.asks_at {
                 self.place.sleep(asks_at).await;

@@ -4,7 +4,10 @@
 use std::time::Duration;
 use std::{hash::BuildHasherDefault, time::Instant};
 
-use quick_cache::{UnitWeighter, sync::Cache};
+use quick_cache::{
+    UnitWeighter,
+    sync::{Cache, EntryAction, EntryResult},
+};
 
 use crate::{
     check::Check,
@@ -27,10 +30,17 @@ impl Crowded {
     #[cfg(feature = "redis")]
     pub(crate) fn note(&self, check: &Check, deadline: Duration) {
         let digest = check.digest(&self.digester);
-        if let Some(until) = Instant::now().checked_add(deadline.saturating_mul(2)) {
+        let Some(until) = Instant::now().checked_add(deadline.saturating_mul(2)) else {
+            return;
+        };
+        let entry = self.until.entry(&digest, None, |_, known| {
             // Equal checks may have a longer deadline.
-            let known = self.until.get(&digest);
-            self.until.insert(digest, until.max(known.unwrap_or(until)));
+            *known = until.max(*known);
+            EntryAction::Retain(())
+        });
+        if let EntryResult::Vacant(vacant) = entry {
+            // Fails only if the entry was removed meanwhile, which nobody does.
+            let _ = vacant.insert(until);
         }
     }
 

@@ -365,6 +365,19 @@ fn a_login_that_nobody_uses_is_an_error() {
             "the host of the primary is its name",
         ),
         (
+            url("redis+sentinel://127.0.0.1/main:6380"),
+            "the primary has no port",
+        ),
+        (
+            RedisStore::builder(RedisSource::sentinels(
+                ["redis://127.0.0.1"],
+                "redis://main:1",
+            ))
+            .build()
+            .map(drop),
+            "the primary has no port",
+        ),
+        (
             RedisStore::builder(RedisSource::sentinels(
                 ["redis+sentinel://127.0.0.1/main"],
                 "redis://main",

@@ -252,6 +252,11 @@ async fn a_key_of_a_wrong_type_fails_only_its_check() {
         limiter.check(&LOGIN, "ada", 1).await.unwrap_err();
     }
     assert!(limiter.check(&LOGIN, "bob", 1).await.unwrap().is_allowed());
+    // Most checks of a crowd wait behind equal ones. They have the error as well.
+    let crowd: JoinSet<_> = (0..100).map(|_| limiter.check(&LOGIN, "ada", 1)).collect();
+    for outcome in crowd.join_all().await {
+        assert!(with_causes(&outcome.unwrap_err()).contains("WRONGTYPE"));
+    }
     limiter.reset(&LOGIN, "ada").await.unwrap();
     assert!(limiter.check(&LOGIN, "ada", 1).await.unwrap().is_allowed());
 }

@@ -43,6 +43,9 @@ use crate::{
     logging::{Throttle, warn},
 };
 
+/// The port of a URL that names none.
+const DEFAULT_PORT: u16 = 6379;
+
 /// The kind of server, and how the store reaches it: at addresses, or by connections that the
 /// application opens.
 #[derive(Clone)]
@@ -80,6 +83,14 @@ impl Server {
             if !is_fixed_alphabet(name(primary)) {
                 return Err(ConfigError::new(
                     "the host of the primary is its name, of A-Z a-z 0-9 _ . -, as in redis://mymaster",
+                ));
+            }
+            if let ConnectionAddr::Tcp(_, port) | ConnectionAddr::TcpTls { port, .. } =
+                primary.addr()
+                && *port != DEFAULT_PORT
+            {
+                return Err(ConfigError::new(
+                    "the primary has no port in its URL: the sentinels know the port",
                 ));
             }
             let redis = primary.redis_settings().clone();

@@ -79,7 +79,7 @@ impl Dispatcher {
         }
         let mut parts = Vec::with_capacity(slots.len());
         for (part, indices) in slots.into_values() {
-            let check = part?.with_id_of(check);
+            let check = part?.marked_as(check);
             parts.push(Part { check, indices });
         }
         (parts.len() > 1).then_some(parts)

@@ -111,7 +111,7 @@ impl Drop for Crowd {
 /// been counted before, which only the store knows. A caller in line may be behind its own last
 /// try.
 pub(super) fn most_admitted(check: &Check) -> Option<u64> {
-    if check.id().is_some() || check.is_waiting {
+    if !check.is_unmarked() {
         return None;
     }
     let bounding = check.charges().filter(|charge| {

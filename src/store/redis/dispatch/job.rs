@@ -481,7 +481,7 @@ pub(super) fn have_one_shape(job: &Job, other: &Job) -> bool {
             .eq(other.check().charges().map(shape))
 }
 
-/// What the arguments of a script call say of a charge, apart from its key.
+/// The arguments of a charge in a script call, except its key.
 fn shape(charge: &Charge) -> impl PartialEq {
     let limit = charge.limit();
     let numbers = (limit.units(), charge.cost(), limit.window_micros());

@@ -451,7 +451,9 @@ mod tests {
             let queue = Queue::new(2, 4, Arc::default());
             let push = |is_waiting| {
                 let mut check = login(1, LOGINS.units());
-                check.is_waiting = is_waiting;
+                if is_waiting {
+                    check.wait_in_line();
+                }
                 queue.push(part(check))
             };
             drop(push(false).unwrap());

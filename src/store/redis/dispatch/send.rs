@@ -209,7 +209,7 @@ pub(super) async fn answer_to(queued: Queued) -> Answer {
         // Few checks wait like this, so the future is boxed.
         Some((refusal, wait)) => match Box::pin(timeout(wait, answer)).await {
             // The checks ahead meet the failure mode, which may admit all of them.
-            Ok(Ok(Err(_))) => Ok(Ok((*refusal, false))),
+            Ok(Ok(Err(error))) if !error.is_of_one_check => Ok(Ok((*refusal, false))),
             Ok(answer) => answer,
             Err(_) => return Ok((*refusal, false)),
         },
