@@ -231,10 +231,13 @@ impl fmt::Debug for dyn Store {
 ///
 /// A URL of a cluster may have the user and password of all nodes, as in
 /// `redis+cluster://user:password@host:port`. A URL of sentinels may have the user and password of
-/// the primary. If the sentinels themselves ask for a password, use [`RedisSource::sentinels`]. A
-/// URL sets no prefix, secret or certificate: for these, use [`RedisStore::builder`], which takes
-/// the same URLs. With `rediss`, the store reaches all servers by TLS. Schemes are compared without
-/// case (RFC 3986, section 3.1).
+/// the primary. If the sentinels themselves ask for a password, use [`RedisSource::sentinels`]. In
+/// a user or password, percent-encode `/ ? # @ , %` (RFC 3986, section 2.1). A missing port is
+/// 6379, also that of a sentinel. With `rediss+cluster://` and `rediss+sentinel://`, the store
+/// reaches all servers by TLS. Schemes are compared without case (RFC 3986, section 3.1).
+///
+/// A URL sets no prefix, secret or certificate: for these, use [`RedisStore::builder`], which takes
+/// the same URLs, except `memory:`.
 ///
 /// The only option of a URL is `?protocol=resp3`, for RESP3. The URL of a socket has no host, so
 /// database, user and password are options, too: `unix:///path?db=8&user=user&pass=password`. Any
@@ -277,7 +280,7 @@ pub fn from_url(url: &str) -> Result<Arc<dyn Store>, ConfigError> {
 ///
 /// [`StoreError`] if the URL is invalid (see [`from_url`]), if the server cannot be reached or is a
 /// replica that refuses writes, or if this user may not write keys. Print the error's
-/// [sources](std::error::Error::source) as well: they have the address and the cause.
+/// [sources](std::error::Error::source) as well: they have the cause, and the address of a server that was not reached.
 pub async fn connect(url: &str) -> Result<Arc<dyn Store>, StoreError> {
     #[cfg(feature = "redis")]
     if !is_memory(url) {

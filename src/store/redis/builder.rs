@@ -237,7 +237,7 @@ impl RedisStoreBuilder {
     /// reached, if it is a replica that refuses writes, or if this user may not write keys with the
     /// prefix or run a command. The error names that command. In a cluster, the commands run on one
     /// node: give the user the same rights on all nodes. Print the error's
-    /// [sources](std::error::Error::source) as well: they have the address and the cause.
+    /// [sources](std::error::Error::source) as well: they have the cause, and the address of a server that was not reached.
     pub async fn connect(self) -> Result<RedisStore, StoreError> {
         let store = self.build().map_err(invalid)?;
         let tried = async { store.common.dispatcher().await?.try_out().await };

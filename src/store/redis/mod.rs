@@ -78,7 +78,7 @@ impl RedisStore {
     /// # Errors
     ///
     /// [`StoreError`], as for the builder's [`connect`](RedisStoreBuilder::connect). Print the
-    /// error's [sources](std::error::Error::source) as well: they have the address and the cause. A
+    /// error's [sources](std::error::Error::source) as well: they have the cause, and the address of a server that was not reached. A
     /// process that has to start while Redis is down uses [`builder`](Self::builder) and
     /// [`build`](RedisStoreBuilder::build).
     pub async fn connect(url: &str) -> Result<Self, StoreError> {

@@ -35,6 +35,8 @@ use crate::error::ConfigError;
 /// ```
 ///
 /// The client and the pool are those of the crates `redis` in version 1, and `bb8` in version 0.9.
+/// For a `url::Url`, give its `as_str()`, and for a `ConnectionManager`, give
+/// [`connections`](Self::connections) a closure that clones it.
 ///
 /// # Pools
 ///
@@ -111,8 +113,8 @@ impl RedisSource {
     }
 
     /// The Redis Cluster that has these nodes. The store finds all nodes if one of them is up. The
-    /// user and password of the first node are for all nodes. Building the store fails if another
-    /// node has other ones.
+    /// user and password of the first node are for all nodes: write them into its URL alone, or into
+    /// all URLs. Building the store fails if another node has other ones.
     ///
     /// All limits of one key are in one slot, and are decided as on one server. A check with
     /// several keys mostly has keys in several slots, which no script reaches at once. For such a
@@ -163,8 +165,8 @@ impl RedisSource {
 impl From<&str> for RedisSource {
     fn from(url: &str) -> Self {
         const NO_CLUSTER: &str = "URLs of a cluster need this crate's feature `cluster`";
-        const ONE_LOGIN: &str = "a URL of several servers has one login, in front of its first host: that of a cluster, or of the primary that sentinels name. For logins of sentinels use `RedisSource::sentinels`. In a user name or password write @ as %40 and , as %2C";
-        const NO_PRIMARY: &str = "a URL of sentinels has the name of the primary behind their hosts, as in redis+sentinel://host/mymaster";
+        const ONE_LOGIN: &str = "a URL of several servers has one login, in front of its first host: that of a cluster, or of the primary that sentinels name. For logins of sentinels use `RedisSource::sentinels`. In a user name or password write @ as %40, , as %2C and % as %25";
+        const NO_PRIMARY: &str = "a URL of sentinels has the name of the primary behind their hosts, as in redis+sentinel://host:26379/mymaster";
         let (scheme, rest) = url.trim().split_once("://").unwrap_or_default();
         let scheme = scheme.to_ascii_lowercase();
         let Some((scheme, kind @ ("cluster" | "sentinel"))) = scheme.split_once('+') else {
@@ -207,7 +209,12 @@ impl From<String> for RedisSource {
 
 impl From<Client> for RedisSource {
     fn from(client: Client) -> Self {
+        const USER_ALONE: &str = "a client has a user without a password, and would sign in as the default user: set a password, or use `credentials` alone";
         let node = client.get_connection_info().clone();
+        let login = node.redis_settings();
+        if login.username().is_some() && login.password().is_none() {
+            return Self(Err(ConfigError::new(USER_ALONE)));
+        }
         Self(Ok((Topology::Node, vec![node])))
     }
 }

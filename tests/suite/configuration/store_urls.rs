@@ -143,7 +143,10 @@ async fn an_error_says_what_is_wrong_with_a_url_and_shows_no_password() {
     for (url, problem) in [
         ("", "is not a Redis URL such as redis://127.0.0.1:6379/0"),
         (" \n", "is not a Redis URL"),
-        ("memory:?capacity=5", "is not a Redis URL"),
+        (
+            "memory:?capacity=5",
+            "`memory:`, without options, is a URL for",
+        ),
         (
             "memcached://shop:s3cr3t@host",
             "a URL, not shown since it may hold a password, is not a Redis URL",
@@ -153,6 +156,11 @@ async fn an_error_says_what_is_wrong_with_a_url_and_shows_no_password() {
             "a URL, not shown since it may hold a password, is not a Redis URL",
         ),
         ("s3cr3t://host", "is not a Redis URL"),
+        ("10.0.0.1:6379", "it does not begin with redis://"),
+        (
+            "redis://10.0.0.1:6379,10.0.0.2:6379",
+            "URLs of sentinels begin with redis+sentinel://",
+        ),
         (
             "sentinel://shop:s3cr3t@host/main",
             "sentinels begin with redis+sentinel://",
@@ -197,7 +205,7 @@ async fn an_error_says_what_is_wrong_with_a_url_and_shows_no_password() {
         ),
         (
             "memory://shop:s3cr3t",
-            "a URL, not shown since it may hold a password, is not a Redis URL",
+            "`memory:`, without options, is a URL for",
         ),
         (
             "redis://shop:s3cr3t@host/db",
@@ -322,6 +330,12 @@ fn a_login_that_nobody_uses_is_an_error() {
     let mut outcomes = vec![
         (url("redis://limits@127.0.0.1"), alone),
         (url("unix:///run/redis.sock?user=limits"), alone),
+        (
+            RedisStore::builder(redis::Client::open("redis://limits@127.0.0.1").unwrap())
+                .build()
+                .map(drop),
+            "a client has a user without a password",
+        ),
         (url("redis+sentinel://limits@127.0.0.1/main"), alone),
         (
             RedisStore::builder(RedisSource::sentinels(

@@ -16,6 +16,7 @@ use tokio::{
 };
 use tower_sliding_window::{
     Limiter, RedisStore,
+    error::StoreErrorKind,
     limiter::Breaker,
     store::{RedisSource, RedisStoreBuilder},
 };
@@ -256,6 +257,23 @@ async fn a_sentinel_that_is_behind_delays_nothing() {
             .unwrap()
             .is_allowed()
     );
+}
+
+/// A primary that refuses connections, and one that is silent, as an address that leads nowhere.
+#[tokio::test]
+async fn an_error_names_the_primary_that_cannot_be_reached() {
+    let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    for port in [1, silent.local_addr().unwrap().port()] {
+        let source = RedisSource::sentinels([sentinel(port, 0).await], "redis://main");
+        let error = RedisStore::builder(source).connect().await.unwrap_err();
+        let text = with_causes(&error);
+        let named = format!("127.0.0.1:{port}");
+        assert!(
+            text.contains("the primary that the sentinels name") && text.contains(&named),
+            "{text}"
+        );
+        assert_eq!(error.kind, StoreErrorKind::Unreachable);
+    }
 }
 
 /// The server takes two connections of the store, and rejects all others.

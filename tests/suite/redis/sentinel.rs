@@ -379,8 +379,10 @@ async fn one_sentinel_that_knows_the_primary_is_enough() {
     );
 
     for (urls, cause) in [
-        (vec![down], "refused"),
+        (vec![down.clone()], "refused"),
         (vec![knows.url()], "no sentinel knows"),
+        (vec![down.clone(), knows.url()], "no sentinel knows"),
+        (vec![knows.url(), down], "no sentinel knows"),
     ] {
         let other = Limiter::new(
             RedisStore::builder(RedisSource::sentinels(urls, "redis://other"))
@@ -491,7 +493,7 @@ async fn an_error_tells_whether_a_sentinel_or_the_primary_refuses_the_login() {
     let error = with_causes(&store::connect(&url).await.unwrap_err());
     assert!(
         error.contains("a sentinel refuses")
-            && error.contains("(of a sentinel, in its URL for `RedisSource::sentinels`)"),
+            && error.contains("write them into its own URL for `RedisSource::sentinels`"),
         "{error}"
     );
 }

@@ -19,25 +19,34 @@ const UNTRUSTED: &str =
 const NODE: &str = "the server is a node of a cluster, use `RedisSource::cluster`, or a URL that begins with redis+cluster://";
 const NO_SENTINEL: &str = "the server is no sentinel, use `RedisStore::builder`";
 const OLD: &str =
-    "the server lacks a command of the store: of sentinels, use `RedisSource::sentinels`";
+    "the server lacks a command of the store: if it is a sentinel, use `RedisSource::sentinels`";
+const NO_REDIS: &str =
+    "the reply is not one of Redis: if the server is a sentinel, use `RedisSource::sentinels`";
 const REPLICA: &str =
     "the server is a replica, connect to its primary, or use `RedisSource::sentinels`";
-const NO_PASSWORD: &str = "no password was sent, set it in the URL, as in redis://:password@host, or with `credentials` (of a sentinel, in its URL for `RedisSource::sentinels`)";
-const LOGIN: &str = "the user or the password is wrong, set them in the URL or with `credentials` (of a sentinel, in its URL for `RedisSource::sentinels`)";
+const NO_PASSWORD: &str =
+    "no password was sent, set it in the URL, as in redis://:password@host, or with `credentials`";
+const LOGIN: &str = "the user or the password is wrong, set them in the URL, where % is written as %25, or with `credentials`";
+const SENTINEL: &str = "a sentinel needs another user or password, write them into its own URL for `RedisSource::sentinels`: a redis+sentinel:// URL has those of the primary alone";
 const NO_DATABASE: &str =
     "the server has no database of this number, see `databases` in its configuration";
-const LACKS_PREFIX: &str = "the user needs the prefix of the store in its ACL, ~tsw1:* by default";
+const LACKS_PREFIX: &str =
+    "the user needs the prefix of the store in its ACL, ~tsw1:* if you set no other prefix";
 const LACKS_COMMANDS: &str = "the user needs the commands that `guide::running_redis` lists";
 const NO_NODE: &str = "no node that the cluster announces can be reached, see cluster-announce-ip";
 const NO_CLUSTER: &str = "the server is not in cluster mode, use `RedisStore::builder`";
 
+/// In the error of a sentinel that refuses the login or a command.
+pub(super) const SENTINEL_REFUSES: &str = "a sentinel refuses";
+
 /// Words in an error's text, the kind that they tell, and what to do about a mistake in the set-up.
 /// The first row with a kind decides the kind, and the first row with advice decides the advice.
-const REPLIES: [(&str, StoreErrorKind, &str); 26] = [
+const REPLIES: [(&str, StoreErrorKind, &str); 28] = [
     ("UnknownIssuer", Other, UNTRUSTED),
     ("Moved:", Other, NODE),
     ("unknown command 'SENTINEL'", Other, NO_SENTINEL),
     ("unknown command", Other, OLD),
+    (SENTINEL_REFUSES, Denied, SENTINEL),
     ("NOAUTH", Denied, NO_PASSWORD),
     ("Authentication required", Denied, NO_PASSWORD),
     ("AuthenticationFailed", Denied, LOGIN),
@@ -56,34 +65,40 @@ const REPLIES: [(&str, StoreErrorKind, &str); 26] = [
     ("BUSY", Busy, ""),
     ("when used memory >", OutOfMemory, ""),
     ("WRONGTYPE", WrongType, ""),
-    ("DB index", Config, NO_DATABASE),
+    ("refused to switch database", Config, NO_DATABASE),
     ("not allowed in cluster mode", Config, ""),
     ("ClusterConnectionNotFound", Other, NO_NODE),
     ("cluster support disabled", Other, NO_CLUSTER),
+    ("Parse error", Other, NO_REDIS),
 ];
 
 /// The error of a URL that is not a Redis URL, or that has a part which the Redis client ignores.
 pub(super) fn url(url: &str, cause: &dyn fmt::Display) -> ConfigError {
     const PROBLEM: &str = "a URL, not shown since it may hold a password, is not a Redis URL such as redis://127.0.0.1:6379/0";
-    const OPTIONS: &str = "write redis://user:password@host:6379/8, where ?protocol=resp3 is the only option, or for a socket unix:///path?db=8&user=user&pass=password&protocol=resp3. A password alone is redis://:password@host. In a user name or password write / as %2F, ? as %3F, # as %23 and @ as %40";
+    const OPTIONS: &str = "write redis://user:password@host:6379/8, where ?protocol=resp3 is the only option, or for a socket unix:///path?db=8&user=user&pass=password&protocol=resp3. A password alone is redis://:password@host, an IPv6 address is redis://[::1]:6379. In a user name or password write / as %2F, ? as %3F, # as %23, @ as %40 and % as %25";
     const OF_SEVERAL: &str = "URLs of sentinels begin with redis+sentinel://, and those of a cluster with redis+cluster://, and each server of `RedisSource::sentinels` and `RedisSource::cluster` with redis://";
     const TLS: &str = "rediss:// URLs, for TLS, need this crate's feature `tls`, or `tokio-native-tls-comp` of the crate `redis`";
+    const MEMORY: &str =
+        "`memory:`, without options, is a URL for `store::from_url` and `store::connect`";
     let cause = cause.to_string();
-    let scheme = url.split(':').next().unwrap_or_default();
+    let (scheme, rest) = url.split_once(':').unwrap_or((url.trim(), ""));
     let scheme = scheme.to_ascii_lowercase();
-    if cause.contains("TLS, the feature is not enabled") {
+    let hosts = &rest[rest.rfind('@').unwrap_or(0)..];
+    let problem = if cause.contains("TLS, the feature is not enabled") {
         return ConfigError::new(TLS);
-    }
-    if scheme.contains("sentinel") || scheme.contains("cluster") {
+    } else if scheme == "memory" {
+        return ConfigError::new(MEMORY);
+    } else if scheme.contains("sentinel") || scheme.contains("cluster") || hosts.contains(',') {
         return ConfigError::new(OF_SEVERAL);
-    }
-    // The only parts of a URL that the client's error repeats are the values of parameters. So the
-    // error is shown if the URL has no parameters.
-    ConfigError::new(if url.contains('?') {
-        format!("{PROBLEM}: {OPTIONS}")
+    } else if !rest.starts_with("//") {
+        "it does not begin with redis://".to_owned()
+    } else if url.contains('?') {
+        // The only parts of a URL that the client's error repeats are the values of parameters.
+        return ConfigError::new(format!("{PROBLEM}: {OPTIONS}"));
     } else {
-        format!("{PROBLEM}: {cause}: {OPTIONS}")
-    })
+        cause
+    };
+    ConfigError::new(format!("{PROBLEM}: {problem}: {OPTIONS}"))
 }
 
 /// The text of an error until the store replaces this text by the name of the call that failed.
@@ -104,8 +119,9 @@ pub(super) fn no_connection(server: &dyn fmt::Display, cause: &RedisError) -> St
     let text = cause.to_string();
     let is_silent =
         cause.is_connection_dropped() || cause.is_timeout() || text.contains("corrupt message");
-    // The client's text of an error has `Server(` if the server has given a reason.
-    let is_clear = kind != Unreachable || cause.is_connection_refusal() || text.contains("Server(");
+    // The client's text of an error has `Server(` if the server has given a reason. For a cluster
+    // it has the texts of the nodes' errors.
+    let is_clear = kind != Unreachable || text.contains("refused") || text.contains("Server(");
     let cause = explained(cause.clone());
     let hint = if is_silent && !is_clear {
         ": it hangs up or is silent. Is only one side set to TLS, a proxy in between, or `maxclients` reached?"
@@ -123,7 +139,7 @@ pub(super) fn no_connection(server: &dyn fmt::Display, cause: &RedisError) -> St
 /// it.
 fn explained(error: RedisError) -> RedisError {
     // Redis 6.2 begins a quotation with a backtick.
-    let mut text = error.to_string().replace('`', "'");
+    let mut text = error.to_string().replace('`', "'").replace('\n', " ");
     let mut known = REPLIES.into_iter();
     let Some((.., mistake)) = known.find(|(words, _, m)| !m.is_empty() && text.contains(words))
     else {

@@ -30,8 +30,8 @@ use tokio::{task::JoinSet, time::timeout};
 #[cfg(feature = "cluster")]
 use super::cluster;
 use super::{
-    connection::{ServerConnection, shared},
-    errors::kind,
+    connection::{ServerConnection, shared, within},
+    errors::{SENTINEL_REFUSES, kind},
     given::Open,
     settings::{ConnectionSettings, are_equal, sign_in, without_timeouts},
 };
@@ -77,7 +77,9 @@ impl Server {
     ) -> Result<Self, ConfigError> {
         let is_sentinel = matches!(topology, Topology::Sentinels(_));
         if nodes.is_empty() && !matches!(topology, Topology::Given(_)) {
-            return Err(ConfigError::new("there must be 1 URL or more, not 0"));
+            return Err(ConfigError::new(
+                "a cluster needs the URL of a node, and sentinels that of a sentinel",
+            ));
         }
         if let Topology::Sentinels(primary) = &mut topology {
             if !is_fixed_alphabet(name(primary)) {
@@ -239,33 +241,44 @@ impl Server {
             steps.spawn(ask(sentinel.clone(), name(primary).to_owned()));
         }
         let mut tried = Vec::new();
-        let mut failure = None;
+        let mut failure: Option<(Told, RedisError)> = None;
         let mut patience = Duration::MAX;
         while let Ok(Some(step)) = timeout(patience, steps.join_next()).await {
-            match step.unwrap_or_else(|error| Err(io::Error::other(error).into())) {
+            let failed = match step.unwrap_or_else(|error| Err(io::Error::other(error).into())) {
                 Ok(Step::Named(address)) if !tried.contains(&address) => {
                     let step = connect_to(
                         at(primary, address.clone()),
                         self.settings.signing_in.clone(),
                     );
-                    steps.spawn(async { Ok(step.await.unwrap_or_else(Step::Failed)) });
-                    tried.push(address);
+                    // Less than the whole time, so that an error names a primary that is silent.
+                    let step = within(self.settings.connect_timeout * 3 / 4, step);
+                    tried.push(address.clone());
+                    steps.spawn(async {
+                        let step = step.await;
+                        Ok(step.unwrap_or_else(|error| Step::Failed(address, error)))
+                    });
+                    continue;
                 }
                 Ok(Step::Connected(connection)) => return Ok(connection),
                 // Another sentinel has named this primary before.
-                Ok(Step::Named(_)) => {}
-                // The error of a primary tells more than the error of a sentinel.
-                Ok(Step::Failed(error)) => failure = Some(refused("the primary refuses", error)),
-                Err(error) => {
-                    failure = failure.or_else(|| Some(refused("a sentinel refuses", error)));
+                Ok(Step::Named(_)) => continue,
+                Ok(Step::Failed(address, error)) => {
+                    (Told::ByPrimary, failure_of_primary(&address, error))
                 }
+                Err(error) if kind(&error) == StoreErrorKind::Denied => {
+                    let text = error.to_string();
+                    (Told::Denied, (error.kind(), SENTINEL_REFUSES, text).into())
+                }
+                Err(error) if error.kind() == NO_PRIMARY => (Told::Unknown, error),
+                Err(error) => (Told::Other, error),
+            };
+            if failure.as_ref().is_none_or(|(told, _)| *told < failed.0) {
+                failure = Some(failed);
             }
-            // Once there is a failure, a server that hangs must not hide it.
-            if failure.is_some() {
-                patience = self.settings.connect_timeout / 2;
-            }
+            // A server that hangs must not hide the failure.
+            patience = self.settings.connect_timeout / 2;
         }
-        Err(failure.unwrap_or_else(|| no_primary(UNKNOWN)))
+        Err(failure.map_or_else(|| no_primary(UNKNOWN), |(_, error)| error))
     }
 }
 
@@ -286,6 +299,7 @@ fn at(primary: &ConnectionInfo, address: (String, u16)) -> ConnectionInfo {
     primary.clone().set_addr(addr)
 }
 
+const NO_PRIMARY: ErrorKind = ErrorKind::MasterNameNotFoundBySentinel;
 const UNKNOWN: &str = "no sentinel knows a primary of this name";
 
 /// A step on the way to a primary.
@@ -293,8 +307,19 @@ enum Step {
     /// A sentinel has named the address of the primary.
     Named((String, u16)),
     Connected(MultiplexedConnection),
-    /// A server that a sentinel has named cannot be reached, refuses the login, or is a replica.
-    Failed(RedisError),
+    /// The server that a sentinel has named cannot be reached, refuses the login, or is a replica.
+    Failed((String, u16), RedisError),
+}
+
+/// Who has told why there is no primary. The last one in this order tells most.
+#[derive(PartialEq, PartialOrd)]
+enum Told {
+    Other,
+    /// A sentinel that does not know the name.
+    Unknown,
+    /// A sentinel that refuses the login or a command.
+    Denied,
+    ByPrimary,
 }
 
 async fn open(
@@ -336,10 +361,14 @@ async fn connect_to(primary: ConnectionInfo, config: AsyncConnectionConfig) -> R
     }
 }
 
-/// Adds who has refused the login or a command.
-fn refused(by: &'static str, error: RedisError) -> RedisError {
+/// Adds that the primary has failed, and its address if no connection to it opens.
+fn failure_of_primary((host, port): &(String, u16), error: RedisError) -> RedisError {
+    let text = error.to_string();
     if kind(&error) == StoreErrorKind::Denied {
-        (error.kind(), by, error.to_string()).into()
+        (error.kind(), "the primary refuses", text).into()
+    } else if error.is_connection_refusal() || error.is_timeout() {
+        let text = format!("{host}:{port}: {text}");
+        (NO_PRIMARY, "the primary that the sentinels name", text).into()
     } else {
         error
     }
@@ -353,7 +382,7 @@ fn field<'a>(info: &'a str, name: &str) -> &'a str {
 }
 
 fn no_primary(problem: &'static str) -> RedisError {
-    RedisError::from((ErrorKind::MasterNameNotFoundBySentinel, problem))
+    RedisError::from((NO_PRIMARY, problem))
 }
 
 /// Reads a range of slots in the reply to `CLUSTER SLOTS`. Returns its first slot and its node.
@@ -372,7 +401,7 @@ impl fmt::Display for Server {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.topology {
             Topology::Node => {}
-            Topology::Given(_) => f.write_str("the end of the application's connections")?,
+            Topology::Given(_) => f.write_str("the end of the application's pool or closure")?,
             Topology::Sentinels(primary) => {
                 write!(f, "the primary {:?} of the sentinels ", name(primary))?;
             }

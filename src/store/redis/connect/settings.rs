@@ -123,7 +123,7 @@ impl ConnectionSettings {
     fn tls(&self, node: ConnectionInfo) -> Result<ConnectionInfo, ConfigError> {
         if matches!(node.addr(), ConnectionAddr::TcpTls { insecure: true, .. }) {
             return Err(ConfigError::new(
-                "a rediss:// URL with #insecure is not supported: give the root certificate",
+                "a rediss:// URL with #insecure is not supported: set `root_certificate`",
             ));
         }
         // If no provider is installed, and the program was built with no provider or with two, the
