@@ -2,7 +2,7 @@
 
 use std::{cmp::Reverse, time::Duration};
 
-use crate::{check::Charge, limit::Limit};
+use crate::{check::Charge, clock::micros, limit::Limit};
 
 /// How one limit stands after a decision, for the charged key.
 #[derive(Clone, Debug)]
@@ -18,12 +18,14 @@ pub struct LimitStatus {
     pub reserved: u64,
     /// True if the limit is in the [shadow](Charge::in_shadow).
     pub is_shadow: bool,
+    // Times are microseconds, so that a status has less than 128 bytes: the compiler then moves it
+    // in registers, where it would call `memcpy` for more.
     /// The time until fewer units count, if no place of a concurrent limit is freed before.
-    pub(crate) leaves_after: Duration,
+    pub(crate) leaves_after: u64,
     /// The two retry times of a refusal: see [`new`](Self::new).
-    pub(crate) waits: Option<(Duration, Duration)>,
+    pub(crate) waits: Option<(u64, u64)>,
     /// The retry time if only reserved units are in the way.
-    reserved_after: Duration,
+    reserved_after: u64,
     /// True if the charge is [hidden](Charge::hidden).
     pub(super) is_hidden: bool,
     /// True if the charge has asked for units. A charge of spent units and a charge at no cost ask
@@ -50,7 +52,6 @@ impl LimitStatus {
     /// reserved units are given back now. If the check would then fit, the first time is zero. The
     /// second time applies if no units are given back before their lease ends. So the second time
     /// is an upper bound for the first. Without reserved units, both times are the same.
-    #[inline]
     pub fn new(
         charge: &Charge,
         used: u64,
@@ -58,13 +59,26 @@ impl LimitStatus {
         reset_after: Duration,
         waits: Option<(Duration, Duration)>,
     ) -> Self {
+        let waits = waits.map(|(least, most)| (rounded_up(least), rounded_up(most)));
+        Self::of_micros(charge, used, reserved, rounded_up(reset_after), waits)
+    }
+
+    /// Does the same as [`new`](Self::new), with times in microseconds.
+    #[inline]
+    pub(crate) fn of_micros(
+        charge: &Charge,
+        used: u64,
+        reserved: u64,
+        leaves_after: u64,
+        waits: Option<(u64, u64)>,
+    ) -> Self {
         Self {
             limit: charge.limit().clone(),
             used,
             reserved,
-            leaves_after: reset_after,
+            leaves_after,
             waits,
-            reserved_after: RETRY_RESERVED_AFTER,
+            reserved_after: micros(RETRY_RESERVED_AFTER),
             is_shadow: charge.is_shadow(),
             is_hidden: charge.is_hidden,
             has_asked: charge.cost() > 0 && !charge.is_spent(),
@@ -75,7 +89,7 @@ impl LimitStatus {
 
     /// The same figures for `charge`, if `charge` does not refuse.
     pub(crate) fn for_charge(&self, charge: &Charge) -> Self {
-        Self::new(charge, self.used, self.reserved, self.leaves_after, None)
+        Self::of_micros(charge, self.used, self.reserved, self.leaves_after, None)
     }
 
     /// The status of `charge`, if this process refuses the check without asking the store, since
@@ -84,14 +98,14 @@ impl LimitStatus {
     /// figures are not known.
     pub(crate) fn estimate(charge: &Charge, refuses: bool) -> Self {
         let (units, time) = if refuses {
-            (charge.limit().units(), charge.limit().window())
+            (charge.limit().units(), charge.limit().window_micros())
         } else {
-            (0, Duration::ZERO)
+            (0, 0)
         };
         // The units count as reserved, since they may not be spent after all: some of the checks
         // that wait may be refused, or their callers may leave.
-        let waits = refuses.then_some((Duration::ZERO, time));
-        let mut status = Self::new(charge, units, units, time, waits);
+        let waits = refuses.then_some((0, time));
+        let mut status = Self::of_micros(charge, units, units, time, waits);
         status.is_estimate = true;
         status
     }
@@ -103,18 +117,15 @@ impl LimitStatus {
         let would_fit =
             self.reserved > 0 && settled.saturating_add(charge.cost()) <= self.limit.units();
         let refuses = !charge.is_spent() && charge.cost() > self.remaining();
-        let least = if would_fit {
-            Duration::ZERO
-        } else {
-            self.leaves_after
-        };
+        let least = if would_fit { 0 } else { self.leaves_after };
         self.waits = refuses.then_some((least, self.leaves_after));
         self
     }
 
     /// Makes the limit refuse for the time `wait`. A concurrent limit refuses for the retry time of
     /// reserved units, if that is longer than `wait`.
-    pub(crate) fn refused_for(&mut self, mut wait: Duration) {
+    pub(crate) fn refused_for(&mut self, wait: Duration) {
+        let mut wait = rounded_up(wait);
         // A place becomes free when another request ends, and `wait` cannot tell when that is.
         if self.limit.is_concurrent() {
             wait = wait.max(self.reserved_after);
@@ -123,7 +134,7 @@ impl LimitStatus {
     }
 
     /// Raises the two [retry times](Self::waits) of a refusal to at least these values.
-    pub(crate) fn not_before(mut self, (least, most): (Duration, Duration)) -> Self {
+    pub(crate) fn not_before(mut self, (least, most): (u64, u64)) -> Self {
         self.waits = self.waits.map(|own| (own.0.max(least), own.1.max(most)));
         self
     }
@@ -136,7 +147,7 @@ impl LimitStatus {
 
     /// Sets the retry time that holds if only reserved units are in the way.
     pub(crate) fn set_retry_reserved_after(&mut self, wait: Duration) {
-        self.reserved_after = self.limit.retry_reserved_after(wait);
+        self.reserved_after = rounded_up(self.limit.retry_reserved_after(wait));
     }
 
     /// Leaves out units that this process holds unspent, and units that are reserved for this
@@ -156,7 +167,7 @@ impl LimitStatus {
             self.leave_out(charge.units(), if is_reserved { charge.units() } else { 0 });
         }
         if self.used == 0 {
-            self.leaves_after = Duration::ZERO;
+            self.leaves_after = 0;
         }
         self
     }
@@ -172,11 +183,8 @@ impl LimitStatus {
     /// the window. For a [concurrent](Limit::concurrent) limit the reset time is zero, since a
     /// place may be free at any time.
     pub fn reset_after(&self) -> Duration {
-        if self.limit.is_concurrent() {
-            Duration::ZERO
-        } else {
-            self.leaves_after
-        }
+        let is_concurrent = self.limit.is_concurrent();
+        Duration::from_micros(if is_concurrent { 0 } else { self.leaves_after })
     }
 
     /// How long this limit alone refuses the check; `None` if this limit does not refuse.
@@ -187,14 +195,16 @@ impl LimitStatus {
         // The result is `reserved_after`, or `least` if that is longer, since units that are not
         // reserved refuse until then. The result is at most `most`, since by then, enough units
         // have left even if none is given back early.
-        self.waits
-            .map(|(least, most)| self.reserved_after.max(least).min(most))
+        let (least, most) = self.waits?;
+        Some(Duration::from_micros(
+            self.reserved_after.max(least).min(most),
+        ))
     }
 
     /// True if the limit refused the check, and would not have refused it without the reserved
     /// units.
     pub fn is_refused_by_reservations(&self) -> bool {
-        self.reserved > 0 && self.waits.is_some_and(|(least, _)| least.is_zero())
+        self.reserved > 0 && self.waits.is_some_and(|(least, _)| least == 0)
     }
 
     /// True if the limit is [hidden](Charge::hidden) from clients. A [ban](crate::KeyedLimit::ban)
@@ -233,4 +243,9 @@ impl LimitStatus {
         let wait = self.retry_after()?;
         (!self.is_shadow).then_some(wait)
     }
+}
+
+/// A duration in microseconds, so that nobody comes back too early.
+fn rounded_up(duration: Duration) -> u64 {
+    micros(duration.saturating_add(Duration::from_nanos(999)))
 }

@@ -216,7 +216,7 @@ impl Refusals {
             && refusing().all(|known| known.refusal.is_due(now, self.max_age))
             && (!may_ask || refused.is_asked_for(now, self.max_age));
         lookup.asks = asks_each_time || lookup.has_turn;
-        let at = refused.at + refused.age(now);
+        let at = refused.at + Duration::from_micros(refused.age(now));
         let mut found = iter::once(&first).chain(&others);
         Some(Decision::new(check, at, refused.id, |charge| {
             let mut status = match found.next() {
@@ -283,7 +283,7 @@ impl Refusals {
                 cost: charge.cost(),
                 generation: lookup.generation,
                 asked_at,
-                until: asked_at.saturating_add(micros(stands_for)),
+                until: asked_at.saturating_add(stands_for),
                 confirmed_at: AtomicU64::new(asked_at),
                 replied_at,
                 at: refusal.at(),
@@ -372,8 +372,8 @@ impl Refusal {
         self.status.waits.is_some() && self.cost <= charge.cost()
     }
 
-    fn age(&self, now: u64) -> Duration {
-        Duration::from_micros(now.saturating_sub(self.replied_at))
+    fn age(&self, now: u64) -> u64 {
+        now.saturating_sub(self.replied_at)
     }
 
     fn status(&self, charge: &Charge, now: u64) -> LimitStatus {

@@ -10,8 +10,6 @@ mod counter;
 mod entry;
 mod log;
 
-use std::time::Duration;
-
 use self::entry::{Entry, Kind, Sum, UnitsOf};
 pub(crate) use self::log::Log;
 use crate::{
@@ -257,12 +255,13 @@ impl Log {
 impl Figures {
     #[inline]
     pub(crate) fn status(self, charge: &Charge) -> LimitStatus {
-        let micros = Duration::from_micros;
-        let retry = self
-            .retry
-            .map(|(least, most)| (micros(least), micros(most)));
-        let reset_after = micros(self.reset_after);
-        LimitStatus::new(charge, self.used, self.reserved, reset_after, retry)
+        LimitStatus::of_micros(
+            charge,
+            self.used,
+            self.reserved,
+            self.reset_after,
+            self.retry,
+        )
     }
 }
 

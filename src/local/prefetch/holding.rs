@@ -140,8 +140,9 @@ impl Holding {
         }
         // The time since the store was asked. The true age of the status is at most this time,
         // since the store has decided after it was asked.
-        let age = Duration::from_micros(now.saturating_sub(state.asked_at));
-        Some((state.status_of(charge, age), state.at + age))
+        let age = now.saturating_sub(state.asked_at);
+        let at = state.at + Duration::from_micros(age);
+        Some((state.status_of(charge, age), at))
     }
 
     /// Learns from a decision of the store on this limit and key. `asked_after` is the number of
@@ -256,13 +257,12 @@ impl State {
 
     /// The status of the limit when the store's last reply has this `age`. Units that this process
     /// holds count as left.
-    fn status_of(&self, charge: &Charge, age: Duration) -> LimitStatus {
+    fn status_of(&self, charge: &Charge, age: u64) -> LimitStatus {
         let left = self.prefetches.iter().map(|prefetch| prefetch.left).sum();
         let mut status = self.status.for_charge(charge);
         status.used = self.used.saturating_sub(left);
         // Some units are used, so there is a reset time.
-        let leaves_after = status.leaves_after.saturating_sub(age);
-        status.leaves_after = leaves_after.max(Duration::from_micros(1));
+        status.leaves_after = status.leaves_after.saturating_sub(age).max(1);
         status
     }
 

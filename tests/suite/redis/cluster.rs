@@ -2,6 +2,7 @@
 
 use std::{
     collections::HashSet,
+    net::TcpListener,
     time::{Duration, Instant},
 };
 
@@ -32,6 +33,26 @@ use crate::support::{
 
 fn charge(limit: &Limit, key: &str, cost: u64) -> Charge {
     Charge::new(limit.clone(), key, cost).unwrap()
+}
+
+/// A seed that hangs is no node of the cluster, or a node whose slots nobody has then.
+#[tokio::test]
+async fn a_process_starts_while_a_node_or_a_seed_hangs() {
+    let cluster = RedisCluster::start(3).await;
+    let hangs = TcpListener::bind("127.0.0.1:0").unwrap();
+    let hangs = hangs.local_addr().unwrap();
+    let nodes = [0, 1].map(|node| cluster.0[node].address());
+    let url = format!("redis+cluster://{hangs},{},{}", nodes[0], nodes[1]);
+    store::connect(&url).await.unwrap();
+    for node in &cluster.0 {
+        node.run::<()>("CONFIG SET cluster-require-full-coverage no");
+    }
+    cluster.0[2].pause();
+    let source = RedisSource::cluster([cluster.0[0].url()]);
+    let store = RedisStore::builder(source).connect().await;
+    // The first check may be one of the node that hangs.
+    let error = store.err().map(|error| with_causes(&error));
+    assert!(error.is_none_or(|error| error.contains("not within") && !error.contains("opened")));
 }
 
 #[tokio::test]

@@ -215,7 +215,7 @@ async fn each_error_tells_how_long_no_connection_could_be_opened() {
 }
 
 /// A sentinel, or what looks like one. It names this port after a while.
-async fn sentinel(names: u16, after: u64) -> String {
+pub(super) async fn sentinel(names: u16, after: u64) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("redis://{}", listener.local_addr().unwrap());
     tokio::spawn(async move {
@@ -274,6 +274,17 @@ async fn an_error_names_the_primary_that_cannot_be_reached() {
         );
         assert_eq!(error.kind, StoreErrorKind::Unreachable);
     }
+}
+
+#[tokio::test]
+async fn a_sentinel_that_hangs_hides_no_error_of_another() {
+    let hangs = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let hangs = format!("redis://{}", hangs.local_addr().unwrap());
+    let urls = ["redis://127.0.0.1:1".to_owned(), hangs];
+    let source = RedisSource::sentinels(urls, "redis://main");
+    let error = RedisStore::builder(source).connect().await.unwrap_err();
+    let text = with_causes(&error);
+    assert!(text.contains("refused"), "{text}");
 }
 
 /// The server takes two connections of the store, and rejects all others.

@@ -16,7 +16,7 @@ use bb8_redis::{
     RedisConnectionManager,
     bb8::{ManageConnection, Pool},
 };
-use futures_util::{Stream, future::join_all, stream};
+use futures_util::{Stream, StreamExt, future::join_all, stream};
 use redis::{
     AsyncConnectionConfig, AsyncTypedCommands, BasicAuth, Client, Cmd, ErrorKind, Pipeline,
     RedisError, RedisFuture, RedisResult, StreamingCredentialsProvider, Value,
@@ -819,4 +819,59 @@ async fn credentials_that_are_refused_or_end_are_errors() {
     let outcome = limiter(RedisStore::builder(server.url()).credentials(Rotating::new("right")));
     let outcome: Result<_, Error> = outcome.check(&CALLS, "ada", 1).await;
     assert!(outcome.unwrap().is_allowed());
+}
+
+/// Gives credentials after this time.
+#[derive(Clone)]
+struct After(Duration);
+
+impl StreamingCredentialsProvider for After {
+    fn subscribe(&self) -> Pin<Box<dyn Stream<Item = RedisResult<BasicAuth>> + Send + 'static>> {
+        let wait = sleep(self.0);
+        let given = stream::once(async move {
+            wait.await;
+            Ok(BasicAuth::new("shop".into(), "s3cret".into()))
+        });
+        Box::pin(given.chain(stream::pending()))
+    }
+}
+
+/// Signing in takes most of the connect timeout.
+#[tokio::test]
+async fn a_sentinel_that_is_down_takes_no_time_from_the_primary() {
+    let primary = RedisServer::start();
+    primary.run::<()>("ACL SETUSER shop on >s3cret ~* +@all");
+    let sentinel = Sentinel::start(&primary);
+    let urls = ["redis://127.0.0.1:1".to_owned(), sentinel.url()];
+    let builder = RedisStore::builder(RedisSource::sentinels(urls, "redis://main"));
+    let builder = builder.credentials(After(ms(1_700)));
+    builder.connect_timeout(seconds(3)).connect().await.unwrap();
+}
+
+#[cfg(feature = "cluster")]
+#[tokio::test]
+async fn the_nodes_of_a_cluster_have_the_whole_connect_timeout() {
+    let cluster = RedisCluster::start(1).await;
+    let node = &cluster.0[0];
+    node.run::<()>("ACL SETUSER shop on >s3cret ~* +@all");
+    let builder = RedisStore::builder(RedisSource::cluster([node.url()]));
+    let builder = builder.credentials(After(ms(1_500)));
+    builder
+        .connect_timeout(TEST_TIMEOUT)
+        .connect()
+        .await
+        .unwrap();
+}
+
+/// Only the store needs `INFO`, for a warning.
+#[tokio::test]
+async fn a_pool_whose_user_may_not_run_info_is_shared() {
+    let server = RedisServer::start();
+    server.run::<()>("ACL SETUSER shop on >s3cret ~* +@all -info");
+    let url = server.url().replace("://", "://shop:s3cret@");
+    let manager = RedisConnectionManager::new(url).unwrap();
+    let pool = Pool::builder().max_size(4).min_idle(4);
+    let pool = pool.build(manager).await.unwrap();
+    RedisStore::builder(pool.clone()).connect().await.unwrap();
+    assert_eq!(server.connections(), 4);
 }

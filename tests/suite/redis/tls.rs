@@ -5,9 +5,12 @@ use std::process::Command;
 use redis::{Client, ClientTlsConfig, TlsCertificates};
 use rustls::crypto::{CryptoProvider, ring};
 use tower_sliding_window::{
-    Error, Limit, Limiter, RedisStore, error::StoreErrorKind, store::RedisStoreBuilder,
+    Error, Limit, Limiter, RedisStore,
+    error::StoreErrorKind,
+    store::{RedisSource, RedisStoreBuilder},
 };
 
+use super::opening::sentinel;
 use crate::support::{
     TEST_TIMEOUT,
     certificates::Certificates,
@@ -213,4 +216,50 @@ fn process_without_a_provider() {
     );
     ring::default_provider().install_default().unwrap();
     build().unwrap();
+}
+
+#[tokio::test]
+async fn certificates_are_for_the_servers_with_tls() {
+    let certificates = Certificates::make();
+    let (_server, url) = certificates.server("no");
+    let port = url.trim_end_matches('/').rsplit(':').next().unwrap();
+    let sentinel = sentinel(port.parse().unwrap(), 0).await;
+    let source = RedisSource::sentinels([sentinel], "rediss://main");
+    let builder = RedisStore::builder(source).root_certificate(certificates.read("ca.pem"));
+    assert_eq!(used(builder).await.unwrap(), 1);
+}
+
+/// The Redis client has no way to add a certificate to those of a client, and none to use those of
+/// a client in a cluster.
+#[test]
+fn certificates_of_a_client_are_not_lost() {
+    let _ = ring::default_provider().install_default();
+    let certificates = Certificates::make();
+    let tls = TlsCertificates {
+        client_tls: None,
+        root_cert: Some(certificates.read("ca.pem")),
+    };
+    let client = Client::build_with_tls("rediss://127.0.0.1:1/", tls).unwrap();
+    let (cert, key) = (
+        certificates.read("client.pem"),
+        certificates.read("client.key"),
+    );
+    let error = RedisStore::builder(client.clone())
+        .client_certificate(cert, key)
+        .build()
+        .unwrap_err();
+    assert!(error.to_string().contains("set `root_certificate` as well"));
+    #[cfg(feature = "cluster")]
+    {
+        let builder = RedisStore::builder(RedisSource::cluster([client]));
+        let error = builder.clone().build().unwrap_err().to_string();
+        assert!(
+            error.contains("does not use the certificates of a client"),
+            "{error}"
+        );
+        builder
+            .root_certificate(certificates.read("ca.pem"))
+            .build()
+            .unwrap();
+    }
 }

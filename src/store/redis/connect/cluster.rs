@@ -28,8 +28,8 @@ use super::{
     settings::{ConnectionSettings, tcp_settings},
 };
 
-/// The longest time for connecting to all nodes and asking one of them for the slots. Each of these
-/// steps also has a timeout of its own.
+/// The longest time for connecting to all nodes and asking one of them for the slots, if the
+/// connect timeout is not longer. Each of these steps also has a timeout of its own.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How often the second client repeats a command that a node refused. [`RETRY_WAIT`] is the
@@ -45,6 +45,7 @@ pub(super) fn client(
 ) -> RedisResult<ClusterClient> {
     let builder = ClusterClientBuilder::new(nodes.to_vec())
         .tcp_settings(tcp_settings())
+        .connection_timeout(settings.connect_timeout)
         .response_timeout(settings.reply_timeout)
         // The timeout for all repetitions together is in `Connection`, which learns from it.
         .overall_response_timeout(None)
@@ -71,18 +72,19 @@ pub(super) async fn connect(
     nodes: &[ConnectionInfo],
     settings: &ConnectionSettings,
 ) -> RedisResult<[ServerConnection; 2]> {
+    let most = settings.connect_timeout.max(CONNECT_TIMEOUT);
     let first = client(nodes, settings, 0)?;
     let again = client(nodes, settings, RETRIES)?;
     // Both clients connect at the same time, since a node that hangs delays each of them.
     let mut connecting = JoinSet::new();
-    connecting.spawn(async move { connect_to_all(&again).await });
-    let first = connect_to_all(&first).await?;
+    connecting.spawn(async move { connect_to_all(&again, most).await });
+    let first = connect_to_all(&first, most).await?;
     let again = connecting.join_all().await.pop().ok_or_else(silent)??;
     Ok([first, again])
 }
 
-async fn connect_to_all(client: &ClusterClient) -> RedisResult<ServerConnection> {
-    let connection = timeout(CONNECT_TIMEOUT, client.get_async_connection()).await;
+async fn connect_to_all(client: &ClusterClient, most: Duration) -> RedisResult<ServerConnection> {
+    let connection = timeout(most, client.get_async_connection()).await;
     Ok(shared(connection.map_err(|_| silent())??))
 }
 

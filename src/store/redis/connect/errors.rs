@@ -16,7 +16,7 @@ use crate::error::{
 
 const UNTRUSTED: &str =
     "no authority that is trusted has signed the server's certificate, set `root_certificate`";
-const NODE: &str = "the server is a node of a cluster, use `RedisSource::cluster`, or a URL that begins with redis+cluster://";
+const NODE: &str = "another node of the cluster has the slot, use `RedisSource::cluster`, or a URL that begins with redis+cluster://: if this store does, that node is down";
 const NO_SENTINEL: &str = "the server is no sentinel, use `RedisStore::builder`";
 const OLD: &str =
     "the server lacks a command of the store: if it is a sentinel, use `RedisSource::sentinels`";
@@ -75,13 +75,13 @@ const REPLIES: [(&str, StoreErrorKind, &str); 28] = [
 /// The error of a URL that is not a Redis URL, or that has a part which the Redis client ignores.
 pub(super) fn url(url: &str, cause: &dyn fmt::Display) -> ConfigError {
     const PROBLEM: &str = "a URL, not shown since it may hold a password, is not a Redis URL such as redis://127.0.0.1:6379/0";
-    const OPTIONS: &str = "write redis://user:password@host:6379/8, where ?protocol=resp3 is the only option, or for a socket unix:///path?db=8&user=user&pass=password&protocol=resp3. A password alone is redis://:password@host, an IPv6 address is redis://[::1]:6379. In a user name or password write / as %2F, ? as %3F, # as %23, @ as %40 and % as %25";
+    const OPTIONS: &str = "write redis://user:password@host:6379/8, where ?protocol=resp3 is the only option, or for a socket unix:///path?db=8&user=user&pass=password&protocol=resp3. A password alone is redis://:password@host, an IPv6 address is redis://[::1]:6379. In a user name or password write / as %2F, ? as %3F, # as %23, @ as %40 and % as %25, and + as %2B for a socket";
     const OF_SEVERAL: &str = "URLs of sentinels begin with redis+sentinel://, and those of a cluster with redis+cluster://, and each server of `RedisSource::sentinels` and `RedisSource::cluster` with redis://";
     const TLS: &str = "rediss:// URLs, for TLS, need this crate's feature `tls`, or `tokio-native-tls-comp` of the crate `redis`";
     const MEMORY: &str =
         "`memory:`, without options, is a URL for `store::from_url` and `store::connect`";
     let cause = cause.to_string();
-    let (scheme, rest) = url.split_once(':').unwrap_or((url.trim(), ""));
+    let (scheme, rest) = url.split_once(':').unwrap_or_else(|| (url.trim(), ""));
     let scheme = scheme.to_ascii_lowercase();
     let hosts = &rest[rest.rfind('@').unwrap_or(0)..];
     let problem = if cause.contains("TLS, the feature is not enabled") {

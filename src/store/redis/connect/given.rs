@@ -15,7 +15,7 @@ use std::{
 
 use bb8::{ManageConnection, Pool};
 use redis::{
-    RedisError, RedisFuture, RedisResult,
+    RedisError, RedisFuture, RedisResult, Value,
     aio::{ConnectionLike, MultiplexedConnection},
     cmd, from_redis_value,
 };
@@ -98,9 +98,12 @@ where
     let mut command = cmd("INFO");
     let info = connection.req_packed_command(command.arg("REPLICATION"));
     let info = timeout(patience, info).await.ok()?;
+    let info = info.and_then(Value::extract_error);
     let is_of_use = match info.and_then(|info| Ok(from_redis_value::<String>(info)?)) {
         Ok(info) => !info.contains("role:slave"),
-        Err(error) => !error.is_unrecoverable_error() && !error.is_timeout(),
+        // The user may lack `INFO`. Any other error is one of a connection that is of no use, such
+        // as a subscribed one.
+        Err(error) => error.code() == Some("NOPERM"),
     };
     is_of_use.then_some(connection)
 }

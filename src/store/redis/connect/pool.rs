@@ -251,7 +251,7 @@ impl Opener {
             match self.server.connect(&self.distance).await {
                 // The connection was cut in the middle of signing in, for example with `CLIENT
                 // KILL`. A second try may succeed.
-                Err(error) if error.is_connection_dropped() => {
+                Err(error) if error.is_connection_dropped() && !error.is_connection_refusal() => {
                     self.server.connect(&self.distance).await
                 }
                 outcome => outcome,

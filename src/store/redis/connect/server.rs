@@ -16,7 +16,7 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicU64, Ordering},
     },
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use redis::{
@@ -25,7 +25,7 @@ use redis::{
     aio::{ConnectionLike, MultiplexedConnection},
     cmd, from_redis_value,
 };
-use tokio::{task::JoinSet, time::timeout};
+use tokio::task::JoinSet;
 
 #[cfg(feature = "cluster")]
 use super::cluster;
@@ -76,6 +76,8 @@ impl Server {
         settings: ConnectionSettings,
     ) -> Result<Self, ConfigError> {
         let is_sentinel = matches!(topology, Topology::Sentinels(_));
+        #[cfg(feature = "tls")]
+        check_certificates(&topology, &nodes, &settings)?;
         if nodes.is_empty() && !matches!(topology, Topology::Given(_)) {
             return Err(ConfigError::new(
                 "a cluster needs the URL of a node, and sentinels that of a sentinel",
@@ -231,30 +233,28 @@ impl Server {
         }
     }
 
-    /// Opens a connection to the primary.
+    /// Opens a connection to the primary. Each step ends early enough for its error to be told.
     async fn connect_to_primary(
         &self,
         primary: &ConnectionInfo,
     ) -> RedisResult<MultiplexedConnection> {
+        let (began, most) = (Instant::now(), self.settings.connect_timeout);
         let mut steps = JoinSet::new();
         for sentinel in &self.nodes {
-            steps.spawn(ask(sentinel.clone(), name(primary).to_owned()));
+            let step = ask(sentinel.clone(), name(primary).to_owned());
+            steps.spawn(within(most / 2, step));
         }
         let mut tried = Vec::new();
         let mut failure: Option<(Told, RedisError)> = None;
-        let mut patience = Duration::MAX;
-        while let Ok(Some(step)) = timeout(patience, steps.join_next()).await {
+        while let Some(step) = steps.join_next().await {
             let failed = match step.unwrap_or_else(|error| Err(io::Error::other(error).into())) {
                 Ok(Step::Named(address)) if !tried.contains(&address) => {
-                    let step = connect_to(
-                        at(primary, address.clone()),
-                        self.settings.signing_in.clone(),
-                    );
-                    // Less than the whole time, so that an error names a primary that is silent.
-                    let step = within(self.settings.connect_timeout * 3 / 4, step);
+                    let config = self.settings.signing_in.clone();
+                    let step = connect_to(at(primary, address.clone()), config);
+                    let left = (most / 8 * 7).saturating_sub(began.elapsed());
                     tried.push(address.clone());
-                    steps.spawn(async {
-                        let step = step.await;
+                    steps.spawn(async move {
+                        let step = within(left, step).await;
                         Ok(step.unwrap_or_else(|error| Step::Failed(address, error)))
                     });
                     continue;
@@ -270,16 +270,47 @@ impl Server {
                     (Told::Denied, (error.kind(), SENTINEL_REFUSES, text).into())
                 }
                 Err(error) if error.kind() == NO_PRIMARY => (Told::Unknown, error),
+                Err(error) if error.is_timeout() => (Told::Silence, error),
                 Err(error) => (Told::Other, error),
             };
             if failure.as_ref().is_none_or(|(told, _)| *told < failed.0) {
                 failure = Some(failed);
             }
-            // A server that hangs must not hide the failure.
-            patience = self.settings.connect_timeout / 2;
         }
         Err(failure.map_or_else(|| no_primary(UNKNOWN), |(_, error)| error))
     }
+}
+
+/// Makes sure that no certificate is ignored: those of the settings, and those that a client of the
+/// application has.
+#[cfg(feature = "tls")]
+fn check_certificates(
+    topology: &Topology,
+    nodes: &[ConnectionInfo],
+    settings: &ConnectionSettings,
+) -> Result<(), ConfigError> {
+    let primary = match topology {
+        Topology::Sentinels(primary) => Some(&**primary),
+        _ => None,
+    };
+    let (mut has_tls, mut has_own) = (false, false);
+    for server in nodes.iter().chain(primary) {
+        if let ConnectionAddr::TcpTls { tls_params, .. } = server.addr() {
+            has_tls = true;
+            has_own |= tls_params.is_some();
+        }
+    }
+    let has_certificates = settings.has_certificates();
+    let problem = if has_certificates && !has_tls {
+        "certificates are for TLS: begin the URL with rediss://"
+    } else if has_own && has_certificates && settings.certificates.root_cert.is_none() {
+        "`client_certificate` replaces the certificates of a client: set `root_certificate` as well"
+    } else if has_own && !has_certificates && matches!(topology, Topology::Cluster) {
+        "a cluster does not use the certificates of a client: set `root_certificate`, and `client_certificate` if the client has one"
+    } else {
+        return Ok(());
+    };
+    Err(ConfigError::new(problem))
 }
 
 /// The name by which sentinels know a primary. A socket has none.
@@ -314,6 +345,7 @@ enum Step {
 /// Who has told why there is no primary. The last one in this order tells most.
 #[derive(PartialEq, PartialOrd)]
 enum Told {
+    Silence,
     Other,
     /// A sentinel that does not know the name.
     Unknown,
@@ -401,7 +433,7 @@ impl fmt::Display for Server {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.topology {
             Topology::Node => {}
-            Topology::Given(_) => f.write_str("the end of the application's pool or closure")?,
+            Topology::Given(_) => f.write_str("the application's pool or closure")?,
             Topology::Sentinels(primary) => {
                 write!(f, "the primary {:?} of the sentinels ", name(primary))?;
             }

@@ -109,10 +109,6 @@ impl ConnectionSettings {
         #[cfg(feature = "tls")]
         if matches!(node.addr(), ConnectionAddr::TcpTls { .. }) {
             return self.tls(node);
-        } else if self.has_certificates() {
-            return Err(ConfigError::new(
-                "certificates are for TLS: begin the URL with rediss://",
-            ));
         }
         Ok(node)
     }

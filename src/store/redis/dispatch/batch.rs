@@ -452,10 +452,9 @@ fn read(reply: Value, jobs: &[Box<Job>], time: impl Fn() -> u64) -> Option<Vec<A
                     (reserved, least) = (used, 0);
                 }
                 let has_retry = (copy >= admitted || charge.is_shadow()) && retry > 0;
-                let micros = Duration::from_micros;
-                let waits = has_retry.then(|| (micros(least), micros(retry)));
+                let waits = has_retry.then_some((least, retry));
                 let used = used.saturating_sub(later.saturating_mul(charge.cost()));
-                LimitStatus::new(charge, used, reserved, micros(reset), waits)
+                LimitStatus::of_micros(charge, used, reserved, reset, waits)
             });
             answers.push(Ok((decision, admitted > 0 && counted_at.is_none())));
         }

@@ -289,6 +289,11 @@ impl Dispatcher {
     /// of several slots.
     pub(crate) async fn try_out(self: Arc<Self>) -> Result<(), StoreError> {
         self.in_task(|dispatcher| async move {
+            // A node that hangs delays the connections to a cluster by the connect timeout, after
+            // which the calls below would give up.
+            if dispatcher.common.server.is_cluster() {
+                dispatcher.pool.open_all().await;
+            }
             dispatcher.run_commands().await?;
             let last = if dispatcher.is_by_slot() { 1 } else { 2 };
             let limit = Limit::per_second("connect", 1);

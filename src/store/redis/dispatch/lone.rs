@@ -99,7 +99,7 @@ impl Lone {
         if let Some([now, used, reset]) = short_reply(&reply) {
             connection.note_reply(slot.unwrap_or_default(), sent);
             return Ok(Decision::new(&check, system_time(now), id, |charge| {
-                LimitStatus::new(charge, used, 0, Duration::from_micros(reset), None)
+                LimitStatus::of_micros(charge, used, 0, reset, None)
             }));
         }
         let job = Job::decide_as(id, check, deadline);
