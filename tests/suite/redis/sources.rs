@@ -579,7 +579,7 @@ async fn connections_that_are_of_no_use_are_errors() {
         .unwrap_err();
     let text = with_causes(&error);
     assert!(
-        text.contains("no tunnel") && text.contains("the application's connections"),
+        text.contains("no tunnel") && text.contains("the application's pool or closure"),
         "{text}"
     );
     assert_eq!(error.kind, StoreErrorKind::Unreachable);
