@@ -252,6 +252,19 @@ fn join(parts: &[&[u8]], bytes: &mut [u8]) -> Option<usize> {
 /// A table whose keys are digests.
 pub(crate) type ByDigest<T> = HashMap<u64, T, BuildHasherDefault<Prehashed>>;
 
+/// Makes room for one more entry. If the table is full, removes the entries that are not in use,
+/// and grows the table to twice the rest. So walks through the table take amortized O(1) for each
+/// new entry, and it has room for at most twice the entries that were ever in use at once.
+pub(crate) fn make_room<K: Eq + Hash, V, S: BuildHasher>(
+    table: &mut HashMap<K, V, S>,
+    mut is_in_use: impl FnMut(&mut V) -> bool,
+) {
+    if table.len() == table.capacity() {
+        table.retain(|_, value| is_in_use(value));
+        table.reserve(table.len().max(1));
+    }
+}
+
 /// A hasher for tables whose keys are digests. The hash of a digest is the digest itself.
 #[derive(Debug, Default)]
 pub(crate) struct Prehashed(u64);
@@ -276,6 +289,21 @@ impl Hasher for Prehashed {
 mod tests {
     use super::*;
     use crate::limit::Limit;
+
+    /// The newest thousand entries are in use.
+    #[test]
+    fn a_table_is_walked_rarely_and_has_few_entries_that_are_not_in_use() {
+        let (mut table, mut looked_at) = (ByDigest::<u64>::default(), 0_u64);
+        for entry in 0..100_000_u64 {
+            make_room(&mut table, |value| {
+                looked_at += 1;
+                *value + 1_000 > entry
+            });
+            table.insert(entry, entry);
+        }
+        assert!(looked_at < 300_000, "{looked_at}");
+        assert!(table.capacity() < 8_000, "{}", table.capacity());
+    }
 
     #[test]
     fn keys_of_all_lengths_are_what_they_were_made_of() {

@@ -14,9 +14,9 @@
 //! 5. Each runtime has lines of its own, since a runtime may stand still.
 
 use std::{
-    collections::{HashMap, hash_map::Entry},
+    collections::HashMap,
     fmt, iter,
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, Weak},
     time::Duration,
 };
 
@@ -31,7 +31,7 @@ use crate::{
     check::Check,
     clock::micros,
     decision::Decision,
-    key::{ByDigest, Digester},
+    key::{ByDigest, Digester, make_room},
     local::lock,
 };
 
@@ -49,10 +49,9 @@ pub(super) struct Lines {
 
 #[derive(Default)]
 struct Table {
-    /// The lines, and how many callers have places in each.
-    lines: HashMap<LineId, (Arc<Line>, usize)>,
+    lines: HashMap<LineId, Weak<Line>>,
     /// For each limit and key, one `Notify` of each runtime with callers.
-    freed: ByDigest<Vec<(Option<Id>, Arc<Notify>)>>,
+    freed: ByDigest<Vec<(Option<Id>, Weak<Notify>)>>,
 }
 
 /// The sum of the digests of a line's limits and keys, and its runtime. If two sets happen to have
@@ -70,8 +69,6 @@ struct Line {
 
 /// A caller's place in its line. When this value is dropped, the caller leaves.
 pub(super) struct Place {
-    lines: Arc<Lines>,
-    id: LineId,
     line: Arc<Line>,
     wanted: Vec<Wanted>,
     has_permit: bool,
@@ -89,14 +86,13 @@ pub(super) struct Place {
 
 /// A limit and key that a caller is charged under.
 struct Wanted {
-    digest: u64,
     /// The cost; zero if the charge cannot refuse.
     units: u64,
     freed: Arc<Notify>,
 }
 
 impl Lines {
-    pub(super) fn arrive(self: &Arc<Self>, check: &Check, deadline: Option<Duration>) -> Place {
+    pub(super) fn arrive(&self, check: &Check, deadline: Option<Duration>) -> Place {
         // The store may answer only callers with a long deadline, so others do not wait with them.
         let mut sum = deadline.map_or(u64::MAX, micros);
         let mut wanted = Vec::new();
@@ -109,26 +105,10 @@ impl Lines {
             if charge.can_refuse() {
                 (sum, units) = (sum.wrapping_add(digest), charge.cost());
             }
-            wanted.push(Wanted {
-                digest,
-                units,
-                freed,
-            });
+            wanted.push(Wanted { units, freed });
         }
-        let id = (sum, runtime);
-        let (line, callers) = table.lines.entry(id).or_insert_with(|| {
-            let line = Line {
-                permits: Semaphore::new(1),
-                extra: Mutex::default(),
-                asks_at: Arc::new(Mutex::new(Instant::now())),
-            };
-            (Arc::new(line), 0)
-        });
-        *callers += 1;
         Place {
-            lines: Arc::clone(self),
-            id,
-            line: Arc::clone(line),
+            line: table.line((sum, runtime)),
             wanted,
             has_permit: false,
             next: 1,
@@ -142,7 +122,7 @@ impl Lines {
     pub(super) fn free(&self, digests: &[u64]) {
         let table = lock(&self.table);
         let freed = digests.iter().filter_map(|digest| table.freed.get(digest));
-        for (_, freed) in freed.flatten() {
+        for freed in freed.flatten().filter_map(|(_, freed)| freed.upgrade()) {
             freed.notify_one();
         }
     }
@@ -166,13 +146,33 @@ impl Lines {
 }
 
 impl Table {
+    fn line(&mut self, id: LineId) -> Arc<Line> {
+        if let Some(known) = self.lines.get(&id).and_then(Weak::upgrade) {
+            return known;
+        }
+        make_room(&mut self.lines, |line| line.strong_count() > 0);
+        let new = Arc::new(Line {
+            permits: Semaphore::new(1),
+            extra: Mutex::default(),
+            asks_at: Arc::new(Mutex::new(Instant::now())),
+        });
+        self.lines.insert(id, Arc::downgrade(&new));
+        new
+    }
+
     fn freed_on(&mut self, runtime: Option<Id>, digest: u64) -> Arc<Notify> {
+        make_room(&mut self.freed, |all| {
+            all.retain(|(_, freed)| freed.strong_count() > 0);
+            !all.is_empty()
+        });
         let all = self.freed.entry(digest).or_default();
-        if let Some((_, known)) = all.iter().find(|(of, _)| *of == runtime) {
-            return Arc::clone(known);
+        let mut known = all.iter().filter(|(of, _)| *of == runtime);
+        if let Some(known) = known.find_map(|(_, freed)| freed.upgrade()) {
+            return known;
         }
         let new = Arc::default();
-        all.push((runtime, Arc::clone(&new)));
+        all.retain(|(_, freed)| freed.strong_count() > 0);
+        all.push((runtime, Arc::downgrade(&new)));
         new
     }
 }
@@ -269,26 +269,6 @@ impl Drop for Place {
             *extra = *extra + new - 1;
             self.line.permits.add_permits(new);
         }
-        let mut table = lock(&self.lines.table);
-        if let Entry::Occupied(mut line) = table.lines.entry(self.id) {
-            line.get_mut().1 -= 1;
-            if line.get().1 == 0 {
-                line.remove();
-            }
-        }
-        // Each is dropped while the table is locked. Otherwise, of two callers that leave together,
-        // each might count the other.
-        for Wanted { digest, freed, .. } in self.wanted.drain(..) {
-            // The table has one, and this caller the other.
-            if Arc::strong_count(&freed) == 2
-                && let Entry::Occupied(mut all) = table.freed.entry(digest)
-            {
-                all.get_mut().retain(|(of, _)| *of != self.id.1);
-                if all.get().is_empty() {
-                    all.remove();
-                }
-            }
-        }
     }
 }
 
@@ -296,43 +276,26 @@ impl Drop for Place {
 impl fmt::Debug for Lines {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let table = lock(&self.table);
-        let lines = table.lines.values();
-        let lines = lines.filter(|(line, _)| line.permits.available_permits() == 0);
+        let lines = table.lines.values().filter_map(Weak::upgrade);
+        let lines = lines.filter(|line| line.permits.available_permits() == 0);
         f.debug_tuple("Lines").field(&lines.count()).finish()
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::{
-        sync::atomic::{AtomicUsize, Ordering},
-        thread,
-    };
-
     use super::*;
     use crate::{check::Charge, limit::Limit};
 
-    /// The callers of each line leave at the same time.
+    /// One caller after another, each of another key.
     #[test]
-    fn a_line_is_forgotten_whose_last_callers_leave_together() {
-        const LINES: usize = 20_000;
-        let (lines, ready) = (Arc::new(Lines::default()), AtomicUsize::new(0));
-        let leave = || {
-            for key in 0..LINES {
-                let charge = Charge::new(Limit::per_hour("calls", 1), key as u64, 1).unwrap();
-                let place = lines.arrive(&Check::new(charge), None);
-                ready.fetch_add(1, Ordering::SeqCst);
-                while ready.load(Ordering::SeqCst) < 2 * (key + 1) {
-                    thread::yield_now();
-                }
-                drop(place);
-            }
-        };
-        thread::scope(|scope| {
-            scope.spawn(leave);
-            leave();
-        });
+    fn lines_without_callers_are_forgotten() {
+        let lines = Lines::default();
+        for key in 0..100_000_u64 {
+            let charge = Charge::new(Limit::per_hour("calls", 1), key, 1).unwrap();
+            drop(lines.arrive(&Check::new(charge), None));
+        }
         let table = lock(&lines.table);
-        assert_eq!((table.lines.len(), table.freed.len()), (0, 0));
+        assert!(table.lines.capacity() < 10 && table.freed.capacity() < 10);
     }
 }

@@ -26,7 +26,7 @@ use tokio::{
 use super::lock;
 use crate::{
     check::Check,
-    key::{ByDigest, Digester},
+    key::{ByDigest, Digester, make_room},
 };
 
 /// The name of the thread.
@@ -86,9 +86,7 @@ impl Owed {
         if let Some(known) = shared.get(&digest).and_then(Weak::upgrade) {
             return Some(known);
         }
-        if shared.len() == shared.capacity() {
-            shared.retain(|_, places| places.strong_count() > 0);
-        }
+        make_room(&mut shared, |places| places.strong_count() > 0);
         let new = Arc::default();
         shared.insert(digest, Arc::downgrade(&new));
         Some(new)

@@ -19,7 +19,7 @@ const SECTION: &str = "The way of a request";
 const MOST: usize = 28;
 
 /// The same for the code, in KB. What the compiler inlines changes it by a few.
-const MOST_CODE: usize = 106;
+const MOST_CODE: usize = 93;
 
 /// True if the way has no more files, and CONTRIBUTING.md names all of them.
 pub(crate) fn holds(count: &Count) -> Result<bool, String> {

@@ -11,23 +11,14 @@ use std::{
 use crate::{
     check::{AdmissionId, Charge, Check},
     decision::{Decision, LimitStatus},
-    key::{ByDigest, Digester},
+    key::{ByDigest, Digester, make_room},
 };
 
 /// Units that leave after this many microseconds count for as long as any check waits.
 const LONGEST_WAIT: u64 = 1_000_000;
 
-/// The number of crowds up to which those without checks are kept.
-const KEPT: usize = 256;
-
-#[derive(Default)]
-pub(super) struct Crowds {
-    /// The crowds, by the digests of their checks.
-    by_digest: ByDigest<Arc<AtomicU64>>,
-    /// How many crowds there may be until those without checks are removed. This is twice the
-    /// number that the last removal has left, so that a removal is due for many new crowds only.
-    pub(super) most: usize,
-}
+/// The number of checks in each crowd, by the digest of the checks.
+pub(super) type Crowds = ByDigest<Arc<AtomicU64>>;
 
 /// The membership of a check in its crowd. It ends with the answer, or when the caller leaves
 /// before the check is sent. A check on its way is ahead of others even after its deadline: it may
@@ -43,12 +34,8 @@ impl Crowd {
     /// any number of equal checks.
     pub(super) fn join(crowds: &mut Crowds, check: &Check, digester: &Digester) -> Option<Self> {
         most_admitted(check)?;
-        let by_digest = &mut crowds.by_digest;
-        if by_digest.len() > crowds.most.max(KEPT) {
-            by_digest.retain(|_, members| Arc::strong_count(members) > 1);
-            crowds.most = 2 * by_digest.len();
-        }
-        let members = Arc::clone(by_digest.entry(check.digest(digester)).or_default());
+        make_room(crowds, |members| Arc::strong_count(members) > 1);
+        let members = Arc::clone(crowds.entry(check.digest(digester)).or_default());
         members.fetch_add(1, Ordering::Relaxed);
         Some(Self {
             members,

@@ -424,26 +424,6 @@ mod tests {
         });
     }
 
-    /// The server is far away, and each check is of another key.
-    #[test]
-    fn crowds_in_flight_are_searched_rarely() {
-        on_one_thread(|| {
-            let queue = Queue::new(100, CAPACITY, Arc::default());
-            let (mut kept, mut callers, mut searches) = (Vec::new(), Vec::new(), Vec::new());
-            for key in 0..4_096 {
-                let job = Job::decide(login(key, 1), Duration::MAX);
-                callers.push(queue.push(job).unwrap());
-                if key % 64 == 63 {
-                    let mut permit = queue.batch_permit(|| 0).unwrap();
-                    kept.push((permit.next_batch(), permit));
-                }
-                searches.push(queue.lock().admission.crowds.most);
-            }
-            searches.dedup();
-            assert!(searches.len() <= 6, "{searches:?}");
-        });
-    }
-
     /// Its caller may have passed by fail-open. A caller in line has not.
     #[test]
     fn a_check_on_its_way_is_ahead_although_its_caller_has_left() {
