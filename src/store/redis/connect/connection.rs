@@ -22,7 +22,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use redis::{Cmd, Pipeline, RedisError, RedisFuture, RedisResult, Value, aio::ConnectionLike};
+use redis::{
+    AsyncConnectionConfig, Client, Cmd, ConnectionInfo, Pipeline, RedisError, RedisFuture,
+    RedisResult, Value,
+    aio::{ConnectionLike, MultiplexedConnection},
+};
 use tokio::time::timeout;
 
 use super::errors::needs_new_connection;
@@ -51,6 +55,15 @@ pub(super) fn shared(
     connection: impl ConnectionLike + Clone + Send + Sync + 'static,
 ) -> ServerConnection {
     Arc::new(move || Box::new(connection.clone()))
+}
+
+pub(super) async fn open(
+    node: ConnectionInfo,
+    config: &AsyncConnectionConfig,
+) -> RedisResult<MultiplexedConnection> {
+    Client::open(node)?
+        .get_multiplexed_async_connection_with_config(config)
+        .await
 }
 
 /// Returns what the future returns, or an error if this takes longer than `wait`.

@@ -9,6 +9,7 @@ mod connection;
 mod errors;
 pub(super) mod given;
 mod pool;
+mod sentinels;
 mod server;
 mod settings;
 

@@ -1,17 +1,10 @@
 //! The server that a store's connections lead to: one node, the primary that sentinels know, or a
-//! cluster.
-//!
-//! Three rules for sentinels:
-//!
-//! 1. Before each new connection, the store asks the sentinels. A failover ends the connections to
-//!    the old primary, so the next connection leads to the new primary.
-//! 2. The store asks all sentinels at once, and believes the first one that names a working
-//!    primary. So a sentinel that is down, or that still names the old primary, delays nothing.
-//! 3. The store keeps no connection to a sentinel open, because it seldom needs one.
+//! cluster. Knows which node of a cluster has which slot, and warns of a server that does not suit
+//! limits.
 
 use std::{
     collections::BTreeMap,
-    fmt, io,
+    fmt,
     sync::{
         Arc, Mutex,
         atomic::{AtomicU64, Ordering},
@@ -20,24 +13,21 @@ use std::{
 };
 
 use redis::{
-    AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, ErrorKind, RedisConnectionInfo,
-    RedisError, RedisResult, ServerErrorKind, Value,
-    aio::{ConnectionLike, MultiplexedConnection},
-    cmd, from_redis_value,
+    ConnectionAddr, ConnectionInfo, ErrorKind, RedisConnectionInfo, RedisError, RedisResult,
+    ServerErrorKind, Value, cmd, from_redis_value,
 };
-use tokio::task::JoinSet;
 
 #[cfg(feature = "cluster")]
 use super::cluster;
 use super::{
-    connection::{ServerConnection, shared, within},
-    errors::{SENTINEL_REFUSES, kind},
+    connection::{ServerConnection, open, shared},
     given::Open,
-    settings::{ConnectionSettings, are_equal, sign_in, without_timeouts},
+    sentinels::{self, name},
+    settings::{ConnectionSettings, are_equal, sign_in},
 };
 use crate::{
     clock,
-    error::{ConfigError, StoreErrorKind},
+    error::ConfigError,
     limit::text::is_fixed_alphabet,
     local::lock,
     logging::{Throttle, warn},
@@ -195,7 +185,9 @@ impl Server {
     pub(super) async fn connect(&self, distance: &AtomicU64) -> RedisResult<ServerConnection> {
         let connection = match &self.topology {
             Topology::Given(source) => source(&self.settings).await?,
-            Topology::Sentinels(primary) => shared(self.connect_to_primary(primary).await?),
+            Topology::Sentinels(primary) => {
+                shared(sentinels::connect(&self.nodes, primary, &self.settings).await?)
+            }
             _ => shared(open(self.nodes[0].clone(), &self.settings.signing_in).await?),
         };
         // The reply to INFO shows two errors more clearly than the reply to a batch. A server that
@@ -232,53 +224,6 @@ impl Server {
             warn!(%server, fix, suppressed, "this Redis does not suit rate limits");
         }
     }
-
-    /// Opens a connection to the primary. Each step ends early enough for its error to be told.
-    async fn connect_to_primary(
-        &self,
-        primary: &ConnectionInfo,
-    ) -> RedisResult<MultiplexedConnection> {
-        let (began, most) = (Instant::now(), self.settings.connect_timeout);
-        let mut steps = JoinSet::new();
-        for sentinel in &self.nodes {
-            let step = ask(sentinel.clone(), name(primary).to_owned());
-            steps.spawn(within(most / 2, step));
-        }
-        let mut tried = Vec::new();
-        let mut failure: Option<(Told, RedisError)> = None;
-        while let Some(step) = steps.join_next().await {
-            let failed = match step.unwrap_or_else(|error| Err(io::Error::other(error).into())) {
-                Ok(Step::Named(address)) if !tried.contains(&address) => {
-                    let config = self.settings.signing_in.clone();
-                    let step = connect_to(at(primary, address.clone()), config);
-                    let left = (most / 8 * 7).saturating_sub(began.elapsed());
-                    tried.push(address.clone());
-                    steps.spawn(async move {
-                        let step = within(left, step).await;
-                        Ok(step.unwrap_or_else(|error| Step::Failed(address, error)))
-                    });
-                    continue;
-                }
-                Ok(Step::Connected(connection)) => return Ok(connection),
-                // Another sentinel has named this primary before.
-                Ok(Step::Named(_)) => continue,
-                Ok(Step::Failed(address, error)) => {
-                    (Told::ByPrimary, failure_of_primary(&address, error))
-                }
-                Err(error) if kind(&error) == StoreErrorKind::Denied => {
-                    let text = error.to_string();
-                    (Told::Denied, (error.kind(), SENTINEL_REFUSES, text).into())
-                }
-                Err(error) if error.kind() == NO_PRIMARY => (Told::Unknown, error),
-                Err(error) if error.is_timeout() => (Told::Silence, error),
-                Err(error) => (Told::Other, error),
-            };
-            if failure.as_ref().is_none_or(|(told, _)| *told < failed.0) {
-                failure = Some(failed);
-            }
-        }
-        Err(failure.map_or_else(|| no_primary(UNKNOWN), |(_, error)| error))
-    }
 }
 
 /// Makes sure that no certificate is ignored: those of the settings, and those that a client of the
@@ -313,56 +258,6 @@ fn check_certificates(
     Err(ConfigError::new(problem))
 }
 
-/// The name by which sentinels know a primary. A socket has none.
-fn name(primary: &ConnectionInfo) -> &str {
-    match primary.addr() {
-        ConnectionAddr::Tcp(host, _) | ConnectionAddr::TcpTls { host, .. } => host,
-        _ => "",
-    }
-}
-
-/// The primary at the address that a sentinel names.
-fn at(primary: &ConnectionInfo, address: (String, u16)) -> ConnectionInfo {
-    let mut addr = primary.addr().clone();
-    if let ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } = &mut addr {
-        (*host, *port) = address;
-    }
-    primary.clone().set_addr(addr)
-}
-
-const NO_PRIMARY: ErrorKind = ErrorKind::MasterNameNotFoundBySentinel;
-const UNKNOWN: &str = "no sentinel knows a primary of this name";
-
-/// A step on the way to a primary.
-enum Step {
-    /// A sentinel has named the address of the primary.
-    Named((String, u16)),
-    Connected(MultiplexedConnection),
-    /// The server that a sentinel has named cannot be reached, refuses the login, or is a replica.
-    Failed((String, u16), RedisError),
-}
-
-/// Who has told why there is no primary. The last one in this order tells most.
-#[derive(PartialEq, PartialOrd)]
-enum Told {
-    Silence,
-    Other,
-    /// A sentinel that does not know the name.
-    Unknown,
-    /// A sentinel that refuses the login or a command.
-    Denied,
-    ByPrimary,
-}
-
-async fn open(
-    node: ConnectionInfo,
-    config: &AsyncConnectionConfig,
-) -> RedisResult<MultiplexedConnection> {
-    Client::open(node)?
-        .get_multiplexed_async_connection_with_config(config)
-        .await
-}
-
 fn hangs_up(error: &RedisError) -> bool {
     let is_full = error
         .detail()
@@ -370,51 +265,11 @@ fn hangs_up(error: &RedisError) -> bool {
     error.code() == Some("NOAUTH") || error.is_connection_dropped() || is_full
 }
 
-/// Asks one sentinel for the address of the primary.
-async fn ask(sentinel: ConnectionInfo, primary: String) -> RedisResult<Step> {
-    let mut connection = open(sentinel, &without_timeouts()).await?;
-    let mut command = cmd("SENTINEL");
-    command.arg("GET-MASTER-ADDR-BY-NAME").arg(primary);
-    let address: Option<_> = command.query_async(&mut connection).await?;
-    address.map(Step::Named).ok_or_else(|| no_primary(UNKNOWN))
-}
-
-/// Connects to a primary that a sentinel has named. Checks the role of the server, since the
-/// sentinel may still name the old primary.
-async fn connect_to(primary: ConnectionInfo, config: AsyncConnectionConfig) -> RedisResult<Step> {
-    let mut connection = open(primary, &config).await?;
-    // If the user may not run ROLE, the first write shows whether this is a replica.
-    match connection.req_packed_command(&cmd("ROLE")).await? {
-        Value::ServerError(error) if error.code() == "NOAUTH" => Err(error.into()),
-        Value::Array(role) if role.first() == Some(&Value::BulkString(b"slave".to_vec())) => {
-            Err(no_primary("the sentinels name a replica"))
-        }
-        _ => Ok(Step::Connected(connection)),
-    }
-}
-
-/// Adds that the primary has failed, and its address if no connection to it opens.
-fn failure_of_primary((host, port): &(String, u16), error: RedisError) -> RedisError {
-    let text = error.to_string();
-    if kind(&error) == StoreErrorKind::Denied {
-        (error.kind(), "the primary refuses", text).into()
-    } else if error.is_connection_refusal() || error.is_timeout() {
-        let text = format!("{host}:{port}: {text}");
-        (NO_PRIMARY, "the primary that the sentinels name", text).into()
-    } else {
-        error
-    }
-}
-
 /// The value of a field in a reply to `INFO`. Empty if the reply does not have the field.
 fn field<'a>(info: &'a str, name: &str) -> &'a str {
     info.lines()
         .find_map(|line| line.strip_prefix(name))
         .unwrap_or_default()
-}
-
-fn no_primary(problem: &'static str) -> RedisError {
-    RedisError::from((NO_PRIMARY, problem))
 }
 
 /// Reads a range of slots in the reply to `CLUSTER SLOTS`. Returns its first slot and its node.
