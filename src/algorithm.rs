@@ -1,4 +1,4 @@
-//! Algorithms: how a limit counts admissions, how exactly, and in how much memory.
+//! Rate-limiting algorithms: how a limit counts admissions, how exactly, and in how much memory.
 //!
 //! The default is an exact [`SLIDING_LOG`](Algorithm::SLIDING_LOG):
 //!
@@ -18,33 +18,31 @@
 //! | [`SLIDING_WINDOW_COUNTER`](Algorithm::SLIDING_WINDOW_COUNTER) | less than `2 L` | by less than `W` | if an estimate is enough |
 //! | [`FIXED_WINDOW`](Algorithm::FIXED_WINDOW) | up to `2 L` | never within its window | if a contract defines the window, such as a day in UTC |
 //!
-//! An exact log has at most one entry for each admission, so a large cost takes no more memory than
-//! a cost of 1. [`running_redis`](crate::guide::running_redis#memory) tells how many bytes a key
-//! takes in Redis, and [`MemoryStore::capacity`](crate::MemoryStore::capacity) tells how many bytes
-//! an entry takes in the process.
+//! An exact log has at most one entry per admission, so a large cost takes no more memory than a
+//! cost of 1. For bytes per key in Redis, see
+//! [`running_redis`](crate::guide::running_redis#memory); for bytes per entry in the process,
+//! [`MemoryStore::capacity`](crate::MemoryStore::capacity).
 //!
-//! Limits of different algorithms can be decided in one check. For all algorithms:
+//! One check can combine limits of different algorithms. For all algorithms:
 //!
-//! 1. `retry_after` is exact: the first moment at which the algorithm admits the check if nothing
-//!    else arrives. The module [`decision`](crate::decision) lists the exceptions.
-//! 2. An admission with an id from its caller has an entry of its own. A
-//!    [reservation](crate::Limiter::reserve) has an entry of its own, too, until the reservation is
-//!    settled or expires. Other admissions have entries of their own only under `log`. Other
-//!    algorithms add such admissions up, so a repeated check counts twice, and nothing can be
-//!    refunded.
-//! 3. Under other algorithms than `log`, a key has at most 10,000 entries of admissions with ids
-//!    and of reservations. Admissions beyond this number count for their whole window. If such an
-//!    admission is settled before the end of its lease, nothing changes. If it is settled after the
-//!    lease, the settlement counts in addition.
-//! 4. A limit whose algorithm is changed starts anew. The old entries expire.
+//! 1. `retry_after` is exact: the first moment at which the check is admitted if nothing else
+//!    arrives. [`decision`](crate::decision) lists the exceptions.
+//! 2. An admission with an id from its caller has its own entry. So has a
+//!    [reservation](crate::Limiter::reserve) until it is settled or expires. Other admissions have
+//!    their own entries only under `log`. The other algorithms add them up, so a repeated check
+//!    counts twice, and cannot be refunded.
+//! 3. Except under `log`, a key has at most 10,000 entries for admissions with ids and for
+//!    reservations. Admissions beyond that count for their whole window. Settling one before its
+//!    lease ends changes nothing. A later settlement counts in addition.
+//! 4. A limit whose algorithm changes starts anew. The old entries expire.
 
 use std::borrow::Cow;
 
 #[cfg(feature = "calendar")]
 use crate::calendar::Calendar;
 
-/// The most entries with an id that a key has, except under a log or a concurrent limit. The bound
-/// keeps the memory of a key and the work of a check small.
+/// The most entries with an id per key, except under a log or a concurrent limit. Bounds a key's
+/// memory and the work per check.
 pub(crate) const MOST_NAMED: usize = 10_000;
 
 /// How a limit counts. See the [module docs](self).
@@ -56,23 +54,23 @@ pub struct Algorithm {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) enum Kind {
-    // The exact kinds come first, so that one comparison tells an exact kind from the others.
+    // Exact kinds come first, so one comparison tells them from the others.
     #[default]
     Log,
-    /// The algorithm of [`Limit::concurrent`](crate::Limit::concurrent).
+    /// Used by [`Limit::concurrent`](crate::Limit::concurrent).
     Concurrent,
     Compact {
         entries: u16,
     },
     Counter,
     Fixed,
-    /// The algorithm of a limit by the [calendar](crate::calendar).
+    /// Used by [calendar](crate::calendar) limits.
     #[cfg(feature = "calendar")]
     Calendar(Calendar),
 }
 
-/// The time under which a store in this process records a place. A place is held until it is freed,
-/// so its entry never leaves the window by itself.
+/// The time at which a local store records a place. A place is held until it is freed, so its
+/// entry never leaves the window by itself.
 const UNTIL_FREED: u64 = 1 << 62;
 
 impl Algorithm {
@@ -84,38 +82,34 @@ impl Algorithm {
     /// A log of every admission, exact to the microsecond. The default.
     pub const SLIDING_LOG: Self = Self { kind: Kind::Log };
 
-    /// Two counters: one for the current window of the clock, and one for the previous window of
-    /// the clock. The units of the previous window count in proportion to the overlap of the
-    /// previous window with the sliding window. The windows of the clock begin at multiples of
-    /// their length since the Unix epoch.
+    /// Two counters, one for the current clock window and one for the previous. Units in the
+    /// previous window are weighted by its overlap with the sliding window. Clock windows begin at
+    /// multiples of their length since the Unix epoch.
     ///
-    /// The estimate assumes that the units of the previous window are spread evenly, and is rounded
-    /// up. If the units of the previous window came late, the estimate is too low, and up to
-    /// `2 L − 1` units can be in a sliding window. If these units came early, the estimate is too
-    /// high, and units count for up to a window longer than they should.
+    /// The estimate assumes that the previous window's units are spread evenly, and is rounded up.
+    /// If they came late, it is too low, and up to `2 L − 1` units can be in a sliding window. If
+    /// they came early, it is too high, and units count for up to a window longer than they should.
     pub const SLIDING_WINDOW_COUNTER: Self = Self {
         kind: Kind::Counter,
     };
 
-    /// A fixed window of the clock. All units come back at once when the window ends. A window ends
-    /// at a multiple of its length since the Unix epoch: for a window of a day, at midnight UTC.
+    /// A fixed clock window. All units come back at once when it ends. Windows end at multiples of
+    /// their length since the Unix epoch: for a day, at midnight UTC.
     ///
-    /// A client can spend the limit just before a window ends, and again just after. So twice the
-    /// limit may be admitted within moments.
+    /// A client can spend the limit just before a window ends and again just after, so up to twice
+    /// the limit may be admitted within moments.
     pub const FIXED_WINDOW: Self = Self { kind: Kind::Fixed };
 
-    /// A log of at most `entries` entries, whatever the limit. Such a log never admits more than
-    /// the limit, and refuses too early by less than a sub-window, which is the window divided by
-    /// `entries − 2`.
+    /// A log of at most `entries` entries, whatever the limit. It never admits more than the limit,
+    /// and refuses too early by less than a sub-window: the window divided by `entries − 2`.
     ///
-    /// Units that are admitted within one sub-window count as admitted at the end of the
-    /// sub-window. Redis stores a log of up to 128 entries in its small encoding, which takes less
-    /// memory.
+    /// Units admitted within a sub-window count as admitted at its end. Redis stores up to 128
+    /// entries as a listpack (before 7.0, a ziplist), which takes less memory.
     ///
     /// # Panics
     ///
     /// If `entries` is less than [`MIN_ENTRIES`](Self::MIN_ENTRIES) or more than
-    /// [`MAX_ENTRIES`](Self::MAX_ENTRIES). In a `const`, such a number does not compile.
+    /// [`MAX_ENTRIES`](Self::MAX_ENTRIES). In a `const`, this does not compile.
     #[track_caller]
     pub const fn compact_log(entries: u16) -> Self {
         assert!(
@@ -132,9 +126,9 @@ impl Algorithm {
         matches!(self.kind, Kind::Log | Kind::Compact { .. })
     }
 
-    /// The word of the algorithm in the text of a limit. Keys in Redis and arguments of scripts
-    /// have the same word, with two exceptions: both write a compact log in another way, and
-    /// scripts get the ends of the periods of a calendar.
+    /// The algorithm's word in a limit's text. Redis keys and script arguments use it too, with two
+    /// exceptions: both write a compact log differently, and scripts get period ends for a
+    /// calendar.
     pub(crate) fn word(self) -> Cow<'static, str> {
         match self.kind {
             Kind::Log => "log".into(),
@@ -147,8 +141,7 @@ impl Algorithm {
         }
     }
 
-    /// Returns the time under which an admission at the time `now` is recorded. The admission
-    /// counts until one window after the recorded time.
+    /// The time recorded for an admission at `now`. The admission counts until one window after it.
     pub(crate) fn recorded_at(self, now: u64, window: u64) -> u64 {
         match self.kind {
             Kind::Log => now,

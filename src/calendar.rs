@@ -1,29 +1,27 @@
-//! Limits by the calendar, with the feature `calendar`: a number of units for each hour, day, week
-//! or month of a time zone. [`Limit::parse`](crate::Limit::parse) reads such a limit from its text.
-//! The time zones are those of the [IANA database](https://www.iana.org/time-zones), in the copy of
-//! the system, or else in the copy that comes with this crate.
+//! Calendar limits, with the feature `calendar`: a number of units for each hour, day, week or
+//! month in a time zone. [`Limit::parse`](crate::Limit::parse) reads them from text. Time zones
+//! come from the [IANA database](https://www.iana.org/time-zones): the system's copy, or else the
+//! one in this crate.
 //!
-//! 1. A period begins at midnight of its time zone, or at the full hour. So a day on which daylight
-//!    saving begins or ends has 23 or 25 hours. An hour that the clock repeats is a period of two
-//!    hours. Weeks begin on Monday (ISO 8601). Months begin on the first day, or on another day
+//! 1. A period begins at midnight in its time zone, or at the full hour. So a day on which daylight
+//!    saving begins or ends has 23 or 25 hours, and an hour that the clock repeats is a two-hour
+//!    period. Weeks begin on Monday (ISO 8601). Months begin on the first day, or on another one
 //!    from 1 to 28: `month(15)` begins on the 15th, such as the day on which a contract began.
 //! 2. All units come back at once when the period ends. So a client can spend the limit just before
 //!    the end and again just after it, as with a [fixed window](crate::Algorithm::FIXED_WINDOW).
-//! 3. The clock of the store decides: with Redis, the clock of the server. A process only sends the
-//!    store the ends of the periods around the present period. So if the clock of a process is
-//!    wrong by less than two periods, no period begins twice, and no period ends early. If the
-//!    clock of a process is ahead by more than two periods, or behind by more than three, the
-//!    checks of the process fail.
-//! 4. `Retry-After`, the reset time, `RateLimit` and the body of a refusal all tell the end of the
-//!    period.
-//! 5. Limits that differ in their period, first day or time zone count apart. Time zones are told
-//!    apart by their names. So `Asia/Calcutta` and `Asia/Kolkata` are two time zones, although both
-//!    have the same rules.
-//! 6. Processes that share limits need the same edition of the time zone database. Where an edition
-//!    moves the end of a period, each admission counts until the end that its own process knows. So
-//!    processes of two editions never admit more than the limit between two neighbouring ends, but
-//!    up to twice the limit in the period of either edition. Update all processes before the end
-//!    that moves.
+//! 3. The store's clock decides: with Redis, the server's. A process only sends the ends of the
+//!    periods around its current one. So if its clock is off by less than two periods, a period
+//!    never begins twice or ends early. If it is more than two periods ahead, or more than three
+//!    behind, the process's checks fail.
+//! 4. `Retry-After`, the reset time, `RateLimit` and a refusal's body all give the period's end.
+//! 5. Limits that differ in period, first day or time zone are counted separately. Time zones are
+//!    compared by name, so `Asia/Calcutta` and `Asia/Kolkata` are two, although their rules are the
+//!    same.
+//! 6. Processes that share limits need the same edition of the time zone database. If editions
+//!    disagree about a period's end, each admission counts until the end that its own process
+//!    knows. So the processes never admit more than the limit between two neighbouring ends, but up
+//!    to twice the limit in either edition's period. Update all processes before the end that
+//!    moves.
 //!
 //! ```
 //! use tower_sliding_window::Limit;
@@ -47,9 +45,8 @@ use jiff::{
     tz::TimeZone,
 };
 
-/// The time zones in use. A [`Calendar`] knows its zone by the position of the zone in this list.
-/// The list is never longer than the database of time zones, which has about 600 names.
-/// [`Calendar::number`] has room for 1,024.
+/// Time zones in use. A [`Calendar`] refers to its zone by index. The list is never longer than the
+/// time zone database, which has about 600 names. [`Calendar::number`] has room for 1,024.
 static ZONES: RwLock<Vec<TimeZone>> = RwLock::new(Vec::new());
 
 const HOUR: u64 = 3_600_000_000;
@@ -58,7 +55,7 @@ const HOUR: u64 = 3_600_000_000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Calendar {
     period: Period,
-    /// The position of the time zone in [`ZONES`].
+    /// The index into [`ZONES`].
     zone: u16,
 }
 
@@ -67,15 +64,15 @@ enum Period {
     Hour,
     Day,
     Week,
-    /// A month that begins on this day. All months have the days from 1 to 28.
+    /// A month that begins on this day. All months have the days 1 to 28.
     Month(i8),
 }
 
 impl Calendar {
-    /// A length that no period exceeds. Each period of a limit counts as a window of this length
-    /// that ends with the period.
+    /// An upper bound on the length of a period. Each one counts as a window of this length that
+    /// ends with the period.
     pub(crate) const fn longest(self) -> u64 {
-        // A clock may repeat up to two hours, so each length includes two hours more.
+        // A clock may repeat up to two hours, so each length has two hours to spare.
         match self.period {
             Period::Hour => 3 * HOUR,
             Period::Day => 26 * HOUR,
@@ -84,8 +81,8 @@ impl Calendar {
         }
     }
 
-    /// Returns a number that no other algorithm has. Calendars of one time zone and first day share
-    /// a number, even if their periods differ, since their windows tell them apart.
+    /// Returns a number that other algorithms do not use. Calendars of one time zone and first day
+    /// share it even if their periods differ, since their windows tell them apart.
     pub(crate) const fn number(self) -> u16 {
         let from_day = if let Period::Month(day) = self.period {
             day
@@ -95,16 +92,15 @@ impl Calendar {
         1 << 15 | self.zone << 5 | from_day as u16
     }
 
-    /// Returns when the period that contains `time` ends. Times are microseconds since the Unix
-    /// epoch.
+    /// Returns the end of the period that contains `time`, in microseconds since the Unix epoch.
     pub(crate) fn end_of(self, time: u64) -> u64 {
         self.ends(time)
             .find(|end| *end > time)
             .unwrap_or_else(|| time.saturating_add(self.longest()))
     }
 
-    /// Returns when the seven periods around `time` end. Three of the periods have ended by `time`,
-    /// and four end later.
+    /// Returns the ends of the seven periods around `time`: three that have passed, and four to
+    /// come.
     pub(crate) fn ends(self, time: u64) -> impl Iterator<Item = u64> {
         let zone = self.zone();
         let time = i64::try_from(time)
@@ -117,8 +113,7 @@ impl Calendar {
         })
     }
 
-    /// Returns the start of the period that is `number` periods after the period of the time
-    /// `local`.
+    /// Returns the start of the period `number` periods after the one that contains `local`.
     fn start(self, local: DateTime, number: i64) -> Option<DateTime> {
         let date = local.date();
         let (present, distance) = match self.period {
@@ -130,7 +125,7 @@ impl Calendar {
                 (monday.into(), number.weeks())
             }
             Period::Month(day) => {
-                // A date before `day` is in the period that began in the month before.
+                // A date before `day` is in the period that began the month before.
                 let after_first = i64::from(day - 1).days();
                 let first = date.checked_sub(after_first).ok()?.first_of_month();
                 (first.checked_add(after_first).ok()?.into(), number.months())
@@ -145,8 +140,8 @@ impl Calendar {
         zone.unwrap_or(TimeZone::UTC)
     }
 
-    /// Reads the calendar in the text of a limit: a period such as `month` or `month(15)`, and a
-    /// time zone, which is UTC by default. `None` for a window that is not of the calendar.
+    /// Reads a calendar from a limit's text: a period such as `month` or `month(15)`, and a time
+    /// zone, UTC by default. `None` if the window is not a calendar period.
     pub(crate) fn read(window: &str, zone: Option<&str>) -> Result<Option<Self>, String> {
         let day = window
             .strip_prefix("month(")
@@ -176,11 +171,11 @@ impl Calendar {
     }
 }
 
-/// Returns the position of a time zone in [`ZONES`].
+/// Returns the index of a time zone in [`ZONES`].
 fn zone_number(name: &str) -> Result<u16, String> {
     let zone =
         TimeZone::get(name).map_err(|error| format!("there is no time zone {name:?}: {error}"))?;
-    // A name without a capital is a name of this system alone, such as "localtime".
+    // A name without a capital is local to this system, such as "localtime".
     if !zone
         .iana_name()
         .is_some_and(|name| name.starts_with(|c: char| c.is_ascii_uppercase()))
@@ -188,9 +183,8 @@ fn zone_number(name: &str) -> Result<u16, String> {
         return Err(format!("there is no time zone {name:?}"));
     }
     let mut zones = ZONES.write().unwrap_or_else(PoisonError::into_inner);
-    // Zones are compared by name, since keys in Redis contain the name. Two names with the same
-    // rules are two zones. If such names were one zone, keys would contain the name that the
-    // process has met first.
+    // Zones are compared by name, since Redis keys contain it. If two names with the same rules
+    // were one zone, keys would contain the name that the process met first.
     let number = zones
         .iter()
         .position(|known| known.iana_name() == zone.iana_name())
@@ -201,7 +195,7 @@ fn zone_number(name: &str) -> Result<u16, String> {
     Ok(number as u16)
 }
 
-/// Writes the calendar as in the text of a limit, such as `month(15) Europe/Berlin`.
+/// Writes the calendar as in a limit's text, such as `month(15) Europe/Berlin`.
 impl fmt::Display for Calendar {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.period {
@@ -245,13 +239,13 @@ mod tests {
     }
 
     /// Tests every fifth time zone: all months, the weeks of one year, and each day whose length
-    /// differs from that of the day before. `CALENDAR=all` tests all zones and periods.
+    /// differs from the day before. `CALENDAR=all` tests all zones and periods.
     #[test]
     fn periods_end_where_the_library_says() {
         let is_all = std::env::var("CALENDAR").is_ok();
         let mut tested = 0;
         let names = tz::db().available().map(|name| name.to_string());
-        // The database of the system also has names of this system alone, such as "localtime".
+        // The system database also has local names, such as "localtime".
         let zones: BTreeSet<String> = names.filter(|name| zone_number(name).is_ok()).collect();
         assert!(zones.len() > 300);
         for zone in zones.iter().step_by(if is_all { 1 } else { 5 }) {
@@ -314,8 +308,7 @@ mod tests {
         );
     }
 
-    /// A process sends the ends of several periods. The script takes the first end after the time
-    /// of the server.
+    /// A process sends several period ends. The script takes the first one after the server's time.
     #[cfg(feature = "redis")]
     #[test]
     fn a_process_tells_the_same_end_if_its_clock_is_wrong_by_two_periods() {

@@ -14,7 +14,7 @@ use tokio::time::Instant;
 /// A clock that moves only when a test moves it.
 ///
 /// With a `MemoryStore`, a test can [pause tokio's time](crate::MemoryStore#in-tests) instead. A
-/// `ManualClock` also works on several threads, and with a `RedisStore`.
+/// `ManualClock` also works with several threads, and with a `RedisStore`.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -33,14 +33,14 @@ use tokio::time::Instant;
 #[derive(Clone)]
 pub struct ManualClock(Arc<Shown>);
 
-/// The time of a manual clock in microseconds, and the hook of a test.
+/// A manual clock's time in microseconds, and a test's hook.
 struct Shown {
     micros: AtomicU64,
     after_reading: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
 impl ManualClock {
-    /// A clock that shows the present time.
+    /// A clock that shows the current time.
     pub fn new() -> Self {
         Self(Arc::new(Shown {
             micros: AtomicU64::new(micros_since_epoch(SystemTime::now())),
@@ -48,25 +48,24 @@ impl ManualClock {
         }))
     }
 
-    /// Calls `hook` after each reading of the clock, on the thread that has read it. So a test can
-    /// stop a thread between its reading and its decision. Only the first hook of a clock is
-    /// called.
+    /// Calls `hook` after each reading, on the reading thread, so a test can stop it between its
+    /// reading and its decision. Only a clock's first hook is called.
     pub fn after_reading(&self, hook: impl Fn() + Send + Sync + 'static) {
         let _ = self.0.after_reading.set(Box::new(hook));
     }
 
-    /// Moves the clock forward by `by`, which is rounded down to microseconds.
+    /// Moves the clock forward by `by`, rounded down to microseconds.
     pub fn advance(&self, by: Duration) {
         self.set(|now| now.saturating_add(micros(by)));
     }
 
-    /// Moves the clock back by `by`, but not to a time before 1970. A test can thus show what
-    /// happens when an operator sets back the clock of a server.
+    /// Moves the clock back by `by`, but not before 1970, as if an operator had set back a server's
+    /// clock.
     pub fn step_back(&self, by: Duration) {
         self.set(|now| now.saturating_sub(micros(by)));
     }
 
-    /// The time that the clock shows.
+    /// The time shown.
     pub fn now(&self) -> SystemTime {
         system_time(self.micros())
     }
@@ -99,33 +98,31 @@ impl Default for ManualClock {
     }
 }
 
-/// The clock of a store in this process.
+/// The clock for a store in this process.
 #[derive(Clone)]
 pub(crate) enum Clock {
-    /// The time since this moment by tokio's clock. A step of the system clock does not change this
-    /// clock. Tests can pause tokio's clock. Tokio's clock needs no runtime.
+    /// Time since this moment by tokio's clock, which tests can pause and which needs no runtime.
+    /// Steps of the system clock do not affect it.
     Monotonic(Instant),
-    /// The system's time at the start, plus the time since then by tokio's clock. If the system
-    /// clock steps by more than a second, this clock follows. Such a step happens, for example,
-    /// when a machine goes on after it was suspended.
+    /// The system time at the start, plus the time since then by tokio's clock. It follows steps of
+    /// the system clock by more than a second, such as after the machine was suspended.
     Following(Arc<Following>),
     Manual(ManualClock),
 }
 
 /// One second. [`Following`] compares itself with the system clock at most once a second, and a
-/// difference of more than a second is a step.
+/// larger difference is a step.
 const STEP: u64 = 1_000_000;
 
-/// The longest time between the readings of the two clocks. If more time passes, the thread has
-/// stood still, and the readings are dropped.
+/// The longest time between reading the two clocks. If more passes, the thread has stalled, and the
+/// readings are dropped.
 const PRECISION: Duration = Duration::from_millis(100);
 
 pub(crate) struct Following {
     started: Instant,
-    /// The moment of `started`, by a clock that no test pauses.
+    /// The moment `started`, by a clock that tests cannot pause.
     really_started: time::Instant,
-    /// The time at `started` by the system clock, moved by the steps that this clock has followed
-    /// since.
+    /// The system time at `started`, adjusted by the steps followed since.
     epoch: AtomicU64,
     /// When the clocks were last compared, in microseconds since the start.
     compared_at: AtomicU64,
@@ -152,9 +149,9 @@ impl Following {
         }
     }
 
-    /// Follows the system clock if the system clock has stepped. `system` is the time of the system
-    /// clock, `elapsed` the time since the start, and `known` the epoch before both were read. If
-    /// another thread has followed a step since, these readings are old, and are dropped.
+    /// Follows the system clock if it has stepped. `system` is its time, `elapsed` the time since
+    /// the start, and `known` the epoch before both were read. If another thread has followed a
+    /// step since, these readings are stale and are dropped.
     fn follow(&self, known: u64, elapsed: u64, system: u64) {
         let epoch = system.saturating_sub(elapsed);
         if epoch.abs_diff(known) > STEP {
@@ -179,7 +176,7 @@ impl Clock {
         }))
     }
 
-    /// Microseconds since the Unix epoch, or since the start of a monotonic clock.
+    /// Microseconds since the Unix epoch, or since a monotonic clock's start.
     pub(crate) fn now(&self) -> u64 {
         match self {
             Self::Monotonic(start) => micros(start.elapsed()),
@@ -246,8 +243,7 @@ mod tests {
         );
     }
 
-    /// A test that pauses tokio's time also stops this clock. The pause does not count as a step of
-    /// the system clock.
+    /// Pausing tokio's time also stops this clock, and does not count as a system clock step.
     #[tokio::test(start_paused = true)]
     async fn a_paused_clock_shows_the_time_of_the_test() {
         let clock = Clock::following();

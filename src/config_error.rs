@@ -1,10 +1,10 @@
-//! The error of a wrong setting. The module [`error`](crate::error) exports this error.
+//! The error for a wrong setting, exported from [`error`](crate::error).
 
 use std::{borrow::Cow, error, fmt};
 
-/// A wrong setting. The text of the error names the value, and says what is wrong with the value.
+/// A wrong setting. The text names the value, and says what is wrong with it.
 ///
-/// The text shows at most the scheme of a URL, since the rest may be part of a password.
+/// It shows at most a URL's scheme, since the rest may be part of a password.
 ///
 /// ```
 /// use std::time::Duration;
@@ -21,7 +21,7 @@ impl ConfigError {
         Self(text.into())
     }
 
-    /// Makes the error of a wrong limit. `limit` is the name or the text of the limit.
+    /// Makes the error for a wrong limit. `limit` is its name or text.
     pub(crate) fn of_limit(limit: &str, problem: impl fmt::Display) -> Self {
         Self::new(format!("limit {limit:?}: {problem}"))
     }

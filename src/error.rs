@@ -2,12 +2,12 @@
 //!
 //! 1. [`Error::NeverFits`] is a mistake of the caller: waiting does not help.
 //! 2. [`Error::TimedOut`], [`Error::Unavailable`] and [`Error::BreakerOpen`] are failures of the
-//!    store. The caller or the route's [failure mode](crate::limiter::FailureMode) chooses whether
+//!    store. The caller or the route's [failure mode](crate::limiter::FailureMode) decides whether
 //!    the work goes on without a decision.
-//! 3. A [`StoreError`] has a [kind](StoreError::kind), and [`source`](std::error::Error::source)
-//!    returns its cause. Neither the error nor the cause contains a key or a password.
-//! 4. A [`ConfigError`] says which setting is wrong. Functions that make something, such as a
-//!    limit, a check or a store, return this error. Decisions do not.
+//! 3. A [`StoreError`] has a [kind](StoreError::kind), and its cause as
+//!    [`source`](std::error::Error::source). Neither contains a key or a password.
+//! 4. A [`ConfigError`] says which setting is wrong. It comes from functions that make a limit, a
+//!    check, a store and so on, not from decisions.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() {
@@ -33,18 +33,18 @@ use crate::limit::Limit;
 pub enum Error {
     /// The cost is above the limit.
     NeverFits(NeverFits),
-    /// The store did not answer within the deadline. The check may have been counted or not.
+    /// The store did not answer within the deadline. The check may or may not have been counted.
     TimedOut {
         /// The deadline that passed.
         deadline: Duration,
-        /// The smoothed round trip of the store, if it is known. The [default
+        /// The store's smoothed round trip, if known. The [default
         /// deadline](crate::Limiter::deadline) uses the same value.
         round_trip: Option<Duration>,
     },
     /// The store answered with an error, or could not be reached.
     Unavailable(StoreError),
-    /// The store was not asked, since it has failed repeatedly. The inner error is the last
-    /// failure. See [`Breaker`](crate::limiter::Breaker).
+    /// The store was not asked, since it has failed repeatedly. Contains the last failure. See
+    /// [`Breaker`](crate::limiter::Breaker).
     BreakerOpen(Arc<Self>),
 }
 
@@ -85,8 +85,7 @@ impl error::Error for Error {
 }
 
 impl Error {
-    /// The value of the label `cause` in metrics. `None` for a mistake of the caller, which is no
-    /// failure.
+    /// The metrics label `cause`. `None` for a caller's mistake, which does not count as a failure.
     pub(crate) fn label(&self) -> Option<&'static str> {
         match self {
             Self::TimedOut { .. } => Some("timed_out"),
@@ -96,7 +95,7 @@ impl Error {
         }
     }
 
-    /// Sets the round trip of the store in an error of the kind [`TimedOut`](Self::TimedOut).
+    /// Sets the store's round trip in a [`TimedOut`](Self::TimedOut).
     pub(crate) fn at_distance(mut self, distance: Option<Duration>) -> Self {
         if let Self::TimedOut { round_trip, .. } = &mut self {
             *round_trip = distance;
@@ -104,7 +103,7 @@ impl Error {
         self
     }
 
-    /// True if the failure may be over soon, so that a caller with time to wait asks again.
+    /// True if the failure is transient, so a caller with time to wait asks again.
     pub(crate) fn may_pass(&self) -> bool {
         match self {
             Self::TimedOut { .. } => true,
@@ -120,7 +119,7 @@ impl Error {
         }
     }
 
-    /// True if a breaker counts the error as a failure of the store.
+    /// True if a breaker counts the error as a store failure.
     pub(crate) fn is_the_stores(&self) -> bool {
         match self {
             Self::TimedOut { .. } => true,
@@ -183,37 +182,36 @@ impl From<StoreError> for Error {
 #[derive(Clone, Debug)]
 pub struct StoreError {
     doing: &'static str,
-    /// The kind of failure that has kept the store from its work.
+    /// What kept the store from its work.
     pub kind: StoreErrorKind,
     pub(crate) is_of_one_check: bool,
     cause: Arc<dyn error::Error + Send + Sync>,
 }
 
-/// The kind of failure that has kept a store from its work.
+/// What kept a store from its work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum StoreErrorKind {
-    /// A setting is wrong: the text of the cause names the setting. The cause is a [`ConfigError`],
-    /// except if only the server shows the mistake, such as a database that the server does not
-    /// have.
+    /// A setting is wrong: the cause's text names it. The cause is a [`ConfigError`], unless only
+    /// the server reveals the mistake, such as a database that it does not have.
     Config,
-    /// The server has refused the user, the password, or a command that this user may not run.
+    /// The server refused the user, the password, or a command that this user may not run.
     Denied,
     /// There is no connection to the server, or the connection broke.
     Unreachable,
-    /// The server did not answer in time. Or the check was not sent, since so many checks were
-    /// waiting that its reply would have come too late.
+    /// The server did not answer in time, or the check was not sent because so many were waiting
+    /// that its reply would have come too late.
     TimedOut,
-    /// The server is a replica, or may not write for another reason: it has too few replicas, or
-    /// could not save its data.
+    /// The server does not accept writes: it is a replica, has too few replicas, or could not save
+    /// its data.
     ReadOnly,
-    /// The server still loads its data after a start, or runs one script for too long.
+    /// The server is still loading its data after a start, or one script has been running too long.
     Busy,
-    /// There is no memory left for the admission.
+    /// There is no memory for the admission.
     OutOfMemory,
-    /// The key has a value of another application.
+    /// The key holds another application's value.
     WrongType,
-    /// Another failure. The text of the cause describes the failure.
+    /// Another failure, described by the cause.
     Other,
 }
 
@@ -232,15 +230,15 @@ impl StoreError {
         }
     }
 
-    /// Marks the failure as one that does not affect other checks, such as a full queue. A
-    /// [`Breaker`](crate::limiter::Breaker) does not count a failure that is marked so.
+    /// Marks a failure that does not affect other checks, such as a full queue.
+    /// [`Breaker`](crate::limiter::Breaker)s do not count it.
     #[must_use]
     pub fn of_one_check(mut self) -> Self {
         self.is_of_one_check = true;
         self
     }
 
-    /// Replaces the text that says what the store was `doing` when it failed.
+    /// Replaces the text for what the store was `doing` when it failed.
     #[cfg(feature = "redis")]
     pub(crate) fn when(mut self, doing: &'static str) -> Self {
         self.doing = doing;

@@ -1,12 +1,12 @@
-//! Keys: a limit counts the units of each key apart.
+//! Keys: each key's units are counted separately.
 //!
 //! 1. A key is a namespace and a value. Equal values in different namespaces are different keys, so
-//!    an address never collides with an API key or a user name that looks like it.
+//!    an address never collides with an API key or user name that looks like it.
 //! 2. A value can be personal, so [`Debug`](std::fmt::Debug) shows only the namespace, and
-//!    `RedisStore` sends only a digest. Readers of Redis can still find guessable values by trying
-//!    them, unless the store has a [`Secret`](crate::Secret).
+//!    `RedisStore` sends only a digest. Readers of Redis can still brute-force guessable values,
+//!    unless the store has a [`Secret`](crate::Secret).
 //! 3. Do not use a secret as a value. [`ApiKey`](crate::ApiKey) and
-//!    [`Secret::key`](crate::Secret::key) make a key of the secret's hash instead.
+//!    [`Secret::key`](crate::Secret::key) hash it instead.
 //!
 //! ```
 //! use tower_sliding_window::Key;
@@ -21,8 +21,8 @@
 //!
 //! # The key of a layer
 //!
-//! A string becomes a key without a namespace. The extractor of a layer makes keys in a namespace
-//! of its own, so the extractor's key for `acme` differs from the key of the string `acme`:
+//! A string becomes a key without a namespace. A layer's extractor makes keys in its own namespace,
+//! so its key for `acme` differs from the string's:
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), tower_sliding_window::Error> {
@@ -55,16 +55,15 @@ pub struct Key {
     value: Value,
 }
 
-/// The most bytes of a short value. With a larger number, every `Value` would take more memory.
+/// The longest short value in bytes. A larger number would make every `Value` larger.
 const SHORT: usize = 22;
 
-/// The bytes of a key. Short values, such as addresses, hashes and most names, are stored in the
-/// enum itself. So making, cloning or comparing a short value allocates nothing, and follows no
-/// pointer.
+/// The bytes of a key. Short values, such as addresses, hashes and most names, are stored inline:
+/// making, cloning or comparing one does not allocate or follow a pointer.
 #[derive(Clone, PartialEq, Eq, Hash)]
 enum Value {
-    /// The first `length` bytes are the value. All bytes after the value are zero, so that equal
-    /// values have equal arrays.
+    /// The first `length` bytes are the value. The rest is zero, so that equal values have equal
+    /// arrays.
     Short {
         length: u8,
         bytes: [u8; SHORT],
@@ -73,12 +72,12 @@ enum Value {
 }
 
 impl Key {
-    /// A key with any bytes as its value.
+    /// A key with arbitrary bytes as its value.
     pub fn new(namespace: &'static str, value: impl AsRef<[u8]>) -> Self {
         Self::joined(namespace, &[value.as_ref()])
     }
 
-    /// Makes a key whose value is all `parts`, one after the other.
+    /// Makes a key whose value is all `parts` concatenated.
     #[inline]
     pub(crate) fn joined(namespace: &'static str, parts: &[&[u8]]) -> Self {
         let mut bytes = [0; SHORT];
@@ -106,8 +105,8 @@ impl Key {
     }
 }
 
-/// Makes a key without a namespace. All texts, numbers and addresses become such keys: see [the key
-/// of a layer](self#the-key-of-a-layer).
+/// Makes a key without a namespace, as for all strings, numbers and addresses: see [the key of a
+/// layer](self#the-key-of-a-layer).
 impl From<&str> for Key {
     fn from(value: &str) -> Self {
         Self::new("", value)
@@ -120,16 +119,15 @@ impl From<&String> for Key {
     }
 }
 
-/// Makes the key of the number's decimal digits.
+/// Makes a key from the decimal digits.
 impl From<u64> for Key {
     fn from(value: u64) -> Self {
         Self::from(value.to_string())
     }
 }
 
-/// Makes the key of the address's text. An IPv4 address that is mapped into IPv6 has the key of the
-/// IPv4 address. [`PeerIp`](crate::PeerIp) makes other keys of addresses: see the method `key` of
-/// `PeerIp`.
+/// Makes a key from the address as text. An IPv4-mapped IPv6 address has the IPv4 address's key.
+/// [`PeerIp`](crate::PeerIp) makes other keys: see its method `key`.
 impl From<IpAddr> for Key {
     fn from(address: IpAddr) -> Self {
         Self::from(address.to_canonical().to_string())
@@ -142,12 +140,11 @@ impl From<&Self> for Key {
     }
 }
 
-/// Makes one key of two keys, as [`KeyExtractor::and`](crate::KeyExtractor::and) does for a
+/// Combines two keys into one, as [`KeyExtractor::and`](crate::KeyExtractor::and) does for a
 /// request. Two pairs are equal only if their first keys are equal and their second keys are equal.
 impl From<(&Self, &Self)> for Key {
     fn from((first, second): (&Self, &Self)) -> Self {
-        // The length of each part comes before the part, so no two different pairs give the same
-        // bytes.
+        // Each part is length-prefixed, so different pairs never give the same bytes.
         let parts = [
             first.namespace.as_bytes(),
             first.value(),
@@ -172,24 +169,21 @@ impl fmt::Debug for Key {
     }
 }
 
-/// Makes digests, by which a table finds the entry of a limit and a key. A digest is keyed by
-/// random bits of the process (SipHash). So clients, who choose their keys, cannot make digests
-/// collide.
+/// Computes digests, by which a table finds the entry for a limit and a key. They are keyed by
+/// random bits per process (SipHash), so clients, who choose their keys, cannot cause collisions.
 #[derive(Debug, Default)]
 pub(crate) struct Digester(RandomState);
 
 impl Digester {
-    /// Returns the digest of 128 bits, which stands for a limit and a key themselves. Its lower
-    /// half is their digest of 64 bits. `name` is the limit's name, and `rest` is a number for the
-    /// rest of the limit's identity.
+    /// Returns a 128-bit digest that stands in for the limit and key. Its lower half is their
+    /// 64-bit digest. `name` is the limit's name, and `rest` encodes the rest of its identity.
     ///
-    /// The upper half is a multiply-fold hash, keyed by the lower half. Two texts that have the
-    /// same lower half by chance have the same factors, which are random and unknown to clients.
-    // Inlined, so that callers that need only the lower half do not compute the upper half.
+    /// The upper half is a multiply-fold hash keyed by the lower half. Two inputs whose lower
+    /// halves collide by chance have the same factors, which are random and unknown to clients.
+    // Inlined, so callers that need only the lower half do not compute the upper half.
     #[inline(always)]
     pub(crate) fn digest(&self, name: &str, rest: u64, key: &Key) -> u128 {
-        // The lengths come before the parts, so two different keys or limits never give the same
-        // bytes.
+        // Length-prefixed, so different limits or keys never give the same bytes.
         let lengths = (name.len() as u64) << 32 | key.namespace.len() as u64;
         let head = [rest.to_le_bytes(), lengths.to_le_bytes()];
         let parts = [
@@ -210,10 +204,10 @@ impl Digester {
     }
 }
 
-/// Returns the multiply-fold hash of at least 16 bytes, keyed by `key`.
+/// Multiply-fold hash over at least 16 bytes, keyed by `key`.
 #[inline(always)]
 fn folded(bytes: &[u8], key: u64) -> u64 {
-    // The last block may overlap the block before it.
+    // The last block may overlap the one before it.
     let blocks = bytes.as_chunks().0.iter().chain(bytes.last_chunk());
     blocks.fold(key.rotate_left(21) ^ bytes.len() as u64, |hash, block| {
         let block = u128::from_le_bytes(*block);
@@ -223,11 +217,10 @@ fn folded(bytes: &[u8], key: u64) -> u64 {
     })
 }
 
-/// The most bytes that are joined without an allocation.
+/// The most bytes to join without allocating.
 pub(crate) const JOINED: usize = 128;
 
-/// All parts, one after the other, for a hash. One write of all parts takes half the time of a
-/// write for each part.
+/// Concatenates parts for hashing: one write takes half the time of a write per part.
 #[inline(always)]
 pub(crate) fn joined<'a>(parts: &[&[u8]], bytes: &'a mut [u8; JOINED]) -> Cow<'a, [u8]> {
     match join(parts, bytes) {
@@ -236,8 +229,7 @@ pub(crate) fn joined<'a>(parts: &[&[u8]], bytes: &'a mut [u8; JOINED]) -> Cow<'a
     }
 }
 
-/// Writes all parts into `bytes`, one after the other. Returns their length, or `None` if there is
-/// too little room.
+/// Concatenates the parts into `bytes`. Returns their length, or `None` if they do not fit.
 #[inline]
 fn join(parts: &[&[u8]], bytes: &mut [u8]) -> Option<usize> {
     let mut end = 0;
@@ -392,7 +384,7 @@ mod tests {
         }
     }
 
-    /// The upper halves of two texts with one lower half are hashes with one key.
+    /// If two lower halves collide, their upper halves are hashes under one key.
     #[test]
     fn each_bit_of_a_text_changes_its_hash_under_one_key() {
         let key = RandomState::new().hash_one(0);

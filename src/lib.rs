@@ -1,9 +1,9 @@
 //! Exact, distributed rate limiting for [tower](https://docs.rs/tower) and
 //! [axum](https://docs.rs/axum), on Redis or in one process.
 //!
-//! A [`RateLimitLayer`] finds the keys of each request, decides all limits of the layer in one
-//! atomic step, and forwards the request or answers 429. The window slides: no span of the window's
-//! length ever admits more than the limit, however many processes share the limit. See the
+//! A [`RateLimitLayer`] extracts the keys of each request, decides all its limits in one atomic
+//! step, and forwards the request or answers 429. The window slides: no span of the window's length
+//! ever admits more than the limit, however many processes share it. See the
 //! [guarantees](#guarantees).
 //!
 //! ```no_run
@@ -77,41 +77,40 @@
 //! | [`middleware::extract`] | keys from requests: addresses, headers, API keys, closures |
 //! | [`middleware::rejection`] | responses to refused requests, and how to replace them |
 //! | [`limiter`] | deciding without HTTP |
-//! | [`limit`], [`key`], [`check`], [`decision`], [`error`] | the words: units in a window, who spends them, charges that are decided together, the outcome, and why there is none |
+//! | [`limit`], [`key`], [`check`], [`decision`], [`error`] | the terms: units in a window, who spends them, charges that are decided together, the outcome, and why there is none |
 //! | [`algorithm`], [`split`] | how a limit counts, and limits in parts |
 //! | [`settlement`] | costs known afterwards, refunds |
 //! | [`store`] | [`MemoryStore`], `RedisStore`, one [chosen by a URL](store::from_url), stores of your own, the [refusal cache](Limiter::refusal_cache), [`Breaker`](limiter::Breaker) |
 //! | [`secret`] | keyed hashes of API keys, and of identities in Redis |
-//! | [`metrics`](mod@metrics) | the table of metrics |
+//! | [`metrics`](mod@metrics) | the metrics table |
 //! | `testing` | with the feature `test-util`: a store that fails on command |
-//! | [`guide`] | one page for each task |
+//! | [`guide`] | one page per task |
 //!
 //! # Stores
 //!
 //! [`MemoryStore`] counts within one process, without a runtime or a task. `RedisStore` shares
 //! limits between processes: on one server, behind sentinels, or on a cluster. Each decision is one
-//! script on Redis 6.2 or newer, by the server's clock. Checks that arrive while a script is on its
-//! way share the next script. Clones of a store share its connections, its
-//! [breaker](limiter::Breaker), and the refusals that it [remembers](Limiter::refusal_cache).
-//! [`store::from_url`] chooses a store at run time.
+//! script on Redis 6.2 or newer, by the server's clock. Checks that arrive while a script is in
+//! flight are batched into the next one. Clones of a store share its connections,
+//! [breaker](limiter::Breaker) and [refusal cache](Limiter::refusal_cache). [`store::from_url`]
+//! chooses a store at run time.
 //!
 //! # Guarantees
 //!
-//! * With Redis up, no window of a limit ever admits more than the limit. Limits that choose
-//!   another [`algorithm`] than the exact log, or that [count
-//!   afterwards](KeyedLimit::count_afterwards), promise less.
-//! * A refusal takes nothing from any limit. On a cluster, the slots of a check of several keys
-//!   decide at the same time. If one refuses, what the others have counted is given back.
-//! * The retry time of a refusal is the first moment at which the same check would pass. If only
-//!   reservations are in the way, the retry time is short. Where this moment is not known, the
-//!   retry time is a lower bound: see [`decision`].
-//! * A request waits for decisions for at most the longest [deadline](RateLimitLayer::deadline) of
+//! * With Redis up, a window never admits more than the limit. Limits with an [`algorithm`] other
+//!   than the exact log, or that [count afterwards](KeyedLimit::count_afterwards), promise less.
+//! * A refusal does not charge any limit. On a cluster, a check with several keys is decided by all
+//!   its slots at the same time. If one refuses, what the others have counted is given back.
+//! * A refusal's retry time is the first moment at which the same check would pass. If only
+//!   reservations are in the way, it is short. Where this moment is not known, the retry time is a
+//!   lower bound: see [`decision`].
+//! * A request waits for decisions at most the longest [deadline](RateLimitLayer::deadline) among
 //!   its layers, plus 5 ms for each layer that finds its deadline used up. The default deadline
-//!   follows the round trip of the store: 50 ms next to the store, and at most 1 s. A layer that
-//!   [waits for capacity](RateLimitLayer::wait_up_to) adds its wait.
+//!   follows the store's round trip: 50 ms next to the store, and at most 1 s. A layer that [waits
+//!   for capacity](RateLimitLayer::wait_up_to) adds its wait.
 //! * API keys leave the process as keyed hashes only.
 //!
-//! Failover, eviction, a clock that steps and an outage weaken these guarantees:
+//! Failover, eviction, clock steps and outages weaken these guarantees:
 //! [`guide::what_happens_when`] says by how much.
 //!
 //! # Features
@@ -121,23 +120,23 @@
 //! | `axum` | yes | [`PeerIp`] and [`ClientIp`] read axum's `ConnectInfo`, and a [`Rejection`] is a response |
 //! | `redis` | yes | `RedisStore`, on one server or behind sentinels |
 //! | `cluster` | no | `RedisStore` on a Redis Cluster |
-//! | `calendar` | no | limits by the calendar of a time zone: hours, days, weeks and months |
+//! | `calendar` | no | limits by the calendar in a time zone: hours, days, weeks and months |
 //! | `serde` | no | the text of a [`Limit`] in configurations: `Serialize` and `Deserialize` |
-//! | `tls` | no | `rediss://` URLs, by rustls, with the provider of cryptography that the program installs: see [`guide::existing_connections`] |
+//! | `tls` | no | `rediss://` URLs, by rustls, with the crypto provider that the program installs: see [`guide::existing_connections`] |
 //! | `credentials` | no | passwords and tokens that change: see [`guide::existing_connections`] |
-//! | `tracing` | yes | log lines for set-up errors, an unavailable store and others: at most one a second of each kind for each layer or limiter |
+//! | `tracing` | yes | log lines for setup errors, an unavailable store and others: at most one a second of each kind for each layer or limiter |
 //! | `grpc` | no | `GrpcResponse`, [`PeerIp`] and [`ClientIp`] with tonic's peer address, and a [`Rejection`] is a `tonic::Status`: see [`guide::grpc`] |
 //! | `test-util` | no | the module `testing`, for `[dev-dependencies]`: see [`guide::testing_your_limits`] |
-//! | `metrics` | no | counters, gauges and histograms for the recorder of the program: see [`metrics`](mod@metrics) |
+//! | `metrics` | no | counters, gauges and histograms for the program's recorder: see [`metrics`](mod@metrics) |
 //!
 //! # Panics
 //!
 //! Functions that take literals, such as [`Limit::per_minute`], [`Header::new`] or
 //! [`RateLimitLayer::limit`], panic on a mistake when the layer is built. In a `const`, the mistake
-//! does not compile. For values from a configuration there are [`Limit::new`], [`Limit::parse`],
-//! [`RateLimitLayer::limits`] and `http::HeaderName`, which return errors. A layer without any
-//! limit panics when it is applied to a service. Later, nothing panics in a tokio runtime with
-//! time.
+//! does not compile. For values from a configuration, use [`Limit::new`], [`Limit::parse`],
+//! [`RateLimitLayer::limits`] and `http::HeaderName`, which return errors. A layer without limits
+//! panics when it is applied to a service. After that, nothing panics in a tokio runtime with time
+//! enabled.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

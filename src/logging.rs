@@ -1,6 +1,6 @@
 //! Log lines: at most one a second of each kind, and none without the feature `tracing`.
 //!
-//! The calls are the same with and without the feature, so that no caller needs a `cfg`:
+//! Calls look the same with and without the feature, so callers need no `cfg`:
 //!
 //! ```text
 //! if let Some(suppressed) = self.opened.pass() {
@@ -33,8 +33,8 @@ pub(crate) struct Throttle {
 }
 
 impl Throttle {
-    /// If the line passes, returns how many lines were suppressed since the last line that passed.
-    /// Without the feature `tracing`, no line passes.
+    /// Returns the number of lines suppressed since the last one, or `None` if this one is
+    /// suppressed. Without the feature `tracing`, always `None`.
     #[inline]
     pub(crate) fn pass(&self) -> Option<u64> {
         if cfg!(feature = "tracing") {
@@ -67,7 +67,7 @@ impl fmt::Display for Chain<'_> {
         f.write_str(&shown)?;
         let mut cause = self.0.source();
         while let Some(error) = cause {
-            // Some errors repeat the text of their cause.
+            // Some errors repeat their cause's text.
             let text = error.to_string();
             if text != shown {
                 write!(f, ": {text}")?;
@@ -78,8 +78,7 @@ impl fmt::Display for Chain<'_> {
     }
 }
 
-/// Replaces the macros of log lines if the feature `tracing` is off. This macro uses the fields,
-/// and writes nothing.
+/// Replaces the log macros if the feature `tracing` is off. Uses the fields, and writes nothing.
 #[cfg(not(feature = "tracing"))]
 macro_rules! no_line {
     ($($(%)? $(?)? $field:ident,)* $message:literal) => {{

@@ -1,48 +1,47 @@
-//! Metrics, for a recorder behind the facade [`metrics`](https://docs.rs/metrics).
+//! Metrics, for a recorder behind the [`metrics`](https://docs.rs/metrics) facade.
 //!
 //! | name | kind | unit | labels | counts or measures |
 //! |---|---|---|---|---|
-//! | `rate_limit_decisions_total` | counter | decisions | `layer`; `limit`: the limit's name; `outcome`: `allowed`, `refused`, `shadow_refused` | how often a limit was part of an admission, refused, or would have refused in the [shadow](crate::KeyedLimit::in_shadow); units counted [afterwards](crate::KeyedLimit::count_afterwards), and charges at no cost, such as those of [`peek`](crate::Limiter::peek), are left out |
-//! | `rate_limit_rejections_total` | counter | requests | `layer`; `kind`: `limited`, `never_fits`, `no_key`, `not_set_up`, `denied`, `banned`, `unavailable` | how often a layer, or a handler by a [`Rejection`](crate::Rejection), responded in the service's place: with 429 over a limit, with 429 because the cost is above a limit, with a 4xx because of the key, with 500 because the server is not set up to find a key or to hold a place, with 403, by a [ban](crate::KeyedLimit::ban), with 503 |
-//! | `rate_limit_uncounted_total` | counter | requests | `layer` | how often a layer let an [exempt](crate::RateLimitLayer::exempt) request through without looking at its limits |
+//! | `rate_limit_decisions_total` | counter | decisions | `layer`; `limit`: the limit's name; `outcome`: `allowed`, `refused`, `shadow_refused` | how often a limit was part of an admission, refused, or would have refused in [shadow mode](crate::KeyedLimit::in_shadow); units counted [afterwards](crate::KeyedLimit::count_afterwards), and charges at no cost, such as those from [`peek`](crate::Limiter::peek), are left out |
+//! | `rate_limit_rejections_total` | counter | requests | `layer`; `kind`: `limited`, `never_fits`, `no_key`, `not_set_up`, `denied`, `banned`, `unavailable` | how often a layer responded without calling the service, or a handler by a [`Rejection`](crate::Rejection): with 429 over a limit, with 429 because the cost is above a limit, with a 4xx because of the key, with 500 because the server is not set up to find a key or to hold a place, with 403, by a [ban](crate::KeyedLimit::ban), with 503 |
+//! | `rate_limit_uncounted_total` | counter | requests | `layer` | how often a layer let an [exempt](crate::RateLimitLayer::exempt) request pass without looking at its limits |
 //! | `rate_limit_failures_total` | counter | failures | `layer`; `cause`: `timed_out`, `unavailable`, `breaker_open`, `not_given_back` | how often a check, a settlement or a reset failed: see [`Error`](crate::Error). `not_given_back`: how often units of a check that [several slots](crate::store::RedisSource::cluster) have refused were not found again |
 //! | `rate_limit_degraded_total` | counter | requests | `layer`; `mode`: `open`, `closed`, `local` | how often a layer's [failure mode](crate::limiter::FailureMode) decided; how often a handler answered 503 by a [`Rejection`](crate::Rejection) |
 //! | `rate_limit_refusal_cache_hits_total` | counter | refusals | | refusals by the [refusal cache](crate::Limiter::refusal_cache), without asking the store |
 //! | `rate_limit_prefetch_hits_total` | counter | checks | | admissions out of [prefetch](crate::limit::prefetch), without asking the store |
-//! | `rate_limit_breakers_open` | gauge | breakers | | open [breakers](crate::limiter::Breaker): 0 or 1 for one `RedisStore`, in a cluster one for each node or group of nodes that fails, unless a limiter or layer has a breaker of its own |
-//! | `rate_limit_batch_checks` | histogram | checks and settlements | | size of a batch that is sent to Redis |
+//! | `rate_limit_breakers_open` | gauge | breakers | | open [breakers](crate::limiter::Breaker): 0 or 1 for one `RedisStore`, on a cluster one for each node or group of nodes that fails, unless a limiter or layer has its own breaker |
+//! | `rate_limit_batch_checks` | histogram | checks and settlements | | batch size as sent to Redis |
 //! | `rate_limit_queue_checks` | histogram | checks and settlements | | how many still wait when a batch is sent |
 //! | `rate_limit_queue_full_total` | counter | checks and settlements | | how many failed at once, because they would have been answered after the deadline, or because 65,536 waited |
 //! | `rate_limit_script_seconds` | histogram | seconds | | time from sending a batch to its reply or error, without the wait of its checks in the queue, or for a connection |
 //!
-//! 1. Metrics need the feature `metrics`, which is off by default. Without this feature, no code
-//!    for metrics is compiled.
-//! 2. `layer` is the [name](crate::RateLimitLayer::named) of the layer. The label is empty for a
-//!    layer without a name, for a handler, and for a [`Limiter`](crate::Limiter) without a layer.
-//!    Prometheus treats an empty label like a missing label.
-//! 3. A check of several limits counts once for each limit. If the check is refused, only the
-//!    limits that refused it count. Decisions by the refusal cache, and under a
-//!    [share](crate::limiter::Share) of this process, count too.
-//! 4. Each check, settlement or reset that fails counts as one failure, whatever the failure mode
-//!    does. A probe does not count.
-//! 5. A rejection counts once, for the layer that made it. A responder that calls `into_response`
-//!    of the rejection counts the rejection once more, under the empty layer. No counter of
-//!    requests counts a request that is charged and not rejected. `rate_limit_decisions_total`
-//!    counts it, once for each of its limits. A request whose [chosen](crate::KeyedLimit::chosen)
-//!    limits are all `None`, or that costs nothing, is in no counter at all.
-//! 6. No label contains a key or other text of a client. The number of series depends on the names
-//!    of layers and limits alone. Each name of a limit has its own series in each layer, also the
-//!    names of [chosen](crate::KeyedLimit::chosen) limits.
-//! 7. Install the recorder before the first request. The gauge of open breakers is only raised and
-//!    lowered, and never set, so a recorder that is installed later misses the breakers that are
-//!    already open. A recorder gets the units and descriptions of all metrics just before the first
-//!    value that it records.
+//! 1. Metrics need the feature `metrics`, which is off by default. Without it, no metrics code is
+//!    compiled.
+//! 2. `layer` is the layer's [name](crate::RateLimitLayer::named). It is empty for an unnamed
+//!    layer, for a handler, and for a [`Limiter`](crate::Limiter) without a layer. Prometheus
+//!    treats an empty label like a missing one.
+//! 3. A check under several limits counts once per limit. If it is refused, only the limits that
+//!    refused it count. Decisions by the refusal cache, and under a local
+//!    [share](crate::limiter::Share), count too.
+//! 4. Each failed check, settlement or reset counts as one failure, whatever the failure mode does.
+//!    Probes do not count.
+//! 5. A rejection counts once, for the layer that made it. A responder that calls its
+//!    `into_response` counts it again, under the empty layer. A request that is charged and not
+//!    rejected is not in any request counter; `rate_limit_decisions_total` counts it, once per
+//!    limit. A request whose [chosen](crate::KeyedLimit::chosen) limits are all `None`, or that
+//!    costs nothing, is not counted at all.
+//! 6. Labels never contain a key or other text from a client. The number of series depends only on
+//!    layer and limit names. Each limit name has its own series in each layer, including
+//!    [chosen](crate::KeyedLimit::chosen) limits.
+//! 7. Install the recorder before the first request. The gauge for open breakers is only raised and
+//!    lowered, never set, so a recorder installed later misses breakers that are already open. A
+//!    recorder gets all units and descriptions just before the first value that it records.
 //!
 //! # Dashboard and alerts
 //!
 //! The example `metrics` exports all metrics: `cargo run --example metrics --features metrics`. The
-//! folder `examples/metrics` also has a dashboard for Grafana, `dashboard.json`, and rules for
-//! Prometheus, `alerts.yml`. The rules have alerts on Redis, and the following alerts:
+//! folder `examples/metrics` also has a Grafana dashboard, `dashboard.json`, and Prometheus rules,
+//! `alerts.yml`. The rules alert on Redis, and on the following:
 //!
 //! | alert on | reason |
 //! |---|---|
@@ -52,26 +51,25 @@
 //! | an increase of `rate_limit_rejections_total{kind="not_set_up"}` | the server does not know its peers, or its bodies cannot [hold places](crate::guide::at_most_n_at_once#bodies), so requests get a 500 |
 //! | an increase of `rate_limit_queue_full_total` | Redis decides fewer checks than arrive |
 //!
-//! A counter appears with its first event, so `rate` and `increase` of Prometheus miss that event.
-//! An alert on that event also has to look for a new counter:
+//! A counter appears with its first event, so `rate` and `increase` in Prometheus miss that event.
+//! An alert on it must also look for a new counter:
 //!
 //! ```text
 //! increase(rate_limit_degraded_total[5m]) > 0
 //!   or (rate_limit_degraded_total unless rate_limit_degraded_total offset 5m)
 //! ```
 //!
-//! To find the fraction of requests that a limit refuses, divide the `refused` decisions of the
-//! limit by all of its decisions. To see timeouts coming, compare `rate_limit_script_seconds` with
-//! the [deadline](crate::RateLimitLayer::deadline), which includes the wait in the queue. Clients
-//! can cause rejections with `kind="no_key"` as they like, so do not alert on this kind.
+//! To find the fraction of requests that a limit refuses, divide its `refused` decisions by all its
+//! decisions. To see timeouts coming, compare `rate_limit_script_seconds` with the
+//! [deadline](crate::RateLimitLayer::deadline), which includes the wait in the queue. Clients can
+//! cause `kind="no_key"` rejections at will, so do not alert on them.
 //!
 //! # Buckets
 //!
-//! The buckets of a histogram have to fit its values. A batch has up to 64 checks, or 128 equal
-//! checks. Up to 65,536 checks may wait in the queue. A histogram of times needs a boundary at the
-//! deadline. The default deadline is 50 ms next to Redis. If Redis is farther away, the default
-//! deadline is a little more than five round trips, and at most 1 s. In this case, add boundaries
-//! at one, two, three and five round trips.
+//! Histogram buckets have to fit the values. A batch has at most 64 checks, or 128 equal ones. At
+//! most 65,536 checks wait in the queue. Time histograms need a boundary at the deadline. It is 50
+//! ms by default next to Redis. If Redis is farther away, it is a little more than five round
+//! trips, at most 1 s; then add boundaries at one, two, three and five round trips.
 //!
 //! ```
 //! # #[cfg(feature = "metrics")]
@@ -116,7 +114,7 @@ use ::metrics::{
 
 use crate::decision::Decision;
 
-/// Runs the body if the feature `metrics` is on. Otherwise the body is not compiled.
+/// Runs the body if the feature `metrics` is on. Otherwise it is not compiled.
 macro_rules! record {
     ($($body:tt)*) => {
         #[cfg(feature = "metrics")]
@@ -127,9 +125,8 @@ macro_rules! record {
     };
 }
 
-/// Describes all metrics to the present recorder, unless the last descriptions went to the same
-/// recorder. A process may install a recorder at any time, and a test may have a recorder for each
-/// thread.
+/// Describes all metrics to the current recorder, unless the last descriptions went to it. A
+/// process may install a recorder at any time, and a test may have one per thread.
 #[cfg(feature = "metrics")]
 fn describe() {
     use std::{
@@ -200,12 +197,11 @@ fn describe() {
         Unit::Seconds,
         "Time from sending a script to its reply",
     );
-    // The address is stored after the descriptions, so that no other thread records a value before
-    // them.
+    // Stored after the descriptions, so that no other thread records a value before them.
     DESCRIBED.store(address, Ordering::Relaxed);
 }
 
-/// Counts the outcome for each limit of a decision. `layer` is the name of the layer.
+/// Counts the outcome for each limit in a decision. `layer` is the layer's name.
 #[inline]
 pub(crate) fn decided(decision: &Decision, layer: &Cow<'static, str>) {
     record! {
@@ -215,9 +211,9 @@ pub(crate) fn decided(decision: &Decision, layer: &Cow<'static, str>) {
                 Some(_) if status.is_shadow => "shadow_refused",
                 Some(_) => "refused",
                 None if is_allowed && status.has_asked => "allowed",
-                // This limit has no outcome if another limit has refused the check, or if the
-                // caller has only looked at the limit. If the charge counts units afterwards, the
-                // outcome was counted before, with the admission.
+                // This limit has no outcome if another limit refused the check, or if the caller
+                // only looked. For units counted afterwards, the outcome was counted with the
+                // admission.
                 None => continue,
             };
             let limit = status.limit.identity.name.clone();
@@ -226,8 +222,7 @@ pub(crate) fn decided(decision: &Decision, layer: &Cow<'static, str>) {
     }
 }
 
-/// Counts a check, a settlement or a reset that failed. `cause` is the reason; `None` counts
-/// nothing, since the caller has made a mistake.
+/// Counts a failed check, settlement or reset. `None` is a caller's mistake, and is not counted.
 #[inline]
 pub(crate) fn failed(cause: Option<&'static str>, layer: &Cow<'static, str>) {
     record! {
@@ -237,19 +232,19 @@ pub(crate) fn failed(cause: Option<&'static str>, layer: &Cow<'static, str>) {
     }
 }
 
-/// Counts a request that the failure mode has decided.
+/// Counts a request decided by the failure mode.
 #[inline]
 pub(crate) fn degraded(mode: &'static str, layer: &Cow<'static, str>) {
     record! { counter!("rate_limit_degraded_total", "layer" => layer.clone(), "mode" => mode).increment(1); }
 }
 
-/// Counts a response in the service's place.
+/// Counts a response made without calling the service.
 #[inline]
 pub(crate) fn rejected(kind: &'static str, layer: &Cow<'static, str>) {
     record! { counter!("rate_limit_rejections_total", "layer" => layer.clone(), "kind" => kind).increment(1); }
 }
 
-/// Counts a request that a layer lets through without looking at its limits.
+/// Counts a request that passes a layer without looking at its limits.
 #[inline]
 pub(crate) fn uncounted(layer: &Cow<'static, str>) {
     record! { counter!("rate_limit_uncounted_total", "layer" => layer.clone()).increment(1); }
@@ -266,14 +261,14 @@ pub(crate) fn prefetch_hit() {
     record! { counter!("rate_limit_prefetch_hits_total").increment(1); }
 }
 
-/// Changes the number of open breakers: by 1 when a breaker opens, by -1 when an open breaker
-/// closes or is dropped.
+/// Changes the number of open breakers: by 1 when one opens, by -1 when an open one closes or is
+/// dropped.
 #[inline]
 pub(crate) fn breakers_open(change: f64) {
     record! { gauge!("rate_limit_breakers_open").increment(change); }
 }
 
-/// Records the size of a batch that is sent, and how many checks still wait.
+/// Records the size of a batch as it is sent, and how many checks still wait.
 #[cfg(feature = "redis")]
 #[inline]
 pub(crate) fn batch(length: usize, waiting: impl FnOnce() -> usize) {
@@ -289,8 +284,7 @@ pub(crate) fn queue_full() {
     record! { counter!("rate_limit_queue_full_total").increment(1); }
 }
 
-/// Records how long a batch took until its reply or its error. `sent` is when the dispatcher began
-/// to send the batch.
+/// Records the time from `sent`, when the dispatcher began to send a batch, to its reply or error.
 #[cfg(feature = "redis")]
 #[inline]
 pub(crate) fn script(sent: std::time::Instant) {

@@ -1,11 +1,11 @@
-//! The application's secret, which hashes credentials and the keys in Redis.
+//! The application's secret for hashing credentials and Redis keys.
 //!
-//! 1. [`ApiKey`](crate::ApiKey) and [`Secret::key`] hash credentials of clients, such as API keys
-//!    and access tokens.
-//! 2. `RedisStoreBuilder::secret` hashes all keys that are written to Redis.
+//! 1. [`ApiKey`](crate::ApiKey) and [`Secret::key`] hash client credentials, such as API keys and
+//!    access tokens.
+//! 2. `RedisStoreBuilder::secret` hashes all keys written to Redis.
 //!
-//! One secret may serve both uses. Each use has a domain of its own, so the hashes of one use
-//! reveal nothing about the hashes of the other use.
+//! One secret may serve both uses. Each has its own domain, so its hashes reveal nothing about the
+//! other's.
 
 use std::{array, fmt};
 
@@ -15,9 +15,9 @@ use crate::{config_error::ConfigError, key::Key};
 
 const MIN_BYTES: usize = 16;
 
-/// Texts that are no secrets, since everybody can read them. The first text is from the command
-/// that makes a secret. If no shell has run this command, a configuration may contain the command
-/// instead of its output. The other three texts are from examples.
+/// Public texts, which must not serve as secrets. The first is the command that makes a secret: if
+/// no shell has run it, a configuration may contain it instead of its output. The other three are
+/// from examples.
 const PUBLIC: [&str; 4] = [
     "openssl rand",
     "32 random bytes, the same on every instance",
@@ -25,32 +25,32 @@ const PUBLIC: [&str; 4] = [
     "everybody can read this secret",
 ];
 
-/// The length of a hash, which is truncated to 128 bits.
+/// The length of a hash, truncated to 128 bits.
 const HASH_BYTES: usize = 16;
 
-/// The domain of secrets themselves.
+/// The domain for secrets themselves.
 const SECRET: &str = "tower-sliding-window secret v1";
 
-/// The domain of credentials.
+/// The domain for credentials.
 const CREDENTIALS: &str = "tower-sliding-window api key v1";
 
 /// A secret for keyed hashes. Use the same secret on all instances that share a store.
 ///
-/// A `Secret` contains only a key that is derived from the secret, and `Debug` shows nothing of
-/// this key. With a new secret, all windows start empty, since every key has a new hash.
+/// Contains only a key derived from the secret, which `Debug` does not show. With a new secret,
+/// every key has a new hash, so all windows start empty.
 #[derive(Clone)]
 pub struct Secret {
     key: [u8; 32],
 }
 
 impl Secret {
-    /// A secret of at least 16 bytes. `openssl rand -hex 32` makes a good secret. Keep the secret
-    /// out of the source: read the secret from the environment or from a file.
+    /// A secret of at least 16 bytes, such as from `openssl rand -hex 32`. Keep it out of the
+    /// source: read it from the environment or a file.
     ///
     /// # Errors
     ///
-    /// [`ConfigError`] if the secret has less than 16 bytes, contains a text of an example, or is
-    /// one byte again and again.
+    /// [`ConfigError`] if the secret has less than 16 bytes, contains text from an example, or
+    /// repeats a single byte.
     pub fn new(secret: impl AsRef<[u8]>) -> Result<Self, ConfigError> {
         let secret = secret.as_ref();
         let is_public = PUBLIC.into_iter().any(|text| {
@@ -71,8 +71,8 @@ impl Secret {
         Err(ConfigError::new(text))
     }
 
-    /// The key of a secret value, such as an access token: the first 128 bits of the value's keyed
-    /// BLAKE3 hash. For API keys in requests there is [`ApiKey`](crate::ApiKey).
+    /// The key for a secret value, such as an access token: the first 128 bits of its keyed BLAKE3
+    /// hash. For API keys in requests, use [`ApiKey`](crate::ApiKey).
     ///
     /// ```no_run
     /// use tower_sliding_window::Secret;
@@ -85,13 +85,13 @@ impl Secret {
         Key::new(namespace, self.credentials().hash(value.as_bytes()))
     }
 
-    /// The secret of the domain of credentials.
+    /// The derived secret for credentials.
     pub(crate) fn credentials(&self) -> Self {
         self.domain(CREDENTIALS)
     }
 
-    /// Derives the secret of a domain. A domain is a purpose of the hashes, and the hashes of one
-    /// domain reveal nothing about the hashes of another.
+    /// Derives the secret for a domain, which is a purpose for hashing. One domain's hashes reveal
+    /// nothing about another's.
     pub(crate) fn domain(&self, name: &str) -> Self {
         let key = derive_key(name, &self.key);
         Self { key }

@@ -1,27 +1,27 @@
-//! Split limits, for a key that is too hot for one node of a Redis Cluster.
+//! Split limits (sharded counters), for a key that is too hot for one Redis Cluster node.
 //!
-//! A key lives on one node of the cluster, so one node decides all requests of the key. A [`Split`]
-//! counts a limit in parts. Each part has a key of its own, and the keys spread over all nodes. On
-//! a single server a split gains nothing.
+//! A key lives on one cluster node, which decides all its requests. A [`Split`] counts a limit in
+//! parts. Each part has its own key, so the keys spread over all nodes. On a single server a split
+//! gains nothing.
 //!
-//! 1. A limit of `n` units in `k` parts is `k` limits of `n / k` units, rounded down, with the same
-//!    name. Each check is charged to one part, so no window ever admits more than `n` units.
-//! 2. A window may admit fewer than `n` units. The units of the remainder of `n / k` are never
-//!    admitted. A check is refused if its part is used up, even if other parts have units left.
-//!    Requests go to the parts in turn, and each thread starts at a random part. The numbers of
-//!    used units in the parts differ by a few units. So give each part hundreds of units.
-//! 3. The figures of a decision are those of the charged part. A client that is refused and tries
-//!    again at once may be admitted by another part.
-//! 4. A cost above the units of a part is [`NeverFits`](crate::error::NeverFits), even if it is
-//!    below the limit.
-//! 5. A settlement goes to the part that was charged. A caller of
-//!    [`acquire`](crate::Limiter::acquire) waits for units of one part. Under a
-//!    [`Share`](crate::limiter::Share), a process has a share of each part, rounded down again.
-//! 6. A part counts apart from every other key, and also from the same key under the unsplit limit.
-//!    So split a limit in all processes or in none. If you change the number of parts, the parts
-//!    keep their keys, so the units of the old parts still count. Until one window after the
-//!    change, a window may admit more than `n` units, but never more than all old and new parts
-//!    have together.
+//! 1. A limit of `n` units in `k` parts becomes `k` limits of `n / k` units, rounded down, under
+//!    the same name. Each check is charged to one part, so a window never admits more than `n`
+//!    units.
+//! 2. A window may admit fewer than `n` units. The remainder of `n / k` is never admitted, and a
+//!    check is refused if its part is used up, even if other parts have units left. Requests go to
+//!    the parts in turn, and each thread starts at a random one, so the parts' used units differ by
+//!    a few. Give each part hundreds of units.
+//! 3. A decision's figures are those of the charged part. A refused client that retries at once may
+//!    be admitted by another part.
+//! 4. A cost above a part's units is [`NeverFits`](crate::error::NeverFits), even if it is below
+//!    the limit.
+//! 5. A settlement goes to the part that was charged. [`acquire`](crate::Limiter::acquire) waits
+//!    for units in one part. Under a [`Share`](crate::limiter::Share), a process has a share of
+//!    each part, rounded down again.
+//! 6. A part's units are separate from every other key's, including the same key under the unsplit
+//!    limit. So split a limit in all processes or in none. If you change the number of parts, they
+//!    keep their keys, so units in old parts still count. Until one window after the change, a
+//!    window may admit more than `n` units, but never more than all old and new parts together.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), tower_sliding_window::Error> {
@@ -52,26 +52,25 @@ use std::{cell::Cell, num::NonZeroU32};
 
 use crate::{check::random, key::Key, limit::Limit};
 
-/// No other key has this namespace by accident.
+/// Other keys never have this namespace by accident.
 const NAMESPACE: &str = "\0part";
 
-/// A limit in parts: made by [`Limit::split`]. See the [module docs](self).
+/// A limit in parts, made by [`Limit::split`]. See the [module docs](self).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Split {
-    /// The limit of one part, which has a share of the units.
+    /// The limit for one part, with its share of the units.
     pub part: Limit,
     parts: NonZeroU32,
 }
 
 impl Limit {
     /// Splits the limit into equal parts: see [`split`](crate::split). Set the
-    /// [algorithm](Self::with_algorithm) and the [prefetch](Self::prefetch) before the split. Then
-    /// both hold for each part. A split has no text, so call this method on a limit that was
-    /// [parsed](Self::parse).
+    /// [algorithm](Self::with_algorithm) and [prefetch](Self::prefetch) first; they then apply to
+    /// each part. A split has no text form, so call this on a [parsed](Self::parse) limit.
     ///
     /// # Panics
     ///
-    /// If there are no parts, or more parts than units. In a `const`, that does not compile.
+    /// If there are no parts, or more parts than units. In a `const`, this does not compile.
     #[must_use]
     #[track_caller]
     pub const fn split(self, parts: u32) -> Split {
@@ -88,7 +87,7 @@ impl Limit {
 }
 
 impl Split {
-    /// The key of the next part to charge for `key`.
+    /// The key for the next part to charge for `key`.
     pub fn next_key(&self, key: impl Into<Key>) -> Key {
         part_of(next_part(self.parts), &key.into())
     }
@@ -101,8 +100,8 @@ impl Split {
     }
 }
 
-/// Returns the key of a part. The number of the part and the length of the namespace always take
-/// the same number of bytes, so no two parts of any keys give the same bytes.
+/// Returns a part's key. Part number and namespace length have a fixed width, so different parts
+/// and keys never give the same bytes.
 fn part_of(number: u32, key: &Key) -> Key {
     let namespace = key.namespace().as_bytes();
     let length = (namespace.len() as u64).to_le_bytes();
@@ -112,9 +111,9 @@ fn part_of(number: u32, key: &Key) -> Key {
     )
 }
 
-/// Returns the next part to charge. A counter goes around a circle in steps of the golden ratio,
-/// and each part is an arc of the circle. Every second or every third step alone also meets the
-/// arcs evenly. So limits and keys that are charged in turn can share one counter.
+/// Returns the next part to charge: a golden-ratio (Weyl) sequence around a circle on which each
+/// part is an arc. Every second or third step alone also meets the arcs evenly, so limits and keys
+/// that are charged in turn can share one counter.
 fn next_part(parts: NonZeroU32) -> u32 {
     const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
@@ -156,7 +155,7 @@ mod tests {
             "".into(),
         ];
         let parts_of = |key: &Key| split.keys(key.clone()).collect::<Vec<_>>();
-        // The parts of a part have keys of their own, too.
+        // A part's parts have their own keys, too.
         let keys: Vec<_> = wholes
             .iter()
             .chain(&parts_of(&wholes[0])[..2])

@@ -1,27 +1,25 @@
-//! For tests of limits: a store that fails on command. This module needs the feature `test-util`,
-//! which you enable in `[dev-dependencies]`.
+//! Test support: a store that fails on command. Needs the feature `test-util`, which you enable in
+//! `[dev-dependencies]`.
 //!
 //! | I want to test | with |
 //! |---|---|
 //! | a route while its store fails, hangs, is slow, or loses replies | [`FaultyStore`] |
-//! | that a store of my own keeps the rules of a store | the package `tower-sliding-window-conformance` |
+//! | that my own store keeps a store's rules | the package `tower-sliding-window-conformance` |
 //!
 //! # Time
 //!
-//! 1. The windows of a [`MemoryStore`](crate::MemoryStore) follow tokio's time. So do deadlines,
-//!    the breaker, the refusal cache, `acquire`, and the delay of a [`FaultyStore`]. A test that
-//!    pauses tokio's time (`#[tokio::test(start_paused = true)]`) moves all of these at once by
+//! 1. A [`MemoryStore`](crate::MemoryStore)'s windows follow tokio's time. So do deadlines, the
+//!    breaker, the refusal cache, `acquire`, and a [`FaultyStore`]'s delay. A test that pauses
+//!    tokio's time (`#[tokio::test(start_paused = true)]`) moves all of them at once with
 //!    `tokio::time::advance`.
-//! 2. A [`ManualClock`](crate::store::ManualClock) moves the windows and the refusal cache of the
-//!    stores that have this clock, also on several threads and on Redis. A `ManualClock` does not
-//!    move deadlines, the breaker, `acquire`, or the delay of a [`FaultyStore`]. All of these
-//!    follow tokio's time, real or paused.
-//! 3. Do not pause the time around a store that does input and output, such as `RedisStore`: tokio
-//!    then moves the time to the next timer while the test waits for a reply. Use a `ManualClock`
-//!    for such a store.
+//! 2. A [`ManualClock`](crate::store::ManualClock) moves the windows and refusal caches of its
+//!    stores, also with several threads and on Redis. It does not move deadlines, the breaker,
+//!    `acquire`, or a [`FaultyStore`]'s delay: they follow tokio's time, real or paused.
+//! 3. Do not pause time around a store that does I/O, such as `RedisStore`: while the test waits
+//!    for a reply, tokio jumps to the next timer. Use a `ManualClock` there.
 //!
-//! [`guide::testing_your_limits`](crate::guide::testing_your_limits) has an example of a test with
-//! paused time, and of a test with a `ManualClock`.
+//! [`guide::testing_your_limits`](crate::guide::testing_your_limits) has an example with paused
+//! time, and one with a `ManualClock`.
 
 use std::{
     future::pending,
@@ -44,8 +42,8 @@ use crate::{
     store::{LocalState, Store, StoreFuture},
 };
 
-/// A store that wraps another store, and fails, hangs, is slow or loses replies when a test says
-/// so. Clones share the fault, so a test keeps one clone and gives another clone to a layer.
+/// A wrapper around a store that fails, hangs, is slow or loses replies on command. Clones share
+/// the fault, so a test can keep one clone and give another to a layer.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -67,19 +65,18 @@ use crate::{
 ///
 /// # Behind a refusal cache and a breaker
 ///
-/// 1. Five failures in a row open the [breaker](crate::limiter::Breaker), as they do in production.
-///    While the breaker is open, the store is not called, so [`calls`](Self::calls) no longer grows
-///    with each request. After the fault has ended, callers reach the store again only after a
-///    probe, at most 200 ms later. The first probe begins when a request meets the open breaker. A
-///    test of a single fault may prefer [no breaker](crate::limiter::Breaker::OFF).
-/// 2. A `FaultyStore` passes on the [local state](Store::local_state) of the store inside, so the
-///    refusal cache and the breaker behave as on the store inside. In front of `RedisStore`, a
-///    remembered refusal is repeated even while the store fails. In front of `MemoryStore`, which
-///    has no local state, each limiter has a breaker of its own, and no refusal is remembered.
+/// 1. Five failures in a row open the [breaker](crate::limiter::Breaker), as in production. The
+///    store is then not called, so [`calls`](Self::calls) no longer grows with each request. After
+///    the fault has ended, callers reach the store again only after a probe, at most 200 ms later.
+///    The first probe starts when a request finds the breaker open. To test a single fault, you may
+///    prefer [no breaker](crate::limiter::Breaker::OFF).
+/// 2. A `FaultyStore` passes on the [local state](Store::local_state) of the inner store, so
+///    refusal cache and breaker behave as they do there. In front of `RedisStore`, a cached refusal
+///    is repeated even while the store fails. In front of `MemoryStore`, which has no local state,
+///    each limiter has its own breaker, and refusals are not cached.
 /// 3. [`with_local_state`](Self::with_local_state) gives a `MemoryStore` a breaker and a refusal
-///    cache for all of its limiters, as `RedisStore` has them, but no prefetch.
-/// 4. A `FaultyStore` never decides [without a future](Store::decide_now), and neither does
-///    `RedisStore`.
+///    cache for all its limiters, as `RedisStore` has, but no prefetch.
+/// 4. Like `RedisStore`, it never decides [without a future](Store::decide_now).
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct FaultyStore {
@@ -87,25 +84,25 @@ pub struct FaultyStore {
     local_state: Option<LocalState>,
     fault: Arc<Mutex<Fault>>,
     calls: Arc<AtomicUsize>,
-    /// Each call that hangs holds a weak reference to this value.
+    /// Each hanging call holds a weak reference to this.
     hanging: Arc<()>,
 }
 
-/// The way in which a [`FaultyStore`] treats calls.
+/// How a [`FaultyStore`] treats calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Fault {
-    /// The store inside replies.
+    /// The inner store replies.
     #[default]
     None,
-    /// The call fails at once, and the store inside is not asked.
+    /// The call fails at once. The inner store is not asked.
     Fails,
-    /// The call never ends, and the store inside is not asked.
+    /// The call never ends. The inner store is not asked.
     Hangs,
-    /// The store inside is asked after this time, by tokio's clock. A caller that gives up before
-    /// this time has counted nothing.
+    /// The inner store is asked after this time, by tokio's clock. If the caller gives up earlier,
+    /// nothing is counted.
     Slow(Duration),
-    /// The store inside decides and counts, and the caller gets an error.
+    /// The inner store decides and counts, but the caller gets an error.
     LosesReplies,
 }
 
@@ -121,13 +118,13 @@ impl FaultyStore {
         }
     }
 
-    /// Gives the store a [local state](Store::local_state) of its own, as `RedisStore` has one. All
-    /// limiters and layers on clones of the store then share a breaker and a refusal cache.
-    /// Default: the local state of the store inside.
+    /// Gives the store its own [local state](Store::local_state), as `RedisStore` has one: all
+    /// limiters and layers on its clones then share a breaker and a refusal cache. Default: the
+    /// inner store's local state.
     ///
-    /// The breaker and the refusal cache go by tokio's time. So a test that advances a
-    /// [`ManualClock`](crate::store::ManualClock) may still be refused by the refusal cache for up
-    /// to a second. A test that advances tokio's paused time moves the refusal cache, too.
+    /// Both follow tokio's time. After a test advances a
+    /// [`ManualClock`](crate::store::ManualClock), the refusal cache may still refuse for up to a
+    /// second. Advancing tokio's paused time moves it too.
     pub fn with_local_state(self) -> Self {
         Self {
             local_state: Some(LocalState::default()),
@@ -135,25 +132,25 @@ impl FaultyStore {
         }
     }
 
-    /// Sets the fault of all calls that begin from now on.
+    /// Sets the fault for all calls that begin from now on.
     pub fn set(&self, fault: Fault) {
         *lock(&self.fault) = fault;
     }
 
-    /// The number of checks, settlements and resets so far, with the breaker's probes.
+    /// The number of checks, settlements and resets so far, including the breaker's probes.
     #[must_use]
     pub fn calls(&self) -> usize {
         self.calls.load(Ordering::SeqCst)
     }
 
-    /// The number of calls that hang, and that no caller has given up yet.
+    /// The number of hanging calls that no caller has given up yet.
     #[must_use]
     pub fn hanging(&self) -> usize {
         Arc::weak_count(&self.hanging)
     }
 
-    /// Counts a call, and calls the store inside, unless the fault prevents the call. The refusal
-    /// cache forgets the refusals of the `outdated` keys before and after the call.
+    /// Counts a call, and forwards it unless the fault prevents that. The refusals cached for the
+    /// `outdated` keys are discarded before and after the call.
     fn reply<T: Send + 'static>(
         &self,
         doing: &'static str,

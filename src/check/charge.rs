@@ -17,8 +17,8 @@ pub struct Charge {
     limit: Limit,
     key: Key,
     cost: u64,
-    /// The lease in microseconds; 0 without a lease. Only the lease of a prefetch is longer than
-    /// the window.
+    /// The lease in microseconds; 0 without a lease. Only a prefetch's lease is longer than the
+    /// window.
     lease: u64,
     takes: Takes,
     is_shadow: bool,
@@ -31,9 +31,9 @@ pub struct Charge {
 /// When a charge takes its [cost](Charge::cost).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Takes {
-    /// The charge takes its cost if all charges of the check fit.
+    /// The charge takes its cost if all charges in the check fit.
     IfAdmitted,
-    /// The charge takes nothing. It only checks whether [any units are left](Charge::any_left).
+    /// The charge takes nothing. It only asks whether [any units are left](Charge::any_left).
     Nothing,
     /// The charge always takes its cost, and never refuses. It counts units that have been
     /// [spent](Charge::spent).
@@ -41,9 +41,9 @@ pub enum Takes {
 }
 
 impl Charge {
-    /// A charge of `cost` units of `limit` for `key`. A handler of axum can return a
-    /// [`Rejection`](crate::Rejection). In such a handler, `?` turns the error of a charge or of a
-    /// check into a rejection:
+    /// A charge of `cost` units under `limit` for `key`. In an axum handler that returns a
+    /// [`Rejection`](crate::Rejection), `?` turns an error from a charge or a check into a
+    /// rejection:
     ///
     /// ```
     /// use axum::extract::State;
@@ -99,16 +99,16 @@ impl Charge {
             is_hidden: false,
             is_ban: false,
         };
-        // The cost is lowered after the charge is built. If the cost were computed before, the
-        // compiler would copy the whole check once more.
+        // The cost is lowered after the charge is built. If it were computed before, the compiler
+        // would copy the whole check once more.
         if cost > 1 && charge.limit.is_concurrent() {
             charge.cost = 1;
         }
         charge
     }
 
-    /// A charge that takes nothing, and refuses the check if no unit is left. This charge is for
-    /// work whose cost is counted [afterwards](Self::spent).
+    /// A charge that takes nothing, and refuses the check if no unit is left. It is for work whose
+    /// cost is counted [afterwards](Self::spent).
     ///
     /// # Errors
     ///
@@ -120,8 +120,8 @@ impl Charge {
         })
     }
 
-    /// Makes the charge that begins a ban for `time`. The limit of a ban is never divided into
-    /// shares. Clients see this limit only after the ban has begun.
+    /// Makes the charge that begins a ban for `time`. A ban's limit is never divided into shares.
+    /// Clients see it only after the ban has begun.
     pub(crate) fn ban(limit: Limit, key: Key, time: Duration) -> Self {
         Self {
             is_ban: true,
@@ -138,9 +138,9 @@ impl Charge {
         }
     }
 
-    /// If two limits have the same ban, each has a charge that asks whether the ban has begun.
-    /// Merges the two charges. The result is hidden if either charge is hidden, and in the shadow
-    /// only if both charges are in the shadow. Any other charge stays as it is.
+    /// Merges two charges that ask whether the same ban has begun, for two limits. The result is
+    /// hidden if either is hidden, and in the shadow only if both are. Any other charge stays as it
+    /// is.
     pub(crate) fn asked_with(mut self, other: &Self) -> Self {
         if self.is_ban {
             self.is_shadow &= other.is_shadow;
@@ -149,13 +149,12 @@ impl Charge {
         self
     }
 
-    /// A charge of units that have been spent already. The charge counts in full, even above the
-    /// limit, and never refuses. Later checks are refused until enough units have left the window.
+    /// A charge for units that have been spent already. It counts in full, even above the limit,
+    /// and never refuses. Later checks are refused until enough units have left the window.
     ///
-    /// The highest cost is 2^32 units, or all units of the limit if these are more. A higher cost
-    /// counts as this highest cost. Places of a [concurrent](Limit::concurrent) limit cannot be
-    /// spent. Under such a limit, the charge takes a place like any other charge, if a place is
-    /// free.
+    /// Costs are capped at 2^32 units, or at the limit's units if these are more. Places under a
+    /// [concurrent](Limit::concurrent) limit cannot be spent. There, the charge takes a place like
+    /// any other charge, if one is free.
     pub fn spent(limit: Limit, key: impl Into<Key>, cost: u64) -> Self {
         let cost = cost.min(limit.most_spent());
         let mut charge = Self::fitting(limit, key.into(), cost);
@@ -182,7 +181,7 @@ impl Charge {
         }
     }
 
-    /// Returns a charge of the same limit and key at no cost.
+    /// Returns a charge with the same limit and key at no cost.
     pub(crate) fn without_cost(&self) -> Self {
         Self {
             cost: 0,
@@ -192,9 +191,9 @@ impl Charge {
         }
     }
 
-    /// Makes the charge of a prefetch. The process may spend the last unit just before the life of
-    /// the prefetch ends, and a spent unit counts for one window. So all units count until one
-    /// window after the end of the life.
+    /// Makes a prefetch's charge. The process may spend the last unit just before the prefetch life
+    /// ends, and a spent unit counts for one window. So all units count until one window after the
+    /// life.
     pub(crate) fn prefetch(limit: Limit, key: Key, units: u64, life: u64) -> Self {
         let lease = limit.window_micros().saturating_add(life);
         Self {
@@ -203,23 +202,23 @@ impl Charge {
         }
     }
 
-    /// The life of a prefetch; `None` for other charges.
+    /// A prefetch's life; `None` for other charges.
     #[cfg(feature = "redis")]
     pub(crate) fn life(&self) -> Option<Duration> {
         let life = self.lease.saturating_sub(self.limit.window_micros());
         (life > 0).then(|| Duration::from_micros(life))
     }
 
-    /// True if the charge may be spent out of prefetches.
+    /// True if the charge may be spent from prefetches.
     pub(crate) fn is_prefetched(&self) -> bool {
         let is_plain = self.cost > 0 && self.lease == 0 && self.takes == Takes::IfAdmitted;
         is_plain && self.limit.prefetch_life().is_some()
     }
 
-    /// Reserves the units until they are [settled](crate::settlement). If the lease ends before a
-    /// settlement, the units are given back. A lease is at least a microsecond, and at most the
-    /// window. A place of a [concurrent](Limit::concurrent) limit has no lease, since the decision
-    /// holds the place.
+    /// Reserves the units until they are [settled](crate::settlement). If the lease ends before
+    /// that, they are given back. A lease is at least a microsecond, and at most the window. A
+    /// place under a [concurrent](Limit::concurrent) limit has no lease, since the decision holds
+    /// it.
     pub fn reserve(mut self, lease: Duration) -> Self {
         if !self.limit.is_concurrent() {
             self.lease = micros(lease).clamp(1, self.limit.window_micros());
@@ -227,16 +226,16 @@ impl Charge {
         self
     }
 
-    /// Puts the charge into the shadow, where the charge never refuses the check. The charge is
-    /// counted if it fits and no other charge refuses the check. If the charge does not fit, its
+    /// Puts the charge into the shadow, where it never refuses the check. It is counted if it fits
+    /// and no other charge refuses. If it does not fit, its
     /// [`LimitStatus`](crate::decision::LimitStatus) says so.
     pub fn in_shadow(mut self) -> Self {
         self.is_shadow = true;
         self
     }
 
-    /// Hides the limit from clients. The limit counts and refuses, but headers and the default body
-    /// of a rejection do not show the limit. See [`Decision::visible`](crate::Decision::visible).
+    /// Hides the limit from clients. It counts and refuses, but does not show in headers or in the
+    /// default rejection body. See [`Decision::visible`](crate::Decision::visible).
     pub fn hidden(mut self) -> Self {
         self.is_hidden = true;
         self
@@ -252,12 +251,12 @@ impl Charge {
         &self.key
     }
 
-    /// True if both charges have one identity and one key, so that they share their units.
+    /// True if both charges have one identity and one key, and so share their units.
     pub(crate) fn is_one_with(&self, other: &Self) -> bool {
         self.limit.is_one_with(&other.limit) && self.key == other.key
     }
 
-    /// True if the charge is of the most frequent kind: it counts exactly, and is either counted or
+    /// True for the most frequent kind of charge: it counts exactly, and is either counted or
     /// refused.
     #[cfg(feature = "redis")]
     pub(crate) fn is_plain(&self) -> bool {
@@ -277,15 +276,15 @@ impl Charge {
         self.limit.digest(digester, &self.key)
     }
 
-    /// The digest of the charge's limit and key that stands for both.
+    /// The 128-bit digest that stands for the charge's limit and key.
     #[inline]
     pub(crate) fn long_digest(&self, digester: &Digester) -> u128 {
         self.limit.long_digest(digester, &self.key)
     }
 
-    /// Returns the same charge under a share of its limit: one of `processes` equal shares. `None`
-    /// if the charge does not fit into the share. A ban keeps its whole limit, and so does a charge
-    /// in the shadow.
+    /// Returns the same charge under one of `processes` equal shares of its limit. `None` if it
+    /// does not fit into the share. A ban keeps its whole limit, and so does a charge in the
+    /// shadow.
     pub(crate) fn shared_by(&self, processes: NonZeroU32) -> Option<Self> {
         if self.is_shadow || self.is_ban {
             return Some(self.clone());
@@ -297,8 +296,8 @@ impl Charge {
         Some(self.on(limit))
     }
 
-    /// The units that the charge needs or has spent. [`takes`](Self::takes) says when the charge
-    /// takes these units.
+    /// The units that the charge needs or has spent. [`takes`](Self::takes) says when it takes
+    /// them.
     pub fn cost(&self) -> u64 {
         self.cost
     }
@@ -327,12 +326,12 @@ impl Charge {
         self.is_exact() || self.lease > 0
     }
 
-    /// True if the entry of an admission shows the time of the admission to the microsecond.
+    /// True if an admission's entry shows its time to the microsecond.
     pub(crate) fn keeps_time(&self) -> bool {
         matches!(self.limit.algorithm().kind, Kind::Log)
     }
 
-    /// True if an admission takes a place of a concurrent limit.
+    /// True if an admission takes a place under a concurrent limit.
     #[inline]
     pub(crate) fn takes_place(&self) -> bool {
         self.limit.is_concurrent() && self.units() > 0
@@ -343,8 +342,8 @@ impl Charge {
         if self.takes_nothing() { 0 } else { self.cost }
     }
 
-    /// The lease: how long the units count without a settlement. `None` if the units count for the
-    /// whole window.
+    /// The lease: how long the units count without a settlement. `None` if they count for the whole
+    /// window.
     pub fn lease(&self) -> Option<Duration> {
         self.lease_micros().map(Duration::from_micros)
     }
@@ -354,11 +353,11 @@ impl Charge {
         self.is_shadow
     }
 
-    /// True if it makes no difference which caller gets which admission, if several callers have
-    /// charges that are equal to this charge.
+    /// True if it makes no difference which caller gets which admission, if several have charges
+    /// equal to this one.
     #[cfg(feature = "redis")]
     pub(crate) fn is_interchangeable(&self) -> bool {
-        // With a counter, the decisions of two equal checks show different figures. With a
+        // With a counter, the decisions on two equal checks show different figures. With a
         // concurrent limit, each caller has to free the very place that its own admission has
         // taken.
         let is_told_apart = matches!(
@@ -378,8 +377,8 @@ impl Charge {
     }
 
     /// Returns the time of the entry that records, under its id, an admission at the time `now`. A
-    /// reservation counts only until its lease ends. So its entry has an earlier time, with which
-    /// the entry leaves the window when the lease ends.
+    /// reservation counts only until its lease ends. So its entry is backdated, to leave the window
+    /// then.
     pub(crate) fn named_at(&self, now: u64) -> u64 {
         let recorded = self.limit.recorded_at(now);
         match self.lease {
@@ -392,8 +391,7 @@ impl Charge {
         }
     }
 
-    /// Returns the time of an admission from `named_at`, the time of the admission's entry. The
-    /// result is as exact as the time of the entry.
+    /// Returns an admission's time from its entry's time, `named_at`. It is as exact as that.
     pub(crate) fn admitted_at(&self, named_at: u64) -> u64 {
         match self.lease {
             0 => named_at,

@@ -7,24 +7,24 @@
 //!    [`NeverFits`](crate::error::NeverFits).
 //! 4. A charge may [reserve](Charge::reserve) units until it is settled. A charge in the
 //!    [shadow](Charge::in_shadow) counts, but never refuses.
-//! 5. If the cost is known only afterwards, one charge can check whether [any units are
-//!    left](Charge::any_left), and another charge can count the [spent](Charge::spent) units later.
-//! 6. A check that is sent again with the same [id](Check::with_id) counts once. As long as the
-//!    first admission is in the window of any limit of the check, a repeated check is admitted, and
-//!    no limit is charged again. Without an id, every check is a new admission.
+//! 5. If the cost is known only afterwards, one charge can ask whether [any units are
+//!    left](Charge::any_left), and another can count the [spent](Charge::spent) units later.
+//! 6. The [id](Check::with_id) of a check is an idempotency key: a check that is sent again with
+//!    the same id counts once. As long as the first admission is in the window of any of the
+//!    check's limits, a repeated check is admitted without charging them again. Without an id,
+//!    every check is a new admission.
 //!
 //! # Ids
 //!
 //! 1. Every admission has an id, so two requests in the same microsecond count as two.
-//! 2. To repeat a check safely, [give](Check::with_id) the check an id of your own. While the first
-//!    admission is in the window, a check with the same id is not counted again. After a
-//!    [settlement](crate::settlement) the id is free for a new admission. If you give the check no
-//!    id, its [decision](crate::Decision::id) has a fresh id. With this id you can settle the
-//!    admission. Do not repeat the check with this id, since the repeated check may count a second
-//!    time.
-//! 3. Fresh ids are unique without coordination: each thread begins at a random number of 64 bits,
-//!    and counts up. If a thousand threads have a million live ids each, the probability that two
-//!    of these ids are equal is below 1e-5.
+//! 2. To repeat a check safely, [give](Check::with_id) it your own id. While the first admission is
+//!    in the window, a check with the same id is not counted again. After a
+//!    [settlement](crate::settlement) the id is free for a new admission. Without your id, the
+//!    check's [decision](crate::Decision::id) has a fresh one, with which you can settle the
+//!    admission. Do not repeat the check with it: the repeated check may count a second time.
+//! 3. Fresh ids are unique without coordination: each thread begins at a random 64-bit number, and
+//!    counts up. If a thousand threads have a million live ids each, the probability that two are
+//!    equal is below 1e-5.
 //!
 //! ```
 //! use tower_sliding_window::check::AdmissionId;
@@ -74,15 +74,15 @@ pub struct Check {
 #[derive(Clone, Copy, Debug)]
 enum Mark {
     None,
-    /// The caller waits in a line of `acquire`. Its last try may be on its way still, so the check
-    /// is not behind equal ones.
+    /// The caller waits in an `acquire` line. Its last try may still be in flight, so the check
+    /// does not count as behind equal ones.
     InLine,
     /// The id that the caller has chosen.
     Id(AdmissionId),
 }
 
 impl Check {
-    /// A check of one charge. [`and`](Self::and) adds others.
+    /// A check with one charge. [`and`](Self::and) adds others.
     pub fn new(charge: Charge) -> Self {
         Self {
             first: charge,
@@ -95,9 +95,9 @@ impl Check {
     ///
     /// # Errors
     ///
-    /// [`ConfigError`] if the check already has a charge of the same key under a limit of the same
-    /// name, window and algorithm: add up the costs instead. If the keys, the windows or the
-    /// algorithms differ, two charges may have limits of one name.
+    /// [`ConfigError`] if the check already charges the same key under a limit with the same name,
+    /// window and algorithm: add up the costs instead. If the keys, the windows or the algorithms
+    /// differ, two charges may have limits with one name.
     pub fn and(mut self, charge: Charge) -> Result<Self, ConfigError> {
         if self.charges().any(|other| other.is_one_with(&charge)) {
             return Err(charged_twice(charge.limit()));
@@ -106,8 +106,8 @@ impl Check {
         Ok(self)
     }
 
-    /// Adds a charge to the check. If there is no check yet, makes a check of the charge. The
-    /// calling code makes sure that no other charge of the check has the same limit and key.
+    /// Adds a charge to the check, or makes a check from it if there is none yet. The calling code
+    /// makes sure that no other charge has the same limit and key.
     #[inline]
     pub(crate) fn push(check: &mut Option<Self>, charge: Charge) {
         match check {
@@ -116,8 +116,8 @@ impl Check {
         }
     }
 
-    /// Makes a check of `charges`; `None` without charges. The calling code makes sure that no two
-    /// charges have the same limit and key.
+    /// Makes a check from `charges`; `None` without charges. The calling code makes sure that no
+    /// two have the same limit and key.
     pub(crate) fn of_distinct(mut charges: impl Iterator<Item = Charge>) -> Option<Self> {
         Some(Self {
             first: charges.next()?,
@@ -127,26 +127,26 @@ impl Check {
     }
 
     /// Gives the check an id that the caller has chosen. If the caller repeats the check with the
-    /// same id, the check counts once.
+    /// same id, it counts once.
     pub fn with_id(mut self, id: AdmissionId) -> Self {
         self.mark = Mark::Id(id);
         self
     }
 
-    /// Says that the caller waits in a line of `acquire`. A check with an id is set apart anyway.
+    /// Marks the caller as waiting in an `acquire` line. A check with an id is set apart anyway.
     pub(crate) fn wait_in_line(&mut self) {
         if self.id().is_none() {
             self.mark = Mark::InLine;
         }
     }
 
-    /// True if the check may be behind equal ones.
+    /// True if the check may count as behind equal ones.
     #[cfg(feature = "redis")]
     pub(crate) fn is_unmarked(&self) -> bool {
         matches!(self.mark, Mark::None)
     }
 
-    /// Sets the check apart as `other` is, such as by the id of its caller.
+    /// Sets the check apart as `other` is, such as by its caller's id.
     #[cfg(feature = "redis")]
     pub(crate) fn marked_as(self, other: &Self) -> Self {
         Self {
@@ -160,7 +160,7 @@ impl Check {
         iter::once(&self.first).chain(&self.rest)
     }
 
-    /// Replaces the charge with this index.
+    /// Replaces the charge at this index.
     pub(crate) fn replace(&mut self, index: usize, charge: Charge) {
         *index
             .checked_sub(1)
@@ -168,12 +168,12 @@ impl Check {
             .unwrap_or(&mut self.first) = charge;
     }
 
-    /// True if all charges may be spent out of prefetches.
+    /// True if all charges may be spent from prefetches.
     pub(crate) fn is_prefetched(&self) -> bool {
         self.id().is_none() && self.charges().all(Charge::is_prefetched)
     }
 
-    /// True if any of the limits has prefetch.
+    /// True if any limit has prefetch.
     pub(crate) fn has_prefetch(&self) -> bool {
         let mut lives = self.charges().map(|charge| charge.limit().prefetch_life());
         lives.any(|life| life.is_some())
@@ -183,7 +183,7 @@ impl Check {
         self.charges().any(Charge::can_refuse)
     }
 
-    /// True if an admission takes a place of a concurrent limit.
+    /// True if an admission takes a place under a concurrent limit.
     #[inline]
     pub(crate) fn takes_place(&self) -> bool {
         // Most checks have one charge.
@@ -191,8 +191,8 @@ impl Check {
             || !self.rest.is_empty() && self.rest.iter().any(Charge::takes_place)
     }
 
-    /// Returns the same check under a share of each limit: one of `processes` equal shares. `None`
-    /// if a charge does not fit into its share.
+    /// Returns the same check under one of `processes` equal shares of each limit. `None` if a
+    /// charge does not fit into its share.
     pub(crate) fn shared_by(&self, processes: NonZeroU32) -> Option<Self> {
         let (first, rest) = self.map_charges(|charge| charge.shared_by(processes));
         Some(Self {
@@ -202,12 +202,12 @@ impl Check {
         })
     }
 
-    /// Returns a check of the same limits and keys at no cost.
+    /// Returns a check with the same limits and keys at no cost.
     pub(crate) fn without_costs(&self) -> Self {
         self.map(Charge::without_cost)
     }
 
-    /// Returns the same check with each charge replaced by the result of `change`.
+    /// Returns the same check with `change` applied to each charge.
     pub(crate) fn map(&self, change: impl FnMut(&Charge) -> Charge) -> Self {
         let (first, rest) = self.map_charges(change);
         Self {
@@ -223,7 +223,7 @@ impl Check {
         &self.first
     }
 
-    /// A digest that is the same for checks of the same charges at the same costs.
+    /// A digest that is the same for checks with the same charges at the same costs.
     pub(crate) fn digest(&self, digester: &Digester) -> u64 {
         let mut digest = 0_u64;
         for charge in self.charges() {
@@ -234,13 +234,13 @@ impl Check {
         digest
     }
 
-    /// The charge of a check that has only one; `None` if there are several.
+    /// The only charge; `None` if there are several.
     pub(crate) fn only_charge(&self) -> Option<&Charge> {
         self.rest.is_empty().then_some(&self.first)
     }
 
-    /// Returns one value for each charge, in order. The value of the first charge is returned
-    /// apart, so there is always at least one value.
+    /// Returns one value per charge, in order. The first charge's value is apart, so there is
+    /// always at least one.
     #[inline]
     pub(crate) fn map_charges<'a, T>(
         &'a self,
@@ -256,8 +256,8 @@ impl Check {
         (first, rest)
     }
 
-    /// True if the store may give the admission of either check to the caller of the other, if no
-    /// caller has given an id. The two checks then have equal charges, and all of their charges are
+    /// True if the store may give either check's admission to the other's caller, if no caller has
+    /// given an id. The checks then have equal charges, all of them
     /// [interchangeable](Charge::is_interchangeable).
     #[cfg(feature = "redis")]
     pub(crate) fn is_interchangeable_with(&self, other: &Self) -> bool {
@@ -275,7 +275,7 @@ impl Check {
     }
 }
 
-/// The error of a check that charges a limit twice.
+/// The error for a check that charges a limit twice.
 pub(crate) fn charged_twice(limit: &Limit) -> ConfigError {
     let name = limit.name();
     ConfigError::new(format!(
@@ -283,7 +283,7 @@ pub(crate) fn charged_twice(limit: &Limit) -> ConfigError {
     ))
 }
 
-/// The id of an admission: 64 bits, as a number that the caller can store. See the [module
+/// An admission's id: 64 bits, as a number that the caller can store. See the [module
 /// docs](self#ids).
 ///
 /// Never take an id from a client: a client that repeats an id is admitted for free.
@@ -297,9 +297,9 @@ impl AdmissionId {
         Self::fresh_run(1)
     }
 
-    /// Returns the first of `length` consecutive ids that no other admission has. `length` is at
-    /// most 256. The ids differ only in the last byte. In a row of several ids, the last byte of
-    /// the first id is 0, so the last byte of each id is the position of the id in the row.
+    /// Returns the first of `length` <= 256 consecutive ids that no other admission has. They
+    /// differ only in the last byte. If there are several, the first id's last byte is 0, so each
+    /// id's last byte is its position.
     pub(crate) fn fresh_run(length: u64) -> Self {
         thread_local! {
             static NEXT: Cell<u64> = Cell::new(random());

@@ -1,33 +1,31 @@
-//! Settlements, which set the actual cost of an admission afterwards.
+//! Settlements, which set an admission's actual cost afterwards.
 //!
 //! 1. A [reserved](crate::Charge::reserve) charge counts at its cost from the decision on. After a
-//!    settlement, the charge counts at its actual cost instead, as of the time of the admission. If
-//!    the actual cost is 0, the charge no longer counts.
-//! 2. The actual cost may be above the reserved cost, and even above the limit. Then later checks
-//!    are refused until enough units have left the window.
-//! 3. A settlement counts once, however often it is sent. Rule 5 names the exceptions.
-//!    [`Settled::was_applied`] tells whether a settlement has counted.
-//! 4. A settlement after the lease still counts the actual cost, until one window has passed since
-//!    the admission. So a lease can be much shorter than the window: the lease only limits how long
-//!    the reserved units count without a settlement. A settlement after that window changes
-//!    nothing.
+//!    settlement it counts at its actual cost instead, as of the admission's time. At an actual
+//!    cost of 0, it no longer counts.
+//! 2. The actual cost may be above the reserved cost, and even above the limit. Later checks are
+//!    then refused until enough units have left the window.
+//! 3. A settlement is idempotent: it counts once, however often it is sent. Rule 5 names the
+//!    exceptions. [`Settled::was_applied`] tells whether a settlement has counted.
+//! 4. A settlement after the lease still counts the actual cost, until one window after the
+//!    admission. So a lease can be much shorter than the window: it only limits how long the
+//!    reserved units count without a settlement. After that window, a settlement changes nothing.
 //! 5. Settle each admission only once. A store forgets a settlement at a cost of 0. Under an
-//!    [algorithm](crate::algorithm) other than the log, a store forgets every settlement that came
-//!    before the end of the lease. If the store has forgotten a settlement, another settlement of
-//!    the same admission after the lease counts in addition. Under such an algorithm, while the key
-//!    has 10,000 entries with ids, the store does not remember settlements after the lease, so two
-//!    of them both count. If a reply was lost, the store sends the settlement again within seconds.
-//!    Such a settlement counts twice only if the lease ends between the first sending and the
-//!    second.
+//!    [algorithm](crate::algorithm) other than the log, it forgets every settlement that came
+//!    before the lease ended. After a forgotten settlement, another one for the same admission
+//!    counts in addition if it comes after the lease. Under such an algorithm, while the key has
+//!    10,000 entries with ids, settlements after the lease are not remembered either, so two of
+//!    them both count. If a reply was lost, the store sends the settlement again within seconds. It
+//!    then counts twice only if the lease ends between the two.
 //! 6. Reserve at least one unit: a charge of 0 units leaves no admission to settle.
 //! 7. A [full](crate::MemoryStore#when-it-is-full) `MemoryStore` may count units so that no
-//!    settlement finds these units. Such units count for the whole window. A settlement before the
-//!    end of the lease only adds the units above the reserved ones. A settlement after the lease
-//!    adds all units of the actual cost.
+//!    settlement finds them. They count for the whole window. A settlement before the lease ends
+//!    only adds the units above the reserved ones. A settlement after the lease adds the whole
+//!    actual cost.
 //! 8. An admission without a reservation can be settled too, if its limit counts by a
 //!    [log](crate::Algorithm::SLIDING_LOG), or if its caller gave the check an id.
 //!
-//! [`Limiter::reserve`](crate::Limiter::reserve) reserves and settles units of one limit. A
+//! [`Limiter::reserve`](crate::Limiter::reserve) reserves and settles units under one limit. A
 //! [`Settlement`] settles several limits:
 //!
 //! ```
@@ -61,17 +59,17 @@ use crate::{
     decision::Decision,
 };
 
-/// The actual cost of an admitted check. See the [module docs](self).
+/// An admitted check's actual cost. See the [module docs](self).
 #[derive(Clone, Debug)]
 #[must_use = "a settlement settles nothing until a store or a limiter gets it"]
 pub struct Settlement {
     /// The check as it was admitted.
     pub check: Check,
-    /// The id of the admission.
+    /// The admission's id.
     pub id: AdmissionId,
     /// When the check was admitted, by the store's clock.
     pub at: SystemTime,
-    /// The actual cost of each charge. `None` leaves a charge as it is.
+    /// The actual cost per charge. `None` leaves a charge as it is.
     costs: Vec<Option<u64>>,
     /// True if this process decided in the store's place.
     pub(crate) is_local: bool,
@@ -80,36 +78,34 @@ pub struct Settlement {
 /// The result of a settlement.
 #[derive(Clone, Debug)]
 pub struct Settled {
-    /// The status of each limit of [`Settlement::check`] after the settlement. Refuses nothing.
+    /// One status per limit in [`Settlement::check`], after the settlement. None refuses.
     pub decision: Decision,
-    /// True if the settlement was counted under at least one of the limits. Also `true` if the
-    /// store has sent the settlement again because a reply was lost. `false` if the store did not
-    /// find the admission, and gave back nothing. A store does not find the admission in these
-    /// cases:
+    /// True if the settlement was counted under at least one limit, also if the store has sent it
+    /// again because a reply was lost. `false` if the store did not find the admission, and gave
+    /// back nothing. It does not find the admission in these cases:
     ///
     /// * The admission was settled before, or its window has ended.
-    /// * The cost is 0, and the units were given back already when the lease ended.
-    /// * The check, the id or the time is not that of the admission: see [`Settlement::by_id`].
+    /// * The cost is 0, and the units were already given back when the lease ended.
+    /// * The check, the id or the time is not the admission's: see [`Settlement::by_id`].
     ///
-    /// In the following cases, the store does not find the admission, either. If the admission had
-    /// a lease that has ended, a settlement at a cost above 0 counts all the same, in addition to
-    /// the admission, and the value is `true`:
+    /// Nor does it find the admission in the following cases. But if the admission had a lease that
+    /// has ended, a settlement at a cost above 0 counts all the same, in addition to the admission,
+    /// and the value is `true`:
     ///
     /// * A [full](crate::MemoryStore#when-it-is-full) `MemoryStore` has counted the admission in
     ///   shared counts. Units above the reserved ones are added all the same.
-    /// * The limit has another [algorithm](crate::algorithm) than the log, and the admission has no
-    ///   reservation and no id from its caller. Under such an algorithm, the same holds for an
-    ///   admission that came while the key had 10,000 entries with ids.
+    /// * The limit has an [algorithm](crate::algorithm) other than the log, and the admission has
+    ///   no reservation and no id from its caller, or came while the key had 10,000 entries with
+    ///   ids.
     /// * The limit was [reset](crate::Limiter::reset), or the store has lost the admission, since
     ///   Redis was restarted, has evicted the key, or has failed over.
     pub was_applied: bool,
 }
 
 impl Settlement {
-    /// Settles an admitted check. Give exactly the check that was admitted. `cost` returns the
-    /// actual cost of each charge: 0 gives all units of the charge back, and `None` leaves the
-    /// charge as it is. The highest cost is 2^32 units, or all units of the limit if these are
-    /// more. A higher cost counts as this highest cost.
+    /// Settles an admitted check. Give exactly the check that was admitted. `cost` returns each
+    /// charge's actual cost: 0 gives all its units back, and `None` leaves the charge as it is.
+    /// Costs are capped at 2^32 units, or at the limit's units if these are more.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -126,18 +122,18 @@ impl Settlement {
     /// # Ok(()) }
     /// ```
     ///
-    /// Under another [algorithm](crate::algorithm) than the log, an admission can be settled only
+    /// Under an [algorithm](crate::algorithm) other than the log, an admission can be settled only
     /// if it has a reservation, or an id from its caller.
     pub fn new(
         mut check: Check,
         admitted: &Decision,
         cost: impl FnMut(&Charge) -> Option<u64>,
     ) -> Self {
-        // Only the admission of this layer is settled. So it does not matter who decided for the
-        // layers further out: the store, or this process in its place.
+        // Only this layer's admission is settled. So it does not matter who decided for the layers
+        // further out: the store, or this process in its place.
         let is_local = admitted.own_cause().is_some();
-        // If this process decided in the store's place, it counted under shares of the limits. So
-        // the settlement is under the same shares.
+        // If this process decided in the store's place, it counted under shares of the limits. The
+        // settlement uses the same shares.
         if is_local {
             let mut statuses = admitted.statuses();
             check = check.map(|charge| match statuses.next() {
@@ -151,19 +147,19 @@ impl Settlement {
         }
     }
 
-    /// Settles an admitted check at these costs of its charges.
+    /// Settles an admitted check at these costs, one per charge.
     pub(crate) fn of_costs(check: Check, admitted: &Decision, costs: Vec<Option<u64>>) -> Self {
         let mut costs = costs.into_iter();
         Self::new(check, admitted, |_| costs.next().flatten())
     }
 
     /// Settles a check that was admitted elsewhere, such as in another process. Give the same
-    /// charges, and the [id](Decision::id) and the [time](Decision::at) of the decision.
+    /// charges, and the decision's [id](Decision::id) and [time](Decision::at).
     ///
-    /// If `at` is before the admission, nothing is settled, since the store regards the admission
-    /// as a later one under the same id. If `at` is after the admission, the store may not find the
-    /// admission. A late `at` matters for reservations, and for checks that Redis has decided
-    /// together with equal checks.
+    /// If `at` is before the admission, nothing is settled, since the store takes the admission for
+    /// a later one under the same id. If `at` is after the admission, the store may not find it. A
+    /// late `at` matters for reservations, and for checks that Redis has decided together with
+    /// equal checks.
     pub fn by_id(
         check: Check,
         id: AdmissionId,
@@ -183,15 +179,15 @@ impl Settlement {
         }
     }
 
-    /// Gives back all units of an admission whose time is not known. No other admission has the id,
-    /// so any time after the admission will do.
+    /// Gives back all units of an admission whose time is not known. Its id is unique, so any time
+    /// after the admission will do.
     pub(crate) fn refund_by_id(check: Check, id: AdmissionId) -> Self {
         Self::by_id(check, id, system_time(1 << 52), |_| Some(0))
     }
 
-    /// Lets the reserved units count only from a time that is `delay` after the admission. The
-    /// store lets no unit count from a time in the future. The leases end at the same time as
-    /// without the delay.
+    /// Makes the reserved units count only from a time `delay` after the admission. The store does
+    /// not let units count from a future time. The leases end at the same time as without the
+    /// delay.
     pub(crate) fn counting_later_by(self, delay: Duration) -> Self {
         // The delay is rounded as leases are, so that the leases end at the same microsecond.
         let delay = delay - Duration::from_nanos((delay.subsec_nanos() % 1_000).into());
@@ -205,8 +201,7 @@ impl Settlement {
         Self { at, check, ..self }
     }
 
-    /// The charges of the check as it was admitted, with their actual costs. `None` leaves a charge
-    /// as it is.
+    /// The charges of the admitted check, with their actual costs. `None` leaves a charge as it is.
     pub fn accounts(&self) -> impl Iterator<Item = (&Charge, Option<u64>)> {
         iter::zip(self.check.charges(), self.costs.iter().copied())
     }

@@ -1,57 +1,56 @@
-//! How one limit stands: a part of a [`decision`](crate::decision).
+//! One limit's status in a [`decision`](crate::decision).
 
 use std::{cmp::Reverse, time::Duration};
 
 use crate::{check::Charge, clock::micros, limit::Limit};
 
-/// How one limit stands after a decision, for the charged key.
+/// Where one limit stands after a decision, for the charged key.
 #[derive(Clone, Debug)]
 #[must_use]
 #[non_exhaustive]
 pub struct LimitStatus {
     /// The limit.
     pub limit: Limit,
-    /// The units in the window, including those of this check if it was admitted.
+    /// The units in the window, including this check's if it was admitted.
     pub used: u64,
     /// The used units that are [reserved](Charge::reserve), and may be given back. Under a
     /// [concurrent](Limit::concurrent) limit, all used units are reserved.
     pub reserved: u64,
     /// True if the limit is in the [shadow](Charge::in_shadow).
     pub is_shadow: bool,
-    // Times are microseconds, so that a status has less than 128 bytes: the compiler then moves it
-    // in registers, where it would call `memcpy` for more.
-    /// The time until fewer units count, if no place of a concurrent limit is freed before.
+    // Times are microseconds, so that a status has less than 128 bytes. The compiler then moves it
+    // in registers instead of calling `memcpy`.
+    /// The time until fewer units count, unless a place under a concurrent limit is freed earlier.
     pub(crate) leaves_after: u64,
-    /// The two retry times of a refusal: see [`new`](Self::new).
+    /// A refusal's two retry times: see [`new`](Self::new).
     pub(crate) waits: Option<(u64, u64)>,
     /// The retry time if only reserved units are in the way.
     reserved_after: u64,
     /// True if the charge is [hidden](Charge::hidden).
     pub(super) is_hidden: bool,
-    /// True if the charge has asked for units. A charge of spent units and a charge at no cost ask
-    /// for none.
+    /// True if the charge has asked for units. Spent charges and charges at no cost do not ask.
     #[cfg_attr(
         not(feature = "metrics"),
         expect(dead_code, reason = "only metrics ask")
     )]
     pub(crate) has_asked: bool,
     is_ban: bool,
-    /// True if the figures are an estimate of this process, and not figures of the store.
+    /// True if the figures are this process's estimate, not the store's.
     pub(crate) is_estimate: bool,
 }
 
-/// The default of [`Limiter::retry_reserved_after`](crate::Limiter::retry_reserved_after).
+/// The default for [`Limiter::retry_reserved_after`](crate::Limiter::retry_reserved_after).
 pub(crate) const RETRY_RESERVED_AFTER: Duration = Duration::from_secs(1);
 
 impl LimitStatus {
-    /// The status of `charge`. `used` is the number of units in the window after the decision, and
-    /// `reserved` is how many of them are reserved. `reset_after` is the time until the oldest of
-    /// these units leaves the window, and zero if there are no units.
+    /// The status for `charge`. After the decision, `used` units are in the window, and `reserved`
+    /// of them are reserved. `reset_after` is the time until the oldest one leaves the window; zero
+    /// without units.
     ///
-    /// `waits` has two retry times if this charge refused the check. The first time applies if all
-    /// reserved units are given back now. If the check would then fit, the first time is zero. The
-    /// second time applies if no units are given back before their lease ends. So the second time
-    /// is an upper bound for the first. Without reserved units, both times are the same.
+    /// `waits` has two retry times if this charge refused the check. The first assumes that all
+    /// reserved units are given back now, and is zero if the check would then fit. The second
+    /// assumes that no units are given back before their lease ends, so it is an upper bound for
+    /// the first. Without reserved units, both are the same.
     pub fn new(
         charge: &Charge,
         used: u64,
@@ -63,7 +62,7 @@ impl LimitStatus {
         Self::of_micros(charge, used, reserved, rounded_up(reset_after), waits)
     }
 
-    /// Does the same as [`new`](Self::new), with times in microseconds.
+    /// Same as [`new`](Self::new), with times in microseconds.
     #[inline]
     pub(crate) fn of_micros(
         charge: &Charge,
@@ -87,23 +86,23 @@ impl LimitStatus {
         }
     }
 
-    /// The same figures for `charge`, if `charge` does not refuse.
+    /// The same figures for `charge`, if it does not refuse.
     pub(crate) fn for_charge(&self, charge: &Charge) -> Self {
         Self::of_micros(charge, self.used, self.reserved, self.leaves_after, None)
     }
 
-    /// The status of `charge`, if this process refuses the check without asking the store, since
-    /// equal checks are waiting for the store already. If the charge `refuses`, the status shows
-    /// its limit as used up, since the checks that wait will use it up. For any other charge, the
-    /// figures are not known.
+    /// The status for `charge` if this process refuses the check without asking the store, since
+    /// equal checks already wait for the store. If the charge `refuses`, its limit shows as used
+    /// up, since the waiting checks will use it up. For any other charge, the figures are not
+    /// known.
     pub(crate) fn estimate(charge: &Charge, refuses: bool) -> Self {
         let (units, time) = if refuses {
             (charge.limit().units(), charge.limit().window_micros())
         } else {
             (0, 0)
         };
-        // The units count as reserved, since they may not be spent after all: some of the checks
-        // that wait may be refused, or their callers may leave.
+        // The units count as reserved, since they may not be spent after all: some waiting checks
+        // may be refused, or their callers may leave.
         let waits = refuses.then_some((0, time));
         let mut status = Self::of_micros(charge, units, units, time, waits);
         status.is_estimate = true;
@@ -122,8 +121,8 @@ impl LimitStatus {
         self
     }
 
-    /// Makes the limit refuse for the time `wait`. A concurrent limit refuses for the retry time of
-    /// reserved units, if that is longer than `wait`.
+    /// Makes the limit refuse for the time `wait`. A concurrent limit refuses for the reserved
+    /// units' retry time, if that is longer.
     pub(crate) fn refused_for(&mut self, wait: Duration) {
         let mut wait = rounded_up(wait);
         // A place becomes free when another request ends, and `wait` cannot tell when that is.
@@ -133,7 +132,7 @@ impl LimitStatus {
         self.waits = Some((wait, wait));
     }
 
-    /// Raises the two [retry times](Self::waits) of a refusal to at least these values.
+    /// Raises a refusal's two [retry times](Self::waits) to at least these values.
     pub(crate) fn not_before(mut self, (least, most): (u64, u64)) -> Self {
         self.waits = self.waits.map(|own| (own.0.max(least), own.1.max(most)));
         self
@@ -145,19 +144,18 @@ impl LimitStatus {
         self.waits.is_some() && (self.reserved > 0 || self.limit.is_concurrent())
     }
 
-    /// Sets the retry time that holds if only reserved units are in the way.
+    /// Sets the retry time for when only reserved units are in the way.
     pub(crate) fn set_retry_reserved_after(&mut self, wait: Duration) {
         self.reserved_after = rounded_up(self.limit.retry_reserved_after(wait));
     }
 
-    /// Leaves out units that this process holds unspent, and units that are reserved for this
-    /// process.
+    /// Leaves out units that this process holds unspent, and units reserved for it.
     pub(crate) fn leave_out(&mut self, held: u64, reserved: u64) {
         self.used = self.used.saturating_sub(held);
         self.reserved = self.reserved.saturating_sub(reserved);
     }
 
-    /// The figures without the units of this charge, which were counted and are given back.
+    /// The figures without this charge's units, which were counted and are given back.
     #[cfg(feature = "redis")]
     pub(crate) fn given_back(mut self, charge: &Charge) -> Self {
         // A charge in the shadow that does not fit was not counted.
@@ -172,29 +170,26 @@ impl LimitStatus {
         self
     }
 
-    /// The units that are left; 0 if more than the limit is used, for example after the limit was
-    /// lowered.
+    /// The units left; 0 if more than the limit is used, for example after it was lowered.
     pub fn remaining(&self) -> u64 {
         self.limit.units().saturating_sub(self.used)
     }
 
-    /// The time until fewer units count; zero if no units count. Under a
-    /// [compact](crate::Algorithm::compact_log) log the reset time may be a sub-window longer than
-    /// the window. For a [concurrent](Limit::concurrent) limit the reset time is zero, since a
-    /// place may be free at any time.
+    /// The time until fewer units count; zero if none do. Under a
+    /// [compact](crate::Algorithm::compact_log) log it may be a sub-window longer than the window.
+    /// For a [concurrent](Limit::concurrent) limit it is zero, since a place may be free at any
+    /// time.
     pub fn reset_after(&self) -> Duration {
         let is_concurrent = self.limit.is_concurrent();
         Duration::from_micros(if is_concurrent { 0 } else { self.leaves_after })
     }
 
-    /// How long this limit alone refuses the check; `None` if this limit does not refuse.
-    ///
-    /// For a limit in the [shadow](Charge::in_shadow), the result is how long the limit would
-    /// refuse.
+    /// How long this limit alone refuses the check; `None` if it does not refuse. For a limit in
+    /// the [shadow](Charge::in_shadow), how long it would refuse.
     pub fn retry_after(&self) -> Option<Duration> {
         // The result is `reserved_after`, or `least` if that is longer, since units that are not
-        // reserved refuse until then. The result is at most `most`, since by then, enough units
-        // have left even if none is given back early.
+        // reserved refuse until then. It is at most `most`: by then, enough units have left even if
+        // none is given back early.
         let (least, most) = self.waits?;
         Some(Duration::from_micros(
             self.reserved_after.max(least).min(most),
@@ -208,15 +203,15 @@ impl LimitStatus {
     }
 
     /// True if the limit is [hidden](Charge::hidden) from clients. A [ban](crate::KeyedLimit::ban)
-    /// is hidden until it begins. A limit is also hidden if the check is refused [without the
-    /// store](crate::Limiter::refusal_cache), and the figures of the limit are not known. Unknown
+    /// is hidden until it begins. If a check is refused [without the
+    /// store](crate::Limiter::refusal_cache), a limit with unknown figures is hidden, too. Unknown
     /// figures are zero.
     pub fn is_hidden(&self) -> bool {
         self.is_hidden
             || self.waits.is_none() && (self.is_estimate || self.is_ban && self.used == 0)
     }
 
-    /// Returns the status whose limit is binding: this status or `other`.
+    /// Returns the binding status: this one or `other`.
     pub(crate) fn binding<'a>(&'a self, other: &'a Self) -> &'a Self {
         if other.rank() < self.rank() {
             other
@@ -225,9 +220,9 @@ impl LimitStatus {
         }
     }
 
-    /// The limit of the lower rank is binding. A place may become free at any moment, so the
-    /// figures of a concurrent limit tell little. So of two limits with the same retry time, or
-    /// with none, a limit with a window is binding rather than a concurrent limit.
+    /// The limit with the lower rank is binding. A place may become free at any moment, so a
+    /// concurrent limit's figures tell little. With equal retry times, or none, a limit with a
+    /// window is therefore binding before a concurrent one.
     fn rank(&self) -> impl Ord {
         (
             self.is_shadow,
@@ -245,7 +240,7 @@ impl LimitStatus {
     }
 }
 
-/// A duration in microseconds, so that nobody comes back too early.
+/// A duration in microseconds, rounded up so that nobody comes back too early.
 fn rounded_up(duration: Duration) -> u64 {
     micros(duration.saturating_add(Duration::from_nanos(999)))
 }

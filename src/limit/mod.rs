@@ -3,12 +3,12 @@
 //! 1. A limit of `n` units in a window `W` means that no span of length `W` ever admits more than
 //!    `n` units: for every instant `x`, the units admitted in `(x − W, x]` never exceed `n`. No
 //!    window has a boundary that a client could wait for or exploit.
-//! 2. Limits of one name, window and [algorithm](crate::algorithm) share their units for the same
-//!    key, whatever their numbers of units. All other limits count apart: `api=100/s` and
+//! 2. Limits with the same name, window and [algorithm](crate::algorithm) share their units for the
+//!    same key, whatever their numbers of units. All other limits count separately: `api=100/s` and
 //!    `api=100/h` are two limits. For example, if a key has spent 14 units under `api=20/s`, then
 //!    `api=5/s` shows 14 used and 0 remaining.
 //! 3. A limit counts by an exact log, unless you choose another [algorithm](crate::algorithm).
-//! 4. Every admission is decided by the store, unless the limit is [prefetched](prefetch).
+//! 4. The store decides every admission, unless the limit is [prefetched](prefetch).
 //! 5. Units are 0 to [`Limit::MAX_UNITS`], windows 1 ms to 365 days, names 1 to 64 characters of
 //!    `A-Z a-z 0-9 _ . -`.
 //! 6. A limit of 0 units admits nothing, for example to keep out a tenant: each cost of 1 or more
@@ -45,13 +45,13 @@ use crate::{
     key::{Digester, Key},
 };
 
-/// The default of [`Limit::freed_after`].
+/// The default for [`Limit::freed_after`].
 const DEFAULT_LIFE: Duration = Duration::from_secs(10);
 
-/// Limits of one identity share their units for the same key, whatever their numbers of units.
-/// Limits of different identities count apart: with another window or algorithm, a unit would leave
-/// at another time. A store or a process keeps all that it remembers of a limit under the identity
-/// of the limit.
+/// Limits with one identity share their units for the same key, whatever their numbers of units.
+/// Limits with different identities count separately: with another window or algorithm, a unit
+/// would leave at another time. A store or process keeps all its state for a limit under this
+/// identity.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Identity {
     pub(crate) name: Name,
@@ -65,13 +65,13 @@ pub(crate) struct Identity {
 pub struct Limit {
     pub(crate) identity: Identity,
     units: u64,
-    /// The life of the limit's [prefetches](prefetch), in microseconds. `None` without prefetch.
+    /// The life of [prefetches](prefetch) in microseconds; `None` without prefetch.
     prefetch_micros: Option<u32>,
 }
 
 impl Limit {
-    /// The largest number of units, 2^52. Redis scripts count in doubles, which are exact up to
-    /// 2^53, so the sum of a limit and a cost is exact.
+    /// The most units, 2^52. Redis scripts count in doubles, which are exact up to 2^53, so the sum
+    /// of a limit and a cost is exact.
     pub const MAX_UNITS: u64 = 1 << 52;
     /// The shortest window, 1 ms.
     pub const MIN_WINDOW: Duration = Duration::from_millis(1);
@@ -129,7 +129,7 @@ impl Limit {
         }
     }
 
-    /// A limit of `units` in any second.
+    /// At most `units` in any second.
     ///
     /// # Panics
     ///
@@ -139,7 +139,7 @@ impl Limit {
         Self::per(name, units, Duration::from_secs(1))
     }
 
-    /// A limit of `units` in any 60 seconds.
+    /// At most `units` in any 60 seconds.
     ///
     /// # Panics
     ///
@@ -149,7 +149,7 @@ impl Limit {
         Self::per(name, units, Duration::from_secs(60))
     }
 
-    /// A limit of `units` in any 60 minutes.
+    /// At most `units` in any 60 minutes.
     ///
     /// # Panics
     ///
@@ -159,7 +159,7 @@ impl Limit {
         Self::per(name, units, Duration::from_secs(60 * 60))
     }
 
-    /// A limit of `units` in any 24 hours.
+    /// At most `units` in any 24 hours.
     ///
     /// # Panics
     ///
@@ -169,15 +169,15 @@ impl Limit {
         Self::per(name, units, Duration::from_secs(24 * 60 * 60))
     }
 
-    /// A limit on the number of admissions that a key has at once, across all processes. An
-    /// admission takes one place, whatever it costs. A check at a cost of 0 takes none.
+    /// At most `places` admissions at once for each key, across all processes. An admission takes
+    /// one place (a permit), whatever it costs. A check at a cost of 0 takes none.
     ///
-    /// A place is held until the last clone of the [`Decision`](crate::Decision) that has taken it
-    /// is dropped. A layer holds the place until the body of the response has ended: see
+    /// A place is held until the last clone of its [`Decision`](crate::Decision) is dropped. A
+    /// layer holds it until the response body has ended: see
     /// [`Decision::holds_place`](crate::Decision::holds_place). A process that ends frees its
-    /// places by [`shutdown`](crate::Limiter::shutdown). The places of a process that has died are
-    /// free within 10 s. [`freed_after`](Self::freed_after) sets another time than 10 s. The
-    /// [window](Self::window) of the limit is 10 s, or the time that `freed_after` has set.
+    /// places by [`shutdown`](crate::Limiter::shutdown). When a process dies, its places are free
+    /// within 10 s, or the time that [`freed_after`](Self::freed_after) sets. This time is also the
+    /// limit's [window](Self::window).
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), tower_sliding_window::Error> {
@@ -209,15 +209,14 @@ impl Limit {
     /// [concurrent](Self::concurrent). Default: 10 s.
     ///
     /// A process renews a place when half of `time`, less one round trip to the store, has passed
-    /// since the last renewal. So the reply is there in time. A process cannot renew its places if
-    /// the process stands still, or Redis is gone, for longer than `time`. Then other requests may
-    /// get the places, and [`Decision::has_lost_place`](crate::Decision::has_lost_place) returns
-    /// `true`.
+    /// since the last renewal. So the reply is there in time. If the process stands still, or Redis
+    /// is gone, for longer than `time`, its places are not renewed. Then other requests may get
+    /// them, and [`Decision::has_lost_place`](crate::Decision::has_lost_place) returns `true`.
     ///
     /// # Panics
     ///
-    /// If the limit is not concurrent, or the time is less than a second or longer than a
-    /// [window](Self::MAX_WINDOW) may be. In a `const`, such a mistake does not compile.
+    /// If the limit is not concurrent, or the time is less than a second or longer than the longest
+    /// [window](Self::MAX_WINDOW). In a `const`, such a mistake does not compile.
     #[track_caller]
     pub const fn freed_after(mut self, time: Duration) -> Self {
         assert!(
@@ -230,10 +229,9 @@ impl Limit {
     }
 
     /// The same limit with another algorithm. Default: [`Algorithm::SLIDING_LOG`], which is exact.
-    /// If the new algorithm is an exact or a compact log, the limit keeps its
-    /// [prefetch](Self::prefetch). With any other algorithm, the limit loses it. With the algorithm
-    /// of a [concurrent](Self::concurrent) limit, a window of less than a second becomes 10 s,
-    /// since a process has to renew its places in time.
+    /// The limit keeps its [prefetch](Self::prefetch) only if the new algorithm is an exact or a
+    /// compact log. With a [concurrent](Self::concurrent) limit's algorithm, a window below a
+    /// second becomes 10 s, since a process has to renew its places in time.
     pub const fn with_algorithm(mut self, algorithm: Algorithm) -> Self {
         self.identity.algorithm = algorithm;
         #[cfg(feature = "calendar")]
@@ -249,10 +247,10 @@ impl Limit {
         self
     }
 
-    /// The same limit with another number of units. Both limits share their units: see rule 2 of
-    /// the [module docs](self). If a limit was lowered to fewer units than an earlier admission has
-    /// cost, this method helps to settle the admission: make the charge under a limit with enough
-    /// units, so that the cost fits.
+    /// The same limit with another number of units. Both limits share their units: see rule 2 in
+    /// the [module docs](self). If a limit was lowered below an earlier admission's cost, this
+    /// helps to settle that admission: make the charge under a limit with enough units, so that the
+    /// cost fits.
     ///
     /// # Panics
     ///
@@ -264,14 +262,14 @@ impl Limit {
         self
     }
 
-    /// Returns a share of the limit: one of `processes` equal shares, rounded down. `None` if the
-    /// limit has units, but the share has none.
+    /// Returns one of `processes` equal shares of the limit, rounded down. `None` if the limit has
+    /// units, but the share has none.
     pub(crate) fn shared_by(&self, processes: NonZeroU32) -> Option<Self> {
         Some(self.clone().of_part(processes)).filter(|share| share.units > 0 || self.units == 0)
     }
 
-    /// Returns the limit of each part, if this limit is split into `parts`. The units are rounded
-    /// down, and may be 0.
+    /// Returns each part's limit, if this limit is split into `parts`. The units are rounded down,
+    /// and may be 0.
     pub(crate) const fn of_part(mut self, parts: NonZeroU32) -> Self {
         self.units /= parts.get() as u64;
         self
@@ -287,8 +285,7 @@ impl Limit {
         self.units
     }
 
-    /// The length of the window, exact to the microsecond. For a limit by the calendar, no period
-    /// is longer than this length.
+    /// The window, exact to the microsecond. For a calendar limit, no period is longer than this.
     pub const fn window(&self) -> Duration {
         Duration::from_micros(self.identity.window_micros)
     }
@@ -305,8 +302,8 @@ impl Limit {
         matches!(self.identity.algorithm.kind, Kind::Concurrent)
     }
 
-    /// True if all windows of the limit are as long as [`window`](Self::window) says. Periods of
-    /// the calendar differ, and a concurrent limit has no windows.
+    /// True if all the limit's windows are as long as [`window`](Self::window) says. Calendar
+    /// periods differ, and a concurrent limit has no windows.
     pub(crate) const fn has_length(&self) -> bool {
         matches!(
             self.identity.algorithm.kind,
@@ -318,8 +315,8 @@ impl Limit {
         self.identity.window_micros
     }
 
-    /// The highest cost of spent units. A higher cost counts as this cost, which uses up the limit
-    /// as well.
+    /// The highest cost for spent units. Higher costs are capped at it, which uses up the limit as
+    /// well.
     pub(crate) fn most_spent(&self) -> u64 {
         self.units.max(1 << 32)
     }
@@ -328,15 +325,15 @@ impl Limit {
         matches!(self.identity.algorithm.kind, Kind::Counter)
     }
 
-    /// Returns the time under which an admission at the time `now` is recorded. The admission
-    /// counts until one window after the recorded time.
+    /// Returns the time under which an admission at the time `now` is recorded. It counts until one
+    /// window after the recorded time.
     pub(crate) fn recorded_at(&self, now: u64) -> u64 {
         self.algorithm().recorded_at(now, self.window_micros())
     }
 
     /// True if both limits share their units.
-    // Few checks compare their limits. If this function were inlined, the compiler would no longer
-    // inline some functions that all checks need.
+    // Few checks compare their limits. If this were inlined, the compiler would no longer inline
+    // some functions that all checks need.
     #[inline(never)]
     pub(crate) fn is_one_with(&self, other: &Self) -> bool {
         self.identity == other.identity
@@ -347,7 +344,7 @@ impl Limit {
         self.long_digest(digester, key) as u64
     }
 
-    /// Returns the digest of 128 bits of the limit's identity and a key.
+    /// Returns the 128-bit digest of the limit's identity and a key.
     // Inlined as [`Digester::digest`] is.
     #[inline(always)]
     pub(crate) fn long_digest(&self, digester: &Digester, key: &Key) -> u128 {

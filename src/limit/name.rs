@@ -1,4 +1,4 @@
-//! The name of a limit.
+//! A limit's name.
 
 use std::{
     borrow::Cow,
@@ -8,8 +8,8 @@ use std::{
     sync::Arc,
 };
 
-/// A literal, or a name that is read at run time. Each check clones the name of its limit a few
-/// times, so clones of a name that is no literal share its text.
+/// A literal, or a name that is read at run time. Each check clones its limit's name a few times,
+/// so clones of a name that is not a literal share its text.
 #[derive(Clone)]
 pub(crate) enum Name {
     Literal(&'static str),

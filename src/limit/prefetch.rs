@@ -1,76 +1,71 @@
 //! Prefetches: units that a process takes at once, and spends without asking the store.
 //!
-//! While a busy key is far from its limit, the process takes many units of the key in one call: a
-//! prefetch. The process decides by itself as long as the prefetched units last, and gives back
-//! units that it does not spend. [`guide::hot_keys`](crate::guide::hot_keys) says when prefetches
-//! pay off.
+//! While a busy key is far from its limit, the process takes many of its units in one call: a
+//! prefetch. It decides by itself as long as they last, and gives back what it does not spend.
+//! [`guide::hot_keys`](crate::guide::hot_keys) says when prefetches pay off.
 //!
 //! 1. **Never too much.** A prefetch counts in Redis from the moment it is taken until one window
-//!    after the end of its life. So no window ever admits more than the limit, whatever the number
-//!    of processes, even if a process is killed or a reply is lost.
-//! 2. **Units are missing for a short time only.** A unit that a process holds and does not spend
-//!    is missing to other processes for the life of the prefetch, and for the time of the call that
-//!    gives it back. To travel in one batch with the prefetches of other keys, this call waits for
-//!    at most a 64th of the life, and never longer than 4 ms. The life is 100 ms by default, and
-//!    longer far away from the store (rule 10). A unit that is spent out of a prefetch counts for
-//!    its window, and longer by at most the life. If the process is killed, the units of its
-//!    prefetch count for the life and then for a window.
-//! 3. **Exact near the limit.** A process takes the first prefetch of a key after sixteen requests
-//!    within a life, and further prefetches as long as there are eight requests within a life. Far
-//!    away from the store, fewer requests are enough (rule 10). A prefetch has as many units as the
-//!    process spends in a life at its present rate, but at most an eighth of the units that are
-//!    left. If an eighth is too few units for the requests, each request asks the store, and the
-//!    unit of each request counts for exactly one window.
-//! 4. A check is decided in the process only if the prefetches of all its charges have enough
-//!    units. Otherwise the whole check goes to the store. Every check with an
-//!    [id](crate::Check::with_id) goes to the store. So does every check with a charge that
+//!    after its life ends. So no window ever admits more than the limit, with any number of
+//!    processes, even if one is killed or a reply is lost.
+//! 2. **Units are missing for a short time only.** A unit that a process holds unspent is missing
+//!    to other processes for the prefetch life, and for the call that gives it back. To travel in
+//!    one batch with other keys' prefetches, this call waits for at most a 64th of the life, and
+//!    never longer than 4 ms. The life is 100 ms by default, and longer far away from the store
+//!    (rule 10). A unit that is spent from a prefetch counts for its window, and at most one life
+//!    longer. If the process is killed, its prefetched units count for the life and then for a
+//!    window.
+//! 3. **Exact near the limit.** A process takes a key's first prefetch after sixteen requests
+//!    within a life, and further ones as long as there are eight requests within a life. Far away
+//!    from the store, fewer requests are enough (rule 10). A prefetch has as many units as the
+//!    process spends in a life at its present rate, but at most an eighth of the units left. If
+//!    that is too few for the requests, each one asks the store, and its unit counts for exactly
+//!    one window.
+//! 4. A check is decided in the process only if all its charges have enough prefetched units.
+//!    Otherwise the whole check goes to the store. So does every check with an
+//!    [id](crate::Check::with_id), and every check with a charge that
 //!    [reserves](crate::Charge::reserve) units, asks whether [any unit is
 //!    left](crate::Charge::any_left), counts [spent](crate::Charge::spent) units, or costs nothing.
-//!    For a check of several charges, a process takes prefetches only if all the charges come
-//!    often. For the store, units that the process holds count as used. So the store may refuse a
-//!    check that would fit if these units were given back. Then the process gives its units back at
-//!    once, by one more call.
-//! 5. The figures of a decision in the process are the figures of the store when the prefetch was
-//!    taken, plus the units that this process has spent since. The figures are at most as old as
-//!    the life of the prefetch. Units that other processes hold count as used, and as
-//!    [reserved](crate::decision::LimitStatus::reserved), since the other processes may give them
-//!    back. If a request was on its way to the store while a prefetch was taken, the figures may
-//!    count this request twice until the store's next reply.
-//! 6. An admission in the process has an id that the store does not know, so the admission cannot
-//!    be [settled](crate::settlement). A reservation can be settled, since a reservation always
-//!    asks the store.
-//! 7. A [reset](crate::Limiter::reset) or [block](crate::Limiter::block) through a limiter gives
-//!    back at once the prefetches that its process holds of this limit and key. Other processes may
-//!    go on spending the units that they hold, until the life of their prefetches ends. After a
-//!    reset, these units come in addition to the limit.
-//! 8. While the store fails, a process first spends the units that it holds, until the life of the
-//!    prefetch ends.
+//!    For a check with several charges, a process takes prefetches only if all the charges come
+//!    often. To the store, units that the process holds are used. So it may refuse a check that
+//!    would fit if they were given back. The process then gives them back at once, by one more
+//!    call.
+//! 5. A decision in the process has the store's figures from when the prefetch was taken, plus the
+//!    units that this process has spent since. They are at most as old as the prefetch life. Units
+//!    that other processes hold count as used, and as
+//!    [reserved](crate::decision::LimitStatus::reserved), since they may be given back. If a
+//!    request was in flight to the store while a prefetch was taken, it may count twice in the
+//!    figures until the store's next reply.
+//! 6. An admission in the process has an id that the store does not know, so it cannot be
+//!    [settled](crate::settlement). A reservation can, since it always asks the store.
+//! 7. A [reset](crate::Limiter::reset) or [block](crate::Limiter::block) through a limiter at once
+//!    gives back its process's prefetches for this limit and key. Other processes may go on
+//!    spending theirs until the prefetch life ends. After a reset, these units come in addition to
+//!    the limit.
+//! 8. While the store fails, a process first spends the units that it holds, until their life ends.
 //! 9. Prefetches work with an exact or a [compact](crate::Algorithm::compact_log) log on a
-//!    `RedisStore`. Other algorithms have no prefetches. On a `MemoryStore`, prefetches have no
-//!    effect, since the store decides as quickly as a prefetch would. Prefetches work on a store of
-//!    your own if its local state was made [with
-//!    prefetch](crate::store::LocalState::with_prefetch).
+//!    `RedisStore`, and not with other algorithms. On a `MemoryStore` they have no effect, since it
+//!    decides as quickly as a prefetch would. They work on your own store if its local state was
+//!    made [with prefetch](crate::store::LocalState::with_prefetch).
 //! 10. **The farther away the store is, the longer a prefetch lives.** The life is at least four
-//!     times the time within which most replies arrive. That time is the round trip plus four
-//!     deviations, as the store [measures](crate::store::LocalState::answered_in) them. The life is
-//!     at most a second, and at most the window. The process asks for the next prefetch so early
-//!     that the next prefetch arrives before the present one ends or is spent. If a round trip
-//!     takes more than 4 ms, fewer than sixteen requests within a life are enough for the first
-//!     prefetch: 64 ms divided by the round trip, and at least two. If the window is shorter than
-//!     two round trips, a prefetch would be over on arrival, so the process takes none.
+//!     times the time within which most replies arrive: the round trip plus four deviations, as the
+//!     store [measures](crate::store::LocalState::answered_in) them. It is at most a second, and at
+//!     most the window. The process asks for the next prefetch early enough for it to arrive before
+//!     the present one ends or is spent. If a round trip takes more than 4 ms, fewer than sixteen
+//!     requests within a life are enough for the first prefetch: 64 ms divided by the round trip,
+//!     and at least two. If the window is shorter than two round trips, a prefetch would be over on
+//!     arrival, so the process takes none.
 //! 11. **A prefetch costs no more than it saves.** A process takes a prefetch by one call, and
-//!     gives the unspent units back by another. Each of the two calls takes Redis about three times
-//!     as long as a plain check. A process takes a prefetch only after checks have earned both
-//!     calls. A check that the process decides by itself earns a third of a call, and a check that
-//!     asks the store earns a 24th of a call. Checks that come within one round trip and one
-//!     millisecond would have travelled in one batch, so together they earn as much as one check.
-//!     So a process makes at most a tenth more calls, and takes at most a fifth more of Redis's
-//!     time, than it would without prefetch, in any traffic. From six checks in a life on, a key
-//!     pays for its own prefetches. A process begins with 64 free prefetches, and never saves up
-//!     for more than 64. If a process has not earned a prefetch, the checks of the key ask the
+//!     gives unspent units back by another. Each call takes Redis about three times as long as a
+//!     plain check. Checks have to earn both calls first, in a token bucket. A check that the
+//!     process decides by itself earns a third of a call, and one that asks the store earns a 24th.
+//!     Checks within one round trip and one millisecond would have travelled in one batch, so
+//!     together they earn as much as one. So in any traffic, a process makes at most a tenth more
+//!     calls, and takes at most a fifth more of Redis's time, than without prefetch. From six
+//!     checks in a life on, a key pays for its own prefetches. The bucket begins with 64
+//!     prefetches, and never holds more. Until a prefetch is earned, the key's checks ask the
 //!     store.
-//! 12. Processes may give one limit prefetches of different lives, or no prefetch. The parts of a
-//!     [split](crate::split) limit have prefetches of their own.
+//! 12. Processes may give one limit prefetches with different lives, or no prefetch. Each part of a
+//!     [split](crate::split) limit has its own prefetches.
 //!
 //! ```
 //! use tower_sliding_window::{Limit, limit::prefetch};
@@ -83,12 +78,12 @@ use std::time::Duration;
 
 use super::Limit;
 
-/// The shortest life of a prefetch, 1 ms.
+/// The shortest prefetch life, 1 ms.
 pub const MIN_LIFE: Duration = Duration::from_millis(1);
-/// The life of a prefetch that suits most limits, 100 ms.
+/// The prefetch life that suits most limits, 100 ms.
 pub const DEFAULT_LIFE: Duration = Duration::from_millis(100);
-/// The longest life of a prefetch, 1 s. Redis keeps a key for at least a second after its last
-/// unit, so no prefetch outlives its key.
+/// The longest prefetch life, 1 s. Redis keeps a key for at least a second after its last unit, so
+/// no prefetch outlives its key.
 pub const MAX_LIFE: Duration = Duration::from_secs(1);
 
 impl Limit {
@@ -98,14 +93,14 @@ impl Limit {
     ///
     /// `life` is how long a process may hold a prefetch: 1 ms to 1 s, and at most the window.
     /// [`DEFAULT_LIFE`], 100 ms, suits most limits. With a longer life, fewer requests ask the
-    /// store, and units are missing to other processes for longer. A process that is far away from
-    /// the store holds a prefetch for longer: see rule 10 of the [module docs](self).
+    /// store, and units are missing to other processes for longer. Far away from the store, a
+    /// process holds a prefetch for longer: see rule 10 in the [module docs](self).
     ///
     /// # Panics
     ///
-    /// If the life is outside these bounds, or if the limit counts by another algorithm than an
+    /// If the life is outside these bounds, or if the limit counts by an algorithm other than an
     /// exact or a compact log. In a `const`, such a mistake does not compile. For values that are
-    /// not known before run time there is the text of [`Limit::parse`].
+    /// not known before run time, there is [`Limit::parse`].
     #[track_caller]
     pub const fn prefetch(mut self, life: Duration) -> Self {
         if let Some(rule) = broken_rule(&self, life) {
@@ -123,7 +118,7 @@ impl Limit {
         }
     }
 
-    /// The life of the limit's prefetches. `None` if the limit has no prefetch.
+    /// The limit's prefetch life; `None` without prefetch.
     pub(crate) fn prefetch_life(&self) -> Option<Duration> {
         self.prefetch_micros
             .map(|micros| Duration::from_micros(micros.into()))

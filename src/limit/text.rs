@@ -1,4 +1,4 @@
-//! Limits as text, such as `login=5/min`, and the rules of their names, units and windows.
+//! Limits as text, such as `login=5/min`, and the rules for names, units and windows.
 
 use std::{
     borrow::Cow,
@@ -28,9 +28,9 @@ const WINDOW_RULE: &str = "a limit's window must be 1 ms to 365 days";
 
 pub(super) const LIFE_RULE: &str = "the window of a concurrent limit must be 1 s to 365 days";
 
-/// True if the window is allowed for a concurrent limit. The window is the time for which a place
-/// is kept without a renewal. With less than a second, there would be too little time to repeat a
-/// renewal that has failed.
+/// True if the window is allowed for a concurrent limit. There, it is the time for which a place is
+/// kept without a renewal. Below a second, there would be too little time to repeat a failed
+/// renewal.
 pub(super) const fn is_life(window: Duration) -> bool {
     window.as_secs() >= 1 && window.as_nanos() <= Limit::MAX_WINDOW.as_nanos()
 }
@@ -64,8 +64,8 @@ pub(crate) const fn is_fixed_alphabet(text: &str) -> bool {
     !bytes.is_empty() && bytes.len() <= 64
 }
 
-/// The units of time in which a window is written: the microseconds of each unit, and its names.
-/// `to_string` writes the first name.
+/// The time units for windows: the microseconds in each, and its names. `to_string` writes the
+/// first name.
 const WINDOW_UNITS: [(u64, &[&str]); 6] = [
     (86_400_000_000, &["d", "day", "days"]),
     (3_600_000_000, &["h", "hour", "hours"]),
@@ -88,19 +88,18 @@ impl Limit {
     /// | `10000/month Europe/Berlin`, `10000/month(15)`, `100/week UTC`, `50/d Asia/Tokyo`, `5/h UTC` | by the calendar, with the feature `calendar`: in this time zone, or in UTC; from the 15th |
     /// | `600000/min prefetch`, `600000/min log prefetch(50ms)` | the same with [prefetch](Self::prefetch), with the default life or one of 50 ms |
     ///
-    /// * The window is a whole number with a unit of time, or such a unit alone, which means one:
-    ///   `us` (microseconds), `ms`, `s` `sec` `second` `seconds`, `m` `min` `minute` `minutes`, `h`
+    /// * The window is a whole number with a time unit, or such a unit alone, which means one: `us`
+    ///   (microseconds), `ms`, `s` `sec` `second` `seconds`, `m` `min` `minute` `minutes`, `h`
     ///   `hour` `hours`, `d` `day` `days`. There are no fractions: write `1500ms`.
     /// * Spaces may be around `/` and between words. Everything but a time zone is in lower case.
     /// * [`str::parse`] reads this text with the name in front, as in `login=5/min`, and
-    ///   `to_string` writes a limit in the same form. If you read the text that `to_string` has
-    ///   written, you get an equal limit. With the feature `serde`,
+    ///   `to_string` writes it. Reading that back gives an equal limit. With the feature `serde`,
     ///   [configurations](crate::guide::limits_by_plan#limits-from-a-configuration) have the same
     ///   form.
     ///
     /// # Errors
     ///
-    /// [`ConfigError`] if the text is not of this form, or if the name, the units or the window is
+    /// [`ConfigError`] if the text is not in this form, or if the name, the units or the window is
     /// outside the [rules](super). The error names the part that is wrong.
     ///
     /// ```
@@ -159,8 +158,8 @@ impl Serialize for Limit {
 #[cfg(feature = "serde")]
 impl<'de> Deserialize<'de> for Limit {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        /// Parses the text within the deserializer, so that the error of a format such as TOML
-        /// tells in which line the wrong text is.
+        /// Parses the text within the deserializer, so that a format such as TOML can name the line
+        /// with the error.
         struct LimitText;
 
         impl Visitor<'_> for LimitText {
@@ -198,14 +197,14 @@ impl fmt::Display for Limit {
     }
 }
 
-/// Returns the text of a window, in the largest unit that divides the window.
+/// Returns a window's text, in the largest unit that divides the window.
 fn window_text(window_micros: u64) -> String {
     let mut text = String::new();
     write_window(&mut text, window_micros);
     text
 }
 
-/// Appends the text of a window, in the largest unit that divides the window.
+/// Appends a window's text, in the largest unit that divides the window.
 pub(crate) fn write_window(text: &mut String, window_micros: u64) {
     let mut units = WINDOW_UNITS.iter();
     let unit = units.find(|(micros, _)| window_micros.is_multiple_of(*micros));
@@ -225,7 +224,7 @@ fn prefetch_text(life: Duration) -> String {
     format!("prefetch({})", window_text(micros(life)))
 }
 
-/// Reads a limit. The error is the reason why the text is no limit.
+/// Reads a limit. The error says why the text is not a limit.
 fn read(name: Cow<'static, str>, text: &str) -> Result<Limit, String> {
     let default_life = text
         .strip_suffix(" concurrent")
@@ -287,8 +286,7 @@ pub(crate) fn whole_number(text: &str) -> Option<u64> {
     is_number.then(|| text.parse().unwrap_or(u64::MAX))
 }
 
-/// Returns the algorithm of a limit by the calendar; `None` for a window that is not of the
-/// calendar.
+/// Returns a calendar limit's algorithm; `None` for a window that is not by the calendar.
 fn calendar(window: &str, zone: Option<&str>) -> Result<Option<Algorithm>, String> {
     #[cfg(feature = "calendar")]
     return Ok(Calendar::read(window, zone)?.map(|calendar| Algorithm {
@@ -338,7 +336,7 @@ fn algorithm_of(word: &str) -> Result<Algorithm, String> {
     }
 }
 
-/// Returns the life of prefetches that a word such as `prefetch` or `prefetch(50ms)` sets.
+/// Returns the prefetch life that a word such as `prefetch` or `prefetch(50ms)` sets.
 fn prefetch_life(word: &str) -> Result<Duration, String> {
     if word == "prefetch" {
         return Ok(DEFAULT_LIFE);

@@ -1,4 +1,4 @@
-//! Waiting until a check is admitted.
+//! Waiting until a check is admitted, first come, first served.
 
 use std::{panic::resume_unwind, time::Duration};
 
@@ -21,48 +21,49 @@ use crate::{
     metrics,
 };
 
-/// A caller waits at least this long between two of its checks. Otherwise a store whose retry times
-/// are zero would be asked all the time.
+/// A waiter waits at least this long between two of its checks. Otherwise a store with zero retry
+/// times would be asked all the time.
 const LEAST_BLOCK: Duration = Duration::from_millis(1);
 
-/// The time after which a caller asks the store again when the store has failed.
+/// The time after which a waiter asks the store again when the store has failed.
 const PAUSE: Duration = Duration::from_millis(100);
 
 impl Limiter {
     /// Waits up to `max_wait` until `cost` units of `limit` are left for `key`, and spends them.
     ///
-    /// 1. **Order.** A limiter and its clones have one line for each set of limits and keys that
-    ///    can refuse, on each tokio runtime, and for each [`deadline`](Self::deadline) of the
-    ///    clones. Checks of different costs wait in the same line. Callers are admitted in the
-    ///    order in which they were first refused, or found others in line. Only the first asks the
-    ///    store. After an admission that leaves units, the next callers ask as well, as many as fit
-    ///    if their costs are equal. [`check`](Self::check), other lines and other processes do not
-    ///    wait in this line: free units go to the first check that asks.
-    /// 2. **Retry time.** A refused caller asks again when its retry time is over. If only
+    /// 1. **Order.** Lines are first come, first served. A limiter and its clones have one line for
+    ///    each set of limits and keys that can refuse, on each tokio runtime, and for each
+    ///    [`deadline`](Self::deadline) among the clones. Checks with different costs wait in the
+    ///    same line. Waiters are admitted in the order in which they were first refused, or found
+    ///    others in line. Only the first asks the store. After an admission that leaves units, the
+    ///    next waiters ask as well, as many as fit if their costs are equal.
+    ///    [`check`](Self::check), other lines and other processes do not wait in this line: free
+    ///    units go to the first check that asks.
+    /// 2. **Retry time.** A refused waiter asks again when its retry time is over. If only
     ///    [reserved](crate::Charge::reserve) units are in the way, it asks again after
     ///    [`retry_reserved_after`](Self::retry_reserved_after), and for the last time at the end of
     ///    `max_wait`. If the retry time is longer than the rest of `max_wait`, the refusal is
-    ///    returned at once. So is that of a caller that cannot reach the front of the line in time.
-    ///    It spends nothing, and its retry time is a lower bound: the wait of the first in line.
+    ///    returned at once. A waiter that cannot reach the front in time is also refused at once,
+    ///    with a lower bound as its retry time: the wait of the first in line. It spends nothing.
     /// 3. **Freed units.** A [settlement](Self::settle) or [reset](Self::reset) through this
-    ///    limiter or a clone, and a place that is freed, wake the caller that has waited longest
-    ///    for units of this limit and key, at the front of any line. If its reply says that units
-    ///    are left, and this limit does not refuse it, the next is woken, and so on. If the caller
-    ///    of a settlement leaves before the reply, or the call times out, a caller is woken after
-    ///    the deadline, at most after a second. Other limiters wake nobody here, even on the same
-    ///    store.
-    /// 4. **Failures.** The [`deadline`](Self::deadline) limits each call to the store, not the
-    ///    wait. While the store fails, the first in line asks again every 100 ms. It gets the error
-    ///    when less than 100 ms of its `max_wait` are left, or at once if waiting does not help,
-    ///    such as after a wrong password. Under [`fail_local`](Self::fail_local), the share decides
-    ///    meanwhile. The store may have counted the units of each call that it did not answer.
-    /// 5. **Polling.** While the caller is in line, a task on its runtime waits in its place. So a
-    ///    future that is kept without being polled blocks nobody. It may be admitted meanwhile, and
-    ///    then has spent its units, also if it is dropped before it is polled again. When the
-    ///    future is dropped, the task ends, and the next caller has its turn. Waiting needs a tokio
-    ///    runtime with time. If this runtime ends, the result is an [`Error::Unavailable`].
+    ///    limiter or a clone, and a place that is freed, wake the waiter that has waited longest
+    ///    for units under this limit and key, at the front of any line. If its reply says that
+    ///    units are left, and this limit does not refuse it, the next is woken, and so on. If a
+    ///    settlement's caller leaves before the reply, or the call times out, a waiter is woken
+    ///    after the deadline, at most after a second. Other limiters do not wake waiters here, even
+    ///    on the same store.
+    /// 4. **Failures.** The [`deadline`](Self::deadline) limits each store call, not the wait.
+    ///    While the store fails, the first in line asks again every 100 ms. It gets the error when
+    ///    less than 100 ms of its `max_wait` are left, or at once if waiting does not help, such as
+    ///    after a wrong password. Under [`fail_local`](Self::fail_local), the share decides
+    ///    meanwhile. The store may have counted the units for each call that it did not answer.
+    /// 5. **Polling.** While the caller is in line, a task on its runtime waits on its behalf. So a
+    ///    future that is kept without being polled does not block others. It may be admitted
+    ///    meanwhile, and has then spent its units, even if it is dropped before it is polled again.
+    ///    Dropping the future ends the task, and the next waiter has its turn. Waiting needs a
+    ///    tokio runtime with time. If this runtime ends, the result is an [`Error::Unavailable`].
     ///
-    /// A check that can never be refused, such as a check at a cost of 0, never waits.
+    /// A check that can never be refused, such as one at a cost of 0, never waits.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), tower_sliding_window::Error> {
@@ -104,9 +105,9 @@ impl Limiter {
             .await
     }
 
-    /// Does the same as [`acquire_all`](Self::acquire_all), for a request that has already `waited`
-    /// for other decisions. The time in `waited` shortens the deadline of the first call to the
-    /// store. Later calls, after a wait in line, have the whole deadline.
+    /// Same as [`acquire_all`](Self::acquire_all), for a request that has already `waited` for
+    /// other decisions. This time shortens the deadline of the first store call. Later calls, after
+    /// a wait in line, have the whole deadline.
     pub(crate) async fn acquire_after(
         &self,
         check: Check,
@@ -132,7 +133,7 @@ impl Limiter {
             return outcome;
         }
         *waited = Duration::ZERO;
-        // A task waits in the caller's place, since the caller may not be polled in time.
+        // A task waits on the caller's behalf, since the caller may not be polled in time.
         let mut task = JoinSet::new();
         task.spawn_on(caller.wait(), &current_runtime()?);
         match task.join_next().await {
@@ -187,7 +188,7 @@ impl Caller {
             return Some(outcome);
         }
         if told.is_some_and(Decision::is_refused_by_reservations) {
-            // Others may give back units, even if the refusal cache remembers a refusal.
+            // Others may give back units, even while a refusal is cached.
             self.limiter = self.limiter.clone().asking_each_time();
         }
         None
@@ -210,7 +211,7 @@ impl Caller {
 
 /// Returns when to ask again; `None` after an admission that has its places, after an error that
 /// will not pass, or if the retry time goes beyond `end`. If only reserved units refuse, the last
-/// check is at `end`, since these units may be given back at any time.
+/// check is at `end`, since they may be given back at any time.
 fn ask_again_at(
     end: Instant,
     outcome: &Result<Decision, Error>,
@@ -219,7 +220,7 @@ fn ask_again_at(
     let now = Instant::now();
     let left = end.saturating_duration_since(now);
     let (wait, asks_after) = match outcome {
-        // A shutdown has freed the place while the reply was on its way.
+        // A shutdown has freed the place while the reply was in flight.
         Ok(decision) if decision.has_lost_place() => (PAUSE, PAUSE),
         Ok(decision) => {
             let mut wait = decision.retry_after()?;
@@ -227,7 +228,7 @@ fn ask_again_at(
                 wait = wait.min(left);
             }
             // The retry time counts from the store's decision. Since then the reply has travelled,
-            // and the next check will travel. Both together take a round trip, which is subtracted.
+            // and the next check will travel. Together they take a round trip, which is subtracted.
             // After a decision in the store's place, the caller asks after a `PAUSE`: the store may
             // be back long before the retry time, with units left.
             let asks_after = if decision.is_the_stores() {
@@ -245,6 +246,6 @@ fn ask_again_at(
 
 fn is_within(left: Duration, wait: Duration) -> bool {
     // With no time left, a wait of zero is too long as well. Otherwise a store that always returns
-    // a retry time of zero would be asked for ever.
+    // a zero retry time would be asked for ever.
     !left.is_zero() && wait <= left
 }

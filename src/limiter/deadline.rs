@@ -1,4 +1,4 @@
-//! The deadline of a limiter, a future with a deadline, and the timer of a deadline.
+//! A limiter's deadline, a future with a deadline, and its timer.
 
 use std::{
     cell::Cell,
@@ -18,12 +18,12 @@ use tokio::{
 use super::Core;
 use crate::error::{Error, StoreError, StoreErrorKind};
 
-/// The least time for a call to the store, even if the request has used up the deadline before the
-/// call. A store that is near and works answers within this time.
+/// The least time for a store call, even if the request has used up the deadline before it. A store
+/// that is near and works answers within this time.
 const LEAST: Duration = Duration::from_millis(5);
 
-/// A deadline or wait of more than thirty years counts as thirty years. Otherwise its end might be
-/// too late for an [`Instant`].
+/// A deadline or wait above thirty years counts as thirty years. Otherwise its end might be too
+/// late for an [`Instant`].
 const LONGEST: Duration = Duration::from_secs(30 * 365 * 24 * 60 * 60);
 
 impl Core {
@@ -36,11 +36,11 @@ impl Core {
 /// The most timers that a thread keeps for later waits.
 const MOST_SPARE: usize = 64;
 
-/// A timer that fires later than this is not kept. Until it fires, it keeps the waker of its last
-/// task, and a paused clock of tokio may move to its time.
+/// A timer that fires later than this is not kept. Until it fires, it keeps its last task's waker,
+/// and a paused tokio clock may move to its time.
 const LONGEST_SPARE: Duration = Duration::from_secs(1);
 
-/// A timer of tokio, and the runtime that it belongs to.
+/// A tokio timer, and the runtime that it belongs to.
 type OwnedSleep = (Id, Pin<Box<Sleep>>);
 
 thread_local! {
@@ -51,8 +51,8 @@ thread_local! {
     static SPARE: Cell<Vec<OwnedSleep>> = const { Cell::new(Vec::new()) };
 }
 
-/// A timer that always belongs to the runtime that polls it. A timer of a runtime that has ended
-/// would panic, and a timer of a runtime that is not driven would never fire.
+/// A timer that always belongs to the runtime that polls it. In a runtime that has ended, a timer
+/// would panic. In one that is not driven, it would never fire.
 #[derive(Default)]
 pub(super) struct Timer {
     // The timer is boxed, so that futures that need no timer stay small.
@@ -75,9 +75,8 @@ impl Timer {
             .filter(|(of, sleep)| *of == runtime && sleep.deadline() == at);
         let (_, sleep) = self.sleep.insert(known.unwrap_or_else(|| {
             let mut sleep = spare(runtime).unwrap_or_else(|| Box::pin(sleep_until(at)));
-            // `reset` registers the timer. Otherwise the first poll would register the timer, and
-            // panic in a runtime that has ended. A runtime that has ended fires a registered timer
-            // at once.
+            // `reset` registers the timer. Otherwise the first poll would, and would panic in a
+            // runtime that has ended. Such a runtime fires a registered timer at once.
             sleep.as_mut().reset(at);
             (runtime, sleep)
         }));
@@ -113,8 +112,8 @@ impl Drop for Timer {
     }
 }
 
-/// A timer of this runtime that the thread has kept. Drops those of other runtimes, which may have
-/// ended.
+/// A timer for this runtime that the thread has kept. Drops those that it finds for other runtimes,
+/// which may have ended.
 fn spare(runtime: Id) -> Option<Pin<Box<Sleep>>> {
     let mut timers = SPARE.take();
     let found = iter::from_fn(|| timers.pop()).find(|(of, _)| *of == runtime);
@@ -125,18 +124,18 @@ fn spare(runtime: Id) -> Option<Pin<Box<Sleep>>> {
 pin_project! {
     /// Gives up on a future that is not ready in time.
     ///
-    /// The timer starts when the future is pending for the first time. So a store that answers at
-    /// once costs no timer and needs no runtime.
+    /// The timer starts when the future is first pending. So a store that answers at once costs no
+    /// timer and needs no runtime.
     ///
     /// When the timer fires, the other tasks that can run are polled first, and then the future
     /// once more. If the process has not run for a while, a reply may have come in time without
-    /// being read. Then one of these tasks reads the reply.
+    /// being read. Then one of these tasks reads it.
     pub(crate) struct Deadline<F> {
         #[pin]
         future: F,
         pub(super) deadline: Duration,
-        // The part of the deadline that the request has spent on decisions of other layers, or on
-        // the choice of a limit.
+        // How much of the deadline the request has spent on other layers' decisions, or on choosing
+        // a limit.
         waited: Duration,
         timer: Timer,
         is_over: bool,
@@ -171,9 +170,9 @@ impl<F> Deadline<F> {
         self.waited.saturating_add(self.took())
     }
 
-    /// True if a timeout says something about the store. The timeout says nothing if the request
-    /// had spent more than half of the deadline before the call, or if the timeout was noticed so
-    /// late that the caller's runtime must have been blocked.
+    /// True if a timeout says something about the store. It does not if the request had spent more
+    /// than half the deadline before the call, or if the timeout was noticed so late that the
+    /// caller's runtime must have been blocked.
     pub(super) fn blames_store(&self) -> bool {
         let left = time_left(self.deadline, self.waited);
         let is_noticed_late = self.took() > left + (left / 2).max(Duration::from_millis(10));
@@ -246,7 +245,7 @@ mod tests {
 
     use super::*;
 
-    /// While nothing else waits, a paused clock of tokio moves to the next timer.
+    /// While nothing else waits, a paused tokio clock moves to the next timer.
     #[tokio::test(start_paused = true)]
     async fn a_timer_of_a_long_deadline_moves_no_paused_clock_after_the_reply() {
         let hour = Duration::from_secs(3_600);

@@ -1,6 +1,6 @@
-//! Decides checks. Four things are asked in this order, and the first that can decide does so: the
-//! prefetches of this process, the refusal cache, an open breaker, the store. If the store fails,
-//! this process may decide in its place.
+//! Decides checks. Four things are asked in this order, and the first that can decide does so: this
+//! process's prefetches, the refusal cache, an open breaker, the store. If the store fails, this
+//! process may decide in its place.
 
 use std::{
     future::{Future, pending},
@@ -28,27 +28,26 @@ use crate::{
     store::{MOST_TIME, Store, StoreFuture},
 };
 
-/// Waits for the store's reply to a check within the deadline, and makes a decision of the reply.
+/// Waits within the deadline for the store's reply to a check, and turns it into a decision.
 pub(crate) struct Asking {
     core: Arc<Core>,
     pub(crate) reply: Deadline<StoreFuture<Decision>>,
-    /// The result of the look-up of the check in the refusal cache. The cache needs this result to
-    /// learn from the store's reply. `None` if the cache cannot remember a refusal of the check.
+    /// The check's look-up in the refusal cache, which needs it to learn from the store's reply.
+    /// `None` without a cache, or if the check cannot be refused.
     lookup: Option<Lookup>,
     mode: FailureMode,
-    /// The part of the store that decides.
+    /// The store part that decides.
     part: Option<Arc<str>>,
     /// The check, until its outcome is known. If the store fails, this process may decide in its
     /// place.
     check: Option<Arc<Check>>,
-    /// The number of the last prefetch that was taken before the store was asked, if a limit has
-    /// prefetch.
+    /// The number of the last prefetch taken before the store was asked, if a limit has prefetch.
     asked_after: Option<u64>,
-    /// Set by the first poll if the check takes places. As long as it is set, `shutdown` waits for
-    /// this check.
+    /// Set by the first poll if the check takes places. While it is set, `shutdown` waits for this
+    /// check.
     underway: Option<Underway>,
-    /// Set when the check is sent, if it takes places under an id of the caller's; `None` for any
-    /// other check.
+    /// Set when the check is sent, if it takes places under a caller's id; `None` for any other
+    /// check.
     user: Option<Arc<OnceLock<places::User>>>,
 }
 
@@ -82,11 +81,10 @@ impl Future for Asking {
 }
 
 impl Asking {
-    /// Starts a task that waits for the reply, now that no caller waits for it any more. After the
-    /// reply, the task frees the places at once, and the refusal cache remembers or forgets the
-    /// refusal. The task starts only if the check may have been sent, and only if the reply
-    /// matters: if the check takes places, or if the refusal cache refuses other checks until this
-    /// reply.
+    /// Starts a task that waits for the reply, now that the caller no longer does. After the reply,
+    /// the task frees the places at once, and updates the refusal cache. It starts only if the
+    /// check may have been sent, and only if the reply matters: if the check takes places, or if
+    /// the refusal cache refuses other checks until this reply.
     fn let_go(&mut self) {
         let is_queued = self.user.as_ref().is_some_and(|user| user.get().is_none());
         let has_turn = self.lookup.is_some_and(|lookup| lookup.has_turn);
@@ -144,8 +142,8 @@ impl Limiter {
         let limiter = self.clone();
         let charge = Charge::new(limit.clone(), key, cost);
         async move {
-            // This does the same as `decide`. The future of `decide` would copy the check once
-            // more, which takes a tenth of the time of a remembered refusal.
+            // Same as `decide`, whose future would copy the check once more: a tenth of a cached
+            // refusal's time.
             match limiter.decide_now(Check::new(charge?), Duration::default) {
                 Break(outcome) => outcome,
                 Continue(asking) => asking.await,
@@ -167,9 +165,9 @@ impl Limiter {
         async move { limiter.decide(check, &mut Duration::default()).await }
     }
 
-    /// Shows how `limit` stands for `key`, without spending anything. Look at
-    /// [`remaining`](Decision::remaining): the decision itself is never a refusal, even if nothing
-    /// is left.
+    /// Shows where `limit` stands for `key`, without spending anything. Look at
+    /// [`remaining`](Decision::remaining): the decision itself never refuses, even if nothing is
+    /// left.
     ///
     /// Units that processes hold with [prefetch](crate::limit::prefetch) count as used. To show
     /// several limits in one call, decide charges at a cost of 0 by [`check_all`](Self::check_all).
@@ -186,8 +184,8 @@ impl Limiter {
         self.check(limit, key, 0)
     }
 
-    /// Decides for a request that has `waited` for other decisions, and adds the time of this
-    /// decision to `waited`.
+    /// Decides for a request that has `waited` for other decisions, and adds this decision's time
+    /// to `waited`.
     pub(crate) async fn decide(
         &self,
         check: Check,
@@ -203,9 +201,9 @@ impl Limiter {
         }
     }
 
-    /// Decides without waiting if prefetches, the refusal cache, an open breaker or the store can
-    /// do so: the result then is a `Break`. Otherwise continues with a future that asks the store.
-    /// The time that the request has `waited` for other decisions shortens the deadline.
+    /// Decides without waiting, as a `Break`, if prefetches, the refusal cache, an open breaker or
+    /// the store can do so. Otherwise continues with a future that asks the store. The time that
+    /// the request has `waited` for other decisions shortens the deadline.
     #[inline]
     pub(crate) fn decide_now(
         &self,
@@ -236,7 +234,7 @@ impl Limiter {
     }
 
     /// Makes the future that asks the store. Not inlined, since a check that is decided at once
-    /// does not need this function.
+    /// does not need it.
     #[inline(never)]
     fn asking(&self, check: Check, lookup: Option<Lookup>, waited: Duration) -> Asking {
         let mode = self.failure_mode;
@@ -269,8 +267,8 @@ impl Limiter {
 }
 
 impl Core {
-    /// Admits a check out of the prefetches that this process holds. Most limits have no prefetch,
-    /// so their checks cost no look-up.
+    /// Admits a check from the prefetches that this process holds. Most limits have no prefetch, so
+    /// their checks do not need a look-up.
     #[inline]
     fn spend(&self, check: &Check) -> Option<Decision> {
         let prefetches = self.prefetches.as_ref()?;
@@ -283,7 +281,7 @@ impl Core {
         Some(decision)
     }
 
-    /// The refusal of a check, if the refusal cache remembers one.
+    /// The check's cached refusal, if there is one.
     #[inline]
     fn recall(
         &self,
@@ -295,7 +293,7 @@ impl Core {
         refusals.recall(check, lookup?, self.retry_reserved_after, may_ask)
     }
 
-    /// Returns a refusal that the refusal cache remembers, and counts it in the metrics.
+    /// Returns a cached refusal, and counts it in the metrics.
     #[inline]
     fn repeat(&self, refusal: Decision) -> Decision {
         metrics::refusal_cache_hit();
@@ -303,14 +301,14 @@ impl Core {
         refusal
     }
 
-    /// Refuses a check that the store cannot decide, if the refusal cache remembers a refusal.
+    /// Refuses a check that the store cannot decide, if its refusal is cached.
     pub(super) fn known(&self, check: &Check) -> Option<Decision> {
         let mut lookup = self.refusals.as_ref()?.look_up(check);
         Some(self.repeat(self.recall(check, lookup.as_mut(), false)?))
     }
 
     /// The error to return instead of asking the store, if the breaker is open. `probe` makes the
-    /// check at no cost that a probe of the breaker sends.
+    /// check at no cost that the breaker's probe sends.
     pub(super) fn refuse(&self, probe: impl FnOnce() -> Check) -> Option<Error> {
         if !self.breaker.may_be_open() {
             return None;
@@ -332,10 +330,10 @@ impl Core {
             })
     }
 
-    /// Makes a decision of the store's reply. After a failure, may decide in the store's place. The
-    /// decision holds the places that the check has taken. `call` has the time until the
-    /// store's reply, and what counts a check that takes places as on its way; `None` if the store
-    /// decided at once.
+    /// Turns the store's reply into a decision, which holds the places that the check has taken.
+    /// After a failure, may decide in the store's place. `call` has the time until the store's
+    /// reply, and what counts a check with places as in flight; `None` if the store decided at
+    /// once.
     #[inline]
     fn conclude(
         self: &Arc<Self>,
@@ -353,9 +351,9 @@ impl Core {
                 }
                 decision.with_retry_reserved_after(self.retry_reserved_after)
             }
-            // While this check waited for its reply, the store may have refused other checks, and
-            // the refusal cache may now know a refusal of this check. So `decide_instead` looks
-            // into the cache again.
+            // While this check waited for its reply, the store may have refused other checks, and a
+            // refusal may now be cached for this check, too. So `decide_instead` looks into the
+            // cache again.
             Err(error) => self.decide_instead(check, mode, error)?,
         };
         Ok(match check.filter(|check| check.takes_place()) {
@@ -364,7 +362,7 @@ impl Core {
         })
     }
 
-    /// Updates the refusal cache by the store's reply.
+    /// Updates the refusal cache from the store's reply.
     #[inline]
     pub(super) fn learn(&self, lookup: Option<Lookup>, check: &Check, decision: &Decision) {
         let (Some(refusals), Some(lookup)) = (&self.refusals, lookup) else {
@@ -377,8 +375,7 @@ impl Core {
         }
     }
 
-    /// Tells the breaker how a call to this part of the store has ended, and returns the outcome of
-    /// the call.
+    /// Tells the breaker how a call to this store part has ended, and returns the call's outcome.
     pub(super) fn heard<T>(
         &self,
         call: &Deadline<StoreFuture<T>>,

@@ -5,31 +5,31 @@ use std::num::NonZeroU32;
 use super::Core;
 use crate::{check::Check, decision::Decision, error::Error, metrics, store::Store};
 
-/// The response to a store that cannot decide in time.
+/// What happens when the store cannot decide in time.
 ///
 /// Under every failure mode, a refusal stays a refusal, and a layer rejects a request without a
 /// key. A refusal or a ban that the process [knows](crate::Limiter::refusal_cache) stands until its
-/// own time has passed, even if the store fails. So a client gains nothing by making its checks
+/// own time has passed, even if the store fails. So a client does not gain by making its checks
 /// fail.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FailureMode {
     /// Let the request through, without rate-limit figures. But if the refusal cache knows a
-    /// refusal of the request, the request gets this refusal.
+    /// refusal for the request, it gets this refusal.
     #[default]
     Open,
     /// Reject the request, as long as the store cannot decide. But if the refusal cache knows a
-    /// refusal of the request, the request gets this refusal.
+    /// refusal for the request, it gets this refusal.
     Closed,
     /// Decide in this process, under a share of each limit. See [`Share`].
     Local(Share),
 }
 
 // `Limit::shared_by` divides the units.
-/// The part of each limit that one process may admit while the store cannot decide. With `p`
-/// processes, the part is one `p`th.
+/// The fraction of each limit that one process may admit while the store cannot decide: one `p`th
+/// with `p` processes.
 ///
-/// 1. Of a limit of `n` units, each of `p` processes admits at most `n / p` in a window, rounded
+/// 1. Under a limit of `n` units, each of `p` processes admits at most `n / p` in a window, rounded
 ///    down. So if there are no more than `p` processes, together they admit at most the limit.
 /// 2. Every check still goes to the store first, except while the
 ///    [breaker](crate::limiter::Breaker) is open. So the store decides again as soon as it answers
@@ -38,16 +38,16 @@ pub enum FailureMode {
 ///    by all processes together.
 /// 3. A check with a cost above the share fails until the store is back. A limiter returns the
 ///    store's error, and a layer answers with a 503. If the share is less than one unit, any cost
-///    is above the share. The error is not [`NeverFits`](crate::Error::NeverFits), since the cost
-///    fits into the whole limit.
-/// 4. A limit in the [shadow](crate::Charge::in_shadow) keeps all of its units.
-/// 5. Units that were reserved in the process are settled in the process, even if the store is
-///    back. The settlement has to go through a clone of the same limiter. A settlement [by
+///    is above it. The error is not [`NeverFits`](crate::Error::NeverFits), since the cost fits
+///    into the whole limit.
+/// 4. A limit in the [shadow](crate::Charge::in_shadow) keeps all its units.
+/// 5. Units that were reserved in the process are settled there, even if the store is back. The
+///    settlement has to go through a clone of the same limiter. A settlement [by
 ///    id](crate::settlement::Settlement::by_id) goes to the store, which does not know the
 ///    admission.
 /// 6. A limiter and its clones, or a layer and its services, count in one
-///    [`MemoryStore`](crate::MemoryStore) of the default capacity. Layers that share a limit count
-///    together in the process if they are made [on one limiter](crate::RateLimitLayer::new).
+///    [`MemoryStore`](crate::MemoryStore) with the default capacity. Layers that share a limit
+///    count together in the process if they are made [on one limiter](crate::RateLimitLayer::new).
 ///    Otherwise they count separately.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Share {
@@ -55,7 +55,7 @@ pub struct Share {
 }
 
 impl Share {
-    /// The share of one process out of this number of `processes`.
+    /// One process's share, out of this number of `processes`.
     ///
     /// # Panics
     ///
@@ -81,10 +81,9 @@ impl FailureMode {
 }
 
 impl Core {
-    /// Decides a check that the store has failed to decide. If the refusal cache knows a refusal of
-    /// the check, returns this refusal. Otherwise decides under the share of the failure mode.
-    /// Returns the store's error if the mode has no share, or if the share can never admit the
-    /// check.
+    /// Decides a check that the store has failed to decide. If the refusal cache knows a refusal
+    /// for the check, returns it. Otherwise decides under the failure mode's share. Returns the
+    /// store's error if the mode has no share, or if the share can never admit the check.
     pub(super) fn decide_instead(
         &self,
         check: Option<&Check>,

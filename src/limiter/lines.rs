@@ -1,16 +1,16 @@
-//! The lines of [`Limiter::acquire`](super::Limiter::acquire): a fair semaphore for each set of
-//! limits and keys, and a `Notify` for the freed units of each limit and key.
+//! The lines for [`Limiter::acquire`](super::Limiter::acquire): a fair semaphore for each set of
+//! limits and keys, and a `Notify` for each limit and key's freed units.
 //!
-//! 1. A caller asks the store while it has a permit, and keeps the permit after a refusal. A line
+//! 1. A waiter asks the store while it has a permit, and keeps the permit after a refusal. A line
 //!    has one permit. After an admission that leaves units, it has as many as further calls fit. It
-//!    has no more than one while a refused caller sleeps, since others would overtake that caller.
-//! 2. A refused caller sleeps at the `Notify` of the limit and key that refuse it for the longest
-//!    time. Freed units wake the caller that has slept longest. If its reply says that units are
+//!    has no more than one while a refused waiter sleeps, since others would overtake that waiter.
+//! 2. A refused waiter sleeps at the `Notify` for the limit and key that refuse it for the longest
+//!    time. Freed units wake the waiter that has slept longest. If its reply says that units are
 //!    left, the next is woken, and so on.
-//! 3. If units are freed while no caller sleeps, the next to sleep asks again at once, since the
-//!    store may have refused it before.
-//! 4. A woken caller that leaves, or whose call fails, wakes the next. If the freed units are too
-//!    few for a woken caller, it wakes the next when it leaves.
+//! 3. If units are freed while nobody sleeps, the next to sleep asks again at once, since the store
+//!    may have refused it before.
+//! 4. A woken waiter that leaves, or whose call fails, wakes the next. If the freed units are too
+//!    few for a woken waiter, it wakes the next when it leaves.
 //! 5. Each runtime has lines of its own, since a runtime may stand still.
 
 use std::{
@@ -35,27 +35,27 @@ use crate::{
     local::lock,
 };
 
-/// The most permits of a line.
+/// The most permits in a line.
 const MOST_PERMITS: usize = 1_024;
 
-/// The lines of a limiter, which its clones share.
+/// A limiter's lines, which its clones share.
 #[derive(Default)]
 pub(super) struct Lines {
     pub(super) digester: Digester,
     table: Mutex<Table>,
-    /// Tasks that wake callers later. They end with the lines.
+    /// Tasks that wake waiters later. They end with the lines.
     later: Mutex<JoinSet<()>>,
 }
 
 #[derive(Default)]
 struct Table {
     lines: HashMap<LineId, Weak<Line>>,
-    /// For each limit and key, one `Notify` of each runtime with callers.
+    /// For each limit and key, one `Notify` per runtime with callers.
     freed: ByDigest<Vec<(Option<Id>, Weak<Notify>)>>,
 }
 
-/// The sum of the digests of a line's limits and keys, and its runtime. If two sets happen to have
-/// the same sum, they share a line, and their callers wait longer.
+/// The sum of a line's deadline and digests, and its runtime. If two sets happen to have the same
+/// sum, they share a line, and their waiters wait longer.
 type LineId = (u64, Option<Id>);
 
 struct Line {
@@ -63,28 +63,28 @@ struct Line {
     permits: Semaphore,
     /// The permits beyond the first, also those that callers have.
     extra: Mutex<usize>,
-    /// When a caller that sleeps asks again. Each sleeping caller has a clone.
+    /// When a sleeping waiter asks again. Each sleeper has a clone.
     asks_at: Arc<Mutex<Instant>>,
 }
 
-/// A caller's place in its line. When this value is dropped, the caller leaves.
+/// A caller's place in its line. Dropping it leaves the line.
 pub(super) struct Place {
     line: Arc<Line>,
     wanted: Vec<Wanted>,
     has_permit: bool,
     /// How many other callers may ask after this one.
     next: usize,
-    /// Wakes waiters of the limit that refuses the caller for the longest time. `None` if the store
-    /// has not decided.
+    /// The `Notify` for the limit and key that refuse this caller for the longest time. `None` if
+    /// the store has not decided.
     refused_by: Option<Arc<Notify>>,
-    /// For which freed units the caller was woken, until a reply of the store.
+    /// The freed units for which the caller was woken, until a store reply.
     woken_for: Option<Arc<Notify>>,
-    /// The freed units of a limit and key that have woken the caller, and are too few for it. When
-    /// it leaves, they are for the next.
+    /// The freed units that have woken the caller, and are too few for it. When it leaves, they are
+    /// for the next.
     too_few: Option<Arc<Notify>>,
 }
 
-/// A limit and key that a caller is charged under.
+/// One limit and key that a caller is charged under.
 struct Wanted {
     /// The cost; zero if the charge cannot refuse.
     units: u64,
@@ -118,7 +118,7 @@ impl Lines {
         }
     }
 
-    /// Wakes a caller of each runtime for freed units of each of these limits and keys.
+    /// Wakes one waiter per runtime for freed units under each limit and key.
     pub(super) fn free(&self, digests: &[u64]) {
         let table = lock(&self.table);
         let freed = digests.iter().filter_map(|digest| table.freed.get(digest));
@@ -127,7 +127,7 @@ impl Lines {
         }
     }
 
-    /// Does the same as [`free`](Self::free) after a `delay`, or at once without a runtime.
+    /// Same as [`free`](Self::free) after a `delay`, or at once without a runtime.
     pub(super) fn free_after(self: &Arc<Self>, delay: Duration, digests: Vec<u64>) {
         let Ok(runtime) = Handle::try_current() else {
             return self.free(&digests);
@@ -178,7 +178,7 @@ impl Table {
 }
 
 impl Place {
-    /// The time until a caller in line asks; `None` if nobody is in line.
+    /// The time until a waiter asks; `None` if nobody is in line.
     pub(super) fn line_waits(&self) -> Option<Duration> {
         let asks_at = *lock(&self.line.asks_at);
         let asks_at = self.line.has_sleeper().then_some(asks_at);
@@ -205,7 +205,7 @@ impl Place {
         self.woken_for = woken.ok().map(|()| freed);
     }
 
-    /// Records a reply of the store; `None` if it has not decided.
+    /// Records the store's reply; `None` if it has not decided.
     pub(super) fn hear(&mut self, reply: Option<&Decision>) {
         (self.refused_by, self.next) = (None, 1);
         let Some(reply) = reply else { return };
@@ -224,8 +224,8 @@ impl Place {
                 was_woken |= taken.is_some();
             }
             if was_woken && left > 0 {
-                // A caller that is refused wakes no other yet. Otherwise two that are refused would
-                // wake each other again and again.
+                // A refused waiter does not wake others yet. Otherwise two of them would wake each
+                // other again and again.
                 if wait.is_some() {
                     self.too_few = Some(Arc::clone(&wanted.freed));
                 } else {
@@ -235,7 +235,7 @@ impl Place {
         }
     }
 
-    /// Wakes the next caller in the place of this one.
+    /// Wakes the next waiter instead of this one.
     fn pass_on(&mut self) {
         if let Some(freed) = self.woken_for.take() {
             freed.notify_one();
@@ -287,7 +287,7 @@ mod tests {
     use super::*;
     use crate::{check::Charge, limit::Limit};
 
-    /// One caller after another, each of another key.
+    /// One caller after another, each with another key.
     #[test]
     fn lines_without_callers_are_forgotten() {
         let lines = Lines::default();

@@ -1,29 +1,28 @@
-//! Places of [concurrent](crate::Limit::concurrent) limits: how long they are held, and how they
-//! are renewed.
+//! Places under [concurrent](crate::Limit::concurrent) limits, which are permits with a time to
+//! live: how long they are held, and how they are renewed.
 //!
-//! 1. A decision holds its places. The places are freed when the last clone of the decision is
-//!    dropped.
-//! 2. A store that several processes share forgets a place that is not renewed within the window of
-//!    its limit. So a task renews each place when half of the window has passed. Most requests end
+//! 1. A decision holds its places. Dropping its last clone frees them.
+//! 2. A store that several processes share forgets a place that is not renewed within its limit's
+//!    window. So a task renews each place when half the window has passed. Most requests end
 //!    earlier, and their places are never renewed. Renewals and releases ignore the deadline and
 //!    the breaker, since no caller waits for them, and the requests that hold the places go on.
 //! 3. A place that the store no longer knows is lost: another request may have got it. The task
-//!    takes a lost place again, even if the limit is then exceeded. Otherwise the store would count
-//!    the place as free, and admit one more request.
-//! 4. A place is freed on the runtime on which it was taken, if that runtime has threads of its
-//!    own. Otherwise that runtime may not be polled, so the place is freed on the runtime of the
-//!    caller that drops the decision. If there is no runtime, or if the runtime ends meanwhile, a
-//!    thread frees the place. [`shutdown`](super::Limiter::shutdown) frees all places that are held
-//!    when it begins, and those of checks that are on their way then. It wakes no caller in line:
-//!    these places are for other processes, since the requests that had them may go on.
-//! 5. Each runtime on which places are taken has a task of its own. If the places of a runtime are
-//!    overdue, that runtime stands still or has ended, so the tasks of the other runtimes renew its
-//!    places, too.
-//! 6. A store that decides [at once](crate::Store::decide_now), such as `MemoryStore`, forgets no
-//!    place, so its places are not renewed.
-//! 7. Under an id of the caller's, several tries and decisions of the process use one place. They
-//!    share a lock, and the last of them frees the place. A reply that comes too late for its
-//!    caller is such a decision, too. A try waits for the end of a call that frees its place.
+//!    takes it again, even if the limit is then exceeded. Otherwise the store would count it as
+//!    free, and admit one more request.
+//! 4. A place is freed on the runtime on which it was taken, if that has threads of its own.
+//!    Otherwise that runtime may not be polled, so the place is freed on the current runtime of the
+//!    caller that drops the decision. If there is none, or it ends meanwhile, a thread frees the
+//!    place. [`shutdown`](super::Limiter::shutdown) frees all places that are held when it begins,
+//!    and those of checks then in flight. It does not wake waiters in line: these places are for
+//!    other processes, since the requests that had them may go on.
+//! 5. Each runtime on which places are taken has its own task. If a runtime's places are overdue,
+//!    it stands still or has ended, so the tasks on other runtimes renew them, too.
+//! 6. A store that decides [at once](crate::Store::decide_now), such as `MemoryStore`, does not
+//!    forget places, so they are not renewed.
+//! 7. Under a caller's id, an idempotency key, several tries and decisions in the process use one
+//!    place. They share a lock, and the last of them frees the place. A reply that comes too late
+//!    for its caller is such a decision, too. A try waits until a call that frees its place has
+//!    ended.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -53,8 +52,8 @@ use crate::{
     store::{MOST_TIME, StoreFuture, give_back},
 };
 
-/// The life of a place is divided by these numbers. A place is renewed after a half of its life. If
-/// the renewal fails, there is time for three more tries, an eighth of the life apart. A call that
+/// The life of a place is divided by these numbers. A place is renewed after half its life. If the
+/// renewal fails, there is time for three more tries, an eighth of the life apart. A call that
 /// hangs is given up after a quarter of the life, at most after [`MOST_TIME`]. Then there is time
 /// for one more call. Each renewal begins a round trip earlier, and may take a round trip longer,
 /// so that it also reaches a store that is far away.
@@ -62,16 +61,16 @@ const RENEWAL: u32 = 2;
 const NEXT_TRY: u32 = 8;
 const LONGEST_TRY: u32 = 4;
 
-/// The time after which the task looks again for places that are due. This is an eighth of a
-/// second, the time between two tries under the shortest life of a place.
+/// The time after which the task looks again for due places: an eighth of a second, the time
+/// between two tries under the shortest life of a place.
 const PAUSE: Duration = Duration::from_millis(125);
 
-/// When a place is due, the task also renews the places that are due within this time. Many
-/// renewals then travel together, which costs Redis a third less.
+/// When a place is due, the task also renews those that are due within this time. Many renewals
+/// then travel together, which costs Redis a third less.
 const AHEAD: Duration = Duration::from_millis(500);
 
-/// The most renewals that are on their way at once: `IN_FLIGHT_FAR` for each millisecond of the
-/// distance to the store, but at least `IN_FLIGHT`, and at most `MOST_IN_FLIGHT`.
+/// The most renewals in flight at once: `IN_FLIGHT_FAR` per millisecond of distance to the store,
+/// but at least `IN_FLIGHT`, and at most `MOST_IN_FLIGHT`.
 const IN_FLIGHT: usize = 128;
 const IN_FLIGHT_FAR: usize = 8;
 const MOST_IN_FLIGHT: usize = 4_096;
@@ -79,8 +78,8 @@ const MOST_IN_FLIGHT: usize = 4_096;
 /// A place that is renewed.
 struct Place {
     core: Arc<Core>,
-    /// A check of this place alone. Each place of an admission has a life of its own, and may be
-    /// lost alone.
+    /// A check of this place alone. Each place in an admission has its own life, and may be lost
+    /// alone.
     check: Check,
     life: Duration,
     id: AdmissionId,
@@ -88,25 +87,24 @@ struct Place {
     runtime: runtime::Id,
     /// `None` if no other decision can use the place.
     shared: Option<Arc<SharedPlaces>>,
-    /// When the place is renewed next. Only [`Table::delay`] changes this time, since the table is
-    /// sorted by it.
+    /// When the place is renewed next. Only [`Table::delay`] changes it, since the table is sorted
+    /// by it.
     due: Mutex<Instant>,
-    /// The time until which the store keeps the place without a further renewal. `None` once the
+    /// The time until which the store keeps the place without another renewal. `None` once the
     /// place was lost.
     kept_until: Mutex<Option<Instant>>,
 }
 
-/// The places that the clones of a decision hold.
+/// The places that a decision's clones hold.
 struct Held {
     renewed: Vec<Arc<Place>>,
     user: User,
 }
 
-/// One that uses places: a decision, or a try under an id of the caller's. The last user frees the
-/// places.
+/// One that uses places: a decision, or a try under a caller's id. The last user frees them.
 pub(super) struct User {
     core: Arc<Core>,
-    /// Frees all places of the admission.
+    /// Frees all the admission's places.
     free: Settlement,
     /// True if this user has to free the places, unless others use them.
     has_taken: bool,
@@ -123,17 +121,16 @@ pub(super) struct Renewals(Mutex<Table>);
 
 #[derive(Default)]
 struct Table {
-    /// The places that are held, by the time of the next renewal and the address in memory. The ids
-    /// of admissions would not tell two places apart, since a caller may give one id to several
-    /// checks.
+    /// The places that are held, by next renewal and address in memory. Admission ids would not
+    /// tell two places apart, since a caller may give one id to several checks.
     held: BTreeMap<(Instant, usize), Arc<Place>>,
-    /// The task of each runtime.
+    /// Each runtime's task.
     tasks: HashMap<runtime::Id, AbortHandle>,
 }
 
 /// Lets a decision hold the places that its admission has taken. `call` has the time until the
-/// store's reply, and what counts the check as on its way; `None` if the store decided at once. If
-/// a shutdown has begun since then, the places are freed at once.
+/// store's reply, and what counts the check as in flight; `None` if the store decided at once. If a
+/// shutdown has begun since then, the places are freed at once.
 #[cold]
 pub(super) fn hold(
     core: &Arc<Core>,
@@ -185,8 +182,8 @@ pub(super) fn hold(
     decision.holding(Arc::new(Held { renewed, user }))
 }
 
-/// Lets a try under an id of the caller's use its places before it is sent, once no call frees
-/// them. The try is sent when `User` is set; `None` for any other check, which need not wait.
+/// Lets a try under a caller's id use its places before it is sent, once no call frees them. The
+/// returned lock is set when the try is sent; `None` for any other check, which need not wait.
 pub(super) fn in_turn(
     core: &Arc<Core>,
     check: &Check,
@@ -216,7 +213,7 @@ pub(super) fn in_turn(
 }
 
 impl Place {
-    /// The position of the place in the table.
+    /// The place's position in the table.
     fn entry(&self) -> (Instant, usize) {
         (*lock(&self.due), self.address())
     }
@@ -289,7 +286,7 @@ impl Drop for User {
             return;
         }
         if self.runtime.is_none() {
-            // In a store in this process, a release ends with its first poll.
+            // In an in-process store, a release ends with its first poll.
             let call = self.core.release(self.free.clone(), true);
             let mut now = Context::from_waker(Waker::noop());
             if let Poll::Ready(Ok(_)) = pin!(call).poll(&mut now) {
@@ -301,10 +298,10 @@ impl Drop for User {
     }
 }
 
-/// Begins to free places, on their `own` runtime if that runtime has threads of its own. Otherwise
-/// that runtime may no longer be polled, so the runtime of the caller frees the places. If `wakes`,
-/// callers in line may ask for the places. The next try under the same id waits for `alone`, until
-/// the call has ended. Otherwise the call might free the place of that try.
+/// Begins to free places, on their `own` runtime if that has threads of its own. Otherwise it may
+/// no longer be polled, so the caller's runtime frees them. If `wakes`, waiters may ask for them.
+/// The next try under the same id waits for `alone`, until the call has ended. Otherwise the call
+/// might free that try's place.
 fn free(
     core: &Arc<Core>,
     places: Settlement,
@@ -320,8 +317,8 @@ fn free(
         Box::pin(async move {
             let (core, places, _) = &*call;
             if core.release(places.clone(), wakes).await.is_err() {
-                // Most releases succeed at once. The future of the repetitions is boxed, so that
-                // this future stays small.
+                // Most releases succeed at once. The future for the retries is boxed, so that this
+                // one stays small.
                 let places = vec![places.clone()];
                 Box::pin(give_back(places, |places| core.release(places, wakes))).await;
             }
@@ -343,7 +340,7 @@ impl Renewals {
         });
     }
 
-    /// Removes places, and returns how many of them were held.
+    /// Removes places, and returns how many were held.
     fn remove(&self, places: &[Arc<Place>]) -> usize {
         let mut table = lock(&self.0);
         places
@@ -356,8 +353,8 @@ impl Renewals {
         lock(&self.0).held.contains_key(&place.entry())
     }
 
-    /// Returns the places that the task of a runtime renews now, and sets when they are tried
-    /// again. If no place is held, returns `None`, and forgets the task.
+    /// Returns the places that a runtime's task renews now, and sets when they are tried again. If
+    /// no place is held, returns `None`, and forgets the task.
     fn due(&self, runtime: runtime::Id) -> Option<Vec<Arc<Place>>> {
         let mut table = lock(&self.0);
         let now = Instant::now();
@@ -407,15 +404,15 @@ impl Holder for Renewals {
 }
 
 impl Core {
-    /// The time after which a place is renewed: half of its life, less a round trip, so that the
-    /// reply arrives before the place is lost.
+    /// The time after which a place is renewed: half its life, less a round trip, so that the reply
+    /// arrives before the place is lost.
     fn renewed_after(&self, life: Duration) -> Duration {
         (life / RENEWAL).saturating_sub(self.round_trip.smoothed())
     }
 }
 
-/// Renews the places of a limiter as long as any is held. A call that hangs, such as to one node of
-/// a cluster, delays the other calls by one [`PAUSE`].
+/// Renews a limiter's places as long as any is held. A call that hangs, such as to one cluster
+/// node, delays the other calls by one [`PAUSE`].
 async fn renew(renewals: Weak<Renewals>, runtime: runtime::Id) {
     let (mut calls, mut busy) = (JoinSet::new(), HashMap::<_, AbortHandle>::new());
     loop {
@@ -433,7 +430,7 @@ async fn renew(renewals: Weak<Renewals>, runtime: runtime::Id) {
         let millis = distance.unwrap_or_default().as_millis() as usize;
         let far = IN_FLIGHT_FAR.saturating_mul(millis);
         let mut is_late = false;
-        // The renewals of a chunk begin together, so that they share batches.
+        // A chunk's renewals begin together, so that they share batches.
         for places in due.chunks(far.clamp(IN_FLIGHT, MOST_IN_FLIGHT)) {
             let before = calls.len();
             for place in places {
@@ -445,9 +442,8 @@ async fn renew(renewals: Weak<Renewals>, runtime: runtime::Id) {
             is_late = is_late || timeout(PAUSE, answered).await.is_err();
         }
     }
-    // A place may be freed while the call that renews it is on its way. The call may then take the
-    // place again, and has to free it once more. So the task waits for the calls that are on their
-    // way.
+    // A place may be freed while its renewal is in flight. The renewal may then take the place
+    // again, and has to free it once more. So the task waits for the calls in flight.
     while calls.join_next().await.is_some() {}
 }
 
@@ -472,7 +468,7 @@ async fn renew_one(place: Arc<Place>) {
         let taken = core.upkeep(again, deadline).await;
         if !renewals.has(&place) {
             // The place was freed meanwhile. The store may have taken it again, even if no reply
-            // came. So the place is freed once more, unless another decision uses it.
+            // came. So it is freed once more, unless another decision uses it.
             let (free, shared) = (place.settlement(0), place.shared.clone());
             let runtime = Handle::try_current().ok();
             return drop(User::of_taken(core, free, shared, runtime));

@@ -1,10 +1,10 @@
-//! Tasks that take prefetches of units from the store, and give back the units that stay unspent:
-//! see [`limit::prefetch`](crate::limit::prefetch).
+//! Tasks that prefetch units from the store, and give back those that stay unspent: see
+//! [`limit::prefetch`](crate::limit::prefetch).
 //!
-//! A task belongs to one limit and key. The task begins when checks of the key are frequent. The
-//! task ends when it holds nothing and checks of the key are no longer frequent. If the runtime of
-//! the task ends, the process can still spend the units that the task has taken, until their life
-//! is over. A task on another runtime gives back the units that are left.
+//! A task belongs to one limit and key. It begins when the key's checks are frequent. It ends when
+//! it holds nothing and they are no longer frequent. If its runtime ends, the process can still
+//! spend the units that it has taken, until their life is over. A task on another runtime gives
+//! back the units left.
 
 use std::sync::Arc;
 
@@ -21,9 +21,9 @@ use crate::{
 };
 
 impl Core {
-    /// Learns from a decision by the store. After an admission, begins to take prefetches if checks
-    /// of the key are frequent and there is a runtime. After a refusal, gives back the units that
-    /// this process holds, if the check would fit once they are given back.
+    /// Learns from a store decision. After an admission, begins to take prefetches if the key's
+    /// checks are frequent and there is a runtime. After a refusal, gives back the units that this
+    /// process holds, if the check would then fit.
     pub(super) fn note(&self, check: &Check, decision: Decision, asked_after: u64) -> Decision {
         let Some(prefetches) = &self.prefetches else {
             return decision;
@@ -43,17 +43,17 @@ impl Core {
         decision
     }
 
-    /// Starts the task of a holding. A holding has the prefetches of one limit and key, and its
-    /// task takes them and gives them back. Without a runtime, no task starts, and callers may
-    /// still spend the units that the holding has.
+    /// Starts a holding's task, which takes prefetches for one limit and key and gives them back.
+    /// Without a runtime, no task starts, and callers may still spend the units that the holding
+    /// has.
     pub(super) fn hold(&self, kept: KeptHolding) {
         let Ok(runtime) = Handle::try_current() else {
             return;
         };
         let core = self.clone();
         runtime.spawn(async move {
-            // The calls run in tasks of their own. So a call without a reply does not keep this
-            // task from giving back prefetches that are over.
+            // The calls run in their own tasks. So a call without a reply does not keep this task
+            // from giving back prefetches that are over.
             let kept = Arc::new(kept);
             let mut calls = JoinSet::new();
             loop {
@@ -72,8 +72,7 @@ impl Core {
                         }
                         if let Some(check) = take {
                             // The call has no deadline, so that even a prefetch that comes too late
-                            // is given back. If nobody waited for its reply, such a prefetch would
-                            // stay charged.
+                            // is given back. If nobody waited for its reply, it would stay charged.
                             let kept = Arc::clone(&kept);
                             let taken = core.store.decide(check);
                             calls.spawn(async move { kept.answer(taken.await) });
@@ -87,8 +86,8 @@ impl Core {
         });
     }
 
-    /// Forgets the refusals of a limit and key, and gives back the prefetches of this limit and
-    /// key. Does so now, and again when the returned guard is dropped, after the call to the store.
+    /// Forgets the refusals for a limit and key, and gives back their prefetches. Does so now, and
+    /// again when the returned guard is dropped, after the store call.
     pub(super) fn outdate(&self, limit: &Limit, key: &Key) -> Option<Outdated> {
         let state = self.store.local_state()?;
         Some(state.outdate([(limit, key)], state.prefetches.clone()))

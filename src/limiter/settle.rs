@@ -15,9 +15,9 @@ use crate::{
 
 /// Units that are reserved until they are settled: made by [`Limiter::reserve`].
 ///
-/// A reservation can be kept in the value that spends the units, such as the body of a streamed
-/// response: see the example `llm_tokens`. If the reservation is dropped without a settlement, the
-/// units count until the lease ends, and are then given back.
+/// A reservation can be kept in the value that spends the units, such as a streamed response body:
+/// see the example `llm_tokens`. If it is dropped without a settlement, the units count until the
+/// lease ends, and are then given back.
 #[derive(Debug)]
 #[must_use = "a reservation counts at its estimate until it is settled"]
 pub struct Reservation {
@@ -26,17 +26,17 @@ pub struct Reservation {
     decision: Decision,
 }
 
-/// Units that are being given back. When this value is dropped, a waiting caller asks the store.
+/// Units that are being given back. When this value is dropped, a waiter asks the store.
 struct Returning<'a> {
     lines: &'a Arc<Lines>,
-    /// The digest of each limit and key.
+    /// One digest per limit and key.
     freed: Vec<u64>,
     /// The time after which the units are expected to be given back.
     delay: Duration,
 }
 
-/// The longest time until units count as freed if the caller of their settlement has left, or if
-/// the reply is late. If the deadline is shorter, the units count as freed after the deadline.
+/// The longest time until units count as freed if their settlement's caller has left, or if the
+/// reply is late. With a shorter deadline, they count as freed after the deadline.
 const LONGEST_RETURN: Duration = Duration::from_secs(1);
 
 impl Reservation {
@@ -51,8 +51,8 @@ impl Reservation {
     ///
     /// A settlement that is sent again usually counts once, with two exceptions. After `settle(0)`,
     /// another settlement counts if it comes after the lease. Under an algorithm other than the
-    /// log, a settlement after the lease counts in addition to any earlier settlement: see rule 5
-    /// of [`settlement`](crate::settlement). So let a single piece of code settle the reservation.
+    /// log, a settlement after the lease counts in addition to any earlier one: see rule 5 in
+    /// [`settlement`](crate::settlement). So let a single piece of code settle the reservation.
     ///
     /// # Errors
     ///
@@ -68,12 +68,12 @@ impl Limiter {
     /// Reserves `cost` units of `limit` for `key`, for work whose cost is known only afterwards. A
     /// cost of zero reserves one unit. The inner error is the refusal.
     ///
-    /// Units that are not settled are given back when the lease ends, at the latest when the window
-    /// ends. A settlement after the lease still counts the used units, but other requests may have
-    /// been admitted meanwhile.
+    /// Units that are not settled are given back when the lease ends, at the latest with the
+    /// window. A settlement after the lease still counts the used units, but other requests may
+    /// have been admitted meanwhile.
     ///
     /// A [full](crate::MemoryStore#when-it-is-full) `MemoryStore` may count the units for the whole
-    /// window. Then no settlement gives them back: see [`was_applied`](Settled::was_applied).
+    /// window. Settlements then do not give them back: see [`was_applied`](Settled::was_applied).
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), tower_sliding_window::Error> {
@@ -96,8 +96,8 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// The same as [`check`](Self::check). For a [concurrent](Limit::concurrent) limit, the error
-    /// is the same as that of [`block`](Self::block).
+    /// The same as [`check`](Self::check). For a [concurrent](Limit::concurrent) limit, the same as
+    /// [`block`](Self::block).
     pub async fn reserve(
         &self,
         limit: &Limit,
@@ -118,7 +118,7 @@ impl Limiter {
         }))
     }
 
-    /// Sets the actual cost of an admitted check, or gives all its units back: see
+    /// Sets an admitted check's actual cost, or gives all its units back: see
     /// [`settlement`](crate::settlement).
     ///
     /// # Errors
@@ -140,9 +140,9 @@ impl Limiter {
         outcome
     }
 
-    /// Counts units that an admission has spent. The units count in this process if this process
-    /// has decided, otherwise in the store. If the store fails, the units do not count under a
-    /// share: a ban, and the figures that clients see, would take the share for the limit.
+    /// Counts units that an admission has spent: in this process if it decided, otherwise in the
+    /// store. If the store fails, they do not count under a share: a ban, and the figures that
+    /// clients see, would take the share for the limit.
     pub(crate) async fn count(&self, spent: Check, is_local: bool) -> Result<Decision, Error> {
         if is_local {
             return Ok(self.core.local.decide(spent).await?);
@@ -154,20 +154,19 @@ impl Limiter {
     /// Forgets the units that `limit` counts for `key`, in the store and in this process, which may
     /// have [decided](Self::fail_local) in the store's place.
     ///
-    /// For a limit of a layer, use the key that the layer's extractor makes.
-    /// [`extract`](crate::KeyExtractor::extract) makes this key from a request.
+    /// For a layer's limit, use the key that its extractor makes.
+    /// [`extract`](crate::KeyExtractor::extract) makes it from a request.
     /// [`ApiKey::key`](crate::ApiKey::key) and its counterparts make it from a value. A string
     /// alone is [another key](crate::key#the-key-of-a-layer). If the layer has
-    /// [split](crate::split) the limit, reset each of
-    /// [`Split::keys`](crate::split::Split::keys) under
-    /// [`Split::part`](crate::split::Split::part).
+    /// [split](crate::split) the limit, reset each of [`Split::keys`](crate::split::Split::keys)
+    /// under [`Split::part`](crate::split::Split::part).
     ///
     /// # Errors
     ///
     /// [`Error::TimedOut`] past the deadline, [`Error::Unavailable`] if the store fails,
     /// [`Error::BreakerOpen`] if it has failed repeatedly. For a [concurrent](Limit::concurrent)
-    /// limit, the error is always [`Error::Unavailable`], with [`StoreErrorKind::Config`]: the
-    /// places of such a limit are held until their decisions are dropped.
+    /// limit, always [`Error::Unavailable`] with [`StoreErrorKind::Config`]: its places are held
+    /// until their decisions are dropped.
     pub async fn reset(&self, limit: &Limit, key: impl Into<Key>) -> Result<(), Error> {
         let key = key.into();
         of_window(limit, "resetting a limit")?;
@@ -185,24 +184,23 @@ impl Limiter {
         outcome
     }
 
-    /// Takes all units of `limit` for `key` during `time`, at most for the window of the limit. A
-    /// block is for an upstream that answers "too many requests" although the limit has units left.
+    /// Takes all units of `limit` for `key` during `time`, at most for the limit's window. A block
+    /// is for an upstream that answers "too many requests" although the limit has units left.
     ///
     /// 1. Every process on the same store refuses until the block ends, with the right retry time.
-    ///    Callers of [`acquire`](Self::acquire) wait for this retry time.
-    /// 2. Units that were spent before the block still count after it. A limit that is used up can
-    ///    be blocked, too. Such a limit admits again when the block has ended and enough units have
-    ///    left the window. Of several blocks, the one that ends last holds.
-    /// 3. Under a [fixed](crate::Algorithm::FIXED_WINDOW) window, a block ends at the latest when
-    ///    the current window of the clock ends. Under a
-    ///    [counter](crate::Algorithm::SLIDING_WINDOW_COUNTER), units that were spent before the
-    ///    block come back little by little, as the counter's estimate of these units falls.
+    ///    Waiters in [`acquire`](Self::acquire) wait for it.
+    /// 2. Units spent before the block still count after it. A limit that is used up can be
+    ///    blocked, too. It admits again when the block has ended and enough units have left the
+    ///    window. If there are several blocks, the one that ends last holds.
+    /// 3. Under a [fixed](crate::Algorithm::FIXED_WINDOW) window, a block ends at the latest with
+    ///    the clock's current window. Under a [counter](crate::Algorithm::SLIDING_WINDOW_COUNTER),
+    ///    units spent before the block come back little by little, as the counter's estimate falls.
     /// 4. A [reset](Self::reset) ends the block.
     /// 5. If the limit is [prefetched](crate::limit::prefetch), other processes refuse at the
     ///    latest when the life of their prefetches is over.
     ///
-    /// A block is one call to the store. The store never refuses a block. If the future is dropped
-    /// before the reply, the limit may be blocked or not.
+    /// A block is one store call. The store never refuses it. If the future is dropped before the
+    /// reply, the limit may be blocked or not.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), tower_sliding_window::Error> {
@@ -223,8 +221,8 @@ impl Limiter {
     ///
     /// [`Error::TimedOut`] past the deadline, [`Error::Unavailable`] if the store fails,
     /// [`Error::BreakerOpen`] if it has failed repeatedly. The call may be tried again. For a
-    /// [concurrent](Limit::concurrent) limit, the error is always [`Error::Unavailable`], with
-    /// [`StoreErrorKind::Config`], since such a limit has no window.
+    /// [concurrent](Limit::concurrent) limit, always [`Error::Unavailable`] with
+    /// [`StoreErrorKind::Config`], since it has no window.
     pub async fn block(
         &self,
         limit: &Limit,
@@ -237,12 +235,10 @@ impl Limiter {
         }
         // Spent units with a lease count until the lease ends.
         let all = Charge::spent(limit.clone(), key, limit.units()).reserve(time);
-        // The retry times of remembered refusals are too short now, so these refusals are
-        // forgotten.
+        // The retry times in cached refusals are too short now, so these refusals are forgotten.
         let _outdated = self.core.outdate(limit, all.key());
-        // This call has a failure mode without a share. With a share, this process would count the
-        // units by itself while the store fails, and the limit would not be blocked for other
-        // processes.
+        // With a share, this process would count the units by itself while the store fails, and the
+        // limit would not be blocked for other processes.
         self.clone()
             .with_failure_mode(FailureMode::Open)
             .check_all(Check::new(all))
@@ -250,8 +246,7 @@ impl Limiter {
             .map(drop)
     }
 
-    /// Begins a ban, unless the ban has already begun. Remembers and returns the refusal of the
-    /// ban.
+    /// Begins a ban, unless it has already begun. Caches and returns the ban's refusal.
     pub(crate) async fn ban(&self, begins: Charge, is_local: bool) -> Result<Decision, Error> {
         let asks = Check::new(begins.asks());
         let time = begins.lease().unwrap_or_default();
@@ -259,8 +254,8 @@ impl Limiter {
             Some(refusals) if !is_local => refusals.look_up(&asks),
             _ => None,
         };
-        // All bans have the same id, so a ban that still holds does not begin again. When the ban
-        // has ended, the id is free again.
+        // All bans have the same id, so a ban that still holds does not begin again. When it has
+        // ended, the id is free again.
         let begun = self
             .count(Check::new(begins).with_id(AdmissionId(0)), is_local)
             .await?;
@@ -272,8 +267,8 @@ impl Limiter {
             );
             return Err(full.of_one_check().into());
         }
-        // After a step back of the clock, the reset time is longer than the ban. So the time of the
-        // ban is the upper bound.
+        // After the clock has stepped back, the reset time is longer than the ban. So the ban's
+        // time is the upper bound.
         let wait = begun.binding().reset_after().min(time);
         let refusal = begun.refused_for(&asks, wait);
         self.core.learn(lookup, &asks, &refusal);
@@ -282,7 +277,7 @@ impl Limiter {
 }
 
 impl Core {
-    /// Frees the places of an admission. If `wakes`, waiting callers ask for them.
+    /// Frees an admission's places. If `wakes`, waiters ask for them.
     pub(super) async fn release(&self, places: Settlement, wakes: bool) -> Result<Settled, Error> {
         let mut returning = self.returning(&places.check);
         if !wakes {
@@ -298,7 +293,7 @@ impl Core {
         outcome
     }
 
-    /// Makes a call that no caller waits for, even while the breaker of the store is open.
+    /// Makes a call that no caller waits for, even while the store's breaker is open.
     pub(super) async fn upkeep<T>(
         &self,
         call: StoreFuture<T>,
@@ -310,7 +305,7 @@ impl Core {
         outcome.inspect_err(|error| metrics::failed(error.label(), &self.layer))
     }
 
-    /// Units of a check's limits and keys that are about to be given back.
+    /// Units under a check's limits and keys that are about to be given back.
     fn returning(&self, check: &Check) -> Returning<'_> {
         let lines = &self.lines;
         let freed = check
@@ -324,8 +319,8 @@ impl Core {
         }
     }
 
-    /// Makes a call to the store that is not a decision, unless the breaker is open. `probe` is a
-    /// check at no cost, for a probe of the breaker.
+    /// Makes a store call that is not a decision, unless the breaker is open. `probe` is a check at
+    /// no cost, for the breaker's probes.
     async fn call_store<T>(
         &self,
         call: impl FnOnce(&dyn Store) -> StoreFuture<T>,
@@ -354,7 +349,7 @@ fn of_window(limit: &Limit, doing: &'static str) -> Result<(), StoreError> {
 }
 
 impl Returning<'_> {
-    /// Ends the call. After a timeout, the units may still be given back, so a caller asks after
+    /// Ends the call. After a timeout, the units may still be given back, so a waiter asks after
     /// the delay. After another failure, nobody asks.
     fn end(mut self, error: Option<&Error>) {
         match error {

@@ -1,4 +1,4 @@
-//! A breaker at work. `local/mod.rs` has the rules and the defaults of [`Breaker`].
+//! A circuit breaker at work. `local/mod.rs` has the rules and the defaults for [`Breaker`].
 
 #[cfg(not(test))]
 use std::sync;
@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-// The tests of this file use loom, so that models can try each order of the steps of threads.
+// The tests here use loom, so that models can try every interleaving of threads.
 #[cfg(test)]
 use loom::sync;
 use sync::{Mutex, MutexGuard, atomic::AtomicUsize};
@@ -27,50 +27,49 @@ use crate::{
     metrics,
 };
 
-/// The name of a part of a store: see [`Store::part_of`](crate::Store::part_of).
+/// A store part's name: see [`Store::part_of`](crate::Store::part_of).
 type Part = Option<Arc<str>>;
 
-/// A limiter's handle on a breaker, which other limiters may share. The last handle that is dropped
-/// ends the probes.
+/// A limiter's handle on a breaker, which other limiters may share. Dropping the last handle ends
+/// the probes.
 pub(crate) struct SharedBreaker(Arc<BreakerState>);
 
-/// The breaker of a store and its parts. An error counts like a timeout after the longest deadline,
-/// [`Duration::MAX`].
+/// A store's breaker, with a state for each part. An error counts like a timeout after the longest
+/// deadline, [`Duration::MAX`].
 #[derive(Default)]
 pub(crate) struct BreakerState {
     settings: Breaker,
     /// The parts with failures that no answer has contradicted yet.
     failing: Mutex<HashMap<Part, FailingPart>>,
-    /// The number of parts in `failing`. A check reads this number without a lock, to find out
-    /// whether any part fails.
+    /// The number of parts in `failing`. A check reads it without a lock, to find out whether any
+    /// part fails.
     count: AtomicUsize,
     users: AtomicUsize,
-    /// Bounds on the log lines of the breaker, so that a store with many parts does not flood the
-    /// log.
+    /// Bounds on the breaker's log lines, so that a store with many parts does not flood the log.
     opened: Throttle,
     closed: Throttle,
 }
 
 struct FailingPart {
-    /// The longest deadlines of checks that have failed in a row, the longest first. The list has
-    /// room for the number of failures that open the breaker. When the list is full, the breaker
-    /// opens for all checks whose deadline is at most the last deadline in the list.
+    /// The longest deadlines among the checks that have failed in a row, the longest first. The
+    /// list has room for as many failures as open the breaker. When it is full, the breaker opens
+    /// for all checks whose deadline is at most the last one in the list.
     failures: Vec<Duration>,
     last: Arc<Error>,
     open: Option<Open>,
 }
 
-/// The state of a part while its breaker is open.
+/// A part's state while its breaker is open.
 struct Open {
     /// The longest deadline for which the breaker is open.
     deadline: Duration,
-    /// The deadline of the next probe, or of the probe that is on its way.
+    /// The deadline for the next probe, or for the one in flight.
     probe_takes: Duration,
-    /// The longest deadline that any of the refused callers may have later, since a default
-    /// deadline grows with the round trip.
+    /// The longest deadline that any refused caller may have later, since a default deadline grows
+    /// with the round trip.
     longest: Duration,
-    /// The time at which a probe last ended, or at which the check of a caller became the probe.
-    /// Before that, the time at which the breaker opened.
+    /// When a probe last ended, or a caller's check became the probe. Before that, when the breaker
+    /// opened.
     probed_at: Instant,
     /// The task that sends probes.
     probes: Option<AbortHandle>,
@@ -87,13 +86,13 @@ impl SharedBreaker {
         Self(Arc::clone(state))
     }
 
-    /// True if the breaker may be open for any part of the store and any deadline.
+    /// True if the breaker may be open for any store part and any deadline.
     #[inline]
     pub(crate) fn may_be_open(&self) -> bool {
         self.0.count.load(Ordering::Relaxed) > 0
     }
 
-    /// True if the breaker keeps checks of this part with this deadline from the store.
+    /// True if the breaker keeps checks for this part with this deadline from the store.
     pub(crate) fn is_open_for(&self, part: impl FnOnce() -> Part, deadline: Duration) -> bool {
         self.may_be_open()
             && self
@@ -103,7 +102,7 @@ impl SharedBreaker {
                 .is_some_and(|failing| failing.is_open_for(deadline))
     }
 
-    /// Counts the outcome of a call to a part of the store. `took` is how long the call took.
+    /// Counts how a call to a store part has ended. `took` is how long the call took.
     pub(crate) fn count<T>(
         &self,
         part: impl FnOnce() -> Part,
@@ -123,9 +122,9 @@ impl SharedBreaker {
         }
     }
 
-    /// The error to return instead of asking a part of the store, if the breaker is open for this
-    /// deadline. `probe` sends a probe, and its argument is the deadline of the probe. This
-    /// deadline may become as long as `longest`.
+    /// The error to return instead of asking a store part, if the breaker is open for this
+    /// deadline. `probe` sends a probe with the deadline that it is passed, which may become as
+    /// long as `longest`.
     pub(crate) fn refuse<P, F>(
         &self,
         part: Part,
@@ -145,9 +144,9 @@ impl SharedBreaker {
         }
         open.probe_takes = open.probe_takes.max(deadline);
         open.longest = open.longest.max(longest);
-        // A probe is overdue only after twice the sum of the interval and its deadline. After a
-        // shorter time, the runtime of the task may only be busy, and not blocked. If the runtime
-        // has ended, so has the task, and no probe is on its way.
+        // A probe is overdue only after twice the sum of the interval and its deadline. Before
+        // that, the task's runtime may only be busy, and not blocked. If the runtime has ended, so
+        // has the task, and no probe is in flight.
         let every = self.0.settings.probe_every.max(Duration::from_millis(1));
         let takes = match &open.probes {
             Some(task) if task.is_finished() => Duration::ZERO,
@@ -179,15 +178,15 @@ impl BreakerState {
         }
     }
 
-    /// The deadline of the next probe; `None` if the breaker is closed. A probe that begins need
-    /// not end, since the limiter may be dropped, and the task with it.
+    /// The next probe's deadline; `None` if the breaker is closed. A probe that begins need not
+    /// end, since the limiter may be dropped, and the task with it.
     fn next_probe(&self, part: &Part) -> Option<Duration> {
         Some(self.failing().get(part)?.open.as_ref()?.probe_takes)
     }
 
-    /// Counts the outcome of a probe. After a probe without an answer, the next probe may take
-    /// twice as long, as in RFC 6298: the store may be farther away than before. A probe for which
-    /// a full queue had no room tells nothing.
+    /// Counts how a probe has ended. Without an answer, the next probe may take twice as long, a
+    /// backoff as in RFC 6298: the store may be farther away than before. A probe for which a full
+    /// queue had no room tells nothing.
     fn end_probe(&self, part: &Part, outcome: Result<Decision, Error>) {
         let failures = self.settings.failures;
         match outcome {
@@ -219,7 +218,7 @@ impl BreakerState {
         failing.last = last;
         let opens = failing.learn_failure(deadline, self.settings.failures as usize);
         self.count.store(parts.len(), Ordering::Relaxed);
-        // The lock is released before the log line, so that no caller waits for the line.
+        // The lock is released before the log line, so that callers do not wait for the line.
         drop(parts);
         if opens && let Some(suppressed) = self.opened.pass() {
             let error = Chain(error);
@@ -228,8 +227,8 @@ impl BreakerState {
         }
     }
 
-    /// Counts an answer of a part. `learn` changes what is known of the part, and returns its open
-    /// breaker if the answer closes it.
+    /// Counts an answer from a part. `learn` updates the part's state, and returns its open breaker
+    /// if the answer closes it.
     fn count_answer(&self, part: &Part, learn: impl FnOnce(&mut FailingPart) -> Option<Open>) {
         let mut parts = self.failing();
         let Some(failing) = parts.get_mut(part) else {
@@ -240,7 +239,7 @@ impl BreakerState {
             parts.remove(part);
             self.count.store(parts.len(), Ordering::Relaxed);
         }
-        // The lock is released before the log line, so that no caller waits for the line.
+        // The lock is released before the log line, so that callers do not wait for the line.
         drop(parts);
         if closed.is_some()
             && let Some(suppressed) = self.closed.pass()
@@ -265,8 +264,8 @@ impl FailingPart {
     }
 
     /// Counts a failure at this deadline. After `enough` failures, the breaker is open for checks
-    /// whose deadline is at most the shortest deadline of these failures. Returns whether this
-    /// failure has opened the breaker.
+    /// whose deadline is at most the shortest one among them. Returns true if this failure has
+    /// opened it.
     fn learn_failure(&mut self, deadline: Duration, enough: usize) -> bool {
         if self.is_open_for(deadline) {
             return false;
@@ -285,15 +284,14 @@ impl FailingPart {
         !was_open
     }
 
-    /// An answer proves nothing for checks whose deadline is shorter than the time that the answer
-    /// took.
+    /// An answer proves nothing for checks with a deadline shorter than the answer took.
     fn learn_answer(&mut self, took: Duration) -> Option<Open> {
         self.failures.retain(|deadline| *deadline < took);
         self.open.take_if(|open| took <= open.deadline)
     }
 
-    /// After an answered probe, one failure is enough to open the breaker again. A probe writes
-    /// nothing, so it may succeed while other checks fail.
+    /// After an answered probe, one failure is enough to open the breaker again. A probe does not
+    /// write, so it may succeed while other checks fail.
     fn learn_probe(&mut self, enough: u32) -> Option<Open> {
         let open = self.open.take()?;
         self.failures = vec![Duration::MAX; enough as usize - 1];
@@ -324,8 +322,8 @@ impl Drop for Open {
     }
 }
 
-/// Sends probes until a probe is answered. The task does not keep a breaker alive after its
-/// limiters are dropped.
+/// Sends probes until one is answered. The task does not keep a breaker alive after its limiters
+/// are dropped.
 async fn send_probes<F>(
     breaker: Weak<BreakerState>,
     part: Part,
@@ -372,7 +370,7 @@ impl Drop for SharedBreaker {
     }
 }
 
-/// Models that try each order of the steps of threads.
+/// Models that try every interleaving of threads.
 #[cfg(test)]
 mod models {
     use std::future::ready;
@@ -389,7 +387,7 @@ mod models {
         round_trip: None,
     };
 
-    /// Runs a model on an idle runtime. At the end, checks that the count of failures and the gauge
+    /// Runs a model on an idle runtime. At the end, checks that the failure count and the gauge
     /// agree with whether the breaker is open.
     fn in_each_order(
         preemptions: Option<usize>,
@@ -425,7 +423,7 @@ mod models {
         {
             let recorder = metrics_util::debugging::DebuggingRecorder::new();
             let gauge = recorder.snapshotter();
-            // A snapshot tells by how much the gauge has risen since the last snapshot.
+            // A snapshot tells by how much the gauge has risen since the last one.
             let assert_gauge = move |risen: i8| {
                 let values = gauge
                     .snapshot()
@@ -457,7 +455,7 @@ mod models {
         breaker
     }
 
-    /// True if the breaker is open, and the number of its failures.
+    /// True if the breaker is open, and how many failures it has.
     fn state(breaker: &SharedBreaker) -> (bool, usize) {
         breaker.0.failing().get(&None).map_or((false, 0), |part| {
             (part.open.is_some(), part.failures.len())
@@ -491,8 +489,8 @@ mod models {
         .into()
     }
 
-    /// Returns whether the caller is refused, and whether the caller starts a task. The probes end
-    /// with `outcome`; if `outcome` is `None`, they wait for ever.
+    /// Returns whether the caller is refused, and whether it starts a task. The probes end with
+    /// `outcome`; if that is `None`, they wait for ever.
     fn refuse(breaker: &SharedBreaker, outcome: Option<Error>) -> (bool, bool) {
         let before = task(&breaker.0).map(|task| task.id());
         let refused = breaker.refuse(None, DEADLINE, DEADLINE, move |_| {
@@ -522,8 +520,8 @@ mod models {
         });
     }
 
-    /// The runtime ends before the first poll of the task, while the task waits for the answer, or
-    /// while it pauses after a failure.
+    /// The runtime ends before the task's first poll, while the task waits for the answer, or while
+    /// it pauses after a failure.
     #[test]
     fn another_caller_takes_over_when_the_runtime_of_the_probes_ends() {
         for (is_polled, outcome) in [(false, None), (true, None), (true, Some(TIMED_OUT))] {

@@ -1,4 +1,4 @@
-//! The checks of which more wait than their limits can admit.
+//! Crowded checks: more equal ones wait than their limits can admit.
 
 #[cfg(feature = "redis")]
 use std::time::Duration;
@@ -18,15 +18,15 @@ use crate::{
 const CAPACITY: usize = 1_000;
 
 /// The digests of crowded checks, and until when they are crowded. A client that asks for far more
-/// than its limit may cause the failures of its checks itself. If they opened the breaker, it would
-/// pass by fail-open. Checks of other clients are not equal, so their failures count.
+/// than its limit may cause its checks' failures itself. If they opened the breaker, it would pass
+/// by fail-open. Other clients' checks are not equal, so their failures count.
 pub(crate) struct Crowded {
     digester: Digester,
     until: Cache<u64, Instant, UnitWeighter, BuildHasherDefault<Prehashed>>,
 }
 
 impl Crowded {
-    /// Remembers a check for as long as equal checks may wait, whose deadline this is.
+    /// Remembers a check for as long as equal checks with this `deadline` may wait.
     #[cfg(feature = "redis")]
     pub(crate) fn note(&self, check: &Check, deadline: Duration) {
         let digest = check.digest(&self.digester);

@@ -1,8 +1,8 @@
-//! Places that this process gives back before it ends, and calls that must not be lost.
+//! Work that must finish before shutdown: places to give back, and calls that must not be lost.
 //!
-//! A call whose caller has left goes on in a task of the current runtime. If there is no runtime,
-//! or if the runtime ends, a thread goes on with the call. All such calls of a store share one
-//! thread, which ends with the last of them.
+//! A call whose caller has left goes on in a task on the current runtime. If there is none, or it
+//! ends, a thread goes on with the call. All such calls for a store share one thread, which ends
+//! with the last of them.
 
 use std::{
     cell::Cell,
@@ -29,7 +29,7 @@ use crate::{
     key::{ByDigest, Digester, make_room},
 };
 
-/// The name of the thread.
+/// The thread's name.
 const THREAD: &str = "rate limits owed";
 
 thread_local! {
@@ -37,46 +37,46 @@ thread_local! {
     static IS_BRIEF: Cell<bool> = const { Cell::new(false) };
 }
 
-/// The places that all limiters and layers on the clones of a store have to give back, and the
-/// calls that they have to complete.
+/// The places that all limiters and layers on a store's clones have to give back, and the calls
+/// that they have to complete.
 #[derive(Default)]
 pub(crate) struct Owed {
-    /// Each call that is on its way has a receiver of this channel.
+    /// Each call in flight has a receiver for this channel.
     underway: watch::Sender<()>,
     holders: Mutex<Vec<Weak<dyn Holder>>>,
-    /// Sends calls to the thread. Each call that is on the thread has a sender, so the thread ends
-    /// with the last call. `None` until there is a thread.
+    /// Sends calls to the thread. Each call on the thread has a sender, so the thread ends with the
+    /// last call. `None` until there is a thread.
     thread: Mutex<Option<WeakUnboundedSender<Call>>>,
     digester: Digester,
-    /// The places under ids of callers, each by the digest of its check and id.
+    /// The places under callers' ids, by a digest of check and id.
     shared: Mutex<ByDigest<Weak<SharedPlaces>>>,
 }
 
-/// Places under an id of the caller's. The tries and the decisions that use them share the lock,
-/// and a call that frees them has it alone. `true` if the last of these users has to free them.
+/// Places under a caller's id. The tries and the decisions that use them share the lock, and a call
+/// that frees them has it alone. `true` if the last user has to free them.
 pub(crate) type SharedPlaces = RwLock<AtomicBool>;
 
 type Call = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// A call counts as on its way as long as this value is kept. It has changed if everything was
-/// given back since the call began.
+/// A call counts as in flight as long as this value is kept. It has changed if everything was given
+/// back since the call began.
 pub(crate) type Underway = watch::Receiver<()>;
 
 /// A value that has taken something, and has to give it back.
 pub(crate) trait Holder: Send + Sync {
-    /// Begins to give everything back. The calls that give it back are [underway](Owed::begin)
-    /// from then on.
+    /// Begins to give everything back. The calls that do so are [underway](Owed::begin) from then
+    /// on.
     fn give_back(&self);
 }
 
 impl Owed {
-    /// Begins a call. `shutdown` waits for this call until the returned value is dropped.
+    /// Begins a call. `shutdown` waits for it until the returned value is dropped.
     pub(crate) fn begin(&self) -> Underway {
         self.underway.subscribe()
     }
 
-    /// The places of a check, if the caller has given it an id: then another try of this process
-    /// may use the same places.
+    /// A check's places, if the caller has given it an id: then another try in this process may use
+    /// the same places.
     pub(crate) fn shared_places(&self, check: &Check, is_local: bool) -> Option<Arc<SharedPlaces>> {
         let mut digest = check.id()?.0.wrapping_add(is_local.into());
         for charge in check.charges().filter(|charge| charge.takes_place()) {
@@ -111,13 +111,13 @@ impl Owed {
         }
     }
 
-    /// Waits until no call is on its way.
+    /// Waits until no call is in flight.
     pub(crate) async fn settled(&self) {
         self.underway.closed().await;
     }
 
-    /// Makes a future that goes on if it is dropped before its end. The future must not depend on
-    /// timers of its runtime.
+    /// Makes a future that goes on if it is dropped before its end. It must not depend on its
+    /// runtime's timers.
     pub(crate) fn detachable<T>(
         self: &Arc<Self>,
         future: impl Future<Output = T> + Send + 'static,
@@ -133,8 +133,8 @@ impl Owed {
         }
     }
 
-    /// Completes a call in a task of `runtime`. If there is no runtime, or if it ends before the
-    /// call does, the thread makes the call anew: timers of a runtime that has ended are of no use.
+    /// Completes a call in a task on `runtime`. If there is none, or it ends before the call does,
+    /// the thread makes the call anew: an ended runtime's timers are of no use.
     pub(crate) fn complete(
         self: &Arc<Self>,
         runtime: Option<Handle>,
@@ -172,7 +172,7 @@ impl Owed {
         }));
     }
 
-    /// True if the current runtime is the one of the thread, which ends with its calls.
+    /// True if the current runtime is the thread's, which ends with its calls.
     #[cfg(feature = "redis")]
     pub(crate) fn is_in_brief_runtime() -> bool {
         IS_BRIEF.get()
@@ -216,9 +216,9 @@ impl Drop for Unfinished {
     }
 }
 
-/// A future that goes on if it is dropped before its end. The future goes on in a task of the
-/// current runtime, or on the thread if there is no runtime, or if the runtime ends. The future
-/// needs a deadline of its own, since no caller waits for it after the drop.
+/// A future that goes on if it is dropped before its end: in a task on the current runtime, or on
+/// the thread if there is none, or it ends. The future needs its own deadline, since no caller
+/// waits for it after the drop.
 pub(crate) struct Detachable<T: Send + 'static> {
     owed: Arc<Owed>,
     underway: Underway,

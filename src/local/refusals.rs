@@ -1,4 +1,5 @@
-//! The refusal cache. [`Limiter::refusal_cache`](crate::Limiter::refusal_cache) has the rules.
+//! The refusal cache, a negative cache. [`Limiter::refusal_cache`](crate::Limiter::refusal_cache)
+//! has the rules.
 
 use std::{
     hash::BuildHasherDefault,
@@ -23,19 +24,18 @@ use crate::{
 /// A store's reset time may be too long by this many microseconds.
 const RESET_SLACK: u64 = 1_000;
 
-/// The most limits and keys that are remembered as refusing.
+/// The most limits and keys that are cached as refusing.
 const CAPACITY: usize = 10_000;
 
-/// The number of slots that all limits and keys share. A slot has the last generation in which
-/// units were given back. Each limit and key has two slots. A refusal is outdated once both slots
-/// of its limit and key have a newer generation than the refusal. A settlement writes a new
-/// generation into the two slots of its limit and key, and hardly any other key has the same two
-/// slots. So a settlement outdates almost no refusals of other keys: 260 settlements in a second
-/// outdate one in a thousand of these refusals.
+/// The number of slots in the version table: a count-min sketch with two hashes. A slot has the
+/// last generation in which units were given back. Giving units back writes a new generation into
+/// the two slots for the limit and key. A refusal is outdated once both slots have a newer
+/// generation. Hardly any other key has the same two slots, so almost no refusals for other keys
+/// are outdated: 260 settlements in a second outdate one in a thousand.
 const GENERATIONS: usize = 16_384;
 
-/// While a check asks the store whether a refusal still stands, other checks are refused. After
-/// this time without a reply, another check asks.
+/// While one check asks the store whether a refusal still stands, others are refused. After this
+/// time without a reply, another check asks.
 const LONGEST_ANSWER: Duration = Duration::from_millis(100);
 
 /// Tells which refusals are outdated because units were given back. Also has the clock by which
@@ -43,66 +43,63 @@ const LONGEST_ANSWER: Duration = Duration::from_millis(100);
 pub(super) struct Generations {
     pub(super) clock: Clock,
     pub(super) digester: Digester,
-    /// How often units were given back: the number of the last generation.
+    /// The last generation's number: how often units were given back.
     last: AtomicU64,
-    /// The last generation in which units were given back, by the digest of a limit and key.
+    /// The last generation in which units were given back, by (limit, key) digest.
     of_keys: Box<[AtomicU64]>,
 }
 
-/// The refusals, by the digest of a limit and key and the number of units.
+/// The refusals, by (limit, key) digest and number of units.
 type Table = Cache<u64, Arc<Refusal>, UnitWeighter, BuildHasherDefault<Prehashed>>;
 
-/// The refusals that limiters remember. Clones share them.
+/// The refusals that limiters have cached. Clones share them.
 #[derive(Clone)]
 pub(crate) struct Refusals {
     max_age: Duration,
-    /// True if each check asks the store. If so, a remembered refusal is used only when the store
-    /// fails.
+    /// True if each check asks the store. A cached refusal is then used only when the store fails.
     pub(crate) is_asking: bool,
     pub(super) generations: Arc<Generations>,
     /// The first refusal makes the table.
     table: Arc<OnceLock<Table>>,
 }
 
-/// The status of a limit and key at the time when the store refused a check.
+/// The status for a limit and key when the store refused a check.
 struct Refusal {
     status: LimitStatus,
     cost: u64,
-    /// The newest of the [`Generations`] at the time when the store was asked.
+    /// The newest of the [`Generations`] when the store was asked.
     generation: u64,
     /// The refusal may be used from this time on.
     asked_at: u64,
-    /// Until this time, the status refuses each check whose cost is above the units that are left.
+    /// Until this time, each cost above the units left is refused.
     until: u64,
-    /// When the store was asked last whether the refusal still stands. Once `max_age` has passed,
-    /// the next check asks.
+    /// When the store was last asked whether the refusal still stands. After `max_age`, the next
+    /// check asks.
     confirmed_at: AtomicU64,
-    /// When the reply arrived. The times of the status count down from then, so that no client is
-    /// told to come back too early.
+    /// When the reply arrived. The status's times count down from then, so that no client is told
+    /// to come back too early.
     replied_at: u64,
     at: SystemTime,
     id: AdmissionId,
 }
 
-/// A refusal that the cache remembers for the limit and key of a charge, and whether it applies to
-/// this charge.
+/// A cached refusal for a charge's limit and key, and whether it applies to this charge.
 struct Known {
     refusal: Arc<Refusal>,
     refuses: bool,
-    /// True if it is sure that no units were given back since the refusal.
+    /// True if units were certainly not given back since the refusal.
     is_sure: bool,
 }
 
-/// The state of the cache when a check was looked up.
+/// The cache's state when a check was looked up.
 #[derive(Clone, Copy)]
 pub(crate) struct Lookup {
     asked_at: u64,
     generation: u64,
-    /// True if the check is to ask the store although its refusal is known. If the store fails, the
-    /// refusal stands.
+    /// True if the check is to ask the store although its refusal is cached. If the store fails,
+    /// the refusal stands.
     pub(crate) asks: bool,
-    /// True if other checks are refused until this check is answered, at most for
-    /// [`LONGEST_ANSWER`].
+    /// True if other checks are refused until this one is answered, for at most [`LONGEST_ANSWER`].
     pub(crate) has_turn: bool,
 }
 
@@ -119,7 +116,7 @@ impl Generations {
         }
     }
 
-    /// Outdates all refusals of a limit and key for which the store was asked before this call.
+    /// Outdates all refusals for a limit and key for which the store was asked before this call.
     pub(super) fn advance(&self, digest: u64) {
         let generation = self.last.fetch_add(1, Ordering::SeqCst) + 1;
         for last in self.of(digest) {
@@ -144,7 +141,7 @@ impl Refusals {
         }
     }
 
-    /// The same refusals for a limiter that asks the store again after `max_age`.
+    /// The same cache for a limiter that asks the store again after `max_age`.
     pub(crate) fn with_max_age(&self, max_age: Duration) -> Self {
         Self {
             max_age,
@@ -158,8 +155,8 @@ impl Refusals {
         self.generations.last.load(Ordering::SeqCst)
     }
 
-    /// Remembers the store's refusal of a check whose caller has left. The store was asked `took`
-    /// ago, when `generation` was the last one.
+    /// Caches the store's refusal of a check whose caller has left. The store was asked `took` ago,
+    /// when `generation` was the last one.
     #[cfg(feature = "redis")]
     pub(crate) fn learn_late(
         &self,
@@ -175,8 +172,7 @@ impl Refusals {
         }
     }
 
-    /// Looks a check up before the store is asked. Returns `None` if the cache cannot remember a
-    /// refusal of the check.
+    /// Looks a check up before the store is asked. Returns `None` if the check cannot be refused.
     pub(crate) fn look_up(&self, check: &Check) -> Option<Lookup> {
         if !check.can_be_refused() {
             return None;
@@ -190,7 +186,7 @@ impl Refusals {
         })
     }
 
-    /// The refusal of a check, if the cache remembers that one of its limits refuses. Statuses with
+    /// The refusal of a check, if the cache knows that one of its limits refuses. Statuses with
     /// reserved units are used for at most `reserved_for`. If `may_ask` is set, the check may be
     /// chosen to [ask](Lookup::asks) the store, while other checks are refused.
     pub(crate) fn recall(
@@ -206,11 +202,11 @@ impl Refusals {
         let all = || iter::once(&first).chain(&others).flatten();
 
         // If units may have been given back to all limits that refuse, each check asks the store.
-        // If the store fails, the refusal stands.
+        // If it fails, the refusal stands.
         let is_unsure = !all().any(|known| known.is_sure && known.refuses);
         let refusing = || all().filter(|known| known.refuses && (known.is_sure || is_unsure));
         let refused = &refusing().next()?.refusal;
-        // Only the store knows whether an earlier try has counted the id of a caller.
+        // Only the store knows whether an earlier try with a caller's id has been counted.
         let asks_each_time = self.is_asking || is_unsure || check.id().is_some();
         lookup.has_turn = !asks_each_time
             && refusing().all(|known| known.refusal.is_due(now, self.max_age))
@@ -228,18 +224,18 @@ impl Refusals {
         }))
     }
 
-    /// Finds what stands for a charge.
+    /// Finds the cached status that stands for a charge.
     fn find(&self, charge: &Charge, now: u64, reserved_for: Duration) -> Option<Known> {
         let digest = charge.digest(&self.generations.digester);
         let table_key = table_key(digest, charge.limit());
         let refusal = self.table.get()?.get(&table_key)?;
-        // Since the refusal, callers can only have spent further units. So a cost above the units
-        // that were left then does not fit now, either.
+        // Since the refusal, callers can only have spent more. So a cost above the units left then
+        // does not fit now, either.
         let refuses = charge.can_refuse() && charge.cost() > refusal.status.remaining();
         let is_sure = self.is_sure(digest, refusal.generation);
         let may_stand = is_sure || refuses && refusal.status.reserved == 0;
-        // A status that is younger than `max_age` may be shown in any refusal, even if its own
-        // limit would admit the check.
+        // A status younger than `max_age` may be shown in any refusal, even if its own limit would
+        // admit the check.
         let is_shown = refuses || now < refusal.asked_at.saturating_add(micros(self.max_age));
         let stands = may_stand && is_shown && refusal.stands_for(charge, now, reserved_for);
         stands.then_some(Known {
@@ -249,7 +245,7 @@ impl Refusals {
         })
     }
 
-    /// Remembers the store's refusal of a check that was looked up before.
+    /// Caches the store's refusal of a check that was looked up before.
     pub(crate) fn learn(&self, lookup: &Lookup, check: &Check, refusal: &Decision) {
         let clock = &self.generations.clock;
         let replied_at = clock.now();
@@ -267,9 +263,9 @@ impl Refusals {
             let reset = (status.used > 0).then_some(status.leaves_after);
             let retry = status.waits.map(|(_, most)| most);
             let stands_for = reset.into_iter().chain(retry).min().unwrap_or_default();
-            // While this check was on its way, the store may have decided another check later, such
-            // as a check that has begun a ban. The refusal of that later check stays. Of two checks
-            // in one batch, the later one found at least as many units used.
+            // While this check was in flight, the store may have decided another one later, such as
+            // a check that has begun a ban. That later refusal stays. Of two checks in one batch,
+            // the later one found at least as many units used.
             let table_key = table_key(digest, &status.limit);
             if let Some(known) = table.peek(&table_key)
                 && known.overtakes(lookup, clock)
@@ -293,7 +289,7 @@ impl Refusals {
         }
     }
 
-    /// True if it is sure that no units of a limit and key were given back since this generation.
+    /// True if units for a limit and key were certainly not given back since this generation.
     fn is_sure(&self, digest: u64, generation: u64) -> bool {
         self.generations
             .of(digest)
@@ -315,8 +311,8 @@ impl Refusals {
     }
 }
 
-/// The key of a limit and key in the table. Limits that share units but differ in the number of
-/// units have different keys there.
+/// The table key for a limit and key. Limits that share units but differ in their number have
+/// different table keys.
 fn table_key(digest: u64, limit: &Limit) -> u64 {
     digest.wrapping_add(limit.units().wrapping_mul(0x9e37_79b9_7f4a_7c15))
 }
@@ -325,8 +321,8 @@ impl Refusal {
     /// True if the refusal still stands for a charge at the time `now`. A time before `asked_at`
     /// means that the clock has stepped back. Then the refusal does not stand.
     fn stands_for(&self, charge: &Charge, now: u64, reserved_for: Duration) -> bool {
-        // A retry time is never too long. So until it ends, each cost that is at least the refused
-        // cost is refused. A reset time may be too long by [`RESET_SLACK`].
+        // A retry time is never too long, so until then, each cost of at least the refused cost is
+        // refused. A reset time may be too long by [`RESET_SLACK`].
         let slack = if self.has_refused(charge) {
             0
         } else {
@@ -340,9 +336,9 @@ impl Refusal {
         (self.asked_at..until).contains(&now)
     }
 
-    /// True if the store has told this refusal while the check of the look-up was on its way. The
-    /// clock is read here, since another thread may have learnt the refusal only now. A refusal
-    /// after the present time was learnt before the clock stepped back.
+    /// True if the store sent this refusal while the looked-up check was in flight. The clock is
+    /// read here, since another thread may have cached the refusal only now. A refusal from the
+    /// future was cached before the clock stepped back.
     fn overtakes(&self, lookup: &Lookup, clock: &Clock) -> bool {
         (lookup.asked_at + 1..=clock.now()).contains(&self.replied_at)
     }
@@ -354,8 +350,8 @@ impl Refusal {
             <= now
     }
 
-    /// True if this check now asks the store, on behalf of all other checks. If so, the other
-    /// checks are refused for at most [`LONGEST_ANSWER`].
+    /// True if this check now asks the store on behalf of all others. They are then refused for at
+    /// most [`LONGEST_ANSWER`].
     fn is_asked_for(&self, now: u64, max_age: Duration) -> bool {
         let confirmed_at = self.confirmed_at.load(Ordering::Relaxed);
         let due = confirmed_at.saturating_add(micros(max_age));
@@ -423,7 +419,7 @@ mod tests {
         let lookup = refusals.look_up(&check).unwrap();
         let admission = decided(&check, clock.now(), false);
 
-        // After the next reading of the clock, another thread learns a refusal.
+        // After the clock is next read, another thread caches a refusal.
         let is_next = AtomicBool::new(true);
         let (learner, asked, time) = (refusals.clone(), check.clone(), clock.clone());
         let (learnt, has_learnt) = mpsc::channel();

@@ -1,6 +1,6 @@
-//! The round trip to a store, measured by its replies, the deadline that suits it, and when its
-//! parts have last answered. Round trip and deadline are estimated as TCP does for its
-//! retransmission timer ([RFC 6298](https://www.rfc-editor.org/rfc/rfc6298#section-2)).
+//! The RTT estimate for a store, the deadline that suits it, and when the store's parts have last
+//! answered. The round trip is an EWMA with a mean deviation, as in TCP's retransmission timer
+//! ([RFC 6298](https://www.rfc-editor.org/rfc/rfc6298#section-2)).
 
 use std::{
     collections::HashMap,
@@ -14,32 +14,30 @@ use std::{
 use super::lock;
 use crate::clock::micros;
 
-/// The deadline of a store that is near, or whose round trip is not known.
+/// The deadline for a store that is near, or whose round trip is not known.
 pub(crate) const SHORTEST_DEADLINE: Duration = Duration::from_millis(50);
 
-/// The longest deadline that follows the round trip. This is also the deadline until the first
-/// reply, since the first call has to open a connection.
+/// The longest deadline that follows the round trip. Also the deadline until the first reply, since
+/// the first call has to open a connection.
 pub(crate) const LONGEST_DEADLINE: Duration = Duration::from_secs(1);
 
-/// The most parts of a store for which the time of the last answer is kept, so that the memory is
-/// bounded. When this number is reached, the next answer clears all of these times.
+/// The most store parts whose last answer is timed, which bounds the memory. When this number is
+/// reached, the next answer clears all these times.
 #[cfg(feature = "redis")]
 const MOST_PARTS: usize = 1_024;
 
 pub(crate) struct RoundTrip {
-    /// The smoothed round trip, and its mean deviation: microseconds, in 32 bits each. Zero until
+    /// The smoothed round trip and its mean deviation: microseconds, in 32 bits each. Zero until
     /// the first reply.
     both: AtomicU64,
     made: Instant,
-    /// The time at which `both` was last changed, in microseconds since this value was made.
+    /// When `both` was last changed, in microseconds since this value was made.
     learnt_at: AtomicU64,
-    /// The distance of the store: the least time that a reply can take, in microseconds. A new
-    /// connection measures the distance, and a faster reply corrects it. Zero until a connection
-    /// has measured the distance.
+    /// The store's distance: the least time that a reply can take, in microseconds. A new
+    /// connection measures it, and a faster reply corrects it. Zero until it is measured.
     pub(crate) distance: Arc<AtomicU64>,
     first_deadline: Duration,
-    /// Of all answered calls, the one that was sent last. `last_answered_by` has the same for each
-    /// part that has a name.
+    /// The answered call that was sent last. `last_answered_by` has the same for each named part.
     last_answered: Answered,
     last_answered_by: Mutex<HashMap<Arc<str>, Answered>>,
 }
@@ -53,7 +51,7 @@ struct Answered {
 }
 
 impl Answered {
-    /// Records an answer. If two answers arrive at once, one of them may be missed.
+    /// Records an answer. If two arrive at once, one may be missed.
     #[cfg(feature = "redis")]
     fn note(&self, sent: u64, took: u64) {
         if self.sent.fetch_max(sent, Ordering::Relaxed) <= sent {
@@ -61,7 +59,7 @@ impl Answered {
         }
     }
 
-    /// True if the answer has arrived within the last `time`, and has taken less than `time`.
+    /// True if the answer arrived within the last `time`, and took less than `time`.
     fn is_within(&self, now: u64, time: u64) -> bool {
         let sent = self.sent.load(Ordering::Relaxed);
         let took = self.took.load(Ordering::Relaxed);
@@ -83,8 +81,8 @@ impl RoundTrip {
         }
     }
 
-    /// Records that a part of the store has answered a call. `sent` is when the call was sent, and
-    /// `took` how long the answer took.
+    /// Records a store part's answer to a call: when the call was `sent`, and how long the answer
+    /// `took`.
     #[cfg(feature = "redis")]
     pub(crate) fn answered(&self, part: Option<Arc<str>>, sent: Instant, took: Duration) {
         let sent = micros(sent.saturating_duration_since(self.made));
@@ -100,9 +98,8 @@ impl RoundTrip {
         }
     }
 
-    /// True if this part of the store has answered a call within the last `time`, and the answer
-    /// has taken less than `time`. If `part` is the name of several parts, each of them must have
-    /// answered such a call.
+    /// True if this store part has answered a call within the last `time`, and the answer took less
+    /// than `time`. If `part` names several parts, each must have answered such a call.
     pub(crate) fn has_answered_within(&self, part: Option<&str>, time: Duration) -> bool {
         let (now, time) = (micros(self.made.elapsed()), micros(time));
         let Some(part) = part else {
@@ -115,16 +112,16 @@ impl RoundTrip {
         })
     }
 
-    /// Records a reply that has taken the time `sample`, and arrives now.
+    /// Records a reply that took the time `sample`, and arrives now.
     pub(super) fn answered_in(&self, sample: Duration) {
         self.learn(sample, micros(self.made.elapsed()));
     }
 
-    /// Records a reply that has taken the time `sample`, and arrives `now`, in microseconds. If two
-    /// replies arrive at once, one of them may be missed.
+    /// Records a reply that took the time `sample`, and arrives `now`, in microseconds. If two
+    /// arrive at once, one may be missed.
     ///
-    /// Of the replies that arrive as early as expected, only one in each round trip counts, as in
-    /// TCP. Otherwise the many early replies of a few batches would outweigh a late reply.
+    /// Among replies that arrive as early as expected, only one per round trip counts, as in TCP.
+    /// Otherwise the many early replies in a few batches would outweigh a late one.
     fn learn(&self, sample: Duration, now: u64) {
         if sample < self.distance() {
             self.distance.fetch_min(micros(sample), Ordering::Relaxed);
@@ -136,8 +133,8 @@ impl RoundTrip {
         }
         self.learnt_at.store(now, Ordering::Relaxed);
         // A reply that took longer than the longest deadline counts as if it took that deadline. A
-        // longer time may only mean that the caller was not polled. Counted in full, that time
-        // would raise the round trip for too long.
+        // longer time may only mean that the caller was not polled. Counted in full, it would raise
+        // the round trip for too long.
         let sample = micros(sample.min(LONGEST_DEADLINE)).max(1);
         let (smoothed, deviation) = match self.read() {
             (0, _) => (sample, sample / 2),
@@ -171,12 +168,11 @@ impl RoundTrip {
         Duration::from_micros(smoothed + 4 * deviation)
     }
 
-    /// The deadline of limiters that have none of their own: see
+    /// The deadline for limiters without their own: see
     /// [`Limiter::deadline`](crate::Limiter::deadline).
     ///
-    /// The deadline leaves time for most replies, and for four further round trips, since a check
-    /// may wait for its batch, or be sent again over a new connection after the old connection was
-    /// cut.
+    /// It leaves time for most replies, and for four further round trips, since a check may wait
+    /// for its batch, or be sent again over a new connection after the old one was cut.
     pub(crate) fn deadline(&self) -> Duration {
         match self.smoothed() {
             Duration::ZERO => self.first_deadline,
@@ -203,7 +199,7 @@ impl RoundTrip {
 mod tests {
     use super::*;
 
-    /// The deadlines in milliseconds, one after each of the `replies`. Each reply takes `millis`
+    /// The deadlines in milliseconds, one after each of the `replies`, which each take `millis`
     /// milliseconds.
     fn deadlines(trip: &RoundTrip, replies: usize, millis: u64) -> Vec<u128> {
         let learn = |_| {

@@ -1,5 +1,5 @@
-//! The reports of a layer: metrics, [`Degraded`] for outer layers, and log lines. A layer writes at
-//! most one log line of each kind a second. Without the feature `tracing` there are no log lines.
+//! A layer's reports: metrics, [`Degraded`] for outer layers, and log lines, at most one of each
+//! kind per second. Without the feature `tracing` there are no log lines.
 
 use std::{borrow::Cow, error, time::Duration};
 
@@ -13,17 +13,17 @@ use crate::{
     metrics,
 };
 
-/// The reports of one layer, or of all handlers that return a rejection.
+/// The reports from one layer, or from all handlers that return a rejection.
 #[derive(Debug, Default)]
 pub(crate) struct Events {
-    /// The name of the layer, for log lines and metrics. Empty if the layer has no name.
+    /// The layer's name, for log lines and metrics. Empty if unnamed.
     pub(crate) layer: Cow<'static, str>,
-    /// One throttle for each kind of log line.
+    /// One throttle per kind of log line.
     throttles: [Throttle; 10],
 }
 
 impl Events {
-    /// The reports of a layer of this name.
+    /// The reports from a layer with this name.
     pub(crate) fn of(layer: Cow<'static, str>) -> Self {
         Self {
             layer,
@@ -46,17 +46,17 @@ impl Events {
         }
     }
 
-    /// Reports a response in the service's place.
+    /// Reports a response made without calling the service.
     pub(crate) fn rejected(&self, rejection: &Rejection) {
         metrics::rejected(rejection.label(), &self.layer);
         self.mistake(rejection);
     }
 
-    /// Logs a rejection that shows a mistake in the set-up of the limits or the server. A client's
-    /// mistake is not logged.
+    /// Logs a rejection that shows a setup mistake in the limits or the server. Client mistakes are
+    /// not logged.
     pub(crate) fn mistake(&self, rejection: &Rejection) {
         let (kind, error, problem): (_, &dyn error::Error, _) = match rejection {
-            // A limit of 0 units is set on purpose, so its rejections are not logged.
+            // Limits of 0 units are intentional, so their rejections are not logged.
             Rejection::NeverFits(error) if error.limit.units() > 0 => {
                 return self.warn(3, error, "request can never be admitted");
             }
@@ -73,7 +73,7 @@ impl Events {
         }
     }
 
-    /// Warns that a request has come through this layer twice.
+    /// Warns that a request has passed through this layer twice.
     pub(crate) fn counts_twice(&self, limits: impl FnOnce() -> String) {
         let Some((layer, suppressed)) = self.pass(9) else {
             return;
@@ -132,28 +132,26 @@ impl Events {
         }
     }
 
-    /// Asks whether a log line of this kind may be written. Returns the name of the layer, if it
-    /// has one, and the number of lines that were suppressed before. Returns `None` if this line is
-    /// suppressed.
+    /// Returns the layer's name, if any, and the number of lines suppressed before this one. `None`
+    /// if this one is suppressed.
     fn pass(&self, kind: usize) -> Option<(Option<&str>, u64)> {
         let suppressed = self.throttles.get(kind)?.pass()?;
         Some(((!self.layer.is_empty()).then_some(&*self.layer), suppressed))
     }
 }
 
-/// Reports, in the extensions of a response, that the store has not decided the request.
-/// [`mode`](Self::mode) tells what happened instead: the request was let through, got a 503, or was
-/// decided in this process. With stacked layers, the extensions have the report of the outermost
-/// layer for which the store has not decided. [`inner`](Self::inner) has the report of the next
-/// such layer further in.
+/// Reports, in a response's extensions, that the store has not decided the request.
+/// [`mode`](Self::mode) tells what happened instead: it passed, got a 503, or was decided locally.
+/// With stacked layers, this is the report from the outermost layer whose store has not decided.
+/// [`inner`](Self::inner) is that of the next such layer further in.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Degraded {
     /// Why the store has not decided.
     pub error: Error,
-    /// The failure mode that has decided the request.
+    /// The failure mode that decided the request.
     pub mode: FailureMode,
-    /// The report of a layer further in, if the store has not decided there either.
+    /// The report from an inner layer, if its store has not decided either.
     pub inner: Option<Box<Self>>,
 }
 

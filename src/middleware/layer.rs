@@ -1,5 +1,5 @@
-//! The layer, which is its own builder. This file sets its store, its limits and its responder;
-//! `options.rs` sets everything else.
+//! The layer, which is its own builder. This file sets store, limits and responder; `options.rs`
+//! sets everything else.
 
 use std::{fmt, sync::Arc};
 
@@ -15,15 +15,15 @@ use crate::{error::ConfigError, limiter::Limiter};
 
 const NO_LIMITS: &str = "a layer needs at least one limit: add `.limit(..)`";
 
-/// Guards services with limits. See the [module docs](crate::middleware).
+/// A rate-limiting [`Layer`]. See the [module docs](crate::middleware).
 ///
-/// A layer needs at least one [`limit`](Self::limit) before it is applied. The store counts the
-/// units, so all services of one layer share them. Layers on one store also share the units of
-/// limits that have the same name, window and algorithm.
+/// It needs at least one [`limit`](Self::limit) before it is applied. Units are counted in the
+/// store, so all services under one layer share them, and so do layers on one store, for limits
+/// with the same name, window and algorithm.
 ///
-/// The guarded service has to be `Clone`, as services of axum, hyper and tonic are. A request that
-/// waits for its decision takes the service along, and leaves a clone for the next request. Put a
-/// `tower::buffer::BufferLayer` between the layer and a service that is not `Clone`.
+/// The guarded service must be `Clone`, as services in axum, hyper and tonic are. A request that
+/// waits for its decision takes the service along, and leaves a clone for the next request. For a
+/// service that is not `Clone`, put a `tower::buffer::BufferLayer` between it and the layer.
 #[must_use = "a layer guards nothing until it is applied to a service"]
 pub struct RateLimitLayer<R = JsonResponse> {
     pub(super) policy: Arc<Policy>,
@@ -31,14 +31,14 @@ pub struct RateLimitLayer<R = JsonResponse> {
 }
 
 impl RateLimitLayer {
-    /// Makes a layer on a store, or on a limiter. By default, every request costs 1. A layer on a
-    /// store fails open, and its [deadline](Self::deadline) follows the round trip.
+    /// Makes a layer on a store or a limiter. By default, every request costs 1. On a store, it
+    /// fails open, and its [deadline](Self::deadline) follows the round trip.
     ///
-    /// A layer on a limiter has the limiter's deadline, [refusal cache](Limiter::refusal_cache),
-    /// [breaker](Limiter::breaker) and [retry time](Limiter::retry_reserved_after). The limiter and
-    /// all layers on it share everything that clones of a limiter share. The layer fails local if
-    /// the limiter [does](Limiter::fail_local). Otherwise the layer fails open. Settings of the
-    /// layer do not change the limiter.
+    /// On a limiter, it has the limiter's deadline, [refusal cache](Limiter::refusal_cache),
+    /// [breaker](Limiter::breaker) and [retry time](Limiter::retry_reserved_after), and shares with
+    /// it all that a limiter's clones share. It fails local if the limiter
+    /// [does](Limiter::fail_local), and otherwise open. Settings on the layer do not change the
+    /// limiter.
     pub fn new(limiter: impl Into<Limiter>) -> Self {
         Self {
             policy: Arc::new(Policy::new(limiter.into())),
@@ -48,12 +48,12 @@ impl RateLimitLayer {
 }
 
 impl<R> RateLimitLayer<R> {
-    /// Adds a limit, made by [`Limit::by`](crate::Limit::by). A request is admitted by all limits
-    /// of the layer, or charged by none.
+    /// Adds a limit, made by [`Limit::by`](crate::Limit::by). A request is admitted by all the
+    /// layer's limits, or charged by none.
     ///
     /// # Panics
     ///
-    /// If the layer already has a limit of this name, or if an option of the limit would have no
+    /// If the layer already has a limit with this name, or if one of its options would have no
     /// effect. For names from a configuration, use [`limits`](Self::limits).
     #[track_caller]
     pub fn limit(self, limit: KeyedLimit) -> Self {
@@ -64,16 +64,16 @@ impl<R> RateLimitLayer<R> {
     ///
     /// # Errors
     ///
-    /// [`ConfigError`] if, after the call, the layer has no limit, or two limits of one name, or an
-    /// option without effect. These options have no effect:
+    /// [`ConfigError`] if the layer then has no limit, two limits with one name, or an option
+    /// without effect. These have no effect:
     ///
     /// * on a [concurrent](crate::Limit::concurrent) limit,
     ///   [`heed_upstream`](KeyedLimit::heed_upstream), [`settle`](KeyedLimit::settle),
     ///   [`count_afterwards`](KeyedLimit::count_afterwards), [`lease`](KeyedLimit::lease),
-    ///   [`ban`](KeyedLimit::ban), and a [`cost`](KeyedLimit::cost) of its own;
+    ///   [`ban`](KeyedLimit::ban), and its own [`cost`](KeyedLimit::cost);
     /// * `settle` beside `count_afterwards`;
     /// * `lease` without `settle`;
-    /// * a `cost` of its own beside `count_afterwards`;
+    /// * a limit's own `cost` beside `count_afterwards`;
     /// * `heed_upstream` on a [split](crate::split::Split::by) limit.
     pub fn limits(
         mut self,
@@ -90,11 +90,10 @@ impl<R> RateLimitLayer<R> {
     }
 
     /// Sets the [responder](super::RejectionResponse), which makes the responses to rejected
-    /// requests. A responder is a closure, a responder of this crate, or a type of your own. A
-    /// closure gets the [`Rejection`](super::Rejection), and a head with the status and the
-    /// headers. Write the types of the closure's arguments. A type of your own also gets the
-    /// request: [a page for browsers](crate::guide::recipes#a-page-for-browsers) is an example.
-    /// Default: [`JsonResponse`].
+    /// requests: a closure, one from this crate, or your own type. A closure gets the
+    /// [`Rejection`](super::Rejection), and a head with status and headers. Write out its argument
+    /// types. Your own type also gets the request, as in [a page for
+    /// browsers](crate::guide::recipes#a-page-for-browsers). Default: [`JsonResponse`].
     ///
     /// ```
     /// use axum::body::Body;
@@ -106,8 +105,8 @@ impl<R> RateLimitLayer<R> {
     ///     .respond_with(|_: &Rejection, head: Response<()>| head.map(|()| Body::from("Slow down, please.")));
     /// ```
     ///
-    /// If the body of the service cannot be made of a `String`, a closure makes the body from the
-    /// text of [`Rejection::problem`](super::Rejection::problem):
+    /// If the service's body cannot be made from a `String`, convert the text from
+    /// [`Rejection::problem`](super::Rejection::problem):
     ///
     /// ```
     /// use std::convert::Infallible;
@@ -140,8 +139,8 @@ impl<I, R> Layer<I> for RateLimitLayer<R> {
 
     /// # Panics
     ///
-    /// If the layer has no limit. Where limits come from a configuration,
-    /// [`RateLimitLayer::limits`] returns an error instead.
+    /// If the layer has no limit. For limits from a configuration, [`RateLimitLayer::limits`]
+    /// returns an error instead.
     #[track_caller]
     fn layer(&self, inner: I) -> Self::Service {
         assert!(!self.policy.limits.is_empty(), "{NO_LIMITS}");
@@ -153,8 +152,8 @@ impl<I, R> Layer<I> for RateLimitLayer<R> {
     }
 }
 
-// `Clone` and `Debug` are not derived, since a derive would require `R: Clone` and `R: Debug`. A
-// responder is shared, and a closure is not `Debug`.
+// `Clone` and `Debug` are not derived, since that would require `R: Clone` and `R: Debug`.
+// Responders are shared, and closures are not `Debug`.
 impl<R> Clone for RateLimitLayer<R> {
     fn clone(&self) -> Self {
         Self {

@@ -1,58 +1,54 @@
 //! The tower middleware: layer, service, and response future.
 //!
-//! 1. The layer first checks whether it [denies](RateLimitLayer::deny) the request, or lets the
-//!    request through [uncounted](RateLimitLayer::exempt).
-//! 2. For any other request, the layer computes the cost, extracts the keys,
-//!    [chooses](KeyedLimit::chosen) the limits that depend on the request, and decides all limits
-//!    in one atomic step.
+//! 1. The layer first checks whether the request is [denied](RateLimitLayer::deny), or
+//!    [exempt](RateLimitLayer::exempt) and thus passes uncounted.
+//! 2. For any other request, it computes the cost, extracts the keys, [chooses](KeyedLimit::chosen)
+//!    the limits that depend on the request, and decides all limits in one atomic step.
 //! 3. An admitted request goes to the inner service with the [`Decision`](crate::Decision) in its
-//!    extensions. The service's response gets `X-RateLimit-Limit`, `-Remaining` and `-Reset`.
-//! 4. A rejected request gets a response in the service's place, and the service is not called: see
-//!    [`rejection`].
-//! 5. If the store cannot decide within the [deadline](RateLimitLayer::deadline), the layer's
-//!    failure mode decides: [fail-open](RateLimitLayer::fail_open) lets the request through without
-//!    rate-limit headers, [fail-closed](RateLimitLayer::fail_closed) responds with 503, and
-//!    [fail-local](RateLimitLayer::fail_local) decides in this process. Then the response has
-//!    [`Degraded`] in its extensions. A refusal that this process
-//!    [remembers](crate::Limiter::refusal_cache) stands in each of these modes.
-//! 6. After the response, a limit can [settle](KeyedLimit::settle) what the request has really
-//!    cost, or [count the cost only then](KeyedLimit::count_afterwards). A limit can be tried in
-//!    the [shadow](KeyedLimit::in_shadow), where the limit refuses nothing. A limit can be
-//!    [hidden](KeyedLimit::hidden) from clients.
-//! 7. If layers are stacked, each layer adds to the extensions that the layers further out have
-//!    left on a request, and overwrites nothing. The decision in the request's extensions has the
-//!    statuses of all layers, and [holds](crate::Decision::holds_place) the places that all layers
-//!    have taken. Each layer settles its own admission only. The response shows the visible limit
-//!    with the least left. The extensions of the response have the reports of all layers, such as
-//!    [`Degraded`]. A rejection shows only a limit that has refused.
-//! 8. The error type and the body type of the service stay the same. The body type has to implement
-//!    `http_body::Body`.
+//!    extensions. The response gets `X-RateLimit-Limit`, `-Remaining` and `-Reset`.
+//! 4. A rejected request gets a response without the service being called: see [`rejection`].
+//! 5. If the store cannot decide within the [deadline](RateLimitLayer::deadline), the failure mode
+//!    decides: [fail-open](RateLimitLayer::fail_open) lets the request pass without rate-limit
+//!    headers, [fail-closed](RateLimitLayer::fail_closed) responds with 503, and
+//!    [fail-local](RateLimitLayer::fail_local) decides in this process. The response then has
+//!    [`Degraded`] in its extensions. A refusal in the [refusal
+//!    cache](crate::Limiter::refusal_cache) stands in each mode.
+//! 6. After the response, a limit can [settle](KeyedLimit::settle) the actual cost, or [count the
+//!    cost only then](KeyedLimit::count_afterwards). A limit can run in [shadow
+//!    mode](KeyedLimit::in_shadow), where it does not refuse, or be [hidden](KeyedLimit::hidden)
+//!    from clients.
+//! 7. Stacked layers add to the extensions that outer layers have left on a request, and do not
+//!    overwrite them. The decision in the request's extensions has the statuses of all layers, and
+//!    [holds](crate::Decision::holds_place) the places of all layers. Each layer settles only its
+//!    own admission. The response shows the visible limit with the least left, and its extensions
+//!    have all layers' reports, such as [`Degraded`]. A rejection shows only a limit that has
+//!    refused.
+//! 8. The service's error and body types stay the same. The body must implement `http_body::Body`.
 //! 9. The store charges the request when the response future is polled. A store that [decides at
-//!    once](crate::Store::decide_now) charges the request in `Service::call` already, except if the
-//!    layer [waits](RateLimitLayer::wait_up_to) for capacity, or if one of its limits
-//!    [bans](KeyedLimit::ban) keys.
+//!    once](crate::Store::decide_now) charges it in `Service::call` already, unless the layer
+//!    [waits](RateLimitLayer::wait_up_to) for capacity or one of its limits [bans](KeyedLimit::ban)
+//!    keys.
 //!
 //! Around a client, the layer can [wait](RateLimitLayer::wait_up_to) for capacity instead of
-//! refusing. A limit can [heed](KeyedLimit::heed_upstream) an upstream that asks the client to stay
-//! away.
+//! refusing, and a limit can [heed](KeyedLimit::heed_upstream) an upstream that asks the client to
+//! back off.
 //!
 //! # The place of the layer
 //!
-//! | other layer | outside of the limits | inside of the limits |
+//! | other layer | outside the limits | inside the limits |
 //! |---|---|---|
-//! | `CorsLayer` | **Recommended.** `CorsLayer` answers preflights itself, and lets browsers read a 429. Expose [`exposed_headers`] | a browser cannot read a 429, since the 429 has no CORS headers. Preflights are counted, and need a key, unless you [`exempt`](RateLimitLayer::exempt) `OPTIONS` |
-//! | `TraceLayer` | reports rejections too | reports only requests that the limits let through, and wraps the body: see below |
-//! | `TimeoutLayer` | its time includes the wait for the decision. A request that `TimeoutLayer` drops no longer waits in line | its time is the time of the service alone. A request that ends as a 408 or 504 is charged, and its response has figures |
-//! | `CompressionLayer` | compresses rejections too | compresses only responses of the service, and wraps the body: see below |
-//! | authentication | needed if the key of a limit is the user that the authentication finds | attempts to log in are charged |
+//! | `CorsLayer` | **Recommended.** It answers preflights itself, and lets browsers read a 429. Expose [`exposed_headers`] | browsers cannot read a 429, which has no CORS headers. Preflights are counted, and need a key, unless you [`exempt`](RateLimitLayer::exempt) `OPTIONS` |
+//! | `TraceLayer` | reports rejections too | reports only requests that pass the limits, and wraps the body: see below |
+//! | `TimeoutLayer` | its time includes the wait for the decision. A request that it drops no longer waits in line | its time covers the service alone. A request that ends as a 408 or 504 is charged, and its response has figures |
+//! | `CompressionLayer` | compresses rejections too | compresses only the service's responses, and wraps the body: see below |
+//! | authentication | needed if a limit's key is the authenticated user | login attempts are charged |
 //! | `ConcurrencyLimit` | a request holds its permit while the store decides and settles | **Recommended.** A request holds its permit while the store decides, but not while the store settles |
 //! | `Buffer` | one task calls the layer for all requests | **Recommended**, and needed for a service that is not `Clone`. A request holds its slot while the store decides |
 //!
 //! * In a `ServiceBuilder`, and in tonic's `Server::builder()`, the first layer is the outermost.
 //!   On an axum `Router`, the last layer is the outermost.
-//! * On an axum `Router`, every order compiles if each layer has a call of `Router::layer` of its
-//!   own.
-//! * In a `ServiceBuilder`, the following order compiles without further code:
+//! * On an axum `Router`, every order compiles if each layer has its own `Router::layer` call.
+//! * In a `ServiceBuilder`, this order compiles as it is:
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -77,12 +73,11 @@
 //! # Ok(()) }
 //! ```
 //!
-//! * The limits make the body of a rejection themselves, and cannot make a body in the wrapper of
-//!   another layer. `CorsLayer` and `TimeoutLayer` of tower-http 0.7 make bodies, too, and need a
-//!   body type with a `Default`. The wrapper of `TraceLayer` has no `Default`, so put `TraceLayer`
-//!   outside of `CorsLayer`, of `TimeoutLayer` and of the limits. If a layer that wraps the body
-//!   has to be inside of the limits, put the line `.map_response(..)` between the limits and that
-//!   layer:
+//! * The limits make a rejection's body themselves, and cannot make one in another layer's wrapper
+//!   type. `CorsLayer` and `TimeoutLayer` from tower-http 0.7 make bodies too, and need a body type
+//!   with a `Default`. The wrapper from `TraceLayer` does not have one, so put it outside
+//!   `CorsLayer`, `TimeoutLayer` and the limits. If a layer that wraps the body must be inside the
+//!   limits, put `.map_response(..)` between the two:
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -106,8 +101,8 @@
 //! # Ok(()) }
 //! ```
 //!
-//! * On the methods of a route, write two layers as one tuple, the outermost first. With two calls
-//!   of `layer`, the compiler cannot infer the error type between the two layers (E0283).
+//! * On a route's methods, write two layers as one tuple, the outermost first. With two calls to
+//!   `layer`, the compiler cannot infer the error type between them (E0283).
 //!
 //! ```
 //! # use axum::{Router, routing::get};
@@ -118,14 +113,13 @@
 //! # let _: Router = Router::new().route("/", route);
 //! ```
 //!
-//! * If the body of the service cannot be made of a `String`, a closure makes the body of a
-//!   rejection: see [`Rejection::problem`].
-//! * A layer that is added by `Router::layer` also charges requests that end as a 404 or a 405. A
-//!   layer that is added by `Router::route_layer`, or by `layer` on the methods of a route, also
-//!   charges requests that end as a 405, but none that end as a 404. A layer that is added by
-//!   `route_layer` on the methods of a route charges neither.
+//! * If the service's body cannot be made from a `String`, a closure makes the rejection's body:
+//!   see [`Rejection::problem`].
+//! * A layer added by `Router::layer` also charges requests that end as a 404 or 405. One added by
+//!   `Router::route_layer`, or by `layer` on a route's methods, also charges those that end as a
+//!   405, but not a 404. One added by `route_layer` on a route's methods charges neither.
 //! * Within `Router::nest`, costs, keys and [`exempt`](RateLimitLayer::exempt) see the path without
-//!   the prefix of the nest.
+//!   the nest's prefix.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -1,4 +1,4 @@
-//! The options of a layer: all methods of its builder, except those for limits and the responder.
+//! The layer's options: all builder methods except those for limits and the responder.
 
 use std::{borrow::Cow, sync::Arc, time::Duration};
 
@@ -10,8 +10,8 @@ use super::{
 use crate::limiter::{FailureMode, Share};
 
 impl<R> RateLimitLayer<R> {
-    /// Names the layer. The name is the label `layer` of [metrics](mod@crate::metrics), and the
-    /// field `layer` of log lines. Layers may share a name. Default: no name.
+    /// Names the layer. The name becomes the label `layer` in [metrics](mod@crate::metrics) and the
+    /// field `layer` in log lines. Layers may share a name. Default: no name.
     ///
     /// ```
     /// # use tower_sliding_window::{Limit, MemoryStore, PeerIp, RateLimitLayer};
@@ -27,26 +27,26 @@ impl<R> RateLimitLayer<R> {
         })
     }
 
-    /// Sets the cost of a request: the units that the request takes of each limit of the layer. A
-    /// limit with a [cost](super::KeyedLimit::cost) of its own ignores the cost of the layer, and
-    /// so does a limit that [counts afterwards](super::KeyedLimit::count_afterwards). Default: 1. A
-    /// request with a cost of 0 is free, and is admitted even if nothing is left. But such a
-    /// request still takes a place of a [concurrent](crate::Limit::concurrent) limit, and still
-    /// needs one unit of a limit that [settles](super::KeyedLimit::settle) or [counts
+    /// Sets a request's cost: the units that it takes from each limit in the layer. Limits with
+    /// their own [cost](super::KeyedLimit::cost), and limits that [count
+    /// afterwards](super::KeyedLimit::count_afterwards), ignore it. Default: 1. A request with a
+    /// cost of 0 is free, and is admitted even if nothing is left. It still takes a place of a
+    /// [concurrent](crate::Limit::concurrent) limit, and still needs one unit from a limit that
+    /// [settles](super::KeyedLimit::settle) or [counts
     /// afterwards](super::KeyedLimit::count_afterwards).
     pub fn cost(self, cost: impl Fn(&Parts) -> u64 + Send + Sync + 'static) -> Self {
         self.set(|policy| policy.cost = Some(Arc::new(cost)))
     }
 
-    /// Lets requests through uncounted. The closure tells which. There are closures for a list of
-    /// keys, [`one_of`](super::extract::KeyExtractor::one_of), and of address ranges,
-    /// [`within`](super::extract::ClientIp::within). After several calls of `exempt`, a request is
-    /// exempt if any of the closures says so. A request without a key, or with a key that cannot be
-    /// read, is on no list.
+    /// Lets requests that match the closure pass uncounted. To match a list of keys, use
+    /// [`one_of`](super::extract::KeyExtractor::one_of); for address ranges,
+    /// [`within`](super::extract::ClientIp::within). If `exempt` is called several times, a request
+    /// is exempt if any closure matches. A request whose key is absent or cannot be read is never
+    /// on a list.
     ///
-    /// CORS preflights count like all other requests, except if a `CorsLayer` outside of the limits
-    /// answers them. If `exempt` lets `OPTIONS` through, preflights do not count either, but then
-    /// any client can send `OPTIONS` requests uncounted.
+    /// CORS preflights count like other requests, unless a `CorsLayer` outside the limits answers
+    /// them. Exempting `OPTIONS` leaves preflights uncounted, but then any client can send
+    /// `OPTIONS` requests uncounted.
     ///
     /// ```
     /// # use tower_sliding_window::{ApiKey, KeyExtractor, Limit, MemoryStore, PeerIp, RateLimitLayer, Secret};
@@ -67,15 +67,15 @@ impl<R> RateLimitLayer<R> {
         self.set(|policy| policy.exempt.push(list(requests)))
     }
 
-    /// Responds with 403 to requests, before anything else. The closure tells which, as for
-    /// [`exempt`](Self::exempt). After several calls of `deny`, a request is denied if any of the
-    /// closures says so.
+    /// Responds with 403 to requests that match the closure, as in [`exempt`](Self::exempt), before
+    /// anything else. If `deny` is called several times, a request is denied if any closure
+    /// matches.
     ///
-    /// * A request without a key is on no list, so `deny` is no authentication.
-    /// * A key that is present but cannot be read, such as an `Authorization` sent twice, may be a
-    ///   denied key. A request with such a key is rejected with the status of the
+    /// * A request without a key is not on any list, so `deny` does not replace authentication.
+    /// * A key that is present but unreadable, such as an `Authorization` sent twice, may be a
+    ///   denied key. Such a request is rejected with the status of the
     ///   [`KeyError`](super::extract::KeyError): 401 for an [`ApiKey`](super::extract::ApiKey).
-    /// * A list knows only the key that the extractor finds. If your authentication also accepts a
+    /// * A list sees only the key that the extractor finds. If your authentication also accepts a
     ///   token from the query or a cookie, a client can still use a denied token there.
     ///
     /// ```
@@ -89,37 +89,37 @@ impl<R> RateLimitLayer<R> {
     }
 
     /// Sets how long a request waits for a decision before the failure mode decides. Default: the
-    /// deadline follows the round trip of the store, from 50 ms next to the store up to 1 s: see
+    /// deadline follows the store's round trip, from 50 ms next to the store up to 1 s: see
     /// [`Limiter::deadline`](crate::Limiter::deadline).
     ///
-    /// The time that a request has already waited in layers further out is subtracted from the
-    /// deadline. At least 5 ms of the deadline remain. So a request waits for at most the longest
-    /// deadline of its layers, plus 5 ms for each layer whose deadline was already used up.
+    /// Time already spent waiting in outer layers is subtracted, but at least 5 ms remain. So a
+    /// request waits at most the longest deadline among its layers, plus 5 ms for each layer whose
+    /// deadline was already used up.
     pub fn deadline(self, deadline: Duration) -> Self {
         self.set(|policy| policy.limiter = policy.limiter.clone().deadline(deadline))
     }
 
-    /// Lets requests through while the store cannot decide, without rate-limit headers. Fail-open
-    /// is the default. To have another mode for some requests, such as fail-closed for expensive
-    /// requests, give the routes of these requests a layer of their own.
+    /// Lets requests pass without rate-limit headers while the store cannot decide (fail-open).
+    /// This is the default. To fail differently for some requests, such as fail-closed for
+    /// expensive ones, give their routes a separate layer.
     pub fn fail_open(self) -> Self {
         self.failure_mode(FailureMode::Open)
     }
 
-    /// Responds with 503 while the store cannot decide. A request that no limit can refuse is let
-    /// through: it has a cost of 0, or only limits in the [shadow](crate::KeyedLimit::in_shadow)
+    /// Responds with 503 while the store cannot decide. A request still passes if no limit can
+    /// refuse it: because it costs 0, or because only [shadow](crate::KeyedLimit::in_shadow) limits
     /// charge it.
     pub fn fail_closed(self) -> Self {
         self.failure_mode(FailureMode::Closed)
     }
 
-    /// Decides in this process while the store cannot decide, under a share of each limit. A
-    /// request that costs more than the whole share gets a 503: see [`Share`].
+    /// Decides locally while the store cannot decide, under a share of each limit. A request that
+    /// costs more than the whole share gets a 503: see [`Share`].
     pub fn fail_local(self, share: Share) -> Self {
         self.failure_mode(FailureMode::Local(share))
     }
 
-    /// Chooses the sets of headers that the layer sends. Default: `X-RateLimit-*`.
+    /// Chooses the rate-limit headers to send. Default: `X-RateLimit-*`.
     ///
     /// ```
     /// # use tower_sliding_window::{Everyone, HeaderSets, Limit, MemoryStore, RateLimitLayer};
@@ -132,25 +132,23 @@ impl<R> RateLimitLayer<R> {
     ///   [`HeaderSets::RATE_LIMIT`].
     /// * `X-RateLimit-Reset` can be a [Unix time](HeaderSets::X_RATE_LIMIT_UNIX), as GitHub sends
     ///   it.
-    /// * `Retry-After` belongs to no set: the layer sends it whatever sets you choose. A refusal
-    ///   has a `Retry-After` if waiting helps. A 503 because the store cannot decide has a
-    ///   `Retry-After`, too. A 429 for a cost above the limit has no `Retry-After`. A
-    ///   [responder](Self::respond_with) can remove the header.
+    /// * `Retry-After` is not part of any set and is sent in any case: with a refusal if waiting
+    ///   helps, and with a 503 because the store cannot decide. A 429 for a cost above the limit
+    ///   does not have it. A [responder](Self::respond_with) can remove it.
     /// * The headers show only limits that are not [hidden](super::KeyedLimit::hidden). The default
-    ///   body of a rejection names the limit that refuses, even if the layer sends no headers. The
-    ///   default body never names a hidden limit.
-    /// * If the layer does not send a set, the headers of that set stay as the service or layers
-    ///   further in have written them.
+    ///   rejection body names the limit that refuses, even if the layer sends no headers, but never
+    ///   a hidden one.
+    /// * If the layer does not send a set, its headers stay as the service or inner layers wrote
+    ///   them.
     pub fn headers(self, sets: HeaderSets) -> Self {
         self.set(|policy| policy.headers = sets)
     }
 
-    /// Lets a request wait for capacity for up to `max_wait`, instead of refusing the request at
-    /// once. This option is for a layer around a client, whose calls may be late, but should not
-    /// fail. Default: a request is refused at once. If the first request in line has to wait for
-    /// longer than `max_wait`, a new request is refused at once. Without a line, the new request
-    /// itself is the first. Any other request waits in line, and is refused if its turn does not
-    /// come within `max_wait`.
+    /// Lets a request wait for capacity for up to `max_wait` instead of being refused at once. Use
+    /// it in a layer around a client, whose calls may be late but should not fail. Default: a
+    /// request is refused at once. If the first request in line would have to wait longer than
+    /// `max_wait`, a new one is refused at once. Without a line, the new one is itself the first.
+    /// Otherwise it waits in line, and is refused if its turn does not come within `max_wait`.
     ///
     /// ```
     /// use std::time::Duration;
@@ -170,28 +168,25 @@ impl<R> RateLimitLayer<R> {
     /// let client = ServiceBuilder::new().layer(limits).service(client);
     /// ```
     ///
-    /// * Requests for the same limits and keys wait in one line, which all clones of the layer on
-    ///   one runtime share: see [`Limiter::acquire`](crate::Limiter::acquire).
-    /// * The inner service waits together with the request. So a waiting request holds the permit
-    ///   of a `ConcurrencyLimit` inside of the layer.
-    /// * The layer does not bound the number of waiting requests. A `ConcurrencyLimit` outside of
-    ///   the layer bounds this number.
-    /// * The deadline bounds the time of each reply of the store, not the wait. While the store
-    ///   fails or does not answer in time, the first request in line asks again every 100 ms.
-    ///   Fail-open or fail-closed decides only when `max_wait` is over. So keep `max_wait` short on
-    ///   a server. Under fail-local, the share decides while the store cannot decide.
+    /// * Requests for the same limits and keys wait in one line, shared by all clones of the layer
+    ///   on one runtime: see [`Limiter::acquire`](crate::Limiter::acquire).
+    /// * The inner service waits along with the request, so a waiting request keeps its permit from
+    ///   a `ConcurrencyLimit` inside the layer.
+    /// * The layer does not bound the number of waiters. A `ConcurrencyLimit` outside it does.
+    /// * The deadline bounds each store reply, not the wait. While the store fails or is too slow,
+    ///   the first request in line retries every 100 ms, and fail-open or fail-closed decides only
+    ///   after `max_wait`. So keep it short on a server. Under fail-local, the share decides
+    ///   meanwhile.
     pub fn wait_up_to(self, max_wait: Duration) -> Self {
         self.set(|policy| policy.max_wait = Some(max_wait))
     }
 
     /// Frees the places of [concurrent](crate::Limit::concurrent) limits when the response begins.
-    /// Default: the places are freed when the body of the response has ended, or is dropped because
-    /// the client has left.
+    /// Default: they are freed when its body ends, or is dropped because the client has left.
     ///
-    /// Use this option if the layer cannot make the body of the service hold places: see
-    /// [bodies](crate::guide::at_most_n_at_once#bodies). A body of your own, or a task, can still
-    /// hold the places: the body or the task keeps the [`Decision`](crate::Decision) from the
-    /// extensions of the request.
+    /// Use this if the layer cannot tie the places to the service's body: see
+    /// [bodies](crate::guide::at_most_n_at_once#bodies). A custom body or a task can still hold
+    /// them by keeping the [`Decision`](crate::Decision) from the request's extensions.
     pub fn free_with_head(self) -> Self {
         self.set(|policy| policy.frees_with_head = true)
     }

@@ -1,5 +1,5 @@
-//! The service, and its response future. The future waits for the decision, then for the inner
-//! service's response, then for the settlements.
+//! The service and its response future, which waits for the decision, then for the inner service's
+//! response, then for the settlements.
 
 use std::{
     fmt,
@@ -62,8 +62,8 @@ where
                 ),
             },
         };
-        // A rejected request does not need the ready instance of the inner service. The instance
-        // may hold a permit, so the instance is dropped.
+        // A rejected request does not need the ready inner service. It may hold a permit, so drop
+        // it.
         if matches!(state, State::Ready { .. }) {
             drop(self.take());
         }
@@ -72,9 +72,9 @@ where
 }
 
 impl<I, R> RateLimit<I, R> {
-    /// Takes this service, for a request that has to wait, and leaves a clone in its place. The
-    /// request needs the instance that was polled ready. The clone waits for the next `poll_ready`.
-    /// See "Be careful when cloning inner services" in the docs of `tower_service`.
+    /// Takes this service for a request that has to wait, and leaves a clone. The request needs the
+    /// instance that was polled ready; the clone waits for the next `poll_ready`. See "Be careful
+    /// when cloning inner services" in the `tower_service` docs.
     fn take(&mut self) -> Self
     where
         I: Clone,
@@ -83,7 +83,7 @@ impl<I, R> RateLimit<I, R> {
         mem::replace(self, clone)
     }
 
-    /// Calls the inner service, or responds in the service's place.
+    /// Calls the inner service, or responds in its place.
     #[inline]
     fn forward<ReqBody, ResBody>(
         &mut self,
@@ -114,11 +114,11 @@ impl<I, R> RateLimit<I, R> {
 pin_project! {
     /// The response future of [`RateLimit`](super::RateLimit).
     ///
-    /// If the future is dropped before the decision, the inner service is not called, but the check
-    /// may have been counted. If the future is dropped before the response, the reserved units stay
-    /// reserved until their [lease](super::KeyedLimit::lease) ends. If the future is dropped during
-    /// a settlement, or if the settlement takes longer than the layer's deadline, a task of the
-    /// current runtime completes the settlement.
+    /// If it is dropped before the decision, the inner service is not called, but the check may
+    /// have been counted. If it is dropped before the response, reserved units stay reserved until
+    /// their [lease](super::KeyedLimit::lease) ends. If it is dropped during a settlement, or if
+    /// that takes longer than the layer's deadline, a task on the current runtime completes the
+    /// settlement.
     #[must_use = "futures do nothing unless polled"]
     pub struct ResponseFuture<I, R, ReqBody, ResBody>
     where
@@ -193,8 +193,7 @@ where
     }
 }
 
-/// Takes the value out of the option. Panics if the future is polled after it was ready, since the
-/// value is then gone. No request can cause this panic.
+/// Takes the value. Panics if the future is polled after completion, which requests cannot cause.
 fn take<T>(value: &mut Option<T>) -> T {
     value
         .take()
@@ -210,13 +209,13 @@ where
     }
 }
 
-/// tonic's server finds a guarded service by the name of the service inside.
+/// tonic's server finds a guarded service by the inner service's name.
 #[cfg(feature = "grpc")]
 impl<I: tonic::server::NamedService, R> tonic::server::NamedService for RateLimit<I, R> {
     const NAME: &'static str = I::NAME;
 }
 
-// `Clone` is not derived, since a derive would require `R: Clone`. A responder is shared.
+// `Clone` is not derived, since that would require `R: Clone`. Responders are shared.
 impl<I: Clone, R> Clone for RateLimit<I, R> {
     fn clone(&self) -> Self {
         Self {

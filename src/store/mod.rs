@@ -1,74 +1,70 @@
-//! Stores, which decide checks and remember what they admitted.
+//! Stores decide checks, and remember what they admitted.
 //!
-//! 1. A store decides a [`Check`] in one atomic step: all of its charges or none.
-//! 2. A refusal adds nothing: it counts no units, and refusals alone keep no key alive. It may drop
-//!    entries that have left the window.
-//! 3. A store keeps nothing of a key once the key's last unit has left the window and a short
-//!    further time has passed: a second on Redis, and after that up to one more window for an exact
-//!    log.
-//! 4. A settlement is exact, counts once, and never gives back more than its admission has taken.
-//! 5. If any limit of a check still has an admission with the check's id, the check has been
-//!    admitted before. The store admits it again without counting it, and the decision says when
-//!    the check was admitted first.
+//! 1. A store decides a [`Check`] in one atomic step: every charge or none.
+//! 2. A refusal adds nothing. It counts no units, and refusals alone do not keep a key alive. It
+//!    may drop entries that have left the window.
+//! 3. A store forgets a key soon after its last unit has left the window: a second later on Redis,
+//!    and up to one more window later for an exact log there.
+//! 4. A settlement is exact, counts once, and never gives back more than its admission took.
+//! 5. Checks with an id are idempotent. If any limit of a check still has an admission with the
+//!    check's id, the store admits the check again without counting it, and the decision has the
+//!    time of the first admission.
 //! 6. A charge made by [`any_left`](crate::Charge::any_left) is not counted, and refuses if no unit
 //!    is left. A charge that is [spent](crate::check::Takes::Always) is counted and never refuses.
 //!    A charge at a cost of 0 never refuses, even while more than the limit is used.
-//! 7. A status says how many of the used units are
-//!    [reserved](crate::decision::LimitStatus::new).
-//! 8. The units of a check are counted when its future is first polled, not when the future is
-//!    made. A future that was polled and then dropped may have counted its check. So do not put a
-//!    timeout around a store: a [`Limiter`](crate::Limiter) has a
-//!    [deadline](crate::Limiter::deadline), and gives places back.
-//!    [`decide_now`](Store::decide_now) may decide without a future, and then counts at once. So a
-//!    layer on a [`MemoryStore`] counts a request when its service is called.
+//! 7. A status says how many used units are [reserved](crate::decision::LimitStatus::new).
+//! 8. A check counts when its future is first polled, not when the future is made. A future that
+//!    was polled and then dropped may have counted its check. So do not put a timeout around a
+//!    store: a [`Limiter`](crate::Limiter) has a [deadline](crate::Limiter::deadline), and gives
+//!    places back. [`decide_now`](Store::decide_now) may decide without a future, and then counts
+//!    at once. So a layer on a [`MemoryStore`] counts a request when its service is called.
 //!
 //! [`MemoryStore`] serves one process. `RedisStore` shares its limits between all processes that
 //! use the same server. [`from_url`] and [`connect`] choose one of them at run time.
 //!
 //! # A store of your own
 //!
-//! A store of your own implements [`Store`]. The package `tower-sliding-window-conformance` tests
-//! your store, and names the rules that the store breaks: see
+//! A custom store implements [`Store`]. The package `tower-sliding-window-conformance` tests it and
+//! names the rules that it breaks: see
 //! [`guide::testing_your_limits`](crate::guide::testing_your_limits#a-store-of-your-own). Besides
-//! the rules above, a store keeps these rules:
+//! the rules above, a store keeps these:
 //!
-//! 1. A limit is known by its name, window and algorithm. Its number of units may change. The new
-//!    number then holds for the units that are stored already, too.
+//! 1. A limit is identified by its name, window and algorithm. Its number of units may change; the
+//!    new number also holds for units that are already stored.
 //! 2. Units count from their decision until exactly one window later. Units of a charge with a
-//!    [lease](crate::Charge::lease) count until the lease ends. Units with a lease are reserved
-//!    until they are settled, unless the charge is spent.
+//!    [lease](crate::Charge::lease) count until the lease ends, and are reserved until they are
+//!    settled, unless the charge is spent.
 //! 3. [`Decision::new`](crate::Decision::new) calls `status` once for each charge, in order. The
-//!    check is admitted if no status has a retry time. The retry times of charges in the
-//!    [shadow](crate::Charge::in_shadow) do not count.
+//!    check is admitted if no status has a retry time. Retry times of charges in the
+//!    [shadow](crate::Charge::in_shadow) are ignored.
 //! 4. [`LimitStatus::new`](crate::decision::LimitStatus::new) gets the units used after the
-//!    decision, how many of them are reserved, and the time until the first of these units leave.
-//!    For a charge that does not fit, it also gets two retry times, each until enough units have
-//!    left: one as if all reserved units were given back now, and one as if none of them were. A
-//!    charge in the shadow that does not fit has retry times too. That charge is not counted, but
-//!    the other charges of its check are.
-//! 5. A check may have an [id](crate::Check::id) of the caller's. It has been admitted before if
-//!    the store has an unsettled admission with this id, under the limit and key of one of the
-//!    check's charges. The decision has the time and the id of that admission.
+//!    decision, how many of them are reserved, and the time until the first of them leave. For a
+//!    charge that does not fit, it also gets two retry times, each until enough units have left:
+//!    one as if all reserved units were given back now, and one as if none were. A charge in the
+//!    shadow that does not fit has retry times too. It is not counted, but the check's other
+//!    charges are.
+//! 5. The caller may give a check an [id](crate::Check::id). The check was admitted before if the
+//!    store has an unsettled admission with this id, under the limit and key of any of its charges.
+//!    The decision has the time and id of that admission.
 //! 6. A settlement belongs to the admission with the same limit, key, id, cost, kind (reserved or
 //!    not) and time. If the admission reserved nothing, or is a
-//!    [prefetch](LocalState::with_prefetch), the settlement's time may also be later than the
-//!    admission's. Settled units are no longer reserved, and count until one window after the
-//!    admission. A settlement at a cost of 0 removes the units. A settlement at a cost of 1 renews
-//!    a place of a [concurrent](crate::Limit::concurrent) limit: the place counts until one window
-//!    after the settlement, or until the place is removed.
-//! 7. A settlement that comes after the lease, but within one window of the admission, is counted
-//!    as if it were made at the admission. The store remembers such a settlement by id and time, so
-//!    that the same settlement changes nothing when it comes again.
-//! 8. All times come from one clock. In tests it is the [`ManualClock`] that the store is given,
-//!    and otherwise for example [`SystemTime::now`](std::time::SystemTime::now). The store reads
-//!    the clock under the lock that orders its decisions: a time that was read before a wait makes
-//!    the units of other threads seem to come from the future. If the clock steps
-//!    back, each unit counts for at most one window from the first refusal on. So a key recovers
-//!    within one window.
-//! 9. Costs may be as large as 2^52, and many costs may be counted. So the store adds them up
-//!    without overflow.
-//! 10. A store need not know every [`Algorithm`](crate::Algorithm). For an algorithm that it does
-//!     not know, it returns an [error of one check](crate::error::StoreError::of_one_check).
+//!    [prefetch](LocalState::with_prefetch), the settlement's time may also be later. Settled units
+//!    are no longer reserved, and count until one window after the admission. A settlement at a
+//!    cost of 0 removes the units. A settlement at a cost of 1 renews a place under a
+//!    [concurrent](crate::Limit::concurrent) limit: the place counts until one window after the
+//!    settlement, or until it is removed.
+//! 7. A settlement after the lease, but within one window of the admission, counts as if it were
+//!    made at the admission. The store remembers it by id and time, so a repeated settlement
+//!    changes nothing.
+//! 8. All times come from one clock: a [`ManualClock`] in tests, and otherwise for example
+//!    [`SystemTime::now`](std::time::SystemTime::now). The store reads it under the lock that
+//!    orders its decisions; with a time read before the wait for the lock, other threads' units
+//!    would seem to come from the future. If the clock steps back, each unit counts for at most one
+//!    window from the first refusal on, so a key recovers within one window.
+//! 9. Costs go up to 2^52, and many of them may be counted. So the store adds them without
+//!    overflow.
+//! 10. A store need not know every [`Algorithm`](crate::Algorithm). For one that it does not know,
+//!     it returns an [error of one check](crate::error::StoreError::of_one_check).
 //!
 //! A store that wraps another is short:
 //!
@@ -123,32 +119,31 @@ use crate::{
 };
 pub use crate::{clock::ManualClock, local::LocalState};
 
-/// The future of a store's reply.
+/// The future that a store returns.
 pub type StoreFuture<T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send>>;
 
 /// Decides checks, and remembers the admitted ones. See the [module docs](self).
 ///
-/// Layers and limiters keep a store behind a pointer, so the type of the store is not part of their
-/// types. An `Arc` of a store is a store, too.
+/// Layers and limiters keep a store behind a pointer, so its type is not part of theirs. An `Arc`
+/// of a store is a store, too.
 pub trait Store: Send + Sync + 'static {
     /// Decides `check` and, if it is admitted, counts it.
     fn decide(&self, check: Check) -> StoreFuture<Decision>;
 
     /// Decides `check` for a caller that waits no longer than `deadline`. Limiters and layers call
-    /// this method. A store with a queue may know that it cannot decide the check in time. Then
-    /// this method fails at once, with an [error of one
-    /// check](crate::error::StoreError::of_one_check). Default: [`decide`](Self::decide). A store
-    /// that wraps another need not forward this method. Without forwarding, a check that cannot be
-    /// decided in time waits until its deadline. The caller shares the check, which it needs if the
-    /// store fails.
+    /// this method. A store with a queue may know that it cannot decide the check in time. It then
+    /// fails at once, with an [error of one check](crate::error::StoreError::of_one_check).
+    /// Default: [`decide`](Self::decide). A store that wraps another need not forward this method;
+    /// without that, such a check waits until its deadline. The check is shared, since the caller
+    /// needs it if the store fails.
     fn decide_within(&self, check: Arc<Check>, deadline: Duration) -> StoreFuture<Decision> {
         let _ = deadline;
         self.decide(Arc::unwrap_or_clone(check))
     }
 
-    /// Decides `check` and counts it now, if no waiting is needed. `None` means that the store has
-    /// done nothing, and that the caller has to use [`decide`](Self::decide). Default: `None`. A
-    /// store that wraps another need not forward this method.
+    /// Decides `check` and counts it now, if that takes no waiting. `None` means that nothing was
+    /// done, and that the caller has to use [`decide`](Self::decide). Default: `None`. A store that
+    /// wraps another need not forward this method.
     fn decide_now(&self, check: &Check) -> Option<Result<Decision, StoreError>> {
         let _ = check;
         None
@@ -157,25 +152,25 @@ pub trait Store: Send + Sync + 'static {
     /// Sets the actual cost of an admitted check: see [`settlement`](crate::settlement).
     fn settle(&self, settlement: Settlement) -> StoreFuture<Settled>;
 
-    /// Forgets the units that `limit` counts for `key`. Places of a [concurrent](Limit::concurrent)
-    /// limit stay, since admissions hold them.
+    /// Forgets the units that `limit` counts for `key`. Places under a
+    /// [concurrent](Limit::concurrent) limit stay, since admissions hold them.
     fn reset(&self, limit: Limit, key: Key) -> StoreFuture<()>;
 
-    /// The name of the part of the store that decides `check`, if the store has parts that fail
-    /// alone. In a cluster, the part is the node of the check's keys. Each part has a
-    /// [`Breaker`](crate::limiter::Breaker) of its own. If several parts decide the check, this
-    /// returns all of their names, with spaces between them. Default: `None`, the store as a whole.
-    /// A store that wraps another returns the name that the wrapped store returns.
+    /// The name of the part that decides `check`, if the store has parts that fail alone. In a
+    /// cluster, it is the node that has the check's keys. Each part has its own
+    /// [`Breaker`](crate::limiter::Breaker). If several parts decide the check, their names are
+    /// joined with spaces. Default: `None`, the store as a whole. A store that wraps another
+    /// returns the wrapped store's name.
     fn part_of(&self, check: &Check) -> Option<Arc<str>> {
         let _ = check;
         None
     }
 
-    /// The state that clones of the store share in this process: the store's
-    /// [`Breaker`](crate::limiter::Breaker) and its [refusal cache](crate::Limiter::refusal_cache).
-    /// Default: none. Without this state, each limiter has a breaker of its own, and no refusal is
-    /// remembered. A store that wraps another, and passes limits and keys on unchanged, returns the
-    /// state of the wrapped store.
+    /// The state that the store's clones share in this process: a
+    /// [`Breaker`](crate::limiter::Breaker) and a [refusal cache](crate::Limiter::refusal_cache).
+    /// Default: none. Each limiter then has its own breaker, and refusals are not cached. A store
+    /// that wraps another, and passes limits and keys on unchanged, returns the wrapped store's
+    /// state.
     fn local_state(&self) -> Option<&LocalState> {
         None
     }
@@ -219,8 +214,8 @@ impl fmt::Debug for dyn Store {
     }
 }
 
-/// The store at `url`, chosen at run time. A store on Redis connects when the first check arrives,
-/// so Redis may be down, and no runtime is needed yet.
+/// Returns the store at `url`, chosen at run time. A store on Redis connects when the first check
+/// arrives, so Redis may be down, and no runtime is needed yet.
 ///
 /// | URL | store |
 /// |---|---|
@@ -229,23 +224,22 @@ impl fmt::Debug for dyn Store {
 /// | `redis+cluster://host:port,host:port`, with the feature `cluster` | on a cluster |
 /// | `redis+sentinel://host:port,host:port/primary`, or the same with `/3` behind it for the database 3 | on the primary that sentinels know by this name |
 ///
-/// A URL of a cluster may have the user and password of all nodes, as in
-/// `redis+cluster://user:password@host:port`. A URL of sentinels may have the user and password of
-/// the primary. If the sentinels themselves ask for a password, use [`RedisSource::sentinels`]. In
-/// a user or password, percent-encode `/ ? # @ , %` (RFC 3986, section 2.1). A missing port is
-/// 6379, also that of a sentinel. With `rediss+cluster://` and `rediss+sentinel://`, the store
-/// reaches all servers by TLS. Schemes are compared without case (RFC 3986, section 3.1).
+/// A cluster's URL may have the user and password for all nodes, as in
+/// `redis+cluster://user:password@host:port`. A URL with sentinels may have those of the primary.
+/// If the sentinels themselves ask for a password, use [`RedisSource::sentinels`]. In a user or
+/// password, percent-encode `/ ? # @ , %` (RFC 3986, section 2.1). The default port is 6379, also
+/// for a sentinel. With `rediss+cluster://` and `rediss+sentinel://`, all servers are reached by
+/// TLS. Schemes are case-insensitive (RFC 3986, section 3.1).
 ///
 /// A URL sets no prefix, secret or certificate: for these, use [`RedisStore::builder`], which takes
 /// the same URLs, except `memory:`.
 ///
-/// The only option of a URL is `?protocol=resp3`, for RESP3. The URL of a socket has no host, so
-/// database, user and password are options, too: `unix:///path?db=8&user=user&pass=password`. Any
-/// other option is an error, as is a user without a password.
+/// The only option is `?protocol=resp3`, for RESP3. A socket's URL has no host, so database, user
+/// and password are options, too: `unix:///path?db=8&user=user&pass=password`. Any other option is
+/// an error, as is a user without a password.
 ///
-/// Call this function once, and give clones of the store to all routes. Two stores of `memory:`
-/// count apart, so a limit that two routes share would admit twice its units. Two stores on one
-/// Redis count together.
+/// Call this function once, and give clones to all routes. Two `memory:` stores count apart, so a
+/// limit that two routes share would admit twice its units. Two stores on one Redis count together.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -259,8 +253,8 @@ impl fmt::Debug for dyn Store {
 ///
 /// # Errors
 ///
-/// [`ConfigError`] if the scheme is unknown or needs a feature that is missing, if the URL is not a
-/// valid Redis URL, or if a part of it would be ignored.
+/// [`ConfigError`] if the scheme is unknown or needs a missing feature, if the URL is not a valid
+/// Redis URL, or if any part of it would be ignored.
 pub fn from_url(url: &str) -> Result<Arc<dyn Store>, ConfigError> {
     if is_memory(url) {
         return Ok(Arc::new(MemoryStore::new()));
@@ -273,14 +267,15 @@ pub fn from_url(url: &str) -> Result<Arc<dyn Store>, ConfigError> {
     ))
 }
 
-/// The store at `url`, chosen at run time by the rules of [`from_url`]. A store on Redis has then
-/// reached its server, and can write to the server.
+/// Returns the store at `url`, by the rules of [`from_url`]. A store on Redis has then reached its
+/// server, and can write to it.
 ///
 /// # Errors
 ///
 /// [`StoreError`] if the URL is invalid (see [`from_url`]), if the server cannot be reached or is a
 /// replica that refuses writes, or if this user may not write keys. Print the error's
-/// [sources](std::error::Error::source) as well: they have the cause, and the address of a server that was not reached.
+/// [sources](std::error::Error::source) as well: they have the cause, and the address that was not
+/// reached.
 pub async fn connect(url: &str) -> Result<Arc<dyn Store>, StoreError> {
     #[cfg(feature = "redis")]
     if !is_memory(url) {
@@ -297,22 +292,21 @@ fn is_memory(url: &str) -> bool {
     )
 }
 
-/// The error of a store that cannot be set up with its settings.
+/// The error for invalid settings.
 fn invalid(error: ConfigError) -> StoreError {
     StoreError::new("setting up the store", StoreErrorKind::Config, error)
 }
 
-/// The longest time for which a process tries to give units back.
+/// The longest time that a process spends on giving units back.
 pub(crate) const MOST_TIME: Duration = Duration::from_secs(10);
 
-/// The wait before a failed settlement is repeated for the first time. Each further wait is twice
-/// as long, up to [`LONGEST_WAIT`]. So a store that works again is asked before [`MOST_TIME`] has
-/// passed.
+/// The wait before a failed settlement is retried. It doubles with each retry, up to
+/// [`LONGEST_WAIT`], so a store that recovers is asked again before [`MOST_TIME`] has passed.
 const FIRST_WAIT: Duration = Duration::from_millis(10);
 const LONGEST_WAIT: Duration = Duration::from_secs(1);
 
-/// Makes the settlements one after the other, and repeats each settlement until it succeeds. Stops
-/// when [`MOST_TIME`] has passed since the start, even if settlements are left.
+/// Makes the settlements one after the other, each retried with exponential backoff until it
+/// succeeds. Stops after [`MOST_TIME`], even if settlements are left.
 pub(crate) async fn give_back<F, T, E>(
     settlements: Vec<Settlement>,
     settle: impl Fn(Settlement) -> F,

@@ -1,34 +1,32 @@
-//! The estimate of a counter. A counter is a log that has one sum for the admissions of each window
-//! of the clock.
+//! A sliding window counter's estimate. A counter is a log with one sum per clock window.
 //!
-//! The sum is recorded under the end of its window. Until this end, the units of the sum count in
-//! full. While the next window of the clock runs, the units count in proportion to the overlap of
-//! their window with the sliding window, rounded up. The estimate is made in double precision, as
-//! in Lua, so that every store gets the same result.
+//! The sum is recorded under its window's end. Until then, its units count in full. During the next
+//! clock window, they count in proportion to the overlap between their window and the sliding
+//! window, rounded up. The estimate is made in double precision, as in Lua, so that every store
+//! gets the same result.
 
 use super::{
     entry::{Entry, Kind, UnitsOf},
     log::Log,
 };
 
-/// The units of the clock's previous window that no longer count.
+/// The units in the clock's previous window that no longer count.
 pub(super) fn faded(log: &Log, now: u64, window: u64) -> u64 {
     let previous_end = now - now % window;
     let previous = log.sum_at(previous_end).map_or(0, |(_, sum)| sum.units);
     previous.saturating_sub(overlapping(previous, previous_end, now, window))
 }
 
-/// How many units of a window that ends at `end` count at the time `at`.
+/// How many units from a window that ends at `end` count at the time `at`.
 fn overlapping(units: u64, end: u64, at: u64, window: u64) -> u64 {
     let overlap = end.saturating_add(window).saturating_sub(at).min(window);
     (units as f64 * overlap as f64 / window as f64).ceil() as u64
 }
 
-/// The time until at most `most` units are used. `units_of` chooses which of the units with an id
-/// count.
+/// The time until at most `most` units are used. `units_of` chooses which units with an id count.
 pub(super) fn wait_for(log: &Log, most: u64, now: u64, window: u64, units_of: UnitsOf) -> u64 {
     let sums = sums(log, window);
-    // At the time 0, the estimate counts all units of the sums. The difference is the units with an
+    // At the time 0, the estimate counts all units in the sums. The difference is the units with an
     // id.
     let mut units = units_of(log.sum()).saturating_sub(estimate(&sums, 0, window));
     let mut from = now;
@@ -41,7 +39,7 @@ pub(super) fn wait_for(log: &Log, most: u64, now: u64, window: u64, units_of: Un
         let mut until = leaves.max(from);
         let rest = units.saturating_sub(left);
         if rest.saturating_add(estimate(&sums, until, window)) <= most {
-            // Binary search: all moments after the first one that fits do so, too.
+            // Binary search: once the units fit, they fit at all later moments, too.
             while from < until {
                 let middle = from.midpoint(until);
                 if units.saturating_add(estimate(&sums, middle, window)) <= most {
@@ -66,8 +64,8 @@ fn estimate(sums: &[Entry], at: u64, window: u64) -> u64 {
     units
 }
 
-/// The sums of the log, the oldest first. Of the entries of one window, only the first is looked
-/// at, since a log may have many entries with an id.
+/// The log's sums, the oldest first. In each window, only the first entry is looked at, since a log
+/// may have many entries with an id.
 fn sums(log: &Log, window: u64) -> Vec<Entry> {
     let mut sums = Vec::new();
     let mut index = 0;
@@ -86,7 +84,7 @@ mod tests {
 
     const WINDOW: u64 = 60_000_000;
 
-    /// A counter with these units in the clock's previous window and in its current window.
+    /// A counter with these units in the clock's previous and current window.
     fn counter(previous: u64, current: u64) -> Log {
         let mut log = Log::default();
         log.add_to_sum(WINDOW, previous);
@@ -98,9 +96,8 @@ mod tests {
         counter.sum().units - faded(counter, now, WINDOW)
     }
 
-    /// The first counter has 8 units in the previous window and 3 in the current one. Of the
-    /// current window, 45 of 60 seconds have passed. So a quarter of the 8 units still counts,
-    /// which is 2.
+    /// The first counter has 8 units in the previous window and 3 in the current one, in which 45
+    /// of 60 seconds have passed. So a quarter of the 8 units still counts, which is 2.
     #[test]
     fn the_previous_window_counts_by_its_overlap() {
         let now = WINDOW + 45_000_000;

@@ -1,13 +1,13 @@
-//! Entries of a log: units that leave the window together.
+//! Log entries: units that leave the window together.
 
 use crate::check::AdmissionId;
 
-/// Units of a log: their time, and the id of their admission.
+/// Units in a log: their time, and their admission's id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Entry {
     /// The units count until a window after this time.
     pub(super) at: u64,
-    /// The id of the admission; zero in a sum.
+    /// The admission's id; zero in a sum.
     pub(super) id: AdmissionId,
     pub(super) kind: Kind,
     pub(super) units: u64,
@@ -19,23 +19,23 @@ pub(super) enum Kind {
     Named,
     /// One reserved admission, until it is settled.
     Reserved,
-    /// All units of one recorded time, of the admissions that have no entry of their own.
+    /// All units at one recorded time whose admissions have no entry of their own.
     Sum,
-    /// The actual cost of a settled admission.
+    /// A settled admission's actual cost.
     Settled,
 }
 
-/// The kinds, each at the index of its number.
+/// The kinds, indexed by their numbers.
 const KINDS: [Kind; 4] = [Kind::Named, Kind::Reserved, Kind::Sum, Kind::Settled];
 
-/// The units of several entries, and how many of them are reserved.
+/// The units in several entries, and how many of them are reserved.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Sum {
     pub(super) units: u64,
     pub(super) reserved: u64,
 }
 
-/// Chooses units of a sum: [`Sum::all`] or [`Sum::not_reserved`].
+/// Chooses units from a sum: [`Sum::all`] or [`Sum::not_reserved`].
 pub(super) type UnitsOf = fn(Sum) -> u64;
 
 impl Entry {
@@ -48,18 +48,18 @@ impl Entry {
         }
     }
 
-    /// A sum of units that have no entry of their own.
+    /// A sum for units that have no entry of their own.
     pub(super) fn new_sum(at: u64, units: u64) -> Self {
         Self::new(at, AdmissionId(0), Kind::Sum, units)
     }
 
-    /// The lowest bit of the kind in a packed entry.
+    /// The kind's lowest bit in a packed entry.
     const KIND: u32 = 62;
 
-    /// The most units of an entry.
+    /// The most units in an entry.
     const MOST: u64 = (1 << Self::KIND) - 1;
 
-    /// The packed units of a named entry of one unit. Most entries have one unit.
+    /// The packed units for a named entry with one unit, as most entries are.
     pub(super) const SINGLE: u64 = 1;
 
     /// Packs the units and the kind into one number: the kind is in the two bits above the units.
@@ -72,7 +72,7 @@ impl Entry {
         Self::new(at, id, kind, packed & Self::MOST)
     }
 
-    /// The sum of packed units.
+    /// The sum for packed units.
     pub(super) fn sum_of(packed: u64) -> Sum {
         Self::unpacked(0, AdmissionId(0), packed).sum()
     }

@@ -1,35 +1,34 @@
-//! The log: admissions in the order of their times, even if the clock has stepped back.
+//! The sliding window log: admissions in time order, even if the clock has stepped back.
 //!
-//! A unit with the recorded time `t` counts as long as `now < t + window`. Exactly at that time,
-//! the unit is gone. An exact log stores the time of the admission, a compact log the end of the
-//! admission's sub-window, and a fixed window the start of the window. A reservation is stored
-//! under the time one window before its lease ends, so that the reservation leaves when the lease
-//! ends.
+//! A unit with the recorded time `t` counts as long as `now < t + window`. Exactly at that time, it
+//! is gone. An exact log stores an admission's time, a compact log the end of its sub-window, and a
+//! fixed window the start of that window. A reservation is stored under the time one window before
+//! its lease ends, so that it leaves when the lease ends.
 //!
 //! Most entries are added at the back and dropped at the front. If an entry is added or removed in
-//! the middle, the entries behind it are moved. A search for an id begins at
-//! the time that the caller passes in, and compares each entry from there to older ones. The search
-//! takes up to a millisecond among half a million entries, the most that a log has by default.
+//! the middle, the entries behind it are moved. A search for an id is linear: it begins at the time
+//! that the caller passes in, and goes from there to older entries. It takes up to a millisecond
+//! among half a million entries, the most that a log has by default.
 
 use std::collections::VecDeque;
 
 use super::entry::{Entry, Kind, Sum, UnitsOf};
 use crate::check::AdmissionId;
 
-/// The units that one limit remembers for one key: the entries in the window.
+/// One limit's units for one key: the entries in the window.
 pub(crate) struct Log {
-    /// The time of the oldest entry, or `u64::MAX` in an empty log. With this copy, most checks
-    /// need not read the entry itself, which is seldom in the processor's cache.
+    /// The oldest entry's time, or `u64::MAX` in an empty log. With this copy, most checks need not
+    /// read the entry itself, which is seldom in the processor's cache.
     oldest_at: u64,
     entries: Entries,
     /// The entries before this index have left the window.
     start: u32,
-    /// The number of entries for which the store has taken capacity. Only the store uses it. It is
-    /// here because a record of the store then fits into one cache line.
+    /// How many entries the store has taken capacity for. Only the store uses it. It is here
+    /// because a store record then fits into one cache line.
     pub(crate) taken: u32,
 }
 
-/// The time and the id of an entry.
+/// An entry's time and id.
 type Stamp = (u64, AdmissionId);
 
 /// Most logs have only single units: named entries of one unit, which take 16 bytes each. Other
@@ -42,14 +41,14 @@ enum Entries {
     Mixed(Box<Mixed>),
 }
 
-/// Entries of any kind, the packed units of each, and their sum.
+/// Entries of any kind, their packed units, and their sum.
 struct Mixed {
     stamps: Vec<Stamp>,
     packed: VecDeque<u64>,
     sum: Sum,
 }
 
-/// The number of entries for which the first list of a log has room.
+/// The initial capacity of a list.
 const FEWEST: usize = 4;
 
 impl Default for Log {
@@ -70,7 +69,7 @@ impl Log {
         self.stamps().len()
     }
 
-    /// The times and ids of all entries, the oldest first.
+    /// All entries' times and ids, the oldest first.
     #[inline]
     fn stamps(&self) -> &[Stamp] {
         let all: &[Stamp] = match &self.entries {
@@ -129,8 +128,7 @@ impl Log {
         self.changed();
     }
 
-    /// Drops entries that have left the window, and frees the memory that a burst of entries
-    /// needed.
+    /// Drops entries that have left the window, and frees the memory that a burst needed.
     pub(crate) fn sweep(&mut self, now: u64, window: u64) {
         self.trim(now, window);
         let (start, len) = (self.start as usize, self.len());
@@ -156,8 +154,8 @@ impl Log {
         }
     }
 
-    /// The time until at most `most` of the units that `units_of` chooses are left. The time is 0
-    /// if no more than `most` are left now.
+    /// The time until at most `most` of the units that `units_of` chooses are left; 0 if no more
+    /// than that are left now.
     pub(super) fn time_until(&self, most: u64, now: u64, window: u64, units_of: UnitsOf) -> u64 {
         let mut excess = units_of(self.sum()).saturating_sub(most);
         if excess == 0 {
@@ -204,14 +202,14 @@ impl Log {
         None
     }
 
-    /// True if the log has a settlement of this id and time.
+    /// True if the log has a settlement with this id and time.
     pub(super) fn has_settled(&self, id: AdmissionId, at: u64) -> bool {
         self.of_id(id, at)
             .any(|(_, entry)| entry.kind == Kind::Settled && entry.at == at)
     }
 
-    /// The entry that is the sum of this time, with its index, if the log has one. Units can be
-    /// added to this sum without a new entry.
+    /// The sum at this time and its index, if the log has one. Units can be added to it without a
+    /// new entry.
     pub(super) fn sum_at(&self, at: u64) -> Option<(usize, Entry)> {
         let until = (0..self.up_to(at))
             .rev()
@@ -233,7 +231,7 @@ impl Log {
         units
     }
 
-    /// Adds units to the sum of their time.
+    /// Adds units to the sum at their time.
     pub(super) fn add_to_sum(&mut self, at: u64, units: u64) {
         match self.sum_at(at) {
             Some((index, _)) => self.add(index, units),
@@ -241,10 +239,9 @@ impl Log {
         }
     }
 
-    /// Adds units to the newest entry, if that entry is a sum of the same sub-window of the clock,
-    /// or if it has a later time. The newest entry then becomes a sum, and keeps the later of the
-    /// two times. Otherwise the units get a new entry. So there is at most one new entry for each
-    /// sub-window, if no other entries come in between.
+    /// Adds units to the newest entry, if it is a sum in the same clock sub-window, or has a later
+    /// time. It then becomes a sum, and keeps the later time. Otherwise the units get a new entry.
+    /// So there is at most one new entry per sub-window, if no other entries come in between.
     pub(super) fn add_to_sub_window(&mut self, mut at: u64, length: u64, mut units: u64) {
         let last = self.len().saturating_sub(1);
         if let Some(newest) = self.get(last)
@@ -257,9 +254,9 @@ impl Log {
         self.insert(Entry::new_sum(at, units));
     }
 
-    /// Removes the entry of an admission, and returns the entry's time. If the clock has stepped
-    /// back since the admission, the returned time may be before `at`. An entry after `at` belongs
-    /// to another admission under the same id.
+    /// Removes an admission's entry, and returns its time. If the clock has stepped back since the
+    /// admission, this may be before `at`. An entry after `at` belongs to another admission under
+    /// the same id.
     pub(super) fn take(&mut self, id: AdmissionId, units: u64, kind: Kind, at: u64) -> Option<u64> {
         let (index, entry) = self
             .of_id(id, at)
@@ -268,7 +265,7 @@ impl Log {
         Some(entry.at)
     }
 
-    /// Inserts an entry behind the entries of the same time.
+    /// Inserts an entry behind those with the same time.
     #[inline]
     pub(super) fn insert(&mut self, entry: Entry) {
         let (index, stamp) = (self.up_to(entry.at), (entry.at, entry.id));
@@ -325,7 +322,7 @@ impl Log {
         mixed.sum.add(after.sum());
     }
 
-    /// Returns the entries of any kind. Makes their lists first if the log has other ones.
+    /// Returns the mixed entries. Converts the log to them first if it has others.
     #[cold]
     fn mixed(&mut self) -> &mut Mixed {
         if !matches!(self.entries, Entries::Mixed(_)) {
@@ -372,8 +369,8 @@ impl Log {
         Some(Entry::unpacked(at, id, packed))
     }
 
-    /// The entries with this id up to the time `at`, the newest first, with the index of each.
-    /// Entries of earlier times are included, since a step back of the clock may have moved them.
+    /// The entries with this id up to the time `at`, the newest first, each with its index. Earlier
+    /// entries are included, since a step back of the clock may have moved them.
     fn of_id(&self, id: AdmissionId, at: u64) -> impl Iterator<Item = (usize, Entry)> {
         let until = self.stamps().iter().take(self.up_to(at)).enumerate().rev();
         until
@@ -434,7 +431,7 @@ mod tests {
         log
     }
 
-    /// Trims the log, and returns the number of its entries and of its units.
+    /// Trims the log, and returns how many entries and units it has.
     fn trimmed(log: &mut Log, now: u64) -> (usize, u64) {
         log.trim(now, WINDOW);
         (log.len(), log.sum().units)
@@ -740,8 +737,7 @@ mod tests {
             replay(&steps);
         }
 
-        /// Named entries of one unit, which are stored in less memory as long as they come and go
-        /// in order.
+        /// Named entries of one unit, which take less memory as long as they come and go in order.
         #[test]
         fn entries_of_one_unit_are_a_list(
             steps in prop::collection::vec(prop_oneof![16 => single(), 4 => drop_some(), 1 => step()], 1..200),

@@ -1,10 +1,10 @@
-//! The window of one limit for one key: pure arithmetic, with the time passed in.
+//! One limit's sliding window for one key: pure arithmetic, with the time passed in.
 //!
 //! Times and windows are microseconds. `log.rs` is the log, which remembers admissions, one by one
 //! or summed up by window or sub-window. This file has the rules by which limits count in a log,
-//! and `counter.rs` estimates the sums of a counter. `store/redis/script/*.lua` is the same
-//! arithmetic in Lua. The oracle of the package `tower-sliding-window-conformance` holds Rust and
-//! Lua to the same rules.
+//! and `counter.rs` estimates a counter's units. `store/redis/script/*.lua` is the same arithmetic
+//! in Lua. The oracle in the package `tower-sliding-window-conformance` holds Rust and Lua to the
+//! same rules.
 
 mod counter;
 mod entry;
@@ -19,7 +19,7 @@ use crate::{
     limit::Limit,
 };
 
-/// The time and the id of a check.
+/// A check's time and id.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CheckContext {
     pub(crate) now: u64,
@@ -28,8 +28,8 @@ pub(crate) struct CheckContext {
     pub(crate) has_caller_id: bool,
 }
 
-/// The state of a limit and key for one charge: units, and times in microseconds. The default is
-/// the state of an empty log.
+/// A limit and key's state for one charge: units, and times in microseconds. The default is an
+/// empty log's state.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Figures {
     used: u64,
@@ -41,8 +41,8 @@ pub(crate) struct Figures {
 }
 
 impl Log {
-    /// A log for a key of which only sums of units are known. Each pair in `sums` is the latest
-    /// time at which the units may have come, and the number of these units.
+    /// A log for a key for which only unit sums are known. Each pair in `sums` is the latest time
+    /// at which the units may have come, and their number.
     pub(crate) fn of_sums(limit: &Limit, sums: impl Iterator<Item = (u64, u64)>, now: u64) -> Self {
         let mut new = Self::default();
         for (until, units) in sums.filter(|(_, units)| *units > 0) {
@@ -52,8 +52,8 @@ impl Log {
         new
     }
 
-    /// True if enough units are left for the charge. A spent charge and a charge of cost 0 always
-    /// fit.
+    /// True if enough units are left for the charge. A spent charge and a charge at a cost of 0
+    /// always fit.
     #[inline]
     pub(crate) fn fits(&self, charge: &Charge, now: u64) -> bool {
         if charge.cost() == 0 || charge.is_spent() {
@@ -72,8 +72,7 @@ impl Log {
                 || self.sum_at(limit.recorded_at(context.now)).is_none())
     }
 
-    /// Records an admission. Without room for a new entry, the admission is [merged](Self::merge)
-    /// with others.
+    /// Records an admission. Without room for a new entry, it is [merged](Self::merge) with others.
     #[inline]
     pub(crate) fn admit(&mut self, charge: &Charge, context: CheckContext, has_room: bool) {
         let CheckContext { now, id, .. } = context;
@@ -88,7 +87,7 @@ impl Log {
         }
     }
 
-    /// The state of the limit and key for a charge that does not refuse.
+    /// The state for a charge that does not refuse.
     #[inline]
     pub(crate) fn figures(&self, charge: &Charge, now: u64) -> Figures {
         let limit = charge.limit();
@@ -105,13 +104,12 @@ impl Log {
         }
     }
 
-    /// The state of the limit and key for a charge that does not fit. The retry time is never
-    /// longer than two windows.
+    /// The state for a charge that does not fit. The retry time is never longer than two windows.
     ///
-    /// An entry with a time in the future was counted before the clock stepped back. This method
-    /// moves such an entry to the present, so that the key counts correctly again after one window.
-    /// In a log [of sums](Self::of_sums), entries may be ahead of the clock although the clock has
-    /// not stepped back. In such a log, the method moves no entry.
+    /// An entry with a future time was counted before the clock stepped back. It is moved to the
+    /// present, so that the key counts correctly again after one window. In a log [of
+    /// sums](Self::of_sums), entries may be ahead of the clock although it has not stepped back, so
+    /// they are not moved.
     #[inline]
     pub(crate) fn refuse(&mut self, charge: &Charge, now: u64, is_of_sums: bool) -> Figures {
         let limit = charge.limit();
@@ -136,7 +134,7 @@ impl Log {
         }
     }
 
-    /// Sets the actual cost of one charge of an admission, and returns whether the admission was
+    /// Sets the actual cost for one charge of an admission, and returns whether the admission was
     /// known. `has_room` says whether there is room for a new entry, which only a settlement after
     /// the lease may need.
     pub(crate) fn settle(
@@ -155,8 +153,8 @@ impl Log {
         else {
             return self.settle_late(now, of, charge, cost, has_room);
         };
-        // Once settled, units that were under a lease count from their admission. But no unit
-        // counts from a time in the future, even if the clock has stepped back since the admission.
+        // Once settled, units that were under a lease count from their admission. But they never
+        // count from a future time, even if the clock has stepped back since the admission.
         let at = if charge.lease_micros().is_some() {
             at.min(now)
         } else {
@@ -171,9 +169,8 @@ impl Log {
         true
     }
 
-    /// Counts a settlement that comes after the lease, and returns whether it was counted. A
-    /// settlement counts only once, and does not count if its units would have left the window by
-    /// now.
+    /// Counts a settlement that comes after the lease, and returns whether it was counted. It
+    /// counts only once, and does not count if its units would have left the window by now.
     fn settle_late(
         &mut self,
         now: u64,
@@ -191,8 +188,8 @@ impl Log {
         let is_over = charge
             .lease_micros()
             .is_some_and(|lease| at.saturating_add(lease) <= now);
-        // The units of a fixed window leave when that window ends, which may be less than a whole
-        // window after `at`.
+        // A fixed window's units leave when it ends, which may be less than a whole window after
+        // `at`.
         let would_count = at.min(time).saturating_add(limit.window_micros()) > now;
         if cost == 0 || !is_over || !would_count || self.has_settled(id, time) {
             return false;
@@ -217,8 +214,8 @@ impl Log {
         used
     }
 
-    /// The time until at most `most` units are in the window. Of the units with an id, only those
-    /// count that `units_of` chooses.
+    /// The time until at most `most` units are in the window. `units_of` chooses which units with
+    /// an id count.
     fn wait_for(&self, most: u64, limit: &Limit, now: u64, units_of: UnitsOf) -> u64 {
         let window = limit.window_micros();
         if limit.is_counter() {
@@ -227,14 +224,14 @@ impl Log {
         self.time_until(most, now, window, units_of)
     }
 
-    /// Adds units to the sum of their recorded time.
+    /// Adds units to the sum at their recorded time.
     fn add_up(&mut self, at: u64, limit: &Limit, units: u64) {
         self.add_to_sum(limit.recorded_at(at), units);
     }
 
-    /// Adds units to the sum of the clock's current half window. So a log that gets no other
-    /// entries in between has at most three such sums. Under a counter, adds the units to the sum
-    /// of the clock's current window, which a counter has anyway.
+    /// Adds units to the sum for the clock's current half window. So a log that gets no other
+    /// entries in between has at most three such sums. Under a counter, adds them to the sum for
+    /// the clock's current window, which a counter has anyway.
     fn merge(&mut self, now: u64, limit: &Limit, units: u64) {
         if limit.is_counter() {
             self.add_up(now, limit, units);
@@ -265,7 +262,7 @@ impl Figures {
     }
 }
 
-/// The kind of entry that an admission of the charge gets.
+/// The entry kind for an admission of the charge.
 fn kind_of(charge: &Charge) -> Kind {
     let is_reserved = charge.lease_micros().is_some() && !charge.is_spent();
     if is_reserved || charge.takes_place() {

@@ -1,10 +1,10 @@
-//! Finds the keys that are asked for often, in a fixed amount of memory. Also limits the price of
-//! prefetches: rule 11 of [`limit::prefetch`](crate::limit::prefetch).
+//! Finds the heavy hitters, the keys that are asked for often, in fixed memory. Also limits the
+//! price of prefetches by a token bucket: rule 11 in [`limit::prefetch`](crate::limit::prefetch).
 //!
-//! Each check earns a part of the price of a prefetch, whether the check has asked the store or
-//! not. The first 64 prefetches are free. After them, the process takes a prefetch only if checks
-//! have earned its price. So further prefetches never cost more than checks have earned, whatever
-//! the traffic and the distance of the store are.
+//! Each check earns a fraction of a prefetch's price, whether it has asked the store or not. The
+//! first 64 prefetches are free. After them, the process takes a prefetch only if checks have
+//! earned its price. So further prefetches never cost more than checks have earned, in any traffic,
+//! and at any distance from the store.
 
 use std::sync::{
     Mutex,
@@ -22,7 +22,7 @@ const SET: usize = 4;
 
 pub(super) struct Demand(Box<[Mutex<[Count; SET]>]>);
 
-/// The requests of one key between two times in microseconds.
+/// One key's requests between two times in microseconds.
 #[derive(Clone, Copy, Default)]
 struct Count {
     digest: u64,
@@ -32,12 +32,12 @@ struct Count {
 }
 
 impl Demand {
-    /// Counts a request, and returns the number of requests in a life at the present rate; `None`
-    /// if there were too few requests to tell.
+    /// Counts a request, and returns how many requests come in a life at the present rate; `None`
+    /// if there were too few to tell.
     ///
-    /// A count lasts for a life of the prefetches of its key. A key that finds all counts of its
-    /// set taken lowers the smallest count by one. So busy keys keep their counts, and many rare
-    /// keys together do not look like a busy key.
+    /// A count lasts for a life of its key's prefetches. A key that finds its set full lowers the
+    /// smallest count by one, much as in Misra–Gries, which lowers all of them. So busy keys keep
+    /// their counts, and many rare keys together do not look like a busy key.
     pub(super) fn count(&self, digest: u64, now: u64, pace: Pace) -> Option<u64> {
         let mut set = lock(&self.0[digest as usize % SETS]);
         // A time before the count began means that the clock has stepped back.
@@ -72,22 +72,21 @@ impl Default for Demand {
     }
 }
 
-/// The price of a call. A process takes a prefetch by one call, and gives the prefetch back by
-/// another. Each of these calls takes Redis about three times as long as a plain check. A check
-/// that asks the store earns 1. These earnings pay for less than 5 % more calls, which take an
-/// eighth more of Redis's time.
+/// The price of a call. A process takes a prefetch by one call, and gives it back by another. Each
+/// takes Redis about three times as long as a plain check. A check that asks the store earns 1.
+/// These earnings pay for less than 5 % more calls, which take an eighth more of Redis's time.
 const CALL: u64 = 24;
 const PREFETCH: u64 = 2 * CALL;
 
-/// A check that does not ask the store earns a third of the price of a call. It saves Redis the
-/// time of a plain check, and a call takes about three times as long.
+/// A check that does not ask the store earns a third of a call's price. It saves Redis the time for
+/// a plain check, and a call takes about three times as long.
 pub(super) const SAVED: u64 = CALL / 3;
 
-/// The most that a process may owe: the price of 64 prefetches. A process never saves up more than
-/// this, so quiet hours do not pay for a bad hour.
+/// The most that a process may owe: the price of 64 prefetches. It never saves up more than this,
+/// so quiet hours do not pay for a bad hour.
 const MOST: u64 = 64 * PREFETCH;
 
-/// The price of the prefetches that the process has taken, less what checks have earned since.
+/// A token bucket that checks refill: the price of prefetches taken, less what was earned since.
 #[derive(Default)]
 pub(super) struct Budget {
     owed: AtomicU64,
@@ -100,8 +99,8 @@ impl Budget {
         self.owed.load(Relaxed) + PREFETCH <= MOST
     }
 
-    /// Pays for one prefetch: for the call that takes it, and the call that gives it back. Returns
-    /// `false`, and pays nothing, if the process would then owe too much.
+    /// Pays for one prefetch: for the call that takes it, and the one that gives it back. Returns
+    /// `false`, and does not pay, if the process would then owe too much.
     pub(super) fn pay(&self) -> bool {
         let paid = self.owed.fetch_update(Relaxed, Relaxed, |owed| {
             Some(owed + PREFETCH).filter(|owed| *owed <= MOST)
@@ -109,8 +108,8 @@ impl Budget {
         paid.is_ok()
     }
 
-    /// Counts a check that has asked the store. `trip` is the time of a round trip. Checks within
-    /// one batch earn once, since together they cost little more than one check.
+    /// Counts a check that has asked the store. `trip` is a round trip. Checks within one batch
+    /// earn once, since together they cost little more than one check.
     pub(super) fn count_asked(&self, now: u64, trip: u64) {
         if now.abs_diff(self.asked_at.load(Relaxed)) >= trip.min(LONGEST_BATCH) {
             self.asked_at.store(now, Relaxed);
@@ -165,7 +164,7 @@ mod tests {
         assert_eq!(counts[19], Some(160));
     }
 
-    /// A key of the same set.
+    /// A key in the same set.
     fn neighbour(key: u64) -> u64 {
         key << 48 | 7
     }
@@ -192,7 +191,7 @@ mod tests {
         assert_eq!(is_found, [true; SET - 1]);
     }
 
-    /// The counts of the set are taken, by keys of which none asks any more.
+    /// The set's counts are taken, by keys that no longer ask.
     #[test]
     fn a_key_that_becomes_busy_takes_the_count_of_another() {
         let demand = Demand::default();
@@ -206,7 +205,7 @@ mod tests {
         assert!(rates.any(|rate| rate.is_some()));
     }
 
-    /// A count ends after the life of its own key, whatever the lives of other keys are.
+    /// A count ends after its own key's life, whatever the lives of other keys are.
     #[test]
     fn a_busy_key_is_found_among_rare_ones_of_another_life() {
         for life_of_rare in [LIFE / 100, LIFE, LIFE * 100] {

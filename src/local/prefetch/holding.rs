@@ -1,4 +1,4 @@
-//! The prefetches of one limit and key. Times are microseconds of the local clock.
+//! The prefetches for one limit and key. Times are microseconds on the local clock.
 
 use std::{
     sync::Mutex,
@@ -17,11 +17,11 @@ use crate::{
     local::lock,
 };
 
-/// After this number of lives without a step, the runtime of a task counts as not driven.
+/// After this many lives without a step, a task's runtime counts as not driven.
 const MOST_LIVES: u64 = 10;
 
-/// The prefetches of one limit and key. A task takes them and gives them back. When nothing is held
-/// and the key is not asked for often, the task and the holding end.
+/// The prefetches for one limit and key. A task takes them and gives them back. When nothing is
+/// held and the key is not asked for often, the task and the holding end.
 pub(super) struct Holding {
     pub(super) digest: u64,
     pub(super) limit: Limit,
@@ -31,31 +31,30 @@ pub(super) struct Holding {
     pub(super) changed: Notify,
 }
 
-/// The part of a holding that its lock guards.
+/// The fields that a holding's lock guards.
 pub(super) struct State {
-    /// The prefetches, the oldest first. There may be two, since the next prefetch is asked for
-    /// before the present one is used up.
+    /// The prefetches, the oldest first. There may be two, since the next one is asked for before
+    /// the present one is used up.
     pub(super) prefetches: Vec<PrefetchedUnits>,
     /// The prefetch that the task has asked for, until the reply.
     pub(super) asked: Option<PrefetchedUnits>,
-    /// The status of the limit in the store's last reply, without the units that were then reserved
-    /// for this process.
+    /// The limit's status in the store's last reply, without the units then reserved for this
+    /// process.
     status: LimitStatus,
-    /// The used units in the store's last reply, including the prefetches of this process.
+    /// The used units in the store's last reply, including this process's prefetches.
     used: u64,
-    /// The store's time of its last reply, and the local time at which the store was asked for that
-    /// reply.
+    /// The store's time in its last reply, and the local time at which it was asked.
     at: SystemTime,
     asked_at: u64,
     pub(super) pace: Pace,
-    /// When the task that takes prefetches and gives them back has begun its last step; `None` if
-    /// there is no task.
+    /// When the task that takes prefetches and gives them back began its last step; `None` without
+    /// a task.
     pub(super) stepped_at: Option<u64>,
     pub(super) spending: Spending,
-    /// The number of checks that needed no call since the task's last step, and the time of the
-    /// last such check. Checks that would have travelled in one batch count once.
+    /// How many checks needed no call since the task's last step, and when the last one came.
+    /// Checks that would have travelled in one batch count once.
     pub(super) saved: (u64, u64),
-    /// No prefetch is asked for before this time, since the last one was refused or has failed.
+    /// Prefetches are not asked for before this time, since the last one was refused or failed.
     pub(super) asks_from: u64,
     /// True if the task ends as soon as it has given everything back.
     pub(super) ends: bool,
@@ -64,18 +63,18 @@ pub(super) struct State {
 /// A prefetch: asked for, then alive, then to be given back.
 pub(super) struct PrefetchedUnits {
     pub(super) check: Check,
-    /// The store's admission of the prefetch; `None` until the reply. If the store fails, or the
-    /// task ends before the reply, the prefetch may have been counted all the same.
+    /// The store's admission; `None` until the reply. If the store fails, or the task ends before
+    /// the reply, the prefetch may have been counted all the same.
     pub(super) admitted: Option<Decision>,
     /// Prefetches are numbered in the order in which this process has taken them.
     pub(super) number: u64,
     pub(super) units: u64,
     pub(super) left: u64,
-    /// When this number of units is left, the next prefetch is asked for. These units last about as
-    /// long as the next prefetch takes to arrive.
+    /// When this many units are left, the next prefetch is asked for. They last about as long as it
+    /// takes to arrive.
     pub(super) low: u64,
     pub(super) asked_at: u64,
-    /// When the prefetch ends. Zero if the prefetch was dropped.
+    /// When the prefetch ends; zero if it was dropped.
     pub(super) until: u64,
 }
 
@@ -112,7 +111,7 @@ impl Holding {
         }
     }
 
-    /// True if the holding is for exactly the limit and key of the charge.
+    /// True if the holding is for exactly the charge's limit and key.
     pub(super) fn is_of(&self, charge: &Charge) -> bool {
         self.key == *charge.key() && self.limit == *charge.limit()
     }
@@ -138,17 +137,17 @@ impl Holding {
         if left == 0 || left <= low && before > low {
             self.changed.notify_one();
         }
-        // The time since the store was asked. The true age of the status is at most this time,
-        // since the store has decided after it was asked.
+        // The time since the store was asked. The status is at most this old, since the store has
+        // decided after it was asked.
         let age = now.saturating_sub(state.asked_at);
         let at = state.at + Duration::from_micros(age);
         Some((state.status_of(charge, age), at))
     }
 
-    /// Learns from a decision of the store on this limit and key. `asked_after` is the number of
-    /// the last prefetch that was taken before the store was asked. Returns the units that this
-    /// process holds unspent, and all units that are reserved for this process. Returns zeros if a
-    /// prefetch was taken later, since the figures are then not used.
+    /// Learns from a store decision on this limit and key. `asked_after` is the number of the last
+    /// prefetch taken before the store was asked. Returns the units that this process holds
+    /// unspent, and all units reserved for it. Returns zeros if a prefetch was taken later, since
+    /// the figures are then not used.
     pub(super) fn learn(
         &self,
         spent: u64,
@@ -162,9 +161,9 @@ impl Holding {
         if spent > 0 {
             state.spending.count(spent);
         }
-        // If a prefetch was taken after the store was asked, the figures of the check are not used.
-        // The status of the check may count this prefetch or not, and the status of the prefetch
-        // may count the spent units or not.
+        // If a prefetch was taken after the store was asked, the check's figures are not used. They
+        // may count this prefetch or not, and the prefetch's figures may count the spent units or
+        // not.
         let mut prefetches = state.prefetches.iter();
         if prefetches.any(|prefetch| prefetch.number > asked_after) {
             state.used = state.used.saturating_add(spent);
@@ -180,7 +179,7 @@ impl Holding {
         lock(&self.state).stepped_at.is_some()
     }
 
-    /// True if the task of the holding is on a runtime that is not driven.
+    /// True if the holding's task is on a runtime that is not driven.
     pub(super) fn is_abandoned(&self, now: u64) -> bool {
         let state = lock(&self.state);
         let longest = state.pace.life.saturating_mul(MOST_LIVES);
@@ -189,8 +188,8 @@ impl Holding {
             .is_some_and(|stepped_at| now.saturating_sub(stepped_at) >= longest)
     }
 
-    /// Ends all prefetches at once, including the one that is asked for, so that the task gives
-    /// them back. Then the task ends.
+    /// Ends all prefetches at once, including one that is asked for, so that the task gives them
+    /// back. Then the task ends.
     pub(super) fn drop_prefetches(&self) {
         let mut locked = lock(&self.state);
         let state = &mut *locked;
@@ -202,8 +201,7 @@ impl Holding {
         self.changed.notify_one();
     }
 
-    /// The units of the next prefetch; `None` if it is too early for a prefetch, or if a prefetch
-    /// is not worth it.
+    /// The units for the next prefetch; `None` if it is too early, or not worth it.
     pub(super) fn wanted(&self, state: &mut State, now: u64) -> Option<u64> {
         let is_due = state.left(now) <= state.low(now)
             || state.renewal().is_some_and(|renewal| renewal <= now);
@@ -223,7 +221,7 @@ impl State {
             .sum()
     }
 
-    /// All units of the prefetches, spent or not.
+    /// All prefetched units, spent or not.
     fn units(&self) -> u64 {
         self.prefetches.iter().map(|prefetch| prefetch.units).sum()
     }
@@ -235,7 +233,7 @@ impl State {
         }
     }
 
-    /// When this number of units is left, it is time for the next prefetch.
+    /// When this many units are left, it is time for the next prefetch.
     fn low(&self, now: u64) -> u64 {
         match self.prefetches.last() {
             Some(newest) if newest.is_alive(now) => newest.low,
@@ -255,8 +253,8 @@ impl State {
         self.status.leave_out(0, self.units());
     }
 
-    /// The status of the limit when the store's last reply has this `age`. Units that this process
-    /// holds count as left.
+    /// The limit's status when the store's last reply has this `age`. Units that this process holds
+    /// count as left.
     fn status_of(&self, charge: &Charge, age: u64) -> LimitStatus {
         let left = self.prefetches.iter().map(|prefetch| prefetch.left).sum();
         let mut status = self.status.for_charge(charge);
@@ -283,7 +281,7 @@ impl State {
 
 impl PrefetchedUnits {
     /// True if the prefetch can be spent. A time before `asked_at` means that the local clock has
-    /// stepped back. Then the prefetch cannot be spent.
+    /// stepped back. Then it cannot be spent.
     pub(super) fn is_alive(&self, now: u64) -> bool {
         self.admitted.is_some() && (self.asked_at..self.until).contains(&now)
     }

@@ -1,11 +1,11 @@
 //! The prefetches that this process holds. [`limit::prefetch`](crate::limit::prefetch) has the
 //! rules.
 //!
-//! A limiter spends the prefetches. The tasks of the limiter take prefetches and give them back:
-//! see `limiter/prefetch.rs`. `holding.rs` has the prefetches of one limit and key, and `steps.rs`
-//! decides what their task does next. `demand.rs` finds the keys that are asked for often, and
-//! keeps prefetches from costing more than they save. `pace.rs` knows how long prefetches live, and
-//! how many units they have.
+//! A limiter spends the prefetches. Its tasks take them and give them back: see
+//! `limiter/prefetch.rs`. `holding.rs` has the prefetches for one limit and key, and `steps.rs`
+//! decides what their task does next. `demand.rs` finds the heavy hitters, the keys that are asked
+//! for often, and keeps prefetches from costing more than they save. `pace.rs` knows how long
+//! prefetches live, and how many units they have.
 
 mod demand;
 mod holding;
@@ -40,26 +40,25 @@ use crate::{
     local::{lock, refusals::Generations, round_trip::RoundTrip},
 };
 
-/// The most limits and keys of which a process holds prefetches. The checks of other limits and
-/// keys ask the store.
+/// The most limits and keys for which a process holds prefetches. Checks with others ask the store.
 const CAPACITY: usize = 10_000;
 
-/// The holdings, by the digest of their limit and key.
+/// The holdings, by (limit, key) digest.
 type Holdings = HashMap<u64, Arc<Holding>, BuildHasherDefault<Prehashed>>;
 
-/// The prefetches that the limiters on one store hold.
+/// The prefetches that one store's limiters hold.
 pub(crate) struct Prefetches {
     /// The clock, and the digester.
     generations: Arc<Generations>,
     round_trip: Arc<RoundTrip>,
     /// Locked for writing only while a task begins or ends.
     holdings: RwLock<Holdings>,
-    /// The first admission of a limit with prefetch makes the counts.
+    /// The first admission under a limit with prefetch makes the counts.
     demand: OnceLock<Demand>,
     budget: Budget,
     /// Locked while a check locks several holdings.
     several: Mutex<()>,
-    /// How many prefetches were taken. This is also the number of the last prefetch.
+    /// How many prefetches were taken, and so the last one's number.
     taken: AtomicU64,
     /// Tells [`give_back`](Self::give_back) that a task has ended.
     ended: Notify,
@@ -79,7 +78,7 @@ impl Prefetches {
         }
     }
 
-    /// Admits a check of limits with prefetch, if this process holds enough units for all of its
+    /// Admits a check on limits with prefetch, if this process holds enough units for all its
     /// charges.
     #[inline]
     pub(crate) fn spend(&self, check: &Check) -> Option<Decision> {
@@ -96,15 +95,14 @@ impl Prefetches {
         Some(Decision::of_statuses(at, AdmissionId::fresh(), statuses))
     }
 
-    /// Admits a check of several charges, if this process holds enough units for each of them. All
-    /// charges are looked at under the locks of their holdings before any unit is spent.
+    /// Admits a check with several charges, if this process holds enough units for each of them.
+    /// All charges are looked at under their holdings' locks before any unit is spent.
     fn spend_all(&self, check: &Check) -> Option<Decision> {
         let mut found = Vec::new();
         for charge in check.charges() {
             found.push((charge, self.find(charge)?));
         }
-        // Only one check at a time locks several holdings, so that no two checks wait for each
-        // other.
+        // Only one check at a time locks several holdings, so that two checks cannot deadlock.
         let _several = lock(&self.several);
         let mut locked: Vec<_> = found
             .iter()
@@ -119,7 +117,7 @@ impl Prefetches {
             .iter_mut()
             .map(|(charge, holding, state)| holding.spend(state, charge, now));
         let spent: Vec<(LimitStatus, SystemTime)> = spent.collect::<Option<_>>()?;
-        // The check counts once, whatever its number of charges.
+        // The check counts once, however many charges it has.
         locked.first_mut()?.2.count_saved(now);
         let at = spent.iter().map(|(_, at)| *at).max()?;
         let mut statuses = spent.into_iter().map(|(status, _)| status);
@@ -127,14 +125,14 @@ impl Prefetches {
         Some(Decision::of_statuses(at, AdmissionId::fresh(), statuses))
     }
 
-    /// The unspent units that this process holds of a limit and key.
+    /// The unspent units that this process holds for a limit and key.
     pub(crate) fn held(&self, charge: &Charge) -> u64 {
         self.find(charge)
             .map_or(0, |holding| lock(&holding.state).left(self.now()))
     }
 
-    /// The number of the last prefetch that was taken. A check that asks the store from now on is
-    /// decided after the store has counted this prefetch.
+    /// The number of the last prefetch taken. A check that asks the store from now on is decided
+    /// after the store has counted this prefetch.
     pub(crate) fn last_taken(&self) -> u64 {
         self.taken.load(Ordering::SeqCst)
     }
@@ -156,8 +154,8 @@ impl Prefetches {
         let found: Vec<_> = iter::zip(check.charges(), decision.statuses())
             .map(|(charge, status)| self.find_or_make(charge, status, at, now))
             .collect();
-        // If one charge has no holding, the check asks the store anyway, so the other charges would
-        // take prefetches in vain.
+        // If one charge has no holding, the check asks the store anyway, so the others would take
+        // prefetches in vain.
         let is_worth_it = check.is_prefetched() && found.iter().all(Option::is_some);
         for (index, (holding, charge)) in found.into_iter().zip(check.charges()).enumerate() {
             let (Some(holding), Some(status)) = (holding, decision.statuses().nth(index)) else {
@@ -174,8 +172,8 @@ impl Prefetches {
         decision
     }
 
-    /// Finds the holding of a charge. If there is none, counts the request, and makes a holding if
-    /// the key is asked for often. A new holding is not in the table yet.
+    /// Finds a charge's holding. If there is none, counts the request, and makes a holding if the
+    /// key is asked for often. A new holding is not in the table yet.
     fn find_or_make(
         &self,
         charge: &Charge,
@@ -205,14 +203,14 @@ impl Prefetches {
         Some(Arc::new(holding))
     }
 
-    /// Puts a holding into the table, if the table has room. If the table already has a holding of
-    /// this digest that is not abandoned, that holding stays instead. If the holding that is then
-    /// in the table has no task, returns it, and the caller has to start a task for it.
+    /// Puts a holding into the table, if there is room. If the table already has one with this
+    /// digest that is not abandoned, that one stays instead. If the holding then in the table has
+    /// no task, returns it, and the caller has to start a task for it.
     fn keep(self: &Arc<Self>, holding: &Arc<Holding>) -> Option<KeptHolding> {
         let mut holdings = self.write();
         let now = self.now();
-        // The holding in the table may be of a limit with other settings. Then the task of that
-        // holding gives back the units that are left, and ends.
+        // The holding in the table may be for a limit with other settings. Its task then gives back
+        // the units left, and ends.
         if let Some(held) = holdings.get(&holding.digest)
             && !held.is_abandoned(now)
         {
@@ -225,8 +223,8 @@ impl Prefetches {
         KeptHolding::begin(self, holding)
     }
 
-    /// Gives back the prefetches of the limit and key with this digest at once, and drops the
-    /// prefetch that is asked for.
+    /// Gives back the prefetches for the limit and key with this digest at once, and drops the one
+    /// that is asked for.
     pub(super) fn drop_prefetches_of(&self, digest: u64) {
         let holding = self.read(|holdings| holdings.get(&digest).cloned());
         if let Some(holding) = holding {
@@ -235,8 +233,8 @@ impl Prefetches {
     }
 
     /// Gives back all prefetches at once, and returns when that is done. Calls `keep` for each
-    /// limit and key that needs a new task to give its prefetches back. If no task can start for a
-    /// limit and key, the units count until the life of the prefetches is over.
+    /// limit and key that needs a new task to give its prefetches back. If no task can start, the
+    /// units count until the prefetch life is over.
     pub(crate) async fn give_back(self: &Arc<Self>, mut keep: impl FnMut(KeptHolding)) {
         loop {
             // Holdings whose task has ended with its runtime need a new task.
@@ -248,8 +246,8 @@ impl Prefetches {
             for holding in without_task {
                 keep(holding);
             }
-            // A task that could not start has already told that it has ended. So only holdings that
-            // have a task are waited for below.
+            // A task that could not start has already told that it has ended. So only holdings with
+            // a task are waited for below.
             let ended = self.ended.notified();
             let holdings: Vec<_> = self.read(|holdings| {
                 let with_task = holdings.values().filter(|holding| holding.has_task());

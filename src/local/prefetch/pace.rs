@@ -1,34 +1,34 @@
 //! How long prefetches live and how many units they have. This file computes with numbers alone, so
-//! that a simulation of the benchmarks can include it.
+//! that a simulation in the benchmarks can include it.
 //!
-//! The distance of the store changes three things: the life of a prefetch, the time to ask for the
-//! next prefetch, and how busy a key must be. Next to the store, all three are as the limit's
-//! settings say. A prefetch has as many units as the key spends in a life at its recent rate.
+//! The store's distance changes three things: the prefetch life, the time to ask for the next
+//! prefetch, and how busy a key must be. Next to the store, all three are as the limit's settings
+//! say. A prefetch has as many units as the key spends in a life at its recent rate.
 
 /// A life is at least this many times the time in which most replies arrive, but at most the
 /// longest life. So a process mostly has longer to spend a prefetch than it has waited for it.
 const LEAST_TRIPS: u64 = 4;
 
-/// The next prefetch is asked for earlier than the time of a reply requires, by this part of a
-/// life. The task needs time to run, and the call may wait for prefetches of other keys.
+/// The next prefetch is asked for `life / PART_OF_LIFE` earlier than the reply's time requires. The
+/// task needs time to run, and the call may wait for other keys' prefetches.
 const PART_OF_LIFE: u64 = 32;
 
-/// The spending of a key is measured for at least this part of a life, since a few requests tell no
+/// A key's spending is measured for at least `life / MEASURED`, since a few requests do not tell a
 /// rate.
 const MEASURED: u64 = 4;
 
-/// The next prefetch is asked for when this part of the units is left, or earlier.
+/// The next prefetch is asked for when `units / LOW` are left, or earlier.
 const LOW: u64 = 4;
 
 /// The fewest requests in a life for which a prefetch is taken. Next to the store, a prefetch for
-/// half of `MOST_REQUESTS` saves little or nothing. The longer the round trip is, the more time is
+/// half of `MOST_REQUESTS` saves little or nothing. The longer the round trip, the more time is
 /// saved by a request that does not ask the store. So the number is [`SAVED`] divided by the round
 /// trip, between `LEAST_REQUESTS` and `MOST_REQUESTS`.
 const MOST_REQUESTS: u64 = 16;
 const LEAST_REQUESTS: u64 = 2;
 const SAVED: u64 = 64_000;
 
-/// Requests of a key within a round trip, or within a millisecond if that is shorter, mostly travel
+/// A key's requests within a round trip, or within a millisecond if that is shorter, mostly travel
 /// in one batch.
 pub(super) const LONGEST_BATCH: u64 = 1_000;
 
@@ -36,16 +36,16 @@ pub(super) const LONGEST_BATCH: u64 = 1_000;
 #[derive(Clone, Copy)]
 pub(super) struct Pace {
     pub(super) life: u64,
-    /// The time from the call for the next prefetch to the end of the present one.
+    /// The next prefetch is asked for this long before the present one ends.
     pub(super) lead: u64,
     pub(super) fewest_requests: u64,
-    /// Requests of a key within this time mostly travel in one batch.
+    /// A key's requests within this time mostly travel in one batch.
     pub(super) batch: u64,
 }
 
 impl Pace {
-    /// The pace of a limit whose prefetches live for `set`, or longer if the store is far away, but
-    /// then for at most `longest`. A round trip takes `trip`, and most replies take at most
+    /// The pace for a limit whose prefetches live for `set`, or longer if the store is far away,
+    /// but then for at most `longest`. A round trip takes `trip`, and most replies take at most
     /// `mostly`.
     pub(super) fn new(set: u64, longest: u64, trip: u64, mostly: u64) -> Self {
         let life = mostly.saturating_mul(LEAST_TRIPS).min(longest).max(set);
@@ -66,12 +66,12 @@ impl Pace {
         }
     }
 
-    /// The least time for which the spending of a key is measured.
+    /// The least time for which a key's spending is measured.
     pub(super) fn measured(self) -> u64 {
         self.life / MEASURED
     }
 
-    /// The number of units of the present prefetch at which the next one is asked for.
+    /// The next prefetch is asked for when the present one has this many units left.
     pub(super) fn low(self, units: u64) -> u64 {
         let during_lead =
             (u128::from(units) * u128::from(self.lead)).div_ceil(self.life.max(1).into()) as u64;
@@ -80,33 +80,33 @@ impl Pace {
     }
 }
 
-/// A prefetch is at most this part of the units that are left.
+/// A prefetch has at most `1 / PART_OF_THE_REST` of the units left.
 const PART_OF_THE_REST: u64 = 8;
 
-/// A count is extrapolated as if it had taken at least this part of a life, so that a few requests
-/// at once are no high rate.
+/// A count is extrapolated as if it had taken at least `life / SHORTEST_MEASUREMENT`, so that a few
+/// requests at once do not make a high rate.
 const SHORTEST_MEASUREMENT: u64 = 8;
 
-/// The units that were spent under a limit and key. Times are microseconds.
+/// The units spent under a limit and key. Times are microseconds.
 pub(super) struct Spending {
     /// The present measurement: when it began, and what was spent since.
     since: u64,
     spent: u64,
     requests: u64,
-    /// The measurement before the present one: how long it took, and what was spent in it.
+    /// The previous measurement: how long it took, and what was spent in it.
     before: (u64, u64),
 }
 
-/// The units of the first prefetch of a key. They are for the `requests` that are expected in a
-/// life, each at this `cost`. `None` if a prefetch is not worth it.
+/// The units in a key's first prefetch: for the `requests` expected in a life, each at this `cost`.
+/// `None` if a prefetch is not worth it.
 pub(super) fn first_units(
     requests: u64,
     cost: u64,
     (used, rest): (u64, u64),
     pace: Pace,
 ) -> Option<u64> {
-    // The other requests may cost less than this one, and their costs are not known. So the
-    // prefetch has at most as many units as the key has used in the window.
+    // Other requests may cost less than this one, and their costs are not known. So the prefetch
+    // has at most as many units as the key has used in the window.
     let units = requests
         .saturating_mul(cost)
         .min(used)
@@ -115,8 +115,8 @@ pub(super) fn first_units(
 }
 
 impl Spending {
-    /// The spending of a key that is expected to spend `first_units` in a life, as if the key had
-    /// spent them in the life before.
+    /// The spending for a key that is expected to spend `first_units` in a life, as if it had spent
+    /// them in the life before.
     pub(super) fn new(first_units: u64, now: u64, pace: Pace) -> Self {
         Self {
             since: now,
@@ -140,17 +140,17 @@ impl Spending {
         }
     }
 
-    /// The units of the next prefetch; `None` if a prefetch is not worth it.
+    /// The units in the next prefetch; `None` if it is not worth it.
     pub(super) fn next_units(&mut self, now: u64, pace: Pace, rest: u64) -> Option<u64> {
         if now < self.since {
-            // The clock has stepped back, so the time of the measurement is unknown, and a new
-            // measurement begins.
+            // The clock has stepped back, so the measured time is unknown, and a new measurement
+            // begins.
             *self = Self::new(0, now, pace);
         }
         let elapsed = now.saturating_sub(self.since);
         let present = rate(self.spent, elapsed.max(pace.measured()), pace.life);
-        // The lasting rate includes the measurement before the present one. Requests come at
-        // random, so a short pause does not mean a lower demand.
+        // The lasting rate includes the previous measurement. Requests come at random, so a short
+        // pause does not mean a lower demand.
         let (elapsed_before, before) = self.before;
         let lasting = rate(
             before.saturating_add(self.spent),
@@ -166,7 +166,7 @@ impl Spending {
         // Half as many requests are needed as for the first prefetch. Requests come at random, so
         // with the same number, a busy key would lose its prefetches from time to time.
         let fewest = cost.saturating_mul(pace.fewest_requests / 2);
-        // A key that has fallen quiet takes no further prefetch.
+        // A key that has fallen quiet does not take another prefetch.
         let is_quiet = present < fewest && elapsed >= pace.measured();
         (units >= fewest && !is_quiet).then_some(units)
     }
@@ -183,7 +183,7 @@ pub(super) fn rate(count: u64, elapsed: u64, life: u64) -> u64 {
 mod tests {
     use super::*;
 
-    /// The table of the guide `redis_is_far_away`, in milliseconds.
+    /// The table in the guide `redis_is_far_away`, in milliseconds.
     #[test]
     fn a_life_follows_the_round_trip() {
         for (trip, life, fewest) in [

@@ -1,4 +1,4 @@
-//! The steps of the task that takes care of a holding. `limiter/prefetch.rs` runs the task.
+//! The steps that a holding's task takes. `limiter/prefetch.rs` runs the task.
 
 use std::{
     mem,
@@ -26,10 +26,10 @@ pub(crate) struct KeptHolding {
     holding: Arc<Holding>,
 }
 
-/// The next action of a holding's task.
+/// The next action for a holding's task.
 pub(crate) enum Step {
-    /// The task gives prefetches back, asks for a new one, or both. The task passes the store's
-    /// reply about the new prefetch to [`KeptHolding::answer`].
+    /// The task gives prefetches back, asks for a new one, or both. It passes the store's reply
+    /// about the new prefetch to [`KeptHolding::answer`].
     Ask {
         give_back: Vec<Settlement>,
         take: Option<Check>,
@@ -47,8 +47,8 @@ impl KeptHolding {
             return None;
         }
         (state.stepped_at, state.ends) = (Some(prefetches.now()), false);
-        // If a task has asked for a prefetch, and has ended before the reply, the new task gives
-        // this prefetch back.
+        // If a task has asked for a prefetch, and has ended before the reply, the new task gives it
+        // back.
         let asked = state.asked.take();
         state.prefetches.extend(asked);
         Some(Self {
@@ -57,7 +57,7 @@ impl KeptHolding {
         })
     }
 
-    /// A check of the holding's limit and key that costs nothing.
+    /// A check at no cost for the holding's limit and key.
     pub(crate) fn check(&self) -> Check {
         Check::new(Charge::fitting(
             self.holding.limit.clone(),
@@ -66,7 +66,7 @@ impl KeptHolding {
         ))
     }
 
-    /// Chooses the next action. The task takes no prefetch while the breaker is open.
+    /// Chooses the next action. The task does not take prefetches while the breaker is open.
     pub(crate) fn next(&self, is_open: bool) -> Step {
         let holding = &*self.holding;
         let mut state = lock(&holding.state);
@@ -87,8 +87,8 @@ impl KeptHolding {
         let mut prefetches = state.prefetches.iter();
         if wanted.is_none() && prefetches.all(|prefetch| prefetch.is_alive(now)) {
             // Without a prefetch, the task waits: for the reply if it has asked for a prefetch,
-            // otherwise until it may ask again. After this wait, the task ends if the key is not
-            // asked for often.
+            // otherwise until it may ask again. After this wait, it ends if the key is not asked
+            // for often.
             let otherwise = match state.asked {
                 Some(_) => now.saturating_add(life),
                 None if state.ends => now,
@@ -127,7 +127,7 @@ impl KeptHolding {
     }
 
     /// Records the store's answer to the prefetch that was asked for. If the store has failed, it
-    /// may have counted the prefetch, so the next step gives the prefetch back.
+    /// may have counted the prefetch, so the next step gives it back.
     pub(crate) fn answer(&self, answer: Result<Decision, StoreError>) {
         let prefetches = &*self.prefetches;
         let number = prefetches.taken.fetch_add(1, Ordering::SeqCst) + 1;
@@ -174,7 +174,7 @@ impl Drop for KeptHolding {
         let mut state = lock(&self.holding.state);
         state.stepped_at = None;
         // If the task has not given everything back, its runtime has ended. The holding then stays
-        // in the table, so that callers can spend its units until the life of these units is over.
+        // in the table, so that callers can spend its units until their life is over.
         let is_over = state.prefetches.is_empty() && state.asked.is_none();
         let digest = self.holding.digest;
         let held = holdings.get(&digest);

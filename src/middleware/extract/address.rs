@@ -1,8 +1,7 @@
-//! IP addresses: the key of an address, ranges of addresses, and lists of ranges that may change
-//! while the program runs.
+//! IP addresses: their keys, address ranges, and range lists that may change at run time.
 //!
-//! 1. An IPv4 address has one key, however it is written. The following IPv6 addresses stand for an
-//!    IPv4 address:
+//! 1. An IPv4 address has one key, however it is written. These IPv6 addresses stand for an IPv4
+//!    address:
 //!
 //!    | address | what it is |
 //!    |---|---|
@@ -13,14 +12,13 @@
 //!    | `2002:aabb:ccdd::/48` | 6to4 (RFC 3056): a network behind the IPv4 address whose bytes are `aa`, `bb`, `cc` and `dd` |
 //!    | `2001::/32` | Teredo (RFC 4380): a host behind the IPv4 address in the last 32 bits, which are inverted |
 //!
-//!    If these addresses were grouped by /64, clients of different IPv4 addresses would share one
-//!    key, and a 6to4 network would have 65,536 keys.
-//! 2. In `64:ff9b:1::/48` (RFC 8215), only the operator of the network knows which bits are the
-//!    IPv4 address. So the whole IPv6 address is the key. A client still has only one key: a
-//!    translator makes exactly one IPv6 address of each IPv4 address, and no other network routes
+//!    If these were grouped by /64, clients with different IPv4 addresses would share one key, and
+//!    a 6to4 network would have 65,536 keys.
+//! 2. In `64:ff9b:1::/48` (RFC 8215), only the network's operator knows which bits are the IPv4
+//!    address, so the whole IPv6 address is the key. A client still has only one: a translator
+//!    makes exactly one IPv6 address from each IPv4 address, and other networks do not route
 //!    `64:ff9b:1::/48`.
-//! 3. Any other IPv6 address has the key of its prefix. The length of the prefix is part of the
-//!    key.
+//! 3. Any other IPv6 address has its prefix as key, together with the prefix length.
 
 use std::{
     fmt,
@@ -32,7 +30,7 @@ use ipnet::{IpNet, Ipv4Net};
 
 use crate::{error::ConfigError, key::Key};
 
-/// The key of an address. An IPv6 address has the key of its first `bits`, 1 to 128.
+/// The key of an address. For IPv6, it covers the first `bits`, 1 to 128.
 pub(super) fn key(address: IpAddr, bits: u8) -> Key {
     match canonical(address) {
         IpAddr::V4(address) => Key::new("ip", address.octets()),
@@ -45,8 +43,7 @@ pub(super) fn key(address: IpAddr, bits: u8) -> Key {
     }
 }
 
-/// The IPv4 address that `address` stands for. If `address` stands for no IPv4 address, the result
-/// is `address` itself.
+/// The IPv4 address that `address` stands for, or `address` itself.
 fn canonical(address: IpAddr) -> IpAddr {
     let IpAddr::V6(v6) = address else {
         return address;
@@ -54,11 +51,10 @@ fn canonical(address: IpAddr) -> IpAddr {
     embedded(v6).map_or(address, IpAddr::V4)
 }
 
-/// Returns the range of IPv4 addresses that a range of IPv6 addresses stands for: `2002:a00::/24`
-/// becomes `10.0.0.0/8`. This needs a prefix that ends within the embedded IPv4 address. Any other
-/// range stays as it is. A range of Teredo addresses stays as it is, too. The range of all mapped
-/// addresses, `::ffff:0:0/96`, means all of IPv4. The range of all addresses of a translator, such
-/// as `2002::/16`, does not mean all of IPv4.
+/// Returns the IPv4 range that an IPv6 range stands for: `2002:a00::/24` becomes `10.0.0.0/8`. This
+/// needs a prefix that ends within the embedded IPv4 address. Any other range stays as it is, and
+/// so do Teredo ranges. The range of all mapped addresses, `::ffff:0:0/96`, means all IPv4
+/// addresses. A translator's whole range, such as `2002::/16`, does not.
 fn canonical_range(range: IpNet) -> IpNet {
     let IpNet::V6(v6) = range else { return range };
     let (before, least) = match v6.network().segments() {
@@ -75,7 +71,7 @@ fn canonical_range(range: IpNet) -> IpNet {
     spelled.map_or(range, IpNet::V4)
 }
 
-/// Parses texts of ranges and addresses, and returns the ranges merged and in order.
+/// Parses ranges and addresses, and returns the ranges merged and sorted.
 pub(super) fn parse_ranges<R: AsRef<str>>(
     texts: impl IntoIterator<Item = R>,
 ) -> Result<Vec<IpNet>, ConfigError> {
@@ -90,8 +86,7 @@ fn parse_range(text: &str) -> Result<IpNet, ConfigError> {
     let text = text.trim();
     let range = match text.split_once('/') {
         None => text.parse::<IpAddr>().map(IpNet::from).ok(),
-        // `IpNet` alone would accept an address such as `010.0.0.0`, whose first number may be
-        // octal.
+        // `IpNet` alone would accept `010.0.0.0`, whose first number may be octal.
         Some((address, _)) if address.parse::<IpAddr>().is_err() => None,
         Some(_) => text.parse().ok(),
     };
@@ -102,8 +97,8 @@ fn parse_range(text: &str) -> Result<IpNet, ConfigError> {
     })
 }
 
-/// True if one of these [parsed](parse_ranges) ranges has this address. A range of IPv4 addresses
-/// also has the IPv6 addresses that stand for these IPv4 addresses.
+/// True if one of these [parsed](parse_ranges) ranges contains the address. IPv4 ranges also
+/// contain the IPv6 addresses that stand for their addresses.
 pub(super) fn have(ranges: &[IpNet], address: IpAddr) -> bool {
     have_exactly(ranges, canonical(address)) || have_exactly(ranges, address)
 }
@@ -127,9 +122,9 @@ fn embedded(address: Ipv6Addr) -> Option<Ipv4Addr> {
     Some(Ipv4Addr::from_bits(u32::from(high) << 16 | u32::from(low)))
 }
 
-/// A list of address ranges that a layer [exempts](crate::RateLimitLayer::exempt) or
-/// [denies](crate::RateLimitLayer::deny). All clones of a list share the ranges. So a
-/// task can read new ranges now and then, and replace the ranges of every layer through one clone.
+/// Address ranges that a layer [exempts](crate::RateLimitLayer::exempt) or
+/// [denies](crate::RateLimitLayer::deny). Clones share the ranges, so a task can update them for
+/// every layer through one clone.
 ///
 /// ```
 /// use tower_sliding_window::{ClientIp, Limit, MemoryStore, RateLimitLayer, extract::AddressList};
@@ -147,11 +142,10 @@ fn embedded(address: Ipv6Addr) -> Option<Ipv4Addr> {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// * `0.0.0.0/0` has all IPv4 addresses, and `::/0` all IPv6 addresses. A range of IPv4 addresses
-///   also has the IPv6 addresses that stand for these IPv4 addresses, as in
-///   [`PeerIp`](super::PeerIp). A range of all addresses of a translator, such as `2002::/16`, has
-///   no IPv4 addresses.
-/// * A look-up takes a binary search, so a list may have a hundred thousand ranges.
+/// * `0.0.0.0/0` contains all IPv4 addresses, and `::/0` all IPv6 addresses. IPv4 ranges also
+///   contain the IPv6 addresses that stand for their addresses, as in [`PeerIp`](super::PeerIp). A
+///   translator's whole range, such as `2002::/16`, does not contain IPv4 addresses.
+/// * A look-up is a binary search, so a list may have a hundred thousand ranges.
 #[derive(Clone, Default)]
 pub struct AddressList(Arc<RwLock<Vec<IpNet>>>);
 
@@ -160,7 +154,7 @@ impl AddressList {
     ///
     /// # Errors
     ///
-    /// [`ConfigError`] if a text is neither a range nor an address. The error names the text.
+    /// [`ConfigError`] if an item is neither a range nor an address. The error names it.
     pub fn new<R: AsRef<str>>(ranges: impl IntoIterator<Item = R>) -> Result<Self, ConfigError> {
         Ok(Self(Arc::new(RwLock::new(parse_ranges(ranges)?))))
     }
@@ -169,7 +163,7 @@ impl AddressList {
     ///
     /// # Errors
     ///
-    /// As for [`new`](Self::new). After an error, the list is as it was.
+    /// As for [`new`](Self::new). After an error, the list is unchanged.
     pub fn replace<R: AsRef<str>>(
         &self,
         ranges: impl IntoIterator<Item = R>,
@@ -179,7 +173,7 @@ impl AddressList {
         Ok(())
     }
 
-    /// True if one of the ranges has this address.
+    /// True if one of the ranges contains the address.
     #[must_use]
     pub fn contains(&self, address: IpAddr) -> bool {
         have(
@@ -189,7 +183,7 @@ impl AddressList {
     }
 }
 
-// Shows only how many ranges there are, since addresses may be personal data.
+// Shows only the number of ranges, since addresses may be personal data.
 impl fmt::Debug for AddressList {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("AddressList")
@@ -304,7 +298,7 @@ mod tests {
                 assert!(!has(range, address), "{range} {address}");
             }
         }
-        // A prefix that ends after the embedded IPv4 address spells no IPv4 range.
+        // A prefix that ends after the embedded IPv4 address does not spell an IPv4 range.
         assert!(has("2002:a01:203:4::/64", "2002:a01:203:4::5"));
         assert!(
             !has("2002:a01:203:4::/64", "2002:a01:203:5::5")

@@ -1,4 +1,4 @@
-//! The address at the other end of the connection, and the client's address behind trusted proxies.
+//! The peer address, and the client address behind trusted proxies.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -15,9 +15,9 @@ use crate::{error::ConfigError, key::Key};
 
 const MAX_HOPS: usize = 32;
 
-/// The address at the other end of the connection. No request can forge this address.
+/// The peer address: the other end of the connection. Requests cannot forge it.
 ///
-/// Behind a proxy, this address is that of the proxy, so all clients share one key. Use
+/// Behind a proxy, this is the proxy's address, so all clients share one key. Use
 /// [`ClientIp::behind`] there.
 ///
 /// Each IPv4 address has one key, even if it is mapped or translated to IPv6 (`::ffff:a.b.c.d`,
@@ -25,11 +25,10 @@ const MAX_HOPS: usize = 32;
 /// network uses its own prefix, count by [all bits](ClientIp::ipv6_prefix).
 ///
 /// With axum, serve the router with `into_make_service_with_connect_info::<SocketAddr>()`. tonic's
-/// server needs nothing but the feature `grpc`. With any other server, and if you accept TLS
-/// connections yourself, put the connection's [`SocketAddr`] into the request's extensions. A
-/// request without a `SocketAddr` gets a 500, and a log line says so. A request over a [Unix
-/// socket](crate::guide::behind_a_proxy#a-unix-socket) gets a 500, too, until you put such an
-/// address there for the peer of the socket.
+/// server needs only the feature `grpc`. With any other server, or if you accept TLS connections
+/// yourself, put the connection's [`SocketAddr`] into the request's extensions. A request without
+/// one gets a 500, and a log line says so. This includes requests over a [Unix
+/// socket](crate::guide::behind_a_proxy#a-unix-socket), until you put in an address for its peer.
 ///
 /// ```
 /// use std::net::SocketAddr;
@@ -42,21 +41,21 @@ const MAX_HOPS: usize = 32;
 /// ```
 pub type PeerIp = ClientIp;
 
-/// The client's address behind trusted proxies.
+/// The client address behind trusted proxies.
 ///
 /// 1. A peer outside the trusted ranges is the client, whatever headers it sends.
-/// 2. Behind a trusted peer, exactly one header is read. Default: `X-Forwarded-For`. All other
-///    headers are ignored, since a proxy passes on the headers that it does not overwrite.
+/// 2. Behind a trusted peer, exactly one header is read. Default: `X-Forwarded-For`. All others are
+///    ignored, since a proxy passes on the headers that it does not overwrite.
 /// 3. `X-Forwarded-For` and `Forwarded` are read from right to left, from the last line to the
-///    first. Each address in them is a hop. A trusted hop has written the address to its left
-///    itself, so that address is reliable. The first hop that is not trusted is the client. Reading
-///    also ends at the left end of the header, at an element without a readable address, and after
-///    32 hops. Then the last known hop is the client. A request whose trusted hops take more than
-///    16 KiB is rejected with a 400. Empty elements are ignored.
-/// 4. A single-value header must be present exactly once, with an address in it. Otherwise the
-///    request gets a 400.
-/// 5. Addresses have the keys of [`PeerIp`]: one key for each IPv4 address, however the address is
-///    written, and one key for each IPv6 /64. Ranges match all spellings of an address, too.
+///    first. Each address is a hop. A trusted hop wrote the address to its left itself, so that one
+///    is reliable. The client is the first hop that is not trusted. Reading also ends at the left
+///    end, at an element without a readable address, and after 32 hops; the client is then the last
+///    known hop. Empty elements are ignored. A request gets a 400 if its trusted hops take more
+///    than 16 KiB.
+/// 4. A single-value header must be present exactly once and hold an address. Otherwise the request
+///    gets a 400.
+/// 5. Addresses have the same keys as in [`PeerIp`]: one per IPv4 address, however it is written,
+///    and one per IPv6 /64. Ranges match all spellings too.
 ///
 /// ```
 /// use std::net::SocketAddr;
@@ -77,7 +76,7 @@ pub struct ClientIp {
     trusted: Vec<IpNet>,
     header: HeaderName,
     style: Style,
-    /// How many leading bits of an IPv6 address make its key. Default: 64, since a subscriber has
+    /// How many leading bits of an IPv6 address form the key. Default: 64, since a subscriber has
     /// at least a /64 (RFC 6177).
     ipv6_bits: u8,
 }
@@ -95,7 +94,7 @@ impl Default for ClientIp {
 }
 
 impl ClientIp {
-    /// Trusts no proxy: the client is the address at the other end of the connection.
+    /// Does not trust any proxy: the client is the peer.
     pub fn new() -> Self {
         Self::default()
     }
@@ -105,7 +104,7 @@ impl ClientIp {
     ///
     /// # Errors
     ///
-    /// [`ConfigError`] if a text is neither a range nor an address.
+    /// [`ConfigError`] if an item is neither a range nor an address.
     pub fn behind<R: AsRef<str>>(
         trusted: impl IntoIterator<Item = R>,
     ) -> Result<Self, ConfigError> {
@@ -115,9 +114,9 @@ impl ClientIp {
         })
     }
 
-    /// Tells whether the address of a request is in one of these ranges, for
+    /// Matches requests whose address is in one of these ranges, for
     /// [`exempt`](crate::RateLimitLayer::exempt) and [`deny`](crate::RateLimitLayer::deny). The
-    /// ranges may be replaced while the layer serves requests: [`AddressList`] has an example.
+    /// ranges may be replaced at run time: see [`AddressList`].
     pub fn within(
         self,
         addresses: &AddressList,
@@ -132,18 +131,17 @@ impl ClientIp {
         self
     }
 
-    /// Reads a header with a single address instead, such as `cf-connecting-ip` or `x-real-ip`. Use
-    /// such a header only if the proxy always overwrites it.
+    /// Reads a single-address header instead, such as `cf-connecting-ip` or `x-real-ip`. Use one
+    /// only if the proxy always overwrites it.
     ///
     /// The address may have brackets and a port, as in `X-Forwarded-For`.
     /// `cloudfront-viewer-address` always ends with a port, even after an IPv6 address without
-    /// brackets. So the part after the last colon of this header is never a part of the address. A
-    /// request without this port gets a 400. In any other header, an IPv6 address without brackets
-    /// has no port.
+    /// brackets, so what follows its last colon is never part of the address. A request without
+    /// this port gets a 400. In any other header, an IPv6 address without brackets has no port.
     ///
     /// # Panics
     ///
-    /// If `name` is a text that is not a header name. A call with a [`HeaderName`] never panics.
+    /// If `name` is not a header name. A [`HeaderName`] never panics.
     #[track_caller]
     pub fn single_header(mut self, name: impl TryInto<HeaderName>) -> Self {
         self.header = built(header_name(name));
@@ -155,8 +153,8 @@ impl ClientIp {
         self
     }
 
-    /// Groups IPv6 addresses by this many leading bits. Default: 64. Prefixes of different lengths
-    /// have different keys.
+    /// Groups IPv6 addresses by this many leading bits. Default: 64. Prefixes with different
+    /// lengths have different keys.
     ///
     /// # Errors
     ///
@@ -171,14 +169,14 @@ impl ClientIp {
         Ok(self)
     }
 
-    /// The key of an address, for `deny`, `exempt` and `reset`. An IPv6 address has the key of its
-    /// whole prefix.
+    /// The key for an address, for `deny`, `exempt` and `reset`. For IPv6, it stands for the whole
+    /// prefix.
     pub fn key(&self, address: IpAddr) -> Key {
         address::key(address, self.ipv6_bits)
     }
 
-    /// The address that a request is counted by: for a log, or for a handler. An IPv4 address that
-    /// a dual-stack listener has mapped to IPv6 is returned as IPv4.
+    /// The address that a request is counted by, for a log or a handler. An IPv4 address that a
+    /// dual-stack listener has mapped to IPv6 is returned as IPv4.
     ///
     /// ```
     /// use axum::extract::State;
@@ -241,8 +239,8 @@ impl KeyExtractor for ClientIp {
     }
 }
 
-/// The peer's address from the extensions, where axum, tonic with and without TLS, or another
-/// server puts it.
+/// The peer address from the extensions, as left by axum, tonic (with or without TLS), or another
+/// server.
 fn peer(parts: &Parts) -> Result<IpAddr, KeyError> {
     #[cfg(feature = "axum")]
     use axum::extract::connect_info::{ConnectInfo, MockConnectInfo};
@@ -260,8 +258,8 @@ fn peer(parts: &Parts) -> Result<IpAddr, KeyError> {
             .and_then(tonic::transport::server::TcpConnectInfo::remote_addr)
     });
     found.or_else(|| parts.extensions.get().copied()).map(|peer| peer.ip()).ok_or_else(|| {
-        // A peer without an address is a mistake in the set-up. The error is `invalid` instead of
-        // `missing`, so that `or` does not hide the mistake.
+        // A missing peer address is a setup mistake. It is `invalid` rather than `missing`, so that
+        // `or` does not hide it.
         KeyError::invalid(
             "peer address",
             "unknown; serve with into_make_service_with_connect_info::<SocketAddr>() of axum 0.8, or put a SocketAddr \

@@ -1,9 +1,9 @@
 //! The addresses in `X-Forwarded-For` and `Forwarded`, from right to left.
 //!
-//! Every proxy appends an element at the right end. So only the right end of the header comes from
-//! a known proxy. Reading starts at the right end. The text to the left of an element does not
-//! change how the element is read. So a client, whose text is on the left, cannot change how the
-//! element of the known proxy is read. Empty elements are ignored (RFC 9110, section 5.6.1).
+//! Every proxy appends an element on the right, so only the right end comes from a known proxy.
+//! Text to the left of an element does not change how it is read, so a client, whose text is on the
+//! left, cannot change how the known proxy's element is read. Empty elements are ignored (RFC 9110,
+//! section 5.6.1).
 
 use std::{
     iter,
@@ -12,21 +12,21 @@ use std::{
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-/// The most bytes of a header that are read, from its right end: 32 hops of 512 bytes each. An
-/// element fits into 512 bytes, since even a host name has at most half as many.
+/// The most bytes to read, from the right end: 32 hops of 512 bytes each. An element fits into 512
+/// bytes, since even a host name has at most half as many.
 const MAX_BYTES: usize = 32 * 512;
 
-/// An element of the header.
+/// A header element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Hop {
     Address(IpAddr),
     /// The element has no readable address.
     Unknown,
-    /// The element begins so far to the left that it is not read whole.
+    /// The element begins too far to the left to be read whole.
     TooFar,
 }
 
-/// The elements of all lines of a header, the last element first, without empty elements.
+/// The elements of all header lines, last one first, without empty ones.
 pub(super) fn hops<'a>(
     headers: &'a HeaderMap,
     name: &HeaderName,
@@ -64,20 +64,19 @@ pub(super) fn hops<'a>(
 pub(super) enum Style {
     /// `X-Forwarded-For`: addresses between commas.
     Plain,
-    /// `Forwarded` (RFC 7239): elements between commas, and parameters between semicolons. Commas
-    /// and semicolons in quotes separate nothing.
+    /// `Forwarded` (RFC 7239): elements between commas, parameters between semicolons. Neither
+    /// separates inside quotes.
     Rfc7239,
     /// One address.
     Single,
-    /// One address and a port, with a colon between them even after an IPv6 address without
-    /// brackets. If such a header were read as [`Single`](Self::Single), the port would become a
-    /// part of an IPv6 address without brackets.
+    /// One address, a colon and a port, even after an IPv6 address without brackets. If it were
+    /// read as [`Single`](Self::Single), the port would become part of such an address.
     SingleWithPort,
 }
 
 impl Style {
-    /// The address in an element, or in the value of a header with a single address. All styles but
-    /// [`SingleWithPort`](Self::SingleWithPort) write addresses by one grammar.
+    /// The address in an element or single-address header. All styles but
+    /// [`SingleWithPort`](Self::SingleWithPort) share one grammar.
     pub(super) fn address(self, element: &[u8]) -> Option<IpAddr> {
         let node = match self {
             Self::Rfc7239 => for_parameter(element)?,
@@ -118,7 +117,7 @@ fn may_be_in_name(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"._-".contains(&byte)
 }
 
-/// The value of an element's only `for` parameter, unquoted.
+/// The value of the element's only `for` parameter, unquoted.
 fn for_parameter(mut element: &[u8]) -> Option<Vec<u8>> {
     let mut found = None;
     loop {
@@ -141,7 +140,7 @@ fn for_parameter(mut element: &[u8]) -> Option<Vec<u8>> {
     }
 }
 
-/// Removes the quotes and backslashes of a quoted string (RFC 9110, section 5.6.4).
+/// Unquotes a quoted string (RFC 9110, section 5.6.4).
 fn unquote(value: &[u8]) -> Option<Vec<u8>> {
     if !value.contains(&b'"') {
         return Some(value.to_vec());
@@ -158,7 +157,7 @@ fn unquote(value: &[u8]) -> Option<Vec<u8>> {
     Some(plain)
 }
 
-/// The index of the last `separator` outside quotes, read from the right end.
+/// The index of the last `separator` outside quotes, read from the right.
 fn last_outside_quotes(text: &[u8], separator: u8) -> Option<usize> {
     let mut quoted = false;
     for (at, byte) in text.iter().enumerate().rev() {
@@ -269,7 +268,7 @@ mod tests {
         }
     }
 
-    /// Empty elements change no other element, and count towards [`MAX_BYTES`].
+    /// Empty elements do not change other elements, and count towards [`MAX_BYTES`].
     #[test]
     fn empty_elements_are_ignored() {
         for lines in [
@@ -362,8 +361,8 @@ mod tests {
                 [first, second, Hop::TooFar, Hop::TooFar]
             );
         }
-        // The bound is exact to the byte. A line of [`MAX_BYTES`] bytes is read, and leaves no
-        // bytes for the next line.
+        // Exact to the byte: a line of [`MAX_BYTES`] bytes is read, and leaves none for the next
+        // line.
         let full = |bytes: usize| {
             format!(
                 "for=192.0.2.1;ext={}",
@@ -384,8 +383,8 @@ mod tests {
     }
 
     /// If the header were read from the left, the client's open quote would invert the proxy's
-    /// quotes. The host name inside the proxy's quotes, which the client has chosen, would then be
-    /// read as an element.
+    /// quotes. The host name inside them, which the client has chosen, would then be read as an
+    /// element.
     #[test]
     fn an_open_quote_on_the_left_does_not_change_the_right() {
         let line = r#"for="x, for=192.0.2.1;host="a,for=6.6.6.6,b""#;

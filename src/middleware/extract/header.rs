@@ -1,5 +1,5 @@
-//! Keys from the text of a request: the value of a header, an API key or bearer token as a keyed
-//! hash, and the host that a call goes to.
+//! Keys from request text: a header value, an API key or bearer token as a keyed hash, and the host
+//! that a call goes to.
 
 use std::{net::IpAddr, str::FromStr};
 
@@ -10,18 +10,18 @@ use crate::{error::ConfigError, key::Key, secret::Secret};
 
 const MAX_LENGTH: usize = 4096;
 
-/// The value of a header, such as a tenant's name that a gateway has set.
+/// A header value, such as a tenant name set by a gateway.
 ///
 /// The header must be present exactly once, with 1 to 4096 bytes of UTF-8. Otherwise the request
 /// gets a 400.
 ///
-/// For [`peek`](crate::Limiter::peek) and [`reset`](crate::Limiter::reset), make the key of a value
-/// by [`key`](Self::key): the string `"acme"` alone is [another key](crate::key#the-key-of-a-layer)
-/// than the key of a header with the value `acme`.
+/// For [`peek`](crate::Limiter::peek) and [`reset`](crate::Limiter::reset), make the key with
+/// [`key`](Self::key): the string `"acme"` alone is [another key](crate::key#the-key-of-a-layer)
+/// than the header value `acme`.
 ///
-/// A client that can set the header can spend the units of any other client. So use a header that a
-/// trusted proxy sets. For a secret, use [`ApiKey`]. If the name of the header is in a
-/// configuration, parse it as a `Header`: mistakes are then errors.
+/// A client that can set the header can spend the units of any other client, so use a header that a
+/// trusted proxy sets. For a secret, use [`ApiKey`]. To read the header name from a configuration,
+/// parse it as a `Header`: mistakes are then errors.
 ///
 /// ```
 /// use http::Request;
@@ -40,23 +40,23 @@ pub struct Header {
 }
 
 impl Header {
-    /// Reads the value of the header `name`.
+    /// Reads the value from the header `name`.
     ///
     /// # Panics
     ///
-    /// If `name` is not a header name, or if the header has an extractor of its own, because
-    /// clients can write one value in several ways or add values: `authorization`,
-    /// `proxy-authorization`, `cookie`, `forwarded`, `x-forwarded-for`, and headers with a single
-    /// address, such as `x-real-ip`. The text names the extractor.
+    /// If `name` is not a header name, or if the header has a dedicated extractor because clients
+    /// can write one value in several ways or add values: `authorization`, `proxy-authorization`,
+    /// `cookie`, `forwarded`, `x-forwarded-for`, and single-address headers such as `x-real-ip`.
+    /// The message names the extractor.
     #[must_use]
     #[track_caller]
     pub fn new(name: impl TryInto<HeaderName>) -> Self {
         built(key_header(name).map(|name| Self { name }))
     }
 
-    /// The key of a value, for `deny`, `exempt` and `reset`. Spaces around the value are trimmed.
+    /// The key for a value, for `deny`, `exempt` and `reset`. Surrounding spaces are trimmed.
     pub fn key(&self, value: &str) -> Key {
-        // No header name has a colon, so different headers have different keys.
+        // A header name never has a colon, so different headers have different keys.
         Key::joined(
             "header",
             &[self.name.as_str().as_bytes(), b":", value.trim().as_bytes()],
@@ -64,7 +64,7 @@ impl Header {
     }
 }
 
-/// Reads the name of a header.
+/// Parses a header name.
 ///
 /// # Errors
 ///
@@ -85,12 +85,12 @@ impl KeyExtractor for Header {
 
 /// An API key from a header, or a bearer token, as a keyed hash.
 ///
-/// The key is the first 128 bits of a BLAKE3 hash that your [`Secret`] keys. The token itself is
-/// neither kept, nor logged, nor sent to a store. A request whose token is absent, repeated, empty,
-/// not UTF-8 or longer than 4 KiB gets a 401.
+/// The key is the first 128 bits of a BLAKE3 hash keyed by your [`Secret`]. The token itself is not
+/// kept, logged or sent to a store. A request whose token is absent, repeated, empty, not UTF-8 or
+/// longer than 4 KiB gets a 401.
 ///
-/// The token is not verified. A client that makes up tokens gets all units of the limit again for
-/// each token. So put the layer behind your authentication, or add a limit by address.
+/// The token is not verified. A client that makes up tokens gets the limit's full units for each
+/// one, so put the layer behind your authentication, or add a limit by address.
 ///
 /// ```no_run
 /// use http::Request;
@@ -115,7 +115,7 @@ impl ApiKey {
     ///
     /// # Panics
     ///
-    /// As [`Header::new`]. A name that is in a configuration can be parsed as a [`Header`] first.
+    /// As [`Header::new`]. To avoid this, parse a configured name as a [`Header`] first.
     #[track_caller]
     pub fn header(name: impl TryInto<HeaderName>, secret: &Secret) -> Self {
         Self {
@@ -124,13 +124,13 @@ impl ApiKey {
         }
     }
 
-    /// Reads the token of `Authorization: Bearer` (RFC 6750). The scheme may be in upper or lower
-    /// case. Spaces around the token are trimmed.
+    /// Reads the token in `Authorization: Bearer` (RFC 6750). The scheme is case-insensitive, and
+    /// spaces around the token are trimmed.
     ///
-    /// The token is absent only if the request has no `Authorization`. Another scheme is an error,
-    /// not an absent token: an authentication that ignores the scheme would accept a
-    /// [denied](crate::RateLimitLayer::deny) token under another scheme. If you accept another
-    /// scheme, treat its requests as requests without a token:
+    /// The token is absent only if the request has no `Authorization`. Another scheme is an error:
+    /// otherwise an authentication that ignores the scheme would accept a
+    /// [denied](crate::RateLimitLayer::deny) token under another one. If you accept another scheme,
+    /// treat its requests as having no token:
     ///
     /// ```no_run
     /// use http::{header::AUTHORIZATION, request::Parts};
@@ -154,7 +154,7 @@ impl ApiKey {
         }
     }
 
-    /// The key of a token, for `deny`, `exempt` and `reset`. Spaces around the token are trimmed.
+    /// The key for a token, for `deny`, `exempt` and `reset`. Surrounding spaces are trimmed.
     pub fn key(&self, token: &str) -> Key {
         Key::new("api-key", self.credentials.hash(token.trim().as_bytes()))
     }
@@ -175,17 +175,15 @@ impl KeyExtractor for ApiKey {
     }
 }
 
-/// The host and port that a request goes to: for a layer around a client that calls several
-/// upstreams.
+/// The host and port that a request goes to, for a layer around a client with several upstreams.
 ///
-/// The host of the URI is read in lower case, and without a dot at its end. An IPv4 address that is
-/// mapped to IPv6 is read as IPv4. A URI without a port has the port of its scheme, 80 or 443. A
-/// request whose URI has no host, as on a server, or an address that is not in its plain form, such
-/// as `127.1`, is rejected with a 400.
+/// The URI's host is lowercased, a trailing dot is removed, and an IPv4-mapped IPv6 address becomes
+/// IPv4. The default port is the scheme's, 80 or 443. A request gets a 400 if its URI has no host,
+/// as on a server, or has an address that is not in its plain form, such as `127.1`.
 ///
-/// A limit by `UpstreamHost` can [heed](crate::KeyedLimit::heed_upstream) the upstream. Then each
-/// upstream blocks only the calls to itself. The layer knows only the URI of the request, so the
-/// client inside of it must not follow redirects.
+/// A limit by `UpstreamHost` can [heed](crate::KeyedLimit::heed_upstream) upstreams: each then
+/// blocks only calls to itself. The layer sees only the request's URI, so the client inside it must
+/// not follow redirects.
 ///
 /// ```
 /// use http::Request;
@@ -199,7 +197,7 @@ impl KeyExtractor for ApiKey {
 pub struct UpstreamHost;
 
 impl UpstreamHost {
-    /// The key of a URI's host, for `deny`, `exempt` and `reset`.
+    /// The key for a URI's host, for `deny`, `exempt` and `reset`.
     ///
     /// # Errors
     ///
@@ -239,8 +237,8 @@ impl KeyExtractor for UpstreamHost {
     }
 }
 
-/// True if a client takes the host for an IPv4 address (URL Standard, "ends in a number checker").
-/// Such an address has many spellings: `127.0.0.1` is also `127.1`, `0x7f000001` and
+/// True if clients read the host as an IPv4 address (URL Standard, "ends in a number checker").
+/// Such addresses have many spellings: `127.0.0.1` is also `127.1`, `0x7f000001` and
 /// `017700000001`.
 fn ends_in_number(host: &str) -> bool {
     let last = host.rsplit('.').next().unwrap_or_default();
@@ -251,7 +249,7 @@ fn ends_in_number(host: &str) -> bool {
 }
 
 fn bearer_token(credentials: &str) -> Result<&str, KeyError> {
-    // Any white space may separate the scheme from the token, as a lenient authentication allows.
+    // Any white space may separate scheme and token, as a lenient authentication accepts it.
     let (scheme, token) = credentials
         .split_once(char::is_whitespace)
         .unwrap_or((credentials, ""));
@@ -267,13 +265,12 @@ fn bearer_token(credentials: &str) -> Result<&str, KeyError> {
 }
 
 /// A token with commas or quotes could have two spellings: a proxy may join two lines with a comma,
-/// and an authentication may remove quotes.
+/// and an authentication may strip quotes.
 fn may_be_in_token(byte: u8) -> bool {
     byte.is_ascii_graphic() && !b",\"".contains(&byte)
 }
 
-/// Returns a value that is made while a layer is built, and panics if it is a mistake. So no
-/// request can cause this panic.
+/// Unwraps a value made while a layer is built. Requests cannot cause this panic.
 #[track_caller]
 pub(in crate::middleware) fn built<T>(value: Result<T, ConfigError>) -> T {
     match value {
@@ -287,9 +284,9 @@ pub(super) fn header_name(name: impl TryInto<HeaderName>) -> Result<HeaderName, 
     name.try_into().map_err(|_| ConfigError::new(RULE))
 }
 
-/// The name of a header whose whole value is a key. In some headers, clients can write one value in
-/// several ways, or add values of their own. With each spelling, a client would get all units of
-/// the limit again.
+/// Parses the name of a header whose whole value is a key. Some headers are not accepted: clients
+/// can write one value in several ways or add values, and would get the limit's full units each
+/// time.
 fn key_header(name: impl TryInto<HeaderName>) -> Result<HeaderName, ConfigError> {
     let name = header_name(name)?;
     let extractor = match name.as_str() {

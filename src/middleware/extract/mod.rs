@@ -1,20 +1,19 @@
-//! Extractors. An extractor finds in a request the key that the request is charged to.
+//! Key extractors, which find the key that a request is charged to.
 //!
 //! 1. An extractor returns a key or a [`KeyError`], and cannot exempt a request from the limit. A
-//!    request without a key is rejected with the status of the error.
-//! 2. Do not use a value that clients can choose freely as the only key of your limits: with each
-//!    new value, a client gets all units of the limits again. Use a key that an earlier layer has
-//!    verified, or add a limit by address.
-//! 3. Any closure that takes `&Parts` and returns a `Result<Key, KeyError>` is an extractor. For
-//!    example, a closure can make keys of host names, or of the extensions that an authentication
-//!    layer has added. Write the type of the closure's argument: `|parts: &Parts|`. Make no key of
-//!    a text that clients can spell in several ways, such as a path:
+//!    request without a key is rejected with the error's status.
+//! 2. Do not limit only by a value that clients can choose freely: with each new value, a client
+//!    gets the full units again. Use a key that an earlier layer has verified, or add a limit by
+//!    address.
+//! 3. Any closure from `&Parts` to `Result<Key, KeyError>` is an extractor, for example by host
+//!    name, or by extensions that an authentication layer has added. Write out the argument's type:
+//!    `|parts: &Parts|`. Do not use text that clients can spell in several ways, such as a path:
 //!    [`choosing_keys`](crate::guide::choosing_keys#by-a-value-in-the-path) shows how to use a
 //!    value in the path.
-//! 4. [`and`](KeyExtractor::and) makes one key of two. [`or`](KeyExtractor::or) uses the second key
-//!    only if the first is absent. If the first key is malformed, the request is rejected. So a
-//!    client cannot skip the first extractor by sending garbage.
-//! 5. The built-in extractors also make the key of a given value, for a reset, or for a list of
+//! 4. [`and`](KeyExtractor::and) combines two keys into one. [`or`](KeyExtractor::or) uses the
+//!    second key only if the first is absent. If the first is malformed, the request is rejected,
+//!    so a client cannot skip the first extractor by sending garbage.
+//! 5. The built-in extractors also make the key for a given value, for a reset or for a list of
 //!    denied or exempt keys: see [`ApiKey::key`].
 //!
 //! ```
@@ -54,21 +53,21 @@ pub use self::{
 use crate::key::Key;
 pub use crate::secret::Secret;
 
-/// Finds the key of a request. See the [module docs](self).
+/// Finds a request's key. See the [module docs](self).
 #[diagnostic::on_unimplemented(
     note = "a closure is an extractor if it is a `Fn(&Parts) -> Result<Key, KeyError>`; \
             its argument needs its type: `|parts: &Parts|`"
 )]
 pub trait KeyExtractor: Send + Sync + 'static {
-    /// Returns the key of a request.
+    /// Returns the request's key.
     ///
     /// # Errors
     ///
-    /// [`KeyError`] if the request has no key. Then the request is rejected.
+    /// [`KeyError`] if the request has no key. The request is then rejected.
     fn extract(&self, parts: &Parts) -> Result<Key, KeyError>;
 
-    /// Makes one key of the keys of both extractors. Two combined keys are equal only if their
-    /// first keys are equal and their second keys are equal.
+    /// Combines both keys into one. Two combined keys are equal only if their first keys are equal
+    /// and their second keys are equal.
     fn and<E: KeyExtractor + Clone>(self, other: E) -> impl KeyExtractor + Clone
     where
         Self: Clone,
@@ -76,10 +75,10 @@ pub trait KeyExtractor: Send + Sync + 'static {
         move |parts: &Parts| Ok(Key::from((&self.extract(parts)?, &other.extract(parts)?)))
     }
 
-    /// Uses the key of `other` if the key of this extractor is absent. A key of an address never
-    /// equals a key of an API key or of a header. An API key never has the key of a header. Keys of
-    /// two different headers are never equal. An address has the same key for [`PeerIp`] and
-    /// [`ClientIp`]. A token has the same key for all [`ApiKey`]s of one secret.
+    /// Falls back to `other` if this extractor's key is absent. Keys of different kinds never
+    /// collide: address, API key and header keys are distinct, and so are the keys of different
+    /// headers. An address has the same key in [`PeerIp`] and [`ClientIp`]. A token has the same
+    /// key in all [`ApiKey`]s with one secret.
     fn or<E: KeyExtractor + Clone>(self, other: E) -> impl KeyExtractor + Clone
     where
         Self: Clone,
@@ -90,8 +89,8 @@ pub trait KeyExtractor: Send + Sync + 'static {
         }
     }
 
-    /// Tells whether the key of a request is one of these, for
-    /// [`exempt`](crate::RateLimitLayer::exempt) and [`deny`](crate::RateLimitLayer::deny).
+    /// Matches requests with one of these keys, for [`exempt`](crate::RateLimitLayer::exempt) and
+    /// [`deny`](crate::RateLimitLayer::deny).
     fn one_of(
         self,
         keys: impl IntoIterator<Item = Key>,
@@ -104,14 +103,14 @@ pub trait KeyExtractor: Send + Sync + 'static {
     }
 }
 
-/// The result of a closure that matches requests, for `exempt` and `deny`: a `bool`, or a `Result`
-/// whose error says that the key of the request cannot be read.
+/// The result of a closure for `exempt` or `deny`: a `bool`, or a `Result` whose error means that
+/// the request's key cannot be read.
 pub trait IsMatch {
-    /// True if the option is about the request.
+    /// True if the request matches.
     ///
     /// # Errors
     ///
-    /// [`KeyError`] if the key of the request cannot be read.
+    /// [`KeyError`] if the request's key cannot be read.
     fn into_result(self) -> Result<bool, KeyError>;
 }
 
@@ -136,11 +135,11 @@ where
     }
 }
 
-/// One key for all requests, for a limit on the load of the whole service.
+/// One key for all requests, to limit the total load on a service.
 ///
-/// A single client can use up such a limit for all others, so add a limit by client. If a limit has
-/// to [settle](crate::KeyedLimit::settle) costs, let the limit by client settle them. Under
-/// `Everyone`, a client that hangs up would keep its reserved units from all other clients.
+/// A single client can use up such a limit for all others, so add a limit by client. If costs have
+/// to be [settled](crate::KeyedLimit::settle), let the limit by client settle them. Under
+/// `Everyone`, a client that hangs up would keep its reserved units from all others.
 ///
 /// ```
 /// use tower_sliding_window::{Everyone, Limit};
@@ -151,7 +150,7 @@ where
 pub struct Everyone;
 
 impl Everyone {
-    /// The one key of all requests.
+    /// The one key that all requests have.
     pub fn key(self) -> Key {
         Key::new("everyone", "")
     }
@@ -163,16 +162,16 @@ impl KeyExtractor for Everyone {
     }
 }
 
-/// Why a request has no key, and the status of its rejection.
+/// Why a request has no key, and the status for its rejection.
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct KeyError {
     what: Cow<'static, str>,
     problem: Cow<'static, str>,
-    /// True if the key is absent, rather than present and unusable.
+    /// True if the key is absent, rather than present but unusable.
     pub(crate) is_missing: bool,
     status: StatusCode,
-    /// The value of `WWW-Authenticate` in the response.
+    /// The response's `WWW-Authenticate`.
     pub(crate) challenge: Option<HeaderValue>,
 }
 
@@ -188,7 +187,7 @@ impl KeyError {
         }
     }
 
-    /// The request has a `what` that cannot be used because of `problem`, such as "repeated". The
+    /// The request has a `what` that is unusable because of `problem`, such as "repeated". The
     /// status is 400.
     pub fn invalid(
         what: impl Into<Cow<'static, str>>,
@@ -201,8 +200,7 @@ impl KeyError {
         }
     }
 
-    /// Sets the status. A 5xx means that the server is set up wrongly. The layer logs such an
-    /// error.
+    /// Sets the status. A 5xx means that the server is set up wrongly, and the layer logs it.
     pub fn with_status(mut self, status: StatusCode) -> Self {
         self.status = status;
         self
@@ -215,7 +213,7 @@ impl KeyError {
         self
     }
 
-    /// The status of the rejection.
+    /// The rejection's status.
     #[must_use]
     pub fn status(&self) -> StatusCode {
         self.status

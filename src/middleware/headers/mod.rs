@@ -1,30 +1,27 @@
 //! Rate-limit headers.
 //!
-//! 1. `X-RateLimit-Limit`, `-Remaining` and `-Reset`, the default, show the visible limit of the
-//!    decision. If no limit is visible, these headers are not sent. No standard defines these
-//!    headers. `-Reset` is a number of seconds by default, as for Envoy and Kong, or a [Unix
-//!    time](HeaderSets::X_RATE_LIMIT_UNIX), as for GitHub.
-//! 2. `RateLimit-Policy` and `RateLimit`, which a layer sends only if you choose them, show every
-//!    limit that is not hidden: see [`HeaderSets::RATE_LIMIT`].
+//! 1. `X-RateLimit-Limit`, `-Remaining` and `-Reset`, the default, show the decision's visible
+//!    limit. If no limit is visible, they are not sent. They are not standardized. `-Reset` is in
+//!    seconds by default, as in Envoy and Kong, or a [Unix time](HeaderSets::X_RATE_LIMIT_UNIX), as
+//!    in GitHub's API.
+//! 2. `RateLimit-Policy` and `RateLimit`, which are opt-in, show every limit that is not hidden:
+//!    see [`HeaderSets::RATE_LIMIT`].
 //! 3. Times are rounded up to whole seconds, and `Retry-After` (RFC 9110, section 10.2.3) is at
-//!    least 1, so that a client that obeys is never early. A refusal has `Retry-After` if waiting
-//!    helps, even if the layer sends no figures. A 503 because the store cannot decide has a
-//!    `Retry-After`, too. A 429 for a cost above the limit has no `Retry-After`.
-//! 4. If layers are stacked, `X-RateLimit-*` shows the visible limit with the least left, in the
-//!    format of that limit's layer. So give all layers the same format of `-Reset`. If the layers
-//!    have both formats, a log line warns of this. `RateLimit` lists the limits of all layers that
-//!    have decided, the outermost first.
-//! 5. A rejection keeps the `X-RateLimit-*` of the layer that has made the rejection: layers
-//!    further out neither replace nor add such headers. A layer that sends no figures leaves the
-//!    figures of other layers as they are.
-//! 6. A [concurrent](crate::Limit::concurrent) limit has no reset time. A layer shows the figures
-//!    of a concurrent limit only if the concurrent limit refuses, or if the layer has no other
-//!    limit.
-//! 7. The figures are those at the time of the decision, or of the settlement if there is one. The
-//!    service runs after the decision. So without a settlement, a `-Reset` in seconds is too long
-//!    by the running time of the service.
-//! 8. The figures are those of one client. If other clients may get the response from a shared
-//!    cache, as by `Cache-Control: public`, use a layer with [`HeaderSets::NONE`].
+//!    least 1, so a client that obeys is never early. A refusal has `Retry-After` if waiting helps,
+//!    even if the layer sends no figures. A 503 because the store cannot decide has it too. A 429
+//!    for a cost above the limit does not.
+//! 4. In stacked layers, `X-RateLimit-*` shows the visible limit with the least left, in its own
+//!    layer's format. So use one `-Reset` format in all layers; a log line warns if they differ.
+//!    `RateLimit` lists the limits from all layers that have decided, the outermost first.
+//! 5. A rejection keeps the `X-RateLimit-*` from the layer that made it: outer layers neither
+//!    replace them nor add any. A layer that sends no figures leaves other layers' figures alone.
+//! 6. A [concurrent](crate::Limit::concurrent) limit has no reset time. Its figures are shown only
+//!    if it refuses, or if the layer has no other limit.
+//! 7. The figures are those at the decision, or at the settlement if there is one. The service runs
+//!    after the decision, so without a settlement, a `-Reset` in seconds is too long by the
+//!    service's running time.
+//! 8. The figures belong to one client. If a shared cache may serve the response to others, as with
+//!    `Cache-Control: public`, use [`HeaderSets::NONE`].
 
 mod rate_limit;
 
@@ -49,19 +46,18 @@ const LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
 const REMAINING: HeaderName = HeaderName::from_static("x-ratelimit-remaining");
 const RESET: HeaderName = HeaderName::from_static("x-ratelimit-reset");
 
-/// A `-Reset` of at least this number is taken for a Unix time. Every Unix time since September
-/// 2001 is at least this number. A number of seconds from now is always below this number, since no
-/// window is longer than a year.
+/// A `-Reset` at or above this is read as a Unix time. Every Unix time since September 2001 is
+/// above it, and seconds from now are always below it, since windows are at most a year.
 const UNIX_TIMES: u64 = 1_000_000_000;
 
-/// Returns the names of the rate-limit headers and `Retry-After`. A browser's script can read these
-/// headers only if CORS exposes them. `CorsLayer::expose_headers` takes this list.
+/// Returns the rate-limit header names and `Retry-After`, for `CorsLayer::expose_headers`. Scripts
+/// in a browser can read these headers only if CORS exposes them.
 #[must_use]
 pub fn exposed_headers() -> Vec<HeaderName> {
     vec![RETRY_AFTER, LIMIT, REMAINING, RESET, POLICY, RATE_LIMIT]
 }
 
-/// The sets of headers that a layer sends: see
+/// The header sets that a layer sends: see
 /// [`RateLimitLayer::headers`](crate::RateLimitLayer::headers).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
@@ -70,62 +66,59 @@ pub struct HeaderSets {
     rate_limit: bool,
 }
 
-/// The format of `X-RateLimit-Reset`.
+/// The `X-RateLimit-Reset` format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Reset {
-    /// The seconds from now.
+    /// Seconds from now.
     Seconds,
-    /// The Unix time in seconds.
+    /// Unix time in seconds.
     UnixTime,
 }
 
 impl HeaderSets {
-    /// No set.
+    /// No headers.
     pub const NONE: Self = Self::of(None, false);
 
     /// `X-RateLimit-Limit`, `-Remaining` and `-Reset`. The default.
     pub const X_RATE_LIMIT: Self = Self::of(Some(Reset::Seconds), false);
 
-    /// `RateLimit-Policy` and `RateLimit`, as an Internet-Draft of the IETF defines them:
+    /// `RateLimit-Policy` and `RateLimit`, from the IETF Internet-Draft
     /// [draft-ietf-httpapi-ratelimit-headers-11](https://datatracker.ietf.org/doc/html/draft-ietf-httpapi-ratelimit-headers-11).
-    /// The draft may change. A later version of this crate then follows the new draft.
+    /// The draft may change, and later versions of this crate then follow it.
     ///
     /// ```text
     /// RateLimit-Policy: "burst";q=10;w=1, "hourly";q=1000;w=3600
     /// RateLimit: "burst";r=9;t=1, "hourly";r=412;t=97
     /// ```
     ///
-    /// * Both headers are Structured Fields (RFC 9651) with one item for each limit that clients
-    ///   see, in the layer's order. A limit in the [shadow](crate::KeyedLimit::in_shadow) is shown
-    ///   only if all limits of the layer are in the shadow.
-    /// * `q` is the number of the limit's units. `w` is the limit's window in seconds, rounded up.
-    ///   `w` is left out for a window below one second, for a limit by the calendar, and for a
+    /// * Both are Structured Fields (RFC 9651) with one item for each limit that clients see, in
+    ///   the order of the layer. A [shadow](crate::KeyedLimit::in_shadow) limit is shown only if
+    ///   all the layer's limits are in shadow mode.
+    /// * `q` is the quota: the limit's units. `w` is its window in seconds, rounded up, and absent
+    ///   for a window below one second, a calendar limit, and a
     ///   [concurrent](crate::Limit::concurrent) limit. `qu` is `concurrent-requests` for a
-    ///   concurrent limit. For any other limit, `qu` is left out. A missing `qu` means that the
-    ///   units are requests.
-    /// * `r` is the number of units left. `t` is the seconds until more units are left, rounded up.
-    ///   `t` is left out while all units are left, and for a concurrent limit that does not refuse.
-    ///   For a limit that refuses, `t` is at most `Retry-After`.
-    /// * After a settlement above the limit, `t` is too short: `t` is the time until the oldest
-    ///   unit leaves the window, and even then no unit may be left. The next refusal has the right
-    ///   `t`.
-    /// * If the service has written a line of these headers that is no list of RFC 8941, the layer
-    ///   removes that line. With that line, clients would ignore the whole field.
-    /// * A number above 999,999,999,999,999, the largest Integer of a Structured Field, is shown as
-    ///   this Integer.
+    ///   concurrent limit, and otherwise absent, which means requests.
+    /// * `r` is the remaining quota. `t` is the seconds until more become available, rounded up. It
+    ///   is absent while all units are left, and for a concurrent limit that does not refuse. For a
+    ///   limit that refuses, it is at most `Retry-After`.
+    /// * After a settlement above the limit, `t` is too short: it runs until the oldest unit leaves
+    ///   the window, and even then none may be left. The next refusal has the right `t`.
+    /// * A line that the service has written into one of these headers is removed if it is not a
+    ///   list (RFC 8941), since clients would ignore the whole field.
+    /// * Numbers are capped at 999,999,999,999,999, the largest Structured Fields Integer.
     pub const RATE_LIMIT: Self = Self::of(None, true);
 
     /// Both sets.
     pub const BOTH: Self = Self::of(Some(Reset::Seconds), true);
 
-    /// `X-RateLimit-*`, with a Unix time in seconds as `-Reset`, rounded up, by the store's clock.
-    /// In [`X_RATE_LIMIT`](Self::X_RATE_LIMIT) and [`BOTH`](Self::BOTH), `-Reset` is the seconds
-    /// from now, which are right even for a client whose clock is wrong.
+    /// `X-RateLimit-*` with `-Reset` as a Unix time in seconds, rounded up, by the store's clock.
+    /// In [`X_RATE_LIMIT`](Self::X_RATE_LIMIT) and [`BOTH`](Self::BOTH), `-Reset` is in seconds
+    /// from now, which is right even for a client whose clock is wrong.
     ///
-    /// Send this set by all stacked layers or by none: the response shows the figures of one layer,
-    /// in the format of that layer. A client that takes seconds for a Unix time retries at once. If
-    /// stacked layers have both formats, a log line warns of this. With axum, a
-    /// [`Rejection`](crate::Rejection) that a handler returns always has seconds from now.
+    /// Use this set in all stacked layers or in none: the response shows one layer's figures, in
+    /// its format, and a client that takes seconds for a Unix time retries at once. If stacked
+    /// layers differ, a log line warns about it. With axum, a [`Rejection`](crate::Rejection)
+    /// returned by a handler always uses seconds from now.
     pub const X_RATE_LIMIT_UNIX: Self = Self::of(Some(Reset::UnixTime), false);
 
     /// [`X_RATE_LIMIT_UNIX`](Self::X_RATE_LIMIT_UNIX) and [`RATE_LIMIT`](Self::RATE_LIMIT).
@@ -138,9 +131,8 @@ impl HeaderSets {
         }
     }
 
-    /// Writes `X-RateLimit-*` of the visible limit. If the headers already show the limit of
-    /// another layer, the limit with the least left is shown. A concurrent limit never replaces
-    /// another limit.
+    /// Writes `X-RateLimit-*` for the visible limit. If another layer has already written them, the
+    /// limit with the least left is shown. A concurrent limit never replaces another limit.
     #[inline]
     pub(super) fn write_x_rate_limit(self, decision: &Decision, headers: &mut HeaderMap) {
         let Some(reset_format) = self.x_rate_limit else {
@@ -181,8 +173,7 @@ impl HeaderSets {
         }
     }
 
-    /// Writes the items of all limits that clients may see, in front of the items that the headers
-    /// already have.
+    /// Prepends an item for each limit that clients may see to the items already in the headers.
     #[inline]
     pub(super) fn write_rate_limit(self, decision: &Decision, headers: &mut HeaderMap) {
         if self.rate_limit {
@@ -192,8 +183,8 @@ impl HeaderSets {
 }
 
 impl Reset {
-    /// Warns the operator if a layer further in has written its reset in the other format. The
-    /// builder of a layer cannot warn, since layers do not know each other while they are built.
+    /// Warns the operator if an inner layer has written its reset in the other format. The builder
+    /// cannot warn, since layers do not know each other while they are built.
     fn warn_of_another(self, headers: &HeaderMap) {
         static LINE: LazyLock<Throttle> = LazyLock::new(Throttle::default);
         let shown = headers.get(RESET).and_then(number);
@@ -212,11 +203,10 @@ pub(super) fn number(value: &HeaderValue) -> Option<u64> {
     value.to_str().ok()?.parse().ok()
 }
 
-/// The time until more units are left. After a settlement above the limit, or in a block, more
-/// units are used than the limit has. Then no unit is left even when the oldest unit has left the
-/// window. A refusal then shows its retry time, after which units are left again. An admission has
-/// no retry time, so it shows the time until the oldest unit leaves. If only reserved units refuse,
-/// the time is at most the retry time, since reserved units may be given back before they leave the
+/// The time until more units are left. After a settlement above the limit, or in a block, none is
+/// left even once the oldest unit has left the window. A refusal then uses its retry time. An
+/// admission has none, so it uses the time until the oldest unit leaves. If only reserved units
+/// refuse, the time is at most the retry time, since they may be given back before they leave the
 /// window.
 fn more_after(status: &LimitStatus) -> Duration {
     match status.retry_after() {
@@ -227,14 +217,13 @@ fn more_after(status: &LimitStatus) -> Duration {
 }
 
 impl Decision {
-    /// Writes the sets of headers as a layer does. This method is for a handler that calls a
-    /// limiter itself. The headers show the limits that clients [may see](Self::visible). If
-    /// clients may see no limit, nothing is written.
+    /// Writes the headers as a layer does, for a handler that calls a limiter itself. They show the
+    /// limits that clients [may see](Self::visible). If there are none, nothing is written.
     ///
-    /// Choose the same sets and the same format of `-Reset` as in the layers around the handler. If
-    /// `headers` already have `X-RateLimit-*`, the limit with the least left is shown. The layers
-    /// around the handler choose in the same way, so the client sees the limit that has the least
-    /// left of all. The layers add their limits to `RateLimit`.
+    /// Choose the same sets and `-Reset` format as the layers around the handler. If `headers`
+    /// already have `X-RateLimit-*`, the limit with the least left is shown. The outer layers do
+    /// the same, so the client sees the limit with the least left overall. They add their limits to
+    /// `RateLimit`.
     ///
     /// ```
     /// use axum::extract::State;
@@ -267,14 +256,13 @@ pub(super) fn write_retry_after(headers: &mut HeaderMap, wait: Duration) {
     headers.insert(RETRY_AFTER, header_value(retry_after_seconds(wait)));
 }
 
-/// The seconds of `Retry-After`, at least 1, since `Retry-After: 0` would make some clients come
-/// back at once.
+/// `Retry-After` in seconds, at least 1, since 0 would make some clients come back at once.
 pub(super) fn retry_after_seconds(wait: Duration) -> u64 {
     seconds_rounded_up(wait).max(1)
 }
 
-/// Every number below this one has a static text. Most limits, most numbers of remaining units, and
-/// all seconds up to two hours are below this number.
+/// Numbers below this have a static text. That covers most limits, most remaining counts, and all
+/// seconds up to two hours.
 const STATIC_TEXTS: usize = 10_000;
 
 /// The numbers below [`STATIC_TEXTS`], each with four digits.
@@ -289,22 +277,21 @@ static DIGITS: [u8; 4 * STATIC_TEXTS] = {
     digits
 };
 
-/// [`DIGITS`] as a text. The compiler evaluates this text, so a panic would be an error at compile
-/// time.
+/// [`DIGITS`] as text, evaluated at compile time, so a panic would be a compile error.
 static TEXT: &str = match str::from_utf8(&DIGITS) {
     Ok(text) => text,
     Err(_) => panic!("digits are ASCII"),
 };
 
 fn seconds_rounded_up(duration: Duration) -> u64 {
-    // The addition saturates, since a store may return the longest duration for "never".
+    // Saturates, since a store may return the longest duration for "never".
     duration
         .as_secs()
         .saturating_add(u64::from(duration.subsec_nanos() > 0))
 }
 
-/// Makes the same header value as `HeaderValue::from`, which needs two allocations. This function
-/// needs none for a number with a static text, and one for any other number.
+/// Does the same as `HeaderValue::from`, which allocates twice. This allocates once, or not at all
+/// for a number with a static text.
 #[inline]
 fn header_value(number: u64) -> HeaderValue {
     static_text(number).map_or_else(|| long_header_value(number), HeaderValue::from_static)

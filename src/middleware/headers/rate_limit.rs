@@ -1,5 +1,5 @@
-//! `RateLimit-Policy` and `RateLimit`, as [`HeaderSets::RATE_LIMIT`](super::HeaderSets::RATE_LIMIT)
-//! describes them.
+//! `RateLimit-Policy` and `RateLimit`: see
+//! [`HeaderSets::RATE_LIMIT`](super::HeaderSets::RATE_LIMIT).
 
 use std::{
     fmt::{self, Write},
@@ -15,11 +15,10 @@ use crate::decision::{Decision, LimitStatus};
 pub(super) const POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
 pub(super) const RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
 
-/// The largest Integer of a Structured Field (RFC 9651, section 3.3.1).
+/// The largest Structured Fields Integer (RFC 9651, section 3.3.1).
 const MAX_INTEGER: u64 = 999_999_999_999_999;
 
-/// Writes the items of all limits that clients may see, in front of the items that the headers
-/// already have.
+/// Prepends an item for each limit that clients may see to the items already in the headers.
 pub(super) fn write(decision: &Decision, headers: &mut HeaderMap) {
     if decision.visible().is_none() {
         return;
@@ -62,15 +61,15 @@ fn write_quota(text: &mut String, status: &LimitStatus) -> fmt::Result {
     Ok(())
 }
 
-/// Writes the name of the limit in quotes. A name needs no escapes: see the rules of
+/// Writes the limit's name in quotes. It needs no escapes: see the rules in
 /// [`limit`](crate::limit).
 fn write_name(text: &mut String, status: &LimitStatus) -> fmt::Result {
     let separator = if text.is_empty() { "" } else { ", " };
     write!(text, "{separator}\"{}\"", status.limit.name())
 }
 
-/// Makes one list of the new items and of all lines that the field already has. A line that is no
-/// list is left out.
+/// Joins the new items and all lines that the field already has into one list, without the lines
+/// that are not lists.
 fn prepend(headers: &mut HeaderMap, name: HeaderName, mut items: String) {
     for line in headers.get_all(&name).iter().flat_map(HeaderValue::to_str) {
         if is_list(line) {
@@ -82,14 +81,14 @@ fn prepend(headers: &mut HeaderMap, name: HeaderName, mut items: String) {
     }
 }
 
-/// True if a line is a list that is not empty (RFC 8941, section 3.1). Any other line would make
-/// clients ignore the whole field.
+/// True if the line is a non-empty list (RFC 8941, section 3.1). Any other line would make clients
+/// ignore the whole field.
 fn is_list(line: &str) -> bool {
     let parser = Parser::new(line).with_version(Version::Rfc8941);
     !line.trim_matches(' ').is_empty() && parser.parse_list_with_visitor(&mut Ignored).is_ok()
 }
 
-/// Splits at the separators outside of quoted strings.
+/// Splits at separators outside quoted strings.
 pub(crate) fn split(text: &str, separator: char) -> impl Iterator<Item = &str> {
     let mut is_quoted = false;
     let mut is_escaped = false;

@@ -1,11 +1,10 @@
-//! Bans: a key that a limit has refused is refused for a time.
+//! Bans: once a limit has refused a key, the key is refused for a time.
 //!
-//! 1. A ban has a limit of its own, with a single unit, that counts by the exact log. The ban takes
-//!    this unit. The unit has the ban's time as its lease. The check of a request only asks whether
-//!    the unit is taken.
-//! 2. A refusal begins the ban, whether the store or this process has refused. If the limit settles
-//!    or counts afterwards, a response that leaves no units of the limit begins the ban, too.
-//! 3. All processes take the unit under the same id. So a ban begins once, however many requests
+//! 1. A ban is a lease on the only unit of its own limit, which uses the exact log. The lease is
+//!    the ban's time. The check of a request only asks whether the unit is taken.
+//! 2. A refusal by the store or by this process begins the ban. If the limit settles or counts
+//!    afterwards, a response that uses it up begins the ban, too.
+//! 3. All processes take the unit under the same id, so a ban begins once, however many requests
 //!    and processes try to begin it.
 
 use std::cmp::Reverse;
@@ -22,12 +21,11 @@ use crate::{
 };
 
 impl KeyedLimit {
-    /// True if the limit begins its ban. `status` is the limit's status after a request of this
-    /// cost.
+    /// True if the limit begins its ban. `status` is its status after a request at this cost.
     fn bans(&self, status: &LimitStatus, cost: u64) -> bool {
         let settled = status.used.saturating_sub(status.reserved);
-        // If only requests in line are in the way, the request fits. If only reserved units are in
-        // the way, the request would fit after they are given back. Neither refusal begins a ban.
+        // If only requests in line are in the way, the request fits. If only reserved units are, it
+        // would fit once they are given back. Neither begins a ban.
         let has_refused =
             status.retry_after().is_some() && settled.saturating_add(cost) > status.limit.units();
         let begins =
@@ -45,8 +43,8 @@ impl Policy {
     ) -> Vec<(usize, &'a Charge)> {
         let mut begun = Vec::new();
         for charged in charged {
-            // A ban that already holds does not begin again. A limit in the shadow begins no ban
-            // that refuses.
+            // A ban in force does not begin again. A shadow limit does not begin a ban that
+            // refuses.
             if let Some((ban_index, begins)) = &charged.ban
                 && let Some(ban) = decision.statuses().nth(*ban_index)
                 && ban.retry_after().is_none()
@@ -58,14 +56,14 @@ impl Policy {
                 begun.push((*ban_index, &**begins));
             }
         }
-        // If several limits begin one ban, the longest time holds.
+        // If several limits begin one ban, the longest time applies.
         begun.sort_by_key(|(ban_index, begins)| (*ban_index, Reverse(begins.lease())));
         begun.dedup_by_key(|(ban_index, _)| *ban_index);
         begun
     }
 
-    /// Begins the bans of limits that are used up, and adds the statuses of the bans to the
-    /// decision. `is_local` tells whether this process decides in the store's place.
+    /// Begins the bans of used-up limits, and adds their statuses to the decision. `is_local` is
+    /// true if this process decides in the store's place.
     pub(crate) async fn ban(
         &self,
         limiter: &Limiter,
@@ -82,7 +80,7 @@ impl Policy {
         decision
     }
 
-    /// The rejection of a refused request: [`Rejection::Banned`] if a ban has refused.
+    /// The rejection for a refused request: [`Rejection::Banned`] if a ban has refused.
     pub(crate) fn refusal(&self, decision: Decision) -> Rejection {
         let mut bans = self.limits.iter().filter_map(|limit| limit.ban.as_ref());
         let is_banned = bans.any(|ban| {

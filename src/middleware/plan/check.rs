@@ -1,9 +1,8 @@
-//! The check of a request: the charges of all limits of the layer.
+//! The check of a request: the charges of all limits in the layer.
 //!
-//! If limits are chosen for each request, two limits of a request may turn out to have the same
-//! identity and the same key. A check has only one charge of an identity and key. So the layer
-//! rejects such a request, and the log shows the mistake in the set-up. For limits that are not
-//! chosen, building the layer already fails if two limits have the same name.
+//! A check has only one charge per identity and key, but limits chosen for each request may agree
+//! in both. The layer then rejects the request, and the log shows the setup mistake. For fixed
+//! limits, building the layer already fails if two have the same name.
 
 use std::time::Duration;
 
@@ -19,21 +18,19 @@ use crate::{
     },
 };
 
-/// The default lease. It is longer than most responses take, but not much longer, since a client
-/// that hangs up keeps its units from others until the lease ends.
+/// The default lease. Longer than most responses take, but not much, since a client that hangs up
+/// keeps its units from others until the lease ends.
 const DEFAULT_LEASE: Duration = Duration::from_secs(60);
 
-/// The charge of a request under one limit, and the charge that begins the ban of the limit. The
-/// first is `None` if no limit was chosen for the request. The second is `None` if the limit has no
-/// ban.
+/// A request's charge under one limit, and the charge that begins the limit's ban. The first is
+/// `None` if no limit was chosen, the second if the limit has no ban.
 type Draft = Result<(Option<Charge>, Option<Box<Charge>>), LeftOut>;
 
-/// A limit that cannot charge the request, if the limit is known, and the rejection that says why.
+/// A limit that cannot charge the request, if known, and the rejection that says why.
 type LeftOut = (Option<Limit>, Rejection);
 
 impl KeyedLimit {
-    /// The charges of a request. `cost` is the cost that the layer computes. A limit with a cost of
-    /// its own ignores `cost`.
+    /// Makes the request's charges. `cost` is the layer's. A limit with its own cost ignores it.
     fn draft(&self, parts: &Parts, cost: u64) -> Draft {
         let cost = self.cost.as_ref().map_or(cost, |own| own(parts));
         let key = self.extractor.extract(parts);
@@ -53,7 +50,7 @@ impl KeyedLimit {
             .as_ref()
             .map(|ban| Charge::ban(ban.limit.clone(), key.clone(), ban.time));
         let ban = ban.map(|begins| Box::new(self.flagged(begins)));
-        // If no limit is chosen for a request, its key may still be banned.
+        // Without a chosen limit, the key may still be banned.
         let Some(limit) = limit else {
             return Ok((None, ban));
         };
@@ -63,7 +60,7 @@ impl KeyedLimit {
         };
         let lease = self.lease.unwrap_or(DEFAULT_LEASE);
         let settled_within = self.settle.is_some().then_some(lease);
-        // A charge of 0 units would leave no entry to settle, and would take no place.
+        // A charge of 0 units would leave no entry to settle, and would not take a place.
         let least = u64::from(settled_within.is_some() || limit.is_concurrent());
         let charge = if self.count_afterwards.is_some() {
             Charge::any_left(limit, key)
@@ -77,8 +74,8 @@ impl KeyedLimit {
             };
             (Some(error.limit.clone()), Rejection::NeverFits(error))
         })?;
-        // If the limit heeds an upstream, the units are reserved until the response. After the
-        // response, the units count as if the request had been admitted at the response.
+        // If the limit heeds an upstream, the units are reserved until the response, and then count
+        // as if admitted at the response.
         let heeding = (self.heeds_upstream && charge.units() > 0).then(|| charge.limit().window());
         if let Some(lease) = settled_within.or(heeding) {
             charge = charge.reserve(lease);
@@ -98,7 +95,7 @@ impl KeyedLimit {
 }
 
 impl Policy {
-    /// The limit of a charge. `None` for the charge of a ban.
+    /// The limit for a charge. `None` for a ban's charge.
     pub(crate) fn limit_of(
         &self,
         details: &CheckDetails,
@@ -112,36 +109,33 @@ impl Policy {
     }
 }
 
-/// The details of a check that the response to the request needs. Most responses need no details,
-/// so the details are boxed.
+/// Check details that the response needs. Boxed, since most responses do not need any.
 #[derive(Default)]
 pub(crate) struct CheckDetails {
-    /// The check itself, if the response may settle the check, or block its limits.
+    /// The check, if the response may settle it or block its limits.
     pub(crate) check: Option<Check>,
     pub(crate) charged: Vec<ChargedLimit>,
-    /// The limits in the shadow that cannot charge the request, and why.
+    /// Shadow limits that cannot charge the request, and why.
     pub(crate) left_out: Vec<LeftOut>,
-    /// The admitted request, if a limit computes the cost afterwards from the request and its
-    /// response.
+    /// The admitted request, if a limit computes its cost from request and response.
     pub(crate) request: Option<Box<Parts>>,
-    /// The limits in the shadow that would have refused the admitted request.
+    /// Shadow limits that would have refused the admitted request.
     pub(crate) shadow: Option<ShadowRefusals>,
 }
 
-/// A limit of the layer and its charge.
+/// A limit in the layer and its charge.
 #[derive(Clone)]
 pub(crate) struct ChargedLimit {
     pub(super) charge_index: usize,
     pub(super) limit_index: usize,
     pub(super) cost: u64,
-    /// The index of the charge that asks whether the limit's ban has begun, and the charge that
-    /// begins the ban.
+    /// The index of the charge that asks about the limit's ban, and the charge that begins it.
     pub(super) ban: Option<(usize, Box<Charge>)>,
 }
 
 impl CheckDetails {
-    /// Makes one check of the charges of all limits, in order. A limit in the shadow that cannot
-    /// charge the request is left out. Any other limit that cannot charge the request rejects it.
+    /// Combines the charges for all limits into one check, in order. If a limit cannot charge the
+    /// request, a shadow limit is left out, and any other limit rejects the request.
     pub(super) fn of(limits: &[KeyedLimit], parts: &Parts, cost: u64) -> Result<Self, Rejection> {
         let mut details = Self::default();
         for (limit_index, limit) in limits.iter().enumerate() {
@@ -157,10 +151,9 @@ impl CheckDetails {
         Ok(details)
     }
 
-    /// Adds the charge of a limit, and the charge that asks whether the limit's ban has begun.
-    /// Returns an error if the check already has a charge of the same identity and key. But if only
-    /// the earlier charge is in the shadow, the new charge replaces the earlier charge, whose limit
-    /// is left out.
+    /// Adds a limit's charge, and the charge that asks about its ban. Returns an error if the check
+    /// already has a charge with the same identity and key. If only the earlier one is in shadow
+    /// mode, the new charge replaces it, and its limit is left out.
     fn add(
         &mut self,
         limit_index: usize,
@@ -168,7 +161,7 @@ impl CheckDetails {
         ban: Option<Box<Charge>>,
     ) -> Result<(), LeftOut> {
         let Some(charge) = charge else {
-            // Only a limit that charges the request begins the ban.
+            // The ban begins only through a limit that charges the request.
             if let Some(begins) = ban {
                 self.add_ban(&begins);
             }
@@ -196,8 +189,7 @@ impl CheckDetails {
         Ok(())
     }
 
-    /// Adds a charge that asks whether a ban has begun. All limits that have this ban share one
-    /// such charge. Returns the index of the charge.
+    /// Adds a charge that asks about a ban, shared by all limits with this ban. Returns its index.
     fn add_ban(&mut self, begins: &Charge) -> usize {
         let (ban_index, same) = self.index_of(begins);
         match (same, &mut self.check) {
@@ -207,9 +199,8 @@ impl CheckDetails {
         ban_index
     }
 
-    /// Finds in the check the charge of the same identity and key as `charge`. Returns the index of
-    /// the found charge, and the found charge itself. If there is no such charge, returns the index
-    /// that a new charge gets.
+    /// Returns the index and a clone of the check's charge with the same identity and key as
+    /// `charge`, or the index that a new charge gets.
     fn index_of(&self, charge: &Charge) -> (usize, Option<Charge>) {
         for (index, other) in self.check.iter().flat_map(Check::charges).enumerate() {
             if other.is_one_with(charge) {
@@ -220,7 +211,7 @@ impl CheckDetails {
     }
 }
 
-/// The reason to leave out a limit that another limit of the layer repeats.
+/// Leaves out a limit that another limit in the layer repeats.
 fn twice(limit: &Limit) -> LeftOut {
     let error = charged_twice(limit);
     (Some(limit.clone()), Rejection::NotSetUp(error))

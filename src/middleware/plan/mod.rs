@@ -1,19 +1,16 @@
-//! The plan of a request: whether the request is counted, and under which limits, keys and costs it
-//! is decided.
+//! The plan of a request: whether it is counted, and under which limits, keys and costs.
 //!
 //! 1. A denied request gets a 403. Exempt requests that are not denied go to the service uncounted.
-//!    All other requests are counted.
-//! 2. A request without a key is on no list. A key that is present but cannot be read may be a
-//!    denied key, so a list of denied keys rejects the request with the status of the
-//!    [`KeyError`](super::extract::KeyError). On a list of exempt keys, a key that cannot be read
-//!    never counts as exempt.
-//! 3. Each layer waits for at most its own deadline, less the time that the request has already
-//!    waited in layers further out. But each layer has at least 5 ms. Without these 5 ms, an outer
-//!    layer whose store hangs would use up all of the time, and the layers further in could not ask
-//!    their own stores. So a request waits for at most the longest deadline of its layers, plus 5
-//!    ms for each layer whose deadline was already used up. The same rule holds for the settlements
-//!    and blocks that a response waits for, with a sum of their own. What is not done by then goes
-//!    on behind the response.
+//!    All others are counted.
+//! 2. A request without a key is not on any list. A key that is present but unreadable may be a
+//!    denied key, so a deny list rejects the request with the status of the
+//!    [`KeyError`](super::extract::KeyError). Such a key never counts as exempt.
+//! 3. Each layer waits at most its own deadline, less the time that the request has already waited
+//!    in outer layers, but at least 5 ms. Otherwise an outer layer whose store hangs would use up
+//!    all the time, and inner layers could not ask their own stores. So a request waits at most the
+//!    longest deadline among its layers, plus 5 ms for each layer whose deadline was already used
+//!    up. The same holds, with a separate sum, for the settlements and blocks that a response waits
+//!    for. What is not done by then continues after the response.
 
 mod ban;
 mod check;
@@ -43,14 +40,14 @@ use crate::{
 
 /// A decision that a request waits for.
 pub(super) enum Pending {
-    /// The store is asked about the check of the request.
+    /// The store is asked about the request's check.
     Ask {
         asking: Asking,
         details: Option<Box<CheckDetails>>,
         can_be_refused: bool,
     },
-    /// The request waits for capacity, or its decision may begin a ban. Few requests need this
-    /// future, so the future is boxed.
+    /// The request waits for capacity, or its decision may begin a ban. Boxed, since few requests
+    /// need this.
     Wait(Pin<Box<dyn Future<Output = Decided> + Send>>),
 }
 
@@ -59,11 +56,11 @@ pub(super) struct Decided {
     /// `None` if there was nothing to decide.
     pub(super) outcome: Result<Option<Decision>, Error>,
     pub(super) details: Option<Box<CheckDetails>>,
-    /// True if a limit can refuse the request. If none can, because all of its limits are in the
-    /// shadow, or it costs nothing, the request fails open.
+    /// True if a limit can refuse the request. Otherwise (only shadow limits, or no cost) it fails
+    /// open.
     pub(super) can_be_refused: bool,
-    /// How long the request has waited for decisions in all layers so far. Zero if this decision
-    /// needed no wait.
+    /// How long the request has waited for decisions in all layers so far. Zero if this one needed
+    /// no wait.
     pub(super) waited: Duration,
 }
 
@@ -92,9 +89,9 @@ impl Future for Pending {
 }
 
 impl Policy {
-    /// Makes the plan of a request. The result is a `Break` if the request was decided without
-    /// waiting, or if there is nothing to decide. Returns a rejection if the request is denied, has
-    /// no key, or costs too much, or if an option has no effect on a chosen limit.
+    /// Plans a request. `Break` if it was decided without waiting, or if there is nothing to
+    /// decide. Returns a rejection if it is denied, has no key, or costs too much, or if an option
+    /// has no effect on a chosen limit.
     #[inline]
     pub(super) fn plan(
         self: &Arc<Self>,
@@ -143,8 +140,8 @@ impl Policy {
         )
     }
 
-    /// Makes the future that decides a check and begins bans. If the layer has a `max_wait`, the
-    /// request waits in line for capacity.
+    /// Makes the future that decides a check and begins bans. With a `max_wait`, the request waits
+    /// in line for capacity.
     fn wait(
         self: &Arc<Self>,
         check: Check,
@@ -178,8 +175,8 @@ impl Policy {
         }))
     }
 
-    /// True if the request is counted. Returns a rejection if the request is denied, or if its key
-    /// cannot be read and may be a denied key.
+    /// True if the request is counted. Returns a rejection if it is denied, or if its key is
+    /// unreadable and may be a denied key.
     #[inline]
     fn counts(&self, request: &Parts) -> Result<bool, Rejection> {
         for list in &self.denied {
@@ -200,8 +197,8 @@ impl Policy {
         Ok(true)
     }
 
-    /// The check of a layer that has only [plain](super::policy::KeyedLimit::is_plain) limits, as
-    /// most layers have. The response after such a check needs no details.
+    /// The check for a layer with only [plain](super::policy::KeyedLimit::is_plain) limits, as most
+    /// have. Its response needs no details.
     #[inline]
     fn plain_check(&self, request: &Parts, cost: u64) -> Result<Option<Check>, Rejection> {
         let mut check = None;
@@ -225,7 +222,7 @@ impl Policy {
     }
 }
 
-/// The plan of a request that was decided without waiting.
+/// The plan for a request that was decided without waiting.
 #[inline]
 fn at_once(
     outcome: Result<Option<Decision>, Error>,
@@ -241,8 +238,8 @@ fn at_once(
 }
 
 /// In the extensions of a request without a decision: how long it has waited for decisions in all
-/// layers so far. A [`Decision`] in the extensions tells this time itself. In the extensions of a
-/// response: how long it has waited for settlements and blocks.
+/// layers so far. A [`Decision`] carries this time itself. In a response's extensions: how long it
+/// has waited for settlements and blocks.
 #[derive(Clone, Copy)]
 pub(super) struct TimeWaited(pub(super) Duration);
 

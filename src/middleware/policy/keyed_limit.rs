@@ -1,4 +1,4 @@
-//! A limit, the extractor of its keys, and its own options.
+//! A limit with its key extractor and options.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -10,26 +10,25 @@ use http::{
 use super::super::extract::KeyExtractor;
 use crate::{algorithm::Algorithm, error::ConfigError, limit::Limit, split::Split};
 
-/// A closure that computes a setting from a request, such as the cost of the request.
+/// Computes a setting from a request, such as its cost.
 pub(super) type ByRequest<T> = dyn Fn(&Parts) -> T + Send + Sync;
 
-/// A closure that chooses a limit for a request, or no limit.
+/// Chooses a limit for a request, or none.
 type ChooseLimit = Arc<ByRequest<Option<Limit>>>;
 
-/// A closure that computes the units that a request has really cost, from the request and its
-/// response.
+/// Computes the actual cost in units from a request and its response.
 pub(crate) type CostAfterwards = dyn Fn(&Exchange<'_>) -> u64 + Send + Sync;
 
-/// A request and its response. A limit that [settles](crate::KeyedLimit::settle) computes the
-/// actual cost from them.
+/// A request and its response, from which a limit that [settles](crate::KeyedLimit::settle)
+/// computes the actual cost.
 #[non_exhaustive]
 pub struct Exchange<'a> {
-    /// The request as it came, without its body.
+    /// The request as it arrived, without its body.
     pub request: &'a request::Parts,
     /// The service's response, without its body.
     pub response: &'a response::Parts,
-    /// The units that the limit has charged. With
-    /// [`count_afterwards`](KeyedLimit::count_afterwards), always 1, although nothing was charged.
+    /// The units charged at admission. Always 1 with
+    /// [`count_afterwards`](KeyedLimit::count_afterwards), although nothing was charged.
     pub cost: u64,
 }
 
@@ -39,37 +38,37 @@ pub(crate) struct Ban {
     pub(crate) time: Duration,
 }
 
-/// A limit and the extractor of its keys. [`Limit::by`], [`Split::by`] and [`KeyedLimit::chosen`]
-/// make a `KeyedLimit`, and [`RateLimitLayer::limit`](crate::RateLimitLayer::limit) takes it.
+/// A limit with its key extractor, made by [`Limit::by`], [`Split::by`] or [`KeyedLimit::chosen`]
+/// and added with [`RateLimitLayer::limit`](crate::RateLimitLayer::limit).
 #[derive(Clone)]
 #[must_use]
 pub struct KeyedLimit {
-    /// The limit, or the closure that chooses a limit for each request.
+    /// The limit, or the closure that chooses one for each request.
     pub(crate) limit: Result<Limit, ChooseLimit>,
     pub(crate) extractor: Arc<dyn KeyExtractor>,
     pub(crate) cost: Option<Arc<ByRequest<u64>>>,
     pub(crate) settle: Option<Arc<CostAfterwards>>,
-    /// The cost that counts when the response is there. Nothing is reserved before.
+    /// The cost to count once the response has arrived. Nothing is reserved up front.
     pub(crate) count_afterwards: Option<Arc<CostAfterwards>>,
     pub(crate) lease: Option<Duration>,
     pub(crate) heeds_upstream: bool,
     pub(crate) is_shadow: bool,
     pub(crate) is_hidden: bool,
-    /// The parts of a limit that is split. Then `limit` is the limit of one part.
+    /// Set for a split limit. `limit` is then the limit for one part.
     pub(crate) split: Option<Split>,
     pub(crate) ban: Option<Ban>,
 }
 
 impl Limit {
-    /// Makes a limit that counts each request under the key that `extractor` finds in the request.
+    /// Counts each request under the key that `extractor` returns.
     pub fn by(self, extractor: impl KeyExtractor) -> KeyedLimit {
         KeyedLimit::new(Ok(self), extractor)
     }
 }
 
 impl Split {
-    /// Makes a limit that charges each request to one part of the split limit, for the key that
-    /// `extractor` finds in the request. See [`split`](crate::split).
+    /// Charges each request to one part, for the key that `extractor` returns. See
+    /// [`split`](crate::split).
     ///
     /// ```
     /// use tower_sliding_window::{Everyone, Limit};
@@ -78,10 +77,10 @@ impl Split {
     /// let requests = Limit::per_second("requests", 100_000).split(16).by(Everyone);
     /// ```
     ///
-    /// * Clients see the figures of the part that their request is charged to.
-    /// * A [ban](KeyedLimit::ban) of a key holds in all parts.
-    /// * An upstream could block only the part that its call was charged to. So no layer takes a
-    ///   split limit that [heeds](KeyedLimit::heed_upstream) an upstream.
+    /// * Clients see the figures for the part that their request is charged to.
+    /// * A [banned](KeyedLimit::ban) key is banned in all parts.
+    /// * An upstream could block only the part that a call was charged to, so layers do not accept
+    ///   a split limit that [heeds](KeyedLimit::heed_upstream) an upstream.
     pub fn by(self, extractor: impl KeyExtractor) -> KeyedLimit {
         let limit = Ok(self.part.clone());
         KeyedLimit {
@@ -108,9 +107,9 @@ impl KeyedLimit {
         }
     }
 
-    /// Makes a limit that the closure `choose` chooses for each request: by the path or a header of
-    /// the request, or by a value that changes while the program runs. The closure returns a limit,
-    /// or an `Option` of a limit. `None` leaves the request without this limit.
+    /// Makes a limit that `choose` picks for each request: by path, by header, or by a value that
+    /// changes at run time. The closure returns a `Limit` or an `Option<Limit>`. With `None`, this
+    /// limit does not apply.
     ///
     /// ```
     /// use axum::extract::MatchedPath;
@@ -127,27 +126,25 @@ impl KeyedLimit {
     /// });
     /// ```
     ///
-    /// For a limit that changes, the closure reads a shared value. For a limit from a database, an
-    /// earlier layer looks the limit up, and puts the limit into the extensions of the request.
-    /// [`guide::limits_by_plan`](crate::guide::limits_by_plan) has examples of both cases.
+    /// For a limit that changes, read a shared value in the closure. For a limit from a database,
+    /// let an earlier layer look it up and put it into the request's extensions.
+    /// [`guide::limits_by_plan`](crate::guide::limits_by_plan) shows both.
     ///
     /// 1. The key is extracted first: a request without a key is rejected before a limit is chosen.
-    ///    The closure runs for each request that has a key, and must not wait. If the closure
-    ///    panics, nothing is charged, and only the request ends, as when a handler panics.
+    ///    The closure runs for each request that has a key, and must not block. If it panics,
+    ///    nothing is charged and only that request ends, as when a handler panics.
     /// 2. A limit of 0 units refuses the request. With `None`, only the layer's other limits charge
-    ///    the request. If no limit charges the request, the request goes through without a decision
-    ///    and without figures. A request whose key is [banned](Self::ban) is still refused.
-    /// 3. Limits of one name, window and [`Algorithm`](crate::Algorithm) share the units of a key.
-    ///    So if a tenant moves to another plan, the units that the tenant has used still count. If
-    ///    the limit of the other plan has another window or algorithm, the tenant starts with no
-    ///    used units.
+    ///    it. If none does, it passes without a decision and without figures. A [banned](Self::ban)
+    ///    key is still refused.
+    /// 3. Limits with the same name, window and [`Algorithm`](crate::Algorithm) share a key's
+    ///    units. If a tenant moves to another plan, its used units still count, unless the new
+    ///    limit has a different window or algorithm. Then the tenant starts with no used units.
     /// 4. If an option has [no effect](crate::RateLimitLayer::limits) on the chosen limit, the
-    ///    request is rejected with a 500, and the log says what to change.
-    /// 5. If two limits of a request have the same name, window, algorithm and key, the request is
-    ///    rejected with a 500, and the log says what to change. For example,
-    ///    [`PeerIp`](crate::PeerIp) and [`ClientIp`](crate::ClientIp) find the same key without a
-    ///    proxy. If one or both of the two limits are in the shadow, the layer leaves a limit in
-    ///    the shadow out of the check instead.
+    ///    request gets a 500, and the log says what to change.
+    /// 5. If two limits agree in name, window, algorithm and key, the request gets a 500, and the
+    ///    log says what to change. This happens, for example, with [`PeerIp`](crate::PeerIp) and
+    ///    [`ClientIp`](crate::ClientIp) when there is no proxy. If one or both are shadow limits,
+    ///    the layer drops one shadow limit from the check instead.
     pub fn chosen<E, C, L>(extractor: E, choose: C) -> Self
     where
         E: KeyExtractor,
@@ -157,11 +154,10 @@ impl KeyedLimit {
         Self::new(Err(Arc::new(move |parts| choose(parts).into())), extractor)
     }
 
-    /// For a layer around a client: obeys an upstream that asks the client to stay away. An
-    /// upstream asks by a 429, by a 503 with `Retry-After`, or by `RateLimit` or `X-RateLimit-*`
-    /// headers with nothing remaining. The limit is then [blocked](crate::Limiter::block) for the
-    /// key of the call, for at most one window, in all processes on the store. Default: the
-    /// upstream is ignored.
+    /// For a layer around a client: backs off when the upstream asks for it, by a 429, a 503 with
+    /// `Retry-After`, or `RateLimit` or `X-RateLimit-*` headers with nothing remaining. The limit
+    /// is then [blocked](crate::Limiter::block) for the call's key, for at most one window, in all
+    /// processes on the store. Default: the upstream is ignored.
     ///
     /// ```
     /// use tower_sliding_window::{Everyone, Limit, MemoryStore, RateLimitLayer, extract::UpstreamHost};
@@ -172,56 +168,52 @@ impl KeyedLimit {
     ///     .limit(Limit::per_second("total", 100).by(Everyone));
     /// ```
     ///
-    /// * An upstream blocks the limit for all calls of the key. So set this option only if all
-    ///   calls of a key go to one upstream, as with [`UpstreamHost`](crate::extract::UpstreamHost).
-    /// * The client inside of the layer must not follow redirects: a refusal of the second host
-    ///   would block the first. With reqwest, write `redirect(Policy::none())`, and follow a
-    ///   redirect by another call through the layer.
-    /// * Nothing remains by `X-RateLimit-Remaining: 0` or `RateLimit-Remaining: 0` with a `-Reset`,
-    ///   and by a member of `RateLimit` such as `"hourly";r=0;t=97`. Other forms of `RateLimit` are
-    ///   not read. A 429 without a valid time asks for one second.
-    /// * A limit of a short window is blocked only briefly. If the upstream may ask for a longer
-    ///   time, add a limit of a longer window that heeds the upstream, too. A limit in the
-    ///   [shadow](Self::in_shadow) is not blocked.
-    /// * A 429, a 503 with `Retry-After`, and a 403 with nothing remaining are refusals. A refusal
-    ///   blocks the limit, however many units the limit has left. Any other response blocks the
-    ///   limit only if the limit had units left, both at the admission and at the response.
-    /// * The response goes out once the units are settled and the limits are blocked. Each of these
-    ///   steps takes at most the deadline. The layer leaves the response unchanged, with the
-    ///   upstream's figures, and shows no figures of its own.
-    /// * A call counts as of its response, since the upstream may count the call that late. If the
-    ///   response takes longer than a tenth of the window, the call counts as of a tenth of the
-    ///   window after its admission. Until the response, the units of the call are reserved. The
-    ///   delay costs up to a tenth of the throughput, and the settlement is one more call of the
-    ///   store for each request.
+    /// * The block covers all calls with the same key, so all of them should go to one upstream, as
+    ///   with [`UpstreamHost`](crate::extract::UpstreamHost).
+    /// * The client inside the layer must not follow redirects: a refusal by the second host would
+    ///   block the first. With reqwest, set `redirect(Policy::none())`, and follow a redirect by
+    ///   another call through the layer.
+    /// * "Nothing remaining" means `X-RateLimit-Remaining: 0` or `RateLimit-Remaining: 0` with a
+    ///   `-Reset`, or a `RateLimit` member such as `"hourly";r=0;t=97`. Other forms of `RateLimit`
+    ///   are not read. A 429 without a valid time asks for one second.
+    /// * A limit with a short window is blocked only briefly. If the upstream may ask for longer,
+    ///   add a limit with a longer window that heeds it too. A [shadow](Self::in_shadow) limit is
+    ///   not blocked.
+    /// * A 429, a 503 with `Retry-After`, and a 403 with nothing remaining are refusals. They
+    ///   always block the limit. Any other response blocks it only if it had units left, both at
+    ///   the admission and at the response.
+    /// * The response is returned once units are settled and limits are blocked. Each step takes at
+    ///   most the deadline. The layer leaves the response unchanged, with the upstream's figures,
+    ///   and adds none.
+    /// * A call counts from its response, since the upstream may count it that late. The delay is
+    ///   at most a tenth of the window, and costs up to a tenth of the throughput. Until the
+    ///   response, the call's units are reserved. The settlement is one more store call per
+    ///   request.
     pub fn heed_upstream(mut self) -> Self {
         self.heeds_upstream = true;
         self
     }
 
-    /// Puts the limit into the shadow: the limit counts requests, and reports the requests that it
-    /// would have refused, but refuses none. So a limit can be tried on real traffic. Default: the
-    /// limit refuses.
+    /// Puts the limit into shadow mode: it counts requests and reports those it would have refused,
+    /// but does not refuse any. Use it to try a limit on real traffic. Default: the limit refuses.
     ///
-    /// * The refusals of a limit in the shadow are in the [`Decision`](crate::Decision) in the
-    ///   request's extensions, in the [`ShadowRefusals`](crate::middleware::ShadowRefusals) in the
-    ///   response's extensions, in a log line at most once a second, and in the
-    ///   [metrics](mod@crate::metrics).
-    /// * If a request has no key for the limit, or costs more units than the limit has, the limit
-    ///   is left out of the check. The layer reports the limit in that case, too.
-    /// * Clients see the figures of the layer's other limits. If the layer has no other limits,
-    ///   clients see the figures of the limit in the shadow. So put a limit in the shadow into the
-    ///   same layer as the limits that refuse.
-    /// * If only limits in the shadow charge a request, it is let through while the store cannot
-    ///   decide, even under [`fail_closed`](crate::RateLimitLayer::fail_closed).
+    /// * Shadow refusals appear in the [`Decision`](crate::Decision) in the request's extensions,
+    ///   in the [`ShadowRefusals`](crate::middleware::ShadowRefusals) in the response's extensions,
+    ///   in a log line at most once a second, and in the [metrics](mod@crate::metrics).
+    /// * If a request has no key for a shadow limit, or costs more units than it has, the limit is
+    ///   left out of the check. The layer reports that too.
+    /// * Clients see the figures for the layer's other limits, or the shadow limit's if there are
+    ///   no others. So put a shadow limit into the same layer as the limits that refuse.
+    /// * If only shadow limits charge a request, it passes while the store cannot decide, even
+    ///   under [`fail_closed`](crate::RateLimitLayer::fail_closed).
     pub fn in_shadow(mut self) -> Self {
         self.is_shadow = true;
         self
     }
 
-    /// Hides the limit from clients: the limit counts and refuses, but no header and no default
-    /// body of a rejection shows the limit. So a limit on the load of a whole service does not show
-    /// the load to everybody. Default: clients see the limit.
+    /// Hides the limit from clients: it counts and refuses, but does not appear in headers or in
+    /// the default rejection body. Use it for a limit on total load that clients should not see.
+    /// Default: clients see the limit.
     ///
     /// ```
     /// use tower_sliding_window::{Everyone, Limit, MemoryStore, PeerIp, RateLimitLayer};
@@ -231,30 +223,28 @@ impl KeyedLimit {
     ///     .limit(Limit::per_minute("requests", 60).by(PeerIp::new()));
     /// ```
     ///
-    /// * Clients see the figures of the layer's other limits, however little is left of the hidden
-    ///   limit.
-    /// * If only hidden limits refuse, the 429 has a `Retry-After`, but no figures, and its default
-    ///   body names no limit. If a visible limit refuses as well, the client sees the visible
-    ///   limit.
-    /// * The server sees the limit: in the [`Decision`](crate::Decision), the extensions, metrics,
-    ///   log lines, and the text of a [`Rejection`](crate::Rejection). A responder of your own
-    ///   should show clients none of these.
+    /// * Clients see the figures for the layer's other limits, however little the hidden limit has
+    ///   left.
+    /// * If only hidden limits refuse, the 429 has a `Retry-After` but no figures, and its default
+    ///   body does not name a limit. If a visible limit refuses as well, the client sees that one.
+    /// * The server sees the limit: in the [`Decision`](crate::Decision), extensions, metrics, log
+    ///   lines, and the [`Rejection`](crate::Rejection) text. A custom responder should not show
+    ///   these to clients.
     ///
-    /// [`RateLimitLayer::headers`](crate::RateLimitLayer::headers) can hide the figures of all
+    /// [`RateLimitLayer::headers`](crate::RateLimitLayer::headers) can hide the figures for all
     /// limits.
     pub fn hidden(mut self) -> Self {
         self.is_hidden = true;
         self
     }
 
-    /// Bans a key that has used up the limit: all processes refuse all requests of the key for
-    /// `time`, which may be longer than the window of the limit. Default: a key is refused until
-    /// enough units have left the window.
+    /// Bans a key that has used up the limit: all processes refuse all its requests for `time`,
+    /// which may be longer than the limit's window. Default: a key is refused until enough units
+    /// have left the window.
     ///
-    /// `ban` is a limit of one unit that counts the bans. No ban is longer than the window of
-    /// `ban`, so choose a window as long as the longest ban that you want. You can also ban a key
-    /// by hand, by [`Limiter::block`](crate::Limiter::block). If the time of such a block is longer
-    /// than the window of `ban`, the ban ends after the window.
+    /// `ban` is a one-unit limit that counts the bans. A ban lasts at most the window of `ban`, so
+    /// make that window as long as your longest ban. You can also ban a key by hand with
+    /// [`Limiter::block`](crate::Limiter::block), for at most the same window.
     ///
     /// ```
     /// use std::time::Duration;
@@ -279,49 +269,45 @@ impl KeyedLimit {
     /// # Ok(()) }
     /// ```
     ///
-    /// * A refusal by the limit begins the ban. A refusal begins no ban if only
-    ///   [reserved](crate::Charge::reserve) units, or requests that
-    ///   [wait](crate::RateLimitLayer::wait_up_to) in line, are in the way. A refused place of a
-    ///   [concurrent](Limit::concurrent) limit begins no ban either, so no layer takes a concurrent
-    ///   limit with a ban. A limit that [settles](Self::settle) or [counts
-    ///   afterwards](Self::count_afterwards) also begins the ban when the cost of a response uses
-    ///   up the limit. That response keeps its status, and already shows the figures of the ban.
-    /// * With a time of zero, the limit begins no ban, and only bans by hand hold. A limit of 0
-    ///   units begins no ban, either: it refuses each request anyway.
-    /// * A ban lasts for exactly `time`: requests that the ban refuses do not prolong the ban.
-    ///   Redis keeps the key of a ban for the window of the ban's limit, which is at most 365 days.
+    /// * A ban begins when the limit refuses, but not if only [reserved](crate::Charge::reserve)
+    ///   units, or requests that [wait](crate::RateLimitLayer::wait_up_to) in line, are in the way.
+    ///   A [concurrent](Limit::concurrent) limit never begins a ban, so layers do not accept the
+    ///   combination. A limit that [settles](Self::settle) or [counts
+    ///   afterwards](Self::count_afterwards) also begins a ban when a response's cost uses it up.
+    ///   That response keeps its status, and already shows the ban's figures.
+    /// * With a time of zero, only bans by hand apply. A limit of 0 units does not begin bans
+    ///   either: it refuses each request anyway.
+    /// * A ban lasts exactly `time`: requests that it refuses do not prolong it. Redis keeps the
+    ///   ban's key for the window of `ban`, at most 365 days.
     /// * A request that a ban refuses gets [`Rejection::Banned`](crate::Rejection::Banned), and so
-    ///   does a request whose refusal begins a ban. The status of this rejection is 429, which a
-    ///   [responder](crate::RateLimitLayer::respond_with) can change. The rejection shows the
-    ///   figures of the ban's limit, such as `login.ban`. If the limit that has begun the ban
-    ///   refuses for longer than the ban, the rejection shows the figures of that limit. Before a
-    ///   ban begins, clients do not see the ban's limit.
-    /// * After a ban is lifted, a limit that is still used up begins another ban at the next
-    ///   refusal. So reset the limit as well as the ban. If you change the window of the ban's
-    ///   limit, all bans are lifted.
-    /// * A ban of a key holds in all parts of a [split](Split::by) limit. A ban holds even for
-    ///   requests for which no limit is [chosen](Self::chosen).
-    /// * Limits of a layer may share one ban if their extractors find the same key. If several
-    ///   limits begin the ban at once, the longest time holds. The shared ban is hidden if any
-    ///   limit with this ban is hidden. If a limit in the shadow shares the ban, the refusals of
-    ///   that limit begin no ban that refuses requests.
-    /// * The ban of a limit in the [shadow](Self::in_shadow) is in the shadow, and the ban of a
-    ///   [hidden](Self::hidden) limit is hidden.
-    /// * Each check also asks the store whether the key is banned. So a
-    ///   [prefetch](crate::limit::prefetch) saves no call of the store. If the store cannot begin a
-    ///   ban, a log line says so, and the next refusal tries again to begin the ban. A
-    ///   [full](crate::MemoryStore#when-it-is-full) `MemoryStore` takes no bans.
-    /// * While Redis is gone, the processes that [know](crate::Limiter::refusal_cache) a ban
-    ///   enforce the ban until its end, in every failure mode. A process knows a ban if the process
-    ///   has begun the ban, or has refused a request by the ban. In all other processes the failure
-    ///   mode decides. A process that decides in the store's place begins bans of its own. A Redis
-    ///   that restarts empty has forgotten the bans.
-    /// * If this method is called twice, the last ban holds.
+    ///   does the one whose refusal begins it. The status is 429, which a
+    ///   [responder](crate::RateLimitLayer::respond_with) can change. The figures are those of the
+    ///   ban's limit, such as `login.ban`, or of the limit that began the ban if that one refuses
+    ///   for longer. Clients do not see the ban's limit before a ban begins.
+    /// * If the limit is still used up after a ban is lifted, the next refusal begins another ban.
+    ///   So reset the limit as well as the ban. Changing the ban's window lifts all bans.
+    /// * A ban covers all parts of a [split](Split::by) limit, and requests for which no limit is
+    ///   [chosen](Self::chosen).
+    /// * Limits in one layer may share a ban if their extractors find the same key. If several
+    ///   begin it at once, the longest time applies. The shared ban is hidden if any limit with it
+    ///   is hidden. A shadow limit that shares the ban never begins a ban that refuses requests.
+    /// * A [shadow](Self::in_shadow) limit's ban is in shadow mode, and a [hidden](Self::hidden)
+    ///   limit's ban is hidden.
+    /// * Each check also asks the store about the ban, so a [prefetch](crate::limit::prefetch) does
+    ///   not save a store call. If the store cannot begin a ban, a log line says so, and the next
+    ///   refusal tries again. A [full](crate::MemoryStore#when-it-is-full) `MemoryStore` does not
+    ///   accept bans.
+    /// * While Redis is down, the processes that [know](crate::Limiter::refusal_cache) a ban
+    ///   enforce it to its end, in every failure mode. A process knows a ban if it has begun the
+    ///   ban, or has refused a request under it. In all other processes the failure mode decides,
+    ///   and a process that decides locally begins its own bans. A Redis that restarts empty has
+    ///   forgotten the bans.
+    /// * If this method is called twice, the last ban applies.
     ///
     /// # Panics
     ///
-    /// If `ban` does not have exactly one unit, or counts by another algorithm than the
-    /// [log](crate::Algorithm::SLIDING_LOG), or if `time` is longer than the window of `ban`.
+    /// If `ban` does not have exactly one unit, or uses another algorithm than the [exact
+    /// log](crate::Algorithm::SLIDING_LOG), or if `time` is longer than the window of `ban`.
     #[track_caller]
     pub fn ban(mut self, ban: Limit, time: Duration) -> Self {
         let is_ban = ban.units() == 1 && ban.algorithm() == Algorithm::SLIDING_LOG;
@@ -342,18 +328,18 @@ impl KeyedLimit {
         self.ban.as_ref().map(|ban| ban.limit.name())
     }
 
-    /// The limit. `None` if the limit is [chosen](Self::chosen) for each request.
+    /// The limit. `None` if it is [chosen](Self::chosen) for each request.
     pub(crate) fn limit(&self) -> Option<&Limit> {
         self.limit.as_ref().ok()
     }
 
-    /// The closure that computes the cost from the response.
+    /// Computes the cost from the response.
     pub(crate) fn cost_afterwards(&self) -> Option<&Arc<CostAfterwards>> {
         self.settle.as_ref().or(self.count_afterwards.as_ref())
     }
 
-    /// Returns an error if an option of this `KeyedLimit` would have no effect on `limit`, which is
-    /// fixed or was chosen for a request.
+    /// Returns an error if one of the options would have no effect on `limit`, which is fixed or
+    /// was chosen for a request.
     pub(crate) fn has_effect_on(&self, limit: Option<&Limit>) -> Result<(), ConfigError> {
         const NOT_OF_PLACES: &str = "a request takes one place, which costs nothing and is never reserved, banned or blocked: put \
             `cost`, `settle`, `count_afterwards`, `lease`, `ban` and `heed_upstream` on a limit of a window beside it. \
@@ -388,8 +374,8 @@ impl KeyedLimit {
         Err(ConfigError::of_limit(name, problem))
     }
 
-    /// True if the limit is plain: it has a window, is the same for all requests, and has no option
-    /// that changes the charge or needs details.
+    /// True if the limit has a window, is the same for all requests, and has no option that changes
+    /// the charge or needs details.
     #[inline]
     pub(super) fn is_plain(&self) -> bool {
         self.limit().is_some_and(|limit| !limit.is_concurrent())

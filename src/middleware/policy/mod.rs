@@ -1,5 +1,5 @@
-//! The policy of a layer: its limits, the lists of requests that the layer denies or lets through,
-//! and its settings. [`plan`](super::plan) applies the policy to each request.
+//! The policy of a layer: its limits, lists of denied and exempt requests, and settings.
+//! [`plan`](super::plan) applies it to each request.
 
 mod cost;
 mod keyed_limit;
@@ -17,29 +17,27 @@ use super::{
 };
 use crate::{error::ConfigError, limit::Limit, limiter::Limiter};
 
-/// The settings of a layer, shared by all of its services.
+/// A layer's settings, shared by all its services.
 #[derive(Clone)]
 pub(super) struct Policy {
     pub(super) limiter: Limiter,
-    /// The limits of the layer. All limits have different names, except the limits that are chosen
-    /// for each request.
+    /// The layer's limits. Their names differ, except for limits that are chosen for each request.
     pub(super) limits: Vec<KeyedLimit>,
-    /// True if all limits are [plain](KeyedLimit::is_plain). Then a request needs no
+    /// True if all limits are [plain](KeyedLimit::is_plain). A request then needs no
     /// [`CheckDetails`](super::plan::CheckDetails), unless it may wait for capacity.
     pub(super) is_plain: bool,
     pub(super) denied: Vec<Arc<List>>,
     pub(super) exempt: Vec<Arc<List>>,
     pub(super) cost: Option<Arc<ByRequest<u64>>>,
     pub(super) headers: HeaderSets,
-    /// How long a request waits for capacity. With `None`, a request that finds no capacity is
-    /// refused at once.
+    /// How long a request waits for capacity. With `None`, it is refused at once if there is none.
     pub(super) max_wait: Option<Duration>,
-    /// True if the places of a request are freed when its response begins.
+    /// True if a request's places are freed when its response begins.
     pub(super) frees_with_head: bool,
     pub(super) events: Arc<Events>,
 }
 
-/// Tells whether a request is denied or exempt. Returns an error if its key cannot be read.
+/// True if a request is denied or exempt. Returns an error if its key cannot be read.
 type List = ByRequest<Result<bool, KeyError>>;
 
 impl Policy {
@@ -58,15 +56,15 @@ impl Policy {
         }
     }
 
-    /// Adds a limit. Returns an error if an option of the limit would have no effect, or if another
-    /// limit has the same name: clients and metrics could not tell two limits of one name apart.
+    /// Adds a limit. Returns an error if one of its options would have no effect, or if another
+    /// limit has the same name: clients and metrics could not tell the two apart.
     pub(super) fn push(&mut self, limit: KeyedLimit) -> Result<(), ConfigError> {
         let others = self.limits.iter().filter_map(KeyedLimit::limit);
         let mut names: Vec<_> = others.map(Limit::name).collect();
         let own = limit.limit().map(Limit::name);
         let repeated = own.filter(|own| names.contains(own));
         names.extend(own);
-        // Several limits may share one ban, but no limit may have the name of a ban.
+        // Several limits may share one ban, but a limit and a ban must not have the same name.
         let all = self.limits.iter().chain(Some(&limit));
         let mut bans = all.filter_map(KeyedLimit::ban_name);
         if let Some(name) = repeated.or_else(|| bans.find(|ban| names.contains(ban))) {
@@ -91,7 +89,7 @@ impl Policy {
     }
 }
 
-/// A list that the closure of an option makes. A request without a key is not on it.
+/// A list made from an option's closure. A request without a key is not on it.
 pub(super) fn list<T: IsMatch>(
     requests: impl Fn(&Parts) -> T + Send + Sync + 'static,
 ) -> Arc<List> {
@@ -101,7 +99,7 @@ pub(super) fn list<T: IsMatch>(
     })
 }
 
-// Shows only how many lists there are, since keys may be personal data.
+// Shows only the number of lists, since keys may be personal data.
 impl fmt::Debug for Policy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Policy")

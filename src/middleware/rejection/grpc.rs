@@ -13,7 +13,7 @@ use tonic_types::{ErrorDetails, StatusExt};
 use super::{super::headers::number, Rejection, response::RejectionResponse};
 
 /// Responds to rejected requests with a gRPC status, for services that speak gRPC. The response is
-/// an HTTP 200 that has the gRPC status in its headers ("trailers-only"), and no body.
+/// an HTTP 200 with the gRPC status in its headers ("trailers-only"), and no body.
 ///
 /// | rejection | code |
 /// |---|---|
@@ -24,25 +24,23 @@ use super::{super::headers::number, Rejection, response::RejectionResponse};
 /// | a key error with 429 | `RESOURCE_EXHAUSTED` (8) |
 /// | a key error with 503 | `UNAVAILABLE` (14) |
 /// | a key error with another 4xx | `INVALID_ARGUMENT` (3) |
-/// | a key error with any other status, or a mistake in the set-up | `INTERNAL` (13) |
+/// | a key error with any other status, or a setup mistake | `INTERNAL` (13) |
 ///
 /// * The message is [`Rejection::detail`]: a sentence for clients.
-/// * `grpc-retry-pushback-ms` ([gRFC A6]) is the wait in milliseconds, rounded up. The value is -1
-///   if waiting does not help. The value is also -1 if the wait is longer than 24.8 days, since the
-///   field is a 32-bit number. After a -1, clients with a retry policy do not retry.
+/// * `grpc-retry-pushback-ms` ([gRFC A6]) is the wait in milliseconds, rounded up. It is -1 if
+///   waiting does not help, or if the wait is longer than 24.8 days, since the field is 32-bit.
+///   After a -1, clients with a retry policy do not retry.
 /// * `grpc-status-details-bin` has a `google.rpc.RetryInfo` with the same wait if waiting helps,
-///   and a `google.rpc.QuotaFailure` with one violation for each limit that has refused. The
-///   subject of a violation is the name of its limit. A [hidden](crate::KeyedLimit::hidden) limit
-///   has no violation.
+///   and a `google.rpc.QuotaFailure` with one violation per limit that has refused, except
+///   [hidden](crate::KeyedLimit::hidden) limits. A violation's subject is the limit's name.
 /// * The headers that other responders get, such as `retry-after` and the
-///   [figures](crate::HeaderSets), are metadata of the gRPC status.
-/// * The response to a request of gRPC-Web has the same headers, with the content type of gRPC-Web.
-///   A browser's script can read the gRPC status only if CORS exposes `grpc-status`, `grpc-message`
-///   and `grpc-status-details-bin`.
+///   [figures](crate::HeaderSets), become metadata of the gRPC status.
+/// * A gRPC-Web request gets the same headers, with a gRPC-Web content type. Scripts in a browser
+///   can read the status only if CORS exposes `grpc-status`, `grpc-message` and
+///   `grpc-status-details-bin`.
 ///
-/// `GrpcResponse` answers every request in gRPC. If the server answers HTTP as well, use
-/// [`GrpcOr`]. `GrpcResponse` works with every body that has a `Default`, such as tonic's and
-/// axum's.
+/// `GrpcResponse` answers every request in gRPC, and works with every body that has a `Default`,
+/// such as tonic's and axum's. If the server answers HTTP as well, use [`GrpcOr`].
 ///
 /// ```
 /// use tower_sliding_window::{Limit, MemoryStore, PeerIp, RateLimitLayer, middleware::GrpcResponse};
@@ -56,9 +54,9 @@ use super::{super::headers::number, Rejection, response::RejectionResponse};
 #[derive(Clone, Copy, Debug, Default)]
 pub struct GrpcResponse;
 
-/// Responds to requests in gRPC with a [`GrpcResponse`]. All other requests get the response of the
-/// responder inside. A request is in gRPC if its `Content-Type` is `application/grpc`,
-/// `application/grpc-web` or `application/grpc-web-text`, perhaps with a suffix such as `+proto`.
+/// Responds to gRPC requests with a [`GrpcResponse`], and to all others with the inner responder. A
+/// request is gRPC if its `Content-Type` is `application/grpc`, `application/grpc-web` or
+/// `application/grpc-web-text`, with or without a suffix such as `+proto`.
 /// [`guide::grpc`](crate::guide::grpc#http-and-grpc-on-one-server) has complete servers.
 ///
 /// ```
@@ -91,7 +89,7 @@ pub struct GrpcResponse;
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct GrpcOr<R>(
-    /// Makes the response to requests that are not in gRPC.
+    /// Responds to requests that are not gRPC.
     pub R,
 );
 
@@ -117,8 +115,7 @@ impl<B: Default, R: RejectionResponse<B>> RejectionResponse<B> for GrpcOr<R> {
 
 const GRPC: &str = "application/grpc";
 
-/// Pairs of content types: of a request in gRPC, without a suffix, and of the response to such a
-/// request.
+/// Content types: the request's, without a suffix, and the response's.
 const CONTENT_TYPES: [(&str, &str); 3] = [
     (GRPC, GRPC),
     ("application/grpc-web", "application/grpc-web+proto"),
@@ -128,7 +125,7 @@ const CONTENT_TYPES: [(&str, &str); 3] = [
     ),
 ];
 
-/// The content type of a response to this request. `None` if the request is not in gRPC.
+/// The response's content type. `None` if the request is not gRPC.
 fn content_type(request: &Parts) -> Option<&'static str> {
     let content_type = request.headers.get(CONTENT_TYPE)?.to_str().ok()?;
     let without_suffix = content_type.split(['+', ';']).next()?.trim();
@@ -141,7 +138,7 @@ fn content_type(request: &Parts) -> Option<&'static str> {
 }
 
 impl Rejection {
-    /// The gRPC status of the rejection, with these headers as metadata.
+    /// The rejection as a gRPC status, with these headers as metadata.
     pub(crate) fn to_grpc(&self, headers: HeaderMap) -> Status {
         let wait = self.wait(&headers);
         let mut details = ErrorDetails::new();

@@ -1,36 +1,34 @@
-//! The response to a rejected request, which the client gets instead of the service's response.
+//! The response that a rejected request gets instead of the service's.
 //!
 //! | rejection | status | headers |
 //! |---|---|---|
 //! | over a limit | 429 | `Retry-After`, and the [sets](super::HeaderSets) that the layer sends |
 //! | cost above the limit, or a limit of 0 units | 429 | neither `Retry-After` nor figures, since waiting does not help |
-//! | no key | 400; 401 with `WWW-Authenticate` for API keys; 500 if the server does not know the address of the peer | |
+//! | no key | 400; 401 with `WWW-Authenticate` for API keys; 500 if the server does not know the peer address | |
 //! | [banned](super::KeyedLimit::ban) | 429 | as over a limit |
-//! | a mistake in the set-up that only a request shows, such as a body that [cannot hold](crate::guide::at_most_n_at_once#bodies) the place of a concurrent limit | 500 | |
+//! | a setup mistake that only a request shows, such as a body that [cannot hold](crate::guide::at_most_n_at_once#bodies) a concurrent limit's place | 500 | |
 //! | [denied](super::RateLimitLayer::deny) | 403 | |
 //! | no decision while failing closed, or a cost above the [share](crate::limiter::Share) while failing local | 503 | `Retry-After` of 1 to 5 s, at random so that clients do not all return at once |
 //!
-//! All these responses have `Cache-Control: no-store`, [problem details](JsonResponse) as their
-//! body, and the [`Rejection`] in their extensions, so that layers further out see the reason. The
-//! response to a `HEAD` request has the same headers, and no content if the crate
-//! [knows](crate::guide::at_most_n_at_once#bodies) the type of the response's body. If the store
-//! has not decided, the extensions also have [`Degraded`](super::Degraded).
+//! All these responses have `Cache-Control: no-store`, a [problem details](JsonResponse) body, and
+//! the [`Rejection`] in their extensions, so that outer layers see the reason. The response to a
+//! `HEAD` request has the same headers, and no content if the crate
+//! [knows](crate::guide::at_most_n_at_once#bodies) the body type. If the store has not decided, the
+//! extensions also have [`Degraded`](super::Degraded).
 //!
 //! A refusal has no figures if only [hidden](super::KeyedLimit::hidden) limits refuse, or if the
-//! layer [does not send them](super::RateLimitLayer::headers). A refusal without figures still has
-//! `Retry-After`.
+//! layer [does not send them](super::RateLimitLayer::headers). It still has `Retry-After`.
 //!
-//! For clients that speak gRPC, there is `GrpcResponse`: see [`guide::grpc`](crate::guide::grpc).
-//! For any other response, such as a text, pass a closure to
-//! [`respond_with`](super::RateLimitLayer::respond_with). The closure gets the rejection, and a
-//! head with the status and all headers but `Content-Type`. A type of your own that implements
-//! [`RejectionResponse`] also gets the request: [a page for
-//! browsers](crate::guide::recipes#a-page-for-browsers) is an example. [`Rejection::detail`] is a
-//! sentence for clients. The rejection itself includes hidden limits. The limit that clients may
-//! see is [`Decision::visible`](crate::Decision::visible).
+//! For gRPC clients, use `GrpcResponse`: see [`guide::grpc`](crate::guide::grpc). For any other
+//! response, such as plain text, pass a closure to
+//! [`respond_with`](super::RateLimitLayer::respond_with). It gets the rejection, and a head with
+//! the status and all headers but `Content-Type`. A type that implements [`RejectionResponse`] also
+//! gets the request, as in [a page for browsers](crate::guide::recipes#a-page-for-browsers).
+//! [`Rejection::detail`] is a sentence for clients. The rejection itself includes hidden limits;
+//! [`Decision::visible`](crate::Decision::visible) is the one that clients may see.
 //!
-//! [`JsonResponse`] needs a body that can be made of a `String`. For other bodies, a closure makes
-//! the body from the text: see [`Rejection::problem`].
+//! [`JsonResponse`] needs a body that can be made from a `String`. For other bodies, convert the
+//! text in a closure: see [`Rejection::problem`].
 //!
 //! ```
 //! use axum::body::Body;
@@ -45,18 +43,18 @@
 //!     });
 //! ```
 //!
-//! With axum, a closure can make a response of the head and of any value that implements
-//! `IntoResponse`: `(head, Json(..)).into_response()`.
+//! With axum, a closure can combine the head with any `IntoResponse` value:
+//! `(head, Json(..)).into_response()`.
 //!
 //! # In a handler
 //!
-//! With axum, a [`Rejection`] implements `IntoResponse`. So a handler that calls a
-//! [`Limiter`](crate::Limiter) can return a [`Rejection`], and then responds as a layer that fails
-//! closed does. If the handler should go on without a decision, handle the error of the limiter
-//! instead of passing the error on with `?`. [`write_headers`](crate::Decision::write_headers)
-//! writes the figures of an admission. A layer around the handler leaves the `X-RateLimit-*` of the
-//! handler's rejection as they are, with the reset in seconds from now. With tonic, a [`Rejection`]
-//! becomes a `Status`: see [`guide::grpc`](crate::guide::grpc#in-a-method).
+//! With axum, a [`Rejection`] implements `IntoResponse`, so a handler that calls a
+//! [`Limiter`](crate::Limiter) can return it, and then responds as a layer that fails closed. To go
+//! on without a decision, handle the limiter's error instead of passing it on with `?`.
+//! [`write_headers`](crate::Decision::write_headers) writes an admission's figures. A layer around
+//! the handler keeps the `X-RateLimit-*` from its rejection, with the reset in seconds from now.
+//! With tonic, a [`Rejection`] becomes a `Status`: see
+//! [`guide::grpc`](crate::guide::grpc#in-a-method).
 //!
 //! ```
 //! use axum::extract::State;
@@ -110,31 +108,29 @@ use crate::{
 pub enum Rejection {
     /// A limit refused the request. Some methods, such as
     /// [`Limiter::reserve`](crate::Limiter::reserve), return the refusing [`Decision`] as a value:
-    /// `.map_err(Rejection::Limited)?` makes a rejection of this value, and returns it as an error.
+    /// turn it into an error with `.map_err(Rejection::Limited)?`.
     Limited(Decision),
-    /// A [ban](crate::KeyedLimit::ban) refused the request, or a limit refused the request and
-    /// thereby began a ban.
+    /// A [ban](crate::KeyedLimit::ban) refused the request, or a limit refused it and began a ban.
     Banned(Decision),
     /// The request costs more than a limit ever admits.
     NeverFits(NeverFits),
     /// The request has no key.
     NoKey(KeyError),
-    /// The request is [denied](crate::RateLimitLayer::deny) by its key, by its address, or by a
-    /// closure.
+    /// The request was [denied](crate::RateLimitLayer::deny) by key, address or closure.
     Denied,
-    /// The store could not decide, and the layer fails closed. Or the layer fails local, and the
-    /// request costs more than the [share](crate::limiter::Share).
+    /// The store could not decide, and the layer fails closed; or it fails local, and the request
+    /// costs more than the [share](crate::limiter::Share).
     Unavailable(Error),
-    /// The server is set up wrongly, and only a request shows the mistake. For example, an option
-    /// has no effect on the [chosen](crate::KeyedLimit::chosen) limit, two limits of the request
-    /// have the same identity and key, the body of the response cannot [hold the
-    /// place](crate::guide::at_most_n_at_once#bodies) of a [concurrent](Limit::concurrent) limit,
-    /// or a handler resets, reserves or blocks a concurrent limit. The log says what to change.
+    /// The server is set up wrongly, which only a request shows. For example, an option has no
+    /// effect on the [chosen](crate::KeyedLimit::chosen) limit, two limits have the same identity
+    /// and key, the response body cannot [hold the place](crate::guide::at_most_n_at_once#bodies)
+    /// of a [concurrent](Limit::concurrent) limit, or a handler resets, reserves or blocks a
+    /// concurrent limit. The log says what to change.
     NotSetUp(ConfigError),
 }
 
 impl Rejection {
-    /// The status of the response.
+    /// The response status.
     #[must_use]
     pub fn status(&self) -> StatusCode {
         match self {
@@ -148,7 +144,7 @@ impl Rejection {
         }
     }
 
-    /// The decision of a refusal.
+    /// The decision, if a limit or a ban refused.
     pub(crate) fn decision(&self) -> Option<&Decision> {
         if let Self::Limited(decision) | Self::Banned(decision) = self {
             Some(decision)
@@ -157,7 +153,7 @@ impl Rejection {
         }
     }
 
-    /// Gives `take` the names of the limits that have refused and are not hidden.
+    /// Calls `take` with the name of each limit that has refused and is not hidden.
     pub(crate) fn violated_limits<'a>(&'a self, mut take: impl FnMut(&'a str)) {
         if let Self::NeverFits(error) = self
             && !error.is_hidden
@@ -170,15 +166,15 @@ impl Rejection {
         }
     }
 
-    /// The label of the rejection in metrics.
+    /// The metrics label.
     pub(crate) fn label(&self) -> &'static str {
         match self {
             Self::Limited(_) => "limited",
             Self::Banned(_) => "banned",
             Self::NeverFits(error) if error.limit.units() == 0 => "limited",
             Self::NeverFits(_) => "never_fits",
-            // A key error with a status of 5xx is the server's mistake. Clients cannot cause this
-            // mistake, so an alert can watch the label.
+            // A key error with a 5xx is the server's mistake. Clients cannot cause it, so it is
+            // safe to alert on this label.
             Self::NoKey(error) if error.status().is_server_error() => "not_set_up",
             Self::NotSetUp(_) => "not_set_up",
             Self::NoKey(_) => "no_key",
@@ -189,13 +185,13 @@ impl Rejection {
 }
 
 /// The rejection of a request without a decision: a 429 for a cost that never fits, a 500 for a
-/// mistake in the set-up, and a 503 for any other error.
+/// setup mistake, and a 503 for any other error.
 impl From<Error> for Rejection {
     fn from(error: Error) -> Self {
         match error {
             Error::NeverFits(error) => Self::NeverFits(error),
-            // The handler has made a mistake, such as a reset of a concurrent limit. Waiting does
-            // not help, so the rejection is no 503.
+            // The handler has made a mistake, such as resetting a concurrent limit. Waiting does
+            // not help, so this is not a 503.
             Error::Unavailable(error)
                 if error.kind == StoreErrorKind::Config && error.is_of_one_check =>
             {
@@ -238,8 +234,7 @@ impl fmt::Display for Rejection {
 
 impl error::Error for Rejection {
     fn source(&self) -> Option<&(dyn error::Error + 'static)> {
-        // The text of the rejection already is the text of this error, so the source of the
-        // rejection is the source of the error.
+        // The rejection's text already is this error's, so skip to the next cause.
         if let Self::Unavailable(error) = self {
             error.source()
         } else {
@@ -248,22 +243,21 @@ impl error::Error for Rejection {
     }
 }
 
-/// A report in the extensions of a response: the limits in the
-/// [shadow](crate::KeyedLimit::in_shadow) that would have refused the request, in all layers that
-/// the request went through.
+/// A report in a response's extensions: the [shadow](crate::KeyedLimit::in_shadow) limits that
+/// would have refused the request, in all layers that it went through.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ShadowRefusals {
-    /// The decisions in which a limit would have refused: see [`Decision::shadow_refusals`].
+    /// Decisions that contain a shadow refusal: see [`Decision::shadow_refusals`].
     pub decisions: Vec<Decision>,
-    /// The limits that could not charge the request, and were left out of its check. Each limit has
-    /// the rejection that the request would have got. The limit is `None` if no limit had been
+    /// Limits that could not charge the request and were left out of its check, each with the
+    /// rejection that it would have caused. The limit is `None` if none had been
     /// [chosen](crate::KeyedLimit::chosen) yet.
     pub left_out: Vec<(Option<Limit>, Rejection)>,
 }
 
 impl ShadowRefusals {
-    /// The names of the limits that would have refused the request.
+    /// The names of all limits that would have refused the request.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         let refusals = self
             .decisions
@@ -277,8 +271,7 @@ impl ShadowRefusals {
         )
     }
 
-    /// Adds this report to the report that layers further in have left in the response's
-    /// extensions.
+    /// Merges this report with the one that inner layers have left in the response's extensions.
     pub(crate) fn add_to<B>(mut self, response: &mut Response<B>) {
         if let Some(inner) = response.extensions_mut().remove::<Self>() {
             self.decisions.extend(inner.decisions);

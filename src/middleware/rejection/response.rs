@@ -27,9 +27,9 @@ use crate::{check::random, decision::Decision, limit::text::whole_number};
             tonic with `tonic::body::Body::new`; a server of gRPC alone needs only `.respond_with(GrpcResponse)`"
 )]
 pub trait RejectionResponse<B> {
-    /// Makes the response. `head` has the status and the headers of the response, and the responder
-    /// may change both. `request` is the head of the request, for a server that speaks several
-    /// protocols, such as HTTP and gRPC.
+    /// Makes the response. `head` has its status and headers, and the responder may change both.
+    /// `request` is the request head, for servers that speak several protocols, such as HTTP and
+    /// gRPC.
     fn respond(&self, rejection: &Rejection, request: &Parts, head: Response<()>) -> Response<B>;
 }
 
@@ -56,13 +56,12 @@ where
 /// }
 /// ```
 ///
-/// * The type of a 429 by a limit is `quota-exceeded`, and the type of a 503 is
-///   `temporary-reduced-capacity`. The [draft](crate::HeaderSets::RATE_LIMIT) of the `RateLimit`
-///   fields defines both types. IANA registers them only when the draft is published as an RFC. All
-///   other responses have no type, which means `about:blank`.
-/// * `violated-policies` are the names of the limits that have refused, except
-///   [hidden](crate::Charge::hidden) limits.
-/// * This response works with every body that can be made of a `String`, such as axum's and
+/// * The type is `quota-exceeded` for a 429 by a limit, and `temporary-reduced-capacity` for a 503,
+///   both from the `RateLimit` [draft](crate::HeaderSets::RATE_LIMIT). IANA registers them only
+///   when that becomes an RFC. All other responses have no type, which means `about:blank`.
+/// * `violated-policies` names the limits that have refused, except [hidden](crate::Charge::hidden)
+///   ones.
+/// * It works with every body that can be made from a `String`, such as axum's and
 ///   `http_body_util::Full<Bytes>`. For other bodies, use [`Rejection::problem`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct JsonResponse;
@@ -74,14 +73,13 @@ impl<B: From<String>> RejectionResponse<B> for JsonResponse {
 }
 
 impl Rejection {
-    /// The head of the response: its status and its headers, which show the figures in these sets
-    /// of headers.
+    /// The response head: status and headers, with the figures in these header sets.
     pub(crate) fn head(&self, sets: HeaderSets) -> Response<()> {
         let mut head = Response::new(());
         *head.status_mut() = self.status();
         let headers = head.headers_mut();
-        // A rejection is for one client at one moment, so no cache may store it (RFC 6585, section
-        // 4, for 429).
+        // A rejection is for one client at one moment, so caches must not store it (RFC 6585,
+        // section 4, for 429).
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
         match self {
             Self::Limited(decision) | Self::Banned(decision) => {
@@ -101,10 +99,9 @@ impl Rejection {
         head
     }
 
-    /// A sentence for the client. The sentence names no hidden limits, no keys, and no details of
-    /// the server. Escape the sentence in HTML, since it may repeat the
-    /// [`KeyError`](crate::extract::KeyError) of an extractor of your own. The following responder
-    /// makes a response of plain text:
+    /// A sentence for the client. It does not contain hidden limits, keys, or details about the
+    /// server. Escape it in HTML, since it may repeat a custom extractor's
+    /// [`KeyError`](crate::extract::KeyError). For a plain text response:
     ///
     /// ```
     /// use axum::body::Body;
@@ -124,7 +121,7 @@ impl Rejection {
         detail
     }
 
-    /// Writes the sentence for the client. Only the sentence of a key error needs escapes in JSON.
+    /// Writes the sentence for the client. Only a key error's sentence needs escapes in JSON.
     fn write_detail(&self, text: &mut String, retry_after: Option<&str>) {
         // Writing to a String cannot fail.
         match self {
@@ -158,7 +155,7 @@ impl Rejection {
                     ),
                 };
             }
-            // The text of a server's mistake is for the server's log only.
+            // A server's mistake is for its log only.
             Self::NoKey(error) if error.status().is_server_error() => {
                 text.push_str("The server has made a mistake.");
             }
@@ -171,9 +168,8 @@ impl Rejection {
         }
     }
 
-    /// The response of [`JsonResponse`], but with a `String` as its body. This method is for
-    /// services whose own body type cannot be made of a `String`.
-    /// [`respond_with`](crate::RateLimitLayer::respond_with) has an example.
+    /// The [`JsonResponse`], but with a `String` body, for services whose own body type cannot be
+    /// made from one. [`respond_with`](crate::RateLimitLayer::respond_with) has an example.
     #[must_use]
     pub fn problem(&self, mut head: Response<()>) -> Response<String> {
         head.headers_mut().insert(
@@ -184,11 +180,11 @@ impl Rejection {
         head.map(|()| text)
     }
 
-    /// The problem details (RFC 9457) as JSON. The JSON is written piece by piece, since the
-    /// formatting macros would double the instructions of a refused request.
+    /// The problem details (RFC 9457) as JSON, written piece by piece, since the formatting macros
+    /// would double the instructions for a refused request.
     fn problem_details(&self, head: &Response<()>) -> String {
-        // A responder around `JsonResponse` may have removed `Retry-After`, or written a date into
-        // it. A date would break the JSON.
+        // A responder around `JsonResponse` may have removed `Retry-After`, or set a date, which
+        // would break the JSON.
         let retry_after = head
             .headers()
             .get(RETRY_AFTER)
@@ -228,7 +224,7 @@ impl Rejection {
     }
 }
 
-/// A text escaped for a JSON string (RFC 8259, section 7).
+/// Escapes text for a JSON string (RFC 8259, section 7).
 fn escaped(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for c in text.chars() {

@@ -1,5 +1,5 @@
-//! The types of bodies that the crate knows: how a body of each type holds the places of concurrent
-//! limits until its end, and how a body is emptied.
+//! The known body types: how each holds the places of concurrent limits until it ends, and how it
+//! is emptied.
 
 use std::{
     any::{Any, type_name},
@@ -18,8 +18,7 @@ use pin_project_lite::pin_project;
 use crate::{decision::Decision, error::ConfigError, middleware::rejection::Rejection};
 
 pin_project! {
-    /// A body, and the decision that holds places until the body has ended. A `body` of `None` is
-    /// empty.
+    /// A body, and the decision that holds places until it ends. A `body` of `None` is empty.
     struct Holding<B> {
         #[pin]
         body: Option<B>,
@@ -66,9 +65,8 @@ impl<B> Holding<B> {
     }
 }
 
-/// Removes the content from the response to a `HEAD` request. The headers stay those of the
-/// response to a `GET`. Without this function, hyper would send the content over HTTP/2. A body of
-/// an unknown type keeps its content.
+/// Removes the content from the response to a `HEAD` request. The headers stay those for a `GET`.
+/// Otherwise hyper would send the content over HTTP/2. An unknown body type keeps its content.
 pub(super) fn without_content<B: Body + 'static>(mut response: Response<B>) -> Response<B> {
     if let Some(length @ 1..) = response.body().size_hint().exact()
         && !response.headers().contains_key(CONTENT_LENGTH)
@@ -78,9 +76,9 @@ pub(super) fn without_content<B: Body + 'static>(mut response: Response<B>) -> R
     response.map(|body| changed(body, None))
 }
 
-/// Makes a body hold the places of a decision until the body has ended or is dropped. A body that
-/// is buffered whole holds no places, since a connection takes the whole body at once. Without a
-/// decision, the body becomes empty. A body of an unknown type stays as it is.
+/// Makes a body hold a decision's places until it ends or is dropped. A fully buffered body does
+/// not hold places, since a connection takes it at once. Without a decision, the body becomes
+/// empty. An unknown body type stays as it is.
 #[cold]
 pub(super) fn changed<B: Body + 'static>(body: B, decision: Option<&Decision>) -> B {
     let mut body = Some(body);
@@ -88,13 +86,12 @@ pub(super) fn changed<B: Body + 'static>(body: B, decision: Option<&Decision>) -
     body.unwrap_or_else(|| unreachable!("only replaced"))
 }
 
-/// True if the crate knows bodies of this type: such a body can hold places, or need not hold
-/// places since it is buffered whole.
+/// True if the body type is known: it can hold places, or is fully buffered and need not.
 pub(super) fn is_known<B: Body + 'static>() -> bool {
     change::<B>(&mut None, None)
 }
 
-/// The rejection of a request that has taken places, if a body of this type cannot hold the places.
+/// The rejection for a request with places that this body type cannot hold.
 #[cold]
 pub(super) fn unknown<B>() -> Rejection {
     let problem = format!(
@@ -106,7 +103,7 @@ pub(super) fn unknown<B>() -> Rejection {
     Rejection::NotSetUp(ConfigError::new(problem))
 }
 
-/// Changes a body of a known type. Returns `false` for a body of any other type.
+/// Changes a body if its type is known. Returns `false` otherwise.
 fn change<B: Body + 'static>(body: &mut Option<B>, decision: Option<&Decision>) -> bool {
     let is_known = is_changed(body, |body| {
         BoxBody::<B::Data, B::Error>::new(Holding::new(body, decision))
@@ -130,7 +127,7 @@ fn change<B: Body + 'static>(body: &mut Option<B>, decision: Option<&Decision>) 
     is_known
 }
 
-/// Changes a body of the type `T`. Returns `false` for a body of any other type.
+/// Changes a body if its type is `T`. Returns `false` otherwise.
 fn is_changed<B: 'static, T: 'static>(body: &mut Option<B>, change: impl FnOnce(T) -> T) -> bool {
     let Some(body) = (body as &mut dyn Any).downcast_mut::<Option<T>>() else {
         return false;

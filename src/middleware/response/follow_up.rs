@@ -1,4 +1,4 @@
-//! The follow-up of an admitted request: the settlements, blocks and reports that its response may
+//! The follow-up to an admitted request: the settlements, blocks and reports that its response may
 //! need.
 
 use std::{
@@ -28,22 +28,20 @@ use crate::{
     local::Detachable,
 };
 
-/// The settlements and blocks that a response waits for, and the decision after them. They go on
-/// if the deadline passes or the client leaves. Otherwise a client could avoid the count of its
-/// units by leaving before the settlements.
+/// The settlements and blocks that a response waits for, and the decision after them. They continue
+/// if the deadline passes or the client leaves. Otherwise a client could escape the charge by
+/// leaving first.
 pub(crate) type Settling = Deadline<Detachable<Option<Decision>>>;
 
-/// A call to an upstream counts as of its response, since the upstream may count the call that
-/// late. But the call counts at most a tenth of the window later than its admission. So the delay
-/// costs at most a tenth of the throughput.
+/// A call to an upstream counts from its response, since the upstream may count it that late. The
+/// delay is at most a tenth of the window, so it costs at most a tenth of the throughput.
 const MAX_DELAY_DIVISOR: u32 = 10;
 
 /// The precision of stores.
 const MICRO: Duration = Duration::from_micros(1);
 
 impl Policy {
-    /// Begins the settlements and blocks that this response needs. `None` if the response needs
-    /// none.
+    /// Begins the settlements and blocks that this response needs. `None` if there are none.
     pub(super) fn follow_up(
         self: &Arc<Self>,
         details: &CheckDetails,
@@ -58,8 +56,8 @@ impl Policy {
         } else {
             None
         };
-        // The costs to settle, by charge: those that count as of the admission, and those of limits
-        // that heed the upstream, which count later by the delay.
+        // The costs to settle, by charge. They count from the admission, or later by the delay
+        // under limits that heed the upstream.
         let mut at_admission = vec![None; check.charges().count()];
         let mut at_response = at_admission.clone();
         let mut delay: Option<Duration> = None;
@@ -70,7 +68,7 @@ impl Policy {
                 continue;
             };
             let mut gives_back = false;
-            // A limit in the shadow that would have refused has counted nothing.
+            // A shadow limit that would have refused has not counted anything.
             if status.retry_after().is_none() && charge.cost() > 0 {
                 let cost = match (limit.cost_afterwards(), &details.request) {
                     (Some(cost), Some(request)) => cost(&Exchange {
@@ -81,20 +79,18 @@ impl Policy {
                     _ => charge.cost(),
                 };
                 if charge.takes_nothing() && cost > 0 {
-                    // The status has the limit that was charged. If this process has decided, the
-                    // charged limit is a share of the layer's limit.
+                    // The status has the limit that was charged: a share of the layer's limit, if
+                    // this process has decided.
                     spent.push((index, charge.as_spent(status.limit.clone(), cost)));
                 }
-                // A charge is settled even if its cost does not change. Until the settlement, the
-                // units of the charge may be given back, so refusals of other requests have a short
-                // retry time.
+                // Settled even if the cost does not change: until then the units may be given back,
+                // so other requests' refusals have a short retry time.
                 if let Some(lease) = charge.lease() {
                     gives_back = cost < charge.cost();
                     if limit.heeds_upstream {
                         at_response[index] = Some(cost);
-                        // The delay shortens the lease in the settlement. At least a microsecond of
-                        // the lease remains, so that the store still sees whether the lease has
-                        // ended.
+                        // The delay shortens the lease in the settlement. At least a microsecond
+                        // remains, so that the store still sees whether the lease has ended.
                         let most = lease.saturating_sub(MICRO);
                         let own = (charge.limit().window() / MAX_DELAY_DIVISOR).min(most);
                         delay = Some(delay.map_or(own, |delay| delay.min(own)));
@@ -103,9 +99,8 @@ impl Policy {
                     }
                 }
             }
-            // A refusal by the upstream blocks the charged key. Any other response blocks the
-            // charged key only if units were left at the admission, or if the settlement gives
-            // units back.
+            // A refusal by the upstream blocks the charged key. Any other response blocks it only
+            // if units were left at the admission, or if the settlement gives some back.
             if let Some(block) = block
                 && limit.heeds_upstream
                 && !charge.is_shadow()
@@ -148,8 +143,8 @@ impl Policy {
     }
 }
 
-/// Makes all settlements, and counts the `spent` units. If a settlement fails, the other
-/// settlements and the count still go on.
+/// Makes all settlements, and counts the `spent` units. If a settlement fails, the rest still goes
+/// on.
 async fn settle(
     limiter: &Limiter,
     admitted: Decision,
@@ -173,8 +168,8 @@ async fn settle(
     settled.map(|decision| decision.with_statuses_of(&counted, &indexes))
 }
 
-/// Blocks all limits at the same time. If the limits were blocked one after the other, a limit that
-/// cannot be blocked would use up the deadline of the other limits.
+/// Blocks all limits concurrently. If they were blocked in turn, one that cannot be blocked would
+/// use up the deadline of the rest.
 async fn block_all(limiter: &Limiter, events: &Events, blocked: Vec<(Limit, Key, BlockRequest)>) {
     if blocked.is_empty() {
         return;
@@ -183,8 +178,8 @@ async fn block_all(limiter: &Limiter, events: &Events, blocked: Vec<(Limit, Key,
     let mut blocks = Vec::with_capacity(blocked.len());
     for (limit, key, request) in blocked {
         blocks.push(Box::pin(async move {
-            // If the upstream has not refused, but reports that nothing is left, the limit needs a
-            // block only if the limit has units left.
+            // If the upstream has not refused but reports nothing left, a block is needed only if
+            // the limit has units left.
             if request.is_refusal || open.peek(&limit, key.clone()).await?.remaining() > 0 {
                 events.upstream_blocks(request.time.min(limit.window()));
                 limiter.block(&limit, key, request.time).await?;

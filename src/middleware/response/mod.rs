@@ -1,6 +1,5 @@
-//! The end of a request, after its decision. A rejected request gets a response in the service's
-//! place. For any other request, the layer adds its headers and extensions to the service's
-//! response.
+//! The end of a request, after its decision. A rejected request gets its response here. For any
+//! other request, the layer adds headers and extensions to the service's response.
 
 mod body;
 mod follow_up;
@@ -24,21 +23,21 @@ use super::{
 use super::{events::Events, headers::HeaderSets};
 use crate::{decision::Decision, error::Error, limit::Limit, limiter::FailureMode};
 
-/// The decision and the settings that complete the response to a request that was let through.
+/// The decision and settings that complete the response to a request that passed.
 pub(super) struct Completion {
     policy: Arc<Policy>,
-    /// `None` if the request was let through without a decision.
+    /// `None` if the request passed without a decision.
     decision: Option<Decision>,
     degraded: Option<Degraded>,
-    /// `None` if the request needs no details: it is uncounted, or all limits of the layer are
+    /// `None` if the request needs no details: it is uncounted, or all the layer's limits are
     /// plain.
     details: Option<Box<CheckDetails>>,
 }
 
 impl Policy {
-    /// Lets the request through, with the decision in its extensions, or makes the response to a
-    /// rejected request. Reports a request that the store has not decided, refusals in the shadow,
-    /// and mistakes in the set-up.
+    /// Lets the request pass with the decision in its extensions, or makes the response to a
+    /// rejected one. Reports requests that the store has not decided, shadow refusals, and setup
+    /// mistakes.
     #[inline]
     pub(super) fn conclude<B: Body + 'static>(
         self: &Arc<Self>,
@@ -71,8 +70,8 @@ impl Policy {
                 return Err(self.reject(request, rejection, details, degraded, responder));
             }
         };
-        // Without details, the request is uncounted, or all limits are plain. In both cases the
-        // request takes no places.
+        // Without details, the request is uncounted or all limits are plain. Either way, it takes
+        // no places.
         let holds_place = details.is_some() && decision.as_ref().is_some_and(Decision::holds_place);
         if holds_place && !self.frees_with_head && !body::is_known::<B>() {
             let problem = body::unknown::<B>();
@@ -93,7 +92,7 @@ impl Policy {
             details.request = settles.then(|| Box::new(request.clone()));
         }
         if let Some(decision) = &decision {
-            // Layers at addresses of the same number would be 64 GB apart.
+            // Layers whose addresses give the same number would be 64 GB apart.
             let number = (Arc::as_ptr(self).addr() / 16) as u32;
             let own = decision.clone().left_by(number, waited);
             if let Some(outer) = request.extensions.insert(own) {
@@ -110,7 +109,7 @@ impl Policy {
         })
     }
 
-    /// Adds the decision of the layers further out to the decision of this layer.
+    /// Adds the outer layers' decision to this layer's.
     #[cold]
     fn leave_within(&self, outer: Decision, left: &mut Extensions) {
         let Some(decision) = left.get_mut::<Decision>() else {
@@ -122,7 +121,7 @@ impl Policy {
         }
     }
 
-    /// Reports a rejection, and makes the response to the rejected request.
+    /// Reports a rejection, and makes its response.
     pub(super) fn reject<B: Body + 'static>(
         &self,
         request: &Parts,
@@ -151,7 +150,7 @@ impl Policy {
     }
 
     /// Reports a request that the store has not decided. A cost above the limit is not reported,
-    /// since the request is rejected without the store.
+    /// since the store is not asked.
     #[inline]
     fn report_degraded(
         &self,
@@ -171,7 +170,7 @@ impl Policy {
         })
     }
 
-    /// Reports the limits in the shadow that would have refused a request.
+    /// Reports the shadow limits that would have refused a request.
     fn report_shadow(
         &self,
         decision: Option<&Decision>,
@@ -199,8 +198,7 @@ impl Policy {
 }
 
 impl Completion {
-    /// Begins the settlements and blocks that the response has to wait for. `None` if there are
-    /// none.
+    /// Begins the settlements and blocks that the response waits for. `None` if there are none.
     pub(super) fn settle<B>(&self, response: Response<B>) -> (Response<B>, Option<Settling>) {
         let (Some(details), Some(decision)) = (&self.details, &self.decision) else {
             return (response, None);
@@ -210,8 +208,8 @@ impl Completion {
         (Response::from_parts(parts, body), settling)
     }
 
-    /// Writes headers and extensions of the response, and lets its body hold the places of the
-    /// request. `settled` is the decision after the settlements, if there were any in time.
+    /// Writes the response's headers and extensions, and ties the request's places to its body.
+    /// `settled` is the decision after the settlements, if there were any in time.
     pub(super) fn write<B: Body + 'static>(
         self,
         settled: Option<&Decision>,
@@ -223,11 +221,10 @@ impl Completion {
             degraded,
             details,
         } = self;
-        // If a limit heeds an upstream, the response keeps the figures of the upstream.
+        // If a limit heeds an upstream, the response keeps the upstream's figures.
         let heeds = details.is_some() && policy.limits.iter().any(|limit| limit.heeds_upstream);
         if !heeds && let Some(decision) = settled.or(decision.as_ref()) {
-            // A rejection of a layer further in keeps its figures, since the `Retry-After` of the
-            // rejection belongs to these figures.
+            // An inner layer's rejection keeps its figures, since they match its `Retry-After`.
             if response.extensions().get::<Rejection>().is_none() {
                 policy
                     .headers
@@ -255,9 +252,9 @@ impl Completion {
     }
 }
 
-/// Makes the response of a handler that returns a rejection. The response is that of a layer that
-/// fails closed, with the default responder and the default [sets of headers](crate::HeaderSets).
-/// [`Degraded`], log lines and metrics are those of such a layer, too.
+/// Responds as a layer that fails closed does, with the default responder and [header
+/// sets](crate::HeaderSets), when a handler returns a rejection. [`Degraded`], log lines and
+/// metrics are the same too.
 #[cfg(feature = "axum")]
 impl axum::response::IntoResponse for Rejection {
     fn into_response(self) -> axum::response::Response {
@@ -272,10 +269,9 @@ impl axum::response::IntoResponse for Rejection {
     }
 }
 
-/// Makes the status of a gRPC method that returns a rejection. The status, the log lines and the
-/// metrics are those of a layer that fails closed, with
-/// [`GrpcResponse`](crate::middleware::GrpcResponse) as its responder. But the status has no
-/// `x-ratelimit-*`.
+/// Makes the status for a gRPC method that returns a rejection: that of a layer that fails closed,
+/// with [`GrpcResponse`](crate::middleware::GrpcResponse), but without `x-ratelimit-*`. Log lines
+/// and metrics are the same too.
 #[cfg(feature = "grpc")]
 impl From<Rejection> for tonic::Status {
     fn from(rejection: Rejection) -> Self {
@@ -284,10 +280,10 @@ impl From<Rejection> for tonic::Status {
     }
 }
 
-/// Logs and counts a rejection of a handler, as a layer does.
+/// Logs and counts a handler's rejection, as a layer does.
 #[cfg(any(feature = "axum", feature = "grpc"))]
 fn report(rejection: &Rejection) -> Option<Degraded> {
-    /// Shared by all handlers of the process.
+    /// Shared by all handlers in the process.
     static EVENTS: LazyLock<Events> = LazyLock::new(Events::default);
 
     EVENTS.rejected(rejection);

@@ -1,23 +1,20 @@
-//! Reads from the response of an upstream whether the upstream asks the client to stay away, and
-//! for how long.
+//! Reads from an upstream's response whether it asks the client to back off, and for how long.
 //!
-//! 1. `Retry-After` (RFC 9110, section 10.2.3) of a 429 or 503, in seconds or as a date, takes
-//!    precedence over all other values. In other responses `Retry-After` has another meaning.
-//! 2. In any response, a limit of the upstream that has nothing left asks the client to stay away
-//!    until the reset of that limit. The upstream shows such a limit by a member of `RateLimit` (a
-//!    list since draft-ietf-httpapi-ratelimit-headers-08), or by `X-RateLimit-Remaining` and
-//!    `-Reset`, with or without the `X-`. If several limits have nothing left, the longest time
-//!    counts.
-//! 3. A `-Reset` of at most a billion is a number of seconds, since no upstream asks to stay away
-//!    for thirty years. A `-Reset` above a billion is a Unix time in seconds, and a `-Reset` above
-//!    a trillion is a Unix time in milliseconds.
-//! 4. Malformed values, and times in the past, are ignored. If no other value is left, a 429 asks
-//!    for one second.
-//! 5. No block is longer than a day.
-//! 6. A 429, a 503 with `Retry-After`, and a 403 with nothing left are refusals. A refusal shows
-//!    that the upstream has counted more calls than the limit of the layer has counted. Any other
-//!    response with nothing left does not show this: the limit of the layer may have counted the
-//!    same calls.
+//! 1. `Retry-After` (RFC 9110, section 10.2.3) in a 429 or 503, in seconds or as a date, takes
+//!    precedence over everything else. In other responses it has another meaning.
+//! 2. In any response, an upstream limit with nothing left asks the client to stay away until its
+//!    reset. It may be a `RateLimit` member (a list since draft-ietf-httpapi-ratelimit-headers-08),
+//!    or `X-RateLimit-Remaining` and `-Reset`, with or without the `X-`. If several limits have
+//!    nothing left, the longest time counts.
+//! 3. A `-Reset` is in seconds up to a billion, since no upstream asks to stay away for thirty
+//!    years. Above that it is a Unix time in seconds, and above a trillion a Unix time in
+//!    milliseconds.
+//! 4. Malformed values and past times are ignored. If no other value is left, a 429 asks for one
+//!    second.
+//! 5. Blocks last at most a day.
+//! 6. A 429, a 503 with `Retry-After`, and a 403 with nothing left are refusals: the upstream has
+//!    counted more calls than the layer's limit has. Any other response with nothing left does not
+//!    show this, since the limit may have counted the same calls.
 
 use std::time::{Duration, SystemTime};
 
@@ -26,19 +23,17 @@ use http::{HeaderMap, HeaderName, StatusCode, header::RETRY_AFTER};
 use super::super::headers::split;
 use crate::limit::text::whole_number;
 
-/// The time that a 429 asks for if it has no valid time.
+/// The time for a 429 without a valid time.
 const DEFAULT: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_secs(24 * 60 * 60);
-/// The largest number that is a wait in seconds. A larger number is a Unix time, after September
-/// 2001.
+/// The largest wait in seconds. Larger numbers are Unix times, after September 2001.
 const LONGEST_WAIT: u64 = 1_000_000_000;
-/// The largest number that is a Unix time in seconds. A larger number is a Unix time in
-/// milliseconds.
+/// The largest Unix time in seconds. Larger numbers are in milliseconds.
 const LAST_IN_SECONDS: u64 = 1_000 * LONGEST_WAIT;
 
 const RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
-/// The pairs of headers for the units left and for the reset: first the pair that most APIs send,
-/// then the pair of drafts before -07.
+/// Header pairs for remaining units and reset: first the pair that most APIs send, then the one
+/// from drafts before -07.
 static PAIRS: [(HeaderName, HeaderName); 2] = [
     (
         HeaderName::from_static("x-ratelimit-remaining"),
@@ -53,18 +48,17 @@ static PAIRS: [(HeaderName, HeaderName); 2] = [
 #[derive(Clone, Copy, Debug)]
 pub(super) struct BlockRequest {
     pub(super) time: Duration,
-    /// True if the upstream has refused the call.
+    /// True if the upstream refused the call.
     pub(super) is_refusal: bool,
 }
 
-/// Reads what the upstream asks for: see the module docs. `None` if the upstream does not ask the
-/// client to stay away.
+/// Reads what the upstream asks for: see the module docs. `None` if it does not ask to back off.
 pub(super) fn block_request(
     status: StatusCode,
     headers: &HeaderMap,
     now: SystemTime,
 ) -> Option<BlockRequest> {
-    // Zero as long as nothing is found.
+    // Zero until something is found.
     let mut time = Duration::ZERO;
     if let StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE = status {
         for value in values(headers, &RETRY_AFTER) {
@@ -91,7 +85,7 @@ pub(super) fn block_request(
     })
 }
 
-/// The longest time until the reset of a limit that has nothing left.
+/// The longest time until the reset, among limits with nothing left.
 fn used_up(headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
     let listed = values(headers, &RATE_LIMIT).filter_map(longest_used_up);
     let mut longest = listed.max().map(Duration::from_secs);
@@ -135,7 +129,7 @@ fn reset_after(value: &str, now: SystemTime) -> Option<Duration> {
     time.checked_sub(now.duration_since(SystemTime::UNIX_EPOCH).ok()?)
 }
 
-/// The longest time, in seconds, of the members of a `RateLimit` that have nothing left.
+/// The longest time in seconds among `RateLimit` members with nothing left.
 fn longest_used_up(field: &str) -> Option<u64> {
     let mut longest = None;
     for member in split(field, ',') {
@@ -146,7 +140,7 @@ fn longest_used_up(field: &str) -> Option<u64> {
     longest
 }
 
-/// The number in the first `name=number` among the parameters of a member.
+/// The number in a member's first `name=number` parameter.
 fn number_of(member: &str, name: &str) -> Option<u64> {
     split(member, ';').skip(1).find_map(|parameter| {
         let (key, value) = parameter.split_once('=')?;
@@ -369,7 +363,7 @@ mod tests {
         }
     }
 
-    /// If a header has several well-formed lines, the longest time counts.
+    /// With several well-formed header lines, the longest time counts.
     #[test]
     fn each_header_may_have_many_lines() {
         let texts = |text: &dyn Fn(u64) -> String| {

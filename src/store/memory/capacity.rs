@@ -1,11 +1,10 @@
-//! The number of admissions that a store may remember, and how many admissions each limit has.
+//! The store's capacity in admissions, and each limit's share.
 //!
-//! A limit gets more capacity only while it has less capacity than is free. So a limit that takes
-//! all that it can get leaves half of the capacity to other limits, and two such limits leave a
-//! third. A limit that comes later gets half of what is then free.
+//! A limit gets more capacity only while it has less than is free. So one greedy limit leaves half
+//! to the others, and two leave a third. A later limit gets half of what is then free.
 //!
-//! Places of concurrent limits take no capacity. A place takes less memory than the request that
-//! holds it. Each place needs an entry of its own, so that it can be found and freed.
+//! Places under concurrent limits do not take capacity. A place takes less memory than the request
+//! that holds it, and it needs its own entry, so that it can be found and freed.
 
 use std::{
     collections::HashMap,
@@ -24,38 +23,36 @@ use crate::{
     window::Log,
 };
 
-/// The admissions that a store remembers by default.
+/// The default capacity.
 pub(super) const DEFAULT_CAPACITY: usize = 1_000_000;
 
-/// The most admissions, so that a record can count its own in 32 bits. They would take 64 GiB.
+/// The largest capacity, so that a record can count its admissions in 32 bits. It would take 64
+/// GiB.
 const MOST_ADMISSIONS: usize = u32::MAX as usize;
 
-/// The number of cells that all limits together have for each admission of the capacity. Two cells
-/// take 24 bytes.
+/// The cells that all limits share, for each admission in the capacity. Two cells take 24 bytes.
 const CELLS: usize = 2;
 
 pub(super) struct Capacity {
     pub(super) admissions: usize,
-    /// The store's clock. Cells have locks of their own, so they are counted by the time at which
-    /// their lock is held.
+    /// The store's clock. Cells have their own locks, and count by the time at which theirs is
+    /// taken.
     pub(super) clock: Clock,
     taken: CacheLines<AtomicUsize>,
-    /// The number of cells that are left for further limits. A limit that needs cells gets half of
-    /// them.
+    /// The cells left for further limits. A limit that needs cells gets half of them.
     cells: AtomicUsize,
-    /// Names may come from a database, so limits without records and cells are forgotten.
+    /// Names may come from a database, so limits without records or cells are forgotten.
     limits: Mutex<HashMap<Identity, Arc<LimitUsage>>>,
 }
 
-/// The capacity and the cells that one limit uses.
+/// The capacity and cells that one limit uses.
 pub(super) struct LimitUsage {
     pub(super) identity: Identity,
     cells: Mutex<Option<Cells>>,
     admissions: CacheLines<AtomicUsize>,
 }
 
-/// A value in cache lines of its own. Threads write it often. If it shared cache lines, threads
-/// that use its neighbours would wait for them.
+/// A value in its own cache lines, to avoid false sharing: threads write it often.
 #[derive(Default)]
 #[repr(align(128))]
 pub(super) struct CacheLines<T>(pub(super) T);
@@ -82,8 +79,7 @@ impl Capacity {
         limits.values().filter(|usage| is_in_use(usage)).count()
     }
 
-    /// The usage of a limit, which all records of the limit share. Makes the usage if the limit has
-    /// none yet.
+    /// Returns a limit's usage, which all its records share, or makes it.
     pub(super) fn usage(&self, limit: &Limit) -> Arc<LimitUsage> {
         let mut limits = lock(&self.limits);
         if let Some(usage) = limits.get(&limit.identity) {
@@ -113,7 +109,7 @@ impl Capacity {
         }
     }
 
-    /// True if a limit gets room for this number of further admissions.
+    /// True if a limit gets room for this many further admissions.
     #[inline]
     pub(super) fn has_room(&self, usage: &LimitUsage, further: usize) -> bool {
         let own = usage.admissions.0.load(Ordering::Relaxed);
@@ -121,24 +117,21 @@ impl Capacity {
             || own + further <= self.admissions.saturating_sub(self.taken() + further - 1)
     }
 
-    /// Takes or gives back capacity of a limit, which had capacity for `before` admissions and now
-    /// needs it for `admissions`.
+    /// Changes the capacity taken for a limit from `before` admissions to `admissions`.
     ///
-    /// If the two numbers are equal, nothing is written, so that threads do not wait for a cache
-    /// line.
+    /// If they are equal, nothing is written, so that threads do not contend for a cache line.
     #[inline]
     pub(super) fn change(&self, usage: &LimitUsage, before: u32, admissions: u32) {
         if before == admissions || usage.is_of_places() {
             return;
         }
-        // A negative change has wrapped. When it is added, the counter wraps too, and so becomes
-        // lower.
+        // A negative change has wrapped. Adding it wraps the counter too, and so lowers it.
         let change = (admissions as usize).wrapping_sub(before as usize);
         usage.admissions.0.fetch_add(change, Ordering::Relaxed);
         self.taken.0.fetch_add(change, Ordering::Relaxed);
     }
 
-    /// Counts units of a key in the cells of its limit, which has no room for a record.
+    /// Counts a key's units in its limit's cells, for lack of room for a record.
     #[cold]
     pub(super) fn count_in_cells(&self, usage: &LimitUsage, digest: u64, units: u64) {
         let mut cells = lock(&usage.cells);
@@ -154,8 +147,7 @@ impl Capacity {
         cells.add(digest, now, units);
     }
 
-    /// The log for a new record of a key. It is empty, or has the units that cells have counted
-    /// for the key.
+    /// The log for a key's new record: empty, or with the units that cells have counted.
     pub(super) fn log_of(&self, usage: &LimitUsage, limit: &Limit, digest: u64) -> Log {
         let mut cells = lock(&usage.cells);
         let Some(cells) = &mut *cells else {
@@ -171,7 +163,7 @@ impl LimitUsage {
         self.identity.algorithm.kind == Kind::Concurrent
     }
 
-    /// True if keys of the limit were counted in cells lately.
+    /// True if cells have lately counted keys under this limit.
     pub(super) fn has_cells(&self) -> bool {
         lock(&self.cells).is_some()
     }

@@ -1,35 +1,34 @@
-//! Cells, in which a limit counts the keys for which it has no room: many keys in few cells.
+//! A count-min sketch with conservative update (Estan and Varghese, 2002) for keys that do not fit
+//! into a limit's table: many keys share few cells.
 //!
-//! 1. The digest of a key chooses the key's [`CELLS_OF_KEY`] cells. Each of these cells counts at
-//!    least the units of the key. So the lowest of their counts is the most units that the key may
-//!    have. This number may be too high, but never too low.
-//! 2. Cells do not know the time of a unit. They only know in which half window of the clock it
-//!    came. This half window is a sub-window. So a unit counts for at least one window, and for
-//!    less than one and a half.
-//! 3. An admission raises the counts of the key's cells to the number of units that the key may
-//!    then have. Cells that already count as many stay as they are. Only the units of the newest
-//!    sub-window are compared, because the units of older sub-windows leave earlier.
-//! 4. Each sub-window has a list of its own, and the list is dropped when its units have left. So a
-//!    check takes no longer if a limit has more cells. There is one exception: the first check
-//!    after the clock has stepped back by more than two sub-windows adds up the lists.
+//! 1. The key digest picks [`CELLS_OF_KEY`] cells. Each counts at least the key's units, so their
+//!    minimum is an upper bound: it may be too high, but never too low.
+//! 2. Cells do not store the time at which a unit came, only its half window by the clock, which is
+//!    the sub-window. So a unit counts for at least one window, and for less than one and a half.
+//! 3. An admission raises the key's cells to the key's new upper bound. Cells that are already as
+//!    high stay as they are. Only the newest sub-window is compared, because older units leave
+//!    earlier.
+//! 4. Each sub-window has its own list, which is dropped when its units have left. So a check does
+//!    not take longer with more cells. The exception is the first check after the clock has stepped
+//!    back by more than two sub-windows: it adds up the lists.
 
 use std::{array, collections::BTreeMap, mem};
 
-/// The number of cells of a key.
+/// The number of cells that count each key: the sketch's depth.
 const CELLS_OF_KEY: usize = 3;
 
 pub(super) struct Cells {
-    /// The number of cells. It is at least 1.
+    /// The number of cells, at least 1: the sketch's width.
     pub(super) len: usize,
-    /// The microseconds of a sub-window, which is half of the window, rounded up.
+    /// The sub-window in microseconds: half the window, rounded up.
     sub_window: u64,
-    /// The units of each cell, by the number of their sub-window since the Unix epoch. There are at
-    /// most three sub-windows.
+    /// Each cell's units, by sub-window number since the Unix epoch. There are at most three
+    /// sub-windows.
     sub_windows: BTreeMap<u64, Box<[u32]>>,
 }
 
 impl Cells {
-    /// Makes one more cell than `further`, so that there is at least one cell.
+    /// Makes `further` + 1 cells, so that there is at least one.
     pub(super) fn new(window: u64, further: usize) -> Self {
         Self {
             len: further + 1,
@@ -38,8 +37,8 @@ impl Cells {
         }
     }
 
-    /// Returns two numbers for each sub-window, the oldest one first: the latest time at which the
-    /// units of the sub-window may have come, and the most units that the key may have in it.
+    /// Returns two numbers for each sub-window, oldest first: the latest time at which its units
+    /// may have come, and the most units that the key may have in it.
     pub(super) fn of_key(&mut self, digest: u64, now: u64) -> impl Iterator<Item = (u64, u64)> {
         self.trim(now);
         let cells = self.cells(digest);
@@ -52,8 +51,8 @@ impl Cells {
     pub(super) fn add(&mut self, digest: u64, now: u64, units: u64) {
         self.trim(now);
         let cells = self.cells(digest);
-        // After a small step back of the clock, the newest sub-window is ahead of `now`. The units
-        // then count longer.
+        // After a small step back, the newest sub-window is ahead of `now`, and the units count
+        // longer.
         let newest = self.newest().max(now / self.sub_window);
         let counts = self
             .sub_windows
@@ -65,14 +64,14 @@ impl Cells {
         }
     }
 
-    /// True if all units of all cells have left.
+    /// True if all units have left.
     pub(super) fn are_over(&mut self, now: u64) -> bool {
         self.trim(now);
         self.sub_windows.is_empty()
     }
 
-    /// Drops the sub-windows whose units have left. If the newest sub-window is more than two
-    /// ahead, the clock has stepped back, and all units count as if they came now.
+    /// Drops sub-windows whose units have left. If the newest one is more than two ahead, the clock
+    /// has stepped back, and all units count as if they came now.
     fn trim(&mut self, now: u64) {
         let present = now / self.sub_window;
         self.sub_windows.retain(|number, _| number + 2 >= present);
@@ -88,7 +87,7 @@ impl Cells {
             .map_or(0, |(number, _)| *number)
     }
 
-    /// The indices of the cells of a key.
+    /// The indices of a key's cells, by double hashing.
     fn cells(&self, digest: u64) -> [usize; CELLS_OF_KEY] {
         let step = digest.rotate_left(32) | 1;
         array::from_fn(|number| {
@@ -98,8 +97,8 @@ impl Cells {
     }
 }
 
-/// The lowest count of a key's cells. The key has used at most this many units. A cell that has
-/// reached the largest number of its type may stand for any number of units.
+/// The lowest count among a key's cells, which is the most units that it may have used. A cell at
+/// `u32::MAX` is saturated, and may stand for any number.
 fn least(counts: &[u32], cells: [usize; CELLS_OF_KEY]) -> u64 {
     match cells.map(|cell| counts[cell]).into_iter().min() {
         Some(u32::MAX) | None => u64::from(u32::MAX) << 21,
@@ -107,7 +106,7 @@ fn least(counts: &[u32], cells: [usize; CELLS_OF_KEY]) -> u64 {
     }
 }
 
-/// The counts of two sub-windows, added up for each cell.
+/// Adds up two sub-windows, cell by cell.
 fn added(mut counts: Box<[u32]>, others: Box<[u32]>) -> Box<[u32]> {
     for (count, other) in counts.iter_mut().zip(others) {
         *count = count.saturating_add(other);

@@ -1,4 +1,4 @@
-//! A shard, which has the records under one lock.
+//! A shard: the records under one lock.
 
 use std::sync::Arc;
 
@@ -11,34 +11,32 @@ use crate::{
     window::{CheckContext, Figures, Log},
 };
 
-/// The records of the keys under which units are counted. A record without units is removed before
-/// the lock of the shard is released.
+/// The records with units. One that has none is removed before the shard's lock is released.
 #[derive(Default)]
 pub(super) struct Shard(HashTable<Record>);
 
-/// The record of one limit and key, in one cache line.
+/// The record for one limit and key, in one cache line.
 #[repr(align(64))]
 struct Record {
-    /// Stands for the limit and the key. Two of them never have the same digest, since clients
-    /// cannot compute the digests of a process.
+    /// Identifies the limit and key. Digests never collide, since clients cannot compute them.
     digest: u128,
-    /// How much capacity all keys of the limit have together.
+    /// The capacity that all the limit's keys use.
     usage: Arc<LimitUsage>,
-    /// The entries, and the number of them for which capacity is taken. This number is 0 in a new
-    /// record, whose log begins with the units that [cells](super::cells) have counted for the key.
+    /// The entries, and how many of them have capacity: 0 in a new record, whose log begins with
+    /// the units that [cells](super::cells) have counted for the key.
     log: Log,
 }
 
-/// The record of a charge, while the lock of its shard is held.
+/// A charge's record, while its shard is locked.
 pub(super) struct OpenRecord<'a> {
     record: OccupiedEntry<'a, Record>,
     capacity: &'a Capacity,
 }
 
-/// The state of a charge's limit and key before its check is counted or refused.
+/// What a charge finds under its limit and key before the check is counted or refused.
 pub(super) struct Look<'a> {
     pub(super) charge: &'a Charge,
-    /// The time at which this check was counted before, or `None` if it was not.
+    /// When this check was counted before, or `None` if it was not.
     counted_at: Option<u64>,
     /// True if the charge does not fit.
     refuses: bool,
@@ -54,7 +52,7 @@ pub(super) enum Verdict {
 }
 
 impl Shard {
-    /// Finds the record of a charge, or adds it.
+    /// Finds or adds a charge's record.
     #[inline]
     pub(super) fn open<'a>(
         &'a mut self,
@@ -70,7 +68,7 @@ impl Shard {
         }
     }
 
-    /// Forgets the key of a charge. Units that were counted in cells stay.
+    /// Forgets a charge's key. Units that were counted in cells stay.
     pub(super) fn remove(&mut self, digest: u128, capacity: &Capacity) {
         if let Ok(record) = self.0.find_entry(digest as u64, |it| it.digest == digest) {
             let Record { usage, log, .. } = record.remove().0;
@@ -87,7 +85,7 @@ impl Shard {
             capacity.change(usage, before, log.taken);
             log.len() > 0
         });
-        // Gives memory back after most of the keys have left.
+        // Frees memory after most keys have left.
         if self.0.capacity() / 4 > self.0.len() {
             self.0.shrink_to_fit(Record::hash);
         }
@@ -99,8 +97,8 @@ impl Shard {
 }
 
 impl OpenRecord<'_> {
-    /// Drops entries that have left the window, and tells whether the charge fits beside the other
-    /// entries.
+    /// Drops entries that have left the window, and checks whether the charge fits beside the
+    /// others.
     #[inline]
     pub(super) fn look<'a>(&mut self, charge: &'a Charge, context: CheckContext) -> Look<'a> {
         let log = &mut self.record.get_mut().log;
@@ -109,8 +107,8 @@ impl OpenRecord<'_> {
         if context.has_caller_id && charge.units() > 0 {
             counted_at = log.time_of(context.id, charge.cost());
         }
-        // The time of a place is the time of its last renewal. That time may be in the future if
-        // the clock has stepped back.
+        // A place's time is that of its last renewal. It may be in the future if the clock has
+        // stepped back.
         let counted_at = counted_at.map(|at| {
             if charge.takes_place() {
                 return at.min(context.now);
@@ -152,8 +150,8 @@ impl OpenRecord<'_> {
         let has_room = self.has_room(usize::from(grows));
         let is_new = self.is_new();
         let log = &mut self.record.get_mut().log;
-        // A ban without room does not begin. Otherwise cells would count the ban, and all keys of
-        // these cells would be banned, for as long as the longest ban among them.
+        // A ban without room does not begin. Otherwise cells would count it, and ban all keys that
+        // share them, for as long as the longest ban among them.
         let begins = has_room || !charge.is_ban;
         if begins {
             log.admit(charge, context, has_room || is_new);
@@ -163,8 +161,7 @@ impl OpenRecord<'_> {
         figures
     }
 
-    /// Sets the actual cost of one charge of an admission. Also returns whether the admission was
-    /// known.
+    /// Sets the actual cost of one charge. Also returns whether the admission was known.
     pub(super) fn settle(
         mut self,
         now: u64,
@@ -184,8 +181,8 @@ impl OpenRecord<'_> {
         let above = cost.saturating_sub(charge.cost());
         let until = settlement.at_micros().saturating_add(limit.window_micros());
         if !is_known && above > 0 && until > now && usage.has_cells() {
-            // The admission may have been counted in cells, at its estimate. So the units above the
-            // estimate are added.
+            // Cells may have counted the admission at its estimate. So the units above it are
+            // added.
             let context = CheckContext {
                 now,
                 id: AdmissionId::fresh(),
@@ -200,8 +197,8 @@ impl OpenRecord<'_> {
         (figures, is_known)
     }
 
-    /// The time by which the record is decided, if its shard was locked at the time `now`. A new
-    /// record may have units of cells, which were read after a wait for another lock.
+    /// The time by which the record is decided, if its shard was locked at `now`. A new record may
+    /// have units from cells, which were read after a wait for another lock.
     #[inline]
     pub(super) fn opened_at(&self, now: u64) -> u64 {
         if self.is_new() {
@@ -215,9 +212,8 @@ impl OpenRecord<'_> {
         self.record.get().log.taken == 0
     }
 
-    /// True if there is room for this number of further entries. The store's count of taken
-    /// capacity is read only if the record has taken too little capacity itself, because other
-    /// threads often write that count.
+    /// True if there is room for this many further entries. Other threads often write the store's
+    /// count, so it is read only if the record's own capacity does not suffice.
     #[inline]
     fn has_room(&self, further: usize) -> bool {
         let Record { usage, log, .. } = self.record.get();
@@ -225,9 +221,8 @@ impl OpenRecord<'_> {
         needed <= taken || self.capacity.has_room(usage, needed - taken)
     }
 
-    /// Takes capacity for the entries of the record if there is room, and gives back capacity that
-    /// is no longer needed. If there is no room, counts the units in cells. Removes the record if
-    /// it then has no capacity.
+    /// Takes capacity for the record's entries if there is room, and gives back what it no longer
+    /// needs. Without room, counts the units in cells. Removes a record without capacity.
     #[inline]
     fn leave(mut self, counted: u64, has_room: bool) {
         let capacity = self.capacity;
@@ -254,18 +249,15 @@ impl Verdict {
         if let Self::Known(at) = self { at } else { now }
     }
 
-    /// The verdict on a check. The check is admitted if each charge that is not in the shadow fits.
-    /// If the record of one of its charges shows that the check was admitted before, the check is
-    /// not counted again.
-    // Most checks have a single charge. For such a check, the inlined function needs few
-    // instructions.
+    /// The verdict on a check. It is admitted if each charge fits, except those in the shadow. If
+    /// any record shows that it was admitted before, it is not counted again.
+    // Most checks have a single charge. For those, the inlined function needs few instructions.
     #[inline(always)]
     pub(super) fn of(looks: &[Look<'_>]) -> Self {
         let known = looks
             .iter()
             .filter_map(|look| Some((look.charge.keeps_time(), look.counted_at?)));
-        // The time of an exact log is preferred, since only an exact log is sure to know the time
-        // to the microsecond.
+        // An exact log's time comes first, since only an exact log always has microseconds.
         if let Some((_, at)) = known.max() {
             return Self::Known(at);
         }

@@ -1,4 +1,4 @@
-//! All records of a store, and the decisions of checks by these records.
+//! All records in a store, and the decisions on checks.
 
 use std::{
     array, slice,
@@ -21,26 +21,25 @@ use crate::{
     window::{CheckContext, Figures},
 };
 
-/// The number of shards. Each shard has a lock, and there are many shards, so that threads seldom
-/// wait for each other.
+/// The number of shards. Each has its own lock, so threads seldom contend.
 const SHARDS: usize = 64;
 
-/// The time within which all shards are swept, in microseconds, as long as checks arrive.
+/// All shards are swept within this time, in microseconds, as long as checks arrive.
 const SWEEP_CYCLE: u64 = 1_000_000;
 
-/// The time between two sweeps, in microseconds. Each sweep is of one shard.
+/// The time between two sweeps, in microseconds. Each sweep takes one shard.
 const SWEEP_INTERVAL: u64 = SWEEP_CYCLE / SHARDS as u64;
 
-/// After a time without checks, the next check makes up for the sweeps. It stops when it has swept
-/// this many keys, which takes less than a millisecond.
+/// After a pause, the next check catches up on sweeps. It stops after this many keys, which takes
+/// less than a millisecond.
 const SWEPT_AT_ONCE: usize = 10_000;
 
-/// The state that the clones of a store share.
+/// The state that a store's clones share.
 pub(super) struct Table {
     shards: [CacheLines<Mutex<Shard>>; SHARDS],
     digester: Digester,
     pub(super) capacity: Capacity,
-    /// The time of the next sweep.
+    /// When the next sweep is due.
     sweep_due: AtomicU64,
 }
 
@@ -60,7 +59,7 @@ impl Table {
             id: check.id().unwrap_or_else(AdmissionId::fresh),
             has_caller_id: check.id().is_some(),
         };
-        // Statuses are made after the locks are free.
+        // Statuses are made after the locks are released.
         match check.only_charge() {
             Some(charge) => {
                 let (figures, at) = self.decide_one(charge, context);
@@ -78,8 +77,8 @@ impl Table {
         }
     }
 
-    /// Decides a check of a single charge, as most checks are. This takes one lock, one look-up,
-    /// and no list. Returns the time of the decision, too.
+    /// The fast path for a single charge, which most checks have: one lock, one look-up, no list.
+    /// Also returns the time of the decision.
     #[inline]
     fn decide_one(&self, charge: &Charge, context: CheckContext) -> (Figures, u64) {
         let digest = charge.long_digest(&self.digester);
@@ -92,7 +91,7 @@ impl Table {
         (record.conclude(&look, context, verdict), verdict.at(now))
     }
 
-    /// Looks at all charges first, and then counts all of them or none.
+    /// Looks at all charges, and then counts all of them or none.
     fn decide_all(&self, check: &Check, context: CheckContext) -> (Vec<Figures>, u64) {
         let digests: Vec<u128> = check
             .charges()
@@ -101,8 +100,7 @@ impl Table {
         let mut indexes: Vec<usize> = digests.iter().map(|digest| shard_of(*digest)).collect();
         indexes.sort_unstable();
         indexes.dedup();
-        // The shards are locked in the order of their indices, so that two checks never block each
-        // other for ever.
+        // Shards are locked in index order, so that two checks cannot deadlock.
         let (mut shards, mut now) = self.locked(|| {
             let shards = indexes.iter().map(|index| self.lock(*index));
             shards.collect::<Vec<_>>()
@@ -128,13 +126,13 @@ impl Table {
         (figures, verdict.at(now))
     }
 
-    /// Locks shards, and reads the clock once they are locked. A time that was read before a wait
-    /// for a lock would be older than what other threads have counted meanwhile.
+    /// Locks shards, and then reads the clock: a time read before the wait for a lock would be
+    /// older than what other threads have counted meanwhile.
     #[inline]
     fn locked<T>(&self, lock: impl Fn() -> T) -> (T, u64) {
         let (shards, now) = (lock(), self.capacity.clock.now());
         let due = self.sweep_due.load(Ordering::Relaxed);
-        // A time far ahead is left over from before the clock stepped back.
+        // A time far ahead is from before the clock stepped back.
         if due > now && due <= now.saturating_add(SWEEP_INTERVAL) {
             return (shards, now);
         }
@@ -153,7 +151,7 @@ impl Table {
             let digest = charge.long_digest(&self.digester);
             let mut shard = self.lock(shard_of(digest));
             let record = shard.open(digest, charge, &self.capacity);
-            // A new record may have waited for the lock of the cells.
+            // A new record may have waited for the cells' lock.
             let now = self.capacity.clock.now();
             let (figures, is_known) =
                 record.settle(now, settlement, charge, costs.next().flatten());
@@ -168,7 +166,7 @@ impl Table {
         }
     }
 
-    /// Forgets the key of a charge under its limit.
+    /// Forgets a charge's key under its limit.
     pub(super) fn reset(&self, charge: &Charge) {
         let digest = charge.long_digest(&self.digester);
         self.lock(shard_of(digest)).remove(digest, &self.capacity);
@@ -183,8 +181,8 @@ impl Table {
         lock(&self.shards[index].0)
     }
 
-    /// Makes the sweeps that are due. Stops when another thread begins to make them. If the lock of
-    /// a shard is taken, the shard waits for the next cycle.
+    /// Makes the sweeps that are due, until another thread takes over. A locked shard waits for the
+    /// next cycle.
     #[cold]
     fn sweep(&self, now: u64, mut due: u64) {
         let mut keys = 0;
@@ -215,13 +213,13 @@ impl Table {
     }
 }
 
-/// The index of the shard of a digest. Bits from the middle of the lower half choose it, because
-/// the hash table in a shard uses the lowest and the highest bits of that half.
+/// The index of a digest's shard, from bits in the middle of its lower half: a shard's hash table
+/// uses the lowest and highest bits there.
 fn shard_of(digest: u128) -> usize {
     (digest >> 32) as usize % SHARDS
 }
 
-/// The number of the shard of a digest among the shards with these indices, which are in order.
+/// A shard's position among these indices, which are sorted.
 fn number_of(digest: u128, indexes: &[usize]) -> usize {
     indexes.partition_point(|index| *index < shard_of(digest))
 }

@@ -1,4 +1,4 @@
-//! The settings of a store on Redis.
+//! The settings for a store on Redis.
 
 use std::{
     fmt,
@@ -26,7 +26,7 @@ use crate::{
     store::invalid,
 };
 
-/// The settings of a [`RedisStore`].
+/// The settings for a [`RedisStore`].
 #[derive(Clone)]
 #[must_use]
 pub struct RedisStoreBuilder {
@@ -34,7 +34,7 @@ pub struct RedisStoreBuilder {
     connection: ConnectionSettings,
     prefix: String,
     secret: Option<Secret>,
-    /// The clock of a test. `None` for the server's clock.
+    /// A test's clock. `None` for the server's.
     clock: Option<ManualClock>,
 }
 
@@ -49,23 +49,23 @@ impl RedisStoreBuilder {
         }
     }
 
-    /// The beginning of every key in Redis: 1 to 64 characters of `A-Z a-z 0-9 _ . -`. Two
-    /// applications on one Redis share limits of the same name, except if their prefixes differ.
+    /// The prefix for all keys in Redis: 1 to 64 characters from `A-Z a-z 0-9 _ . -`. Two
+    /// applications on one Redis share limits with the same name, unless their prefixes differ.
     /// Default: `tsw1`.
     pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
         self.prefix = prefix.into();
         self
     }
 
-    /// Hashes the value of each [`Key`](crate::Key), such as an address or a user name, with this
-    /// secret before it reaches Redis. A reader of Redis then learns only which entries belong to
-    /// the same key. All instances that share limits need the same secret. Changing or removing the
-    /// secret starts every window anew.
+    /// Hashes each [`Key`](crate::Key)'s value, such as an address or a user name, with this secret
+    /// before it reaches Redis. A reader of Redis then learns only which entries belong to the same
+    /// key. All instances that share limits need the same secret. Changing or removing it starts
+    /// every window anew.
     ///
-    /// Default: none. Without a secret, the keys in Redis have a plain BLAKE3 hash of the values.
-    /// Anyone who sees these keys, by `MONITOR`, in a dump or on a replica, can try all possible
-    /// values within minutes: every IPv4 address, or every name on a list. An
-    /// [`ApiKey`](crate::ApiKey) is always hashed with its own secret first.
+    /// Default: none. The keys in Redis then have a plain BLAKE3 hash. Anyone who sees them, by
+    /// `MONITOR`, in a dump or on a replica, can try all possible values within minutes: every IPv4
+    /// address, or every name on a list. An [`ApiKey`](crate::ApiKey) is always hashed with its own
+    /// secret first.
     ///
     /// ```no_run
     /// # fn store() -> Result<(), Box<dyn std::error::Error>> {
@@ -80,46 +80,44 @@ impl RedisStoreBuilder {
         self
     }
 
-    /// The most connections that each tokio runtime of the process opens. Default: 4. With several
+    /// The most connections that each tokio runtime in the process opens. Default: 4. With several
     /// connections, Redis decides one batch while the process reads the reply to another.
-    /// [`connect`](Self::connect) opens all connections in its runtime. Without this call, the
-    /// store opens connections when they are needed, so a process with little to do opens one or
-    /// two. In a cluster, each of these connections is a pair of connections to every node.
+    /// [`connect`](Self::connect) opens all of them in its runtime. Otherwise they are opened when
+    /// needed, so a process with little to do opens one or two. In a cluster, each is a pair of
+    /// connections to every node.
     ///
-    /// Mostly each connection has at most one batch of checks in flight. If the server is far away,
-    /// several batches share a connection. Then one batch for each millisecond of the round trip
-    /// may be in flight, and at most 64. In a cluster, batches always share the connections.
+    /// Mostly, each connection has at most one batch in flight. If the server is far away, batches
+    /// share connections: one batch for each millisecond of the round trip may be in flight, up to
+    /// 64. In a cluster, batches always share them.
     pub fn connections(mut self, connections: u32) -> Self {
         self.connection.connections = connections;
         self
     }
 
-    /// The longest time for which a check waits for a connection before it fails. Opening a
-    /// connection and signing in may together take as long, too. A limiter's deadline mostly ends
-    /// the wait of a check earlier. While a connection opens, checks use the connections that are
-    /// open. In a cluster, opening the connections to all nodes may take up to 5 s. Default: 1 s.
+    /// How long a check waits for a connection before it fails. Opening a connection and signing in
+    /// may together take as long, too. A limiter's deadline mostly ends a check's wait earlier.
+    /// While a connection opens, checks use the open ones. In a cluster, connecting to all nodes
+    /// may take up to 5 s. Default: 1 s.
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.connection.connect_timeout = timeout;
         self
     }
 
-    /// The longest time that Redis may take to reply to a batch of checks. A batch without a reply
-    /// within this time has failed. A limiter's deadline mostly ends the wait of a check earlier.
-    /// If a deadline is longer than the reply timeout, make the reply timeout longer as well. In a
-    /// cluster, the reply timeout is the time for one node. If a request is repeated at several
-    /// nodes, its tries together may take twice the reply timeout. Default: 1 s.
+    /// How long Redis may take to reply before a batch fails. A limiter's deadline mostly ends a
+    /// check's wait earlier. If a deadline is longer than the reply timeout, make the reply
+    /// timeout longer as well. In a cluster, the reply timeout is per node; a request that is
+    /// repeated at several nodes may take twice as long. Default: 1 s.
     pub fn reply_timeout(mut self, timeout: Duration) -> Self {
         self.connection.reply_timeout = timeout;
         self
     }
 
     /// Signs in with the users and passwords that this [`redis::StreamingCredentialsProvider`]
-    /// gives, one after the other. The passwords may be tokens that a cloud gives out for some
-    /// minutes. Each connection has a stream of credentials. The connection signs in with the first
-    /// credentials that the stream yields, and again whenever the stream yields others. Behind
-    /// sentinels, the credentials are for the primary. Default: those of the URL or client, which
-    /// the provider replaces. The
-    /// [guide](crate::guide::existing_connections#tokens-and-passwords-that-change) has an example.
+    /// yields, for example a cloud's short-lived tokens. Each connection has its own stream. It
+    /// signs in with the first credentials, and again whenever the stream yields others. Behind
+    /// sentinels, they are for the primary. Default: those in the URL or client, which the provider
+    /// replaces. The [guide](crate::guide::existing_connections#tokens-and-passwords-that-change)
+    /// has an example.
     ///
     /// When a stream ends, its connection keeps the last credentials. A new connection fails if its
     /// stream yields nothing or an error.
@@ -141,16 +139,16 @@ impl RedisStoreBuilder {
         self
     }
 
-    /// Trusts only servers whose certificates this authority has signed. The argument is one or
-    /// more certificates of the authority in PEM. Default: the authorities that the system trusts.
+    /// Trusts only servers whose certificates this authority has signed. Takes one or more of its
+    /// certificates in PEM. Default: the authorities that the system trusts.
     #[cfg(feature = "tls")]
     pub fn root_certificate(mut self, pem: impl Into<Vec<u8>>) -> Self {
         self.opening().certificates.root_cert = Some(pem.into());
         self
     }
 
-    /// The client certificate that the store presents to the servers, and the key of this
-    /// certificate, both in PEM. Default: none.
+    /// The client certificate that the store presents to servers, and its key, both in PEM.
+    /// Default: none.
     #[cfg(feature = "tls")]
     pub fn client_certificate(mut self, pem: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
         self.opening().certificates.client_tls = Some(ClientTlsConfig {
@@ -160,9 +158,9 @@ impl RedisStoreBuilder {
         self
     }
 
-    /// Decides by this clock instead of the server's clock: for tests. Keys still expire by the
-    /// server's clock, even while the clock of the test stands still. So the store lets each key
-    /// live a minute longer, and a test may take up to a minute between two moves of its clock.
+    /// Decides by this clock instead of the server's: for tests. Keys still expire by the server's
+    /// clock, even while the test's stands still. So keys live a minute longer, and a test may take
+    /// up to a minute between two moves of its clock.
     pub fn clock(mut self, clock: &ManualClock) -> Self {
         self.clock = Some(clock.clone());
         self
@@ -178,14 +176,14 @@ impl RedisStoreBuilder {
         &mut self.connection
     }
 
-    /// Makes the store. The store connects when the first check arrives, so Redis may be down, and
-    /// no runtime is needed yet.
+    /// Builds the store. It connects when the first check arrives, so Redis may be down, and no
+    /// runtime is needed yet.
     ///
     /// # Errors
     ///
-    /// [`ConfigError`], which names the wrong setting: for example, a URL is missing, is not a
-    /// Redis URL or has a part that would be ignored, a certificate is not in PEM, the prefix has
-    /// characters that are not allowed, or the number of connections or a timeout is zero.
+    /// [`ConfigError`], which names the wrong setting: for example, a URL that is missing, is not a
+    /// Redis URL or has a part that would be ignored, a certificate that is not in PEM, a prefix
+    /// with characters that are not allowed, or zero connections or timeouts.
     pub fn build(self) -> Result<RedisStore, ConfigError> {
         if !is_fixed_alphabet(&self.prefix) {
             let rule = "the key prefix must be 1 to 64 characters of A-Z a-z 0-9 _ . -, not";
@@ -201,8 +199,7 @@ impl RedisStoreBuilder {
                 "the connect timeout and the reply timeout must be longer than 0 s",
             ));
         }
-        // The local state of this process goes by a clock that never steps. In a test, it goes by
-        // the test's clock.
+        // The process's local state goes by a clock that never steps, or by the test's clock.
         let local_clock = self
             .clock
             .clone()
@@ -225,19 +222,20 @@ impl RedisStoreBuilder {
         })
     }
 
-    /// Makes the store, and returns it once it works. The store has then reached the server, run
-    /// the script, run each command on a key that does not exist, and opened all
-    /// [connections](Self::connections) of this runtime. So no check waits for a connection, and
-    /// the [default deadline](crate::Limiter::deadline) follows the round trip from the first check
-    /// on. The memory of the server is not tested: only the first check shows whether any is left.
+    /// Builds the store, and returns it once it works. The store has then reached the server, run
+    /// the script, run each command on a key that does not exist, and opened this runtime's
+    /// [connections](Self::connections). So checks do not wait for a connection, and the [default
+    /// deadline](crate::Limiter::deadline) follows the round trip from the first check on. The
+    /// server's memory is not tested: only the first check shows whether any is left.
     ///
     /// # Errors
     ///
     /// [`StoreError`] if a setting is wrong, as for [`build`](Self::build), if the server cannot be
     /// reached, if it is a replica that refuses writes, or if this user may not write keys with the
-    /// prefix or run a command. The error names that command. In a cluster, the commands run on one
-    /// node: give the user the same rights on all nodes. Print the error's
-    /// [sources](std::error::Error::source) as well: they have the cause, and the address of a server that was not reached.
+    /// prefix or run a command, which the error names. In a cluster, the commands run on one node:
+    /// give the user the same rights on all nodes. Print the error's
+    /// [sources](std::error::Error::source) as well: they have the cause, and the address that was
+    /// not reached.
     pub async fn connect(self) -> Result<RedisStore, StoreError> {
         let store = self.build().map_err(invalid)?;
         let tried = async { store.common.dispatcher().await?.try_out().await };

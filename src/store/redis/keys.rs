@@ -1,16 +1,16 @@
-//! The layout of the keys in Redis: `<prefix>:{<digest>}:<limit>/<window>`. The name of the
-//! algorithm follows as `:<algorithm>`, except for the exact log.
+//! The key layout in Redis: `<prefix>:{<digest>}:<limit>/<window>`. Except for the exact log, the
+//! algorithm's name follows as `:<algorithm>`.
 //!
-//! 1. The digest is the first 128 bits of the BLAKE3 hash of the [`Key`]'s namespace and value,
-//!    keyed if the store has a secret. It has 22 characters of base64url (RFC 4648, section
-//!    5). The value itself is never part of a Redis key, so a client cannot reach the key of
-//!    another client. Without a secret, a reader of Redis can find a value by trying all possible
-//!    values, if there are few possible values.
-//! 2. The braces are a cluster's hash tag. So all limits of one [`Key`] are in one slot, and the
+//! 1. The digest is the first 128 bits of a BLAKE3 hash over the [`Key`]'s namespace and value,
+//!    keyed if the store has a secret. It is 22 characters in base64url (RFC 4648, section 5). The
+//!    value itself is never in a Redis key, so a client cannot reach another client's key. Without
+//!    a secret, a reader of Redis can find a value by brute force, if there are few possible
+//!    values.
+//! 2. The braces are a cluster's hash tag. So all limits under one [`Key`] share a slot, and the
 //!    keys spread over all slots.
-//! 3. Name, window and algorithm are a limit's identity. The window is written as in the text of a
-//!    limit: `login=5/min` counts in `tsw1:{UeHXs0Ucg6aO500kcLta5A}:login/min`.
-//! 4. The default prefix carries the version of the layout.
+//! 3. Name, window and algorithm are a limit's identity. The window is written as in a limit's
+//!    text: `login=5/min` counts in `tsw1:{UeHXs0Ucg6aO500kcLta5A}:login/min`.
+//! 4. The default prefix carries the layout version.
 
 use std::{array, fmt::Write};
 
@@ -23,18 +23,18 @@ use crate::{
 
 pub(super) const DEFAULT_PREFIX: &str = "tsw1";
 
-/// The purpose of the keyed hashes: see `Secret::domain`.
+/// The keyed hashes' domain: see `Secret::domain`.
 const DOMAIN: &str = "tower-sliding-window redis key v1";
 
-/// The number of characters of a digest. Each has six bits, except the last, which has two.
+/// The number of characters in a digest. Each has six bits, except the last, which has two.
 const DIGEST_LENGTH: usize = 22;
 
-/// The number of slots of a cluster.
+/// The number of slots in a cluster.
 pub(super) const HASH_SLOTS: u16 = 16_384;
 
 const BASE64URL: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
 
-/// Makes the Redis keys of one store.
+/// Makes one store's Redis keys.
 pub(super) struct Keys {
     pub(super) prefix: String,
     domain: Option<Secret>,
@@ -74,8 +74,8 @@ impl Keys {
         text
     }
 
-    /// The slot of a cluster in which all limits of a key are. It is the CRC-16/XMODEM of the text
-    /// between the braces, modulo the number of slots.
+    /// The cluster slot for all limits under a key: CRC-16/XMODEM over the text between the braces,
+    /// modulo the number of slots.
     pub(super) fn hash_slot(&self, key: &Key) -> u16 {
         let mut crc: u16 = 0;
         for digit in self.digest(key) {
@@ -88,9 +88,9 @@ impl Keys {
         crc % HASH_SLOTS
     }
 
-    /// The digest of a key, in base64url.
+    /// A key's digest, in base64url.
     fn digest(&self, key: &Key) -> [u8; DIGEST_LENGTH] {
-        // The length of the namespace comes first, so that no two pairs of namespace and value have
+        // The namespace's length comes first, so that different namespaces and values never give
         // the same bytes.
         let length = (key.namespace().len() as u64).to_le_bytes();
         let parts = [&length, key.namespace().as_bytes(), key.value()];

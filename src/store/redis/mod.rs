@@ -1,24 +1,23 @@
 //! The shared store: one atomic script on Redis decides.
 //!
-//! `dispatch/` sends checks in batches, over the connections of `connect/`. The Lua files of
-//! `script/` decide them: read `head.lua` first. `keys.rs` is the layout of the keys in Redis, and
-//! `source.rs` says what a store is built on, and `builder.rs` has its settings.
+//! `dispatch/` sends checks in batches, over the connections from `connect/`. The Lua files in
+//! `script/` decide them: read `head.lua` first. `keys.rs` has the key layout, `source.rs` what a
+//! store is built on, and `builder.rs` its settings.
 //!
-//! 1. Each limit has one sorted set for each key: `entries.lua` explains the entries of the set.
+//! 1. Each limit has one sorted set per key: see `entries.lua`.
 //! 2. The script reads the server's time once, so all processes decide by one clock.
-//! 3. One script decides many checks, in the order of their arrival. While few checks are in
-//!    flight, the caller of a check sends it at once, without waiting for other checks or for a
-//!    task. Until the first reply, a task sends all checks. The task hears the first reply even if
-//!    the reply is late, and learns the round trip from it.
-//! 4. EVALSHA runs the script. If the server does not know the script, EVAL sends it once.
-//! 5. A batch is sent once more, over a new connection, if its connection broke or the server has
-//!    become a replica. The second try carries the same ids, so each check counts once even if the
-//!    first try has run. Checks that the server could not recognize by their ids are not sent
-//!    twice.
-//! 6. Only digests of keys leave the process.
-//! 7. Only tasks hold what other callers wait for, such as connections. Each runtime has tasks and
-//!    connections of its own. So a future that nobody polls, or a runtime that nobody drives,
-//!    delays no other caller.
+//! 3. One script call decides many checks, in arrival order. While few checks are in flight, a
+//!    check's caller sends it at once, without waiting for other checks or for a task. Until the
+//!    first reply, a task sends all checks: it hears even a late reply, and samples the round trip
+//!    from it.
+//! 4. EVALSHA runs the script. If the server does not know it, EVAL sends it once.
+//! 5. A batch is retried once, over a new connection, if its connection broke or the server has
+//!    become a replica. The ids make the retry idempotent: each check counts once even if the first
+//!    try has run. Checks that the server could not recognize by id are not sent twice.
+//! 6. Only key digests leave the process.
+//! 7. Only tasks hold what other callers wait for, such as connections. Each runtime has its own
+//!    tasks and connections. So a future that nobody polls, or a runtime that nobody drives, does
+//!    not delay other callers.
 
 mod builder;
 mod connect;
@@ -43,20 +42,20 @@ use crate::{
     local::LocalState,
 };
 
-/// Limits shared by every process that uses the same Redis. See the [crate docs](crate#stores).
+/// Limits that all processes on the same Redis share. See the [crate docs](crate#stores).
 ///
-/// Clones share the connections. Each tokio runtime that uses the store has connections of its own,
-/// which close when the runtime ends. So a runtime that is not driven, such as a single-threaded
-/// runtime between two calls of `block_on`, delays no other runtime. A future of the store belongs
-/// to the runtime that polls it first. If that runtime ends, the future ends with an error.
+/// Clones share the connections. Each tokio runtime that uses the store has its own, which close
+/// when the runtime ends. So a runtime that is not driven, such as a single-threaded one between
+/// two calls of `block_on`, does not delay others. A future belongs to the runtime that polls it
+/// first. If that runtime ends, the future ends with an error.
 ///
-/// A check or a settlement is sent when its future is first polled. Dropping the future before the
-/// check has been sent cancels the check. A settlement is made even if its future is dropped,
-/// because spent units have to be settled.
+/// A check or settlement is sent when its future is first polled. Dropping the future before a
+/// check has been sent cancels it. A settlement is made even if its future is dropped, because
+/// spent units have to be settled.
 #[derive(Clone)]
 pub struct RedisStore {
     common: Arc<Common>,
-    /// The dispatchers end when the last clone of the store drops this.
+    /// Dispatchers end when the last clone drops this.
     _alive: watch::Sender<()>,
 }
 
@@ -71,22 +70,22 @@ impl RedisStore {
         }
     }
 
-    /// A store on the server at `url`, such as `redis://127.0.0.1:6379/0`, or on the [cluster or
-    /// sentinels](super::from_url) at it. When this returns, the
-    /// server has been reached and can be written to, and the connections of this runtime are open.
+    /// Connects to the server at `url`, such as `redis://127.0.0.1:6379/0`, or to the [cluster or
+    /// sentinels](super::from_url) there. When this returns, the server has been reached and can be
+    /// written to, and this runtime's connections are open.
     ///
     /// # Errors
     ///
     /// [`StoreError`], as for the builder's [`connect`](RedisStoreBuilder::connect). Print the
-    /// error's [sources](std::error::Error::source) as well: they have the cause, and the address of a server that was not reached. A
-    /// process that has to start while Redis is down uses [`builder`](Self::builder) and
-    /// [`build`](RedisStoreBuilder::build).
+    /// error's [sources](std::error::Error::source) as well: they have the cause, and the address
+    /// that was not reached. A process that has to start while Redis is down uses
+    /// [`builder`](Self::builder) and [`build`](RedisStoreBuilder::build).
     pub async fn connect(url: &str) -> Result<Self, StoreError> {
         Self::builder(url).connect().await
     }
 
-    /// A store with settings of its own. It is on the server at a URL, on the server of a
-    /// `redis::Client`, on the connections of a pool, or on any other [`RedisSource`].
+    /// Returns a builder for a store with custom settings: on a URL's server, on a
+    /// `redis::Client`'s server, on a pool's connections, or on any other [`RedisSource`].
     ///
     /// ```no_run
     /// # async fn store(pool: bb8::Pool<bb8_redis::RedisConnectionManager>) -> Result<(), Box<dyn std::error::Error>> {

@@ -1,4 +1,4 @@
-//! The ways to reach Redis: by a URL, or by what the application has already.
+//! The ways to reach Redis: by URL, or by what the application already has.
 
 use std::{fmt, future::Future};
 
@@ -7,8 +7,8 @@ use redis::{Client, ConnectionInfo, RedisError, RedisResult, aio::ConnectionLike
 use super::connect::{Topology, given, node};
 use crate::error::ConfigError;
 
-/// How a [`RedisStore`](super::RedisStore) reaches Redis:
-/// [`RedisStore::builder`](super::RedisStore::builder) takes it, or what can be turned into it.
+/// How a [`RedisStore`](super::RedisStore) reaches Redis.
+/// [`RedisStore::builder`](super::RedisStore::builder) takes it, or what converts into it.
 ///
 /// | from | the store is on |
 /// |---|---|
@@ -34,22 +34,22 @@ use crate::error::ConfigError;
 /// # Ok(()) }
 /// ```
 ///
-/// The client and the pool are those of the crates `redis` in version 1, and `bb8` in version 0.9.
-/// For a `url::Url`, give its `as_str()`, and for a `ConnectionManager`, give
-/// [`connections`](Self::connections) a closure that clones it.
+/// The client and the pool come from the crates `redis` 1 and `bb8` 0.9. For a `url::Url`, pass its
+/// `as_str()`. For a `ConnectionManager`, give [`connections`](Self::connections) a closure that
+/// clones it.
 ///
 /// # Pools
 ///
-/// Make the `RedisSource` in the runtime of the pool. In other runtimes, the store opens
-/// connections that the pool does not count.
+/// Make the `RedisSource` in the pool's runtime. In other runtimes, the store opens connections
+/// that the pool does not count.
 /// [`guide::existing_connections`](crate::guide::existing_connections) has an example, and says
 /// what the pool's settings mean for limits.
 ///
 /// The store takes a connection out of the pool, clones it, and gives it back at once. So the
 /// application finds as many connections in the pool as before. The builder's
-/// [`connections`](super::RedisStoreBuilder::connections) is the most connections that the store
-/// shares with the application. When a shared connection fails, the store asks the pool for another
-/// one. If the pool hands out no working connection within a third of the [connect
+/// [`connections`](super::RedisStoreBuilder::connections) is the most that the store shares with
+/// the application. When a shared connection fails, the store asks the pool for another one. If the
+/// pool does not hand out a working one within a third of the [connect
 /// timeout](super::RedisStoreBuilder::connect_timeout), the store opens a connection that the pool
 /// does not count.
 #[derive(Clone)]
@@ -58,13 +58,12 @@ pub struct RedisSource(pub(super) Result<(Topology, Vec<ConnectionInfo>), Config
 
 impl RedisSource {
     /// The connections that this closure opens, such as clones of a `ConnectionManager`, or
-    /// connections through a tunnel. The store calls the closure once for each of its
-    /// [connections](super::RedisStoreBuilder::connections), and again when a connection has
-    /// failed. A call may take up to the [connect
-    /// timeout](super::RedisStoreBuilder::connect_timeout).
+    /// connections through a tunnel. The store calls it once for each of its
+    /// [connections](super::RedisStoreBuilder::connections), and again when one has failed. A call
+    /// may take up to the [connect timeout](super::RedisStoreBuilder::connect_timeout).
     ///
-    /// The closure chooses the login, database and TLS of the connections. All connections must
-    /// lead to one server, and none may be subscribed or in a transaction.
+    /// The closure chooses the login, database and TLS. All connections must lead to one server,
+    /// and none may be subscribed or in a transaction.
     ///
     /// ```no_run
     /// # async fn store() -> Result<(), Box<dyn std::error::Error>> {
@@ -92,8 +91,8 @@ impl RedisSource {
     /// The primary that sentinels know. For each new connection, the store asks the sentinels
     /// again, so it survives a failover. Units that the old primary had not replicated are lost.
     ///
-    /// The host of the `primary` is its name, which the sentinels know. Its scheme, user, password
-    /// and database are those of the primary, and each sentinel has its own:
+    /// The `primary`'s host is the name that the sentinels know. Its scheme, user, password and
+    /// database are for the primary, and each sentinel has its own:
     ///
     /// ```
     /// use tower_sliding_window::store::RedisSource;
@@ -113,28 +112,27 @@ impl RedisSource {
     }
 
     /// The Redis Cluster that has these nodes. The store finds all nodes if one of them is up. The
-    /// user and password of the first node are for all nodes: write them into its URL alone, or into
-    /// all URLs. Building the store fails if another node has other ones.
+    /// first node's user and password are for all nodes: write them into its URL alone, or into all
+    /// URLs. Building the store fails if another node has others.
     ///
-    /// All limits of one key are in one slot, and are decided as on one server. A check with
-    /// several keys mostly has keys in several slots, which no script reaches at once. For such a
+    /// All limits under one key are in one slot, and are decided as on one server. A check with
+    /// several keys mostly has them in several slots, which no script reaches at once. For such a
     /// check, the store asks all slots at the same time, so a decision takes one round trip. If a
     /// slot refuses, the caller has the refusal, and the store gives back what the other slots have
     /// counted. So no limit ever admits too much, and a refusal costs nothing in the end. Such a
-    /// check differs in four ways from a check on one server:
+    /// check differs in four ways from one on a single server:
     ///
-    /// * Until the units of a refused check are given back, which takes another round trip, other
-    ///   checks may be refused because of them. The [refusal
-    ///   cache](crate::Limiter::refusal_cache) keeps this rare: a client over its own limit asks no
-    ///   slot, but for one check a second.
+    /// * Until a refused check's units are given back, which takes another round trip, other checks
+    ///   may be refused because of them. The [refusal cache](crate::Limiter::refusal_cache) keeps
+    ///   this rare: a client over its own limit reaches the slots with only one check a second.
     /// * If a node fails in the middle of the check, units that it has counted without an id stay
-    ///   counted until they leave the window. Units of an exact log, places and reservations have
+    ///   counted until they leave the window. Units in an exact log, places and reservations have
     ///   ids, and are given back.
-    /// * If a key is [reset](crate::Limiter::reset) before the units of a refused check are given
-    ///   back, units that were counted after the reset may be given back in their place. An exact
-    ///   log is not affected.
-    /// * If a check with an id from its caller is refused, what slots have counted is not given
-    ///   back: the next try with the same id uses it.
+    /// * If a key is [reset](crate::Limiter::reset) before a refused check's units are given back,
+    ///   units that were counted after the reset may be given back instead. An exact log is not
+    ///   affected.
+    /// * If the caller gave the check an id, what slots have counted for a refused check is not
+    ///   given back: the next try with the same id uses it.
     #[cfg(feature = "cluster")]
     pub fn cluster<S: Into<Self>>(nodes: impl IntoIterator<Item = S>) -> Self {
         Self::servers(Topology::Cluster, nodes)
@@ -176,7 +174,7 @@ impl From<&str> for RedisSource {
             return Self(Err(ConfigError::new(NO_CLUSTER)));
         }
         let (login, rest) = rest.split_at(rest.rfind('@').map_or(0, |at| at + 1));
-        // A login behind the first host would have the hosts in front of it as a part of its user.
+        // A login behind the first host would make the hosts before it part of its user.
         if login.contains(',') || login.matches('@').count() > 1 {
             return Self(Err(ConfigError::new(ONE_LOGIN)));
         }
@@ -229,7 +227,7 @@ where
     }
 }
 
-// Shows no URL, which may hold a password.
+// Does not show URLs, which may hold a password.
 impl fmt::Debug for RedisSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RedisSource").finish_non_exhaustive()

@@ -1,19 +1,18 @@
 //! A Redis Cluster, reached by two clients.
 //!
-//! 1. The first client repeats no command, so a command that this client sends counts at most once.
-//! 2. The second client sends commands again. It follows slots that move, and waits a little for a
-//!    node that is replaced. It only sends commands that Redis recognizes by their ids, and
-//!    commands that have certainly not run before. So these commands count once, too. There is one
-//!    exception: a check on a limit that is no exact log counts twice if its caller gave it no id,
-//!    and if its slot moves just when a connection breaks. No check counts too little.
-//! 3. Both clients know which node has which slot, and connect again to a node when the connection
-//!    to it is lost.
-//! 4. The connections of a client are replaced if several requests had no reply within the reply
+//! 1. The first client never retries, so its commands count at most once.
+//! 2. The second client retries commands. It follows slots that move, and waits a little for a node
+//!    that is replaced. It only sends commands that Redis recognizes by their ids, and commands
+//!    that have certainly not run before. So they count once, too. There is one exception: a check
+//!    without an id from its caller, under anything but an exact log, counts twice if its slot
+//!    moves just when a connection breaks. No check counts too little.
+//! 3. Both clients know which node has which slot, and reconnect to a node after a lost connection.
+//! 4. A client's connections are replaced if several requests had no reply within the reply
 //!    timeout, and no node has replied to a later request. The reason is that the client of `redis`
-//!    1.8.1 can deadlock. If tokio's budget for a task ends while a request locks the table of
-//!    nodes, the request keeps the lock until it is polled again. But while the client looks up the
-//!    slots, it does not poll the request, and the look-up waits for the same lock. Some dozens of
-//!    requests at the moment when slots move can stop the client for ever.
+//!    1.8.1 can deadlock. If tokio's task budget ends while a request locks the table of nodes, it
+//!    keeps the lock until it is polled again. But while the client looks up the slots, it does not
+//!    poll the request, and the look-up waits for the same lock. Some dozens of requests at the
+//!    moment when slots move can stop the client for ever.
 
 use std::time::Duration;
 
@@ -28,16 +27,16 @@ use super::{
     settings::{ConnectionSettings, tcp_settings},
 };
 
-/// The longest time for connecting to all nodes and asking one of them for the slots, if the
-/// connect timeout is not longer. Each of these steps also has a timeout of its own.
+/// The longest time for connecting to all nodes and asking one for the slots, unless the connect
+/// timeout is longer. Each step also has its own timeout.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How often the second client repeats a command that a node refused. [`RETRY_WAIT`] is the
+/// How often the second client retries a command that a node refused. [`RETRY_WAIT`] is the
 /// shortest and the longest wait between two tries, in milliseconds.
 const RETRIES: u32 = 6;
 const RETRY_WAIT: (u64, u64) = (5, 100);
 
-/// Makes a client that repeats a failed command up to `retries` times.
+/// Makes a client that retries a failed command up to `retries` times.
 pub(super) fn client(
     nodes: &[ConnectionInfo],
     settings: &ConnectionSettings,
@@ -47,7 +46,7 @@ pub(super) fn client(
         .tcp_settings(tcp_settings())
         .connection_timeout(settings.connect_timeout)
         .response_timeout(settings.reply_timeout)
-        // The timeout for all repetitions together is in `Connection`, which learns from it.
+        // The timeout for all retries together is in `Connection`, which learns from it.
         .overall_response_timeout(None)
         .min_retry_wait(RETRY_WAIT.0)
         .max_retry_wait(RETRY_WAIT.1)
@@ -67,7 +66,7 @@ pub(super) fn client(
     builder.build()
 }
 
-/// Connects both clients. Returns the connections of the first client, and those of the second.
+/// Connects both clients, and returns the first's connections, then the second's.
 pub(super) async fn connect(
     nodes: &[ConnectionInfo],
     settings: &ConnectionSettings,

@@ -1,17 +1,17 @@
-//! A connection, and what the replies that pass through it tell: whether it works.
+//! A connection, and what its replies tell: whether it works.
 //!
-//! 1. A connection is given up, with its [generation](super::pool), if it gave no reply to several
-//!    requests in a row, or to one request for a second. Such a connection may be half open, which no error
-//!    ever reports. Requests that were in flight together count as one. A request does not count if
-//!    a later request got a reply. In a cluster, requests in flight together count one by one, but
-//!    only if they had no reply within the reply timeout. Then only the connections of the client
-//!    that sent them are given up. A request that was sent just as its connection ended may also
-//!    get no error: tokio's channel keeps the message of this request as long as the channel has a
-//!    sender ([issue 7714](https://github.com/tokio-rs/tokio/issues/7714)).
-//! 2. If a connection has had no reply for half a second, the server or a proxy may have closed it
-//!    in that time. So the connection is tested before the store sends a check over it that must
-//!    not run twice. In a cluster, a connection leads to several nodes. So the time of the last
-//!    reply is kept for each of several parts of the slots, since a part is mostly on one node.
+//! 1. A connection is given up, with its [generation](super::pool), after several requests in a row
+//!    without a reply, or one for a second. It may be half-open, which no error ever reports.
+//!    Requests in flight together count as one. A request does not count if a later one got a
+//!    reply. In a cluster, requests in flight together count one by one, but only if they had no
+//!    reply within the reply timeout. Then only the client that sent them gives up its connections.
+//!    A request sent just as its connection ended may also get no error: tokio's channel keeps its
+//!    message as long as the channel has a sender ([issue
+//!    7714](https://github.com/tokio-rs/tokio/issues/7714)).
+//! 2. After half a second without a reply, the server or a proxy may have closed a connection. So
+//!    it is tested before the store sends a check over it that must not run twice. A cluster's
+//!    connection leads to several nodes. So the last reply's time is kept for each of several slot
+//!    ranges, since a range is mostly on one node.
 
 use std::{
     io, mem,
@@ -32,23 +32,22 @@ use tokio::time::timeout;
 use super::errors::needs_new_connection;
 use crate::{clock, local::LONGEST_DEADLINE, store::redis::keys::HASH_SLOTS};
 
-/// A connection is given up after this many requests in a row without a reply. If the connection
-/// leads to a single server, requests that wait together count once, and one request that has
-/// waited for [`LONGEST_DEADLINE`] is enough.
+/// A connection is given up after this many requests in a row without a reply. With a single
+/// server, requests that wait together count once, and one that has waited for [`LONGEST_DEADLINE`]
+/// is enough.
 const MAX_UNANSWERED: u32 = 3;
 
-/// If a caller stops waiting sooner than this, for example because its client hung up, the missing
-/// reply says nothing about the connection.
+/// If a caller stops waiting sooner, for example because its client hung up, the missing reply says
+/// nothing about the connection.
 const TOO_SOON: Duration = Duration::from_millis(5);
 
-/// After this time without a reply, a server or a proxy may have closed a connection.
+/// After this long without a reply, a server or proxy may have closed a connection.
 const IDLE: Duration = Duration::from_millis(500);
 
-/// The number of parts of a cluster's slots. The time of the last reply is known for each part.
+/// The number of slot ranges in a cluster that have their own time for the last reply.
 const PARTS: usize = 16;
 
-/// Gives clones of one connection, which the store or the application has opened. All clones share
-/// the connection.
+/// Clones one connection that the store or the application has opened. All clones share it.
 pub(crate) type ServerConnection = Arc<dyn Fn() -> Box<dyn ConnectionLike + Send> + Send + Sync>;
 
 pub(super) fn shared(
@@ -66,7 +65,7 @@ pub(super) async fn open(
         .await
 }
 
-/// Returns what the future returns, or an error if this takes longer than `wait`.
+/// Returns the future's result, or an error after `wait`.
 pub(super) async fn within<T>(
     wait: Duration,
     future: impl Future<Output = RedisResult<T>>,
@@ -75,34 +74,33 @@ pub(super) async fn within<T>(
     result.map_err(|_| io::Error::new(io::ErrorKind::TimedOut, format!("not within {wait:?}")))?
 }
 
-/// A connection to one server, or the connections to all nodes of a cluster. All senders share it.
+/// A connection to one server, or a cluster's to all nodes. All senders share it.
 pub(crate) struct Connection {
     clones: ServerConnection,
-    /// The connections of a cluster's second client, which sends commands again.
+    /// The cluster's second client, which retries commands.
     again: Option<Box<Self>>,
     pub(super) is_to_cluster: bool,
     reply_timeout: Duration,
-    /// The generation of the connection, and the current generation of its pool.
+    /// The connection's generation, and its pool's current one.
     generation: u64,
     current: Arc<AtomicU64>,
     unanswered: AtomicU32,
     opened: Instant,
-    /// A time, in microseconds since the connection was opened. A request that was sent before this
-    /// time does not count as unanswered. Either a later request got a reply, or another request
-    /// that was in flight at the same time has already been counted.
+    /// In microseconds since the connection was opened. A request sent before this time does not
+    /// count as unanswered: either a later request got a reply, or one that was in flight at the
+    /// same time has already been counted.
     told_until: AtomicU64,
-    /// For each of [`PARTS`] equal parts of the slots, the time at which the last request with a
-    /// reply was sent, in microseconds since the connection was opened. The replies to batches
-    /// without a slot are noted in the first part.
+    /// For each of [`PARTS`] equal slot ranges, when the last request with a reply was sent, in
+    /// microseconds since the connection was opened. Batches without a slot use the first range.
     last_replies: [AtomicU64; PARTS],
 }
 
 impl Connection {
-    /// The connections of the two clients of a cluster.
+    /// The connections from a cluster's two clients.
     #[cfg(feature = "cluster")]
     pub(super) fn to_cluster(clients: [ServerConnection; 2], reply_timeout: Duration) -> Self {
         let [mut first, again] = clients.map(|clones| {
-            // Each client is a generation of its own: it connects again to nodes by itself.
+            // Each client is its own generation: it reconnects to nodes by itself.
             let mut client = Self::new(clones, reply_timeout, 0, &Arc::default());
             client.is_to_cluster = true;
             client
@@ -111,7 +109,7 @@ impl Connection {
         first
     }
 
-    /// A connection to one server, of this `generation`, in a pool whose generation is `current`.
+    /// A connection to one server with this `generation`, in a pool whose generation is `current`.
     pub(super) fn new(
         clones: ServerConnection,
         timeout: Duration,
@@ -132,8 +130,7 @@ impl Connection {
         }
     }
 
-    /// Sends a command. `since` is the present time, and `again` says that the command was sent
-    /// before.
+    /// Sends a command. `since` is the present time, and `again` means that it was sent before.
     pub(crate) async fn send(
         &self,
         command: &Cmd,
@@ -147,19 +144,18 @@ impl Connection {
     }
 
     /// Sends a command now, at `since`, for a caller that drops this future within the reply
-    /// timeout. So the wait for the reply needs no timer of its own.
+    /// timeout. So the wait does not need its own timer.
     pub(crate) async fn send_briefly(&self, command: &Cmd, since: Instant) -> RedisResult<Value> {
         let mut connection = (self.clones)();
         let reply = connection.req_packed_command(command);
         self.hear(since, reply, Value::extract_error).await
     }
 
-    /// Sends commands that remove entries, all at once. Returns the number of entries that each
-    /// command has removed. For a key of another type, the number is 0.
+    /// Sends commands that remove entries, all at once. Returns how many entries each has removed,
+    /// or 0 for a key with another type.
     ///
-    /// In a cluster, commands that are sent again are sent one by one: if several commands are
-    /// redirected at once to the node to which a slot moves, that node accepts only the first of
-    /// them.
+    /// In a cluster, retries are sent one by one: if several commands are redirected at once to the
+    /// node to which a slot moves, it accepts only the first.
     pub(crate) async fn send_all(
         &self,
         removals: &Pipeline,
@@ -180,8 +176,8 @@ impl Connection {
         numbers(replies)
     }
 
-    /// The reply, or an error after the reply timeout. In a cluster, the timeout covers all
-    /// repetitions, and new connections as well.
+    /// The reply, or an error after the reply timeout. In a cluster, the timeout covers all retries
+    /// and new connections as well.
     fn in_time<T>(&self, reply: RedisFuture<'_, T>) -> impl Future<Output = RedisResult<T>> {
         let tries = if self.is_to_cluster { 2 } else { 1 };
         within(self.reply_timeout.saturating_mul(tries), reply)
@@ -194,8 +190,8 @@ impl Connection {
         }
     }
 
-    /// True if this connection may be used while another one is being opened. Connections to a
-    /// cluster always may be used: they can be silent just because a single node hangs.
+    /// True if this connection may be used while another one opens. A cluster's always may: they
+    /// can be silent just because a single node hangs.
     pub(super) fn may_work(&self) -> bool {
         self.is_to_cluster || self.works()
     }
@@ -205,8 +201,8 @@ impl Connection {
         is_current && self.again.as_ref().is_none_or(|again| again.works())
     }
 
-    /// Waits for the reply to a request that is sent now, at `since`. Learns from the reply, or
-    /// from its absence, whether the connection works.
+    /// Waits for the reply to a request that is sent now, at `since`, and learns from it, or from
+    /// its absence, whether the connection works.
     async fn hear<T>(
         &self,
         since: Instant,
@@ -221,7 +217,7 @@ impl Connection {
         if !result.as_ref().is_err_and(RedisError::is_timeout) {
             mem::forget(wait);
             match &result {
-                // The client of a cluster replaces broken connections by itself.
+                // A cluster's client replaces broken connections by itself.
                 Err(error) if !self.is_to_cluster && needs_new_connection(error) => {
                     self.end_generation();
                 }
@@ -235,14 +231,13 @@ impl Connection {
         result
     }
 
-    /// True if this part of the slots has had no reply for so long that the connection may be
-    /// closed.
+    /// True if this slot range has had no reply for so long that the connection may be closed.
     pub(crate) fn is_idle(&self, slot: u16, now: Instant) -> bool {
         let last_reply = self.last_reply(slot).load(Ordering::Relaxed);
         self.micros_at(now) >= last_reply.saturating_add(clock::micros(IDLE))
     }
 
-    /// Notes that a request that was sent at this time has its reply.
+    /// Marks a request that was sent at this time as answered.
     pub(crate) fn note_reply(&self, slot: u16, sent: Instant) {
         self.last_reply(slot)
             .store(self.micros_at(sent), Ordering::Relaxed);
@@ -256,16 +251,16 @@ impl Connection {
         clock::micros(time.saturating_duration_since(self.opened))
     }
 
-    /// Gives up every connection of this generation. Several failures in one generation end only
-    /// this generation, and not the next one.
+    /// Gives up every connection in this generation. Several failures in one generation end only
+    /// this one, and not the next.
     fn end_generation(&self) {
         self.current
             .fetch_max(self.generation + 1, Ordering::Relaxed);
     }
 }
 
-/// A wait for a reply. If the wait is dropped, the request mostly counts as unanswered: the reply
-/// took too long, or a deadline dropped the future of the caller.
+/// A wait for a reply. If dropped, the request mostly counts as unanswered: the reply took too
+/// long, or a deadline dropped the caller's future.
 struct ReplyWait<'a> {
     connection: &'a Connection,
     since: Instant,
@@ -286,16 +281,16 @@ impl Drop for ReplyWait<'_> {
         if waited < too_soon || tells_nothing {
             return;
         }
-        // In a cluster, each request counts for itself: a single request may only mean that its
-        // node hangs.
+        // In a cluster, each request counts for itself: a single one may only mean that its node
+        // hangs.
         if !connection.is_to_cluster {
             connection
                 .told_until
                 .fetch_max(connection.micros_at(now), Ordering::Relaxed);
         }
-        // A single request that has waited for the longest deadline ends the generation. Such a
-        // request may be the probe of a breaker. If it counted as only one request, the breaker
-        // would need several probes to end the generation.
+        // A single request that has waited for the longest deadline ends the generation. It may be
+        // a breaker's probe. If it counted only once, the breaker would need several probes to end
+        // the generation.
         let counts = if waited < LONGEST_DEADLINE || connection.is_to_cluster {
             1
         } else {

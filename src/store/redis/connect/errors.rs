@@ -1,9 +1,9 @@
-//! Makes the errors of wrong URLs, sorts the errors of Redis into kinds, and tells after which
-//! errors of Redis a connection has to be replaced.
+//! Makes the errors for wrong URLs, classifies errors from Redis, and tells which of them need a
+//! new connection.
 //!
-//! No error shows a URL. In a URL, a user name and a password come before the host, and may have
+//! Errors never show a URL. In a URL, a user name and a password come before the host, and may have
 //! any character. If a `/`, `?` or `#` in a password is not percent-encoded, a parser takes the
-//! text before this character for the host.
+//! text before it for the host.
 
 use std::fmt;
 
@@ -36,11 +36,11 @@ const LACKS_COMMANDS: &str = "the user needs the commands that `guide::running_r
 const NO_NODE: &str = "no node that the cluster announces can be reached, see cluster-announce-ip";
 const NO_CLUSTER: &str = "the server is not in cluster mode, use `RedisStore::builder`";
 
-/// In the error of a sentinel that refuses the login or a command.
+/// In the error from a sentinel that refuses the login or a command.
 pub(super) const SENTINEL_REFUSES: &str = "a sentinel refuses";
 
-/// Words in an error's text, the kind that they tell, and what to do about a mistake in the set-up.
-/// The first row with a kind decides the kind, and the first row with advice decides the advice.
+/// Words in an error's text, their kind, and what to do about a mistake in the set-up. The first
+/// row with a kind decides the kind, and the first row with advice decides the advice.
 const REPLIES: [(&str, StoreErrorKind, &str); 28] = [
     ("UnknownIssuer", Other, UNTRUSTED),
     ("Moved:", Other, NODE),
@@ -72,7 +72,7 @@ const REPLIES: [(&str, StoreErrorKind, &str); 28] = [
     ("Parse error", Other, NO_REDIS),
 ];
 
-/// The error of a URL that is not a Redis URL, or that has a part which the Redis client ignores.
+/// The error for a URL that is not a Redis URL, or that the Redis client would partly ignore.
 pub(super) fn url(url: &str, cause: &dyn fmt::Display) -> ConfigError {
     const PROBLEM: &str = "a URL, not shown since it may hold a password, is not a Redis URL such as redis://127.0.0.1:6379/0";
     const OPTIONS: &str = "write redis://user:password@host:6379/8, where ?protocol=resp3 is the only option, or for a socket unix:///path?db=8&user=user&pass=password&protocol=resp3. A password alone is redis://:password@host, an IPv6 address is redis://[::1]:6379. In a user name or password write / as %2F, ? as %3F, # as %23, @ as %40 and % as %25, and + as %2B for a socket";
@@ -93,7 +93,7 @@ pub(super) fn url(url: &str, cause: &dyn fmt::Display) -> ConfigError {
     } else if !rest.starts_with("//") {
         "it does not begin with redis://".to_owned()
     } else if url.contains('?') {
-        // The only parts of a URL that the client's error repeats are the values of parameters.
+        // The client's error repeats only the values of a URL's parameters.
         return ConfigError::new(format!("{PROBLEM}: {OPTIONS}"));
     } else {
         cause
@@ -101,10 +101,10 @@ pub(super) fn url(url: &str, cause: &dyn fmt::Display) -> ConfigError {
     ConfigError::new(format!("{PROBLEM}: {problem}: {OPTIONS}"))
 }
 
-/// The text of an error until the store replaces this text by the name of the call that failed.
+/// An error's text until the store replaces it with the name of the failed call.
 pub(crate) const ASKING: &str = "asking Redis";
 
-/// The error for a failure of the server, or of a connection to the server.
+/// The error when the server, or a connection to it, fails.
 pub(crate) fn failure(cause: RedisError) -> StoreError {
     let kind = kind(&cause);
     StoreError::new(ASKING, kind, explained(cause))
@@ -119,8 +119,8 @@ pub(super) fn no_connection(server: &dyn fmt::Display, cause: &RedisError) -> St
     let text = cause.to_string();
     let is_silent =
         cause.is_connection_dropped() || cause.is_timeout() || text.contains("corrupt message");
-    // The client's text of an error has `Server(` if the server has given a reason. For a cluster
-    // it has the texts of the nodes' errors.
+    // The client's error text has `Server(` if the server gave a reason. For a cluster, it has the
+    // nodes' errors.
     let is_clear = kind != Unreachable || text.contains("refused") || text.contains("Server(");
     let cause = explained(cause.clone());
     let hint = if is_silent && !is_clear {
@@ -135,8 +135,7 @@ pub(super) fn no_connection(server: &dyn fmt::Display, cause: &RedisError) -> St
     )
 }
 
-/// Adds to an error what to do about a mistake in the set-up, if the error's own text does not say
-/// it.
+/// Adds advice about a mistake in the set-up, if the error's own text does not have it.
 fn explained(error: RedisError) -> RedisError {
     // Redis 6.2 begins a quotation with a backtick.
     let mut text = error.to_string().replace('`', "'").replace('\n', " ");
@@ -145,7 +144,7 @@ fn explained(error: RedisError) -> RedisError {
     else {
         return error;
     };
-    // The arguments of an unknown command are left out: those of a sign-in have the password.
+    // An unknown command's arguments are left out: a sign-in has the password there.
     if text.contains("unknown command") {
         text.truncate(text.find(',').unwrap_or(0));
     }
@@ -153,7 +152,7 @@ fn explained(error: RedisError) -> RedisError {
 }
 
 pub(super) fn kind(error: &RedisError) -> StoreErrorKind {
-    // For a cluster, the client has put the error of a node into the text of its own error.
+    // For a cluster, the client puts a node's error into its own error's text.
     match (kind_of_reply(&error.to_string()), error.kind()) {
         (Other, _) if error.is_timeout() => TimedOut,
         (Other, ErrorKind::Io | ErrorKind::ClusterConnectionNotFound) => Unreachable,
@@ -161,8 +160,7 @@ pub(super) fn kind(error: &RedisError) -> StoreErrorKind {
     }
 }
 
-/// The kind of an error that the server has sent. Redis 6.2 puts the word of the kind into the
-/// middle of the text.
+/// The kind of an error that the server sent. Redis 6.2 puts the kind into the middle of the text.
 pub(crate) fn kind_of_reply(text: &str) -> StoreErrorKind {
     let mut known = REPLIES.into_iter();
     known
@@ -171,21 +169,20 @@ pub(crate) fn kind_of_reply(text: &str) -> StoreErrorKind {
 }
 
 /// True if the next request needs a new connection, because the server is gone or has become a
-/// replica. A new connection may reach the new primary.
+/// replica. A new one may reach the new primary.
 pub(crate) fn needs_new_connection(error: &RedisError) -> bool {
-    // Before Redis 7.0, the READONLY error of a command in a script is inside the text of the
-    // script's error.
+    // Before Redis 7.0, a command's READONLY error is inside the script's error text.
     let is_read_only = error.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly)
         || error
             .detail()
             .is_some_and(|text| text.contains("-READONLY "));
-    // The Redis client takes some broken connections for usable, for example after a damaged record
-    // of TLS.
+    // The Redis client takes some broken connections for usable, for example after a damaged TLS
+    // record.
     let is_broken = error.kind() == ErrorKind::Io && !error.is_timeout();
     is_broken || error.is_unrecoverable_error() || is_read_only
 }
 
-/// True if the error says that a node has not run the command, and that another node may run it.
+/// True if the error says that a node has not run the command, and another may run it.
 pub(crate) fn was_not_run(error: &RedisError) -> bool {
     use ServerErrorKind::{Ask, BusyLoading, ClusterDown, MasterDown, Moved, ReadOnly, TryAgain};
     matches!(

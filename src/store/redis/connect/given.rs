@@ -1,10 +1,10 @@
-//! Connections that the application opens: from a pool of its own, or by any closure.
+//! Connections that the application opens: from its own pool, or by any closure.
 //!
 //! 1. Whenever the store opens a connection, it asks the application for one, and keeps a clone. So
-//!    a pool gets its connection back at once, and is never emptied by batches that wait.
-//! 2. The store gives up a connection of the application by the same rules as one of its own, and
-//!    then asks for another.
-//! 3. The application chooses the login, database and TLS of these connections.
+//!    a pool gets its connection back at once, and waiting batches never empty it.
+//! 2. The store gives up an application's connection by the same rules as its own, and then asks
+//!    for another.
+//! 3. The application chooses the login, database and TLS.
 
 use std::{
     any::Any,
@@ -26,12 +26,12 @@ use super::{
     settings::ConnectionSettings,
 };
 
-/// Opens a connection of the application, within the timeouts of the settings.
+/// Opens an application's connection, within the timeouts in the settings.
 pub(crate) type Open =
     Arc<dyn Fn(&ConnectionSettings) -> RedisFuture<'static, ServerConnection> + Send + Sync>;
 
-/// Opens connections by a closure. The argument of the closure is the time after which the closure
-/// should try another way to get a connection.
+/// Opens connections by a closure. Its argument is the time after which it should try another way
+/// to get a connection.
 pub(crate) fn by_closure<F, C>(open: impl Fn(Duration) -> F + Send + Sync + 'static) -> Open
 where
     F: Future<Output = RedisResult<C>> + Send + 'static,
@@ -57,12 +57,11 @@ where
 /// Takes connections from a pool.
 ///
 /// A pool opens a connection in the runtime that asks for it, and the connection works only as long
-/// as that runtime is driven. So only one runtime asks the pool. It is the runtime that calls this
-/// function. If it is called outside of any runtime, it is the first runtime that needs a
-/// connection. Other runtimes open connections that the pool does not count. The runtime that
-/// asks the pool also opens such a connection if the pool hands out no working connection in time.
-/// The pool fails to do so while the application is using all connections, or while Redis is away:
-/// then the pool waits ever longer between its tries.
+/// as that runtime is driven. So only one runtime asks the pool: the one that calls this function
+/// or, outside any runtime, the first that needs a connection. Other runtimes open connections that
+/// the pool does not count. The asking runtime does so too, if the pool hands out no working
+/// connection in time: while the application is using all of them, or while Redis is away and the
+/// pool backs off between its tries.
 pub(crate) fn by_pool<M>(pool: Pool<M>) -> Open
 where
     M: ManageConnection<Error = RedisError>,
@@ -85,8 +84,8 @@ where
     })
 }
 
-/// Returns a connection of the pool that works and does not lead to a replica. `None` if the pool
-/// hands out no such connection in time.
+/// Returns a working connection from the pool that does not lead to a replica. `None` if the pool
+/// does not hand one out in time.
 async fn handed_out<M>(pool: &Pool<M>, patience: Duration) -> Option<M::Connection>
 where
     M: ManageConnection<Error = RedisError>,
@@ -101,8 +100,8 @@ where
     let info = info.and_then(Value::extract_error);
     let is_of_use = match info.and_then(|info| Ok(from_redis_value::<String>(info)?)) {
         Ok(info) => !info.contains("role:slave"),
-        // The user may lack `INFO`. Any other error is one of a connection that is of no use, such
-        // as a subscribed one.
+        // The user may lack `INFO`. Any other error means that the connection is useless, such as a
+        // subscribed one.
         Err(error) => error.code() == Some("NOPERM"),
     };
     is_of_use.then_some(connection)

@@ -1,7 +1,7 @@
 //! How a Redis server is reached.
 //!
-//! Each runtime has a [`Pool`] of [`Connection`]s to one [`Server`]: a single node, the primary
-//! that sentinels name, a cluster, or the server to which the application's own connections lead.
+//! Each runtime has a [`Pool`] with [`Connection`]s to one [`Server`]: a single node, the primary
+//! that sentinels name, a cluster, or wherever the application's own connections lead.
 
 #[cfg(feature = "cluster")]
 mod cluster;

@@ -1,22 +1,19 @@
-//! The connections of one runtime, in the seats of bb8's pool.
+//! One runtime's connections, in the seats of bb8's pool.
 //!
-//! 1. If a caller takes an empty seat, a task opens a connection for the seat. Meanwhile the caller
-//!    uses any connection that works. So callers wait only while no connection works. If the
-//!    opening then fails, these callers get its error at once.
-//! 2. Taking a connection sends nothing: the replies that pass through a connection tell whether it
-//!    works.
-//! 3. Only tasks take a connection or wait for one. Otherwise, a caller's future that nobody polls
-//!    could keep a connection, or a turn in the pool, from all other callers. A check that is sent
+//! 1. If a caller takes an empty seat, a task opens a connection for it. Meanwhile, the caller uses
+//!    any connection that works. So callers wait only while none works. If the opening then fails,
+//!    they get its error at once.
+//! 2. Taking a connection sends nothing: its replies tell whether it works.
+//! 3. Only tasks take a connection or wait for one. Otherwise, a future that nobody polls could
+//!    keep a connection, or a turn in the pool, from all other callers. A check that is sent
 //!    without a task shares a connection that a task has opened.
-//! 4. Each batch takes the connection that has been free for the longest time. So all connections
-//!    are used in turn. A connection that is never used could be half open, and only a burst of
-//!    checks would show it. In a cluster, a connection leads to all nodes, and batches share it.
-//!    Turns help there as well: the Redis client behind a connection stands still while it connects
-//!    to a node that hangs.
-//! 5. When a connection fails, all connections that are open or being opened are given up with it.
-//!    Together they are a generation. The reason is that a server that restarts or is demoted has
-//!    mostly cut all of them. If the other connections were still handed out, each of them would
-//!    fail one check.
+//! 4. Each batch takes the connection that has been free for the longest time, so all are used in
+//!    turn. One that is never used could be half-open, and only a burst of checks would show it. In
+//!    a cluster, a connection leads to all nodes, and batches share it. Turns help there as well:
+//!    the Redis client behind a connection stands still while it connects to a node that hangs.
+//! 5. When a connection fails, all that are open or being opened are given up with it: together
+//!    they are a generation. The reason is that a server that restarts or is demoted has mostly cut
+//!    all of them. If the others were still handed out, each would fail one check.
 
 use std::{
     convert::Infallible,
@@ -47,11 +44,11 @@ use super::{
 };
 use crate::{error::StoreError, local::lock};
 
-/// After a failed opening, no other connection is opened for this time, as long as one works. The
-/// connections of the server may all be in use. Otherwise each batch would ask it for another one.
+/// After a failed opening, no other connection is opened for this long, as long as one works. The
+/// server's connections may all be in use. Otherwise each batch would ask for another one.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// The connections of one runtime. Only that runtime may take them.
+/// One runtime's connections. Only that runtime may take them.
 pub(crate) struct Pool {
     seats: bb8::Pool<Seats>,
     /// The tasks that open connections. They end with the pool.
@@ -59,30 +56,29 @@ pub(crate) struct Pool {
     opener: Arc<Opener>,
 }
 
-/// The state that the pool shares with the tasks that open its connections.
+/// The state that the pool shares with its opening tasks.
 struct Opener {
     server: Arc<Server>,
-    /// The connection that callers share. `None` until a connection has been opened.
+    /// The connection that callers share. `None` until one has been opened.
     shared: watch::Sender<Option<Arc<Connection>>>,
-    /// The time of the last opening that has failed.
+    /// When an opening last failed.
     failed_at: Mutex<Option<Instant>>,
     generation: Arc<AtomicU64>,
     distance: Arc<AtomicU64>,
 }
 
-/// A seat in the pool. A seat that is dropped goes back to the pool.
+/// A seat in the pool. Dropping it returns it.
 type Seat = PooledConnection<'static, Seats>;
 
-/// A connection, with its seat if no other batch uses the connection meanwhile.
+/// A connection, with its seat unless other batches share it.
 pub(crate) type Taken = (Arc<Connection>, Option<Seat>);
 
 impl Pool {
-    /// A pool that has no connections yet.
+    /// A pool without connections.
     pub(crate) fn new(server: &Arc<Server>, distance: Arc<AtomicU64>) -> Self {
         let seats = bb8::Pool::builder()
             .max_size(server.settings.connections)
-            // The wait for a seat needs no timeout of its own: it is a part of the wait for a
-            // connection, and that wait has a timeout.
+            // A seat is part of the wait for a connection, which has a timeout already.
             .connection_timeout(Duration::MAX)
             .idle_timeout(None)
             .max_lifetime(None)
@@ -101,17 +97,17 @@ impl Pool {
         }
     }
 
-    /// Returns the shared connection, if that connection works. Unlike
-    /// [`take`](Self::take), this method reads no clock.
+    /// Returns the shared connection, if it works. Unlike [`take`](Self::take), this does not read
+    /// the clock.
     pub(crate) fn share(&self) -> Option<Arc<Connection>> {
         let shared = self.opener.shared.borrow().clone();
         shared.filter(|connection| connection.works())
     }
 
-    /// Takes a connection. On a single server, the connection comes with its seat, and one batch
-    /// has it alone until the seat is given back. In a cluster, the connection comes without a
-    /// seat, and batches share it. While a new connection opens, or if it cannot be opened, this
-    /// method returns another connection that works. Only a task may call this method.
+    /// Takes a connection. On a single server, it comes with its seat, and one batch has it alone
+    /// until the seat is given back. In a cluster, it comes without a seat, and batches share it.
+    /// While a new connection opens, or if it cannot be opened, returns another that works. Only a
+    /// task may call this method.
     pub(crate) async fn take(&self) -> Result<Taken, StoreError> {
         let server = &self.opener.server;
         let mut shared = self.opener.shared.subscribe();
@@ -123,8 +119,8 @@ impl Pool {
         poll_fn(|cx| {
             let filled = filled.as_mut().poll(cx);
             if let Poll::Ready(Ok((connection, seat))) = filled {
-                // The seat of a cluster's connections returns to the pool at once: a slow node must
-                // not keep other batches from the other nodes.
+                // A cluster's seat returns to the pool at once: a slow node must not keep other
+                // batches from the other nodes.
                 let seat = (!connection.is_to_cluster).then_some(seat);
                 return Poll::Ready(Ok((connection, seat)));
             }
@@ -139,8 +135,8 @@ impl Pool {
         .await
     }
 
-    /// Opens all connections. Call this method before any connection is in use, since it waits for
-    /// each seat. If a connection cannot be opened now, it is opened when it is needed.
+    /// Opens all connections. Call this before any is in use, since it waits for each seat. A
+    /// connection that cannot be opened now is opened when needed.
     pub(crate) async fn open_all(&self) {
         let mut opening = Vec::new();
         let mut open = Vec::new();
@@ -159,7 +155,7 @@ impl Pool {
         }
     }
 
-    /// Waits for a seat, and opens a connection if the seat is empty.
+    /// Waits for a seat, and opens a connection if it is empty.
     async fn fill(&self) -> RedisResult<(Arc<Connection>, Seat)> {
         let seat = self.seats.get_owned().await.map_err(io::Error::other)?;
         if let Some(connection) = &*seat {
@@ -190,14 +186,14 @@ impl Pool {
             if new.is_none() {
                 *lock(&opener.failed_at) = Some(Instant::now());
             }
-            // If the caller has stopped waiting, the connection is for later callers.
+            // If the caller has stopped waiting, later callers get the connection.
             let _ = opened.send(outcome.map(|connection| {
                 *seat = Some(connection.clone());
                 opener.shared.send_replace(Some(connection.clone()));
                 (connection, seat)
             }));
-            // The new connections were handed out before these two commands, so a node that hangs
-            // delays no caller.
+            // These two commands follow after the new connections were handed out, so a node that
+            // hangs does not delay callers.
             if opener.server.is_cluster()
                 && let Some(new) = new
             {
@@ -235,8 +231,8 @@ impl ManageConnection for Seats {
 }
 
 impl Opener {
-    /// Opens a connection of the current generation. If the generation ends meanwhile, the
-    /// connection ends with the generation, since the connection may lead to the old server.
+    /// Opens a connection in the current generation. If the generation ends meanwhile, so does the
+    /// connection, since it may lead to the old server.
     async fn open(&self) -> RedisResult<Connection> {
         let settings = &self.server.settings;
         let reply_timeout = settings.reply_timeout;
@@ -249,8 +245,8 @@ impl Opener {
         let generation = current.load(Ordering::Relaxed);
         let clones = within(settings.connect_timeout, async {
             match self.server.connect(&self.distance).await {
-                // The connection was cut in the middle of signing in, for example with `CLIENT
-                // KILL`. A second try may succeed.
+                // The connection was cut while signing in, for example with `CLIENT KILL`. A retry
+                // may succeed.
                 Err(error) if error.is_connection_dropped() && !error.is_connection_refusal() => {
                     self.server.connect(&self.distance).await
                 }

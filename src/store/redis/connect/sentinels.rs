@@ -1,12 +1,12 @@
 //! The primary that sentinels know.
 //!
 //! 1. Before each new connection, the store asks the sentinels. A failover ends the connections to
-//!    the old primary, so the next connection leads to the new primary.
-//! 2. The store asks all sentinels at once, and believes the first one that names a working
-//!    primary. So a sentinel that is down, or that still names the old primary, delays nothing.
-//! 3. Without a primary, the error is the one that tells most: that of the server that a sentinel
-//!    has named, or else that of a sentinel that has answered.
-//! 4. The store keeps no connection to a sentinel open, because it seldom needs one.
+//!    the old primary, so the next one leads to the new primary.
+//! 2. The store asks all sentinels at once, and believes the first that names a working primary. So
+//!    a sentinel that is down, or still names the old primary, does not delay anything.
+//! 3. Without a primary, the most telling error wins: from the server that a sentinel has named, or
+//!    else from a sentinel that has answered.
+//! 4. The store does not keep connections to sentinels, because it seldom needs one.
 
 use std::{
     collections::HashSet,
@@ -36,29 +36,29 @@ type Address = (String, u16);
 
 /// A step on the way to a primary.
 enum Step {
-    /// A sentinel has named the address of the primary.
+    /// A sentinel has named the primary's address.
     Named(Address),
     Connected(MultiplexedConnection),
     Failed(Told, RedisError),
 }
 
-/// Who has told why there is no primary. The last one in this order tells most.
+/// Who explained the missing primary. Later variants are more telling.
 #[derive(PartialEq, PartialOrd)]
 enum Told {
     /// A sentinel that hangs.
     Silence,
-    /// A sentinel that cannot be reached, or is none.
+    /// A sentinel that cannot be reached, or is not one.
     Other,
     /// A sentinel that does not know the name.
     Unknown,
     /// A sentinel that refuses the login or a command.
     Denied,
-    /// The server that a sentinel has named. It cannot be reached, refuses the login, or is a
+    /// The server that a sentinel has named: it cannot be reached, refuses the login, or is a
     /// replica.
     ByPrimary,
 }
 
-/// Opens a connection to the primary. Each step ends early enough for its error to be told.
+/// Connects to the primary. Each step times out early enough to report its error.
 pub(super) async fn connect(
     sentinels: &[ConnectionInfo],
     primary: &ConnectionInfo,
@@ -92,7 +92,7 @@ pub(super) async fn connect(
     Err(failure)
 }
 
-/// The name by which sentinels know a primary. A socket has none.
+/// The primary's name for the sentinels. A socket has none.
 pub(super) fn name(primary: &ConnectionInfo) -> &str {
     match primary.addr() {
         ConnectionAddr::Tcp(host, _) | ConnectionAddr::TcpTls { host, .. } => host,
@@ -100,7 +100,7 @@ pub(super) fn name(primary: &ConnectionInfo) -> &str {
     }
 }
 
-/// The primary at the address that a sentinel names.
+/// The primary, at the address that a sentinel names.
 fn at(primary: &ConnectionInfo, address: &Address) -> ConnectionInfo {
     let mut addr = primary.addr().clone();
     if let ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } = &mut addr {
@@ -109,7 +109,7 @@ fn at(primary: &ConnectionInfo, address: &Address) -> ConnectionInfo {
     primary.clone().set_addr(addr)
 }
 
-/// Asks one sentinel for the address of the primary.
+/// Asks one sentinel for the primary's address.
 async fn ask(sentinel: ConnectionInfo, primary: String, most: Duration) -> Step {
     let asked = within(most, async {
         let mut connection = open(sentinel, &without_timeouts()).await?;
@@ -142,7 +142,7 @@ async fn connect_to(
     }
 }
 
-/// Opens a connection, and checks the role of the server, since a sentinel may still name the old
+/// Opens a connection, and checks the server's role, since a sentinel may still name the old
 /// primary.
 async fn open_primary(
     primary: ConnectionInfo,
@@ -159,7 +159,7 @@ async fn open_primary(
     }
 }
 
-/// Adds that the primary has failed, and its address if no connection to it opens.
+/// Marks an error as the primary's, with its address if it cannot be reached.
 fn error_of_primary(address: &str, error: RedisError) -> RedisError {
     let text = error.to_string();
     if kind(&error) == Denied {

@@ -1,5 +1,5 @@
-//! The server that a store's connections lead to: one node, the primary that sentinels know, or a
-//! cluster. Knows which node of a cluster has which slot, and warns of a server that does not suit
+//! The server behind a store's connections: one node, the primary that sentinels know, or a
+//! cluster. Knows which cluster node has which slot, and warns of a server that does not suit
 //! limits.
 
 use std::{
@@ -33,17 +33,17 @@ use crate::{
     logging::{Throttle, warn},
 };
 
-/// The port of a URL that names none.
+/// The default port.
 const DEFAULT_PORT: u16 = 6379;
 
-/// The kind of server, and how the store reaches it: at addresses, or by connections that the
-/// application opens.
+/// What kind of server it is, and how the store reaches it: at addresses, or by connections that
+/// the application opens.
 #[derive(Clone)]
 pub(crate) enum Topology {
     Node,
     /// One server, behind connections that the application opens.
     Given(Open),
-    /// Sentinels, which know this primary. Its host is its name.
+    /// Sentinels that know this primary. Its host is its name.
     Sentinels(Box<ConnectionInfo>),
     Cluster,
 }
@@ -53,9 +53,8 @@ pub(crate) struct Server {
     pub(super) nodes: Vec<ConnectionInfo>,
     pub(crate) settings: ConnectionSettings,
     unsuitable_line: Throttle,
-    /// The nodes of a cluster, each under the first slot of a range of slots that it has. A range
-    /// ends before the first slot of the next range. A slot that has moved keeps its old node here
-    /// until that node answers MOVED.
+    /// A cluster's nodes, each under the first slot in a range that it has. A range ends where the
+    /// next begins. A slot that has moved keeps its old node here until that node answers MOVED.
     nodes_of_slots: Mutex<BTreeMap<u16, Arc<str>>>,
 }
 
@@ -109,7 +108,7 @@ impl Server {
                 ));
             }
             let mut node = settings.transport(node)?;
-            // At a sentinel, the store signs in with the user and password of the sentinel's URL.
+            // At a sentinel, the store signs in with the sentinel's own user and password.
             if !is_sentinel {
                 node = sign_in(node, first.clone());
             }
@@ -124,7 +123,7 @@ impl Server {
         };
         #[cfg(feature = "cluster")]
         if server.is_cluster() {
-            // The cause shows no key: `transport` has read the certificates before.
+            // The cause does not show a key: `transport` has already read the certificates.
             cluster::client(&server.nodes, &server.settings, 0).map_err(|cause| {
                 ConfigError::new(format!(
                     "{server} cannot be reached with these settings: {cause}"
@@ -143,21 +142,21 @@ impl Server {
         matches!(self.topology, Topology::Given(_))
     }
 
-    /// The node of a cluster that has a slot, as far as this process knows.
+    /// The cluster node that has a slot, as far as this process knows.
     pub(crate) fn node_of(&self, slot: u16) -> Option<Arc<str>> {
         let nodes = self.is_cluster().then(|| lock(&self.nodes_of_slots))?;
         let (_, node) = nodes.range(..=slot).next_back()?;
         Some(Arc::clone(node))
     }
 
-    /// A number of the node that has a slot: 0 for the first node, in the order of their slots.
+    /// The index of the node that has a slot, in slot order from 0.
     pub(crate) fn node_number(&self, slot: u16) -> Option<usize> {
         let node = self.node_of(slot)?;
         let nodes = lock(&self.nodes_of_slots);
         nodes.values().position(|other| *other == node)
     }
 
-    /// Notes which node now has a slot, if the error says that the slot has moved.
+    /// Records a slot's new node, if the error says that the slot has moved.
     pub(crate) fn note_moved(&self, error: &RedisError) {
         let Some((node, slot)) = error.redirect_node() else {
             return;
@@ -174,14 +173,14 @@ impl Server {
         }
     }
 
-    /// Learns which node of a cluster has which slot, from the reply to `CLUSTER SLOTS`.
+    /// Learns which node has which slot, from the reply to `CLUSTER SLOTS`.
     pub(super) fn learn_nodes(&self, slots: RedisResult<Value>) {
         if let Ok(Value::Array(ranges)) = slots {
             *lock(&self.nodes_of_slots) = ranges.iter().filter_map(node_of_range).collect();
         }
     }
 
-    /// A connection to the node or the primary. Measures the distance of the server.
+    /// Connects to the node or primary, and measures the server's distance.
     pub(super) async fn connect(&self, distance: &AtomicU64) -> RedisResult<ServerConnection> {
         let connection = match &self.topology {
             Topology::Given(source) => source(&self.settings).await?,
@@ -190,10 +189,10 @@ impl Server {
             }
             _ => shared(open(self.nodes[0].clone(), &self.settings.signing_in).await?),
         };
-        // The reply to INFO shows two errors more clearly than the reply to a batch. A server that
-        // asks for a password replies to a whole script with a protocol error, or hangs up. A
-        // server whose connections are all in use hangs up after its first reply. Any other error
-        // is ignored here, since the first batch meets it again.
+        // The reply to INFO shows two errors more clearly than a batch's. A server that asks for a
+        // password replies to a whole script with a protocol error, or hangs up. A server whose
+        // connections are all in use hangs up after its first reply. Other errors are ignored here,
+        // since the first batch meets them again.
         let sent = Instant::now();
         let info = connection().req_packed_command(&cmd("INFO")).await;
         distance.store(clock::micros(sent.elapsed()), Ordering::Relaxed);
@@ -205,7 +204,7 @@ impl Server {
         Ok(connection)
     }
 
-    /// Warns the operator of unsuitable nodes of a cluster. `info` is the reply to `INFO`.
+    /// Warns the operator of a cluster's unsuitable nodes. `info` is the reply to `INFO`.
     pub(super) fn warn_of_nodes(&self, info: RedisResult<Value>) {
         let info = info.and_then(|info| Ok(from_redis_value::<Vec<(String, String)>>(info)?));
         for (_, info) in info.unwrap_or_default() {
@@ -226,8 +225,7 @@ impl Server {
     }
 }
 
-/// Makes sure that no certificate is ignored: those of the settings, and those that a client of the
-/// application has.
+/// Makes sure that no certificate is ignored, from the settings or from an application's client.
 #[cfg(feature = "tls")]
 fn check_certificates(
     topology: &Topology,
@@ -265,14 +263,14 @@ fn hangs_up(error: &RedisError) -> bool {
     error.code() == Some("NOAUTH") || error.is_connection_dropped() || is_full
 }
 
-/// The value of a field in a reply to `INFO`. Empty if the reply does not have the field.
+/// A field's value in a reply to `INFO`, or empty if it is missing.
 fn field<'a>(info: &'a str, name: &str) -> &'a str {
     info.lines()
         .find_map(|line| line.strip_prefix(name))
         .unwrap_or_default()
 }
 
-/// Reads a range of slots in the reply to `CLUSTER SLOTS`. Returns its first slot and its node.
+/// Reads a slot range in the reply to `CLUSTER SLOTS`. Returns its first slot and its node.
 fn node_of_range(range: &Value) -> Option<(u16, Arc<str>)> {
     let [Value::Int(first), _, node, ..] = range.as_sequence()? else {
         return None;

@@ -1,4 +1,4 @@
-//! The settings of a connection, whichever server it leads to.
+//! Connection settings, for any kind of server.
 
 #[cfg(all(feature = "cluster", feature = "credentials"))]
 use std::sync::Arc;
@@ -18,35 +18,35 @@ use rustls::crypto::CryptoProvider;
 use super::errors;
 use crate::error::ConfigError;
 
-/// The time after which the kernel ends a connection whose sent data is not acknowledged. Keepalive
-/// probes begin when a peer has been idle for this time, and this is also the time between two
-/// probes.
+/// The kernel ends a connection whose sent data is not acknowledged within this time. Keepalive
+/// probes begin when a peer has been idle for this long, and follow each other at the same
+/// interval.
 const PEER_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The builder's settings of connections.
+/// The builder's connection settings.
 ///
-/// 1. Certificates are always verified, against the root certificate of the settings or else the
+/// 1. Certificates are always verified, against the configured root certificate or else the
 ///    system's roots.
-/// 2. TLS uses the provider of cryptography that the application has installed for rustls.
+/// 2. TLS uses the cryptography provider that the application has installed for rustls.
 #[derive(Clone)]
 pub(crate) struct ConnectionSettings {
-    /// How the store signs in at a node, with the provider of credentials if there is one. There
-    /// are no timeouts here, since the connect timeout covers all steps.
+    /// How the store signs in at a node, with the credentials provider if there is one. No timeouts
+    /// here, since the connect timeout covers all steps.
     pub(crate) signing_in: AsyncConnectionConfig,
-    /// A function that gives the provider of credentials to a client of a cluster.
+    /// Gives the credentials provider to a cluster's client.
     #[cfg(all(feature = "cluster", feature = "credentials"))]
     pub(crate) credentials:
         Option<Arc<dyn Fn(ClusterClientBuilder) -> ClusterClientBuilder + Send + Sync>>,
     #[cfg(feature = "tls")]
     pub(crate) certificates: TlsCertificates,
-    /// The most connections that a runtime opens. If the server is not far away, each queue also
-    /// has at most this many batches in flight.
+    /// The most connections that a runtime opens, and the most batches in flight per queue unless
+    /// the server is far away.
     pub(crate) connections: u32,
     pub(crate) connect_timeout: Duration,
     pub(crate) reply_timeout: Duration,
 }
 
-/// The server at `url`, with the user, password and database of the URL.
+/// The server at `url`, with the URL's user, password and database.
 pub(crate) fn node(url: &str) -> Result<ConnectionInfo, ConfigError> {
     let info = url
         .into_connection_info()
@@ -104,8 +104,8 @@ impl ConnectionSettings {
     /// Sets TCP and TLS up.
     pub(super) fn transport(&self, node: ConnectionInfo) -> Result<ConnectionInfo, ConfigError> {
         let node = node.set_tcp_settings(tcp_settings());
-        // Without the feature `tls`, connections use the TLS that the application has chosen for
-        // the Redis client.
+        // Without the feature `tls`, connections use the TLS that the application chose for the
+        // Redis client.
         #[cfg(feature = "tls")]
         if matches!(node.addr(), ConnectionAddr::TcpTls { .. }) {
             return self.tls(node);
@@ -113,8 +113,8 @@ impl ConnectionSettings {
         Ok(node)
     }
 
-    /// Sets TLS up. A client of the application may have certificates already. If the settings have
-    /// certificates, they replace the client's.
+    /// Sets TLS up. An application's client may have certificates already. Those in the settings
+    /// replace them.
     #[cfg(feature = "tls")]
     fn tls(&self, node: ConnectionInfo) -> Result<ConnectionInfo, ConfigError> {
         if matches!(node.addr(), ConnectionAddr::TcpTls { insecure: true, .. }) {
@@ -122,8 +122,8 @@ impl ConnectionSettings {
                 "a rediss:// URL with #insecure is not supported: set `root_certificate`",
             ));
         }
-        // If no provider is installed, and the program was built with no provider or with two, the
-        // Redis client would panic.
+        // Without an installed provider, the Redis client would panic if the program was built with
+        // none or with two.
         if CryptoProvider::get_default().is_none() {
             return Err(ConfigError::new(
                 "TLS needs a provider of cryptography: begin the program with \
@@ -143,7 +143,7 @@ impl ConnectionSettings {
         }) {
             return Err(ConfigError::new("the root certificate is not PEM"));
         }
-        // The cause is not shown: if the PEM has lost its line breaks, the cause repeats the key.
+        // The cause is not shown: if the PEM has lost its line breaks, it repeats the key.
         let client = Client::build_with_tls(node, self.certificates.clone()).map_err(|_| {
             ConfigError::new("a certificate, or its key, is not PEM, or has lost its line breaks")
         })?;
@@ -158,9 +158,9 @@ impl ConnectionSettings {
 
 /// Sets the user, the password, the database and the protocol.
 pub(super) fn sign_in(node: ConnectionInfo, mut redis: RedisConnectionInfo) -> ConnectionInfo {
-    // With a password, the Redis client also tells the server its name. If the client sent the
-    // password alone, it would take any error of the server for a wrong password. Without a
-    // password, the client does not tell its name, since that would hide why a server hangs up.
+    // With a password, the Redis client also tells the server its name. If it sent the password
+    // alone, it would take any server error for a wrong password. Without a password, it does not
+    // tell its name, since that would hide why a server hangs up.
     if redis.password().is_none() {
         redis = redis.set_skip_set_lib_name();
     }

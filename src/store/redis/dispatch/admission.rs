@@ -8,9 +8,9 @@
 //! | any other check | if it is expected to have its answer within its deadline, and the queue has room | an error |
 //! | a settlement | while less than twice the capacity waits: what is lost cannot be asked again | an error |
 //!
-//! So a client never fills the queue with checks that its own limit refuses. Checks whose callers
-//! have left take no room from others. The estimate of a wait follows the times at which earlier
-//! batches have left.
+//! So a client never fills the queue with checks that its own limit refuses, and checks whose
+//! callers have left do not take room. The wait is estimated from the times at which earlier
+//! batches left.
 
 use std::{
     sync::Arc,
@@ -30,59 +30,55 @@ use crate::{
     store::redis::connect::ASKING,
 };
 
-/// The most checks that may wait. This bounds the memory while Redis hangs. While Redis works, the
-/// deadlines mostly keep the queue shorter. A check that Redis could not decide within its deadline
-/// does not queue, and Redis decides fewer checks within a deadline than this number.
+/// The most waiting checks. This bounds the memory while Redis hangs. While it works, deadlines
+/// mostly keep the queue shorter: a check that Redis could not decide in time does not queue, and
+/// Redis decides fewer checks than this within a deadline.
 pub(super) const CAPACITY: usize = 65_536;
 
 /// Before the queue refuses a job, it removes cancelled jobs if more than a 32nd of the waiting
-/// jobs may be cancelled. So one walk through the queue removes many jobs.
+/// ones may be cancelled. So one scan removes many.
 const PART_OF_CANCELLED: usize = 32;
 
-/// The shortest time from one walk through the queue to the next walk that looks for passed
-/// deadlines. Only the deadlines of checks that take places cause such a walk.
+/// The shortest time between two scans for passed deadlines. Only checks that take places cause
+/// such scans.
 const BETWEEN_WALKS: Duration = Duration::from_millis(10);
 
-/// A check that is expected to be refused waits for its figures until an eighth of its deadline is
-/// left.
+/// A check that is expected to be refused waits for its figures until 1/8 of its deadline is left.
 const EARLY: u32 = 8;
 
-/// A measured time per check is bounded by a multiple of the smoothed time. If the smoothed time is
-/// not known, or is shorter than this time, the bound is a multiple of this time instead. Few
-/// servers decide a check in less time.
+/// The floor for the smoothed time per check when a multiple of it caps a sample. Few servers are
+/// faster.
 const SHORT_TIME: Duration = Duration::from_micros(10);
 
-/// Prefetches are taken only while at most a 64th of the queue's capacity waits. That part is only
-/// a few batches, since prefetches delay the checks behind them. Prefetches are given back however
-/// many jobs wait, since their units count until they are given back.
+/// Prefetches are taken only while at most a 64th of the queue's capacity waits. That is only a few
+/// batches, since prefetches delay the checks behind them. They are given back however many jobs
+/// wait, since their units count until then.
 const PART_OF_PREFETCHES: usize = 64;
 
 pub(super) struct Admission {
     capacity: usize,
     digester: Digester,
-    /// The crowds of equal checks, by the digest of the checks.
+    /// The crowds, by check digest.
     pub(super) crowds: Crowds,
-    /// The number of callers that have stopped waiting since cancelled jobs were last removed. Some
-    /// of their jobs may have left the queue meanwhile.
+    /// How many callers have stopped waiting since the last removal. Some of their jobs may have
+    /// left the queue meanwhile.
     pub(super) cancelled: usize,
-    /// The earliest time at which the queue is next searched for checks that take places and whose
-    /// deadlines have passed. `cancelled` does not count such checks. The first search is due at
-    /// the deadline of the first check that takes a place.
+    /// When the queue is next scanned for checks that take places and whose deadlines have passed:
+    /// first at the deadline of the first such check. `cancelled` does not count them.
     first_end: Option<Instant>,
-    /// The time from one batch to the next, divided by the number of checks in the first of the
-    /// two, and smoothed. It is zero until two batches have told it, and again after the queue was
-    /// empty, so that no check is refused because of an earlier wait.
+    /// The smoothed time per check: from one batch to the next, divided by the checks in the first.
+    /// Zero until two batches have told it, and again after the queue was empty, so that an earlier
+    /// wait does not refuse a check.
     pub(super) time_per_check: Duration,
-    /// The time at which the last batch left, and the number of its checks. `None` if no job waited
-    /// behind that batch.
+    /// When the last batch left, and its checks. `None` if no job waited behind it.
     last_batch: Option<(Instant, u32)>,
 }
 
 /// How a job joins the queue.
 pub(super) struct Admitted {
-    /// The digest by which the job takes turns.
+    /// The digest for the job's turn.
     pub(super) turn: Option<u64>,
-    /// The refusal that is expected of a check behind equal ones, and how long its caller waits for
+    /// The refusal expected for a check behind equal ones, and how long its caller waits for
     /// figures instead.
     pub(super) expected: Option<(Box<Decision>, Duration)>,
 }
@@ -100,8 +96,8 @@ impl Admission {
         }
     }
 
-    /// Decides whether a job may join the jobs that wait, of which it may remove cancelled ones.
-    /// The error is the answer to the job.
+    /// Decides whether a job may join the waiting jobs, and may remove cancelled ones. The error is
+    /// the job's answer.
     pub(super) fn admit(
         &mut self,
         job: &mut Job,
@@ -139,8 +135,7 @@ impl Admission {
         Ok(Admitted { turn, expected })
     }
 
-    /// The crowd that a check joins. While few jobs wait, only checks of limits that admit few need
-    /// one.
+    /// The crowd that a check joins. While few jobs wait, only checks under small limits need one.
     fn crowd_of(&mut self, check: &Check, turn: Option<u64>) -> Option<Crowd> {
         if turn.is_none() && most_admitted(check)? > FEW as u64 {
             return None;
@@ -148,7 +143,7 @@ impl Admission {
         Crowd::join(&mut self.crowds, check, &self.digester)
     }
 
-    /// True if a job would wait for longer than its deadline, or finds no room.
+    /// True if a job would wait beyond its deadline, or finds no room.
     fn is_too_long(&self, job: &Job, turn: Option<u64>, waiting: &Turns, in_flight: usize) -> bool {
         let most = self.capacity * if job.is_check() { 1 } else { 2 };
         waiting.len() >= most || self.wait(waiting.ahead_of(turn), in_flight) > job.deadline
@@ -159,29 +154,28 @@ impl Admission {
         let is_any_over = self.first_end.is_some_and(|end| end <= Instant::now());
         if is_any_over || self.cancelled > waiting.len() / PART_OF_CANCELLED {
             self.cancelled = 0;
-            // The next walk for passed deadlines comes later, so that it removes many jobs.
+            // The next scan for passed deadlines comes later, so that it removes many jobs.
             self.first_end = self.first_end.map(|_| Instant::now() + BETWEEN_WALKS);
             waiting.remove_cancelled();
         }
     }
 
-    /// Lets the end of a check that takes a place cause a walk through the queue.
+    /// Schedules a scan for the end of a check that takes a place.
     pub(super) fn expect(&mut self, end: Option<Instant>) {
         self.first_end = self.first_end.or(end);
     }
 
-    /// The estimated time until a job has its answer. All jobs in flight, and those ahead of it,
-    /// are decided before it. A third is added, for batches that take longer than usual. Without
-    /// this addition, more checks would be answered too late, and such checks only delay other
-    /// checks.
+    /// The estimated time until a job has its answer, after all jobs in flight and ahead. A third
+    /// is added for slow batches. Otherwise more checks would be answered too late, and would only
+    /// delay others.
     pub(super) fn wait(&self, ahead: usize, in_flight: usize) -> Duration {
         let ahead = ahead + in_flight * MAX_BATCH;
         let checks = (ahead + ahead / 3) as u32;
         self.time_per_check.saturating_mul(checks)
     }
 
-    /// The error of a check that cannot be queued. The store still decides the checks in the queue.
-    /// So this error is no failure of the store, and a breaker must not count it.
+    /// The error for a check that cannot be queued. The store still decides the checks in the
+    /// queue, so a breaker must not count this as a failure.
     fn error(&self, waiting: &Turns, turn: Option<u64>, in_flight: usize) -> Box<Answer> {
         let wait = self.wait(waiting.ahead_of(turn), in_flight);
         let takes = if wait.is_zero() {
@@ -195,10 +189,10 @@ impl Admission {
         Box::new(Err(error.of_one_check()))
     }
 
-    /// Learns the time per check from the time between the last batch and the batch that leaves
-    /// now, behind which jobs may wait. A pause of the server says little about later batches, so a
-    /// measured time counts as at most four times the smoothed time. This bound is multiplied by
-    /// the number of batches in flight, since all of these batches may leave together.
+    /// Samples the time per check, from the last batch to the one that leaves now, behind which
+    /// jobs may wait. A pause of the server says little about later batches, so a sample is capped
+    /// at four times the smoothed time. The cap is multiplied by the batches in flight, since all
+    /// may leave together.
     pub(super) fn measure(
         &mut self,
         now: Instant,
@@ -215,7 +209,7 @@ impl Admission {
         self.last_batch = (waiting > 0).then_some((now, checks as u32));
     }
 
-    /// Forgets the times of earlier batches, since nothing waits any more.
+    /// Forgets earlier batches' times once the queue is empty.
     pub(super) fn forget(&mut self) {
         (self.time_per_check, self.last_batch, self.first_end) = (Duration::ZERO, None, None);
     }

@@ -1,12 +1,12 @@
-//! A batch: checks and settlements that travel in one script call.
+//! A batch: checks and settlements in one script call.
 //!
-//! Equal checks become copies that travel as one check. Together they cost Redis about as much as
-//! one check. The order of arrival still decides: a check joins an earlier one only if no job
-//! between them touches their keys.
+//! Equal checks become copies, which travel as one check. Together they cost Redis about as much as
+//! one. The order of arrival still decides: a check joins an earlier one only if no job between
+//! them touches their keys.
 //!
 //! Jobs that differ only in their keys and ids are a run, whose figures are sent once: `head.lua`
-//! describes the arguments. Places are freed without the script, in batches of
-//! their own: in the script, Redis would run 60 % more instructions for each place.
+//! describes the arguments. Places are freed without the script, in batches of their own: the
+//! script would cost Redis 60 % more instructions per place.
 
 use std::{
     iter, mem,
@@ -37,12 +37,12 @@ use crate::{
 pub(super) struct Batch {
     common: Arc<Common>,
     pub(super) jobs: Vec<Box<Job>>,
-    /// The slot of all keys of this batch. `None` if the dispatcher does not make batches by slot.
+    /// The slot for all keys in this batch. `None` if the dispatcher does not batch by slot.
     pub(super) slot: Option<u16>,
-    /// True if the script may have run although no reply says so. This is the case while the batch
-    /// waits for its reply, and after a reply was lost.
+    /// True if the script may have run although no reply says so: while the batch waits for its
+    /// reply, and after a reply was lost.
     pub(super) is_in_doubt: bool,
-    /// When the batch was last sent, and the generation of the refusal cache at that time.
+    /// When the batch was last sent, and the refusal cache's generation at that time.
     asked: Option<(Instant, u64)>,
 }
 
@@ -61,7 +61,7 @@ impl Batch {
         }
     }
 
-    /// The batch of a [lone](super::lone) check that was sent when `asked` says, and has this
+    /// The batch for a [lone](super::lone) check that was sent when `asked` says, and has this
     /// reply.
     pub(super) fn sent(
         job: Box<Job>,
@@ -79,8 +79,7 @@ impl Batch {
         }
     }
 
-    /// Keeps the jobs that are to be sent again, and fails the others. Returns whether any jobs are
-    /// left.
+    /// Keeps the jobs to send again, and fails the others. Returns true if any are left.
     pub(super) fn keep(&mut self, is_kept: impl Fn(&Job) -> bool, error: &StoreError) -> bool {
         let (kept, others) = self.jobs.drain(..).partition(|job| is_kept(job));
         self.jobs = kept;
@@ -88,16 +87,15 @@ impl Batch {
         !self.jobs.is_empty()
     }
 
-    /// Runs the script. `again` says that an earlier try may have counted this batch.
+    /// Runs the script. `again` means that an earlier try may have counted this batch.
     ///
-    /// If the server does not know the script, its error is NOSCRIPT. Then one EVAL runs the script
-    /// and loads it. Unlike SCRIPT LOAD, this takes only one round trip, certainly reaches the
-    /// right server, and needs no permission for SCRIPT LOAD. After the EVAL no second EVALSHA is
-    /// needed, since the EVAL has run the batch.
+    /// If the server answers NOSCRIPT, one EVAL runs the script and loads it. Unlike SCRIPT LOAD,
+    /// this takes only one round trip, certainly reaches the right server, and does not need a
+    /// permission of its own. The EVAL has run the batch, so no second EVALSHA follows.
     ///
-    /// If the batch has a check that must not run twice, and the connection was idle, the
-    /// connection first has to prove that it works. A second try needs no such proof: its checks
-    /// may run twice, or the server has just replied that they have not run.
+    /// If the connection was idle, and any check must not run twice, the connection first has to
+    /// prove that it works. A second try does not need this proof: its checks may run twice, or the
+    /// server has just replied that they have not run.
     pub(super) async fn send(
         &mut self,
         connection: &Connection,
@@ -107,8 +105,7 @@ impl Batch {
         if !again && let Some(unrepeatable) = self.jobs.iter().find(|job| !job.is_repeatable()) {
             let now = Instant::now();
             if connection.is_idle(slot, now) {
-                // Few batches need this future. So the future is boxed, and does not enlarge the
-                // future of every batch.
+                // Boxed, since few batches need this future, and it would enlarge every batch's.
                 Box::pin(prove(unrepeatable, connection, &self.common.keys, now)).await?;
             }
         }
@@ -117,15 +114,14 @@ impl Batch {
             let sent = Instant::now();
             let send = async || connection.send_all(&removals, again, sent).await;
             let reply = self.timed(sent, send).await;
-            // An earlier try may have freed the places, so all of them count as freed.
+            // An earlier try may have freed the places, so all count as freed.
             if again {
                 return reply.map(|_| Value::Array(vec![Value::Int(1); removals.len()]));
             }
             return reply;
         }
         // Capacity for about all arguments, so that the command is not copied as it grows: a key
-        // and an id for each job, and a few arguments for each run of jobs that differ only in
-        // their keys and ids.
+        // and an id per job, and a few arguments per run.
         let arguments = 16 + 3 * self.jobs.len();
         let mut evalsha = Cmd::with_capacity(2 + arguments, 64 + 32 * arguments);
         self.write(evalsha.arg("EVALSHA").arg(&*SHA1), again);
@@ -141,7 +137,7 @@ impl Batch {
         reply
     }
 
-    /// Loads the script and runs it, after the server has replied that it does not know the script.
+    /// Loads and runs the script, after the server has replied NOSCRIPT.
     pub(super) async fn eval(
         &mut self,
         connection: &Connection,
@@ -154,7 +150,7 @@ impl Batch {
             .await
     }
 
-    /// Sends the batch now, at `sent`, and waits for the reply. Records how long the reply takes.
+    /// Sends the batch now, at `sent`, waits for the reply, and measures the round trip.
     async fn timed(
         &mut self,
         sent: Instant,
@@ -170,7 +166,7 @@ impl Batch {
         reply
     }
 
-    /// The commands that free the places of a batch of releases.
+    /// The commands that free the places in a batch of releases.
     fn removals(&self) -> Pipeline {
         let keys = &self.common.keys;
         let mut removals = Pipeline::with_capacity(self.jobs.len());
@@ -184,7 +180,7 @@ impl Batch {
         removals
     }
 
-    /// Appends the number of keys, the keys, and the arguments that `head.lua` describes.
+    /// Appends the number of keys, the keys, and the arguments described in `head.lua`.
     fn write(&self, command: &mut Cmd, again: bool) {
         let keys = &self.common.keys;
         let counts = self.jobs.iter().map(|job| job.check().charges().count());
@@ -216,10 +212,10 @@ impl Batch {
         }
     }
 
-    /// Gives every caller its answer from the script's reply, or the error.
+    /// Answers every caller, from the script's reply or with the error.
     pub(super) fn finish(mut self, reply: Result<Value, StoreError>) {
-        // A caller may ask again as soon as it has its answer. None of these checks is ahead of it
-        // then, since Redis has decided all of them.
+        // A caller may ask again as soon as it has its answer. Redis has decided all these checks,
+        // so none is ahead of it then.
         for job in &self.jobs {
             job.leave_crowd();
         }
@@ -239,8 +235,8 @@ impl Batch {
         }
     }
 
-    /// Keeps what a decision tells although its caller has left: the next caller gets a refusal at
-    /// once, and units that nobody uses are given back.
+    /// Keeps a decision whose caller has left: the next caller gets a refusal at once, and unused
+    /// units are given back.
     fn keep_unclaimed(&self, check: &Check, is_unused: bool, decision: &Decision) {
         let is_refused = !decision.is_allowed();
         if is_refused && let Some((sent, generation)) = self.asked {
@@ -261,8 +257,8 @@ impl Batch {
         }
     }
 
-    /// Gives back what these jobs may have taken although no reply says so, of the charges that are
-    /// chosen.
+    /// Gives back what these jobs may have taken under the chosen charges, although no reply says
+    /// so.
     pub(super) fn give_back(&self, jobs: &[Box<Job>], is_chosen: impl Fn(&Job, &Charge) -> bool) {
         if self.is_in_doubt {
             let refunds = jobs
@@ -272,7 +268,7 @@ impl Batch {
         }
     }
 
-    /// The answer to a check that is alone.
+    /// The answer to a lone check.
     pub(super) fn only_answer(&self, reply: Value) -> Answer {
         self.answers(reply)?
             .pop()
@@ -284,26 +280,26 @@ impl Batch {
     }
 }
 
-/// If the runtime ends before the jobs have their answers, their places are given back.
+/// If the runtime ends before the jobs have their answers, gives their places back.
 impl Drop for Batch {
     fn drop(&mut self) {
         self.give_back(&self.jobs, is_given_back);
     }
 }
 
-/// True for a charge that is given back if the reply is lost: a place, or a charge in a part of a
-/// check, which other slots may refuse.
+/// True for a charge to give back if the reply is lost: a place, or a charge found by its id in one
+/// slot's part, since other slots may refuse.
 fn is_given_back(job: &Job, charge: &Charge) -> bool {
     charge.takes_place() || job.is_part && charge.is_found_by_id()
 }
 
-/// Makes each check a copy of an earlier equal check, where the order of arrival allows it. Puts
-/// prefetches last, since no request waits for them. So no check comes behind a prefetch of its
-/// key, and equal checks join even if a prefetch came between them.
+/// Coalesces equal checks: makes each a copy of an earlier one, where the order of arrival allows
+/// it. Puts prefetches last, since no request waits for them. So a check never comes behind its
+/// key's prefetch, and equal checks join even across one.
 fn join(jobs: Vec<Box<Job>>) -> Vec<Box<Job>> {
     let digester = Digester::default();
-    // For the hash of each key, the index of the last job that touches the key. If two keys have
-    // the same hash, equal checks may travel apart, which does no harm.
+    // The index of the last job that touches each key, by key hash. If two keys collide, equal
+    // checks may travel apart, which does no harm.
     let mut last_touch =
         ByDigest::<usize>::with_capacity_and_hasher(jobs.len(), Default::default());
     let mut touched = Vec::new();
@@ -315,7 +311,7 @@ fn join(jobs: Vec<Box<Job>>) -> Vec<Box<Job>> {
             continue;
         }
         // Copies mostly come in a row. So if the last job has copies, the new job is compared with
-        // it before the keys of the new job are hashed.
+        // it before its keys are hashed.
         if let Some(last) = joined.last_mut()
             && last.count() > 1
             && last.is_interchangeable_with(&job)
@@ -340,8 +336,8 @@ fn join(jobs: Vec<Box<Job>>) -> Vec<Box<Job>> {
     joined
 }
 
-/// Tests the connection before a check that must not be sent twice, and fails if the connection
-/// does not work. Any reply of the key's node proves that the connection works.
+/// Tests the connection before a check that must not be sent twice. Fails if the connection does
+/// not work, and any reply from the key's node proves that it does.
 async fn prove(job: &Job, connection: &Connection, keys: &Keys, now: Instant) -> RedisResult<()> {
     let charge = job.check().first();
     let mut read = cmd("ZCARD");
@@ -354,7 +350,7 @@ async fn prove(job: &Job, connection: &Connection, keys: &Keys, now: Instant) ->
     }
 }
 
-/// True if the script may have run although its reply is this error.
+/// True if the script may have run despite this error.
 fn is_lost(error: &RedisError) -> bool {
     error.is_timeout() || needs_new_connection(error)
 }
@@ -364,19 +360,18 @@ fn malformed() -> StoreError {
     StoreError::new(ASKING, StoreErrorKind::Other, cause)
 }
 
-/// The figures of a charge after all copies of its check are decided: the units used, the
-/// microseconds until fewer are used, the reserved units, the retry time, and the retry time if all
-/// reserved units were given back now.
+/// A charge's figures after all its check's copies are decided: the used units, the microseconds
+/// until fewer are used, the reserved units, the retry time, and the retry time if all reserved
+/// units were given back now.
 type Figures = [u64; 5];
 
-/// The answers of all jobs and of their copies: the decision, and whether a settlement was applied.
-/// `None` if the reply is not the script's. Such a reply is probably from a proxy in front of
-/// Redis.
+/// The answers for all jobs and their copies: the decision, and whether a settlement was applied.
+/// `None` if the reply is not the script's, but probably from a proxy in front of Redis.
 fn read(reply: Value, jobs: &[Box<Job>], time: impl Fn() -> u64) -> Option<Vec<Answer>> {
     let mut answers = Vec::with_capacity(jobs.len());
     let mut fields = match reply {
         Value::Array(fields) => fields,
-        // The reply to the short form.
+        // The short form's reply.
         Value::BulkString(bytes) if bytes.len() % 8 == 0 => bytes
             .as_chunks()
             .0
@@ -386,27 +381,24 @@ fn read(reply: Value, jobs: &[Box<Job>], time: impl Fn() -> u64) -> Option<Vec<A
         _ => return None,
     }
     .into_iter();
-    // The reply to a release has no time.
+    // A release's reply has no time.
     let is_release = jobs.first().is_some_and(|job| job.is_release());
     let now = if is_release {
         time()
     } else {
         number(&mut fields)?
     };
-    // All jobs use the memory of one list. This saves 1.3 % of the work for a check with a key of
-    // its own.
+    // All jobs share one list's memory, which saves 1.3 % for a check with a key of its own.
     let mut figures: Vec<Figures> = Vec::new();
     for job in jobs {
         let check = job.check();
         let count = job.count();
         let is_of_places = job.is_release() || job.is_renewal();
         figures.clear();
-        // For most jobs, the reply has figures and no record: all copies of such a job are
-        // admitted, and nothing is reserved.
+        // Most jobs get figures and no record: all copies are admitted, and nothing is reserved.
         let (admitted, counted_at) = if let Some(Value::Int(_)) = fields.as_slice().first() {
             for _ in check.charges() {
-                // A place that is freed or renewed has one figure, which says whether the place was
-                // held.
+                // A freed or renewed place has one figure, which says whether it was held.
                 let used = if is_of_places {
                     0
                 } else {
@@ -420,8 +412,7 @@ fn read(reply: Value, jobs: &[Box<Job>], time: impl Fn() -> u64) -> Option<Vec<A
             match fields.next()? {
                 Value::Array(record) => read_record(record, check, &mut figures)?,
                 Value::BulkString(text) => {
-                    // The error is of this job alone. The other jobs of the batch have results of
-                    // their own.
+                    // This job's own error. The batch's other jobs have their own results.
                     for _ in 0..count {
                         answers.push(Err(key_error(check, &text)));
                     }
@@ -435,8 +426,8 @@ fn read(reply: Value, jobs: &[Box<Job>], time: impl Fn() -> u64) -> Option<Vec<A
         }
         let at = system_time(counted_at.unwrap_or(now));
         for copy in 0..count {
-            // If an earlier try has counted the copies, all of them get the present status.
-            // Otherwise, the status of a copy leaves out the units of later copies.
+            // If an earlier try has counted the copies, all get the present status. Otherwise, a
+            // copy's status leaves out later copies' units.
             let later = if counted_at.is_some() {
                 0
             } else {
@@ -448,7 +439,7 @@ fn read(reply: Value, jobs: &[Box<Job>], time: impl Fn() -> u64) -> Option<Vec<A
                 let [used, reset, mut reserved, retry, mut least] =
                     figures.next().copied().unwrap_or_default();
                 if charge.limit().is_concurrent() {
-                    // Each place may be free in a moment, so all of them count as reserved.
+                    // Any place may be free in a moment, so all count as reserved.
                     (reserved, least) = (used, 0);
                 }
                 let has_retry = (copy >= admitted || charge.is_shadow()) && retry > 0;
@@ -462,8 +453,8 @@ fn read(reply: Value, jobs: &[Box<Job>], time: impl Fn() -> u64) -> Option<Vec<A
     fields.next().is_none().then_some(answers)
 }
 
-/// Reads the figures of a check's record. Returns how many copies are admitted, and the time at
-/// which an earlier try has counted them. The time is `None` if no earlier try has counted them.
+/// Reads the figures in a check's record. Returns how many copies are admitted, and when an earlier
+/// try counted them, or `None` if none did.
 fn read_record(
     record: Vec<Value>,
     check: &Check,
@@ -494,8 +485,8 @@ fn number(fields: &mut impl Iterator<Item = Value>) -> Option<u64> {
     u64::try_from(number).ok()
 }
 
-/// The error of a key that has a value of another application, or cannot be written. The script's
-/// text begins with the number of the charge, counted from 1.
+/// The error for a key that another application uses, or that cannot be written. The script's text
+/// begins with the charge's number, from 1.
 fn key_error(check: &Check, text: &[u8]) -> StoreError {
     let text = String::from_utf8_lossy(text);
     let (number, text) = text.split_once(' ').unwrap_or(("", &text));

@@ -1,18 +1,17 @@
 //! Checks whose keys are in several slots. In a cluster, and on any other server that refuses keys
-//! of several slots, no script can decide such a check in one step.
+//! in several slots, no script can decide such a check in one step.
 //!
-//! 1. All slots are asked at the same time. Each slot decides its part of the check, all or
-//!    nothing, so a decision takes one round trip. The check is admitted if all slots admit it.
+//! 1. All slots are asked at the same time, so a decision takes one round trip. Each slot decides
+//!    its part, all or nothing. The check is admitted if all slots admit it.
 //! 2. If a slot refuses, the caller has its answer at once, and what the other slots have counted
 //!    is given back behind it. Until then, a check that meets these units may be refused too early.
 //!    No limit ever admits too much.
-//! 3. All parts count under one id, as the admission of a single slot would. Units that have no id
-//!    of their own, such as those of a compact log, are taken from the sum of their time.
-//! 4. If the caller has given the id, nothing is given back: another try under the same id may rely
-//!    on what this one has counted.
-//! 5. If the caller leaves, parts that wait in a queue are not sent, and parts that are on their
-//!    way are given back by their [batch](super::batch). So are those of a slot whose reply is
-//!    lost.
+//! 3. All parts count under one id, as a single slot's admission would. Units without their own id,
+//!    such as a compact log's, are taken from the sum for their time.
+//! 4. If the caller gave the id, nothing is given back: another try under the same id may rely on
+//!    what this one has counted.
+//! 5. If the caller leaves, parts that wait in a queue are not sent, and parts on their way are
+//!    given back by their [batch](super::batch). So are those whose slot's reply is lost.
 
 use std::{collections::BTreeMap, sync::Arc, time::SystemTime};
 
@@ -30,27 +29,27 @@ use crate::{
     store::StoreFuture,
 };
 
-/// The part of a check that is in one slot.
+/// One slot's part of a check.
 struct Part {
     check: Check,
-    /// The indices of its charges in the whole check.
+    /// Its charges' indices in the whole check.
     indices: Vec<usize>,
 }
 
-/// The decisions on the parts of a check, as they arrive.
+/// The decisions on a check's parts, as they arrive.
 struct Decided<'a> {
     common: Arc<Common>,
     /// The parts without an answer.
     waiting: Vec<(&'a Part, Receiver<Answer>, Caller)>,
-    /// The parts with their decisions, and whether a part was counted or settled just now.
+    /// The parts with their decisions, and whether each was counted or settled just now.
     parts: Vec<(&'a Part, Decision, bool)>,
-    /// True if what was counted is given back when this value is dropped.
+    /// True if dropping this value gives back what was counted.
     is_given_back: bool,
 }
 
 impl Dispatcher {
-    /// Sends a job to a cluster, or to a server that refuses keys of several slots. The future is
-    /// boxed, since [`ask`](Self::ask) may itself wait for such a future.
+    /// Sends a job to a cluster, or to a server that refuses keys in several slots. Boxed, since
+    /// [`ask`](Self::ask) may itself wait for such a future.
     pub(crate) fn ask_slots(self: Arc<Self>, mut job: Box<Job>) -> StoreFuture<(Decision, bool)> {
         Box::pin(async move {
             let Some(parts) = self.parts(job.check()) else {
@@ -64,7 +63,7 @@ impl Dispatcher {
         })
     }
 
-    /// Takes a check apart. Returns `None` if all keys are in one slot.
+    /// Splits a check by slot. Returns `None` if all keys share one.
     fn parts(&self, check: &Check) -> Option<Vec<Part>> {
         let first = check.first().key();
         if check.charges().all(|charge| charge.key() == first) {
@@ -91,7 +90,7 @@ impl Dispatcher {
         for part in parts {
             match self.enqueue(job.part(part.check.clone())) {
                 Ok((answer, caller)) => decided.waiting.push((part, answer, caller)),
-                // The parts that are queued already are dropped here, which cancels them.
+                // Returning drops the parts that are already queued, which cancels them.
                 Err(answer) => {
                     let (refusal, _) = (*answer)?;
                     let crowded = &self.common.local_state.crowded;
@@ -112,8 +111,8 @@ impl Dispatcher {
         Ok((whole, is_admitted))
     }
 
-    /// Settles all parts at the same time. If one of them fails, the others are settled
-    /// nevertheless. If the settlement comes again, it counts once in each slot.
+    /// Settles all parts at the same time. If one fails, the others are settled nevertheless. A
+    /// repeated settlement counts once in each slot.
     async fn settle_parts(self: Arc<Self>, settlement: &Settlement, parts: &[Part]) -> Answer {
         let mut decided = Decided::new(&self.common, false);
         let costs: Vec<_> = settlement.accounts().map(|(_, cost)| cost).collect();
@@ -145,7 +144,7 @@ impl Decided<'_> {
         }
     }
 
-    /// Waits for the answers to all parts. Fails if one of them is an error.
+    /// Waits for all parts' answers. Fails if any of them is an error.
     async fn hear(&mut self) -> Result<(), StoreError> {
         let mut outcome = Ok(());
         while let Some((part, answer, _)) = self.waiting.last_mut() {
@@ -161,8 +160,8 @@ impl Decided<'_> {
         outcome
     }
 
-    /// The decision on the whole check. Leaves out the units of parts that are given back. The
-    /// figures of a charge whose slot has not replied are not known.
+    /// The decision on the whole check, without the units that are given back. If a slot has not
+    /// replied, its charges' figures are unknown.
     fn whole(&self, check: &Check, id: AdmissionId, is_refused: bool) -> Decision {
         let mut at = SystemTime::UNIX_EPOCH;
         let mut statuses = vec![None; check.charges().count()];
@@ -192,7 +191,7 @@ impl Drop for Decided<'_> {
             return;
         }
         for (part, answer, _) in &mut self.waiting {
-            // An answer that has come, and was not read yet. Later ones find that nobody waits.
+            // An answer may have come without being read. Later ones find that nobody waits.
             answer.close();
             if let Ok(Ok((decision, is_new))) = answer.try_recv() {
                 self.parts.push((*part, decision, is_new));

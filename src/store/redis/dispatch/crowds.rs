@@ -1,4 +1,4 @@
-//! Crowds of equal checks that wait together: see [admission](super::admission).
+//! Crowds: equal checks that wait together. See [admission](super::admission).
 
 use std::{
     sync::{
@@ -17,12 +17,12 @@ use crate::{
 /// Units that leave after this many microseconds count for as long as any check waits.
 const LONGEST_WAIT: u64 = 1_000_000;
 
-/// The number of checks in each crowd, by the digest of the checks.
+/// The number of checks in each crowd, by check digest.
 pub(super) type Crowds = ByDigest<Arc<AtomicU64>>;
 
-/// The membership of a check in its crowd. It ends with the answer, or when the caller leaves
-/// before the check is sent. A check on its way is ahead of others even after its deadline: it may
-/// have passed by fail-open, and be counted.
+/// A check's membership in its crowd. It ends with the answer, or when the caller leaves before the
+/// check is sent. A check on its way is ahead of others even after its deadline: it may have passed
+/// by fail-open, and be counted.
 pub(super) struct Crowd {
     members: Arc<AtomicU64>,
     has_left: AtomicBool,
@@ -30,8 +30,8 @@ pub(super) struct Crowd {
 }
 
 impl Crowd {
-    /// Finds or makes the crowd that a check joins. Returns `None` if the limits of the check admit
-    /// any number of equal checks.
+    /// Joins a check's crowd, or starts one. Returns `None` if the check's limits admit any number
+    /// of equal checks.
     pub(super) fn join(crowds: &mut Crowds, check: &Check, digester: &Digester) -> Option<Self> {
         most_admitted(check)?;
         make_room(crowds, |members| Arc::strong_count(members) > 1);
@@ -44,19 +44,18 @@ impl Crowd {
         })
     }
 
-    /// The number of the other checks in the crowd.
+    /// The number of other checks in the crowd.
     fn ahead(&self) -> u64 {
         self.members.load(Ordering::Relaxed).saturating_sub(1)
     }
 
-    /// Returns true if the limits of this check can never admit more equal checks than are ahead of
-    /// it.
+    /// True if this check's limits can never admit more equal checks than are ahead of it.
     pub(super) fn refuses(&self, check: &Check) -> bool {
         most_admitted(check).is_some_and(|most| self.ahead() >= most)
     }
 
-    /// The refusal of this check; `None` if the limits may admit it. Callers leave meanwhile, so
-    /// the number of checks ahead is read once.
+    /// This check's refusal, or `None` if the limits may admit it. The number ahead is read once,
+    /// since callers leave meanwhile.
     pub(super) fn refusal(&self, check: &Check) -> Option<Decision> {
         let ahead = self.ahead();
         most_admitted(check).filter(|most| ahead >= *most)?;
@@ -67,19 +66,19 @@ impl Crowd {
         }))
     }
 
-    /// Notes that the check is sent.
+    /// Marks the check as sent.
     pub(super) fn send(&self) {
         self.is_sent.store(true, Ordering::Relaxed);
     }
 
-    /// Ends the membership of a caller that leaves.
+    /// Ends a leaving caller's membership, unless its check was sent.
     pub(super) fn leave_unsent(&self) {
         if !self.is_sent.load(Ordering::Relaxed) {
             self.leave();
         }
     }
 
-    /// Lets the check be ahead of no other any more.
+    /// The check no longer counts as ahead of others.
     pub(super) fn leave(&self) {
         if !self.has_left.swap(true, Ordering::Relaxed) {
             self.members.fetch_sub(1, Ordering::Relaxed);
@@ -93,10 +92,9 @@ impl Drop for Crowd {
     }
 }
 
-/// The most equal checks that the limits of this check can admit while they wait. `None` if no
-/// limit bounds the number. Units of a short window or lease may leave meanwhile. An id may have
-/// been counted before, which only the store knows. A caller in line may be behind its own last
-/// try.
+/// The most equal checks that this check's limits can admit while they wait. `None` if no limit
+/// bounds the number. Units with a short window or lease may leave meanwhile. An id may have been
+/// counted before, which only the store knows. A caller in line may be behind its own last try.
 pub(super) fn most_admitted(check: &Check) -> Option<u64> {
     if !check.is_unmarked() {
         return None;

@@ -1,6 +1,6 @@
-//! What the dispatchers of a store share, and the state of one dispatcher: its queues and
-//! connections. This file also sends single commands, such as the reset of a key, and tries a new
-//! store out. `lone.rs` and `send.rs` send checks and settlements.
+//! One dispatcher per runtime: its queues and connections, and what it shares with the store's
+//! others. This file also sends single commands, such as a reset, and tries a new store out.
+//! `lone.rs` and `send.rs` send checks and settlements.
 
 use std::{
     error::Error,
@@ -41,66 +41,62 @@ use crate::{
     },
 };
 
-/// The number of ranges of slots for a cluster. Most clusters have fewer nodes.
+/// The number of slot ranges for a cluster. Most clusters have fewer nodes.
 const CLUSTER_RANGES: usize = 16;
 
-/// A runtime that is driven runs a task within this time, even if the machine is busy.
+/// A driven runtime runs a task within this time, even on a busy machine.
 const DRIVEN_WITHIN: Duration = Duration::from_secs(1);
 
-/// The largest integer up to which doubles have all integers.
+/// 2^53: doubles represent every integer up to it.
 const MOST_OF_SCRIPT: f64 = 9_007_199_254_740_992.0;
 
-/// The state that all dispatchers of a store share. Each runtime has one dispatcher.
+/// The state that a store's dispatchers share. Each runtime has one dispatcher.
 pub(crate) struct Common {
     pub(crate) server: Arc<Server>,
     pub(crate) keys: Keys,
-    /// The clock of a test. `None` if the script reads the server's clock.
+    /// A test's clock. `None` if the script reads the server's.
     pub(crate) clock: Option<ManualClock>,
     pub(crate) local_state: LocalState,
-    /// The dispatchers of the store, of which there is mostly one. Each is stored with the id of
-    /// its runtime, so that a look-up for a runtime upgrades only the pointer to that runtime's
-    /// dispatcher. If a look-up upgraded the other pointers as well, a dispatcher might end
-    /// meanwhile. The look-up would then drop that dispatcher, and the futures that wait for it,
-    /// under the lock.
+    /// The store's dispatchers, mostly one. Each has its runtime's id beside it, so that a look-up
+    /// upgrades only one pointer. If it upgraded others as well, their dispatchers might end
+    /// meanwhile. The look-up would then drop them, and the futures that wait for them, under the
+    /// lock.
     pub(crate) dispatchers: Mutex<Vec<(Id, Weak<Dispatcher>)>>,
     /// Tells each dispatcher when the last clone of the store is dropped.
     pub(crate) store: watch::Receiver<()>,
-    /// True if each batch has keys of one slot only. This is so in a cluster, and after a server
-    /// has refused keys of several slots.
+    /// True if each batch has keys in one slot only: in a cluster, and after a server has refused
+    /// keys in several slots.
     pub(crate) is_by_slot: AtomicBool,
 }
 
-/// Sends the jobs of one tokio runtime. Each runtime that uses the store has a dispatcher of its
-/// own.
+/// Sends the jobs from one tokio runtime.
 ///
-/// 1. A connection, and a task that sends, work only while their runtime is driven. So each runtime
-///    has its own queue and connections, and a runtime that is not driven, or ends, delays no
-///    other.
-/// 2. A task of the runtime owns the dispatcher, so the dispatcher ends with the runtime.
+/// 1. Connections, and tasks that send, work only while their runtime is driven. So each runtime
+///    has its own queues and connections, and one that is not driven, or ends, does not delay
+///    others.
+/// 2. A task in the runtime owns the dispatcher, so the dispatcher ends with the runtime.
 /// 3. All dispatchers end with the store.
 pub(crate) struct Dispatcher {
     pub(super) common: Arc<Common>,
     pub(crate) runtime: Handle,
     pub(super) pool: Pool,
-    /// Pairs of queues. The second queue of a pair is for releases, which are settlements that only
-    /// free places. The first queue is for checks and for all other settlements. For a single
-    /// server there is one pair. In a cluster, each range of slots has two: one for the nodes with
-    /// even numbers, and one for the others. So a slow node delays only its own checks, also if the
-    /// next node has slots of the same range.
+    /// Pairs of queues: one for checks and settlements, and one for releases, which are settlements
+    /// that only free places. A single server has one pair. A cluster has two per slot range: one
+    /// for nodes with even numbers, and one for the others. So a slow node delays only its own
+    /// checks, even if the next node has slots in the same range.
     pub(super) queues: Box<[[[Arc<Queue>; 2]; 2]]>,
 }
 
 impl Common {
-    /// The dispatcher of the current runtime. The thread that completes calls has a runtime that
-    /// ends soon, and the application should not open connections in it. So if the application
-    /// opens the connections, this runtime gets the dispatcher of another runtime that is driven,
-    /// if there is one.
+    /// The current runtime's dispatcher. The thread that completes calls has a runtime that ends
+    /// soon, and an application should not open connections there. So if the application opens
+    /// them, this runtime gets the dispatcher of another driven runtime, if there is one.
     pub(crate) async fn dispatcher(self: &Arc<Self>) -> Result<Arc<Dispatcher>, StoreError> {
         let runtime = Handle::try_current().map_err(without_runtime)?;
         if let Some(known) = known(&self.dispatchers, runtime.id()) {
             return Ok(known);
         }
-        // Few calls need this future, so it is boxed.
+        // Boxed, since few calls need this future.
         if self.server.is_given()
             && Owed::is_in_brief_runtime()
             && let Some(driven) = Box::pin(self.driven()).await
@@ -110,7 +106,7 @@ impl Common {
         self.own_dispatcher()
     }
 
-    /// The dispatcher of the current runtime.
+    /// The current runtime's own dispatcher.
     pub(super) fn own_dispatcher(self: &Arc<Self>) -> Result<Arc<Dispatcher>, StoreError> {
         let runtime = Handle::try_current().map_err(without_runtime)?;
         let mut all = lock(&self.dispatchers);
@@ -130,8 +126,8 @@ impl Common {
         Ok(dispatcher)
     }
 
-    /// The dispatcher of another runtime that runs a task soon. A runtime of one thread may be
-    /// driven no more, and would never send anything.
+    /// Returns another runtime's dispatcher, if that runtime runs a task soon. A single-threaded
+    /// runtime may no longer be driven, and would never send anything.
     async fn driven(&self) -> Option<Arc<Dispatcher>> {
         let own = Handle::try_current().ok()?.id();
         let all = lock(&self.dispatchers).clone();
@@ -149,8 +145,8 @@ impl Common {
         None
     }
 
-    /// Learns from a reply how far away the server is. A reply that is read after `most` tells
-    /// nothing of that, since its caller may have polled late.
+    /// Samples the round trip from a reply. A reply read after `most` is not a sample, since its
+    /// caller may have polled late.
     pub(super) fn heard(
         &self,
         slot: Option<u16>,
@@ -160,7 +156,7 @@ impl Common {
     ) {
         if reply.is_ok() {
             let part = slot.and_then(|slot| self.server.node_of(slot));
-            // By the clock of a test, a reply takes no time, whatever the machine does meanwhile.
+            // By a test's clock, a reply takes no time, however busy the machine is.
             let took = if self.clock.is_some() {
                 Duration::ZERO
             } else {
@@ -199,18 +195,18 @@ impl Dispatcher {
         }
     }
 
-    /// True if each batch has keys of one slot only.
+    /// True if each batch has keys in one slot only.
     pub(crate) fn is_by_slot(&self) -> bool {
         self.common.is_by_slot.load(Ordering::Relaxed)
     }
 
-    /// The slot of a key. `None` if slots make no difference.
+    /// A key's slot, or `None` if slots make no difference.
     pub(super) fn slot_of(&self, key: &Key) -> Option<u16> {
         self.is_by_slot().then(|| self.common.keys.hash_slot(key))
     }
 
-    /// The queue of a slot: one for releases, and one for other jobs. Nodes with neighbouring slots
-    /// take different queues.
+    /// The slot's queue for releases, or for other jobs. Nodes with neighbouring slots take
+    /// different queues.
     pub(super) fn queue(&self, slot: Option<u16>, is_release: bool) -> &Arc<Queue> {
         let of_release = usize::from(is_release);
         let Some(slot) = slot else {
@@ -236,7 +232,7 @@ impl Dispatcher {
         self.is_by_slot() && was_not_run(error)
     }
 
-    /// Forgets the counted units of a limit and a key.
+    /// Forgets the units that a limit counts for a key.
     pub(crate) async fn reset(self: Arc<Self>, limit: Limit, key: &Key) -> Result<(), StoreError> {
         let _outdated = self.common.local_state.outdate([(&limit, key)], None);
         let key = self.common.keys.of(&limit, key);
@@ -244,9 +240,9 @@ impl Dispatcher {
             .await
     }
 
-    /// Runs a future that needs a connection, in a task. The task ends if the caller stops waiting.
-    /// Only the task keeps the dispatcher. So the dispatcher ends with its runtime, even if nobody
-    /// polls the caller's future.
+    /// Runs a future that needs a connection in a task, which ends if the caller stops waiting.
+    /// Only the task keeps the dispatcher alive. So it ends with its runtime, even if nobody polls
+    /// the caller's future.
     pub(super) async fn in_task<T, F>(
         self: Arc<Self>,
         run: impl FnOnce(Arc<Self>) -> F,
@@ -265,8 +261,8 @@ impl Dispatcher {
         result.unwrap_or_else(|error| Err(without_runtime(error)))
     }
 
-    /// Sends a command. If this first try fails, and a second try may help, sends the command
-    /// again. The command may run twice, so two runs must have the effect of one.
+    /// Sends a command, with one retry if it may help. The command may run twice, so it must be
+    /// idempotent.
     pub(super) async fn send(&self, command: &Cmd) -> Result<(), StoreError> {
         let mut reply = self.try_once(command, false).await?;
         if let Err(error) = &reply
@@ -282,15 +278,14 @@ impl Dispatcher {
         Ok(connection.send(command, again, Instant::now()).await)
     }
 
-    /// Runs each command of the script. Then asks for a check that takes nothing, on two keys, or
-    /// on one key if the server is known to refuse keys of several slots. If this succeeds, the
-    /// server has been reached, knows the script, and lets this user run all commands that will be
-    /// needed, on the keys of the store. The store then also knows whether the server refuses keys
-    /// of several slots.
+    /// Runs each script command. Then asks for a check that takes nothing, on two keys, or on one
+    /// if the server is known to refuse keys in several slots. Success shows that the server was
+    /// reached, knows the script, and lets this user run all commands that will be needed on the
+    /// store's keys. The store then also knows whether cross-slot calls work.
     pub(crate) async fn try_out(self: Arc<Self>) -> Result<(), StoreError> {
         self.in_task(|dispatcher| async move {
-            // A node that hangs delays the connections to a cluster by the connect timeout, after
-            // which the calls below would give up.
+            // A node that hangs delays a cluster's connections by the connect timeout, after which
+            // the calls below would give up.
             if dispatcher.common.server.is_cluster() {
                 dispatcher.pool.open_all().await;
             }
@@ -308,12 +303,12 @@ impl Dispatcher {
         .await
     }
 
-    /// Runs each command of the script once, all at the same time, on a key that no limit has. If
-    /// the user may not run a command, the error names it. The error of the script would not.
+    /// Runs each script command once, all at the same time, on a key that no limit has. If the user
+    /// may not run a command, the error names it. The script's error would not.
     async fn run_commands(self: &Arc<Self>) -> Result<(), StoreError> {
         let key = format!("{}:", self.common.keys.prefix);
         let mut runs = JoinSet::new();
-        // While a slot moves, the client sends ASKING to the slot's new node.
+        // While a slot moves, the client sends ASKING to its new node.
         let asking = self.common.server.is_cluster().then_some("ASKING");
         for words in COMMANDS.split(", ").chain(asking) {
             let mut command = Cmd::new();
@@ -325,8 +320,8 @@ impl Dispatcher {
         }
         while let Some(run) = runs.join_next().await {
             match run.map_err(without_runtime)? {
-                // Before 7.0, Redis does not know PEXPIRETIME, and the script does without it. An
-                // error for lack of memory is no failure either, since the server may have memory
+                // Before 7.0, Redis does not know PEXPIRETIME, and the script does without it.
+                // Running out of memory is not a failure either, since the server may have memory
                 // later.
                 (words, Err(error))
                     if error.kind == StoreErrorKind::Other && words.starts_with("PEXPIRETIME") => {}
@@ -338,7 +333,7 @@ impl Dispatcher {
     }
 }
 
-/// The dispatcher of a runtime, if it has one.
+/// A runtime's dispatcher, if it has one.
 pub(super) fn known(
     all: &Mutex<Vec<(Id, Weak<Dispatcher>)>>,
     runtime: Id,
@@ -357,16 +352,15 @@ pub(super) fn is_unknown(reply: &RedisResult<Value>) -> bool {
         .is_err_and(|error| error.kind() == ErrorKind::Server(ServerErrorKind::NoScript))
 }
 
-/// A number of the script, which it writes as a double. `None` for a number of no script, such as
-/// that of a proxy.
+/// A number that the script wrote as a double. `None` if something else wrote it, such as a
+/// proxy.
 pub(super) fn of_double(double: [u8; 8]) -> Option<u64> {
     let number = f64::from_le_bytes(double);
     let is_of_script = (0.0..=MOST_OF_SCRIPT).contains(&number) && number.fract() == 0.0;
     is_of_script.then_some(number as u64)
 }
 
-/// The error when there is no runtime, or when the runtime has ended. This error is no failure of
-/// the store.
+/// The error without a runtime, or after it has ended. It does not count as a store failure.
 pub(crate) fn without_runtime(cause: impl Into<Box<dyn Error + Send + Sync>>) -> StoreError {
     StoreError::new(ASKING, StoreErrorKind::Other, cause).of_one_check()
 }

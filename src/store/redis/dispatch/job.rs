@@ -1,4 +1,4 @@
-//! A check or a settlement on its way, and the callers that wait for it.
+//! A check or settlement on its way, and the callers that wait for it.
 
 use std::{
     mem,
@@ -19,26 +19,24 @@ use crate::{
     store::redis::keys::Keys,
 };
 
-/// A prefetch waits for other prefetches to travel with: for a 64th of its life, and for at most
-/// [`LONGEST_WAIT`]. If a 64th of its life is less than [`SHORTEST_WAIT`], the precision of a
-/// timer, the prefetch does not wait.
+/// A prefetch waits for others to travel with: for a 64th of its life, and at most
+/// [`LONGEST_WAIT`]. It does not wait if that is less than [`SHORTEST_WAIT`], a timer's precision.
 const PART_OF_LIFE: u32 = 64;
 const LONGEST_WAIT: Duration = Duration::from_millis(4);
 const SHORTEST_WAIT: Duration = Duration::from_millis(1);
 
-/// The decision on a check, or the statuses after a settlement and whether the settlement was
-/// applied.
+/// The decision on a check, or a settlement's statuses and whether it was applied.
 pub(crate) type Answer = Result<(Decision, bool), StoreError>;
 
 enum Work {
     Decide(Arc<Check>),
-    /// Boxed, so that the many jobs that are checks stay small.
+    /// Boxed to keep jobs small, since most are checks.
     Settle(Box<Settling>),
 }
 
 type HearsRefund = dyn FnOnce(&Settlement, &Answer) + Send + Sync;
 
-/// A settlement, which goes on if its caller leaves.
+/// A settlement, which continues if its caller leaves.
 struct Settling {
     settlement: Settlement,
     /// Hears the answer to a [refund](Job::refund).
@@ -56,27 +54,26 @@ struct Copied {
 
 pub(crate) struct Job {
     work: Work,
-    /// The id of the admission. A check gets its id when it joins a batch, and its copies get the
-    /// ids that follow. All parts of a check of several slots have one id, from the start.
+    /// The admission's id. A check gets its id when it joins a batch, and its copies get the ids
+    /// that follow. All parts of a cross-slot check have one id, from the start.
     pub(super) id: AdmissionId,
-    /// The caller that waits while a task sends the job. `None` while the caller sends its check
-    /// itself.
+    /// The caller that waits while a task sends the job. `None` while the caller itself sends its
+    /// check.
     caller: Option<Sender<Answer>>,
-    /// Equal checks, which travel as copies of this one.
+    /// Equal checks that travel as copies of this one.
     copies: Vec<Copied>,
-    /// How long the caller waits for the answer.
+    /// How long the caller waits.
     pub(super) deadline: Duration,
-    /// The end of the deadline of a check that takes a place. After this time the caller has left,
-    /// and only a task still waits for the answer, to free the place. `None` for other jobs.
+    /// The end of the deadline, for a check that takes a place. After it, the caller has left, and
+    /// only a task waits for the answer, to free the place. `None` for other jobs.
     pub(super) end: Option<Instant>,
-    /// The crowd of equal checks to which this check belongs until it is answered: see
+    /// The crowd of equal checks that this check is in until it is answered: see
     /// [`admission`](super::admission).
     pub(super) crowd: Option<Arc<Crowd>>,
-    /// True if this is the part of a [check of several slots](super::cross_slot) that is in one of
-    /// them.
+    /// True if this is one slot's part of a [cross-slot check](super::cross_slot).
     pub(super) is_part: bool,
-    /// True if as many equal checks are ahead as the limits can admit. The caller may be told a
-    /// refusal before the reply.
+    /// True if as many equal checks are ahead as the limits can admit. The caller may get a refusal
+    /// before the reply.
     pub(super) is_behind: bool,
 }
 
@@ -85,12 +82,12 @@ impl Job {
         Self::decide_as(AdmissionId(0), check.into(), deadline)
     }
 
-    /// The job of a check that was sent under this id already.
+    /// The job for a check that was already sent under this id.
     pub(super) fn decide_as(id: AdmissionId, check: Arc<Check>, deadline: Duration) -> Box<Self> {
         Self::new(id, Work::Decide(check), deadline)
     }
 
-    /// One slot's part of the check of this job. Admissions of all parts have one id.
+    /// One slot's part of this job's check. All parts' admissions have one id.
     pub(super) fn part(&self, check: Check) -> Box<Self> {
         let mut part = Self::decide_as(self.id, Arc::new(check), self.deadline);
         part.is_part = true;
@@ -98,7 +95,7 @@ impl Job {
     }
 
     /// Gives back units that the store has certainly counted. Units without an id are taken from
-    /// the sum of their time. `hear` gets the answer, and is dropped if there is none.
+    /// the sum for their time. `hear` gets the answer, or is dropped if there is none.
     pub(super) fn refund(
         settlement: Settlement,
         local_state: &LocalState,
@@ -112,10 +109,10 @@ impl Job {
     }
 
     pub(crate) fn settle(settlement: Settlement, local_state: &LocalState) -> Box<Self> {
-        // A settlement mostly outdates the refusals that this process remembers for the limits and
-        // keys of the settlement. There are two exceptions. The settlement of a prefetch outdates
-        // none, since a refusal that counts the units of the prefetch as reserved is remembered for
-        // at most a life. The renewal of a place outdates none, since it gives no units back.
+        // A settlement mostly invalidates cached refusals for its limits and keys. There are two
+        // exceptions. Settling a prefetch does not, since a refusal that counts its units as
+        // reserved is cached for at most a life. Renewing a place does not, since it gives nothing
+        // back.
         let outdating = settlement.accounts().filter(|(charge, cost)| {
             charge.life().is_none() && cost.is_some_and(|cost| cost == 0 || !charge.takes_place())
         });
@@ -145,10 +142,10 @@ impl Job {
         })
     }
 
-    /// Lets the caller of the job wait while a task sends the job.
+    /// Makes the job's caller wait while a task sends it.
     pub(super) fn wait(&mut self) -> Receiver<Answer> {
         let (caller, answer) = channel();
-        // The clock is read only for a check that takes a place.
+        // Only a check that takes a place reads the clock.
         if self.is_check() && self.check().takes_place() {
             self.end = Instant::now().checked_add(self.deadline);
         }
@@ -156,7 +153,7 @@ impl Job {
         answer
     }
 
-    /// The check to decide, or the check of the admission to settle.
+    /// The check to decide, or the settled admission's check.
     pub(super) fn check(&self) -> &Check {
         match &self.work {
             Work::Decide(check) => check,
@@ -168,7 +165,7 @@ impl Job {
         matches!(self.work, Work::Decide(_))
     }
 
-    /// The check to decide. `None` if the job is a settlement.
+    /// The check to decide. `None` for a settlement.
     pub(super) fn shared_check(&self) -> Option<Arc<Check>> {
         match &self.work {
             Work::Decide(check) => Some(Arc::clone(check)),
@@ -176,8 +173,8 @@ impl Job {
         }
     }
 
-    /// Gives the check and its copies their ids: the caller's own, or fresh ones. A part has its
-    /// id already.
+    /// Gives the check and its copies their ids: the caller's own, or fresh ones. A part already
+    /// has its id.
     pub(super) fn set_id(&mut self) {
         if let Work::Decide(check) = &self.work
             && !self.is_part
@@ -188,9 +185,8 @@ impl Job {
         }
     }
 
-    /// The settlements that give back what a check and its copies have taken, of the charges that
-    /// are chosen. Empty if the caller of the check gave the id: the caller may then try the check
-    /// again.
+    /// The settlements that give back what a check and its copies have taken, under the chosen
+    /// charges. Empty if the caller gave the id, since it may then try the check again.
     pub(super) fn refunds(&self, is_chosen: impl Fn(&Charge) -> bool) -> Vec<Settlement> {
         let copies = if self.is_check() { self.count() } else { 0 };
         let ids = (0..copies).map(|copy| AdmissionId(self.id.0.wrapping_add(copy)));
@@ -198,22 +194,22 @@ impl Job {
             .collect()
     }
 
-    /// The number of checks: the job and its copies.
+    /// The number of checks: this one and its copies.
     pub(super) fn count(&self) -> u64 {
         1 + self.copies.len() as u64
     }
 
-    /// True if the job frees places, and does nothing else.
+    /// True if the job only frees places.
     pub(super) fn is_release(&self) -> bool {
         self.settles_places(|cost| cost == Some(0))
     }
 
-    /// True if the job renews a place, and does nothing else.
+    /// True if the job only renews a place.
     pub(super) fn is_renewal(&self) -> bool {
         self.check().only_charge().is_some() && self.settles_places(|cost| cost > Some(0))
     }
 
-    /// True if the job settles places only, at such costs.
+    /// True if the job only settles places, at such costs.
     fn settles_places(&self, is_cost: impl Fn(Option<u64>) -> bool) -> bool {
         let Some(settlement) = self.settlement() else {
             return false;
@@ -238,7 +234,7 @@ impl Job {
         self.check().charges().any(|charge| charge.life().is_some())
     }
 
-    /// How long the job may wait for other prefetches to travel with. `None` if it leaves at once.
+    /// How long the job may wait for other prefetches. `None` if it leaves at once.
     pub(super) fn may_wait(&self) -> Option<Duration> {
         let life = self.check().charges().find_map(Charge::life)?;
         Some((life / PART_OF_LIFE).min(LONGEST_WAIT)).filter(|wait| *wait >= SHORTEST_WAIT)
@@ -251,7 +247,7 @@ impl Job {
         is_check && !has_own_id && self.check().is_interchangeable_with(other.check())
     }
 
-    /// True if the id of the check was chosen before it joins a batch.
+    /// True if the check's id was chosen before it joins a batch.
     pub(super) fn has_own_id(&self) -> bool {
         self.is_part || self.check().id().is_some()
     }
@@ -270,7 +266,8 @@ impl Job {
         }
     }
 
-    /// True if the job counts once even if it is sent twice, because the store remembers its id.
+    /// True if the job is idempotent: it counts once even if sent twice, because the store
+    /// remembers its id.
     pub(super) fn is_repeatable(&self) -> bool {
         let is_always_kept = !self.is_check() && !self.is_refund();
         let mut charges = self.check().charges();
@@ -279,7 +276,7 @@ impl Job {
             || charges.all(|charge| charge.units() == 0 || charge.is_found_by_id())
     }
 
-    /// Lets the check and its copies be ahead of no other any more.
+    /// The check and its copies no longer count as ahead of others.
     pub(super) fn leave_crowd(&self) {
         let copies = self.copies.iter().filter_map(|copy| copy.crowd.as_ref());
         for crowd in self.crowd.iter().chain(copies) {
@@ -288,7 +285,7 @@ impl Job {
     }
 
     /// Gives the next answers to the callers, in order. Calls `keep` for each decision whose caller
-    /// has left, with the check and whether nobody uses its admission.
+    /// has left, with the check and whether its admission is unused.
     pub(super) fn finish(
         self,
         answers: &mut impl Iterator<Item = Answer>,
@@ -321,7 +318,7 @@ impl Job {
         }
     }
 
-    /// Takes a job apart that has not run, so that each of its callers has a job of its own.
+    /// Splits a job that has not run, so that each caller has its own job.
     pub(super) fn apart(mut self: Box<Self>) -> Vec<(Box<Self>, Sender<Answer>)> {
         // The jobs join the queue again, and get crowds there.
         self.leave_crowd();
@@ -336,7 +333,7 @@ impl Job {
         apart
     }
 
-    /// True if all callers of the check have stopped waiting. A settlement is never cancelled.
+    /// True if all the check's callers have stopped waiting. A settlement is never cancelled.
     pub(super) fn is_cancelled(&self) -> bool {
         let has_left = self.caller.as_ref().is_some_and(Sender::is_closed)
             && self.copies.iter().all(|copy| copy.caller.is_closed());
@@ -344,8 +341,8 @@ impl Job {
     }
 }
 
-/// Gives back the chosen charges of a check, which may have been counted under this id. `None` if
-/// there are none, or if the caller gave the id: the caller may then try the check again.
+/// Gives back a check's chosen charges, which may have been counted under this id. `None` if there
+/// are none, or if the caller gave the id, since it may then try the check again.
 pub(super) fn refund_by_id(
     check: &Check,
     id: AdmissionId,
@@ -358,7 +355,7 @@ pub(super) fn refund_by_id(
     Some(Settlement::refund_by_id(chosen, id))
 }
 
-/// The slot of a check, if all of its keys are in the same slot.
+/// The slot of a check, if all its keys share one.
 pub(super) fn only_slot(check: &Check, keys: &Keys) -> Option<u16> {
     let first = check.first().key();
     let slot = keys.hash_slot(first);
@@ -367,7 +364,7 @@ pub(super) fn only_slot(check: &Check, keys: &Keys) -> Option<u16> {
     is_only.then_some(slot)
 }
 
-/// The script's word for what a job asks: `head.lua` has the meanings.
+/// The script's word for what a job asks: see `head.lua`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Plain,
@@ -399,8 +396,8 @@ impl Kind {
     }
 }
 
-/// Appends the arguments of jobs that differ only in their keys and ids. If they are all that the
-/// script call asks, their kind is left out. `now` is the time as far as this process knows it.
+/// Appends a run's arguments. If the script call asks nothing else, the kind is left out. `now` is
+/// the time as far as this process knows it.
 #[cfg_attr(
     not(feature = "calendar"),
     expect(unused_variables, reason = "only periods of the calendar depend on it")
@@ -440,8 +437,8 @@ pub(super) fn write_run(
     if !has_modes {
         return;
     }
-    // If the caller gave the id, the check may have been counted before. A prefetch also comes with
-    // an id, but always with a fresh one.
+    // If the caller gave the id, the check may have been counted before. A prefetch also has an id,
+    // but always a fresh one.
     let is_known = job.is_check() && check.id().is_some() && !job.is_of_prefetch();
     command.arg(if again || is_known { "again" } else { "" });
     let accounts = job.settlement().into_iter().flat_map(Settlement::accounts);
@@ -481,7 +478,7 @@ pub(super) fn have_one_shape(job: &Job, other: &Job) -> bool {
             .eq(other.check().charges().map(shape))
 }
 
-/// The arguments of a charge in a script call, except its key.
+/// A charge's arguments in a script call, except its key.
 fn shape(charge: &Charge) -> impl PartialEq {
     let limit = charge.limit();
     let numbers = (limit.units(), charge.cost(), limit.window_micros());
@@ -493,8 +490,8 @@ fn shape(charge: &Charge) -> impl PartialEq {
     )
 }
 
-/// The figures of a charge: the units of the limit, the cost, the window, and the sub-windows, as
-/// `head.lua` describes them.
+/// A charge's figures: the limit's units, the cost, the window, and the sub-windows, as `head.lua`
+/// describes them.
 fn figures_of(charge: &Charge) -> [f64; 5] {
     let limit = charge.limit();
     let window = limit.window_micros();
@@ -515,8 +512,8 @@ fn figures_of(charge: &Charge) -> [f64; 5] {
     [units, cost, window, sub_window, later]
 }
 
-/// The figures of a check under a fixed window, a counter or a compact log, which counts or
-/// refuses, and whose id the store does not remember. `None` for any other check.
+/// The figures for a check under a fixed window, counter or compact log that counts or refuses, and
+/// whose id the store does not remember. `None` for other checks.
 pub(super) fn sum(check: &Check) -> Option<[f64; 5]> {
     let charge = check.only_charge()?;
     let is_sum = matches!(
@@ -526,8 +523,7 @@ pub(super) fn sum(check: &Check) -> Option<[f64; 5]> {
     (is_sum && check.id().is_none() && charge.is_counted_or_refused()).then(|| figures_of(charge))
 }
 
-/// The script's word for a charge that is spent, that never refuses, or that takes nothing. The
-/// word is empty for any other charge.
+/// The script's word for a charge that is spent, never refuses, or takes nothing. Empty for others.
 fn mode(charge: &Charge) -> &'static str {
     match (charge.is_shadow(), charge.takes_nothing()) {
         _ if charge.is_spent() => "spent",

@@ -1,7 +1,7 @@
-//! A lone check: one unit of an exact log, or any cost under an algorithm that puts units together,
-//! while few other checks are in flight. Most requests of a process that is not busy make such a
-//! check. Its caller sends it, without a job, a batch or a task. Whatever is unusual goes the
-//! general way: a script that the server does not know, a reply other than the short one, and an
+//! The fast path: a lone check, while few others are in flight. It is one unit under an exact log,
+//! or any cost under an algorithm that adds units up. Most requests in a process that is not busy
+//! make such a check. Its caller sends it, without a job, batch or task. The general way handles
+//! the unusual: a script that the server does not know, a reply other than the short one, and an
 //! error.
 
 use std::{
@@ -28,19 +28,19 @@ use crate::{
     store::redis::{connect::Connection, script::SHA1},
 };
 
-/// The right to send a lone check, and what it is sent with.
+/// The permit to send a lone check, and what to send it with.
 pub(crate) struct Lone {
     common: Arc<Common>,
     dispatcher: Weak<Dispatcher>,
     slot: Option<u16>,
     permit: Permit,
     connection: Arc<Connection>,
-    /// The figures of a check whose units are put together; `None` for a unit of an exact log.
+    /// The figures for a check whose units are added up; `None` for an exact log's unit.
     sum: Option<[f64; 5]>,
 }
 
 impl Lone {
-    /// `None` if the check has to go the general way. The caller waits for `deadline` at most.
+    /// `None` if the check has to go the general way. The caller waits for at most `deadline`.
     pub(crate) fn new(common: &Arc<Common>, check: &Check, deadline: Duration) -> Option<Self> {
         let charge = check.only_charge()?;
         let sum = if is_single(charge) {
@@ -48,7 +48,7 @@ impl Lone {
         } else {
             Some(sum(check)?)
         };
-        // A caller that leaves within the reply timeout needs no other timer.
+        // A caller that leaves within the reply timeout does not need another timer.
         let is_brief = deadline <= common.server.settings.reply_timeout;
         if !is_brief || check.id().is_some() || common.clock.is_some() {
             return None;
@@ -104,7 +104,7 @@ impl Lone {
         }
         let job = Job::decide_as(id, check, deadline);
         let mut batch = Batch::sent(job, slot, &common, (sent, generation), &reply);
-        // Few checks need this future, so it is boxed.
+        // Boxed, since few checks need this future.
         let answer = Box::pin(async move {
             let reply = if is_unknown(&reply) {
                 batch.eval(&connection, false).await
@@ -118,7 +118,7 @@ impl Lone {
 }
 
 impl Common {
-    /// The script call of one check, in its short form: see `head.lua`.
+    /// The short form of a check's script call: see `head.lua`.
     fn short(&self, charge: &Charge, id: AdmissionId, sum: Option<[f64; 5]>) -> Cmd {
         let limit = charge.limit();
         let key = self.keys.of(limit, charge.key());
@@ -141,12 +141,12 @@ impl Common {
     }
 }
 
-/// True if a check of this charge alone has the short form of a single unit.
+/// True if a check with this charge alone has the short form for a single unit.
 fn is_single(charge: &Charge) -> bool {
     charge.cost() == 1 && !charge.limit().is_concurrent() && charge.is_plain()
 }
 
-/// The numbers of the reply to a check that was admitted in the short form.
+/// The numbers in the reply to an admitted check in the short form.
 fn short_reply(reply: &RedisResult<Value>) -> Option<[u64; 3]> {
     let Ok(Value::BulkString(bytes)) = reply else {
         return None;

@@ -1,5 +1,5 @@
-//! Places and units that may have been taken, although no reply says so. They belong to a batch
-//! whose connection broke or whose runtime ended, or to a check that only some slots have admitted.
+//! Places and units that may have been taken, although no reply says so: by a batch whose
+//! connection broke or whose runtime ended, or by a check that only some slots have admitted.
 
 use std::{
     borrow::Cow,
@@ -23,14 +23,13 @@ use crate::{
     store::give_back,
 };
 
-/// Lost places and units are given back twice, and this is the wait between the two times. The
-/// first time may be too early: it uses another connection, so a server that stood still may run
-/// the lost batch only afterwards.
+/// Lost places and units are given back twice, with this wait in between. The first time may be too
+/// early: it uses another connection, so a server that stalled may run the lost batch only
+/// afterwards.
 const BEFORE_SECOND_RELEASE: Duration = Duration::from_millis(500);
 
-/// Places and units that are given back when this value is dropped, if any are in `taken` then. A
-/// task of the current runtime gives them back. If there is no runtime, or if the runtime ends, a
-/// thread does it.
+/// Gives back what is in `taken` when dropped: in a task on the current runtime, or in a thread if
+/// there is no runtime, or it ends.
 pub(super) struct Lost {
     common: Arc<Common>,
     taken: Vec<Settlement>,
@@ -38,8 +37,8 @@ pub(super) struct Lost {
 }
 
 impl Common {
-    /// Gives back what this check has counted, before the next check of this process. A refund
-    /// whose answer is dropped is sent nevertheless, without a queue if there is no runtime.
+    /// Gives back what this check has counted, before this process's next check. A refund whose
+    /// answer is dropped is sent nevertheless, without a queue if there is no runtime.
     pub(super) fn give_back(self: &Arc<Self>, check: &Check, decision: &Decision) {
         let refund = Lost::refund(check, decision, self);
         if let (Some(refund), Ok(dispatcher)) = (refund, self.own_dispatcher()) {
@@ -49,7 +48,7 @@ impl Common {
 }
 
 impl Lost {
-    /// The job that gives back what a check has counted. `None` if it has counted nothing.
+    /// The job that gives back what a check has counted, or `None` if that is nothing.
     pub(super) fn refund(
         check: &Check,
         decision: &Decision,
@@ -72,7 +71,7 @@ impl Lost {
         Some(job)
     }
 
-    /// Hears the answer to a refund. Units that stay counted are reported.
+    /// Hears a refund's answer, and reports units that stay counted.
     fn hear(mut self, refund: &Settlement, answer: &Answer) {
         static LINE: LazyLock<Throttle> = LazyLock::new(Throttle::default);
         let stays = match answer {
@@ -121,13 +120,12 @@ async fn free(common: Arc<Common>, taken: Vec<Settlement>) {
     free_once(&common, &taken).await;
 }
 
-/// Sends all settlements at the same time, so that they travel in one batch.
+/// Sends all settlements at the same time, so that they share one batch.
 async fn free_once(common: &Arc<Common>, taken: &[Settlement]) {
     let mut calls = JoinSet::new();
     for settlement in taken {
         let common = Arc::clone(common);
-        // Each try finds a dispatcher anew, since the dispatcher of a runtime that ends is of no
-        // use.
+        // Each try looks up a dispatcher, since an ending runtime's is useless.
         calls.spawn(give_back(vec![settlement.clone()], move |settlement| {
             let common = Arc::clone(&common);
             let job = Job::settle(settlement, &common.local_state);

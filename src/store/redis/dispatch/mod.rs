@@ -1,10 +1,10 @@
 //! How checks travel to Redis.
 //!
 //! 1. Each runtime has a [`Dispatcher`].
-//! 2. While few checks are in flight, the caller of a check sends it. If the check is of one unit,
-//!    it is a [`Lone`] check. Other checks and settlements wait in a queue, as [`Job`]s.
-//! 3. A batch takes jobs out of the queue, writes them as one script call, and reads the reply.
-//! 4. `cross_slot.rs` takes apart a check whose keys are in several slots of a cluster.
+//! 2. While few checks are in flight, a check's caller sends it. The simplest ones are [`Lone`]
+//!    checks. Other checks and settlements wait in a queue, as [`Job`]s.
+//! 3. A batch takes jobs from the queue, writes them as one script call, and reads the reply.
+//! 4. `cross_slot.rs` splits a check whose keys are in several slots.
 
 #![expect(
     clippy::vec_box,

@@ -2,22 +2,22 @@
 //!
 //! 1. While few checks are in flight, a check leaves at once. While the allowed number of batches
 //!    is in flight, checks queue, if [admission](super::admission) lets them. When a batch returns,
-//!    the checks in the queue leave as the next batch, by [turns](super::turns) of their keys. No
+//!    the queued checks leave as the next one, by [turns](super::turns) between their keys. No
 //!    timer delays a check.
 //! 2. A check whose caller has stopped waiting is not sent.
-//! 3. A task that has a permit serves the queue until it is empty.
+//! 3. A task with a permit serves the queue until it is empty.
 //! 4. A check that finds no batch and few other checks in flight skips the queue: its caller sends
-//!    it, without a task. If the callers of those few checks stop polling, other checks queue
-//!    instead. A settlement never skips the queue, since it must happen even if its caller leaves.
-//! 5. If several checks have lately left as one batch, more checks may come together with the next
-//!    one. So it does not skip the queue, and a task sends one batch of all checks that have come
-//!    by the time the task runs. Redis then runs fewer scripts, and fewer replies wake this
-//!    process. After a caller has left without its reply, checks queue as well: a task hears even a
-//!    reply that comes too late for the caller, and learns the round trip from it.
-//! 6. Nobody waits for a prefetch that is taken or given back. So prefetches wait for other
-//!    prefetches, for a small part of their life. They leave earlier if a batch of checks leaves.
-//! 7. Callers have only weak pointers to the queue. So the queue ends with its runtime, and all
-//!    callers whose jobs wait in it get an error.
+//!    it, without a task. If those callers stop polling, other checks queue instead. A settlement
+//!    never skips the queue, since it must happen even if its caller leaves.
+//! 5. If several checks have lately left as one batch, more may come together with the next one. So
+//!    it does not skip the queue, and a task sends one batch with all checks that have come by the
+//!    time it runs. Redis then runs fewer scripts, and fewer replies wake this process. After a
+//!    caller has left without its reply, checks queue as well: a task hears even a late reply, and
+//!    samples the round trip from it.
+//! 6. Nobody waits for a prefetch. So prefetches gather for a small part of their life before they
+//!    leave, or leave earlier with a batch of checks.
+//! 7. Callers have only weak pointers to the queue. So it ends with its runtime, and callers whose
+//!    jobs wait in it get an error.
 
 #[cfg(not(test))]
 use std::sync::{Mutex, MutexGuard};
@@ -40,17 +40,16 @@ use super::{
 };
 use crate::{decision::Decision, local::Crowded, metrics};
 
-/// The most checks in flight that have skipped the queue. For so few checks, a task and a batch for
-/// each of them would cost this process more than they save.
+/// The most checks in flight that have skipped the queue. For so few, a task and a batch each would
+/// cost this process more than they save.
 const MOST_ALONE: usize = if cfg!(test) { 1 } else { 4 };
 
-/// After this many batches in a row of a single check each, a check counts as alone again, and may
-/// skip the queue.
+/// After this many batches in a row with a single check, a check may skip the queue again.
 const ALONE: u8 = 8;
 
 pub(super) struct Queue {
     max_in_flight: usize,
-    /// True if a task is waiting, so that prefetches gather and leave together.
+    /// True while a task waits for prefetches to gather and leave together.
     pub(super) is_gathering: AtomicBool,
     crowded: Arc<Crowded>,
     state: Mutex<State>,
@@ -62,7 +61,8 @@ struct State {
     in_flight: usize,
     /// The checks in flight that skipped the queue.
     alone: usize,
-    /// How many batches of one check have to leave before a check counts as alone. Zero at first.
+    /// How many batches with one check have to leave before a check may skip the queue. Zero at
+    /// first.
     until_alone: u8,
 }
 
@@ -82,8 +82,8 @@ impl Queue {
         })
     }
 
-    /// The permit to send a check without the queue, if few checks are in flight. A queue that may
-    /// have only one batch in flight gives no such permit, since the check would be a second batch.
+    /// The permit to send a check without the queue, if few checks are in flight. With at most one
+    /// batch in flight, there is no such permit, since the check would be a second one.
     pub(super) fn lone_permit(self: &Arc<Self>) -> Option<Permit> {
         let mut state = self.lock();
         let is_busy = state.in_flight > 0 || state.alone >= MOST_ALONE;
@@ -97,7 +97,7 @@ impl Queue {
         })
     }
 
-    /// Queues a job. When a job is queued, a task has to [serve](Self::batch_permit) the queue.
+    /// Queues a job. After that, a task has to [serve](Self::batch_permit) the queue.
     pub(super) fn push(self: &Arc<Self>, mut job: Box<Job>) -> Queued {
         let mut state = self.lock();
         if state.alone >= MOST_ALONE {
@@ -136,9 +136,9 @@ impl Queue {
         queued
     }
 
-    /// The permit to have one batch in flight. `None` if all permits are taken: the tasks that have
-    /// these permits send the waiting jobs. If the server is far away, `for_distance` may allow
-    /// more batches in flight than the queue does.
+    /// The permit for one batch in flight. `None` if all are taken: the tasks that have them send
+    /// the waiting jobs. If the server is far away, `for_distance` may allow more batches than the
+    /// queue does.
     pub(super) fn batch_permit(
         self: &Arc<Self>,
         for_distance: impl FnOnce() -> usize,
@@ -157,29 +157,29 @@ impl Queue {
     }
 }
 
-/// The right to have one batch or one lone check in flight.
+/// The permit for one batch or lone check in flight.
 pub(super) struct Permit {
     queue: Weak<Queue>,
     is_lone: bool,
 }
 
 impl Permit {
-    /// Ends the permit of a lone check that has its reply or an error.
+    /// Ends a lone check's permit, after its reply or an error.
     pub(super) fn end(mut self) {
         if let Some(queue) = mem::take(&mut self.queue).upgrade() {
             queue.lock().alone -= 1;
         }
     }
 
-    /// True if any jobs wait in the queue.
+    /// True if any jobs wait.
     pub(super) fn has_waiting(&self) -> bool {
         self.queue
             .upgrade()
             .is_some_and(|queue| queue.lock().waiting.len() > 0)
     }
 
-    /// Takes the next batch out of the queue. If the queue is empty, returns `None` and ends the
-    /// permit. The next job that comes then gets a permit of its own.
+    /// Takes the next batch. If the queue is empty, returns `None` and ends the permit. The next
+    /// job then gets its own permit.
     pub(super) fn next_batch(&mut self) -> Option<Vec<Box<Job>>> {
         let queue = self.queue.upgrade()?;
         let mut state = queue.lock();
@@ -219,22 +219,22 @@ impl Drop for Permit {
     }
 }
 
-/// The answer that a job will have, or has at once because it cannot be queued. The latter is
-/// boxed, since it is rare.
+/// A queued job's future answer, or the answer at once if it cannot be queued. The latter is rare,
+/// so it is boxed.
 pub(super) type Queued = Result<(Receiver<Answer>, Caller), Box<Answer>>;
 
-/// The caller of a job in the queue. When the caller stops waiting, its job is cancelled, and the
-/// queue counts one more cancelled job.
+/// A queued job's caller. When it stops waiting, its job is cancelled, and the queue counts it as
+/// cancelled.
 pub(super) struct Caller {
     queue: Weak<Queue>,
     /// Ends with the job.
     crowd: Option<Weak<Crowd>>,
-    /// The refusal that is expected, and how long the caller waits for figures instead.
+    /// The expected refusal, and how long the caller waits for figures instead.
     pub(super) expected: Option<(Box<Decision>, Duration)>,
 }
 
 impl Caller {
-    /// Lets the caller leave with its answer, so that its job does not count as cancelled.
+    /// Lets the caller leave with its answer, without counting its job as cancelled.
     pub(super) fn leave(mut self) {
         self.queue = Weak::new();
     }

@@ -1,5 +1,5 @@
-//! Sends checks and settlements, by the [`Dispatcher`] of the caller's runtime. Callers or tasks
-//! send them, alone or in batches, and once more if a second try may help.
+//! Sends checks and settlements, through the [`Dispatcher`] for the caller's runtime. Callers or
+//! tasks send them, alone or in batches, with one retry if it may help.
 
 use std::{
     collections::BTreeMap,
@@ -26,21 +26,19 @@ use crate::{
     store::redis::connect::{Connection, Taken, failure},
 };
 
-/// The most batches that may be in flight because of the distance of the server: one for each
-/// millisecond of the round trip, up to this number. As many batches as there are connections may
-/// be in flight in any case.
+/// The most batches in flight because the server is far away: one per millisecond of round trip, up
+/// to this number. As many batches as connections may be in flight in any case.
 const MOST_IN_FLIGHT: u128 = 64;
 
-/// The outer error says that there was no connection. The inner error is one of the connection or
-/// the server.
+/// The outer error means that there was no connection. The inner one is from the connection or
+/// server.
 type Reply = Result<RedisResult<Value>, StoreError>;
 
 impl Dispatcher {
-    /// Sends a job, or lets a task send it. While this future waits for the answer, it does not
-    /// keep the dispatcher. So the dispatcher ends with its runtime, even if nobody polls the
-    /// future.
+    /// Sends a job, or lets a task send it. While this future waits, it does not keep the
+    /// dispatcher alive. So the dispatcher ends with its runtime, even if nobody polls the future.
     ///
-    /// If few checks are in flight and a connection works, the caller of a check sends it.
+    /// If few checks are in flight and a connection works, the caller itself sends its check.
     pub(crate) async fn ask(self: Arc<Self>, job: Box<Job>) -> Answer {
         let slot = self.slot_of(job.check().first().key());
         if job.is_check()
@@ -51,8 +49,8 @@ impl Dispatcher {
             let batch = Batch::new(vec![job], slot, &self.common);
             let dispatcher = Arc::downgrade(&self);
             drop(self);
-            // Few of the futures that wait send their check themselves. So the future that sends is
-            // boxed, and does not enlarge all futures that wait.
+            // Boxed, since few waiting futures send their check themselves, and it would enlarge
+            // all of them.
             return Box::pin(send_alone(batch, connection, permit, dispatcher)).await;
         }
         let queued = self.enqueue(job);
@@ -79,9 +77,8 @@ impl Dispatcher {
     }
 
     /// The permit to send a batch. If the server is far away, more batches may be in flight, so
-    /// that a check waits in the queue for only a fraction of the round trip. A server that is slow
-    /// but near gets no more batches. Further batches would wait at the server, where keys take no
-    /// turns.
+    /// that a check queues for only a fraction of the round trip. A server that is slow but near
+    /// gets no more: further batches would wait there, without fair queueing across keys.
     fn batch_permit(&self, queue: &Arc<Queue>) -> Option<Permit> {
         queue.batch_permit(|| {
             let round_trip = &self.common.local_state.round_trip;
@@ -93,7 +90,7 @@ impl Dispatcher {
     /// Lets prefetches wait for each other, and then serves the queue.
     async fn serve_after(self: Arc<Self>, wait: Duration, queue: Arc<Queue>) {
         sleep(wait).await;
-        // A prefetch that comes later is gathered by another task.
+        // Another task gathers prefetches that come later.
         queue.is_gathering.store(false, Ordering::SeqCst);
         if let Some(permit) = self.batch_permit(&queue) {
             self.serve(permit).await;
@@ -104,9 +101,8 @@ impl Dispatcher {
     async fn serve(self: Arc<Self>, mut permit: Permit) {
         let mut was_alone = false;
         loop {
-            // Tasks that are ready to run may add their checks to the batch. But after a check that
-            // was alone, if no other check waits, the next check finds no batch in flight, so its
-            // caller sends it.
+            // Tasks that are ready may add their checks to the batch. But after a lone check with
+            // none behind it, the next check finds no batch in flight, so its caller sends it.
             if !was_alone || permit.has_waiting() {
                 yield_now().await;
             }
@@ -118,14 +114,12 @@ impl Dispatcher {
         }
     }
 
-    /// Sends jobs as one batch. If each batch has keys of one slot only, sends one batch for each
-    /// slot, all at once.
+    /// Sends jobs as one batch, or as one batch per slot, all at once, if batches are by slot.
     async fn send_all(self: &Arc<Self>, jobs: Vec<Box<Job>>) {
         if !self.is_by_slot() {
             return self.send_batch(jobs, None).await;
         }
-        // Under `None` are checks of several slots that came before the server first refused such a
-        // check.
+        // Under `None` are cross-slot checks that came before the server first refused one.
         let mut slots = BTreeMap::<Option<u16>, Vec<_>>::new();
         for job in jobs {
             let slot = only_slot(job.check(), &self.common.keys);
@@ -141,7 +135,7 @@ impl Dispatcher {
 
     async fn send_batch(self: &Arc<Self>, mut jobs: Vec<Box<Job>>, slot: Option<u16>) {
         let taken = self.pool.take().await;
-        // Callers may have stopped waiting while the connection was opened.
+        // Callers may have stopped waiting while the connection opened.
         jobs.retain(|job| !job.is_cancelled());
         if jobs.is_empty() {
             return;
@@ -151,18 +145,17 @@ impl Dispatcher {
         self.conclude(batch, reply).await;
     }
 
-    /// Gives the callers of a batch their answers, after a second try if that may help.
+    /// Answers a batch's callers, after a retry if that may help.
     async fn conclude(self: &Arc<Self>, mut batch: Batch, mut reply: Reply) {
         if !matches!(reply, Ok(Ok(_))) {
-            // Few batches are sent again. So this future is boxed, and does not enlarge the future
-            // of every batch.
+            // Boxed, since few batches are retried, and it would enlarge every batch's future.
             reply = Box::pin(self.try_again(&mut batch, reply)).await;
         }
         let refusal = ErrorKind::Server(CrossSlot);
         if batch.slot.is_some() || !matches!(&reply, Ok(Err(error)) if error.kind() == refusal) {
             return batch.finish(reply.and_then(|reply| reply.map_err(failure)));
         }
-        // The server refuses keys of several slots. From now on, each batch has keys of one slot
+        // The server refuses keys in several slots. From now on, each batch has keys in one slot
         // only.
         self.common.is_by_slot.store(true, Ordering::Relaxed);
         // Each job gets a new id. An earlier try may have counted it under the old one.
@@ -174,11 +167,10 @@ impl Dispatcher {
         }
     }
 
-    /// Sends a batch a second time if that may help, and returns the last reply. All jobs are sent
-    /// again if none of them has run, either because a node of a cluster does not have the slot, or
-    /// because the connection did not prove that it works. After a broken connection, a job is sent
-    /// again only if it counts once even when it runs twice. A check whose callers have left is not
-    /// sent again.
+    /// Retries a batch if that may help, and returns the last reply. All jobs are sent again if
+    /// none has run, either because a cluster node does not have the slot, or because the
+    /// connection did not prove that it works. After a broken connection, only idempotent jobs are
+    /// sent again, and checks whose callers have left never are.
     async fn try_again(self: &Arc<Self>, batch: &mut Batch, mut reply: Reply) -> Reply {
         let Ok(Err(error)) = &reply else { return reply };
         if self.is_worth_another_try(error) {
@@ -197,8 +189,8 @@ impl Dispatcher {
     }
 }
 
-/// Waits for the answer to a job that was queued. If the caller stops waiting, the job is cancelled
-/// before the queue counts it as cancelled.
+/// Waits for a queued job's answer. If the caller stops waiting, the job is cancelled before the
+/// queue counts it as cancelled.
 pub(super) async fn answer_to(queued: Queued) -> Answer {
     let (answer, mut caller) = match queued {
         Ok(queued) => queued,
@@ -206,7 +198,7 @@ pub(super) async fn answer_to(queued: Queued) -> Answer {
     };
     let answer = match caller.expected.take() {
         None => answer.await,
-        // Few checks wait like this, so the future is boxed.
+        // Boxed, since few checks wait like this.
         Some((refusal, wait)) => match Box::pin(timeout(wait, answer)).await {
             // The checks ahead meet the failure mode, which may admit all of them.
             Ok(Ok(Err(error))) if !error.is_of_one_check => Ok(Ok((*refusal, false))),
@@ -224,7 +216,7 @@ async fn try_send(taken: Result<Taken, StoreError>, batch: &mut Batch, again: bo
     Ok(batch.send(&connection, again).await)
 }
 
-/// Sends a check in the future of its caller.
+/// Sends a check in its caller's future.
 async fn send_alone(
     mut batch: Batch,
     connection: Arc<Connection>,
@@ -237,8 +229,8 @@ async fn send_alone(
     answer_alone(batch, reply, dispatcher).await
 }
 
-/// The answer to a check that its caller has sent. After an error, a task takes over: the caller
-/// may stop polling its future, and such a future must not wait for a connection.
+/// Answers a check that its caller has sent. After an error, a task takes over: the caller may stop
+/// polling, and a future that nobody polls must not wait for a connection.
 pub(super) async fn answer_alone(
     mut batch: Batch,
     reply: RedisResult<Value>,

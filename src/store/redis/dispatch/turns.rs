@@ -1,6 +1,6 @@
-//! The jobs that wait in a queue. While many wait, they leave by round-robin fair queueing: each
-//! key has one turn. So a key that floods the queue delays its own checks, and no others. A check
-//! that is cancelled takes no turn.
+//! The jobs that wait in a queue. While many wait, they leave by round-robin fair queueing over
+//! keys. So a key that floods the queue delays only its own checks. A cancelled check does not take
+//! a turn.
 
 use std::{
     collections::{VecDeque, hash_map::Entry},
@@ -10,25 +10,25 @@ use std::{
 use super::job::Job;
 use crate::key::{ByDigest, Digester};
 
-/// The most checks of a batch. In a larger batch, each check costs Redis more than in a smaller
-/// one: the data of the batch no longer fits into the processor's nearest cache.
+/// The most checks in a batch. In a larger one, each check costs Redis more: the batch no longer
+/// fits into the processor's nearest cache.
 pub(super) const MAX_BATCH: usize = 64;
 
-/// The most checks of a batch that begins with [`MAX_BATCH`] copies of one check. To Redis, the
-/// copies are one check.
+/// The most checks in a batch that begins with [`MAX_BATCH`] copies. To Redis, copies are one
+/// check.
 const MAX_COPIES: usize = 128;
 
-/// While at most this many jobs wait, they leave in the order of their arrival. So while few jobs
-/// wait, their keys need not be hashed.
+/// While at most this many jobs wait, they leave first in, first out, and their keys need not be
+/// hashed.
 pub(super) const FEW: usize = 4 * MAX_BATCH;
 
 #[derive(Default)]
 pub(super) struct Turns {
-    /// The jobs that leave first, in the order of their arrival.
+    /// The jobs that leave first, in arrival order.
     few: VecDeque<Box<Job>>,
-    /// The jobs behind `few`, by the digest of their first limit and key.
+    /// The jobs behind `few`, by the digest of their first limit and key: one queue each.
     many: ByDigest<VecDeque<Box<Job>>>,
-    /// The digests in `many`, in the order of their turns: one job of the first digest leaves next.
+    /// The digests in `many`, in round-robin order: the first digest's next job leaves next.
     turns: VecDeque<u64>,
     len: usize,
 }
@@ -38,14 +38,13 @@ impl Turns {
         self.len
     }
 
-    /// The digest of a job's first limit and key, by which the job takes turns. `None` while few
-    /// jobs wait.
+    /// The digest of a job's first limit and key, which takes turns. `None` while few jobs wait.
     pub(super) fn turn_of(&self, job: &Job, digester: &Digester) -> Option<u64> {
         let is_long = !self.many.is_empty() || self.few.len() >= FEW;
         is_long.then(|| job.check().first().digest(digester))
     }
 
-    /// The most jobs that leave before a job of this turn that comes now.
+    /// The most jobs that leave before a job that joins this turn now.
     pub(super) fn ahead_of(&self, turn: Option<u64>) -> usize {
         let own = turn.and_then(|digest| self.many.get(&digest));
         let rounds = own.map_or(0, VecDeque::len) + 1;
@@ -94,7 +93,7 @@ impl Turns {
         self.len = self.few.len() + self.many.values().map(VecDeque::len).sum::<usize>();
     }
 
-    /// Takes the jobs of the next batch out of the queue, and drops cancelled jobs on the way.
+    /// Takes the next batch from the queue, and drops cancelled jobs on the way.
     pub(super) fn next_batch(&mut self) -> Vec<Box<Job>> {
         let mut waiting = from_fn(|| self.pop()).filter(|job| !job.is_cancelled());
         let mut jobs: Vec<_> = waiting.by_ref().take(MAX_BATCH).collect();

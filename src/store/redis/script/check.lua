@@ -5,16 +5,16 @@
 --        overlapping, read, score_of, shared, text, time_in, time_of, try, weigh
 -- Gives  write_status, failure_of, decide
 
--- The time from which an entry counts by the present clock. It is the time of the entry, but no
--- later than the latest time under which an admission of now is recorded. For a prefetch, that
--- latest time is a life ahead of the clock.
+-- The time from which an entry counts by the present clock: its own, but no later than the time
+-- under which an admission is recorded now. For a prefetch, that bound is a life ahead of the
+-- clock.
 local function counted_from(log, time, is_prefetch)
   return math.min(time, is_prefetch and now + LONGEST_LIFE or log.is_counter and now or log.at)
 end
 
--- Moves entries from the future to the present. Entries are in the future if the clock has stepped
--- back. Once they are moved, the key is right again after one window. Each refusal moves the newest
--- of these entries, at most 100. A server without memory moves none.
+-- Moves entries from the future, where a step back of the clock leaves them, to the present. After
+-- that, the key is right again within one window. Each refusal moves the newest such entries, at
+-- most 100. A server without memory does not move any.
 local function pull_back(log)
   local latest = counted_from(log, LARGEST)
   local is_any = false
@@ -40,9 +40,9 @@ local function pull_back(log)
 end
 
 -- The first moment at which at most `most` units are used. `entries` has the entries that leave
--- next, each with its score. `total` is the number of units in all entries, but without the sums of
--- a counter. Without `with_reserved`, reserved units do not count, and `total` is without them. The
--- moment is a lower bound if more entries have to leave than were read.
+-- next, each with its score. `total` counts the units in all entries, without a counter's sums.
+-- Without `with_reserved`, reserved units do not count, and are not in `total`. The result is a
+-- lower bound if more entries have to leave than were read.
 local function first_fit(log, most, total, entries, with_reserved)
   local from, leaves = now, counted_from(log, now) + log.window
   for i = 1, #entries, 2 do
@@ -50,7 +50,7 @@ local function first_fit(log, most, total, entries, with_reserved)
     leaves = counted_from(log, time_in(entries[i + 1]), is_prefetch) + log.window
     if with_reserved or not is_reserved then
       if total <= most then
-        -- Until the entry leaves, only the estimate of a counter falls.
+        -- Until the entry leaves, only a counter's estimate falls.
         local fits = log_falls_to(log, most - total, from)
         if fits < leaves or fits == from then return fits end
       end
@@ -59,13 +59,12 @@ local function first_fit(log, most, total, entries, with_reserved)
     end
   end
   local fits = total > most and leaves or log_falls_to(log, most - total, from)
-  -- Entries that were not read leave later than those that were read, so this is a lower bound.
+  -- Entries that were not read leave later, so this is a lower bound.
   return total > 0 and #entries == 2 * LOOKED_AT and math.min(fits, leaves) or fits
 end
 
--- Returns the microseconds until at most `most` units are used, and the microseconds until then if
--- all reserved units were given back now. Both numbers are lower bounds if more entries have to
--- leave than a check may read.
+-- Returns the microseconds until at most `most` units are used, and the same if all reserved units
+-- were given back now. Both are lower bounds if more entries have to leave than a check may read.
 local function wait(log, most)
   pull_back(log)
   if log.is_behind then return 1, 0 end
@@ -75,7 +74,7 @@ local function wait(log, most)
   end
   local first, current, previous = heads_of(log) + log.gone, counts_of(log)
   local total = log.total - current - previous
-  -- Each entry of an exact log has at least one unit, so at most `log.total - most` entries have to
+  -- Each entry in an exact log has at least one unit, so at most `log.total - most` entries have to
   -- leave.
   local enough = not log.sub_window and log.reserved == 0 and math.min(LOOKED_AT, log.total - most) or LOOKED_AT
   local entries = call('ZREVRANGE', log.key, first, first + enough - 1, 'WITHSCORES')
@@ -83,9 +82,9 @@ local function wait(log, most)
   return retry, log.reserved > 0 and first_fit(log, most, total - log.reserved, entries, false) - now or retry
 end
 
--- Appends the status of a log to a record of length `r`, and returns the new length.
+-- Appends a log's status to a record with length `r`, and returns the new length.
 local function write_status(record, r, log, retry, least)
-  -- The moment from which on fewer units are used.
+  -- The moment at which fewer units are used.
   local fewer = log.oldest and log.oldest + log.window
   if log.is_counter and fewer then
     local current, previous = counts_of(log)
@@ -99,7 +98,7 @@ end
 
 -- Returns how many copies of the check an earlier try has counted in this log, and when. Returns
 -- nothing if it has counted none. A charge that takes nothing has no entry, so an entry under this
--- id belongs to another admission.
+-- id is another admission's.
 local function copies_counted(log, id, copies)
   if log.takes == 0 then return end
   for counted = copies, 1, -1 do
@@ -114,9 +113,8 @@ local function copies_counted(log, id, copies)
   end
 end
 
--- Returns how many copies of a check an earlier try has counted, and when it did so; 0 and -1 if it
--- has counted none. A check is admitted whole, so an entry under any of its charges shows that the
--- check was counted.
+-- Returns how many copies an earlier try has counted, and when; 0 and -1 if it has counted none. A
+-- check is admitted whole, so an entry under any charge shows that the check was counted.
 local function counted_before(logs, id, copies)
   local counted, at, is_exact = 0, -1, false
   for _, log in ipairs(logs) do
@@ -124,7 +122,7 @@ local function counted_before(logs, id, copies)
     if before then
       counted = math.max(counted, before)
       if log.lease then time = time + log.window - log.lease end
-      -- An exact log tells the time best. The time of a place is the time of its last renewal.
+      -- An exact log tells the time best. A place's time is that of its last renewal.
       local tells = not log.sub_window and not log.lasts
       if tells and not is_exact or tells == is_exact and time > at then at, is_exact = time, tells end
     end
@@ -132,21 +130,19 @@ local function counted_before(logs, id, copies)
   return counted, at
 end
 
--- How many units a log may still admit. The total of the log stays in the range in which doubles
--- are exact.
+-- How many units a log may still admit. Its total stays in the range in which doubles are exact.
 local function room_of(log)
   return math.min(log.units - log.used, LARGEST - 1 - log.total)
 end
 
--- Returns how many copies of a check are admitted, and marks the logs in the shadow that have no
--- capacity for all copies.
+-- Returns how many copies are admitted, and marks the logs in the shadow without capacity for all.
 local function admissible(logs, copies)
   local admitted = copies
   for _, log in ipairs(logs) do
     local is_over = log.needs > 0 and log.needs * copies > room_of(log)
     log.is_left_out = log.is_shadow and is_over
-    -- A full key takes no more entries with ids, and without such an entry of its own, a prefetch
-    -- would leave too early. So a full key admits no prefetch.
+    -- A full key cannot take more entries with ids, and a prefetch without its own entry would
+    -- leave too early. So a full key does not admit prefetches.
     if log.is_prefetch and is_full(log) then admitted = 0 end
     if is_over and not log.is_shadow then
       admitted = math.min(admitted, math.max(0, math.floor(room_of(log) / log.needs)))
@@ -155,28 +151,27 @@ local function admissible(logs, copies)
   return admitted
 end
 
--- Words in the texts of errors that fail a whole batch. These errors come from the state of the
--- server, or from missing permissions. The batch may be sent again.
+-- Errors that fail a whole batch, by words in their texts. They come from the server's state, or
+-- from missing permissions. The batch may be sent again.
 local OF_THE_SERVER = {
   'READONLY', 'NOREPLICAS', 'MISCONF', 'LOADING', 'MASTERDOWN', 'CLUSTERDOWN', 'BUSY', 'NOPERM', 'NOAUTH', 'TRYAGAIN',
   'MOVED', 'ASK ', 'script killed', 'run this command', 'not allowed from script', 'nknown Redis command', 'non local key',
 }
 
--- The text to reply if a charge has failed: the number of the charge, and the error.
+-- The reply for a failed charge: its number, and the error.
 local function failure_of(place, problem)
   local message = type(problem) == 'table' and problem.err or problem
   for _, state in ipairs(OF_THE_SERVER) do
     if string.find(message, state, 1, true) then
-      -- A table keeps the code of the error. Before Redis 7.0, a script cannot fail with a table.
+      -- A table keeps the error's code. Before Redis 7.0, a script cannot fail with a table.
       error(redis.REDIS_VERSION_NUM and { err = message } or message, 0)
     end
   end
   return text(place) .. ' ' .. message
 end
 
--- Decides a check, and returns its record. Every charge is read first. So if one charge refuses,
--- the check adds no entry to any key. `logs.place` is the number of the charge that was reached
--- last.
+-- Decides a check, and returns its record. Every charge is read before any is counted, so a refused
+-- check does not add entries under any key. `logs.place` is the last charge's number so far.
 local function decide_all(logs, charges, k, id, copies, is_again)
   for i, charge in ipairs(charges) do
     logs.place = i
@@ -198,15 +193,14 @@ local function decide_all(logs, charges, k, id, copies, is_again)
       retry = math.max(1, retry)
       has_retry = has_retry or not log.is_shadow
     end
-    -- A check that is refused only because an earlier try has refused it may be tried again at
-    -- once.
+    -- A check that is refused only because an earlier try was may be tried again at once.
     if not is_whole and not has_retry and i == #logs then retry = 1 end
     r = write_status(record, r, log, retry, least)
   end
   return record
 end
 
--- Decides a check. Returns its record, or the text of an error.
+-- Decides a check. Returns its record, or an error text.
 local function decide(charges, k, id, copies, is_again)
   local logs = {}
   local is_done, record = pcall(decide_all, logs, charges, k, id, copies, is_again)

@@ -1,16 +1,15 @@
--- When the estimate of a counter falls, in numbers. log.lua says how a counter counts.
+-- When a counter's estimate falls, in numbers. log.lua says how a counter counts.
 --
 -- Takes  nothing
 -- Gives  falls_to
 
--- The first moment, not before `from`, at which the estimate is at most `most`, if the window that
+-- The first moment, not before `from`, at which the estimate is at most `most`. The window that
 -- ends at `finish` has the `current` units, and the one before it the `previous` units. Returns
--- `from` if there are no units.
+-- `from` if there are none.
 local function falls_to(most, from, window, finish, current, previous)
   while current + previous > 0 do
     if current <= most and from < finish then
-      -- The estimate is computed in doubles, so the true moment may be a microsecond or two before
-      -- or after the computed one.
+      -- The estimate is computed in doubles, so the true moment may be a microsecond or two away.
       local overlap = previous > 0 and math.floor((most - current) * window / previous) or window
       local fits = math.max(from, finish - overlap - 2)
       while fits < finish and current + math.ceil(previous * (finish - fits) / window) > most do

@@ -5,26 +5,26 @@
 --        score_of, shared, sum_at, time_in, time_of, trim
 -- Gives  counts_of, faded, log_falls_to, finish_of, overlapping, read, is_full, count
 --
--- Counter   A counter estimates. The units of the present window of the clock count in full. The units of the previous
---           window count in proportion to the part of that window that the sliding window still overlaps, rounded up to
---           whole units. Entries with an id count in full. The units of each window are the sum of the end of that window.
---           So the sum of the previous window leaves the log when the present window ends, and no unit of the sum counts
---           any more.
+-- Counter   A sliding window counter, which estimates. Units in the present window of the clock
+--           count in full. Units in the previous one count in proportion to how much of it the
+--           sliding window still overlaps, rounded up to whole units. Entries with an id count in
+--           full. Each window's units are the sum at its end. So the previous window's sum leaves
+--           the log, with no unit left to count, when the present window ends.
 
--- How many of the `previous` units count at `time`. `time` is in the window that ends at `finish`,
--- and the units are those of the window before it.
+-- How many of the `previous` units count at `time`, in the window that ends at `finish`. They are
+-- from the window before it.
 local function overlapping(log, previous, finish, time)
   return math.ceil(previous * (finish - time) / log.window)
 end
 
--- The end of the present window. If all entries are ahead of the clock, this is the end of the
--- window of the oldest entry.
+-- The end of the present window. If all entries are ahead of the clock, it is the end of the oldest
+-- entry's window.
 local function finish_of(log)
   local oldest = log.oldest or 0
   return math.max(log.at, oldest + -oldest % log.window)
 end
 
--- How many units of the previous window no longer count.
+-- How many units in the previous window no longer count.
 local function faded(log)
   local finish = finish_of(log)
   if not log.is_counter or finish - log.window < (log.oldest or finish) then return 0 end
@@ -32,34 +32,33 @@ local function faded(log)
   return log.previous - overlapping(log, log.previous, finish, now)
 end
 
--- The units in the sums of the present window and of the previous window of a counter. Both are 0
--- for a log that is no counter.
+-- The units in a counter's sums for the present and the previous window, or 0 and 0 for other logs.
 local function counts_of(log)
   if not log.is_counter then return 0, 0 end
   log.current = log.current or sum_at(log, score_of(finish_of(log)))
   return log.current, log.previous
 end
 
--- The first moment, not before `from`, at which the estimate of a log is at most `most`. Returns
--- `from` for a log that is no counter.
+-- The first moment, not before `from`, at which a counter's estimate is at most `most`, or `from`
+-- for other logs.
 local function log_falls_to(log, most, from)
   return falls_to(most, from, log.window, finish_of(log), counts_of(log))
 end
 
--- Reads the key of a charge, and drops the entries that have left. Returns a log, which has all
--- that the charge has, and
+-- Reads a charge's key, and drops the entries that have left. Returns a log: all that the charge
+-- has, and
 --   key
 --   used, total, reserved  the used units, the units in entries, and the reserved units
 --   oldest                 the time under which the oldest entry is recorded, if there is one
---   has_total, has_held    whether the key has the heads of the total and of the reserved units
+--   has_total, has_held    true if the key has the head for the total, or for the reserved units
 --   gone                   how many entries have left and are still in the key
---   at                     the time under which an admission of now is recorded
+--   at                     the time under which an admission is recorded now
 local function read(charge, key)
   local log = setmetatable({
     key = key, used = 0, total = 0, reserved = 0, gone = 0, at = recorded_at(charge, now),
     has_total = false, has_held = false, previous = 0,  -- a table that grows is slow
     is_counter = charge.later == charge.window, is_reserving = charge.lease and not charge.is_spent,
-    -- Units that have to be left, and units that are counted.
+    -- Units that have to be left, and units to count.
     needs = charge.is_spent and 0 or charge.cost, takes = charge.is_left and 0 or charge.cost,
   }, { __index = charge })
   -- Counts the entries that have left, and the heads.
@@ -70,7 +69,7 @@ local function read(charge, key)
     if last[i] == 'used' then log.has_total, log.total = true, units end
     if last[i] == 'held' then log.has_held, log.reserved = true, units end
   end
-  -- If more units are reserved than the total has, another program has written the key.
+  -- If more units are reserved than in the total, another program has written the key.
   log.reserved = math.min(log.reserved, log.total)
   local gone = beyond - heads_of(log)
   if gone > 0 then
@@ -78,24 +77,24 @@ local function read(charge, key)
   elseif not log.has_total then
     log.total = call('ZCARD', key)
   end
-  -- The total still has units of entries that have left if more entries have left than one check
-  -- may drop. Then no retry time and no reset time is known.
+  -- If more entries have left than one check may drop, their units are still in the total. Then
+  -- neither the retry time nor the reset time is known.
   log.is_behind = log.has_total and log.gone > 0
   local oldest = gone == 0 and last[2 * beyond + 2]
   if log.total > 0 then log.oldest = oldest and time_in(oldest) or time_of(log, 0) end
   log.used = log.total - faded(log)
-  -- The expiry tells when the oldest entry leaves. Since the oldest entry was dropped, the expiry
-  -- is set anew.
+  -- The expiry tells when the oldest entry leaves. That entry was dropped, so the expiry is set
+  -- anew.
   if gone > 0 and not log.sub_window and is_expiry_telling and log.oldest then outlive(log, now) end
   return log
 end
 
--- Whether a key has as many named entries as it may have.
+-- True if a key has as many named entries as it may have.
 local function is_full(log)
   return log.sub_window and call('ZCARD', log.key) >= MOST_NAMED
 end
 
--- Counts copies of a check that are admitted together.
+-- Counts copies that are admitted together.
 local function count(log, id, copies, is_again)
   local units, time, is_exact = log.takes * copies, log.at, not log.sub_window and not log.lease
   if is_exact and not log.has_total and log.cost == 1 and copies <= FEW then
@@ -108,9 +107,8 @@ local function count(log, id, copies, is_again)
   else
     units = countable(log, units)
     add_to_total(log, units)
-    -- The first unit of a sum has set an expiry that is late enough for all of its units. If
-    -- expiries cannot be read, another entry may have set an earlier expiry, so the expiry is set
-    -- again.
+    -- A sum's first unit has set an expiry that is late enough for all. If expiries cannot be read,
+    -- another entry may have set an earlier one, so it is set again.
     if add_to_sum(log, log.at, units) and is_expiry_telling then return end
   end
   log.oldest = math.min(log.oldest or time, time)

@@ -1,10 +1,10 @@
--- The shortest way of deciding a check: a single unit that is alone in its batch, in the short
--- form. Nothing of the script is made before this: no function, and no table.
+-- The fastest path: a lone single unit, in the short form. Nothing in the script is created before
+-- this: no function, no table.
 --
 -- Takes  call, ceil, is_expiry_telling, now, score, short, SLACK, try
 -- Gives  known_expires, known_size
 
-local known_expires, known_size  -- the expiry of the only key, and the number of its members, if they were read
+local known_expires, known_size  -- the only key's expiry, and the number of its members, if they were read
 if is_expiry_telling and short and #short == 24 then
   local key, id, units, window = KEYS[1], struct.unpack('<c8dd', short)
   local millis = ceil(window / 1000)

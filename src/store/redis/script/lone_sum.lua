@@ -1,5 +1,5 @@
--- A check of a fixed window, a counter or a compact log that is alone in its batch, in the short
--- form. Nothing of the script is made for it but sums.lua.
+-- A lone check under a fixed window, counter or compact log, in the short form. Only sums.lua is
+-- created for it.
 --
 -- Takes  is_expiry_telling, now, short, SLACK, sums
 -- Gives  nothing

@@ -2,15 +2,15 @@
 
 use std::sync::LazyLock;
 
-/// The script that decides and settles. `head.lua` describes its arguments and its reply.
+/// The script that decides and settles. `head.lua` describes its arguments and reply.
 pub(super) static DECIDE: LazyLock<String> =
     LazyLock::new(|| PARTS.replace("--> unit.lua\n", include_str!("unit.lua")));
 
 const PARTS: &str = concat!(
     include_str!("head.lua"),
     include_str!("lone.lua"),
-    // The functions that few calls need are made in functions, whose arguments are what they use
-    // of the files above: a function that refers to locals of another costs more to make.
+    // Functions that few calls need are created by functions, which get what they use from the
+    // files above as arguments: a function that refers to another's locals costs more to create.
     "local function sums(now, SLACK)\n",
     include_str!("estimates.lua"),
     include_str!("sums.lua"),
@@ -32,7 +32,7 @@ const PARTS: &str = concat!(
     include_str!("run.lua"),
 );
 
-/// The commands of the script, with arguments under which they change nothing. None creates `KEY`.
+/// The script's commands, with arguments under which they change nothing. None creates `KEY`.
 pub(super) const COMMANDS: &str = "TIME, EVAL return 0, ZCARD KEY, ZCOUNT KEY 0 0, ZRANGE KEY 0 0, ZREVRANGE KEY 0 0, \
     ZRANGEBYSCORE KEY 0 0, ZSCORE KEY 0, ZADD KEY XX 0 0, ZREM KEY 0, ZREMRANGEBYRANK KEY 0 0, \
     PEXPIRE KEY 1, PEXPIREAT KEY 1, PEXPIRETIME KEY, UNLINK KEY";

@@ -1,16 +1,16 @@
--- Goes through the runs of a batch, in order, and sends each check the way that decides it.
+-- Goes through a batch's runs in order, and sends each check the way that decides it.
 --
--- Takes  call, ceil, general_way, is_expiry_telling, is_server_time, known_expires, known_size, now,
---        other_ways, score, short, SLACK, sums, try
+-- Takes  call, ceil, general_way, is_expiry_telling, is_server_time, known_expires, known_size,
+--        now, other_ways, score, short, SLACK, sums, try
 -- Gives  nothing
 
--- Has room for the figures of two charges: a table that grows is slow.
+-- Preallocated for two charges' figures: a table that grows is slow.
 local reply, r, a, k = { now, nil, nil, nil, nil }, 1, #ARGV > 2 and 2 or 0, 0
 local take, charge_of, score_of, entries_of, FEW, LOOKED_AT, decide, make_settle, settle, decide_sum
 while k < #KEYS do
   local kind, figures, ids = ARGV[a], ARGV[a + 1], ARGV[a + 2]
   local copies, cost, sub_window, later, units, window = 1, 1, 0, 0
-  local keys, width, step, texts, charges, renewed = 1, 40, 8, a + 4, nil, nil  -- bytes of a charge and of an id
+  local keys, width, step, texts, charges, renewed = 1, 40, 8, a + 4, nil, nil  -- bytes per charge and per id
   if short then
     ids, figures = short, nil  -- a lone sum has no id, and needs none
     if #short == 40 then
@@ -59,7 +59,7 @@ while k < #KEYS do
         call('PEXPIRE', key, 2 * ceil(-window / 1000) + SLACK)
         is_held, renewed = true, key
       elseif removed and removed ~= 0 and not string.find(removed.err, 'WRONGTYPE', 1, true) then
-        call('ZREM', key, id)  -- fails, since the error is one of the server
+        call('ZREM', key, id)  -- fails, since this is a server's error
       end
       reply[r + 1], r = is_held and 1 or 0, r + 1
     else
@@ -72,7 +72,7 @@ while k < #KEYS do
           charges[j] = charge
           if width > 40 then
             local ends, mode, lease = ARGV[texts + 2 * j - 2], ARGV[texts + 2 * j - 1], struct.unpack('<d', figures, from + 40)
-            if ends ~= '' then charge.ends = ends end  -- when the periods of a calendar end
+            if ends ~= '' then charge.ends = ends end  -- when the calendar's periods end
             if lease > 0 then charge.lease, charge.is_prefetch = lease, lease > charge.window end
             if mode ~= '' then
               charge.is_refund, charge.is_shadow = string.find(mode, 'refund'), string.find(mode, 'shadow$')
@@ -94,6 +94,6 @@ while k < #KEYS do
     k = k + keys
   end
 end
--- If each check has only figures, the reply to the short form is a text of doubles.
+-- If each check has only figures, the short form's reply is a string of doubles.
 if #ARGV < 3 and r == 1 + 2 * #KEYS then return struct.pack('<' .. string.rep('d', r), unpack(reply)) end
 return reply

@@ -1,21 +1,20 @@
--- The short way of deciding a check whose units have no ids, under a fixed window, a counter or a
--- compact log. It decides if the key has only sums. entries.lua says how sums look. It tells the
--- time of a sum by its two bytes, since Redis 7.0 is slow to print a score. The bytes repeat after
--- 65,280 sub-windows, and a compact log has at most 1,022. A past sum that is mistaken for a later
--- one counts too long, and never too short. A sum ahead of the clock may be mistaken for a past
--- one, so the score decides where such a sum could count too short.
+-- The short way for a check whose units have no ids, under a fixed window, counter or compact log.
+-- It decides if the key has only sums, as described in entries.lua. It reads a sum's time from its
+-- two bytes, since Redis 7.0 is slow to print a score. They repeat after 65,280 sub-windows, and a
+-- compact log has at most 1,022. A past sum that is mistaken for a later one counts too long, and
+-- never too short. A sum ahead of the clock may be mistaken for a past one, so the score decides
+-- where it could count too short.
 --
 -- Takes  falls_to, now, SLACK
 -- Gives  decide_sum
 
--- Decides a check that takes units of one limit. Returns the used units and the microseconds until
--- fewer are used, and if the check is refused, the retry time. Returns nothing if there is more to
--- do.
+-- Decides a check that takes units under one limit. Returns the used units, the microseconds until
+-- fewer are used, and the retry time after a refusal. Returns nothing if there is more to do.
 local function decide_sum(key, units, takes, window, sub_window, later)
   local call, try, byte, text_from = redis.call, redis.pcall, string.byte, string.sub
   local is_counter, at = later == window, now - now % sub_window + later
   local number = (at - at % sub_window) / sub_window % 65280  -- of the sub-window, as a sum has it
-  -- All members, if there are no more than three: the total, and one or two sums.
+  -- All members, if there are at most three: the total, and one or two sums.
   local members = try('ZREVRANGE', key, '0', '3')
   local count, oldest, newest = #members, members[2], nil
   if members.err or count > 0 and (members[1] ~= 'used' or not oldest) then return end
@@ -33,8 +32,8 @@ local function decide_sum(key, units, takes, window, sub_window, later)
     -- Another program may have written the key.
     if not (high and high_of_newest and low < 255 and low_of_newest < 255 and first and current) then return end
     if first <= 0 or current <= 0 or (first + current) % 1 ~= 0 then return end
-    -- How many sub-windows the sums are older than the present one. A sum that is ahead of the
-    -- clock seems to be very old.
+    -- How many sub-windows the sums are older than the present one. A sum ahead of the clock seems
+    -- to be very old.
     local age = (number - low - 255 * high) % 65280
     local age_of_newest = (number - low_of_newest - 255 * high_of_newest) % 65280
     if count > 2 and age_of_newest >= age then return end
@@ -63,8 +62,8 @@ local function decide_sum(key, units, takes, window, sub_window, later)
     local text = total == current and sum or string.format(format, total + takes)
     local bytes = string.char(number % 255, (number - number % 255) / 255)
     sum = bytes .. sum
-    -- Redis changes the encoding of a set for good if it has more than 128 members, even for a
-    -- moment. So a compact log gets its new sum after the old one is removed.
+    -- Redis changes a set's encoding for good if it has more than 128 members, even for a moment.
+    -- So a compact log gets its new sum after the old one is removed.
     local is_apart = current > 0 and count > 3
     local written = is_apart and try('ZADD', key, text, 'used') or try('ZADD', key, text, 'used', score, sum)
     if type(written) == 'table' then return end

@@ -1,52 +1,50 @@
--- The short way of deciding charges of exact logs: checks with new ids that count or
--- refuse, of units and of places. A check is counted if every log has capacity for all copies, and
--- refused if its only log is full of single units. Anything else is left to the general way.
+-- The short way for exact logs: checks with new ids that count or refuse, for units and for places.
+-- A check is counted if every log has capacity for all copies, and refused if its only log is full
+-- of single units. The general way decides all else.
 --
 -- Takes  call, ceil, now, score, SLACK, try
 -- Gives  entries_of, FEW, LOOKED_AT, score_of, take
 --
--- Copies that are admitted together share an entry under the first id, with their number and the
--- cost of each. A few copies of cost 1 get entries of their own instead. The last byte of the first
--- id is 0, and the last bytes of the other copies' ids count up from it. So the id of any copy
--- leads to the entry.
+-- Copies that are admitted together share an entry under the first id, with their number and each
+-- one's cost. A few copies at cost 1 get their own entries instead. The first id's last byte is 0,
+-- and the other copies' count up from it. So any copy's id leads to the entry.
 --
--- A place is an entry of one unit in an exact log. The process that has taken the place renews the
--- entry as long as the request runs. The life of a place is the window of the log: a place that is
--- not renewed within its life is free, such as the places of a dead process. To free a place, its
--- process removes the entry, without this script. An entry whose life is over may be renewed as
--- long as it is still in the key. Even so, a key never has more entries than the limit has places:
--- an admission drops the entries whose life is over. There is one exception: a process takes its
--- lost places again, even if the limit has no place left. Each place sets the expiry of the key to
--- two lives + SLACK from now.
+-- A concurrent limit is a distributed semaphore, and a place is one permit: a one-unit entry in an
+-- exact log. Its process renews the entry as long as the request runs. Its life is the log's
+-- window: a place that is not renewed in time is free, such as a dead process's. To free a place,
+-- its process removes the entry, without this script. An expired entry may be renewed as long as it
+-- is still in the key. Even so, a key never has more entries than the limit has places, since an
+-- admission drops expired entries. The exception is a process that takes its lost places again,
+-- even beyond the limit. Each place sets the key's expiry to two lives + SLACK from now.
 
-local FEW = 4  -- up to 4 copies of cost 1 get an entry each, so that the key needs no total
+local FEW = 4  -- up to 4 copies at cost 1 get an entry each, so that the key needs no total
 local LOOKED_AT = 100  -- the most entries that a check looks at, or moves after a step back of the clock
 
--- The score of an entry of this time. For a time before 1970, the score is a bound beyond which
--- there is no entry. %.0f would take twice the instructions.
+-- The score of an entry at this time. Before 1970, it is a bound beyond which there is no entry.
+-- %.0f would take twice the instructions.
 local function score_of(time)
   if time < 0 then return '(0' end
   local micros = time % 1000000
   return string.format('-%d%06d', (time - micros) / 1000000, micros)
 end
 
--- The scores and members of the entries of a few copies of cost 1.
+-- The scores and members for a few copies at cost 1.
 local function entries_of(id, copies)
   if copies == 1 then return score, id end
   return score, id, entries_of(string.sub(id, 1, 7) .. string.char(string.byte(id, 8) + 1), copies - 1)
 end
 
--- Reads the last entries of a log of `size` members, whose expiry does not tell enough to count
--- more units. Returns the used units, the microseconds until fewer are used, how many entries have
--- left, and the total, if there is one. If there is no room for one more unit, returns the first
--- two, nil, and the retry time. Returns nothing if there is more to do.
+-- Reads the last entries in a log with `size` members, if its expiry does not suffice to count more
+-- units. Returns the used units, the microseconds until fewer are used, how many entries have left,
+-- and the total, if there is one. If one more unit does not fit, returns the first two, nil, and
+-- the retry time. Returns nothing if there is more to do.
 local function examine(key, units, window, size, counted)
   local first, last = now - window, try('ZREVRANGE', key, '0', '1', 'WITHSCORES')
-  -- The key is of another type, or has reserved units, which the general way reads.
+  -- The key has another type, or has reserved units, which the general way reads.
   if not last[1] or last[1] ~= 'used' and last[2] + 0 > 0 then return end
   local total = last[1] == 'used' and last[2]
   local heads, gone, used = total and 2 or 0, 0, tonumber(total)
-  -- Mostly at most one of the entries has left.
+  -- Mostly, at most one entry has left.
   if last[heads + 2] and -last[heads + 2] <= first then gone = 1 end
   if gone == 1 and (total or not last[4] or -last[4] <= first) then
     gone = call('ZCOUNT', key, score_of(first), '+inf') - heads / 2
@@ -55,10 +53,10 @@ local function examine(key, units, window, size, counted)
   end
   if not total then used = size - gone end
   for i = heads + 1, total and heads + 2 * gone or 0, 2 do
-    -- Behind its id, a member has its units, or the number of its copies and their cost. Behind the
-    -- point of a settlement may be a time.
+    -- Behind its id, a member has its units, or the number of copies and their cost. After a
+    -- settlement, a point follows, and maybe a time.
     local number, times = string.match(last[i], '^(%d*)%*?(%d*)%.?%d*$', 9)
-    -- A member shorter than an id is the head of reserved units, which the general way reads.
+    -- A member shorter than an id is the head for reserved units, which the general way reads.
     if not number or #last[i] < 8 then return end
     used = used - (tonumber(number) or 1) * (tonumber(times) or 1)
   end
@@ -72,10 +70,10 @@ local function examine(key, units, window, size, counted)
   if is_full and call('ZCOUNT', key, '-inf', '(' .. score) == 0 then return used, left, nil, left end
 end
 
--- Counts copies of a check from charge `i` of its `figures` on, or refuses the check. Returns the
--- used units of this charge, the microseconds until fewer are used, and if the check is refused,
--- the retry time. Returns nothing if nothing is decided. Appends the two figures of later charges
--- to `reply`, which has the length `r`.
+-- Counts copies of a check from charge `i` in its `figures` on, or refuses the check. Returns this
+-- charge's used units, the microseconds until fewer are used, and the retry time after a refusal.
+-- Returns nothing if nothing is decided. Appends later charges' two figures to `reply`, which has
+-- length `r`.
 local function take(figures, i, k, id, copies, reply, r, expires, size)
   local key, units, cost, window = KEYS[k + i], struct.unpack('<ddd', figures, 40 * i - 31)
   local lasts = window < 0
@@ -90,7 +88,7 @@ local function take(figures, i, k, id, copies, reply, r, expires, size)
     used = size or try('ZCARD', key)
     -- The oldest entry is just leaving when the expiry is two windows + SLACK after it.
     left = lasts and window or (expires - 2 * millis - SLACK) * 1000 + window - now
-    -- A log of one unit expires a window earlier than any other, so the next unit moves the expiry.
+    -- A log with one unit expires a window earlier than others, so the next unit moves the expiry.
     if used == 1 and not lasts then left, expiry = left + millis * 1000, expires + millis end
     -- A difference of less than a millisecond may come from rounding.
     local is_told = left >= 1000 and not (expiry and left > window + 1000)
@@ -105,7 +103,7 @@ local function take(figures, i, k, id, copies, reply, r, expires, size)
       if not gone then return used, left, total_or_retry end
       total = total_or_retry
       expiry = ceil((now + left - window) / 1000) + ((total or used + counted > 1) and 2 or 1) * millis + SLACK
-      -- A later expiry may be from before a step back of the clock.
+      -- A later expiry may be from before the clock stepped back.
       if expiry == expires or expires and total and gone == 0 and expiry < expires then expiry = nil end
     end
   end
@@ -117,22 +115,21 @@ local function take(figures, i, k, id, copies, reply, r, expires, size)
   end
   local written
   local added, has_total = copies, total
-  -- The first write of a check is the only one that a server without memory refuses.
+  -- A server without memory refuses only a check's first write.
   if not total and cost == 1 and copies == 1 then
     written = try('ZADD', key, score, id)
   elseif not total and cost == 1 and copies <= FEW then
     written = try('ZADD', key, entries_of(id, copies))
   else
-    -- The member has the units, or the number of the copies and their cost.
+    -- The member has the units, or the number of copies and their cost.
     local member = copies > 1 and id .. string.format('%.0f*%.0f', copies, cost) or cost > 1 and id .. string.format('%.0f', cost) or id
     written = try('ZADD', key, used + counted, 'used', score, member)
     added, has_total = total and 1 or 2, true
   end
   if written ~= added then
     if type(written) == 'table' then return end
-    -- If the server reads the first try after the second try, an entry is there already. If the
-    -- entry still counted, the total gets its earlier value again. If it had left, it is not
-    -- dropped.
+    -- The entry is already there if the server reads the first try after the second. If it still
+    -- counted, the total is restored. If it had left, it is not dropped.
     if total or gone > 0 then
       local left_now = call('ZCOUNT', key, score_of(now - window), '+inf') - (has_total and 1 or 0)
       if total and left_now == gone then

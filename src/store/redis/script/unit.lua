@@ -1,30 +1,29 @@
--- A single unit of an exact log. Stands in lone.lua and in run.lua, in the place of a line with its
--- name, since a function costs Redis more than the unit. Reads the locals call, ceil, id, key, now,
--- score, SLACK, try, units and window, and
+-- A single unit in an exact log. Inlined into lone.lua and run.lua, for a line with its name, since
+-- a function costs Redis more than the unit. Reads the locals call, ceil, id, key, now, score,
+-- SLACK, try, units and window, and
 --
 -- millis             the window in milliseconds
--- due                the expiry of a log whose oldest entry is just leaving
+-- due                the expiry when a log's oldest entry is just leaving
 --
 -- Sets these locals, which are nil before:
 --
--- expires, size      the expiry of the key, and the number of its members
+-- expires, size      the key's expiry, and the number of its members
 -- used, reset        if the unit is counted or refused, as head.lua describes
 -- retry              if it is refused
 --
--- No decision depends on an expiry, here or in take.lua. Without a total, each entry is one unit,
--- so at most ZCARD units are used: entries that have left, or that are ahead of the clock, only
--- make the number too large. ZSCORE tells whether there is a total. The expiry tells whether an
+-- Decisions do not depend on an expiry, here or in take.lua. Without a total, each entry is one
+-- unit, so at most ZCARD units are used: entries that have left, or are ahead of the clock, only
+-- make the number too large. ZSCORE shows whether there is a total. The expiry tells whether an
 -- entry has left, and when the oldest leaves. If the clock has stepped back, or another program has
--- set the expiry, only these figures may be wrong. Once the log is full, the entries themselves are
--- read.
+-- set the expiry, only these figures may be wrong. Once the log is full, the entries are read.
 expires = call('PEXPIRETIME', key)
 local fits, expiry = expires == -2 and units > 0, nil
 if fits then
   size, reset, expiry = 0, window, ceil(now / 1000) + millis + SLACK
 else
   size, reset = try('ZCARD', key), expires * 1000 - due
-  -- A log of one entry expires a window earlier than a log of more entries, so the second entry
-  -- moves the expiry.
+  -- A log with one entry expires a window earlier than one with more, so the second moves the
+  -- expiry.
   if size == 1 then reset, expiry = reset + millis * 1000, expires + millis end
   -- A difference of less than a millisecond may come from rounding.
   fits = reset >= 1000 and not (expiry and reset > window + 1000) and size ~= units
