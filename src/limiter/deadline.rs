@@ -3,7 +3,7 @@
 use std::{
     cell::Cell,
     future::Future,
-    iter, mem,
+    mem,
     pin::Pin,
     task::{Context, Poll, ready},
     time::Duration,
@@ -44,10 +44,11 @@ const LONGEST_SPARE: Duration = Duration::from_secs(1);
 type OwnedSleep = (Id, Pin<Box<Sleep>>);
 
 thread_local! {
-    /// Timers that this thread uses again. Tokio moves a registered timer to a later time in one
-    /// atomic step. A new timer has to be registered, which often wakes the runtime's own driver by
-    /// a system call, and is deregistered after its wait. The timers of a runtime that has ended
-    /// stay, with its driver, until the thread waits in another runtime or ends.
+    /// Timers that this thread uses again, all of one runtime. Tokio moves a registered timer to a
+    /// later time in one atomic step. A new timer has to be registered, which often wakes the
+    /// runtime's own driver by a system call, and is deregistered after its wait. The timers of a
+    /// runtime that has ended stay, with its driver, until the thread has a timer of another
+    /// runtime, or ends.
     static SPARE: Cell<Vec<OwnedSleep>> = const { Cell::new(Vec::new()) };
 }
 
@@ -103,6 +104,9 @@ impl Drop for Timer {
             // A thread that ends keeps no timer.
             let _ = SPARE.try_with(|spare| {
                 let mut timers = spare.take();
+                if timers.last().is_some_and(|(of, _)| *of != unused.0) {
+                    timers.clear();
+                }
                 if timers.len() < MOST_SPARE {
                     timers.push(unused);
                 }
@@ -112,13 +116,15 @@ impl Drop for Timer {
     }
 }
 
-/// A timer for this runtime that the thread has kept. Drops those that it finds for other runtimes,
-/// which may have ended.
+/// A timer for this runtime that the thread has kept. `None` in a thread that ends.
 fn spare(runtime: Id) -> Option<Pin<Box<Sleep>>> {
-    let mut timers = SPARE.take();
-    let found = iter::from_fn(|| timers.pop()).find(|(of, _)| *of == runtime);
-    SPARE.set(timers);
-    found.map(|(_, sleep)| sleep)
+    let found = SPARE.try_with(|spare| {
+        let mut timers = spare.take();
+        let found = timers.pop_if(|(of, _)| *of == runtime);
+        spare.set(timers);
+        found
+    });
+    found.ok().flatten().map(|(_, sleep)| sleep)
 }
 
 pin_project! {
@@ -147,7 +153,7 @@ impl<F> Deadline<F> {
     pub(super) fn new(future: F, deadline: Duration, waited: Duration) -> Self {
         Self {
             future,
-            deadline,
+            deadline: deadline.min(LONGEST),
             waited,
             timer: Timer::default(),
             is_over: false,
@@ -239,9 +245,9 @@ pub(super) fn time_left(deadline: Duration, waited: Duration) -> Duration {
 
 #[cfg(test)]
 mod tests {
-    use std::thread;
+    use std::{future::pending, thread};
 
-    use tokio::{sync::oneshot::channel, time::sleep};
+    use tokio::{runtime::Builder, sync::oneshot::channel, time::sleep};
 
     use super::*;
 
@@ -259,5 +265,23 @@ mod tests {
         });
         sent.await.unwrap();
         assert!(begun.elapsed() <= LONGEST_SPARE, "{:?}", begun.elapsed());
+    }
+
+    /// A kept timer keeps the driver of its runtime, and so its open files.
+    #[test]
+    fn a_thread_keeps_no_timers_of_several_runtimes() {
+        let runtime = || Builder::new_current_thread().enable_all().build().unwrap();
+        let runtimes = [(); 3].map(|()| runtime());
+        for runtime in &runtimes {
+            let waits = async {
+                let never =
+                    Deadline::new(pending::<()>(), Duration::from_millis(1), Duration::ZERO);
+                assert!(never.await.is_err());
+            };
+            runtime.block_on(waits);
+        }
+        let kept = SPARE.take();
+        assert!(kept.iter().all(|(of, _)| *of == runtimes[2].handle().id()));
+        assert_eq!(kept.len(), 1);
     }
 }

@@ -6,13 +6,13 @@ use std::{
     time::{Duration, UNIX_EPOCH},
 };
 
-use tokio::task::JoinSet;
+use tokio::{task::JoinSet, time::sleep};
 use tower_sliding_window::{
     Algorithm, Charge, Check, Decision, Error, Limit, Limiter, error::StoreErrorKind,
     settlement::Settlement, store::ManualClock,
 };
 
-use crate::support::{TEST_TIMEOUT, redis_server::RedisServer, with_causes};
+use crate::support::{TEST_TIMEOUT, ms, redis_server::RedisServer, with_causes};
 
 const LOGIN: Limit = Limit::per("login", 3, Duration::from_secs(10));
 
@@ -219,6 +219,48 @@ async fn one_bad_key_in_full_batches_fails_no_other_check() {
 fn micros(server: &RedisServer) -> i64 {
     let (seconds, micros) = server.run::<(i64, i64)>("TIME");
     seconds * 1_000_000 + micros
+}
+
+/// A fraction, and a number below that of a sub-window.
+#[tokio::test]
+async fn a_foreign_total_fails_no_check_of_another_key() {
+    let server = RedisServer::start();
+    let algorithms = [Algorithm::SLIDING_LOG, Algorithm::compact_log(16)];
+    for (algorithm, total) in algorithms.into_iter().zip(["9.5", "-1000"]) {
+        let store = server.store().connect().await.unwrap();
+        let limiter = Limiter::new(store)
+            .deadline(TEST_TIMEOUT)
+            .refusal_cache(Duration::ZERO);
+        let limit = Limit::per("calls", 10_000, ms(3_500)).with_algorithm(algorithm);
+        // In sub-windows of their own.
+        for _ in 0..4 {
+            let outcome = limiter.check(&limit, "mallory", 2).await.unwrap();
+            assert!(outcome.is_allowed());
+            sleep(ms(260)).await;
+        }
+        server.run::<()>(&format!("ZADD {} {total} used", server.only_key()));
+        let keys = (0..64).map(|key: u32| match key {
+            40 => "mallory".to_owned(),
+            _ => key.to_string(),
+        });
+        let mut all = JoinSet::new();
+        for key in keys {
+            let asked = limiter.check(&limit, key.clone(), 1);
+            all.spawn(async move { (key, asked.await) });
+        }
+        for (key, outcome) in all.join_all().await {
+            assert!(
+                key == "mallory" || outcome.is_ok(),
+                "{algorithm:?}: {outcome:?}"
+            );
+        }
+        for _ in 0..10 {
+            let _ = limiter.check(&limit, "mallory", 1).await;
+        }
+        let outcome = limiter.check(&limit, "ada", 1).await.unwrap();
+        assert!(outcome.is_allowed());
+        server.run::<()>("FLUSHALL");
+    }
 }
 
 /// A foreign key with the name of one of the store's keys. Its check fails, and charges nothing

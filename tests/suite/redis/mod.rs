@@ -30,6 +30,7 @@ mod slots_at_once;
 #[cfg(feature = "credentials")]
 mod sources;
 mod state;
+mod timers;
 #[cfg(feature = "tls")]
 mod tls;
 

@@ -45,7 +45,7 @@ local function decide_sum(key, units, takes, window, sub_window, later)
       count, current, leaves, first = 0, 0, at + window, 0
     else
       total = count == 2 and first or count == 3 and first + current or tonumber(call('ZSCORE', key, 'used'))
-      if total % 1 ~= 0 then return end
+      if total < first or total % 1 ~= 0 then return end  -- written by another program
       if is_counter and age == 1 then
         if total + takes > units and call('ZRANGE', key, '0', '0', 'WITHSCORES')[2] + at < 0 then return end
         previous = first

@@ -44,6 +44,7 @@ local function examine(key, units, window, size, counted)
   if not last[1] or last[1] ~= 'used' and last[2] + 0 > 0 then return end
   local total = last[1] == 'used' and last[2]
   local heads, gone, used = total and 2 or 0, 0, tonumber(total)
+  if used and used % 1 ~= 0 then return end  -- written by another program
   -- Mostly, at most one entry has left.
   if last[heads + 2] and -last[heads + 2] <= first then gone = 1 end
   if gone == 1 and (total or not last[4] or -last[4] <= first) then
