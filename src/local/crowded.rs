@@ -4,10 +4,9 @@
 use std::time::Duration;
 use std::{hash::BuildHasherDefault, time::Instant};
 
-use quick_cache::{
-    UnitWeighter,
-    sync::{Cache, EntryAction, EntryResult},
-};
+#[cfg(feature = "redis")]
+use quick_cache::sync::{EntryAction, EntryResult};
+use quick_cache::{UnitWeighter, sync::Cache};
 
 use crate::{
     check::Check,
